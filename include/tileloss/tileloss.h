@@ -26,9 +26,7 @@ extern "C" {
 #define TILELOSS_API __attribute__((visibility("default")))
 #endif
 
-#define TILELOSS_VERSION_MAJOR 0
-#define TILELOSS_VERSION_MINOR 1
-#define TILELOSS_VERSION_PATCH 0
+#define TILELOSS_VERSION_STRING "0.1.0"
 
 // ---------------------------------------------------------------------------------------------------------------- status
 

@@ -1,0 +1,396 @@
+// TileLoss for C++20: views, options with designated initialisers, and Status, header-only over the C ABI (tileloss.h).
+//
+//   std::vector<float> logits(2 * 5), dlogits(2 * 5);
+//   std::vector<std::int64_t> labels = {3, -100};
+//   float loss = 0;
+//   const tileloss::Status status = tileloss::cross_entropy_value_and_grad(
+//       {.logits = tileloss::Matrix(logits, 2, 5), .labels = labels, .loss = tileloss::Vector(&loss, 1),
+//        .dlogits = tileloss::Matrix(dlogits, 2, 5)},
+//       {.label_smoothing = 0.1});
+//   if (!status) std::puts(status.message().c_str());
+//
+// Views never own and cannot be built from temporaries; a default-constructed view means "absent". No function here throws, but
+// for RowState, whose vectors may throw std::bad_alloc. Formulas, special values and determinism: tileloss.h and docs/.
+#ifndef TILELOSS_TILELOSS_HPP_
+#define TILELOSS_TILELOSS_HPP_
+
+#include <tileloss/tileloss.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tileloss/views.hpp>
+#include <utility>
+
+namespace tileloss {
+inline namespace v0 {
+
+// --------------------------------------------------------------------------------------------------------------- options
+
+enum class Reduction : std::int32_t {
+  kNone = TILELOSS_REDUCTION_NONE,
+  kSum = TILELOSS_REDUCTION_SUM,
+  kMean = TILELOSS_REDUCTION_MEAN
+};
+enum class TemperatureOn : std::int32_t { kLogits = TILELOSS_TEMPERATURE_ON_LOGITS, kLogprob = TILELOSS_TEMPERATURE_ON_LOGPROB };
+
+// z = softcap(logit_scale * x) / temperature, softcap(u) = c tanh(u / c); which columns and rows count.
+struct LogitOptions {
+  double logit_scale = 1;                                 // > 0
+  double softcap = 0;                                     // c; 0 is off
+  Scalar temperature = 1;                                 // > 0
+  TemperatureOn temperature_on = TemperatureOn::kLogits;  // kLogprob: logp' = logp / T of the softmax at T = 1
+  std::int64_t valid_vocab = -1;                          // columns from here on are padding; -1: none is
+  std::int64_t ignore_index = -100;                       // rows with this label are neither read nor counted
+  std::int64_t vocab_start = 0;                           // the class of column 0, for a shard of the vocabulary
+  std::int64_t vocab_total = -1;                          // classes in all shards; -1: this matrix holds them all
+
+  [[nodiscard]] tileloss_logit_options c() const noexcept {
+    tileloss_logprobs_options defaults;
+    tileloss_logprobs_options_init(&defaults);
+    tileloss_logit_options options = defaults.logit;
+    options.logit_scale = logit_scale;
+    options.softcap = softcap;
+    options.temperature = temperature.c();
+    options.temperature_on = static_cast<tileloss_temperature_on>(temperature_on);
+    options.valid_vocab = valid_vocab;
+    options.ignore_index = ignore_index;
+    options.vocab_start = vocab_start;
+    options.vocab_total = vocab_total;
+    return options;
+  }
+};
+
+struct LogprobsOptions {
+  LogitOptions logit = {};
+
+  [[nodiscard]] tileloss_logprobs_options c() const noexcept {
+    tileloss_logprobs_options options;
+    tileloss_logprobs_options_init(&options);
+    options.logit = logit.c();
+    return options;
+  }
+};
+
+struct CrossEntropyOptions {
+  LogitOptions logit = {};
+  double label_smoothing = 0;              // s in [0, 1]
+  double z_loss = 0;                       // zeta >= 0: adds zeta * lse^2
+  Scalar num_items = Scalar::not_given();  // kMean's denominator when given
+  Reduction reduction = Reduction::kMean;
+
+  [[nodiscard]] tileloss_cross_entropy_options c() const noexcept {
+    tileloss_cross_entropy_options options;
+    tileloss_cross_entropy_options_init(&options);
+    options.logit = logit.c();
+    options.label_smoothing = label_smoothing;
+    options.z_loss = z_loss;
+    options.num_items = num_items.c();
+    options.reduction = static_cast<tileloss_reduction>(reduction);
+    return options;
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------- arguments
+
+// N rows (tokens), V columns (vocabulary). Leave out what you do not have or want; what a call cannot fill, such as dlogits in a
+// forward, is refused. Outputs of ignored rows are 0, argmax -1.
+struct LogprobsArgs {
+  LogitsView logits = {};  // [N,V] float, BFloat16, Float16
+  LabelsView labels;       // [N] int32, int64
+  // Upstream gradients [N] of the backward; an absent one is 0.
+  Vector<const float> logp_grad = {};
+  Vector<const float> lse_grad = {};
+  Vector<const float> entropy_grad = {};
+  // Outputs of the forward.
+  Vector<float> logp = {};              // [N] log softmax at the label
+  Vector<float> lse = {};               // [N] log sum_j exp(z_j)
+  Vector<float> entropy = {};           // [N] nats
+  Vector<std::int64_t> argmax = {};     // [N] lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};    // [N] argmax == label
+  Vector<float> log_sum_sq_probs = {};  // [N] log sum_j p_j^2
+  Vector<float> mean_logit = {};        // [N] mean of z over the valid columns
+  // Output of the backward: [N,V] of the logits' type; may be the logits themselves, else must not overlap them.
+  MutableLogitsView dlogits = {};
+  RowStateView row_state = {};  // out of a forward, into a backward, which without it sweeps the logits twice
+
+  [[nodiscard]] tileloss_args c() const noexcept {
+    tileloss_args args;
+    tileloss_args_init(&args);
+    args.logits = logits.c();
+    args.labels = labels.c();
+    args.logp_grad = logp_grad.c();
+    args.lse_grad = lse_grad.c();
+    args.entropy_grad = entropy_grad.c();
+    args.logp = logp.c();
+    args.lse = lse.c();
+    args.entropy = entropy.c();
+    args.argmax = argmax.c();
+    args.correct = correct.c();
+    args.log_sum_sq_probs = log_sum_sq_probs.c();
+    args.mean_logit = mean_logit.c();
+    args.dlogits = dlogits.c();
+    if (row_state.present()) args.row_state = row_state.c();
+    return args;
+  }
+};
+
+struct CrossEntropyArgs {
+  LogitsView logits = {};                  // [N,V] float, BFloat16, Float16
+  LabelsView labels;                       // [N] int32, int64
+  Vector<const float> token_weights = {};  // [N] w_i; absent: 1
+  Vector<const float> class_weights = {};  // [classes] c_j, stride 1; absent: 1
+  Vector<const float> loss_grad = {};      // upstream gradient, [1], or [N] with Reduction::kNone; absent: 1
+  Vector<float> loss = {};                 // [1], or [N] with Reduction::kNone
+  // Further row outputs of the forward and of value_and_grad, as in LogprobsArgs.
+  Vector<float> logp = {};
+  Vector<float> lse = {};
+  Vector<float> entropy = {};
+  Vector<std::int64_t> argmax = {};
+  Vector<std::uint8_t> correct = {};
+  Vector<float> log_sum_sq_probs = {};
+  Vector<float> mean_logit = {};
+  MutableLogitsView dlogits = {};
+  RowStateView row_state = {};
+
+  [[nodiscard]] tileloss_args c() const noexcept {
+    tileloss_args args = LogprobsArgs{.logits = logits,
+                                      .labels = labels,
+                                      .logp = logp,
+                                      .lse = lse,
+                                      .entropy = entropy,
+                                      .argmax = argmax,
+                                      .correct = correct,
+                                      .log_sum_sq_probs = log_sum_sq_probs,
+                                      .mean_logit = mean_logit,
+                                      .dlogits = dlogits,
+                                      .row_state = row_state}
+                             .c();
+    args.token_weights = token_weights.c();
+    args.class_weights = class_weights.c();
+    args.loss_grad = loss_grad.c();
+    args.loss = loss.c();
+    return args;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------- plan and run
+
+enum class Isa : std::int32_t {
+  kAuto = TILELOSS_ISA_AUTO,
+  kBaseline = TILELOSS_ISA_BASELINE,
+  kAvx2 = TILELOSS_ISA_AVX2,
+  kAvx512 = TILELOSS_ISA_AVX512
+};
+enum class Schedule : std::int32_t {
+  kAuto = TILELOSS_SCHEDULE_AUTO,
+  kStash = TILELOSS_SCHEDULE_STASH,
+  kRecompute = TILELOSS_SCHEDULE_RECOMPUTE,
+  kSweeps = TILELOSS_SCHEDULE_SWEEPS
+};
+enum class Pass : std::int32_t {
+  kForward = TILELOSS_FORWARD,
+  kBackward = TILELOSS_BACKWARD,
+  kValueAndGrad = TILELOSS_VALUE_AND_GRAD,
+  kFromRowState = TILELOSS_FROM_ROW_STATE
+};
+
+inline const char* name(Isa isa) noexcept { return tileloss_isa_name(static_cast<tileloss_isa>(isa)); }
+inline const char* name(Schedule schedule) noexcept { return tileloss_schedule_name(static_cast<tileloss_schedule>(schedule)); }
+inline bool supported(Isa isa) noexcept { return tileloss_isa_supported(static_cast<tileloss_isa>(isa)) != 0; }
+inline std::int32_t default_threads() noexcept { return tileloss_default_threads(); }
+inline const char* version() noexcept { return tileloss_version(); }
+
+// Wishes for the planner; what is left at its default is the planner's choice. Meaning: tileloss_plan_options.
+struct PlanOptions {
+  Isa isa = Isa::kAuto;
+  Schedule schedule = Schedule::kAuto;
+  std::int32_t threads = 0;
+  std::int64_t row_block = 0;
+  std::int64_t vocab_block = 0;
+  std::int64_t workspace_bytes = 0;
+
+  [[nodiscard]] tileloss_plan_options c() const noexcept {
+    tileloss_plan_options options;
+    tileloss_plan_options_init(&options);
+    options.isa = static_cast<tileloss_isa>(isa);
+    options.schedule = static_cast<tileloss_schedule>(schedule);
+    options.threads = threads;
+    options.row_block = row_block;
+    options.vocab_block = vocab_block;
+    options.workspace_bytes = workspace_bytes;
+    return options;
+  }
+};
+
+// What a call will do. A plain value: copy and keep it; it fits every call with the same shapes, strides and options.
+class Plan {
+ public:
+  Plan() noexcept { tileloss_plan_init(&c_); }
+  explicit Plan(const tileloss_plan& plan) noexcept : c_(plan) {}
+
+  [[nodiscard]] std::string_view function() const& noexcept { return c_.function; }
+  [[nodiscard]] Pass pass() const noexcept { return static_cast<Pass>(c_.pass); }
+  [[nodiscard]] Isa isa() const noexcept { return static_cast<Isa>(c_.isa); }
+  [[nodiscard]] Schedule schedule() const noexcept { return static_cast<Schedule>(c_.schedule); }
+  [[nodiscard]] std::int32_t threads() const noexcept { return c_.threads; }
+  [[nodiscard]] std::int64_t row_block() const noexcept { return c_.row_block; }
+  [[nodiscard]] std::int64_t vocab_block() const noexcept { return c_.vocab_block; }
+  [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return c_.workspace_bytes; }
+  [[nodiscard]] double predicted_ms() const noexcept { return c_.predicted_ms; }
+  [[nodiscard]] const tileloss_plan& c() const noexcept { return c_; }
+
+ private:
+  tileloss_plan c_;
+};
+
+// One unit of the library's work, handed to the host's threads.
+struct Task {
+  tileloss_task function;
+  void* data;
+  void operator()(std::int64_t index) const { function(data, index); }
+};
+
+// The caller's threads, lent for the time of a call. The callable is held by reference, must outlive the executor and must not
+// throw.
+class Executor {
+ public:
+  // parallel_for(std::int64_t count, Task task): task(i) once for every i in [0, count), then return.
+  template <std::invocable<std::int64_t, Task> Function>
+  static Executor from_parallel_for(Function& parallel_for, std::int32_t threads) noexcept {
+    Executor executor(&parallel_for, threads);
+    executor.c_.parallel_for = [](void* context, std::int64_t count, tileloss_task task, void* data) noexcept {
+      (*static_cast<Function*>(context))(count, Task{task, data});
+    };
+    return executor;
+  }
+  // schedule(Task task, std::int64_t index): task(index) once, at some time, on some thread, now or later.
+  template <std::invocable<Task, std::int64_t> Function>
+  static Executor from_schedule(Function& schedule, std::int32_t threads) noexcept {
+    Executor executor(&schedule, threads);
+    executor.c_.schedule = [](void* context, tileloss_task task, void* data, std::int64_t index) noexcept {
+      (*static_cast<Function*>(context))(Task{task, data}, index);
+    };
+    return executor;
+  }
+  [[nodiscard]] const tileloss_executor* c() const noexcept { return &c_; }
+
+ private:
+  Executor(const void* context, std::int32_t threads) noexcept {
+    tileloss_executor_init(&c_);
+    c_.context = const_cast<void*>(context);  // cast back to the callable's own type before it is called
+    c_.threads = threads;
+  }
+  tileloss_executor c_;
+};
+
+// How to run. Everything is optional: no plan plans first, no workspace allocates what the plan asks for, no executor takes the
+// built-in pool.
+struct RunOptions {
+  const Plan* plan = nullptr;
+  std::span<std::byte> workspace = {};  // at least plan->workspace_bytes(); alignment 64
+  const Executor* executor = nullptr;
+  void* stream = nullptr;  // GPUs only
+
+  [[nodiscard]] const tileloss_plan* c_plan() const noexcept { return plan == nullptr ? nullptr : &plan->c(); }
+  [[nodiscard]] tileloss_run c() const noexcept {
+    tileloss_run run;
+    tileloss_run_init(&run);
+    run.workspace = workspace.data();
+    run.workspace_bytes = workspace.size();
+    run.executor = executor == nullptr ? nullptr : executor->c();
+    run.stream = stream;
+    return run;
+  }
+};
+
+struct PlanResult {
+  Status status;
+  Plan plan;
+};
+
+namespace detail {
+
+template <class Args, class Options>
+PlanResult make_plan(const char* function, Pass pass, const Args& args, const Options& options, const PlanOptions& wishes,
+                     const Executor* executor) noexcept {
+  const tileloss_args c_args = args.c();
+  const auto c_options = options.c();
+  const tileloss_plan_options c_wishes = wishes.c();
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  Status status(tileloss_make_plan(function, static_cast<tileloss_pass>(pass), &c_args, &c_options, &c_wishes,
+                                   executor == nullptr ? nullptr : executor->c(), &plan));
+  return {std::move(status), Plan(plan)};
+}
+
+template <class Args, class Options>
+Status call(const char* function, Pass pass, const Args& args, const Options& options, const RunOptions& run) noexcept {
+  const tileloss_args c_args = args.c();
+  const auto c_options = options.c();
+  const tileloss_run c_run = run.c();
+  return Status(tileloss_call(function, static_cast<tileloss_pass>(pass), &c_args, &c_options, run.c_plan(), &c_run));
+}
+
+}  // namespace detail
+
+// Validates shapes, types and options without touching data (views may hold null) and says what a call would do. Errors:
+// kInvalidArgument naming the argument, kWorkspaceTooSmall naming the bytes, kUnsupported.
+//   auto [status, plan] = tileloss::plan(tileloss::Pass::kForward, tileloss::CrossEntropyArgs{...});
+inline PlanResult plan(Pass pass, const LogprobsArgs& args, const LogprobsOptions& options = {}, const PlanOptions& wishes = {},
+                       const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("logprobs", pass, args, options, wishes, executor);
+}
+inline PlanResult plan(Pass pass, const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                       const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("cross_entropy", pass, args, options, wishes, executor);
+}
+
+// logp, lse and whatever other row outputs are present. Errors of every function here: those of plan, kLabelOutOfRange naming row
+// and label before anything is written, kPlanMismatch, kOutOfMemory.
+inline Status logprobs(const LogprobsArgs& args, const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("logprobs", Pass::kForward, args, options, run);
+}
+
+// dlogits for upstream gradients of logp, lse and entropy, so that any loss written on top of them differentiates exactly:
+// dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)).
+inline Status logprobs_backward(const LogprobsArgs& args, const LogprobsOptions& options = {},
+                                const RunOptions& run = {}) noexcept {
+  return detail::call("logprobs", Pass::kBackward, args, options, run);
+}
+
+// loss_i = w_i [ (1-s) c_y (-logp_i) + (s/V) sum_j c_j (-log p_ij) ] + zeta w_i lse_i^2, reduced. kMean divides the first part by
+// the sum of w_i c_y (as PyTorch), the second by the sum of w_i (as Liger), both by num_items when given; over no rows it is 0.
+inline Status cross_entropy(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                            const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kForward, args, options, run);
+}
+
+// dlogits for the upstream loss_grad.
+inline Status cross_entropy_backward(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                     const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kBackward, args, options, run);
+}
+
+// Both at once, each row while it is in cache: the fast way to train.
+inline Status cross_entropy_value_and_grad(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                           const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kValueAndGrad, args, options, run);
+}
+
+// The forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it.
+inline Status logprobs_from_row_state(const LogprobsArgs& args, const LogprobsOptions& options = {},
+                                      const RunOptions& run = {}) noexcept {
+  return detail::call("logprobs", Pass::kFromRowState, args, options, run);
+}
+inline Status cross_entropy_from_row_state(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                           const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kFromRowState, args, options, run);
+}
+
+}  // namespace v0
+}  // namespace tileloss
+
+#endif  // TILELOSS_TILELOSS_HPP_

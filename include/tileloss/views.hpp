@@ -1,0 +1,348 @@
+// The values of TileLoss's C++ face: Status, the views (Vector, Matrix), Scalar and RowState. Included by tileloss.hpp.
+#ifndef TILELOSS_VIEWS_HPP_
+#define TILELOSS_VIEWS_HPP_
+
+#include <tileloss/tileloss.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <ranges>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace tileloss {
+// Versioned, so that two releases, or the library's own types of the same names, can meet in one program.
+inline namespace v0 {
+
+// ---------------------------------------------------------------------------------------------------------------- status
+
+enum class StatusCode : std::int32_t {
+  kOk = TILELOSS_OK,
+  kInvalidArgument = TILELOSS_INVALID_ARGUMENT,
+  kLabelOutOfRange = TILELOSS_LABEL_OUT_OF_RANGE,
+  kOutOfMemory = TILELOSS_OUT_OF_MEMORY,
+  kWorkspaceTooSmall = TILELOSS_WORKSPACE_TOO_SMALL,
+  kUnsupported = TILELOSS_UNSUPPORTED,
+  kPlanMismatch = TILELOSS_PLAN_MISMATCH,
+  kInternal = TILELOSS_INTERNAL
+};
+
+// What became of a call: true when it succeeded. Owns its message, so it outlives later calls of the thread.
+class [[nodiscard]] Status {
+ public:
+  Status() noexcept = default;
+  // From the C ABI's answer, with this thread's message when it is an error.
+  explicit Status(tileloss_status code) noexcept : code_(static_cast<StatusCode>(code)) {
+    if (code == TILELOSS_OK) return;
+    try {
+      message_ = tileloss_last_error();
+    } catch (...) {  // no memory for the message: the code still says what happened
+      message_.clear();
+    }
+  }
+
+  [[nodiscard]] StatusCode code() const noexcept { return code_; }
+  [[nodiscard]] const std::string& message() const noexcept { return message_; }
+  [[nodiscard]] const char* name() const noexcept { return tileloss_status_name(static_cast<tileloss_status>(code_)); }
+  [[nodiscard]] bool ok() const noexcept { return code_ == StatusCode::kOk; }
+  explicit operator bool() const noexcept { return ok(); }
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+// ----------------------------------------------------------------------------------------------------------------- views
+
+// Storage only: 16 bits as the hardware and the frameworks lay them out. Arithmetic is the library's affair.
+struct BFloat16 {
+  std::uint16_t bits = 0;
+};
+struct Float16 {
+  std::uint16_t bits = 0;
+};
+static_assert(sizeof(BFloat16) == 2 && sizeof(Float16) == 2);
+
+namespace detail {
+
+template <class T>
+inline constexpr tileloss_dtype kDtypeOf = TILELOSS_NONE;
+template <>
+inline constexpr tileloss_dtype kDtypeOf<float> = TILELOSS_FLOAT32;
+template <>
+inline constexpr tileloss_dtype kDtypeOf<BFloat16> = TILELOSS_BFLOAT16;
+template <>
+inline constexpr tileloss_dtype kDtypeOf<Float16> = TILELOSS_FLOAT16;
+template <>
+inline constexpr tileloss_dtype kDtypeOf<std::int32_t> = TILELOSS_INT32;
+template <>
+inline constexpr tileloss_dtype kDtypeOf<std::int64_t> = TILELOSS_INT64;
+template <>
+inline constexpr tileloss_dtype kDtypeOf<std::uint8_t> = TILELOSS_UINT8;
+
+template <class Range>
+using ElementOf = std::remove_reference_t<std::ranges::range_reference_t<Range>>;
+
+// A contiguous range whose elements stay alive after the expression: an lvalue (a std::vector by name) or a view (std::span).
+template <class Range>
+concept Storage = std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range> && std::ranges::borrowed_range<Range>;
+
+// Such a range whose elements may be seen as T: the same type, or const added.
+template <class From, class To>
+inline constexpr bool kViewableAs = std::is_convertible_v<From (*)[], To (*)[]>;
+template <class Range, class T>
+concept StorageOf = Storage<Range> && kViewableAs<ElementOf<Range>, T>;
+template <class From, class T>
+concept LessConstThan = kViewableAs<From, T> && !std::is_same_v<From, T>;
+
+template <class T>
+concept Number = std::is_arithmetic_v<T>;
+
+template <class T>
+inline constexpr bool kIsElement = kDtypeOf<T> != TILELOSS_NONE;
+template <class T>
+inline constexpr bool kIsLogit = std::is_same_v<T, float> || std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
+template <class T>
+inline constexpr bool kIsLabel = std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>;
+template <class Range>
+concept LabelStorage = Storage<Range> && kIsLabel<std::remove_const_t<ElementOf<Range>>>;
+
+}  // namespace detail
+
+// What a view may hold, const or not; what logits and labels may be.
+template <class T>
+concept Element = detail::kIsElement<std::remove_const_t<T>>;
+template <class T>
+concept LogitElement = detail::kIsLogit<std::remove_const_t<T>>;
+template <class T>
+concept MutableLogitElement = detail::kIsLogit<T>;
+template <class T>
+concept LabelElement = detail::kIsLabel<std::remove_const_t<T>>;
+
+// A [size] vector of T, stride in elements. const T for inputs.
+template <Element T>
+class Vector {
+ public:
+  Vector() noexcept = default;  // absent
+  Vector(T* data, std::int64_t size, std::int64_t stride = 1) noexcept
+      : c_(tileloss_make_vector(data, detail::kDtypeOf<std::remove_const_t<T>>, size)) {
+    c_.stride = stride;
+  }
+  template <detail::StorageOf<T> Range>
+  Vector(Range&& storage) noexcept  // NOLINT(bugprone-forwarding-reference-overload): a Vector is no range
+      : Vector(std::ranges::data(storage), static_cast<std::int64_t>(std::ranges::size(storage))) {}
+  template <detail::LessConstThan<T> From>
+  Vector(const Vector<From>& other) noexcept : c_(other.c()) {}
+
+  // One value seen `size` times (stride 0), for inputs.
+  static Vector broadcast(T& value, std::int64_t size) noexcept { return Vector(&value, size, 0); }
+  static Vector broadcast(const T&& value, std::int64_t size) = delete;
+
+  [[nodiscard]] bool present() const noexcept { return c_.dtype != TILELOSS_NONE; }
+  [[nodiscard]] T* data() const noexcept { return static_cast<T*>(c_.data); }
+  [[nodiscard]] std::int64_t size() const noexcept { return c_.size; }
+  [[nodiscard]] std::int64_t stride() const noexcept { return c_.stride; }
+  T& operator[](std::int64_t index) const noexcept { return data()[index * c_.stride]; }
+  [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
+
+ private:
+  tileloss_vector c_{};
+};
+template <detail::Storage Range>
+Vector(Range&&) -> Vector<detail::ElementOf<Range>>;
+
+// A [rows, cols] matrix of T, strides in elements. const T for inputs; a null pointer will do while planning.
+template <Element T>
+class Matrix {
+ public:
+  Matrix() noexcept = default;  // absent
+  Matrix(T* data, std::int64_t rows, std::int64_t cols) noexcept : Matrix(data, rows, cols, cols) {}
+  Matrix(T* data, std::int64_t rows, std::int64_t cols, std::int64_t row_stride, std::int64_t col_stride = 1) noexcept
+      : c_(tileloss_make_matrix(data, detail::kDtypeOf<std::remove_const_t<T>>, rows, cols, row_stride)) {
+    c_.col_stride = col_stride;
+  }
+  // Contiguous rows. A range that holds fewer than rows * cols elements gives null data, which every call refuses.
+  template <detail::StorageOf<T> Range>
+  Matrix(Range&& storage, std::int64_t rows, std::int64_t cols) noexcept
+      : Matrix(holds(std::ranges::size(storage), rows, cols) ? std::ranges::data(storage) : nullptr, rows, cols) {}
+  template <detail::LessConstThan<T> From>
+  Matrix(const Matrix<From>& other) noexcept : c_(other.c()) {}
+
+  [[nodiscard]] bool present() const noexcept { return c_.dtype != TILELOSS_NONE; }
+  [[nodiscard]] T* data() const noexcept { return static_cast<T*>(c_.data); }
+  [[nodiscard]] std::int64_t rows() const noexcept { return c_.rows; }
+  [[nodiscard]] std::int64_t cols() const noexcept { return c_.cols; }
+  [[nodiscard]] std::int64_t row_stride() const noexcept { return c_.row_stride; }
+  [[nodiscard]] std::int64_t col_stride() const noexcept { return c_.col_stride; }
+  T& operator()(std::int64_t row, std::int64_t col) const noexcept { return data()[row * c_.row_stride + col * c_.col_stride]; }
+  [[nodiscard]] const tileloss_matrix& c() const noexcept { return c_; }
+
+ private:
+  static bool holds(std::size_t size, std::int64_t rows, std::int64_t cols) noexcept {
+    if (rows <= 0 || cols <= 0) return true;  // empty, or refused by the call
+    return static_cast<std::uint64_t>(rows) <= size / static_cast<std::uint64_t>(cols);
+  }
+  tileloss_matrix c_{};
+};
+template <detail::Storage Range>
+Matrix(Range&&, std::int64_t, std::int64_t) -> Matrix<detail::ElementOf<Range>>;
+
+// The three places where the element type is open: logits to read, logits to write, labels. Each takes any fitting view.
+class LogitsView {
+ public:
+  LogitsView() noexcept = default;
+  template <LogitElement T>
+  LogitsView(const Matrix<T>& matrix) noexcept : c_(matrix.c()) {}
+  [[nodiscard]] const tileloss_matrix& c() const noexcept { return c_; }
+
+ private:
+  tileloss_matrix c_{};
+};
+
+class MutableLogitsView {
+ public:
+  MutableLogitsView() noexcept = default;
+  template <MutableLogitElement T>
+  MutableLogitsView(const Matrix<T>& matrix) noexcept : c_(matrix.c()) {}
+  [[nodiscard]] const tileloss_matrix& c() const noexcept { return c_; }
+
+ private:
+  tileloss_matrix c_{};
+};
+
+class LabelsView {
+ public:
+  LabelsView() noexcept = default;
+  template <LabelElement T>
+  LabelsView(const Vector<T>& vector) noexcept : c_(vector.c()) {}
+  template <detail::LabelStorage Range>
+  LabelsView(Range&& labels) noexcept  // NOLINT(bugprone-forwarding-reference-overload): a LabelsView is no range
+      : c_(Vector<detail::ElementOf<Range>>(labels).c()) {}
+  [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
+
+ private:
+  tileloss_vector c_{};
+};
+
+// A number that may change from step to step: a value, or the place of one float that is read during the call.
+class Scalar {
+ public:
+  template <detail::Number Number>
+  constexpr Scalar(Number value) noexcept : c_{static_cast<double>(value), nullptr} {}
+  static constexpr Scalar at(const float* pointer) noexcept {
+    Scalar scalar(0.0);
+    scalar.c_.pointer = pointer;
+    return scalar;
+  }
+  static constexpr Scalar not_given() noexcept { return {std::numeric_limits<double>::quiet_NaN()}; }
+  [[nodiscard]] constexpr const tileloss_scalar& c() const noexcept { return c_; }
+
+ private:
+  tileloss_scalar c_;
+};
+
+// ------------------------------------------------------------------------------------------------------------- row state
+
+// Where a forward leaves what a backward needs (meaning of each array: tileloss_row_state). Arrays of `rows`; null = not wanted,
+// but max, sum and target belong together. Default-constructed: absent.
+struct RowStateView {
+  std::int64_t rows = 0;
+  float* max = nullptr;
+  float* sum = nullptr;
+  float* target = nullptr;
+  float* entropy_sum = nullptr;
+  float* collision_sum = nullptr;
+  float* smoothing_sum = nullptr;
+  std::int64_t* argmax = nullptr;
+  double smoothing_weight = 0;
+
+  [[nodiscard]] bool present() const noexcept { return rows != 0 || max != nullptr; }
+  [[nodiscard]] tileloss_row_state c() const noexcept {
+    tileloss_row_state state;
+    tileloss_row_state_init(&state);
+    state.rows = rows;
+    state.max = max;
+    state.sum = sum;
+    state.target = target;
+    state.entropy_sum = entropy_sum;
+    state.collision_sum = collision_sum;
+    state.smoothing_sum = smoothing_sum;
+    state.argmax = argmax;
+    state.smoothing_weight = smoothing_weight;
+    return state;
+  }
+};
+
+struct RowStateFields {
+  bool entropy_sum = false;
+  bool collision_sum = false;
+  bool smoothing_sum = false;
+  bool argmax = false;
+};
+
+// A row state that owns its arrays, the identity to begin with: every row is empty.
+class RowState {
+ public:
+  explicit RowState(std::int64_t rows, RowStateFields fields = {}) : rows_(rows) {
+    const auto size = static_cast<std::size_t>(rows);
+    constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+    max_.assign(size, kMinusInfinity);
+    sum_.assign(size, 0.0F);
+    target_.assign(size, kMinusInfinity);
+    entropy_sum_.assign(fields.entropy_sum ? size : 0, 0.0F);
+    collision_sum_.assign(fields.collision_sum ? size : 0, 0.0F);
+    smoothing_sum_.assign(fields.smoothing_sum ? size : 0, 0.0F);
+    argmax_.assign(fields.argmax ? size : 0, -1);
+  }
+
+  [[nodiscard]] RowStateView view() & noexcept { return view_of(*this); }
+  // Every column this state has seen counts here once, with its class weight: the caller sets it, merge adds it up.
+  [[nodiscard]] double smoothing_weight() const noexcept { return smoothing_weight_; }
+  void set_smoothing_weight(double weight) noexcept { smoothing_weight_ = weight; }
+
+  [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
+  [[nodiscard]] std::span<const float> max() const& noexcept { return max_; }
+  [[nodiscard]] std::span<const float> sum() const& noexcept { return sum_; }
+  [[nodiscard]] std::span<const float> target() const& noexcept { return target_; }
+  [[nodiscard]] std::span<const float> entropy_sum() const& noexcept { return entropy_sum_; }
+  [[nodiscard]] std::span<const float> collision_sum() const& noexcept { return collision_sum_; }
+  [[nodiscard]] std::span<const float> smoothing_sum() const& noexcept { return smoothing_sum_; }
+  [[nodiscard]] std::span<const std::int64_t> argmax() const& noexcept { return argmax_; }
+
+  // *this = *this + from, row by row: two shards of the vocabulary become one.
+  Status merge(const RowState& from) noexcept {
+    tileloss_row_state into_c = view().c();
+    // The C view has no const arrays; merge only reads `from`.
+    const tileloss_row_state from_c = view_of(const_cast<RowState&>(from)).c();
+    Status status(tileloss_row_state_merge(&into_c, &from_c));
+    smoothing_weight_ = into_c.smoothing_weight;
+    return status;
+  }
+
+ private:
+  static RowStateView view_of(RowState& state) noexcept {
+    const auto pointer = [](auto& array) { return array.empty() ? nullptr : array.data(); };
+    return {.rows = state.rows_,
+            .max = pointer(state.max_),
+            .sum = pointer(state.sum_),
+            .target = pointer(state.target_),
+            .entropy_sum = pointer(state.entropy_sum_),
+            .collision_sum = pointer(state.collision_sum_),
+            .smoothing_sum = pointer(state.smoothing_sum_),
+            .argmax = pointer(state.argmax_),
+            .smoothing_weight = state.smoothing_weight_};
+  }
+
+  std::int64_t rows_;
+  std::vector<float> max_, sum_, target_, entropy_sum_, collision_sum_, smoothing_sum_;
+  std::vector<std::int64_t> argmax_;
+  double smoothing_weight_ = 0;
+};
+
+}  // namespace v0
+}  // namespace tileloss
+
+#endif  // TILELOSS_VIEWS_HPP_

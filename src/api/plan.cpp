@@ -1,0 +1,126 @@
+#include "api/plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "api/options.h"
+#include "cpu/driver.h"
+#include "cpu/executor.h"
+#include "cpu/isa.h"
+#include "cpu/sweep_limits.h"
+
+namespace tileloss::api {
+namespace {
+
+using std::to_string;
+
+// Below this many logits a call takes some 30 microseconds: waking threads costs more than it gains.
+constexpr std::int64_t kInlineElements = 1 << 17;
+// A thread's share of work between two looks at the counter: about a quarter of a millisecond at 150k columns.
+constexpr std::int64_t kMaxRowBlock = 8;
+// 2048 columns: 4 KB of bfloat16. Shorter blocks look at the maximum more often than they need, longer ones leave L1.
+constexpr std::int64_t kVocabBlock = 2048;
+// A stash beyond this leaves the L2 cache for good, and two exps are cheaper. docs/performance.md has the measurement.
+constexpr std::int64_t kMaxStashBytes = std::int64_t{3} << 19;
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
+
+// Rough: bandwidth and exp rate of a current server core. An orientation, and what schedules are compared by.
+double predict_ms(const Problem& p, const tileloss_plan& plan) {
+  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
+  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns);
+  const double width = p.storage == cpu::kStorageFloat32 ? 4 : 2;
+  const bool two_exps = is_both(p) && plan.schedule != TILELOSS_SCHEDULE_STASH;
+  const double passes = (p.needs_forward ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) + (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
+  const double memory = elements * width * passes / kBytesPerSecond;
+  const double exps = elements * (two_exps ? 2 : 1) / (kExpsPerSecond * plan.threads);
+  return 1e3 * std::max(memory, exps);
+}
+
+Status check_wishes(const tileloss_plan_options& o) {
+  if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS) return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
+  if (o.threads < 0 || o.threads > 1024) return expected("threads", "0 to 1024", to_string(o.threads));
+  if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
+  if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > cpu::kMaxVocabBlock) {
+    return expected("vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(o.vocab_block));
+  }
+  if (o.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", to_string(o.workspace_bytes));
+  return {};
+}
+
+tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
+  if (!is_both(p)) return TILELOSS_SCHEDULE_SWEEPS;
+  if (o.schedule != TILELOSS_SCHEDULE_AUTO) return o.schedule;
+  return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
+}
+
+}  // namespace
+
+WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) {
+  WorkspaceLayout w;
+  std::int64_t at = 0;
+  const auto take = [&at](std::int64_t bytes) {
+    const std::int64_t begin = at;
+    at = round_up(at + bytes, 64);
+    return begin;
+  };
+  w.targets = take(p.rows * 8);
+  w.losses = take(p.rows * 8);
+  w.states = take(is_both(p) && plan.schedule == TILELOSS_SCHEDULE_SWEEPS ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  w.scratch = take(plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block));
+  w.bytes = at;
+  return w;
+}
+
+Status check_executor(const tileloss_executor* e) {
+  if (e == nullptr) return {};
+  if (e->struct_size != sizeof *e) return expected("executor.struct_size", to_string(sizeof *e), to_string(e->struct_size));
+  if (e->threads < 1) return expected("executor.threads", ">= 1", to_string(e->threads));
+  if (e->parallel_for == nullptr && e->schedule == nullptr) return expected("executor", "parallel_for or schedule", "neither");
+  return {};
+}
+
+Status make_plan(const Problem& p, const tileloss_plan_options* given, const tileloss_executor* executor, tileloss_plan* out) {
+  tileloss_plan_options wishes{};
+  if (given != nullptr) {
+    if (given->struct_size < sizeof(std::size_t) || given->struct_size > sizeof wishes) {
+      return expected("plan_options.struct_size", "at most " + to_string(sizeof wishes), to_string(given->struct_size));
+    }
+    std::memcpy(&wishes, given, given->struct_size);
+  }
+  if (out == nullptr || out->struct_size != sizeof *out) return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
+  if (Status s = check_wishes(wishes); !s.ok()) return s;
+  if (Status s = check_executor(executor); !s.ok()) return s;
+  const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
+  if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
+
+  tileloss_plan plan{};
+  plan.struct_size = sizeof plan;
+  std::strncpy(plan.function, p.loss->info.name, sizeof plan.function - 1);
+  plan.pass = p.pass;
+  plan.isa = isa.isa;
+  plan.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : kVocabBlock;
+  plan.schedule = choose_schedule(p, wishes);
+  const std::int64_t available = wishes.threads > 0 ? wishes.threads : executor != nullptr ? executor->threads : cpu::default_threads();
+  const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
+  const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
+  plan.row_block = wishes.row_block > 0 ? wishes.row_block : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
+  const std::int64_t blocks = (p.rows + plan.row_block - 1) / plan.row_block;
+  plan.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
+  plan.workspace_bytes = workspace_layout(p, plan).bytes;
+  if (wishes.workspace_bytes > 0 && plan.workspace_bytes > wishes.workspace_bytes) {
+    if (plan.schedule == TILELOSS_SCHEDULE_STASH) plan.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    plan.workspace_bytes = workspace_layout(p, plan).bytes;
+    if (plan.workspace_bytes > wishes.workspace_bytes) {
+      return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) + ", got a budget of " + to_string(wishes.workspace_bytes)};
+    }
+  }
+  plan.predicted_ms = predict_ms(p, plan);
+  plan.fingerprint = fingerprint(p);
+  *out = plan;
+  return {};
+}
+
+}  // namespace tileloss::api

@@ -1,0 +1,25 @@
+// From a problem to a plan, and the workspace's layout.
+#ifndef TILELOSS_API_PLAN_H_
+#define TILELOSS_API_PLAN_H_
+
+#include "api/problem.h"
+
+namespace tileloss::api {
+
+struct WorkspaceLayout {
+  std::int64_t targets = 0;  // int64 [rows]
+  std::int64_t losses = 0;   // double [rows]
+  std::int64_t states = 0;   // RowState [rows], for a value_and_grad in two sweeps
+  std::int64_t scratch = 0;  // one piece a thread
+  std::int64_t bytes = 0;
+};
+
+WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
+
+Status make_plan(const Problem& problem, const tileloss_plan_options* options, const tileloss_executor* executor, tileloss_plan* plan);
+
+Status check_executor(const tileloss_executor* executor);
+
+}  // namespace tileloss::api
+
+#endif  // TILELOSS_API_PLAN_H_

@@ -1,0 +1,54 @@
+// The numbers that losses are made of, from one row's state. Double throughout: N of these, not N*V.
+#ifndef TILELOSS_CORE_ROW_STATS_H_
+#define TILELOSS_CORE_ROW_STATS_H_
+
+#include <cmath>
+#include <limits>
+
+#include "core/row_state.h"
+
+namespace tileloss {
+
+struct RowStats {
+  double max = 0;
+  double sum = 0;       // S, the label's term included
+  double log_sum = 0;   // log S
+  double lse = 0;       // max + log S
+  double logp = 0;      // of the label
+  double p = 0;         // of the label
+  double one_minus_p = 0;
+  double entropy = 0;           // if kEntropySum was asked for
+  double log_sum_sq_probs = 0;  // if kCollisionSum
+  double smoothing_sum = 0;     // sum_j c_j (z_j - max), if kSmoothingSum
+  std::int64_t argmax = -1;     // if kArgmax
+};
+
+// The rounding rules of losses.md: the label stays out of R, so 1 - p = R / S and logp = -log1p(R) keep their digits when p is
+// near 1; max and log S stay apart, so a common offset costs nothing.
+inline RowStats make_row_stats(const RowState& state) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  RowStats s;
+  s.max = state.max;
+  s.argmax = state.argmax;
+  s.smoothing_sum = state.smoothing_sum;
+  if (!std::isfinite(state.max)) {  // all -inf, some +inf, or NaN: lse says which, the rest is NaN
+    s.lse = s.max;
+    s.sum = s.log_sum = s.logp = s.p = s.one_minus_p = s.entropy = s.log_sum_sq_probs = s.smoothing_sum = kNan;
+    return s;
+  }
+  const double shifted = static_cast<double>(state.target) - state.max;
+  const double target_term = std::exp(shifted);
+  s.sum = state.sum + target_term;
+  s.log_sum = shifted == 0 ? std::log1p(static_cast<double>(state.sum)) : std::log(s.sum);
+  s.lse = s.max + s.log_sum;
+  s.logp = shifted - s.log_sum;
+  s.p = target_term / s.sum;
+  s.one_minus_p = state.sum / s.sum;
+  s.entropy = s.log_sum - state.entropy_sum / s.sum;
+  s.log_sum_sq_probs = std::log(static_cast<double>(state.collision_sum)) - 2 * s.log_sum;
+  return s;
+}
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_CORE_ROW_STATS_H_

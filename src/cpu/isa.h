@@ -1,0 +1,27 @@
+// Instruction sets: which are compiled in, which this machine has, which one to use.
+#ifndef TILELOSS_CPU_ISA_H_
+#define TILELOSS_CPU_ISA_H_
+
+#include <tileloss/tileloss.h>
+
+#include <string>
+
+#include "cpu/row_kernel.h"
+
+namespace tileloss::cpu {
+
+struct IsaChoice {
+  tileloss_isa isa = TILELOSS_ISA_AUTO;
+  std::string error;  // not empty: what was asked for is unknown, not compiled in, or not in this machine
+};
+
+const char* isa_name(tileloss_isa isa);
+bool isa_supported(tileloss_isa isa);
+const KernelTable& kernels(tileloss_isa isa);  // of a supported one
+
+// `wanted`, or with auto the one that the environment variable TILELOSS_ISA names, or the best there is.
+IsaChoice choose_isa(tileloss_isa wanted);
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_ISA_H_

@@ -1,0 +1,14 @@
+// One table per instruction set that is compiled in.
+#ifndef TILELOSS_CPU_KERNELS_H_
+#define TILELOSS_CPU_KERNELS_H_
+
+#include "cpu/row_kernel.h"
+
+namespace tileloss::cpu {
+
+extern const KernelTable kBaselineKernels;
+extern const KernelTable kAvx512Kernels;
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_KERNELS_H_

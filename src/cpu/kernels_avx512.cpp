@@ -1,0 +1,12 @@
+#include "cpu/kernels.h"
+#include "cpu/simd_avx512.h"
+#include "cpu/sweeps.h"
+
+namespace tileloss::cpu {
+
+const KernelTable kAvx512Kernels = {
+    {&Sweeps<avx512::Simd, float>::run, &Sweeps<avx512::Simd, Bfloat16>::run, &Sweeps<avx512::Simd, Float16>::run},
+    &exp_sum<avx512::Simd>,
+};
+
+}  // namespace tileloss::cpu

@@ -1,0 +1,12 @@
+#include "cpu/kernels.h"
+#include "cpu/simd_baseline.h"
+#include "cpu/sweeps.h"
+
+namespace tileloss::cpu {
+
+const KernelTable kBaselineKernels = {
+    {&Sweeps<baseline::Simd, float>::run, &Sweeps<baseline::Simd, Bfloat16>::run, &Sweeps<baseline::Simd, Float16>::run},
+    &exp_sum<baseline::Simd>,
+};
+
+}  // namespace tileloss::cpu

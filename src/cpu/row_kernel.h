@@ -1,0 +1,64 @@
+// The narrow waist between the drivers (plain C++) and the sweeps (one copy per instruction set): what to do with one row, and
+// the table of functions that do it.
+#ifndef TILELOSS_CPU_ROW_KERNEL_H_
+#define TILELOSS_CPU_ROW_KERNEL_H_
+
+#include <cstdint>
+
+#include "core/logit_transform.h"
+#include "core/row_state.h"
+
+namespace tileloss::cpu {
+
+// How far a block's maximum may exceed the reference before the block is redone: exp stays below e^4, so no sum loses digits.
+inline constexpr float kMaxLag = 4;
+
+// Forward of one row: logits -> row state, and exp(z - reference) of every column into the stash if there is one.
+struct ForwardRow {
+  const void* x = nullptr;
+  const void* prefetch = nullptr;  // the row after this one, fetched while this one ends; may be null
+  std::int64_t columns = 0;        // valid columns
+  std::int64_t target = -1;        // column of the label; -1: in another shard
+  std::int64_t vocab_block = 0;
+  LogitTransform transform;
+  std::uint32_t sums = kNoSums;
+  const float* class_weights = nullptr;  // for the smoothing sum; null: 1
+  float* stash = nullptr;                // columns rounded up to 64, in pair order; 0 at the target
+  float* references = nullptr;           // with a stash: each block's reference
+  RowState state;                        // out
+};
+
+// Backward of one row: dx_j = dz/dx * (p_j (prob + prob_logp (z_j - max - log_sum)) + uniform c_j), p_j = exp(z_j - max) * scale.
+// The target's column is the driver's.
+struct BackwardRow {
+  const void* x = nullptr;
+  void* dx = nullptr;
+  std::int64_t columns = 0;
+  std::int64_t vocab_block = 0;
+  LogitTransform transform;
+  float max = 0;
+  float log_sum = 0;
+  float prob = 0;       // prob / S
+  float prob_logp = 0;  // prob_logp / S
+  float uniform = 0;
+  const float* class_weights = nullptr;  // with uniform != 0; null: 1
+  const float* stash = nullptr;          // null: exp is computed again from x
+  const float* references = nullptr;
+  bool stream = false;  // dx is another buffer, not to be read again soon: non-temporal stores where aligned
+};
+
+// Forward of `next` and backward of `previous`, each may be null; with both, interleaved block by block, `next` writing each
+// stash block after `previous` has read it. Same results as one after the other.
+using RowFunction = void (*)(ForwardRow* next, const BackwardRow* previous);
+
+enum StorageType { kStorageFloat32 = 0, kStorageBfloat16 = 1, kStorageFloat16 = 2, kStorageTypes = 3 };
+
+struct KernelTable {
+  RowFunction run[kStorageTypes];
+  // The exp of the sweeps over an array that lies in L1: `count` values, `repeats` times; returns their sum. For the roof.
+  float (*exp_sum)(const float* x, std::int64_t count, std::int64_t repeats);
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_ROW_KERNEL_H_

@@ -1,0 +1,97 @@
+// Cross-entropy with label smoothing s, class weights c, token weights w and z-loss zeta:
+//   loss_i = w_i [ (1-s) c_y (-logp_i) + (s/V) sum_j c_j (-log p_ij) ] + zeta w_i lse_i^2
+//   target = -(1-s) c_y w,  prob = w [(1-s) c_y + s mean(c)] + 2 zeta w lse,  uniform = -(s/V) w  on u_j = c_j
+// mean divides the cross-entropy part by the sum of w_i c_y (as PyTorch), the z-loss part by the sum of w_i (as Liger), both by
+// num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against PyTorch's autograd.
+#ifndef TILELOSS_LOSSES_CROSS_ENTROPY_H_
+#define TILELOSS_LOSSES_CROSS_ENTROPY_H_
+
+#include "losses/loss.h"
+
+namespace tileloss {
+
+class CrossEntropy final : public RowStage {
+ public:
+  using Options = tileloss_cross_entropy_options;
+
+  explicit CrossEntropy(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
+
+  std::uint32_t forward_sums() const override { return options_.label_smoothing > 0 ? kSmoothingSum : kNoSums; }
+
+  void prepare() override {
+    const double classes = static_cast<double>(context_.classes);
+    class_weight_sum_ = classes;
+    if (context_.class_weights) {
+      class_weight_sum_ = 0;
+      for (std::int64_t j = 0; j < context_.classes; ++j) class_weight_sum_ += context_.class_weights[j];
+    }
+    if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
+    double ce = 0, z = 0;
+    const double num_items = scalar_value(options_.num_items);
+    if (!std::isnan(num_items)) {
+      ce = z = num_items;
+    } else {
+      for (std::int64_t i = 0; i < context_.rows; ++i) {
+        if (!context_.labels.is_used(i)) continue;
+        ce += context_.token_weights[i] * context_.class_weights[context_.labels[i]];
+        z += context_.token_weights[i];
+      }
+    }
+    ce_scale_ = ce == 0 ? 0 : 1 / ce;
+    z_scale_ = z == 0 ? 0 : 1 / z;
+  }
+
+  RowResult row(std::int64_t i, const RowStats& r) const override {
+    const double s = options_.label_smoothing, zeta = options_.z_loss;
+    const double v = static_cast<double>(context_.classes);
+    const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
+    const double ce = context_.token_weights[i] * ce_scale_, z = context_.token_weights[i] * z_scale_;
+    const double c_y = context_.class_weights[context_.labels[i]] / divisor;
+    const double upstream = context_.loss_grad[i];
+    RowResult result;
+    if (ce_scale_ != 0) result.loss += ce * ((1 - s) * c_y * -r.logp);
+    if (s > 0 && ce_scale_ != 0) result.loss += ce * (s / v) * (class_weight_sum_ * r.log_sum - r.smoothing_sum);
+    if (zeta > 0 && z_scale_ != 0) result.loss += zeta * z * r.lse * r.lse;
+    const double z_term = zeta > 0 ? 2 * zeta * z * r.lse : 0.0;
+    RowCoefficients& g = result.coefficients;
+    g.target = static_cast<float>(upstream * -(1 - s) * c_y * ce);
+    g.prob = static_cast<float>(upstream * (ce * ((1 - s) * c_y + s * class_weight_sum_ / v) + z_term));
+    g.uniform = static_cast<float>(upstream * -(s / v) * ce);
+    return result;
+  }
+
+  static LossInfo info() {
+    static constexpr tileloss_field kFields[] = {
+        double_field("label_smoothing", offsetof(Options, label_smoothing), 0, 0, 1),
+        double_field("z_loss", offsetof(Options, z_loss), 0, 0, kUnbounded),
+        scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false),
+        choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
+    };
+    return {.name = "cross_entropy",
+            .is_loss = true,
+            .options_size = sizeof(Options),
+            .fields = kFields,
+            .inputs = kTokenWeights | kClassWeights | kLossGrad,
+            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<CrossEntropy>(c); },
+            .check = &check,
+            .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
+  }
+
+ private:
+  static std::string check(const void* options) {
+    const Options& o = *static_cast<const Options*>(options);
+    if (o.label_smoothing > 0 && o.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB) {
+      return "label_smoothing: expected 0 with temperature_on = logprob, got " + std::to_string(o.label_smoothing);
+    }
+    return {};
+  }
+
+  const LossContext context_;
+  const Options options_;
+  double class_weight_sum_ = 0;
+  double ce_scale_ = 1, z_scale_ = 1;
+};
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_LOSSES_CROSS_ENTROPY_H_

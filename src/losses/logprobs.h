@@ -1,0 +1,39 @@
+// logprobs: no loss of its own. logp_i = log softmax(z_i)_y, and the gradient of whatever is built on logp, lse and the entropy:
+//   dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j))
+// With temperature_on = logprob: logp' = logp / T, so g_logp' / T stands for g_logp.
+#ifndef TILELOSS_LOSSES_LOGPROBS_H_
+#define TILELOSS_LOSSES_LOGPROBS_H_
+
+#include "losses/loss.h"
+
+namespace tileloss {
+
+class Logprobs final : public RowStage {
+ public:
+  explicit Logprobs(const LossContext& context) : context_(context) {}
+
+  std::uint32_t backward_sums() const override { return context_.entropy_grad ? kEntropySum : kNoSums; }
+
+  RowResult row(std::int64_t i, const RowStats& stats) const override {
+    const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
+    return {0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i], context_.entropy_grad[i], stats.entropy)};
+  }
+
+  static LossInfo info() {
+    return {.name = "logprobs",
+            .is_loss = false,
+            .options_size = sizeof(tileloss_logprobs_options),
+            .fields = {},
+            .inputs = kRowGrads,
+            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<Logprobs>(c); },
+            .check = nullptr,
+            .is_per_row = nullptr};
+  }
+
+ private:
+  const LossContext context_;
+};
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_LOSSES_LOGPROBS_H_

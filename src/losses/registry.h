@@ -1,0 +1,25 @@
+// The losses there are.
+#ifndef TILELOSS_LOSSES_REGISTRY_H_
+#define TILELOSS_LOSSES_REGISTRY_H_
+
+#include <string_view>
+#include <vector>
+
+#include "losses/loss.h"
+
+namespace tileloss {
+
+struct RegisteredLoss {
+  LossInfo info;
+  std::vector<tileloss_field> fields;  // the logit options' and the loss's own
+};
+
+// In order of registration. Not to be changed while calls are running.
+const std::vector<RegisteredLoss>& losses();
+const RegisteredLoss* find_loss(std::string_view name);
+// For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
+void add_loss(const LossInfo& info);
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_LOSSES_REGISTRY_H_

@@ -1,0 +1,87 @@
+// The tools' hold on the library: the C ABI by function name, with options set by field name from the library's own table, so
+// that a newly registered loss is known here without a change.
+#ifndef TILELOSS_TOOLS_ABI_H_
+#define TILELOSS_TOOLS_ABI_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/number_formats.h"
+#include "tools/config.h"
+#include "tools/result_writer.h"
+
+namespace tileloss::tools {
+
+// Throws ToolError with the library's message: usage for what the caller asked wrongly, environment for memory and missing
+// instruction sets, and a failed check for what can only be a bug in the library.
+void check_status(tileloss_status status, const std::string& action);
+
+// A function of the library and a value for each of its options.
+class Function {
+ public:
+  // Throws ToolError (usage) listing the names there are.
+  explicit Function(std::string_view name);
+  static std::vector<std::string> names();
+
+  const std::string& name() const { return name_; }
+  bool is_loss() const { return info_.is_loss != 0; }
+  const void* options() const { return options_.data(); }
+  std::span<const tileloss_field> fields() const { return {info_.fields, static_cast<size_t>(info_.num_fields)}; }
+  const tileloss_field* find_field(std::string_view name) const;
+
+  // Reads every option that `config` has from it, with the field's type and range.
+  void read_options(ConfigReader& config);
+  void set_choice(std::string_view field, std::string_view choice);
+  // The value of a field; a choice's index; `fallback` if there is no such field.
+  double get(std::string_view field, double fallback) const;
+  int64_t get_integer(std::string_view field, int64_t fallback) const;
+  std::string get_choice(std::string_view field, std::string_view fallback) const;
+  // The options that differ from their defaults.
+  Json to_json() const;
+
+ private:
+  void set_number(const tileloss_field& field, double value);
+  void set_integer(const tileloss_field& field, int64_t value);
+  const void* at(const tileloss_field& field) const;
+
+  std::string name_;
+  tileloss_function_info info_ = {};
+  std::vector<std::max_align_t> options_;
+};
+
+std::vector<std::string> split(std::string_view text, char separator);
+
+// Names a user may give ("bf16", "bfloat16", ...) and what they stand for.
+std::vector<std::string> dtype_names();
+reference::NumberFormat parse_dtype(std::string_view name);
+tileloss_dtype abi_dtype(reference::NumberFormat format);
+
+std::vector<std::string> isa_names();
+std::vector<std::string> schedule_names();
+
+// What --isa, --threads, ... and the config's kernel section ask of the planner.
+struct KernelWishes {
+  std::string isa = "auto";
+  std::string schedule = "auto";
+  int64_t threads = 0;
+  int64_t row_block = 0;
+  int64_t vocab_block = 0;
+
+  tileloss_plan_options plan_options() const;
+};
+
+tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelWishes& wishes);
+void call(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
+          const tileloss_run* run = nullptr);
+
+const char* pass_name(tileloss_pass pass);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_ABI_H_

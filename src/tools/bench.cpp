@@ -1,0 +1,214 @@
+// tileloss bench: how long a loss takes, beside what the machine could do at best.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "tools/bench_run.h"
+#include "tools/exit_codes.h"
+#include "tools/signals.h"
+#include "tools/subcommands.h"
+#include "tools/table.h"
+
+namespace tileloss::tools {
+namespace {
+
+// Beyond this the machine was not quiet enough for the figures to be compared with others.
+constexpr double kMaxRoofDifference = 0.15;
+
+struct Command {
+  BenchSettings settings;
+  std::string dtype = "bf16";
+  std::string implementation = "kernel";
+  bool json = false;
+};
+
+struct Report {
+  Roofs roofs;
+  double roofs_difference = 0;
+  std::string roofs_description;
+  std::vector<Timing> timings;
+};
+
+// The larger of the memory pass that the work needs and of one exp an element.
+double roof_ms(const Roofs& roofs, const Timing& timing, bool in_place) {
+  const double memory = !timing.writes ? roofs.read_ms : in_place ? roofs.in_place_ms : roofs.copy_ms;
+  return std::max(memory, roofs.exp_ms);
+}
+
+double gb_per_s(const Timing& timing, int64_t bytes) {
+  return static_cast<double>(bytes) * (timing.writes ? 2 : 1) / timing.median_ms / 1e6;
+}
+
+// The reference's time over the kernel's for the same pass, if both were run.
+std::optional<double> speedup(const Report& report, const Timing& timing) {
+  if (timing.implementation != "kernel") return std::nullopt;
+  for (const Timing& other : report.timings) {
+    if (other.implementation == "reference" && other.pass == timing.pass) return other.median_ms / timing.median_ms;
+  }
+  return std::nullopt;
+}
+
+Json to_json(const Command& command, const Bench& bench, const Report& report, const Timing& timing) {
+  const BenchSettings& settings = command.settings;
+  const double roof = roof_ms(report.roofs, timing, settings.in_place);
+  Json json = {{"impl", timing.implementation},
+               {"loss", settings.loss},
+               {"pass", timing.pass},
+               {"tokens", settings.tokens},
+               {"vocab", settings.vocab},
+               {"hidden", nullptr},
+               {"dtype", reference::format_info(settings.dtype).name},
+               {"isa", timing.isa},
+               {"threads", timing.threads},
+               {"in_place", settings.in_place},
+               {"entropy", settings.entropy},
+               {"options", bench.function().to_json()},
+               {"schedule", timing.schedule},
+               {"row_block", timing.row_block},
+               {"vocab_block", timing.vocab_block},
+               {"workspace_bytes", timing.workspace_bytes},
+               {"iters", timing.iterations},
+               {"warmup", settings.warmup},
+               {"first_call_s", timing.first_call_s},
+               {"median_ms", timing.median_ms},
+               {"min_ms", timing.min_ms},
+               {"mean_ms", timing.mean_ms},
+               {"mem_after_alloc", timing.mem_after_alloc},
+               {"mem_peak", timing.mem_peak},
+               {"gb_per_s", gb_per_s(timing, bench.bytes())},
+               {"in_place_ms", report.roofs.in_place_ms},
+               {"copy_ms", report.roofs.copy_ms},
+               {"read_ms", report.roofs.read_ms},
+               {"exp_ms", report.roofs.exp_ms},
+               {"roof_ms", roof},
+               {"ratio_to_roof", timing.median_ms / roof},
+               {"roofs_difference", report.roofs_difference},
+               {"roofs_steady", report.roofs_difference <= kMaxRoofDifference}};
+  if (const auto ratio = speedup(report, timing)) json["speedup_over_reference"] = *ratio;
+  return json;
+}
+
+void print_table(const Command& command, const Bench& bench, const Report& report) {
+  const BenchSettings& settings = command.settings;
+  fmt::print("{} [{}, {}] {}{}{}, {} threads, {} iterations after {}\n", settings.loss, settings.tokens, settings.vocab,
+             reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
+             settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
+  if (const Json options = bench.function().to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
+  Table roofs({"roof", "ms"});
+  roofs.add({"in place: read + write", fmt::format("{:.2f}", report.roofs.in_place_ms)});
+  roofs.add({"copy: read + non-temporal write", fmt::format("{:.2f}", report.roofs.copy_ms)});
+  roofs.add({"read", fmt::format("{:.2f}", report.roofs.read_ms)});
+  roofs.add({"exp: one an element, in L1", fmt::format("{:.2f}", report.roofs.exp_ms)});
+  fmt::print("\n{}{}\n\n", roofs.text(), report.roofs_description);
+
+  Table table({"pass", "impl", "isa", "schedule", "first s", "median ms", "min ms", "mean ms", "GB/s", "roof ms", "ratio",
+               "scratch MB", "peak MB"});
+  for (const Timing& timing : report.timings) {
+    const double roof = roof_ms(report.roofs, timing, settings.in_place);
+    table.add({timing.pass, timing.implementation, timing.isa, timing.schedule, fmt::format("{:.3f}", timing.first_call_s),
+               fmt::format("{:.2f}", timing.median_ms), fmt::format("{:.2f}", timing.min_ms),
+               fmt::format("{:.2f}", timing.mean_ms), fmt::format("{:.1f}", gb_per_s(timing, bench.bytes())),
+               fmt::format("{:.2f}", roof), fmt::format("{:.2f}", timing.median_ms / roof),
+               fmt::format("{:.2f}", static_cast<double>(timing.workspace_bytes) / 1e6),
+               fmt::format("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6)});
+  }
+  fmt::print("{}", table.text());
+  for (const Timing& timing : report.timings) {
+    if (const auto ratio = speedup(report, timing)) fmt::print("{}: {:.1f} x the reference\n", timing.pass, *ratio);
+  }
+}
+
+void print(const Command& command, const Bench& bench, const Report& report) {
+  if (command.json) {
+    for (const Timing& timing : report.timings) fmt::print("{}\n", to_json(command, bench, report, timing).dump());
+  } else {
+    print_table(command, bench, report);
+  }
+  if (report.roofs_difference > kMaxRoofDifference) {
+    std::fflush(stdout);
+    fmt::print(stderr, "tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
+               report.roofs_difference * 100);
+  }
+}
+
+// The gradient's pass comes last, the kernel after the reference.
+void time_all(const Command& command, Bench& bench, Report& report) {
+  for (const tileloss_pass pass : {static_cast<tileloss_pass>(TILELOSS_FORWARD), bench.gradient_pass()}) {
+    if (command.implementation != "kernel") {
+      check_stop();
+      report.timings.push_back(bench.time_reference(pass));
+    }
+    if (command.implementation != "reference") {
+      check_stop();
+      report.timings.push_back(bench.time_kernel(pass));
+    }
+  }
+}
+
+int run_bench(Command command) {
+  command.settings.dtype = parse_dtype(command.dtype);
+  Bench bench(command.settings);
+  Report report;
+  report.roofs = bench.measure_roofs();
+  report.roofs_description = bench.roofs_description();
+  try {
+    time_all(command, bench, report);
+  } catch (const Stopped&) {
+    print(command, bench, report);  // what was measured so far, against the first roofs
+    throw;
+  }
+  const Roofs at_end = bench.measure_roofs();
+  report.roofs_difference = largest_difference(report.roofs, at_end);
+  report.roofs = faster_of(report.roofs, at_end);
+  print(command, bench, report);
+  return kExitPass;
+}
+
+constexpr const char* kFooter =
+    "Roofs are measured on the same buffers with the same number of threads before and after the passes, each the median of the\n"
+    "fastest of several loops; the faster of both counts. Buffers are reused, touched and on huge pages; logits are random\n"
+    "(64 rows, repeated down the matrix). An in-place pass overwrites them: they are put back before each call, outside the\n"
+    "timing. The copy roof of an in-place run copies one half of the matrix over the other and counts it twice. The reference\n"
+    "materialises float32 logits and softmax (8 bytes an element) and runs at most 5 iterations.";
+
+}  // namespace
+
+void add_bench(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  BenchSettings& settings = command->settings;
+  CLI::App* app = program.add_subcommand("bench", "Time a loss and its gradient, and the machine's roofs in the same run");
+  app->add_option("--loss", settings.loss, "cross_entropy, logprobs, ...")->capture_default_str();
+  app->add_option("--tokens", settings.tokens, "Rows")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
+  app->add_option("--vocab", settings.vocab, "Columns")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
+  app->add_option("--dtype", command->dtype, "Of the logits")->check(CLI::IsMember(dtype_names()))->capture_default_str();
+  app->add_flag("--in-place", settings.in_place, "dlogits over the logits themselves");
+  app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
+  app->add_option("--impl", command->implementation, "The kernel, the straightforward reference, or both")
+      ->check(CLI::IsMember({"kernel", "reference", "both"}))
+      ->capture_default_str();
+  app->add_option("--iters", settings.iterations, "Timed calls")->check(CLI::Range(1, 1000000))->capture_default_str();
+  app->add_option("--warmup", settings.warmup, "Calls before them")->check(CLI::Range(0, 1000000))->capture_default_str();
+  app->add_option("--seed", settings.seed, "Of the logits and labels")->capture_default_str();
+  app->add_option("--isa", settings.kernel.isa, "Instruction set")->check(CLI::IsMember(isa_names()))->capture_default_str();
+  app->add_option("--schedule", settings.kernel.schedule, "Of value_and_grad")
+      ->check(CLI::IsMember(schedule_names()))
+      ->capture_default_str();
+  app->add_option("--threads", settings.kernel.threads, "0: as many as the library takes")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app->add_option("--row-block", settings.kernel.row_block, "Rows a thread takes at a time; 0: the planner's choice")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->capture_default_str();
+  app->add_option("--vocab-block", settings.kernel.vocab_block, "Columns of a tile, a multiple of 64; 0: the planner's choice")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->capture_default_str();
+  app->add_option("--set", settings.options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
+  app->add_flag("--json", command->json, "One JSON object a line, value_and_grad last");
+  app->footer(kFooter);
+  app->callback([command, &action] { action = [command] { return run_bench(*command); }; });
+}
+
+}  // namespace tileloss::tools

@@ -1,0 +1,196 @@
+#include "tools/bench_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "tools/signals.h"
+#include "tools/synthetic.h"
+#include "tools/timer.h"
+
+namespace tileloss::tools {
+namespace {
+
+// Rows made at random; the matrix repeats them. 64 rows of 151936 in bfloat16 are 19 MB, more than L2 and little enough that the
+// logits an in-place call has overwritten are put back in 0.1 s, without a second matrix in memory.
+constexpr int64_t kPatternRows = 64;
+// The reference takes seconds a call at full size.
+constexpr int kMaxReferenceIterations = 5;
+
+int64_t row_bytes(const BenchSettings& settings) {
+  return settings.vocab * static_cast<int64_t>(reference::format_info(settings.dtype).bytes);
+}
+
+// Options stand in --set as in a config file.
+Function make_function(const BenchSettings& settings) {
+  Function function(settings.loss);
+  const ConfigNode options = parse_overrides(settings.options);
+  ConfigReader reader(options);
+  function.read_options(reader);
+  reader.finish();
+  return function;
+}
+
+int thread_count(const BenchSettings& settings) {
+  return settings.kernel.threads > 0 ? static_cast<int>(settings.kernel.threads) : tileloss_default_threads();
+}
+
+tileloss_vector vector_of(std::vector<float>& values) {
+  return tileloss_make_vector(values.data(), TILELOSS_FLOAT32, static_cast<int64_t>(values.size()));
+}
+
+}  // namespace
+
+Bench::Bench(const BenchSettings& settings)
+    : settings_(settings),
+      function_(make_function(settings)),
+      threads_(thread_count(settings)),
+      team_(threads_),
+      roofs_(threads_),
+      logits_(settings.tokens * row_bytes(settings), "logits"),
+      dlogits_(settings.in_place ? 0 : logits_.bytes(), "dlogits"),
+      pattern_rows_(std::min(settings.tokens, kPatternRows)) {
+  const auto rows = static_cast<size_t>(settings.tokens);
+  LabelsSpec labels;
+  labels.vocab = settings.vocab;
+  const int64_t valid = function_.get_integer("valid_vocab", -1);
+  if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
+  labels_ = make_labels(labels, settings.seed, settings.tokens);
+  const bool per_row = function_.get_choice("reduction", "mean") == "none";
+  loss_.resize(per_row ? rows : 1);
+  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
+  upstream_.assign(1, 1.0F);
+
+  const int64_t stride = row_bytes(settings);
+  pattern_.resize(static_cast<size_t>(pattern_rows_ * stride));
+  team_.for_each(pattern_rows_, [&](int64_t row, int) {
+    fill_logits_row(LogitsSpec{}, settings_.seed, row, -1, settings_.dtype, pattern_.data() + row * stride, settings_.vocab);
+  });
+  restore_logits();
+  if (!dlogits_.empty()) {
+    team_.for_each(settings.tokens, [&](int64_t row, int) {
+      std::memset(dlogits_.data() + row * stride, 0xFF, static_cast<size_t>(stride));
+    });
+  }
+}
+
+void Bench::restore_logits() {
+  const int64_t stride = row_bytes(settings_);
+  team_.for_each(settings_.tokens, [&](int64_t row, int) {
+    std::memcpy(logits_.data() + row * stride, pattern_.data() + row % pattern_rows_ * stride, static_cast<size_t>(stride));
+  });
+}
+
+tileloss_args Bench::make_args(tileloss_pass pass) {
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = tileloss_make_matrix(logits_.data(), abi_dtype(settings_.dtype), settings_.tokens, settings_.vocab, settings_.vocab);
+  args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, settings_.tokens);
+  if (pass != TILELOSS_BACKWARD) {
+    if (function_.is_loss()) args.loss = vector_of(loss_);
+    if (!function_.is_loss()) {
+      args.logp = vector_of(logp_);
+      args.lse = vector_of(lse_);
+    }
+    if (settings_.entropy) args.entropy = vector_of(entropy_);
+  }
+  if (pass == TILELOSS_FORWARD && function_.is_loss()) return args;
+  if (pass != TILELOSS_VALUE_AND_GRAD) {
+    tileloss_row_state_init(&args.row_state);
+    args.row_state.rows = settings_.tokens;
+    args.row_state.max = state_max_.data();
+    args.row_state.sum = state_sum_.data();
+    args.row_state.target = state_target_.data();
+  }
+  if (pass == TILELOSS_BACKWARD) {
+    args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
+    args.logp_grad.stride = 0;
+  }
+  if (pass != TILELOSS_FORWARD) {
+    args.dlogits = args.logits;
+    args.dlogits.data = gradient();
+  }
+  return args;
+}
+
+Timing Bench::time(const std::function<void()>& run, bool restore, int iterations) {
+  Timing timing;
+  timing.iterations = iterations;
+  timing.mem_after_alloc = resident_bytes();
+  reset_peak();
+  const Timer first;
+  run();
+  timing.first_call_s = first.seconds();
+  timing.mem_peak = peak_resident_bytes();
+
+  std::vector<double> times;
+  for (int i = -settings_.warmup; i < iterations; ++i) {
+    check_stop();
+    if (restore) restore_logits();
+    const Timer timer;
+    run();
+    if (i >= 0) times.push_back(timer.milliseconds());
+  }
+  if (restore) restore_logits();
+  timing.median_ms = median(times);
+  timing.min_ms = *std::min_element(times.begin(), times.end());
+  timing.mean_ms = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+  return timing;
+}
+
+Timing Bench::time_kernel(tileloss_pass pass) {
+  const tileloss_args args = make_args(pass);
+  KernelWishes wishes = settings_.kernel;
+  // The stash and recompute schedules exist for value_and_grad only.
+  if (pass != TILELOSS_VALUE_AND_GRAD) wishes.schedule = "auto";
+  const tileloss_plan plan = make_plan(function_, pass, args, wishes);
+  HugeBuffer workspace(plan.workspace_bytes, "workspace");
+  if (!workspace.empty()) std::memset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes()));
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<size_t>(workspace.bytes());
+
+  const bool writes = pass != TILELOSS_FORWARD;
+  Timing timing = time([&] { call(function_, pass, args, plan, &run); }, writes && settings_.in_place, settings_.iterations);
+  timing.implementation = "kernel";
+  timing.pass = pass_name(pass);
+  timing.writes = writes;
+  timing.isa = tileloss_isa_name(plan.isa);
+  timing.schedule = tileloss_schedule_name(plan.schedule);
+  timing.threads = plan.threads;
+  timing.row_block = plan.row_block;
+  timing.vocab_block = plan.vocab_block;
+  timing.workspace_bytes = plan.workspace_bytes;
+  return timing;
+}
+
+Timing Bench::time_reference(tileloss_pass pass) {
+  if (reference_ == nullptr) {
+    reference_ = std::make_unique<Straightforward>(function_, settings_.dtype, settings_.tokens, settings_.vocab, threads_);
+  }
+  const bool writes = pass != TILELOSS_FORWARD;
+  const auto run = [&] {
+    if (writes) {
+      reference_->value_and_grad(logits_.data(), labels_.data(), gradient());
+    } else {
+      reference_->forward(logits_.data(), labels_.data());
+    }
+  };
+  Timing timing = time(run, writes && settings_.in_place, std::min(settings_.iterations, kMaxReferenceIterations));
+  timing.implementation = "reference";
+  timing.pass = pass_name(pass);
+  timing.writes = writes;
+  timing.threads = threads_;
+  return timing;
+}
+
+Roofs Bench::measure_roofs() {
+  constexpr int kRepetitions = 7;
+  const Roofs roofs =
+      roofs_.measure(logits_.data(), dlogits_.empty() ? nullptr : dlogits_.data(), bytes(), elements(), kRepetitions);
+  if (dlogits_.empty()) restore_logits();
+  return roofs;
+}
+
+}  // namespace tileloss::tools

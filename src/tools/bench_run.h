@@ -1,0 +1,96 @@
+// One benchmark: buffers, and the timing of each pass on them.
+#ifndef TILELOSS_TOOLS_BENCH_RUN_H_
+#define TILELOSS_TOOLS_BENCH_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/abi.h"
+#include "tools/memory.h"
+#include "tools/roofs.h"
+#include "tools/straightforward.h"
+
+namespace tileloss::tools {
+
+struct BenchSettings {
+  std::string loss = "cross_entropy";
+  int64_t tokens = 2048;
+  int64_t vocab = 151936;
+  reference::NumberFormat dtype = reference::NumberFormat::kBfloat16;
+  bool in_place = false;
+  bool entropy = false;
+  int iterations = 20;
+  int warmup = 3;
+  uint64_t seed = 0;
+  KernelWishes kernel;
+  std::vector<std::string> options;  // "label_smoothing=0.1"
+};
+
+// Times of one pass of one implementation.
+struct Timing {
+  std::string implementation;  // kernel, reference
+  std::string pass;
+  bool writes = false;  // dlogits: two bytes of traffic for each byte of logits
+  double first_call_s = 0;
+  double median_ms = 0;
+  double min_ms = 0;
+  double mean_ms = 0;
+  int iterations = 0;
+  int64_t mem_after_alloc = 0;
+  int64_t mem_peak = 0;
+  // Of the kernel's plan.
+  std::string isa = "-";
+  std::string schedule = "-";
+  int threads = 0;
+  int64_t row_block = 0;
+  int64_t vocab_block = 0;
+  int64_t workspace_bytes = 0;
+};
+
+class Bench {
+ public:
+  // Allocates the buffers, on huge pages, and touches every page.
+  explicit Bench(const BenchSettings& settings);
+
+  // Forward, then value_and_grad (backward for a function without a loss), once per implementation asked for.
+  Timing time_kernel(tileloss_pass pass);
+  Timing time_reference(tileloss_pass pass);
+  tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
+
+  // On these buffers, with as many threads as the kernel has. Puts the logits back.
+  Roofs measure_roofs();
+  std::string roofs_description() const { return roofs_.description(); }
+
+  const Function& function() const { return function_; }
+  int threads() const { return threads_; }
+  int64_t bytes() const { return logits_.bytes(); }
+  int64_t elements() const { return settings_.tokens * settings_.vocab; }
+
+ private:
+  void restore_logits();
+  tileloss_args make_args(tileloss_pass pass);
+  void* gradient() const { return settings_.in_place ? logits_.data() : dlogits_.data(); }
+  // `restore`: the call overwrites the logits.
+  Timing time(const std::function<void()>& run, bool restore, int iterations);
+
+  BenchSettings settings_;
+  Function function_;
+  int threads_;
+  ThreadTeam team_;
+  RoofMeter roofs_;
+  HugeBuffer logits_;
+  HugeBuffer dlogits_;                         // separate output only
+  std::vector<char> pattern_;                  // the first rows of the logits, repeated down the matrix
+  int64_t pattern_rows_;
+  std::vector<int64_t> labels_;
+  std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
+  std::vector<float> state_max_, state_sum_, state_target_;
+  std::unique_ptr<Straightforward> reference_;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_BENCH_RUN_H_

@@ -1,0 +1,287 @@
+#include "tools/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "tools/exit_codes.h"
+
+namespace tileloss::tools {
+namespace {
+
+// Limits that no honest config meets; they stop recursive aliases.
+constexpr int kMaxDepth = 16;
+constexpr int64_t kMaxNodes = 10000;
+constexpr uintmax_t kMaxFileBytes = 1 << 20;
+
+[[noreturn]] void usage_error(const std::string& message) { throw ToolError(kExitUsage, message); }
+
+struct Source {
+  std::string name;          // of the file, or the whole --set
+  bool has_lines = false;    // a --set has none
+  std::filesystem::path directory;
+  int64_t nodes = 0;
+
+  std::string origin(const YAML::Mark& mark) const { return has_lines ? fmt::format("{}:{}", name, mark.line + 1) : name; }
+};
+
+ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& path, int depth) {
+  ConfigNode node;
+  node.origin = source.origin(yaml.Mark());
+  node.directory = source.directory;
+  if (depth > kMaxDepth || ++source.nodes > kMaxNodes) usage_error(fmt::format("{}: {}: nested too deeply", node.origin, path));
+  if (yaml.IsScalar()) {
+    node.kind = ConfigNode::Kind::kScalar;
+    node.text = yaml.Scalar();
+    node.quoted = yaml.Tag() == "!";
+  } else if (yaml.IsSequence()) {
+    node.kind = ConfigNode::Kind::kList;
+    for (const auto& item : yaml) node.children.push_back(convert(item, source, path, depth + 1));
+  } else if (yaml.IsMap()) {
+    node.kind = ConfigNode::Kind::kMap;
+    for (const auto& entry : yaml) {
+      const std::string where = source.origin(entry.first.Mark());
+      if (!entry.first.IsScalar()) usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : path));
+      const std::string key = entry.first.Scalar();
+      const std::string full = path.empty() ? key : path + "." + key;
+      const auto same = std::find_if(node.children.begin(), node.children.end(), [&](const auto& c) { return c.key == key; });
+      if (same != node.children.end()) usage_error(fmt::format("{}: {}: duplicate key (first at {})", where, full, same->origin));
+      ConfigNode child = convert(entry.second, source, full, depth + 1);
+      child.key = key;
+      child.origin = where;
+      node.children.push_back(std::move(child));
+    }
+  } else {
+    node.kind = ConfigNode::Kind::kEmpty;
+  }
+  return node;
+}
+
+std::vector<YAML::Node> parse_yaml(const std::string& text, const Source& source) {
+  try {
+    return YAML::LoadAll(text);
+  } catch (const YAML::Exception& error) {
+    usage_error(fmt::format("{}: not YAML: {}", source.origin(error.mark), error.msg));
+  }
+}
+
+void apply_override(ConfigNode& root, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) usage_error(fmt::format("--set {}: expected key=value", text));
+  const std::string path = text.substr(0, equals);
+  Source source{"--set " + text, false, std::filesystem::current_path(), 0};
+  const std::vector<YAML::Node> documents = parse_yaml(text.substr(equals + 1), source);
+  if (documents.size() > 1) usage_error(fmt::format("{}: more than one value", source.name));
+
+  ConfigNode* node = &root;
+  for (size_t start = 0; start <= path.size();) {
+    const size_t dot = std::min(path.find('.', start), path.size());
+    const std::string key = path.substr(start, dot - start);
+    if (key.empty()) usage_error(fmt::format("{}: empty part in the key", source.name));
+    if (node->kind != ConfigNode::Kind::kMap) {
+      usage_error(fmt::format("{}: {} is not a section (at {})", source.name, node->key, node->origin));
+    }
+    auto found = std::find_if(node->children.begin(), node->children.end(), [&](const auto& c) { return c.key == key; });
+    if (found == node->children.end()) {
+      ConfigNode child;
+      child.key = key;
+      child.origin = source.name;
+      node->children.push_back(std::move(child));
+      found = std::prev(node->children.end());
+    }
+    node = &*found;
+    start = dot + 1;
+  }
+  std::string key = node->key;
+  *node = convert(documents.empty() ? YAML::Node() : documents[0], source, path, 0);
+  node->key = std::move(key);
+}
+
+const char* kind_name(ConfigNode::Kind kind) {
+  switch (kind) {
+    case ConfigNode::Kind::kEmpty: return "nothing";
+    case ConfigNode::Kind::kScalar: return "a value";
+    case ConfigNode::Kind::kList: return "a list";
+    case ConfigNode::Kind::kMap: return "a section";
+  }
+  return "";
+}
+
+}  // namespace
+
+ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(file, error)) {
+    throw ToolError(kExitEnvironment, fmt::format("{}: no such config file", file.string()));
+  }
+  if (std::filesystem::file_size(file, error) > kMaxFileBytes) usage_error(fmt::format("{}: larger than 1 MB", file.string()));
+  std::ifstream in(file, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (!in.is_open() || in.bad()) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be read", file.string()));
+
+  Source source{file.string(), true, std::filesystem::absolute(file).parent_path(), 0};
+  const std::vector<YAML::Node> documents = parse_yaml(text, source);
+  if (documents.size() != 1) usage_error(fmt::format("{}: expected one YAML document, got {}", file.string(), documents.size()));
+  ConfigNode root = convert(documents[0], source, "", 0);
+  if (root.kind != ConfigNode::Kind::kMap) {
+    usage_error(fmt::format("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
+  }
+  for (const std::string& text_override : overrides) apply_override(root, text_override);
+  return root;
+}
+
+ConfigNode parse_overrides(const std::vector<std::string>& overrides) {
+  ConfigNode root;
+  root.origin = "command line";
+  for (const std::string& text : overrides) apply_override(root, text);
+  return root;
+}
+
+ConfigReader::ConfigReader(const ConfigNode& map, std::string path) : map_(&map), path_(std::move(path)) {}
+
+const ConfigNode* ConfigReader::find(std::string_view key) const {
+  for (const ConfigNode& child : map_->children) {
+    if (child.key == key) return &child;
+  }
+  return nullptr;
+}
+
+std::string ConfigReader::origin(std::string_view key) const {
+  const ConfigNode* node = find(key);
+  return node != nullptr ? node->origin : map_->origin;
+}
+
+void ConfigReader::fail(const std::string& key, const std::string& problem) const {
+  usage_error(fmt::format("{}: {}{}: {}", origin(key), path_, key, problem));
+}
+
+const ConfigNode* ConfigReader::ask(const std::string& key, bool required) {
+  known_.insert(key);
+  const ConfigNode* node = find(key);
+  if (node == nullptr && required) fail(key, "required, but missing");
+  if (node != nullptr && node->kind == ConfigNode::Kind::kEmpty) fail(key, "has no value");
+  return node;
+}
+
+const ConfigNode* ConfigReader::ask_scalar(const std::string& key, bool required, const char* expected) {
+  const ConfigNode* node = ask(key, required);
+  if (node != nullptr && node->kind != ConfigNode::Kind::kScalar) {
+    fail(key, fmt::format("expected {}, got {}", expected, kind_name(node->kind)));
+  }
+  return node;
+}
+
+std::string ConfigReader::text(const std::string& key, std::optional<std::string> fallback) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "text");
+  return node == nullptr ? *fallback : node->text;
+}
+
+int64_t ConfigReader::integer(const std::string& key, std::optional<int64_t> fallback, int64_t minimum, int64_t maximum,
+                              std::optional<int64_t> also) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "an integer");
+  if (node == nullptr) return *fallback;
+  const std::string& text = node->text;
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = end == text.data() + text.size() && !text.empty();
+  if (node->quoted || !whole || error == std::errc::invalid_argument) {
+    fail(key, fmt::format("expected an integer, got '{}'", text));
+  }
+  const bool in_range = error == std::errc() && value >= minimum && value <= maximum;
+  if (!in_range && !(error == std::errc() && also && value == *also)) {
+    fail(key, fmt::format("{} is out of range: expected {} to {}", text, minimum, maximum));
+  }
+  return value;
+}
+
+double ConfigReader::number(const std::string& key, std::optional<double> fallback, const NumberRange& range) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "a number");
+  if (node == nullptr) return *fallback;
+  // from_chars knows neither YAML's leading "+" nor its ".inf" and ".nan".
+  std::string text = node->text;
+  if (text.starts_with('+')) text.erase(0, 1);
+  const std::string bare = text.starts_with('-') ? text.substr(1) : text;
+  if (!node->quoted && (bare == ".inf" || bare == ".Inf" || bare == ".INF" || bare == ".nan" || bare == ".NaN" || bare == ".NAN")) {
+    fail(key, fmt::format("expected a finite number, got '{}'", node->text));
+  }
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = end == text.data() + text.size() && !text.empty();
+  if (node->quoted || !whole || error == std::errc::invalid_argument) {
+    fail(key, fmt::format("expected a number, got '{}'", node->text));
+  }
+  if (error == std::errc::result_out_of_range || !std::isfinite(value)) {
+    fail(key, fmt::format("expected a finite number, got '{}'", node->text));
+  }
+  const bool too_small = range.exclusive_minimum ? value <= range.minimum : value < range.minimum;
+  if ((too_small || value > range.maximum) && !(range.also && value == *range.also)) {
+    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}", node->text, range.exclusive_minimum ? ">" : ">=",
+                          range.minimum, range.maximum));
+  }
+  return value;
+}
+
+bool ConfigReader::boolean(const std::string& key, std::optional<bool> fallback) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "true or false");
+  if (node == nullptr) return *fallback;
+  if (node->quoted || (node->text != "true" && node->text != "false")) {
+    fail(key, fmt::format("expected true or false, got '{}'", node->text));
+  }
+  return node->text == "true";
+}
+
+std::string ConfigReader::choice(const std::string& key, std::optional<std::string> fallback,
+                                 const std::vector<std::string>& choices) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "a word");
+  if (node == nullptr) return *fallback;
+  if (std::find(choices.begin(), choices.end(), node->text) == choices.end()) {
+    fail(key, fmt::format("'{}' is none of {}", node->text, fmt::join(choices, ", ")));
+  }
+  return node->text;
+}
+
+std::vector<std::string> ConfigReader::list(const std::string& key, const std::vector<std::string>& fallback,
+                                            const std::vector<std::string>& choices) {
+  const ConfigNode* node = ask(key, false);
+  if (node == nullptr) return fallback;
+  if (node->kind != ConfigNode::Kind::kList) fail(key, fmt::format("expected a list, got {}", kind_name(node->kind)));
+  std::vector<std::string> values;
+  for (const ConfigNode& item : node->children) {
+    if (std::find(choices.begin(), choices.end(), item.text) == choices.end()) {
+      fail(key, fmt::format("'{}' is none of {}", item.text, fmt::join(choices, ", ")));
+    }
+    if (std::find(values.begin(), values.end(), item.text) != values.end()) fail(key, fmt::format("'{}' twice", item.text));
+    values.push_back(item.text);
+  }
+  return values;
+}
+
+std::filesystem::path ConfigReader::path(const std::string& key, std::optional<std::filesystem::path> fallback) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "a path");
+  if (node == nullptr) return *fallback;
+  if (node->text.empty()) fail(key, "has no value");
+  return node->directory / node->text;
+}
+
+ConfigReader ConfigReader::section(const std::string& key) {
+  static const ConfigNode kEmpty;
+  const ConfigNode* node = ask(key, false);
+  if (node != nullptr && node->kind != ConfigNode::Kind::kMap) {
+    fail(key, fmt::format("expected a section, got {}", kind_name(node->kind)));
+  }
+  return ConfigReader(node != nullptr ? *node : kEmpty, path_ + key + ".");
+}
+
+void ConfigReader::finish() const {
+  for (const ConfigNode& child : map_->children) {
+    if (!known_.contains(child.key)) fail(child.key, fmt::format("unknown key; known here: {}", fmt::join(known_, ", ")));
+  }
+}
+
+}  // namespace tileloss::tools

@@ -1,0 +1,28 @@
+// The program's exit codes, and the exception that carries one up to main().
+#ifndef TILELOSS_TOOLS_EXIT_CODES_H_
+#define TILELOSS_TOOLS_EXIT_CODES_H_
+
+#include <stdexcept>
+#include <string>
+
+namespace tileloss::tools {
+
+enum ExitCode : int {
+  kExitPass = 0,
+  kExitCheckFailed = 1,
+  kExitUsage = 2,        // command line, config or the contents of an input file
+  kExitEnvironment = 3,  // memory, device, file system
+};
+
+class ToolError : public std::runtime_error {
+ public:
+  ToolError(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ExitCode code() const { return code_; }
+
+ private:
+  ExitCode code_;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_EXIT_CODES_H_

@@ -1,0 +1,104 @@
+#include "tools/gradcheck_config.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace tileloss::tools {
+namespace {
+
+// Keeps rows * columns * 8 bytes far from overflow.
+constexpr int64_t kMaxCount = int64_t{1} << 31;
+
+const std::vector<std::string> kOutputs = {"logp",    "lse",     "entropy",         "argmax",
+                                           "correct", "log_sum_sq_probs", "mean_logit"};
+
+void read_source(ConfigReader source, GradcheckConfig::Source& out) {
+  out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";
+  if (out.is_file) {
+    out.path = source.path("path");
+    out.logits_name = source.text("logits", out.logits_name);
+    out.labels_name = source.text("labels", out.labels_name);
+  } else {
+    const auto names = distribution_names();
+    out.distribution = source.choice("distribution", out.distribution, {names.begin(), names.end()});
+    out.logits = *find_distribution(out.distribution);
+    out.logits.std = source.number("std", out.logits.std, {0, 1e30, false, std::nullopt});
+    out.logits.offset = source.number("offset", out.logits.offset, {-1e30, 1e30, false, std::nullopt});
+  }
+  source.finish();
+}
+
+void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
+  out.kernel.isa = kernel.choice("isa", out.kernel.isa, isa_names());
+  out.kernel.schedule = kernel.choice("schedule", out.kernel.schedule, schedule_names());
+  out.kernel.threads = kernel.integer("threads", 0, 0, 4096);
+  out.kernel.row_block = kernel.integer("row_block", 0, 0, kMaxCount);
+  out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
+  out.in_place = kernel.boolean("in_place", false);
+  kernel.finish();
+}
+
+void read_tolerances(ConfigReader tolerances, GradcheckConfig::Tolerances& out) {
+  constexpr NumberRange kLimit{0, std::numeric_limits<double>::max(), false, std::nullopt};
+  out.loss_atol = tolerances.number("loss_atol", out.loss_atol, kLimit);
+  out.logp_max_abs = tolerances.number("logp_max_abs", out.logp_max_abs, kLimit);
+  out.dlogits_max_abs = tolerances.number("dlogits_max_abs", out.dlogits_max_abs, kLimit);
+  out.dlogits_max_rel = tolerances.number("dlogits_max_rel", out.dlogits_max_rel, kLimit);
+  out.ulp = tolerances.number("ulp", out.ulp, kLimit);
+  tolerances.finish();
+}
+
+void read_shape(ConfigReader& reader, GradcheckConfig& out) {
+  // With a file what is not given is the file's.
+  const auto absent = out.source.is_file ? std::optional<int64_t>(0) : std::nullopt;
+  out.batch_size = reader.integer("batch_size", absent, 1, kMaxCount);
+  out.seq_len = reader.integer("seq_len", absent, 1, kMaxCount);
+  out.vocab_size = reader.integer("vocab_size", absent, 1, kMaxCount);
+  if (reader.has("dtype") || !out.source.is_file) out.dtype = parse_dtype(reader.choice("dtype", std::nullopt, dtype_names()));
+}
+
+GradcheckConfig::Upstream read_upstream(ConfigReader& reader, const GradcheckConfig& config) {
+  const std::string upstream = reader.choice("upstream", "ones", {"ones", "random", "per_row"});
+  if (upstream != "per_row") return upstream == "ones" ? GradcheckConfig::Upstream::kOnes : GradcheckConfig::Upstream::kRandom;
+  if (config.function.is_loss() && !config.per_row_loss()) reader.fail("upstream", "per_row needs reduction: none");
+  return GradcheckConfig::Upstream::kPerRow;
+}
+
+bool read_weights(ConfigReader& reader, const std::string& key) {
+  return reader.choice(key, "none", {"none", "random"}) == "random";
+}
+
+}  // namespace
+
+bool GradcheckConfig::wants(std::string_view output_name) const {
+  return std::find(outputs.begin(), outputs.end(), output_name) != outputs.end();
+}
+
+GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  const ConfigNode root = load_config(file, overrides);
+  ConfigReader reader(root);
+  GradcheckConfig config(Function(reader.choice("loss", std::nullopt, Function::names())));
+  config.file = file.string();
+  config.function.read_options(reader);
+  for (const char* key : {"vocab_start", "vocab_total"}) {
+    if (reader.has(key)) reader.fail(key, "gradcheck checks whole vocabularies");
+  }
+  read_source(reader.section("source"), config.source);
+  read_shape(reader, config);
+  config.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));
+  config.ignore_prob = reader.number("ignore_prob", 0, {0, 1, false, std::nullopt});
+  if (config.source.is_file && reader.has("ignore_prob")) reader.fail("ignore_prob", "the labels come from a file");
+  config.token_weights = read_weights(reader, "token_weights");
+  config.class_weights = read_weights(reader, "class_weights");
+  config.upstream = read_upstream(reader, config);
+  config.outputs = reader.list("outputs", {"logp", "lse"}, kOutputs);
+  read_kernel(reader.section("kernel"), config);
+  read_tolerances(reader.section("tolerances"), config.tolerances);
+  config.mutants = reader.boolean("mutants", false);
+  config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
+  if (reader.has("output")) config.output = reader.path("output");
+  reader.finish();
+  return config;
+}
+
+}  // namespace tileloss::tools

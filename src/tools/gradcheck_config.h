@@ -1,0 +1,73 @@
+// What a gradcheck config says. docs and examples: configs/gradcheck_*.yaml
+#ifndef TILELOSS_TOOLS_GRADCHECK_CONFIG_H_
+#define TILELOSS_TOOLS_GRADCHECK_CONFIG_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/number_formats.h"
+#include "tools/abi.h"
+#include "tools/config.h"
+#include "tools/synthetic.h"
+
+namespace tileloss::tools {
+
+struct GradcheckConfig {
+  enum class Upstream { kOnes, kRandom, kPerRow };
+
+  struct Source {
+    bool is_file = false;
+    std::string distribution = "normal";
+    LogitsSpec logits;
+    std::filesystem::path path;  // safetensors
+    std::string logits_name = "logits";
+    std::string labels_name = "labels";
+  };
+
+  struct Tolerances {
+    double loss_atol = std::numeric_limits<double>::infinity();
+    double logp_max_abs = std::numeric_limits<double>::infinity();
+    double dlogits_max_abs = std::numeric_limits<double>::infinity();
+    double dlogits_max_rel = std::numeric_limits<double>::infinity();
+    double ulp = 1;  // multiples of the error metric's budgets
+  };
+
+  explicit GradcheckConfig(Function checked) : function(std::move(checked)) {}
+
+  std::string file;
+  Function function;
+  // 0, or no dtype: as in the safetensors file.
+  int64_t batch_size = 0;
+  int64_t seq_len = 0;
+  int64_t vocab_size = 0;
+  std::optional<reference::NumberFormat> dtype;
+  uint64_t seed = 0;
+  double ignore_prob = 0;
+  Source source;
+  bool token_weights = false;
+  bool class_weights = false;
+  Upstream upstream = Upstream::kOnes;
+  std::vector<std::string> outputs;  // row outputs that are asked for and checked
+  KernelWishes kernel;
+  bool in_place = false;
+  Tolerances tolerances;
+  bool mutants = false;
+  bool expect_mostly_zero = false;
+  std::optional<std::filesystem::path> output;
+
+  bool wants(std::string_view output_name) const;
+  // One loss per row, rather than one for all.
+  bool per_row_loss() const { return function.is_loss() && function.get_choice("reduction", "mean") == "none"; }
+};
+
+// Throws ToolError as config.h says.
+GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_GRADCHECK_CONFIG_H_

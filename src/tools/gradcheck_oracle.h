@@ -1,0 +1,33 @@
+// The oracle of each function of the library, by name.
+#ifndef TILELOSS_TOOLS_GRADCHECK_ORACLE_H_
+#define TILELOSS_TOOLS_GRADCHECK_ORACLE_H_
+
+#include <memory>
+
+#include "reference/oracle.h"
+#include "tools/gradcheck_config.h"
+#include "tools/gradcheck_run.h"
+
+namespace tileloss::tools {
+
+// Rows given to it are not ignored.
+class LossOracle {
+ public:
+  virtual ~LossOracle() = default;
+
+  reference::Transform transform;
+
+  virtual reference::RowLoss row_loss(int64_t row, const reference::SoftmaxRow& softmax) const = 0;
+  virtual void row_gradient(int64_t row, const reference::SoftmaxRow& softmax, reference::GradientRow& out) const = 0;
+  virtual double reduce(std::span<const reference::RowLoss> losses) const = 0;
+  // The upstream gradients of a row: of its loss, or of its outputs.
+  virtual double loss_upstream(int64_t row) const = 0;
+  virtual reference::RowUpstream row_upstream(int64_t row) const = 0;
+};
+
+// Throws ToolError (usage) if there is none for this function.
+std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_GRADCHECK_ORACLE_H_

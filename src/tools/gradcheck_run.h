@@ -1,0 +1,68 @@
+// The inputs of a check, and what the kernels make of them.
+#ifndef TILELOSS_TOOLS_GRADCHECK_RUN_H_
+#define TILELOSS_TOOLS_GRADCHECK_RUN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/abi.h"
+#include "tools/gradcheck_config.h"
+#include "tools/memory.h"
+#include "tools/thread_team.h"
+
+namespace tileloss::tools {
+
+// One value for all rows, or one per row; empty: not given.
+using Upstream = std::vector<float>;
+
+struct CheckInputs {
+  reference::NumberFormat format = reference::NumberFormat::kFloat32;
+  int64_t batch_size = 0;
+  int64_t seq_len = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t valid = 0;  // columns that are not padding
+  int64_t ignore_index = 0;
+  // The rows that are ignored and the padding hold NaN: no result may depend on them.
+  HugeBuffer logits;
+  std::vector<int64_t> labels;
+  std::vector<float> token_weights;
+  std::vector<float> class_weights;
+  Upstream loss_grad, logp_grad, lse_grad, entropy_grad;
+
+  int64_t row_bytes() const { return cols * static_cast<int64_t>(reference::format_info(format).bytes); }
+  const char* row(int64_t index) const { return logits.data() + index * row_bytes(); }
+  bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index; }
+};
+
+// Plans the calls on shapes alone first, so that what the library refuses costs no time and no memory.
+CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team);
+
+// A gradient and the way it was computed.
+struct CheckedGradient {
+  std::string name;
+  HugeBuffer dlogits;
+};
+
+struct KernelResults {
+  // Of the forward, for every row; empty: not asked for.
+  std::vector<float> per_loss, logp, lse, entropy, log_sum_sq_probs, mean_logit;
+  std::vector<int64_t> argmax;
+  std::vector<uint8_t> correct;
+  std::vector<float> loss;        // of value_and_grad: one, or one per row
+  std::vector<float> fused_logp;  // of value_and_grad: must have the forward's bits
+  std::vector<float> forward_loss;
+  // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state.
+  std::vector<CheckedGradient> gradients;
+  tileloss_plan plan;  // of the first gradient
+  double forward_s = 0;
+  double kernel_s = 0;  // the first gradient
+  double backward_s = 0;
+};
+
+KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inputs);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_GRADCHECK_RUN_H_

@@ -1,0 +1,68 @@
+// The `tileloss` program: finds the subcommand, turns every error into one line on stderr and an exit code.
+#include <fmt/format.h>
+#include <tileloss/tileloss.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "tools/exit_codes.h"
+#include "tools/signals.h"
+#include "tools/subcommands.h"
+
+namespace tileloss::tools {
+namespace {
+
+constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
+    add_gradcheck,
+    add_bench,
+    add_info,
+};
+
+int report(int code, const char* message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "tileloss: {}\n", message);
+  return code;
+}
+
+int run(const Action& action) {
+  try {
+    const int code = action();
+    // A full disk behind stdout shows only here.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return report(kExitEnvironment, "cannot write to standard output");
+    return code;
+  } catch (const ToolError& error) {
+    return report(error.code(), error.what());
+  } catch (const Stopped& stopped) {
+    return report(128 + stopped.signal, stopped.signal == 2 ? "stopped by SIGINT" : "stopped by SIGTERM");
+  } catch (const std::bad_alloc&) {
+    return report(kExitEnvironment, "out of memory");
+  } catch (const std::exception& error) {
+    return report(kExitEnvironment, error.what());
+  }
+}
+
+int main_program(int argc, char** argv) {
+  CLI::App program{"TileLoss: tiled cross-entropy and log-probabilities over large vocabularies, checked and measured."};
+  program.set_version_flag("--version", tileloss_version());
+  program.require_subcommand(0, 1);
+  program.footer("Exit codes: 0 pass, 1 a check failed, 2 usage or config error, 3 memory, device or file system.");
+  Action action;
+  for (const auto add : kSubcommands) add(program, action);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return program.exit(error) == 0 ? kExitPass : kExitUsage;
+  }
+  if (!action) {
+    fmt::print("{}", program.help());
+    return kExitUsage;
+  }
+  install_signal_handlers();
+  return run(action);
+}
+
+}  // namespace
+}  // namespace tileloss::tools
+
+int main(int argc, char** argv) { return tileloss::tools::main_program(argc, argv); }

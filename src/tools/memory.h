@@ -1,0 +1,44 @@
+// Memory of this process, and the buffers that benchmarks and checks run on.
+#ifndef TILELOSS_TOOLS_MEMORY_H_
+#define TILELOSS_TOOLS_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tileloss::tools {
+
+int64_t resident_bytes();
+// The largest resident size since the start or the last reset_peak(). Where /proc/self/clear_refs is not writable the reset does
+// nothing and the peak is the whole life's.
+int64_t peak_resident_bytes();
+void reset_peak();
+// Physical memory that could be had now (MemAvailable), and the cgroup's room if that is less.
+int64_t available_bytes();
+
+// Page-aligned memory that asks for huge pages: with 4 KiB pages the first touch of 622 MB costs up to 0.9 s.
+class HugeBuffer {
+ public:
+  HugeBuffer() = default;
+  // Throws ToolError (environment) naming `purpose` when it exceeds what the machine has left, before anything is touched:
+  // Linux overcommits, so the mapping alone would succeed and the process be killed later.
+  HugeBuffer(int64_t bytes, const char* purpose);
+  ~HugeBuffer();
+  HugeBuffer(HugeBuffer&& other) noexcept;
+  HugeBuffer& operator=(HugeBuffer&& other) noexcept;
+
+  char* data() const { return static_cast<char*>(data_); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  int64_t bytes() const { return bytes_; }
+  bool empty() const { return data_ == nullptr; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_MEMORY_H_

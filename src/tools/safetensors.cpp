@@ -1,0 +1,227 @@
+#include "tools/safetensors.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tools/exit_codes.h"
+
+namespace tileloss::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxHeaderBytes = 100'000'000;
+
+struct DtypeSize {
+  std::string_view name;
+  int64_t bytes;
+};
+constexpr std::array<DtypeSize, 15> kDtypes = {{{"BOOL", 1},
+                                                {"U8", 1},
+                                                {"I8", 1},
+                                                {"F8_E5M2", 1},
+                                                {"F8_E4M3", 1},
+                                                {"U16", 2},
+                                                {"I16", 2},
+                                                {"F16", 2},
+                                                {"BF16", 2},
+                                                {"U32", 4},
+                                                {"I32", 4},
+                                                {"F32", 4},
+                                                {"I64", 8},
+                                                {"U64", 8},
+                                                {"F64", 8}}};
+
+int64_t dtype_bytes(std::string_view name) {
+  for (const DtypeSize& dtype : kDtypes) {
+    if (dtype.name == name) return dtype.bytes;
+  }
+  return 0;
+}
+
+// nlohmann's parser keeps the last of two equal keys; safetensors forbids them, so the keys are watched as they come.
+class DuplicateKeys {
+ public:
+  bool operator()(int, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) {
+      seen_.emplace_back();
+    } else if (event == Json::parse_event_t::object_end) {
+      seen_.pop_back();
+    } else if (event == Json::parse_event_t::key) {
+      const auto key = value.get<std::string>();
+      if (!seen_.back().insert(key).second && duplicate_.empty()) duplicate_ = key;
+    }
+    return true;
+  }
+  const std::string& duplicate() const { return duplicate_; }
+
+ private:
+  std::vector<std::set<std::string>> seen_;
+  std::string duplicate_;
+};
+
+bool is_count(const Json& value) { return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{1} << 62; }
+
+}  // namespace
+
+int64_t Tensor::elements() const {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+void SafetensorsFile::fail(const std::string& field, const std::string& problem) const {
+  throw ToolError(kExitUsage, fmt::format("{}: {}: {}", name_, field, problem));
+}
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path.string()) {
+  map(path);
+  try {
+    parse();
+  } catch (...) {
+    munmap(const_cast<unsigned char*>(data_), static_cast<size_t>(bytes_));
+    throw;
+  }
+}
+
+SafetensorsFile::~SafetensorsFile() { munmap(const_cast<unsigned char*>(data_), static_cast<size_t>(bytes_)); }
+
+void SafetensorsFile::map(const std::filesystem::path& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be opened: {}", name_, std::strerror(errno)));
+  struct stat status = {};
+  const bool regular = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  if (!regular || status.st_size < kLengthBytes) {
+    close(file);
+    if (!regular) throw ToolError(kExitEnvironment, fmt::format("{}: not a regular file", name_));
+    fail("header length", "the file is shorter than the 8 bytes of a header length");
+  }
+  bytes_ = status.st_size;
+  void* data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_PRIVATE, file, 0);
+  const int error = errno;
+  close(file);
+  if (data == MAP_FAILED) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be mapped: {}", name_, std::strerror(error)));
+  data_ = static_cast<const unsigned char*>(data);
+}
+
+void SafetensorsFile::parse() {
+  // Pickle protocol 2 and later starts with 0x80 and its number; PyTorch's newer files are zip archives. Neither is ever loaded.
+  if (data_[0] == 0x80 && data_[1] >= 2 && data_[1] <= 5 && data_[8 < bytes_ ? 8 : 0] != '{') {
+    fail("content", "this is a pickle file, which can run code when loaded; only safetensors files are read");
+  }
+  if (std::memcmp(data_, "PK\x03\x04", 4) == 0) {
+    fail("content", "this is a zip archive (PyTorch's pickle format?); only safetensors files are read");
+  }
+  uint64_t length = 0;
+  std::memcpy(&length, data_, sizeof length);  // little-endian, as x86 is
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) fail("header length", fmt::format("{} bytes, more than 100 MB", length));
+  const auto header_bytes = static_cast<int64_t>(length);
+  if (header_bytes > bytes_ - kLengthBytes) {
+    fail("header length", fmt::format("{} bytes, but the file has only {} after it", header_bytes, bytes_ - kLengthBytes));
+  }
+  const unsigned char* begin = data_ + kLengthBytes;
+  if (header_bytes == 0 || *begin != '{') fail("header", "does not start with '{'");
+
+  DuplicateKeys duplicates;
+  const Json header = Json::parse(begin, begin + header_bytes, std::ref(duplicates), /*allow_exceptions=*/false);
+  if (!header.is_object()) fail("header", "is not a JSON object");
+  if (!duplicates.duplicate().empty()) fail(duplicates.duplicate(), "duplicate entry");
+
+  const unsigned char* payload = begin + header_bytes;
+  const int64_t payload_bytes = bytes_ - kLengthBytes - header_bytes;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    if (!entry.is_object()) fail(name, "is not an object");
+    for (const char* field : {"dtype", "shape", "data_offsets"}) {
+      if (!entry.contains(field)) fail(name, fmt::format("{} is missing", field));
+    }
+    Tensor tensor;
+    tensor.name = name;
+    if (!entry["dtype"].is_string()) fail(name, "dtype: expected text");
+    tensor.dtype = entry["dtype"].get<std::string>();
+    int64_t size = dtype_bytes(tensor.dtype);
+    if (size == 0) fail(name, fmt::format("dtype: '{}' is unknown", tensor.dtype));
+    if (!entry["shape"].is_array()) fail(name, "shape: expected a list");
+    for (const Json& dimension : entry["shape"]) {
+      if (!is_count(dimension)) fail(name, fmt::format("shape: expected counts, got {}", dimension.dump()));
+      tensor.shape.push_back(dimension.get<int64_t>());
+    }
+    for (const int64_t dimension : tensor.shape) {
+      if (__builtin_mul_overflow(size, dimension, &size)) fail(name, "shape: the number of bytes overflows");
+    }
+    const Json& offsets = entry["data_offsets"];
+    if (!offsets.is_array() || offsets.size() != 2 || !is_count(offsets[0]) || !is_count(offsets[1])) {
+      fail(name, "data_offsets: expected two counts");
+    }
+    const auto first = offsets[0].get<int64_t>();
+    const auto last = offsets[1].get<int64_t>();
+    if (first > last || last > payload_bytes) {
+      fail(name, fmt::format("data_offsets: [{}, {}] is outside the {} bytes of data", first, last, payload_bytes));
+    }
+    if (last - first != size) {
+      fail(name, fmt::format("data_offsets: {} bytes, but the shape and dtype make {}", last - first, size));
+    }
+    tensor.data = payload + first;
+    tensor.bytes = size;
+    tensors_.push_back(std::move(tensor));
+  }
+
+  std::vector<const Tensor*> by_offset;
+  for (const Tensor& tensor : tensors_) by_offset.push_back(&tensor);
+  std::stable_sort(by_offset.begin(), by_offset.end(), [](const Tensor* a, const Tensor* b) {
+    return a->data != b->data ? a->data < b->data : a->bytes < b->bytes;
+  });
+  const unsigned char* next = payload;
+  for (const Tensor* tensor : by_offset) {
+    if (tensor->data != next) fail(tensor->name, tensor->data < next ? "data_offsets: overlap" : "data_offsets: a gap before it");
+    next += tensor->bytes;
+  }
+  if (next != payload + payload_bytes) fail("data", fmt::format("{} trailing bytes", payload + payload_bytes - next));
+}
+
+const Tensor& SafetensorsFile::tensor(std::string_view name) const {
+  std::vector<std::string_view> names;
+  for (const Tensor& tensor : tensors_) {
+    if (tensor.name == name) return tensor;
+    names.push_back(tensor.name);
+  }
+  throw ToolError(kExitUsage, fmt::format("{}: no tensor '{}'; there are: {}", name_, name, fmt::join(names, ", ")));
+}
+
+void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors) {
+  Json header = Json::object();
+  int64_t offset = 0;
+  for (const Tensor& tensor : tensors) {
+    header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};
+    offset += tensor.bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // the format pads with spaces, so that the data is aligned
+  const uint64_t length = text.size();
+  const std::filesystem::path beside = path.string() + ".tmp";
+  std::ofstream out(beside, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), sizeof length);
+  out << text;
+  for (const Tensor& tensor : tensors) out.write(static_cast<const char*>(tensor.data), tensor.bytes);
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(beside, path, error);
+  if (!out || error) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be written", path.string()));
+}
+
+}  // namespace tileloss::tools

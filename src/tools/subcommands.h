@@ -1,0 +1,20 @@
+// A subcommand is one file with one of these functions, and one line in main.cpp.
+#ifndef TILELOSS_TOOLS_SUBCOMMANDS_H_
+#define TILELOSS_TOOLS_SUBCOMMANDS_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace tileloss::tools {
+
+// What the chosen subcommand does; it returns the exit code.
+using Action = std::function<int()>;
+
+// Adds the subcommand's flags to the program; its callback sets `action`.
+void add_gradcheck(CLI::App& program, Action& action);
+void add_bench(CLI::App& program, Action& action);
+void add_info(CLI::App& program, Action& action);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_SUBCOMMANDS_H_

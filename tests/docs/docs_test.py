@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Checks README.md, HACKING.md and docs/*.md against the tree. --root is the repository, --build the release build.
+
+  snippets         each code block under <!-- examples/FILE --> is that file, letter by letter; each example is in the README
+  example PROGRAM  PROGRAM prints the README's block under <!-- output --> and exits 0
+  links            each relative link, and each path named with a folder we have, exists
+  dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
+  quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
+                   at their names, continuous integration runs ./dev test itself) and those that change the machine
+  self-test        each check above rejects a planted mistake
+"""
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+# Blocks may be indented (in a list); the marker comment is optional.
+BLOCK = re.compile(r"(?:<!-- (?P<marker>[^\n]*?) -->\s*\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
+NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ")
+
+
+def documents(root):
+    return [path for path in (root / "README.md", root / "HACKING.md", *sorted((root / "docs").glob("*.md"))) if path.is_file()]
+
+
+def blocks(text):
+    return list(BLOCK.finditer(text))
+
+
+def check_snippets(root):
+    findings, shown = [], set()
+    for document in documents(root):
+        for block in blocks(document.read_text()):
+            marker = block["marker"] or ""
+            if not marker.startswith("examples/"):
+                continue
+            shown.add(marker)
+            example = root / marker
+            if not example.is_file():
+                findings.append(f"{document.name} shows {marker}, which does not exist")
+            elif example.read_text() != block["text"]:
+                findings.append(f"{document.name}: the block of {marker} differs from the file")
+    for example in sorted((root / "examples").glob("*.c*")):
+        if f"examples/{example.name}" not in shown:
+            findings.append(f"examples/{example.name} is shown nowhere")
+    return findings
+
+
+def check_example(root, program):
+    expected = [b["text"] for b in blocks((root / "README.md").read_text()) if b["marker"] == "output"]
+    if len(expected) != 1:
+        return [f"README.md has {len(expected)} blocks under <!-- output -->, expected 1"]
+    done = subprocess.run([program], capture_output=True, text=True)
+    if done.returncode or done.stdout != expected[0]:
+        return [f"{program} exited {done.returncode} and printed {done.stdout!r} {done.stderr!r}, the README says {expected[0]!r}"]
+    return []
+
+
+def check_links(root):
+    findings = []
+    for document in documents(root):
+        text = document.read_text()
+        named = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        named_here = [(document.parent / name, name) for name in named]
+        folders = "src|include|tests|examples|configs|docs|benchmarks|frontends"
+        named_here += [(root / name, name) for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
+        findings += [f"{document.name}: {name} does not exist" for path, name in named_here if not path.exists()]
+    return findings
+
+
+def dev_commands(root):
+    listing = subprocess.run(["./dev"], cwd=root, capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^  (\w+)", listing, re.M))
+
+
+def check_dev_commands(root):
+    known = dev_commands(root)
+    findings = [] if known else ["./dev lists no command"]
+    for document in documents(root):
+        for name in re.findall(r"\./dev (\w[\w-]*)", document.read_text()):
+            if name not in known:
+                findings.append(f"{document.name}: ./dev has no command '{name}'")
+    return findings
+
+
+def command_lines(text):
+    for block in blocks(text):
+        if block["language"] == "sh":
+            joined = block["text"].replace("\\\n", " ")
+            for line in joined.splitlines():
+                line = re.sub(r"\s+#.*", "", line).strip()
+                if line and not line.startswith("#"):
+                    yield line
+
+
+def check_quick_commands(root, build):
+    """Runs them in a folder that looks like the repository, so that what they write does not land in it."""
+    findings, ran = [], 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for entry in root.iterdir():
+            if entry.name != "build":
+                (folder / entry.name).symlink_to(entry)
+        (folder / "build").mkdir()
+        (folder / "build" / "release").symlink_to(build)
+        for document in documents(root):
+            for line in command_lines(document.read_text()):
+                if line.startswith(NEVER_RUN):
+                    continue
+                ran += 1
+                done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120,
+                                      env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+                print(f"exit {done.returncode}: {line}")
+                if done.returncode:
+                    findings.append(f"{document.name}: exit {done.returncode} of: {line}\n{done.stdout[-800:]}{done.stderr[-800:]}")
+    return findings if ran else ["no command found to run"]
+
+
+def self_test():
+    """Returns what a check failed to catch."""
+    findings = []
+    with tempfile.TemporaryDirectory() as name:
+        root = pathlib.Path(name)
+        (root / "examples").mkdir()
+        (root / "examples" / "a.c").write_text("int main;\n")
+        (root / "dev").write_text("#!/bin/sh\necho '  test   runs'\n")
+        (root / "dev").chmod(0o755)
+        (root / "program").write_text("#!/bin/sh\necho right\n")
+        (root / "program").chmod(0o755)
+
+        def expect(what, readme, check, found):
+            (root / "README.md").write_text(readme)
+            if bool(check()) != found:
+                findings.append(f"{what}: {'not caught' if found else 'refused'}")
+
+        shown = "<!-- examples/a.c -->\n```c\nint main;\n```\n"
+        expect("true snippet", shown, lambda: check_snippets(root), False)
+        expect("changed snippet", shown.replace("main", "mean"), lambda: check_snippets(root), True)
+        expect("example shown nowhere", "none\n", lambda: check_snippets(root), True)
+        output = "<!-- output -->\n```text\nright\n```\n"
+        expect("true output", output, lambda: check_example(root, str(root / "program")), False)
+        expect("wrong output", output.replace("right", "wrong"), lambda: check_example(root, str(root / "program")), True)
+        expect("true link", "[a](examples/a.c) `examples/a.c`\n", lambda: check_links(root), False)
+        expect("broken link", "[b](examples/b.c)\n", lambda: check_links(root), True)
+        expect("broken path", "`examples/b.c`\n", lambda: check_links(root), True)
+        expect("known command", "`./dev test -R x`\n", lambda: check_dev_commands(root), False)
+        expect("unknown command", "`./dev fly`\n", lambda: check_dev_commands(root), True)
+        expect("good command", "```sh\ntrue  # fine\n```\n", lambda: check_quick_commands(root, root), False)
+        expect("failing command", "```sh\ntrue\nfalse\n```\n", lambda: check_quick_commands(root, root), True)
+        expect("failing command in a list", "1. do\n   ```sh\n   false\n   ```\n", lambda: check_quick_commands(root, root), True)
+        expect("no command", "text\n", lambda: check_quick_commands(root, root), True)
+    return findings
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", type=pathlib.Path, required=True)
+    parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("check", choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"])
+    parser.add_argument("program", nargs="?")
+    options = parser.parse_args()
+    root, build = options.root.resolve(), options.build.resolve()
+    findings = {"snippets": lambda: check_snippets(root),
+                "example": lambda: check_example(root, options.program),
+                "links": lambda: check_links(root),
+                "dev-commands": lambda: check_dev_commands(root),
+                "quick-commands": lambda: check_quick_commands(root, build),
+                "self-test": self_test}[options.check]()
+    print("\n".join(findings) or f"{options.check}: nothing found")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

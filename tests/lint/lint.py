@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""The project's own lints. Each prints what is wrong, a line a finding, and exits 1 when there is any.
+
+  lint.py includes ROOT            includes point down: tools, frontends -> api -> cpu, cuda, losses -> core; reference alone
+  lint.py files ROOT               snake_case names; no file in src over 500 lines
+  lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
+  lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
+  lint.py needed LIBRARY           the library needs the C and C++ run times only, and has a soname
+  lint.py isa-objects BUILD        code compiled for one instruction set cannot be picked by the linker for another
+"""
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+BELOW = {
+    "core": set(),
+    "losses": {"core"},
+    "cpu": {"core"},
+    "cuda": {"core"},
+    "api": {"core", "losses", "cpu", "cuda"},
+    "reference": set(),
+    "tools": {"core", "losses", "cpu", "cuda", "api", "reference"},
+    "frontends": {"api"},
+    "public": set(),
+}
+# Rooms that may see the C ABI's types. core runs on devices and reference is the independent witness: neither does.
+SEES_PUBLIC = {"losses", "cpu", "cuda", "api", "tools", "frontends", "public"}
+# core: no allocation, threads, files or vendor headers.
+NOT_IN_CORE = set(
+    "vector string memory new deque list map set unordered_map unordered_set functional any thread mutex shared_mutex atomic "
+    "future condition_variable semaphore barrier latch fstream iostream sstream ostream istream cstdio cstdlib filesystem "
+    "stdio.h stdlib.h pthread.h unistd.h immintrin.h cuda.h cuda_runtime.h hip/hip_runtime.h".split())
+CODE = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
+SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
+ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
+RUN_TIMES = re.compile(r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+")
+
+
+def output_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def code_files(*folders):
+    return sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in CODE)
+
+
+def room_of(path, root):
+    parts = path.relative_to(root).parts
+    return {"include": "public", "frontends": "frontends"}.get(parts[0]) or (parts[1] if len(parts) > 2 else "")
+
+
+def include_finding(room, quote, name, root):
+    """What is wrong with one include of a file in `room`, or None."""
+    target = name.split("/")[0]
+    if target == "tileloss":
+        return None if room in SEES_PUBLIC else f"{room} must not see the public headers"
+    if quote == "<":
+        return f"{room} includes <{name}>: no allocation, threads, files or vendor headers there" \
+            if room == "core" and name in NOT_IN_CORE else None
+    if not (root / "src" / name).is_file():
+        return f'"{name}" is no file under src (includes are written from there)'
+    if target != room and target not in BELOW[room]:
+        return f"{room} must not include {target}"
+    return None
+
+
+def lint_includes(root):
+    root = pathlib.Path(root)
+    files = code_files(root / "src", root / "include", root / "frontends")
+    findings = [] if files else [f"no source files under {root}"]
+    for path in files:
+        room = room_of(path, root)
+        if room not in BELOW:
+            findings.append(f"{path.relative_to(root)}: '{room}' is no room of docs/architecture.md")
+            continue
+        text = path.read_text()
+        for match in INCLUDE.finditer(text):
+            finding = include_finding(room, match[1], match[2], root)
+            if finding:
+                line = text.count("\n", 0, match.start(2)) + 1
+                findings.append(f"{path.relative_to(root)}:{line}: {finding}")
+    return findings
+
+
+def lint_files(root):
+    root = pathlib.Path(root)
+    findings = []
+    for folder in ("src", "include", "tests", "examples", "benchmarks", "configs", "frontends"):
+        for path in sorted((root / folder).rglob("*")):
+            name = path.relative_to(root)
+            if path.is_file() and path.suffix in CODE | {".py", ".yaml", ".cmake"} and not SNAKE_CASE.fullmatch(path.name):
+                findings.append(f"{name}: not snake_case")
+            if folder == "src" and path.suffix in CODE:
+                lines = path.read_text().count("\n")
+                if lines > 500:
+                    findings.append(f"{name}: {lines} lines, over 500")
+                elif lines > 400:
+                    print(f"note: {name}: {lines} lines; files aim under 400")
+    return findings
+
+
+def lint_format(root):
+    root = pathlib.Path(root)
+    if not shutil.which("clang-format"):
+        print("SKIPPED: no clang-format (./dev test installs it)")
+        sys.exit(77)
+    files = code_files(*(root / folder for folder in ("src", "include", "tests", "examples")))
+    done = subprocess.run(["clang-format", "--dry-run", *map(str, files)], capture_output=True, text=True)
+    return [line for line in done.stderr.splitlines() if "clang-format-violations" in line] or \
+        ([done.stderr] if done.returncode else [])
+
+
+def lint_symbols(library, header):
+    declared = set(re.findall(r"TILELOSS_API[^;(]*?\b(tileloss_\w+)\(", pathlib.Path(header).read_text()))
+    symbols = [line.split() for line in output_of("nm", "-D", "--defined-only", library).splitlines()]
+    exported = {s[-1].split("@")[0] for s in symbols if s[-2] != "A"}  # A: the version node itself
+    return [f"{library} exports {name}, which {header} does not declare" for name in sorted(exported - declared)] + \
+        [f"{library} does not export {name} of {header}" for name in sorted(declared - exported)]
+
+
+def lint_needed(library):
+    dynamic = output_of("readelf", "-dW", library)
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
+    findings = [f"{library} needs {name}" for name in needed if not RUN_TIMES.fullmatch(name)]
+    if "Dynamic section" not in dynamic:
+        findings.append(f"{library} has no dynamic section")
+    if not re.search(r"\(SONAME\).*\[libtileloss\.so\.\d+\]", dynamic):
+        findings.append(f"{library} has no soname libtileloss.so.N")
+    return findings
+
+
+def lint_isa_objects(build):
+    """A weak symbol of an object compiled with -mavx512... may be the copy that the linker keeps for everyone, and the baseline
+    would then fault. So whatever is weak in <name>_<isa>.cpp must have a namespace called like the instruction set."""
+    objects = [(path, ISA_OBJECT.fullmatch(path.name)) for path in sorted(pathlib.Path(build).rglob("*.o"))]
+    objects = [(path, match[1]) for path, match in objects if match]
+    findings = [] if any(path.name.startswith("kernels_") for path, _ in objects) else [f"no kernels_<isa>.cpp.o under {build}"]
+    for path, isa in objects:
+        for line in output_of("nm", "-C", "--defined-only", str(path)).splitlines():
+            _, kind, name = line.split(" ", 2)
+            if kind in "WVu" and f"::{isa}::" not in name:
+                findings.append(f"{path.name}: weak symbol outside namespace {isa}: {name}")
+    return findings
+
+
+def main(arguments):
+    lints = {"includes": lint_includes, "files": lint_files, "format": lint_format, "symbols": lint_symbols,
+             "needed": lint_needed, "isa-objects": lint_isa_objects}
+    if not arguments or arguments[0] not in lints:
+        sys.exit(__doc__)
+    findings = lints[arguments[0]](*arguments[1:])
+    print("\n".join(findings) or f"{arguments[0]}: nothing found")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

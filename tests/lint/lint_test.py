@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Plants one violation of each kind and expects the lint to name it, and a clean sample that it must let pass."""
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import lint
+
+
+class LintTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.write("src/core/row.h", "#include <cmath>\n")
+        self.write("src/api/call.cpp", '#include <tileloss/tileloss.h>\n#include "core/row.h"\n')
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    def compile(self, name, text, *flags):
+        source = self.write(name + ".cpp", text)
+        subprocess.run(["g++", "-std=c++20", "-O0", source, "-o", str(self.root / name), *flags], check=True)
+        return str(self.root / name)
+
+    def assert_names(self, findings, *words):
+        self.assertEqual(len(findings), 1, findings)
+        for word in words:
+            self.assertIn(word, findings[0])
+
+
+class Includes(LintTest):
+    def test_downward_includes_pass(self):
+        self.assertEqual(lint.lint_includes(self.root), [])
+
+    def test_upward_include_is_named_with_its_line(self):
+        self.write("src/core/up.h", '#pragma once\n#include "api/call.cpp"\n')
+        self.assert_names(lint.lint_includes(self.root), "src/core/up.h:2", "core must not include api")
+
+    def test_backends_and_losses_do_not_see_each_other(self):
+        self.write("src/losses/loss.h", "")
+        self.write("src/cpu/sweep.cpp", '#include "losses/loss.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "cpu must not include losses")
+
+    def test_reference_includes_nothing_of_ours(self):
+        self.write("src/reference/oracle.cpp", '#include "core/row.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "reference must not include core")
+
+    def test_reference_does_not_see_the_public_header(self):
+        self.write("src/reference/oracle.cpp", "#include <tileloss/tileloss.h>\n")
+        self.assert_names(lint.lint_includes(self.root), "reference must not see the public headers")
+
+    def test_public_header_includes_nothing_of_src(self):
+        self.write("include/tileloss/tileloss.h", '#include "core/row.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "public must not include core")
+
+    def test_core_has_no_threads(self):
+        self.write("src/core/pool.h", "#include <thread>\n")
+        self.assert_names(lint.lint_includes(self.root), "<thread>")
+
+    def test_relative_include_is_refused(self):
+        self.write("src/core/near.h", '#include "row.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "is no file under src")
+
+    def test_unknown_room_is_refused(self):
+        self.write("src/utils/misc.h", "")
+        self.assert_names(lint.lint_includes(self.root), "'utils' is no room")
+
+    def test_an_empty_tree_does_not_pass(self):
+        self.assert_names(lint.lint_includes(self.root / "nowhere"), "no source files")
+
+
+class Files(LintTest):
+    def test_clean_tree_passes(self):
+        self.assertEqual(lint.lint_files(self.root), [])
+
+    def test_camel_case_name(self):
+        self.write("tests/core/RowTest.cpp", "")
+        self.assert_names(lint.lint_files(self.root), "RowTest.cpp", "snake_case")
+
+    def test_long_file(self):
+        self.write("src/core/long.h", "\n" * 501)
+        self.assert_names(lint.lint_files(self.root), "501 lines")
+
+
+class Format(LintTest):
+    def setUp(self):
+        super().setUp()
+        self.write(".clang-format", "BasedOnStyle: Google\n")
+        self.write("src/api/call.cpp", "int call();\n")
+
+    def test_formatted_code_passes(self):
+        self.assertEqual(lint.lint_format(self.root), [])
+
+    def test_bad_indentation_is_named(self):
+        self.write("src/core/bad.h", "struct Row {\n          int width;\n};\n")
+        self.assert_names(lint.lint_format(self.root), "bad.h:1")
+
+
+class Symbols(LintTest):
+    HEADER = "#define TILELOSS_API\nTILELOSS_API int tileloss_a(void);\n"
+
+    def library(self, text):
+        return self.compile("libtileloss.so", text, "-shared", "-fPIC", "-Wl,-soname,libtileloss.so.0")
+
+    def test_declared_functions_alone_pass(self):
+        header = self.write("tileloss.h", self.HEADER)
+        self.assertEqual(lint.lint_symbols(self.library('extern "C" int tileloss_a() { return 1; }'), header), [])
+
+    def test_leaked_symbol_is_named(self):
+        header = self.write("tileloss.h", self.HEADER)
+        library = self.library('extern "C" int tileloss_a() { return 1; }\nint helper() { return 2; }')
+        self.assert_names(lint.lint_symbols(library, header), "exports _Z6helperv")
+
+    def test_missing_symbol_is_named(self):
+        header = self.write("tileloss.h", self.HEADER + "TILELOSS_API const char* tileloss_b(int);\n")
+        library = self.library('extern "C" int tileloss_a() { return 1; }')
+        self.assert_names(lint.lint_symbols(library, header), "does not export tileloss_b")
+
+    def test_run_times_alone_pass(self):
+        self.assertEqual(lint.lint_needed(self.library("int a() { return 1; }")), [])
+
+    def test_further_library_is_named(self):
+        other = self.compile("libother.so", "int b() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libother.so.1")
+        library = self.compile("libtileloss.so", "int b(); int a() { return b(); }", "-shared", "-fPIC", other,
+                               "-Wl,-soname,libtileloss.so.0")
+        self.assert_names(lint.lint_needed(library), "needs libother.so.1")
+
+    def test_missing_soname_is_named(self):
+        library = self.compile("libtileloss.so", "int a() { return 1; }", "-shared", "-fPIC")
+        self.assert_names(lint.lint_needed(library), "no soname")
+
+
+class IsaObjects(LintTest):
+    def test_weak_symbols_of_the_own_namespace_pass(self):
+        self.compile("kernels_avx512.cpp.o", "namespace tileloss::cpu::avx512 { inline int f() { return 1; } int g() "
+                     "{ return f(); } }", "-c")
+        self.assertEqual(lint.lint_isa_objects(self.root), [])
+
+    def test_shared_inline_function_is_named(self):
+        self.compile("kernels_avx512.cpp.o", "namespace tileloss { inline int f() { return 1; } }\n"
+                     "namespace tileloss::cpu::avx512 { int g() { return f(); } }", "-c")
+        self.assert_names(lint.lint_isa_objects(self.root), "tileloss::f()")
+
+    def test_every_room_is_looked_at(self):
+        self.compile("kernels_avx512.cpp.o", "namespace tileloss::cpu::avx512 { int g() { return 1; } }", "-c")
+        self.compile("roof_avx2.cpp.o", "inline int f() { return 1; } int g() { return f(); }", "-c")
+        self.assert_names(lint.lint_isa_objects(self.root), "roof_avx2.cpp.o", "f()")
+
+    def test_no_objects_does_not_pass(self):
+        self.assert_names(lint.lint_isa_objects(self.root), "no kernels_")
+
+
+if __name__ == "__main__":
+    unittest.main()
