@@ -4,7 +4,7 @@
 int main(void) {
   const float logits[2 * 4] = {1, 2, 3, 4, 2, 0, 0, 0};  // 2 tokens, a vocabulary of 4
   const int64_t labels[2] = {3, 0};
-  float loss, dlogits[2 * 4];
+  float loss = 0, dlogits[2 * 4];
 
   tileloss_args args;
   tileloss_args_init(&args);

@@ -37,7 +37,11 @@ std::int64_t element_bytes(tileloss_dtype t) {
   }
 }
 
-std::string shape(std::int64_t rows, std::int64_t cols) { return "[" + to_string(rows) + "," + to_string(cols) + "]"; }
+std::string shape(std::int64_t rows, std::int64_t cols) {
+  std::string text = "[";
+  text += to_string(rows) + "," + to_string(cols) + "]";
+  return text;
+}
 
 // rows * stride * bytes must not overflow.
 bool fits(std::int64_t count, std::int64_t stride, tileloss_dtype dtype) {
@@ -185,6 +189,7 @@ Status resolve_matrices(Problem& p) {
   if (stage_only) {
     if (present(a.logits)) return expected("logits", "none with the pass from_row_state", "a matrix");
     if (present(a.dlogits)) return expected("dlogits", "none with the pass from_row_state", "a matrix");
+    if (a.labels.size < 0) return expected("labels.size", ">= 0", to_string(a.labels.size));
     p.rows = a.labels.size;
     return {};
   }

@@ -5,6 +5,7 @@
 #include "api/plan.h"
 #include "api/row_arrays.h"
 #include "cpu/driver.h"
+#include "cpu/floating_point.h"
 #include "cpu/isa.h"
 #include "cpu/scratch_memory.h"
 
@@ -186,6 +187,7 @@ Status check_workspace(const tileloss_run* given, const tileloss_plan& plan) {
 }  // namespace
 
 Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run* given) {
+  const cpu::FloatingPointScope scope;  // denominators and sums too, whatever mode the host's thread is in
   if (Status s = check_data(p); !s.ok()) return s;
   if (Status s = check_workspace(given, plan); !s.ok()) return s;
   const WorkspaceLayout layout = workspace_layout(p, plan);

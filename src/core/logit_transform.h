@@ -1,16 +1,23 @@
-// z = softcap(logit_scale * x) / T for one logit, and dz/dx. The sweeps have the same in vectors.
+// z = softcap(logit_scale * x) / T for one logit, and dz/dx; and the constants with which the sweeps do the same in vectors, in
+// units of log 2: exp(z) = 2^(exponent_scale * u), u = x or tanh(inner * x).
 #ifndef TILELOSS_CORE_LOGIT_TRANSFORM_H_
 #define TILELOSS_CORE_LOGIT_TRANSFORM_H_
-
-#include <cmath>
 
 namespace tileloss {
 
 struct LogitTransform {
+  static constexpr double kExactLog2E = 0x1.71547652b82fep+0;
+  static constexpr float kLog2E = 0x1.715476p+0f;
+
   float scale = 1;    // without softcap: logit_scale / T, the one factor
   float softcap = 0;  // with softcap c: z = (c/T) tanh((logit_scale/c) x)
   float inner = 0;    // logit_scale / c
   float outer = 0;    // c / T
+  float exponent_scale = kLog2E;
+  // exponent_scale over what it should be a multiple of: log2(e) as the sweeps see it. With it, a maximum m in z becomes the
+  // exponent of the very element that it came from, and rounding exponent_scale shifts no sum.
+  double log2e = kLog2E;
+  float exponent_correction = static_cast<float>(kExactLog2E / kLog2E - 1);  // kExactLog2E / log2e - 1
 
   static LogitTransform make(double logit_scale, double softcap, double temperature) {
     LogitTransform t;
@@ -20,10 +27,12 @@ struct LogitTransform {
       t.inner = static_cast<float>(logit_scale / softcap);
       t.outer = static_cast<float>(softcap / temperature);
     }
+    const float factor = softcap > 0 ? t.outer : t.scale;
+    t.exponent_scale = factor * kLog2E;
+    t.log2e = static_cast<double>(t.exponent_scale) / factor;
+    t.exponent_correction = static_cast<float>(kExactLog2E / t.log2e - 1);
     return t;
   }
-
-  bool is_identity() const { return softcap == 0 && scale == 1; }
 
   // Compiled into every instruction set's kernels: inlined always, so that the linker cannot pick one set's copy for all.
   [[gnu::always_inline]] float value(float x) const {
@@ -32,9 +41,10 @@ struct LogitTransform {
 
   double derivative(float x) const {
     if (!(softcap > 0)) return scale;
-    const double c = std::cosh(static_cast<double>(inner) * x);
+    const double c = __builtin_cosh(static_cast<double>(inner) * x);
     return scale / (c * c);
   }
+
 };
 
 }  // namespace tileloss

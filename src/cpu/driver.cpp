@@ -50,7 +50,7 @@ class Worker {
   Worker(const SweepJob& job, RowVisitor& visitor, std::byte* scratch) : job_(job), visitor_(visitor) {
     if (job.schedule == TILELOSS_SCHEDULE_STASH) {
       stash_ = reinterpret_cast<float*>(scratch);
-      references_ = reinterpret_cast<float*>(scratch + stash_bytes(job.columns));
+      references_ = reinterpret_cast<double*>(scratch + stash_bytes(job.columns));
     }
   }
 
@@ -130,7 +130,7 @@ class Worker {
     backward_.log_sum = static_cast<float>(g.stats.log_sum);
     backward_.prob = static_cast<float>(g.coefficients.prob / g.stats.sum);
     backward_.prob_logp = static_cast<float>(g.coefficients.prob_logp / g.stats.sum);
-    backward_.uniform = g.coefficients.uniform;
+    backward_.uniform = static_cast<float>(g.coefficients.uniform);
     backward_.class_weights = job_.class_weights;
     backward_.stash = stash_;
     backward_.references = references_;
@@ -148,7 +148,7 @@ class Worker {
   const SweepJob& job_;
   RowVisitor& visitor_;
   float* stash_ = nullptr;
-  float* references_ = nullptr;
+  double* references_ = nullptr;
   std::int64_t pending_ = -1;
   BackwardRow backward_;
   bool has_target_ = false;
@@ -179,7 +179,7 @@ void work(void* data, std::int64_t slot) {
 std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std::int64_t vocab_block) {
   if (schedule != TILELOSS_SCHEDULE_STASH) return 0;
   const std::int64_t blocks = (columns + vocab_block - 1) / vocab_block;
-  return stash_bytes(columns) + round_up(blocks * 4, 64);
+  return stash_bytes(columns) + round_up(blocks * 8, 64);
 }
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor) {

@@ -10,13 +10,13 @@
 
 namespace tileloss::cpu {
 
-// How far a block's maximum may exceed the reference before the block is redone: exp stays below e^4, so no sum loses digits.
-inline constexpr float kMaxLag = 4;
+// How far a block's maximum may exceed the reference, in units of log 2, before the block is redone: exp stays below 2^6, so no
+// sum loses digits.
+inline constexpr double kMaxLag = 6;
 
-// Forward of one row: logits -> row state, and exp(z - reference) of every column into the stash if there is one.
+// Forward of one row: logits -> row state, and 2^(z log2(e) - reference) of every column into the stash if there is one.
 struct ForwardRow {
   const void* x = nullptr;
-  const void* prefetch = nullptr;  // the row after this one, fetched while this one ends; may be null
   std::int64_t columns = 0;        // valid columns
   std::int64_t target = -1;        // column of the label; -1: in another shard
   std::int64_t vocab_block = 0;
@@ -24,7 +24,7 @@ struct ForwardRow {
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;  // for the smoothing sum; null: 1
   float* stash = nullptr;                // columns rounded up to 64, in pair order; 0 at the target
-  float* references = nullptr;           // with a stash: each block's reference
+  double* references = nullptr;          // with a stash: each block's reference
   RowState state;                        // out
 };
 
@@ -43,7 +43,7 @@ struct BackwardRow {
   float uniform = 0;
   const float* class_weights = nullptr;  // with uniform != 0; null: 1
   const float* stash = nullptr;          // null: exp is computed again from x
-  const float* references = nullptr;
+  const double* references = nullptr;
   bool stream = false;  // dx is another buffer, not to be read again soon: non-temporal stores where aligned
 };
 

@@ -26,69 +26,112 @@ struct Simd {
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F negative_fma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static F abs(F a) { return _mm512_abs_ps(a); }
-  // |a| with the sign of `sign`; a must not be negative.
-  static F with_sign(F a, F sign) { return _mm512_or_ps(a, _mm512_and_ps(sign, set(-0.0f))); }
-  // max and min return b where either is NaN: put what must survive second.
+  static F negate(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
+  // -a where `sign` is negative, a elsewhere.
+  static F flip_sign(F a, F sign) { return _mm512_xor_ps(a, _mm512_and_ps(sign, set(-0.0f))); }
+  // max returns b where either is NaN: put what must survive second.
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
-  static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
   // A fixed tree: lanes 8 apart, 4, 2, 1.
   static float reduce_add(F a) { return _mm512_reduce_add_ps(a); }
-
-  static F negate(F a) { return sub(set(0), a); }
-  static F fma_sub(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }
-  // 14 bits refined once: within 1 ULP for the arguments in (1, 2] of Softcap.
+  // 14 bits refined once: within 1 ULP for the arguments in [1, 2] of Softcap. vdivps takes 6 cycles.
   static F reciprocal(F a) {
     const F y = _mm512_rcp14_ps(a);
     return mul(y, _mm512_fnmadd_ps(a, y, set(2)));
   }
 
-  // e^x for x <= 88: 1.5 ULP + 0.04 |x| ULP; 0 below -104, NaN stays NaN. The reduced argument is one fma, so that only the
-  // rounding of log2(e) itself grows with |x|.
-  static F exp(F x) {
-    const F n = round_exponent(x);
-    return _mm512_scalef_ps(fma(exp2_minus_1_over(reduce(x, n)), reduce(x, n), set(1)), n);
+  // False if any is NaN.
+  static bool all_abs_at_most(Pair x, float limit) {
+    return (_mm512_cmp_ps_mask(abs(x.a), set(limit), _CMP_LE_OQ) & _mm512_cmp_ps_mask(abs(x.b), set(limit), _CMP_LE_OQ)) == 0xffff;
   }
-  // e^x - 1 for x <= 0, relative error as exp's also near 0.
-  static F expm1_negative(F x) {
-    x = max(set(-88), x);
-    const F n = round_exponent(x);
-    const F r = reduce(x, n);
-    const F s = _mm512_scalef_ps(set(1), n);
-    return fma(s, mul(exp2_minus_1_over(r), r), sub(s, set(1)));
+
+  // ------------------------------------------------------------------------------------------------------------ exponents
+  // x * scale - offset, rounded once: a common offset of the logits costs nothing. offset_for gives an offset near the wanted
+  // one, effective_offset what it really subtracts.
+  static F scale_minus(F x, F scale, F offset) { return _mm512_fmsub_ps(x, scale, offset); }
+  static float offset_for(double wanted, float) { return static_cast<float>(__builtin_rint(wanted)); }
+  static double effective_offset(float offset, float) { return offset; }
+
+  static F round(F t) { return _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // x * scale - offset - n, rounded once: offset + n is exact, as offset_for gives integers.
+  static F remainder(F x, F scale, F offset, F, F n) { return _mm512_fmsub_ps(x, scale, add(offset, n)); }
+  // 0 below 2^-126 (the task's control word flushes what is less), also for n = -inf.
+  static F scale_by_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
+
+  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree 6,
+  // kFine: 2e-9.
+  template <bool kFine>
+  [[gnu::always_inline]] static Pair exp2_polynomial(Pair r) {
+    constexpr float kDegree5[] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1};
+    constexpr float kDegree6[] = {0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
+    const float* c = kFine ? kDegree6 : kDegree5;
+    Pair p = {set(c[0]), set(c[0])};
+    for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
+    return p;
+  }
+  // 2^t and 2^t - 1 for t <= 0, both to 2 ULP, also where they are near 0.
+  static void exp2_and_minus_1(F t, F* value, F* minus_1) {
+    t = max(set(-126), t);
+    const F n = round(t), r = sub(t, n), s = scale_by_power_of_two(set(1), n);
+    F p = fma(set(0x1.41fbbcp-13f), r, set(0x1.5f3e54p-10f));
+    p = fma(p, r, set(0x1.3b2d4cp-7f));
+    p = fma(p, r, set(0x1.c6aee8p-5f));
+    p = fma(p, r, set(0x1.ebfbdcp-3f));
+    p = mul(fma(p, r, set(0x1.62e43p-1f)), r);
+    *value = fma(s, p, s);
+    *minus_1 = fma(s, p, sub(s, set(1)));
   }
 
   // ------------------------------------------------------------------------------------------------------ storage, in pairs
-  static Pair unpack(__m512i words) {  // bfloat16
+  // A pair as it lies in memory.
+  static Pair load_raw(const float* p) { return {load(p), load(p + kLanes)}; }
+  template <class T>
+  static __m512i load_raw(const T* p) {
+    return _mm512_loadu_si512(p);
+  }
+  static Pair unpack(Pair raw, const float*) { return raw; }
+  static Pair unpack(__m512i words, const Bfloat16*) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)),
             _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
   }
-  static Pair unpack_half(__m512i words) {
+  static Pair unpack(__m512i words, const Float16*) {
     return {_mm512_cvtph_ps(_mm512_castsi512_si256(words)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1))};
   }
-  static Pair load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
-  static Pair load_pair(const Bfloat16* p) { return unpack(_mm512_loadu_si512(p)); }
-  static Pair load_pair(const Float16* p) { return unpack_half(_mm512_loadu_si512(p)); }
 
-  // The first n < kPair elements, `fill` (a bit pattern of the storage type's -inf or 0) elsewhere. Reads nothing beyond.
-  static Pair load_pair_partial(const float* p, int n, float fill) {
+  // A running maximum over raw pairs. The 16-bit formats compare as signed integers, one instruction for 32 elements, as long
+  // as one element is positive: max_value returns a negative number or NaN if that failed.
+  static F max_start(const float*) { return set(-__builtin_inff()); }
+  template <class T>
+  static __m512i max_start(const T*) {
+    return _mm512_set1_epi16(INT16_MIN);
+  }
+  static F max_raw(F max, Pair raw) { return _mm512_max_ps(raw.b, _mm512_max_ps(raw.a, max)); }
+  static __m512i max_raw(__m512i max, __m512i raw) { return _mm512_max_epi16(max, raw); }
+  static float max_value(F max, const float*) { return reduce_max(max); }
+  template <class T>
+  static float max_value(__m512i max, const T*) {
+    alignas(64) std::int16_t words[32];
+    _mm512_store_si512(words, max);
+    std::int16_t best = words[0];
+    for (const std::int16_t w : words) best = w > best ? w : best;
+    return to_float(T{static_cast<std::uint16_t>(best)});
+  }
+
+  // The first n < kPair elements, `fill` (0 or -inf) elsewhere. Reads nothing beyond.
+  static Pair load_raw_partial(const float* p, int n, float fill) {
     return {_mm512_mask_loadu_ps(set(fill), low_mask16(n), p), _mm512_mask_loadu_ps(set(fill), low_mask16(n - kLanes), p + kLanes)};
   }
-  static Pair load_pair_partial(const Bfloat16* p, int n, float fill) {
-    const short bits = static_cast<short>(from_float_bits_bf16(fill));
-    return unpack(_mm512_mask_loadu_epi16(_mm512_set1_epi16(bits), low_mask32(n), p));
-  }
-  static Pair load_pair_partial(const Float16* p, int n, float fill) {
-    const short bits = fill == 0 ? short{0} : static_cast<short>(0xfc00);
-    return unpack_half(_mm512_mask_loadu_epi16(_mm512_set1_epi16(bits), low_mask32(n), p));
+  template <class T>
+  static __m512i load_raw_partial(const T* p, int n, float fill) {
+    const T bits = fill == 0 ? T{0} : minus_infinity(T{});
+    return _mm512_mask_loadu_epi16(_mm512_set1_epi16(static_cast<short>(bits.bits)), low_mask32(n), p);
   }
 
   static __m512i pack(Pair v, const Bfloat16*) {
-    const __m512i both = round_bf16(v);
-    return both;
+    return round_bf16(v);
   }
   static __m512i pack(Pair v, const Float16*) {
     const __m256i lo = _mm512_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
@@ -123,7 +166,7 @@ struct Simd {
   // Weights for 2 * kLanes elements from p on (n < kPair of them exist), in T's pair order.
   template <class T>
   static Pair load_weights(const float* p, int n, const T*) {
-    const Pair v = n < kPair ? load_pair_partial(p, n, 0) : load_pair(p);
+    const Pair v = n < kPair ? load_raw_partial(p, n, 0) : load_raw(p);
     return to_order_of(v, static_cast<const T*>(nullptr));
   }
   // 0 in the elements from n on and in element `hole` (if there is one of that number).
@@ -143,24 +186,11 @@ struct Simd {
   static Bfloat16 minus_infinity(Bfloat16) { return {0xff80}; }
   static Float16 minus_infinity(Float16) { return {0xfc00}; }
 
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+  [[gnu::always_inline]] static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
   static void fence() { _mm_sfence(); }
 
  private:
-  static F round_exponent(F x) {
-    return _mm512_roundscale_ps(mul(x, set(kLog2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-  static F reduce(F x, F n) { return _mm512_fmsub_ps(x, set(kLog2E), n); }
-  // (2^r - 1) / r on [-1/2, 1/2]: minimax for 2^r with constant 1, relative error 9.1e-8 (0.8 ULP).
-  static F exp2_minus_1_over(F r) {
-    F p = set(0x1.5bba14p-10f);
-    p = fma(p, r, set(0x1.3cea88p-7f));
-    p = fma(p, r, set(0x1.c6b752p-5f));
-    p = fma(p, r, set(0x1.ebf9bcp-3f));
-    return fma(p, r, set(0x1.62e42ap-1f));
-  }
-  static constexpr float kLog2E = 0x1.715476p+0f;
-
   static Pair to_order_of(Pair v, const float*) { return v; }
   static Pair to_order_of(Pair v, const Float16*) { return v; }
   static Pair to_order_of(Pair v, const Bfloat16*) {  // even elements, odd elements
@@ -170,7 +200,6 @@ struct Simd {
 
   static __mmask16 low_mask16(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
   static __mmask32 low_mask32(int n) { return static_cast<__mmask32>((1ull << n) - 1); }
-  static std::uint16_t from_float_bits_bf16(float x) { return x == 0 ? 0 : 0xff80; }
 
 #ifdef __AVX512BF16__
   static __m512i round_bf16(Pair v) {

@@ -15,6 +15,7 @@ struct Simd {
   using F = float __attribute__((vector_size(16)));
   using I = std::int32_t __attribute__((vector_size(16)));
   using U = std::uint32_t __attribute__((vector_size(16)));
+  using H = std::int16_t __attribute__((vector_size(16)));
   struct Pair {
     F a, b;
   };
@@ -30,12 +31,11 @@ struct Simd {
   static F sub(F a, F b) { return a - b; }
   static F mul(F a, F b) { return a * b; }
   static F fma(F a, F b, F c) { return a * b + c; }  // two roundings
-  static F fma_sub(F a, F b, F c) { return a * b - c; }
-  static F negate(F a) { return -a; }
+  static F negative_fma(F a, F b, F c) { return c - a * b; }
   static F abs(F a) { return as_float(as_bits(a) & splat(0x7fffffffu)); }
-  static F with_sign(F a, F sign) { return as_float(as_bits(a) | (as_bits(sign) & splat(0x80000000u))); }
+  static F negate(F a) { return as_float(as_bits(a) ^ splat(0x80000000u)); }
+  static F flip_sign(F a, F sign) { return as_float(as_bits(a) ^ (as_bits(sign) & splat(0x80000000u))); }
   static F max(F a, F b) { return a > b ? a : b; }
-  static F min(F a, F b) { return a < b ? a : b; }
   static F reciprocal(F a) { return set(1) / a; }
   static float reduce_max(F a) {
     const float x = a[0] > a[2] ? a[0] : a[2], y = a[1] > a[3] ? a[1] : a[3];
@@ -43,36 +43,89 @@ struct Simd {
   }
   static float reduce_add(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
-  static F exp(F x) {
-    const I is_tiny = x < set(-87.3f);
-    x = max(set(-88), x);
-    const F n = round_exponent(x), r = reduce(x, n);
-    const F e = mul(power_of_two(n), fma(exp2_minus_1_over(r), r, set(1)));
-    return as_float(as_bits(e) & ~reinterpret(is_tiny));
+  static bool all_abs_at_most(Pair x, float limit) {
+    const I both = (abs(x.a) <= set(limit)) & (abs(x.b) <= set(limit));
+    return (both[0] & both[1] & both[2] & both[3]) != 0;
   }
-  static F expm1_negative(F x) {
-    x = max(set(-87), x);
-    const F n = round_exponent(x), r = reduce(x, n), s = power_of_two(n);
-    return fma(s, mul(exp2_minus_1_over(r), r), sub(s, set(1)));
+
+  // Without a fused multiply-add: (x - offset) * scale, so that a common offset of the logits costs nothing.
+  static F scale_minus(F x, F scale, F offset) { return (x - offset) * scale; }
+  static float offset_for(double wanted, float scale) { return static_cast<float>(wanted / scale); }
+  static double effective_offset(float offset, float scale) { return static_cast<double>(offset) * scale; }
+
+  // Nearest integer by adding 1.5 * 2^23. Beyond +-2^22, also for -inf, scale_by_power_of_two gives 0 all the same.
+  static F round(F t) { return (max(set(-1000), t) + set(0x1.8p23f)) - set(0x1.8p23f); }
+  static F remainder(F, F, F, F t, F n) { return max(set(-1000), t) - n; }
+  static F scale_by_power_of_two(F x, F n) {
+    const I is_tiny = n < set(-126);
+    const U e = as_bits(x * power_of_two(max(set(-126), n)));
+    return as_float(e & ~reinterpret(is_tiny));
+  }
+
+  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree 6,
+  // kFine: 2e-9.
+  template <bool kFine>
+  [[gnu::always_inline]] static Pair exp2_polynomial(Pair r) {
+    constexpr float kDegree5[] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1};
+    constexpr float kDegree6[] = {0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
+    const float* c = kFine ? kDegree6 : kDegree5;
+    Pair p = {set(c[0]), set(c[0])};
+    for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
+    return p;
+  }
+  // 2^t and 2^t - 1 for t <= 0, both to 2 ULP, also where they are near 0.
+  static void exp2_and_minus_1(F t, F* value, F* minus_1) {
+    t = max(set(-126), t);
+    const F n = round(t), r = sub(t, n), s = scale_by_power_of_two(set(1), n);
+    F p = fma(set(0x1.41fbbcp-13f), r, set(0x1.5f3e54p-10f));
+    p = fma(p, r, set(0x1.3b2d4cp-7f));
+    p = fma(p, r, set(0x1.c6aee8p-5f));
+    p = fma(p, r, set(0x1.ebfbdcp-3f));
+    p = mul(fma(p, r, set(0x1.62e43p-1f)), r);
+    *value = fma(s, p, s);
+    *minus_1 = fma(s, p, sub(s, set(1)));
   }
 
   // ------------------------------------------------------------------------------------------------------ storage, in pairs
-  static Pair load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
-  static Pair load_pair(const Bfloat16* p) {
-    U words;
+  // A pair as it lies in memory.
+  static Pair load_raw(const float* p) { return {load(p), load(p + kLanes)}; }
+  template <class T>
+  static H load_raw(const T* p) {
+    H words;
     __builtin_memcpy(&words, p, sizeof words);
-    return {as_float(words << 16), as_float(words & splat(0xffff0000u))};
-  }
-  static Pair load_pair(const Float16* p) {
-    const auto four = [](const Float16* h) { return U{h[0].bits, h[1].bits, h[2].bits, h[3].bits}; };
-    return {from_half(four(p)), from_half(four(p + kLanes))};
+    return words;
   }
   template <class T>
-  static Pair load_pair_partial(const T* p, int n, float fill) {
+  static auto load_raw_partial(const T* p, int n, float fill) {
     T all[kPair];
     for (int i = 0; i < kPair; ++i) all[i] = i < n ? p[i] : (fill == 0 ? T{} : minus_infinity(T{}));
-    return load_pair(static_cast<const T*>(all));
+    return load_raw(static_cast<const T*>(all));
   }
+  static Pair unpack(Pair raw, const float*) { return raw; }
+  static Pair unpack(H raw, const Bfloat16*) {
+    const U words = reinterpret_cast<U>(raw);
+    return {as_float(words << 16), as_float(words & splat(0xffff0000u))};
+  }
+  static Pair unpack(H raw, const Float16*) {
+    const auto half = [&](int i) { return static_cast<std::uint32_t>(static_cast<std::uint16_t>(raw[i])); };
+    return {from_half(U{half(0), half(1), half(2), half(3)}), from_half(U{half(4), half(5), half(6), half(7)})};
+  }
+
+  static F max_start(const float*) { return set(-__builtin_inff()); }
+  template <class T>
+  static H max_start(const T*) {
+    return H{} + static_cast<std::int16_t>(INT16_MIN);
+  }
+  static F max_raw(F best, Pair raw) { return max(raw.b, max(raw.a, best)); }
+  static H max_raw(H best, H raw) { return raw > best ? raw : best; }
+  static float max_value(F best, const float*) { return reduce_max(best); }
+  template <class T>
+  static float max_value(H best, const T*) {
+    std::int16_t top = best[0];
+    for (int i = 1; i < kPair; ++i) top = best[i] > top ? best[i] : top;
+    return to_float(T{static_cast<std::uint16_t>(top)});
+  }
+
   static void store_pair(float* p, Pair v) {
     store(p, v.a);
     store(p + kLanes, v.b);
@@ -100,7 +153,7 @@ struct Simd {
   }
   template <class T>
   static Pair load_weights(const float* p, int n, const T*) {
-    return to_order_of(load_pair_partial(p, n, 0), static_cast<const T*>(nullptr));
+    return to_order_of(load_raw_partial(p, n, 0), static_cast<const T*>(nullptr));
   }
   template <class T>
   static Pair keep(Pair v, int n, int hole, const T*) {
@@ -117,7 +170,8 @@ struct Simd {
   static Bfloat16 minus_infinity(Bfloat16) { return {0xff80}; }
   static Float16 minus_infinity(Float16) { return {0xfc00}; }
 
-  static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+  [[gnu::always_inline]] static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
   static void fence() {}
 
  private:
@@ -126,27 +180,10 @@ struct Simd {
   static F as_float(U x) { return reinterpret_cast<F>(x); }
   static U reinterpret(I x) { return reinterpret_cast<U>(x); }
 
-  // Nearest integer by adding 1.5 * 2^23.
-  static F round_exponent(F x) { return (x * set(kLog2E) + set(0x1.8p23f)) - set(0x1.8p23f); }
-  // x log2(e) - n, log2(e) in two parts: n has at most 7 bits, so n * kLn2High is exact and the rest is small.
-  static F reduce(F x, F n) {
-    const F y = (x - n * set(0x1.63p-1f)) - n * set(-0x1.bd0106p-13f);
-    return y * set(kLog2E);
-  }
   static F power_of_two(F n) {
     const I i = __builtin_convertvector(n, I);
     return as_float(reinterpret(i + 127) << 23);
   }
-  // As in cpu/simd_avx512.h.
-  static F exp2_minus_1_over(F r) {
-    F p = set(0x1.5bba14p-10f);
-    p = fma(p, r, set(0x1.3cea88p-7f));
-    p = fma(p, r, set(0x1.c6b752p-5f));
-    p = fma(p, r, set(0x1.ebf9bcp-3f));
-    return fma(p, r, set(0x1.62e42ap-1f));
-  }
-  static constexpr float kLog2E = 0x1.715476p+0f;
-
   static U round16(F x) {
     const U bits = as_bits(x);
     return bits + splat(0x7fff) + ((bits >> 16) & splat(1));

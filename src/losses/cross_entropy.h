@@ -54,9 +54,9 @@ class CrossEntropy final : public RowStage {
     if (zeta > 0 && z_scale_ != 0) result.loss += zeta * z * r.lse * r.lse;
     const double z_term = zeta > 0 ? 2 * zeta * z * r.lse : 0.0;
     RowCoefficients& g = result.coefficients;
-    g.target = static_cast<float>(upstream * -(1 - s) * c_y * ce);
-    g.prob = static_cast<float>(upstream * (ce * ((1 - s) * c_y + s * class_weight_sum_ / v) + z_term));
-    g.uniform = static_cast<float>(upstream * -(s / v) * ce);
+    g.target = upstream * -(1 - s) * c_y * ce;
+    g.prob = upstream * (ce * ((1 - s) * c_y + s * class_weight_sum_ / v) + z_term);
+    g.uniform = upstream * -(s / v) * ce;
     return result;
   }
 

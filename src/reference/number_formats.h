@@ -13,7 +13,7 @@ enum class NumberFormat { kFloat32, kBfloat16, kFloat16 };
 
 // What the error metric needs to know of a format.
 struct FormatInfo {
-  const char* name;        // "float32", "bfloat16", "float16"
+  const char* name;  // "float32", "bfloat16", "float16"
   std::size_t bytes;
   int mantissa_bits;       // stored: 23, 7, 10
   int min_exponent;        // of the smallest normal number: -126, -126, -14

@@ -189,12 +189,13 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
   out.gradient[y] = g_logp * row.one_minus_p_label() + p_label * g_lse;
   out.magnitude[y] = std::fabs(g_logp) * row.one_minus_p_label() + p_label * std::fabs(g_lse);
   if (g_entropy != 0.0) {
+    const double entropy_size = entropy + (z[y] < row.max() ? 1.0 : 0.0);
     for (std::size_t j = 0; j < z.size(); ++j) {
       const double p = exps[j] * inverse_sum;
       if (p == 0.0) continue;  // p log p is 0 there
       const double log_p = z[j] - row.max() - row.log_sum();
       out.gradient[j] -= g_entropy * p * (log_p + entropy);
-      out.magnitude[j] += std::fabs(g_entropy) * p * (entropy - log_p);
+      out.magnitude[j] += std::fabs(g_entropy) * p * (entropy_size - log_p);
     }
   }
   out.dlogp = g_logp;
@@ -208,17 +209,14 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
 CrossEntropy::CrossEntropy(const CrossEntropyOptions& options, std::span<const std::int64_t> labels,
                            std::span<const double> token_weights, std::span<const double> class_weights,
                            std::span<const double> loss_grad)
-    : options_(options),
-      labels_(labels),
-      token_weights_(token_weights),
-      class_weights_(class_weights),
-      loss_grad_(loss_grad) {
+    : options_(options), labels_(labels), token_weights_(token_weights), class_weights_(class_weights), loss_grad_(loss_grad) {
   if (!token_weights.empty() && token_weights.size() != labels.size()) throw std::invalid_argument("token_weights: wrong size");
   if (options.label_smoothing != 0.0 && options.transform.temperature_on == TemperatureOn::kLogprob)
     throw std::invalid_argument("label_smoothing: not with temperature_on logprob");
   const bool per_row = options.reduction == Reduction::kNone && loss_grad.size() == labels.size();
   if (loss_grad.size() > 1 && !per_row) throw std::invalid_argument("loss_grad: wrong size");
   class_weight_sum_ = block_sum(class_weights.size(), [&](std::size_t j) { return class_weights[j]; });
+  class_weight_size_ = block_sum(class_weights.size(), [&](std::size_t j) { return std::fabs(class_weights[j]); });
   if (options.reduction != Reduction::kMean) return;
 
   long double cross_entropy_weight = 0.0L, z_loss_weight = 0.0L;
@@ -235,9 +233,7 @@ CrossEntropy::CrossEntropy(const CrossEntropyOptions& options, std::span<const s
   z_loss_factor_ = z_loss_denominator == 0.0 ? 0.0 : 1.0 / z_loss_denominator;
 }
 
-double CrossEntropy::token_weight(std::int64_t row) const {
-  return token_weights_.empty() ? 1.0 : token_weights_[index(row)];
-}
+double CrossEntropy::token_weight(std::int64_t row) const { return token_weights_.empty() ? 1.0 : token_weights_[index(row)]; }
 
 double CrossEntropy::class_weight(std::int64_t column) const {
   return class_weights_.empty() ? 1.0 : class_weights_[index(column)];
@@ -255,12 +251,15 @@ RowLoss CrossEntropy::row_loss(std::int64_t row, const SoftmaxRow& softmax) cons
   const double smoothing = options_.label_smoothing;
   const double nll = -softmax.logp() / options_.transform.logp_temperature();
   loss.cross_entropy = weight * ((1.0 - smoothing) * class_weight(softmax.label()) * nll);
+  loss.nll_weight = std::fabs(weight * (1.0 - smoothing) * class_weight(softmax.label()));
   if (smoothing != 0.0) {
     const std::span<const double> z = softmax.logits_z();
     const double all = block_sum(z.size(), [&](std::size_t j) {
       return class_weight(static_cast<std::int64_t>(j)) * (softmax.log_sum() + (softmax.max() - z[j]));
     });
-    loss.cross_entropy += weight * (smoothing / static_cast<double>(z.size()) * all);
+    const auto columns = static_cast<double>(z.size());
+    loss.cross_entropy += weight * (smoothing / columns * all);
+    loss.smoothing_weight = std::fabs(weight) * smoothing / columns * (class_weights_.empty() ? columns : class_weight_size_);
   }
   if (options_.z_loss != 0.0) {
     const double lse = softmax.max() + softmax.log_sum();
@@ -281,8 +280,8 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
   const std::size_t y = index(softmax.label());
 
   // -(1-s) c_y logp
-  const double nll_weight = (1.0 - smoothing) * class_weight(softmax.label()) * weight * cross_entropy_factor_ /
-                            options_.transform.logp_temperature();
+  const double nll_weight =
+      (1.0 - smoothing) * class_weight(softmax.label()) * weight * cross_entropy_factor_ / options_.transform.logp_temperature();
   for (std::size_t j = 0; j < exps.size(); ++j) {
     out.gradient[j] = nll_weight * (exps[j] * inverse_sum);
     out.magnitude[j] = std::fabs(out.gradient[j]);

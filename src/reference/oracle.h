@@ -45,7 +45,7 @@ struct RowOutputs {
   double lse = 0.0;
   double entropy = 0.0;  // nats
   double log_sum_sq_probs = 0.0;
-  double mean_logit = 0.0;  // of z
+  double mean_logit = 0.0;   // of z
   std::int64_t argmax = -1;  // lowest index on ties; -1 if the row holds a NaN
   bool correct = false;
 };
@@ -61,17 +61,17 @@ class SoftmaxRow {
   std::int64_t vocab() const { return static_cast<std::int64_t>(exps_.size()); }
   std::int64_t label() const { return label_; }
   const Transform& transform() const { return transform_; }
-  double max() const { return max_; }                          // m
-  double log_sum() const { return log_sum_; }                  // log sum exp(z - m): lse = max + log_sum
-  double sum() const { return 1.0 + others_; }                 // sum exp(z - m)
-  double logp() const;                                         // log p_y of the softmax, before any division by T
-  double entropy() const;                                      // H
-  double one_minus_p_label() const;                            // the sum of the others, not a difference
+  double max() const { return max_; }           // m
+  double log_sum() const { return log_sum_; }   // log sum exp(z - m): lse = max + log_sum
+  double sum() const { return 1.0 + others_; }  // sum exp(z - m)
+  double logp() const;                          // log p_y of the softmax, before any division by T
+  double entropy() const;                       // H
+  double one_minus_p_label() const;             // the sum of the others, not a difference
   double p(std::int64_t column) const { return exps_[static_cast<std::size_t>(column)] / sum(); }
   double dz_dx(std::int64_t column) const { return slopes_.empty() ? slope_ : slopes_[static_cast<std::size_t>(column)]; }
-  std::span<const double> logits_z() const { return z_; }      // z
-  std::span<const double> exps() const { return exps_; }       // exp(z - m)
-  std::span<const double> slopes() const { return slopes_; }   // dz/dx, empty if the same for all columns: slope()
+  std::span<const double> logits_z() const { return z_; }     // z
+  std::span<const double> exps() const { return exps_; }      // exp(z - m)
+  std::span<const double> slopes() const { return slopes_; }  // dz/dx, empty if the same for all columns: slope()
   double slope() const { return slope_; }
 
  private:
@@ -94,7 +94,8 @@ class SoftmaxRow {
 struct GradientRow {
   std::vector<double> gradient;   // dL/dx
   std::vector<double> magnitude;  // the sum of the absolute values of the terms that make up each component: what float32
-                                  // arithmetic loses bits of when they cancel. Equal to |gradient| when nothing cancels
+                                  // arithmetic loses bits of when they cancel. Equal to |gradient| when nothing cancels.
+                                  // H counts 1 more if the label is not the largest: its log S then holds that column's 1
   double dlogp = 0.0;             // the derivative of the loss with respect to this row's log p_y
   double scale = 0.0;             // the largest factor that multiplies a probability: exps lost to underflow weigh this much
 };
@@ -122,6 +123,9 @@ struct CrossEntropyOptions {
 struct RowLoss {
   double cross_entropy = 0.0;  // w [(1-s) c_y (-logp) + (s/V) sum_j c_j (-log p_j)]
   double z_loss = 0.0;         // w zeta lse^2
+  // How much an error of logp, and of the mean log p_j, weighs in cross_entropy: w (1-s) c_y, and w (s/V) sum_j |c_j|.
+  double nll_weight = 0.0;
+  double smoothing_weight = 0.0;
   double total() const { return cross_entropy + z_loss; }
 };
 
@@ -156,6 +160,7 @@ class CrossEntropy {
   double cross_entropy_factor_ = 1.0;  // 1 / denominator
   double z_loss_factor_ = 1.0;
   double class_weight_sum_ = 0.0;
+  double class_weight_size_ = 0.0;  // of absolute values
 };
 
 }  // namespace tileloss::reference

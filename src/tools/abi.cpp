@@ -17,20 +17,23 @@ namespace {
 using reference::NumberFormat;
 
 constexpr std::array<std::pair<const char*, NumberFormat>, 7> kDtypes = {{{"bf16", NumberFormat::kBfloat16},
-                                                                         {"bfloat16", NumberFormat::kBfloat16},
-                                                                         {"fp16", NumberFormat::kFloat16},
-                                                                         {"float16", NumberFormat::kFloat16},
-                                                                         {"fp32", NumberFormat::kFloat32},
-                                                                         {"f32", NumberFormat::kFloat32},
-                                                                         {"float32", NumberFormat::kFloat32}}};
+                                                                          {"bfloat16", NumberFormat::kBfloat16},
+                                                                          {"fp16", NumberFormat::kFloat16},
+                                                                          {"float16", NumberFormat::kFloat16},
+                                                                          {"fp32", NumberFormat::kFloat32},
+                                                                          {"f32", NumberFormat::kFloat32},
+                                                                          {"float32", NumberFormat::kFloat32}}};
 
 ExitCode exit_code(tileloss_status status) {
   switch (status) {
     case TILELOSS_OUT_OF_MEMORY:
-    case TILELOSS_UNSUPPORTED: return kExitEnvironment;
+    case TILELOSS_UNSUPPORTED:
+      return kExitEnvironment;
     case TILELOSS_INTERNAL:
-    case TILELOSS_PLAN_MISMATCH: return kExitCheckFailed;
-    default: return kExitUsage;
+    case TILELOSS_PLAN_MISMATCH:
+      return kExitCheckFailed;
+    default:
+      return kExitUsage;
   }
 }
 
@@ -212,9 +215,12 @@ NumberFormat parse_dtype(std::string_view name) {
 
 tileloss_dtype abi_dtype(NumberFormat format) {
   switch (format) {
-    case NumberFormat::kFloat32: return TILELOSS_FLOAT32;
-    case NumberFormat::kBfloat16: return TILELOSS_BFLOAT16;
-    case NumberFormat::kFloat16: return TILELOSS_FLOAT16;
+    case NumberFormat::kFloat32:
+      return TILELOSS_FLOAT32;
+    case NumberFormat::kBfloat16:
+      return TILELOSS_BFLOAT16;
+    case NumberFormat::kFloat16:
+      return TILELOSS_FLOAT16;
   }
   return TILELOSS_NONE;
 }
@@ -227,7 +233,8 @@ std::vector<std::string> isa_names() {
 
 std::vector<std::string> schedule_names() {
   std::vector<std::string> names;
-  for (tileloss_schedule schedule = 0; schedule < kScheduleCount; ++schedule) names.emplace_back(tileloss_schedule_name(schedule));
+  for (tileloss_schedule schedule = 0; schedule < kScheduleCount; ++schedule)
+    names.emplace_back(tileloss_schedule_name(schedule));
   return names;
 }
 
@@ -259,11 +266,16 @@ void call(const Function& function, tileloss_pass pass, const tileloss_args& arg
 
 const char* pass_name(tileloss_pass pass) {
   switch (pass) {
-    case TILELOSS_FORWARD: return "forward";
-    case TILELOSS_BACKWARD: return "backward";
-    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
-    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
-    default: return "?";
+    case TILELOSS_FORWARD:
+      return "forward";
+    case TILELOSS_BACKWARD:
+      return "backward";
+    case TILELOSS_VALUE_AND_GRAD:
+      return "value_and_grad";
+    case TILELOSS_FROM_ROW_STATE:
+      return "from_row_state";
+    default:
+      return "?";
   }
 }
 

@@ -55,9 +55,13 @@ class Bench {
   // Allocates the buffers, on huge pages, and touches every page.
   explicit Bench(const BenchSettings& settings);
 
-  // Forward, then value_and_grad (backward for a function without a loss), once per implementation asked for.
+  // Forward, then gradient_pass(): the forward leaves the row state that a backward starts from.
   Timing time_kernel(tileloss_pass pass);
+  // Between make_reference and drop_reference, which hold its two float32 matrices.
   Timing time_reference(tileloss_pass pass);
+  void make_reference();
+  void drop_reference() { reference_.reset(); }
+  // value_and_grad; backward for a function without a loss.
   tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
 
   // On these buffers, with as many threads as the kernel has. Puts the logits back.
@@ -82,8 +86,8 @@ class Bench {
   ThreadTeam team_;
   RoofMeter roofs_;
   HugeBuffer logits_;
-  HugeBuffer dlogits_;                         // separate output only
-  std::vector<char> pattern_;                  // the first rows of the logits, repeated down the matrix
+  HugeBuffer dlogits_;         // separate output only
+  std::vector<char> pattern_;  // the first rows of the logits, repeated down the matrix
   int64_t pattern_rows_;
   std::vector<int64_t> labels_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;

@@ -23,8 +23,8 @@ constexpr uintmax_t kMaxFileBytes = 1 << 20;
 [[noreturn]] void usage_error(const std::string& message) { throw ToolError(kExitUsage, message); }
 
 struct Source {
-  std::string name;          // of the file, or the whole --set
-  bool has_lines = false;    // a --set has none
+  std::string name;        // of the file, or the whole --set
+  bool has_lines = false;  // a --set has none
   std::filesystem::path directory;
   int64_t nodes = 0;
 
@@ -47,7 +47,8 @@ ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& pa
     node.kind = ConfigNode::Kind::kMap;
     for (const auto& entry : yaml) {
       const std::string where = source.origin(entry.first.Mark());
-      if (!entry.first.IsScalar()) usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : path));
+      if (!entry.first.IsScalar())
+        usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : path));
       const std::string key = entry.first.Scalar();
       const std::string full = path.empty() ? key : path + "." + key;
       const auto same = std::find_if(node.children.begin(), node.children.end(), [&](const auto& c) { return c.key == key; });
@@ -105,10 +106,14 @@ void apply_override(ConfigNode& root, const std::string& text) {
 
 const char* kind_name(ConfigNode::Kind kind) {
   switch (kind) {
-    case ConfigNode::Kind::kEmpty: return "nothing";
-    case ConfigNode::Kind::kScalar: return "a value";
-    case ConfigNode::Kind::kList: return "a list";
-    case ConfigNode::Kind::kMap: return "a section";
+    case ConfigNode::Kind::kEmpty:
+      return "nothing";
+    case ConfigNode::Kind::kScalar:
+      return "a value";
+    case ConfigNode::Kind::kList:
+      return "a list";
+    case ConfigNode::Kind::kMap:
+      return "a section";
   }
   return "";
 }
@@ -207,7 +212,8 @@ double ConfigReader::number(const std::string& key, std::optional<double> fallba
   std::string text = node->text;
   if (text.starts_with('+')) text.erase(0, 1);
   const std::string bare = text.starts_with('-') ? text.substr(1) : text;
-  if (!node->quoted && (bare == ".inf" || bare == ".Inf" || bare == ".INF" || bare == ".nan" || bare == ".NaN" || bare == ".NAN")) {
+  if (!node->quoted &&
+      (bare == ".inf" || bare == ".Inf" || bare == ".INF" || bare == ".nan" || bare == ".NaN" || bare == ".NAN")) {
     fail(key, fmt::format("expected a finite number, got '{}'", node->text));
   }
   double value = 0;
@@ -221,8 +227,8 @@ double ConfigReader::number(const std::string& key, std::optional<double> fallba
   }
   const bool too_small = range.exclusive_minimum ? value <= range.minimum : value < range.minimum;
   if ((too_small || value > range.maximum) && !(range.also && value == *range.also)) {
-    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}", node->text, range.exclusive_minimum ? ">" : ">=",
-                          range.minimum, range.maximum));
+    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}", node->text,
+                          range.exclusive_minimum ? ">" : ">=", range.minimum, range.maximum));
   }
   return value;
 }
@@ -266,7 +272,7 @@ std::filesystem::path ConfigReader::path(const std::string& key, std::optional<s
   const ConfigNode* node = ask_scalar(key, !fallback, "a path");
   if (node == nullptr) return *fallback;
   if (node->text.empty()) fail(key, "has no value");
-  return node->directory / node->text;
+  return (node->directory / node->text).lexically_normal();
 }
 
 ConfigReader ConfigReader::section(const std::string& key) {

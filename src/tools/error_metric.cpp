@@ -9,14 +9,14 @@ namespace tileloss::tools {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kFloat32Budget = 4.0;            // ULP, plus |z - m|
-constexpr double kFloat32HalfUlp = 0x1p-24;       // relative
-constexpr double kRowFloor = 0x1p-48;             // of the row's largest |g_ref|
+constexpr double kFloat32Ulps = 4.0;
+constexpr double kFloat32HalfUlp = 0x1p-24;  // relative
+constexpr double kRowFloor = 0x1p-48;        // of the row's largest |g_ref|
 constexpr double kFloat32SmallestNormal = 0x1p-126;
-constexpr double kExpRange = 104.0;               // exp(-104) is 0 in float32: larger distances cost no more
+constexpr double kExpRange = 104.0;  // exp(-104) is 0 in float32: larger distances cost no more
 constexpr double kOutputRelative = 0x1p-18;
 constexpr double kOutputMagnitude = 0x1p-22;
-constexpr std::int64_t kBlock = 256;              // its working arrays stay in L1
+constexpr std::int64_t kBlock = 256;  // its working arrays stay in L1
 
 // 2^floor(log2 |x|), 0 for 0 and subnormal doubles.
 double binade(double x) { return std::bit_cast<double>(std::bit_cast<std::uint64_t>(x) & 0x7ff0000000000000ULL); }
@@ -45,9 +45,8 @@ Match match_nonfinite(double output, double reference, double overflow) {
 }
 
 struct ElementScales {
-  double context = 0.0;  // float32's budget in ULP
   double ulp = 0.0;
-  double tight = 0.0;    // half an ULP for the rounding plus float32's budget
+  double tight = 0.0;  // half an ULP for the rounding plus float32's budget
   double allowed = 0.0;
   double floor = 0.0;
 };
@@ -60,26 +59,39 @@ struct FormatScales {
 
 FormatScales format_scales(reference::NumberFormat format) {
   const reference::FormatInfo& info = reference::format_info(format);
-  return {std::ldexp(1.0, -info.mantissa_bits), info.smallest_step,
-          format == reference::NumberFormat::kFloat32 ? 0.0 : 0.5};
+  return {std::ldexp(1.0, -info.mantissa_bits), info.smallest_step, format == reference::NumberFormat::kFloat32 ? 0.0 : 0.5};
 }
 
-inline ElementScales element_scales(const FormatScales& format, double reference, double magnitude, double z, double max,
-                                    double transformed, double row_floor) {
+// float32's budget in ULP for a column `distance` below the maximum. Further down than the smallest exp that is not 0, -inf say,
+// counts no more than that.
+inline double float32_budget(double distance, const RowReference& reference) {
+  distance = std::min(distance, kExpRange);
+  const double plain = kFloat32Ulps + distance;
+  if (!reference.transformed) return plain;
+  return plain + std::max(std::fabs(reference.max - distance), std::fabs(reference.max));
+}
+
+inline ElementScales element_scales(const FormatScales& format, double reference, double magnitude, double context,
+                                    double row_floor) {
   ElementScales scales;
-  // |z| of a -inf logit counts no more than that of the smallest logit whose exp is not 0.
-  const double distance = std::min(max - z, kExpRange);
-  const double size = std::min(std::fabs(z), std::fabs(max) + kExpRange);
-  scales.context = kFloat32Budget + distance + transformed * size;
   const double power = binade(reference);
   scales.ulp = std::max(power * format.ulp_factor, format.smallest_step);
   const double rounding = format.rounding * scales.ulp;
-  const double arithmetic = scales.context * std::max(power * 0x1p-23, 0x1p-149);
+  const double arithmetic = context * std::max(power * 0x1p-23, 0x1p-149);
   scales.tight = rounding + arithmetic;
   const double cancelled = std::max(magnitude - std::fabs(reference), 0.0);
-  scales.floor = scales.context * kFloat32HalfUlp * cancelled + row_floor;
+  scales.floor = context * kFloat32HalfUlp * cancelled + row_floor;
   scales.allowed = rounding + std::max(rounding, arithmetic) + scales.floor;
   return scales;
+}
+
+// The mean of m - z over the columns but the label, weighted by p.
+double others_distance(const reference::SoftmaxRow& softmax) {
+  const double others = softmax.one_minus_p_label();
+  if (!(others > 0.0)) return 0.0;
+  const double p = softmax.p(softmax.label());
+  const double own = p > 0.0 ? p * (softmax.max() - softmax.logits_z()[static_cast<std::size_t>(softmax.label())]) : 0.0;
+  return (softmax.entropy() - softmax.log_sum() - own) / others;
 }
 
 }  // namespace
@@ -91,8 +103,14 @@ bool all_pass(std::span<const Gate> gates) {
 }
 
 RowReference make_row_reference(const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient) {
-  return {gradient.gradient,    gradient.magnitude, softmax.logits_z(), softmax.max(), gradient.scale,
-          !softmax.transform().is_identity(), softmax.label()};
+  return {.gradient = gradient.gradient,
+          .magnitude = gradient.magnitude,
+          .z = softmax.logits_z(),
+          .max = softmax.max(),
+          .scale = gradient.scale,
+          .transformed = !softmax.transform().is_identity(),
+          .target = softmax.label(),
+          .others_distance = others_distance(softmax)};
 }
 
 // ------------------------------------------------------------------------------------------------------------ gradients
@@ -105,8 +123,8 @@ void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_
                                const RowReference& reference, const RowLimits& limits, RowSums& sums) {
   const reference::FormatInfo& info = reference::format_info(format_);
   const FormatScales format = format_scales(format_);
-  const double transformed = reference.transformed ? 1.0 : 0.0;
   const bool on_target = begin == reference.target;
+  const double others_budget = on_target ? float32_budget(reference.others_distance, reference) : 0.0;
   Worst& worst_ulp = on_target ? ulp_target_ : ulp_off_target_;
   Worst& worst_budget = on_target ? budget_target_ : budget_off_target_;
   std::array<double, kBlock> values, used, ulps, errors, relative;
@@ -125,8 +143,8 @@ void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_
         if (match == Match::kMismatch) add_mismatch(row, static_cast<std::int64_t>(j));
         if (match != Match::kCompare) continue;
       }
-      const ElementScales scales = element_scales(format, expected, reference.magnitude[j], reference.z[j], reference.max,
-                                                  transformed, limits.floor);
+      const double context = std::max(float32_budget(reference.max - reference.z[j], reference), others_budget);
+      const ElementScales scales = element_scales(format, expected, reference.magnitude[j], context, limits.floor);
       const double error = std::fabs(values[k] - expected);
       errors[k] = error;
       used[k] = error / scales.allowed;
@@ -272,16 +290,26 @@ std::vector<Gate> OutputMetric::gates(double max_abs_limit) const {
 OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax) {
   OutputMagnitudes magnitudes;
   const double max = std::fabs(softmax.max());
-  const double target = std::fabs(softmax.logits_z()[static_cast<std::size_t>(softmax.label())]);
+  const double label_z = softmax.logits_z()[static_cast<std::size_t>(softmax.label())];
+  const double target = std::fabs(label_z);
+  const double log_p = std::fabs(softmax.logp());
+  const double entropy = softmax.entropy();
+  // Near 0 both are sums of exps that z - m costs |z - m| 2^-24 of their value, those below 2^-126 all of it.
+  const double flushed = 0x1p-104 * static_cast<double>(softmax.vocab());
+  const double distance = 0.5 * others_distance(softmax);
+  magnitudes.logp = flushed + distance * std::min(1.0, log_p);
+  magnitudes.entropy = kExpRange * flushed + distance * std::min(1.0, entropy);
+  // log S keeps its relative precision near 0 only where the sum without the label lacks the largest's 1.
+  if (label_z < softmax.max()) magnitudes.entropy += 1.0;
   // The logits that hold the mass lie within 16 of the maximum.
   const double blur = softmax.transform().is_identity() ? 0.0 : max + 16.0;
   if (blur > 0.0) {
-    const double log_p = softmax.logp();
-    magnitudes.logp = (target + blur) * std::min(1.0, std::fabs(log_p)) / softmax.transform().logp_temperature();
-    magnitudes.entropy = 2.0 * blur * std::min(1.0, softmax.entropy());
+    magnitudes.logp += (target + blur) * std::min(1.0, log_p);
+    magnitudes.entropy += 2.0 * blur * std::min(1.0, entropy);
   }
+  magnitudes.logp /= softmax.transform().logp_temperature();
   magnitudes.lse = max + softmax.log_sum();
-  magnitudes.log_sum_sq_probs = 1.0 + 2.0 * softmax.log_sum() + 2.0 * blur;  // the sum of squares holds the largest's 1
+  magnitudes.log_sum_sq_probs = 4.0 + 2.0 * softmax.log_sum() + 2.0 * blur;  // both sums hold the largest's 1
   // A float32 sum of 1e5 terms of one sign loses several units in the last place.
   magnitudes.mean_logit = max + 16.0 * std::fabs(softmax.max() - softmax.outputs().mean_logit);
   return magnitudes;
@@ -289,12 +317,10 @@ OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax) {
 
 double loss_magnitude(const reference::SoftmaxRow& softmax, const reference::RowLoss& loss) {
   const OutputMagnitudes magnitudes = output_magnitudes(softmax);
-  const reference::RowOutputs outputs = softmax.outputs();
-  double magnitude = 0.0;
-  if (magnitudes.logp > 0.0 && outputs.logp != 0.0) {
-    magnitude += std::fabs(loss.cross_entropy) * magnitudes.logp / std::fabs(outputs.logp);
-  }
-  if (outputs.lse != 0.0) magnitude += 2.0 * std::fabs(loss.z_loss) * magnitudes.lse / std::fabs(outputs.lse);
+  double magnitude = loss.nll_weight * magnitudes.logp;
+  if (!softmax.transform().is_identity()) magnitude += loss.smoothing_weight * 2.0 * (std::fabs(softmax.max()) + 16.0);
+  const double lse = std::fabs(softmax.max() + softmax.log_sum());
+  if (lse > 0.0) magnitude += 2.0 * std::fabs(loss.z_loss) * magnitudes.lse / lse;
   return magnitude;
 }
 

@@ -3,12 +3,14 @@
 // A gradient component g with reference g_ref is allowed this error, in the row's own terms (nothing here is a global constant):
 //
 //   allowed = budget * ulp(g_ref) + floor
-//   budget     float32: 4 + |z - m|, and |z| more when a transform is on: float32's subtraction z - m costs that much.
+//   budget     float32: 4 + |z - m|: float32's subtraction z - m costs that much. With a transform max(|z|, |m|) more: z and m
+//              are then rounded themselves, and where the maximum holds the mass its error is in every other column. At the
+//              target, whose 1 - p is made of the others, their mean |z - m| (weighted by p) counts, if larger than its own.
 //              bfloat16, float16: 1 = half for the one rounding and half for float32 arithmetic; where float32's own budget
 //              exceeds that half (common offsets of 1e4 under a transform), 0.5 + float32's budget.
 //   ulp(g_ref) a unit in the last place of the output type at the reference value; below the smallest normal number of the
 //              type its fixed step: an absolute comparison.
-//   floor      (4 + |z - m| [+ |z|]) 2^-24 (sum of |terms| - |g_ref|): what cancellation between a component's terms costs in
+//   floor      float32's budget * 2^-24 (sum of |terms| - |g_ref|): what cancellation between a component's terms costs in
 //              float32 (label smoothing, entropy, z-loss; 0 for plain cross-entropy)
 //              + 2^-48 max_row |g_ref|: components this far below the row's largest move nothing
 //              + 2^-126 max(1, scale): exps and results below float32's smallest normal number may be flushed to zero.
@@ -61,6 +63,7 @@ struct RowReference {
   double scale = 0.0;                 // see reference::GradientRow
   bool transformed = false;
   std::int64_t target = 0;
+  double others_distance = 0.0;  // mean of m - z over the columns but the target, weighted by p
 };
 
 RowReference make_row_reference(const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient);
@@ -108,7 +111,8 @@ class GradientMetric {
   std::int64_t nonzero_where_ignored() const { return nonzero_ignored_; }
   Location first_nonzero_where_ignored() const { return first_nonzero_; }
   std::int64_t elements() const { return elements_; }
-  // Not a gate, for the caller to report: more than half of the reference gradient rounds to zero in the output type (or there was none): a pass says little.
+  // Not a gate, for the caller to report: more than half of the reference gradient rounds to zero in the output type (or there
+  // was none): a pass says little.
   bool mistrusted() const;
   double zero_fraction() const;
 
@@ -162,8 +166,9 @@ class OutputMetric {
   std::int64_t nonfinite_mismatches_ = 0, count_ = 0;
 };
 
-// What cancels, or is blurred by a transform, in each row output: the `magnitude` for OutputMetric::add. With a transform each z
-// carries an error of about |z| 2^-24, which moves logp and entropy by no more than twice that times min(1, |their value|).
+// What cancels, or is blurred, in each row output: the `magnitude` for OutputMetric::add. z - m carries an error of |z - m|
+// 2^-24, and with a transform z one of about |z| 2^-24: they move logp and entropy by no more than twice that times min(1, |their
+// value|).
 struct OutputMagnitudes {
   double logp = 0.0;
   double lse = 0.0;

@@ -50,8 +50,7 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
     json["abs_diff_loss"] = std::abs(verdict.loss_kernel - verdict.loss_ref);
   }
   if (checks.per_loss.count() > 0) json["fwd/per_loss_max_abs"] = checks.per_loss.max_abs().value;
-  for (const OutputMetric* metric :
-       {&checks.logp, &checks.lse, &checks.entropy, &checks.log_sum_sq_probs, &checks.mean_logit}) {
+  for (const OutputMetric* metric : {&checks.logp, &checks.lse, &checks.entropy, &checks.log_sum_sq_probs, &checks.mean_logit}) {
     if (metric->count() > 0) json["fwd/" + metric->name() + "_max_abs"] = metric->max_abs().value;
   }
   if (!results.argmax.empty()) json["fwd/argmax_mismatches"] = checks.argmax.mismatches();
@@ -61,6 +60,8 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
   json["dlogits_mean_abs"] = mean_abs(checks);
   json["dlogits_ulp_target"] = worst_of(checks, &GradientMetric::worst_ulp_target).value;
   json["dlogits_ulp_off_target"] = worst_of(checks, &GradientMetric::worst_ulp_off_target).value;
+  const Worst off_target = worst_of(checks, &GradientMetric::worst_budget_off_target);
+  json["dlogits_worst_off_target_at"] = {off_target.at.row, off_target.at.column};
   json["dlogits_normwise"] = worst_of(checks, &GradientMetric::worst_normwise).value;
   json["dlogits_zero_fraction"] = checks.gradients.front().zero_fraction();
   json["time/ref_s"] = verdict.seconds;

@@ -9,8 +9,7 @@ namespace {
 // Keeps rows * columns * 8 bytes far from overflow.
 constexpr int64_t kMaxCount = int64_t{1} << 31;
 
-const std::vector<std::string> kOutputs = {"logp",    "lse",     "entropy",         "argmax",
-                                           "correct", "log_sum_sq_probs", "mean_logit"};
+const std::vector<std::string> kOutputs = {"logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit"};
 
 void read_source(ConfigReader source, GradcheckConfig::Source& out) {
   out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";

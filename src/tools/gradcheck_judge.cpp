@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <set>
 
 #include "tools/gradcheck_oracle.h"
 #include "tools/mutants.h"
@@ -258,7 +259,8 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
     const reference::RowUpstream upstream = oracle.row_upstream(row);
     const reference::RowUpstream first = oracle.row_upstream(rows.front());
     context.entropy_upstream |= upstream.entropy != 0;
-    context.nonuniform_upstream |= upstream.logp != first.logp || upstream.lse != first.lse || upstream.entropy != first.entropy ||
+    context.nonuniform_upstream |= upstream.logp != first.logp || upstream.lse != first.lse ||
+                                   upstream.entropy != first.entropy ||
                                    oracle.loss_upstream(row) != oracle.loss_upstream(rows.front());
   }
   return context;
@@ -334,12 +336,9 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
     for (size_t i = static_cast<size_t>(thread); i < rows.size(); i += static_cast<size_t>(team.size())) {
       const int64_t row = rows[i];
       const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
-      const MutantRowOracle oracle_row{&scratch.softmax,
-                                       &scratch.gradient,
-                                       oracle->loss_upstream(row),
-                                       oracle->loss_upstream(rows.front()),
-                                       oracle->row_upstream(row),
-                                       oracle->row_upstream(rows.front())};
+      const MutantRowOracle oracle_row{&scratch.softmax,           &scratch.gradient,
+                                       oracle->loss_upstream(row), oracle->loss_upstream(rows.front()),
+                                       oracle->row_upstream(row),  oracle->row_upstream(rows.front())};
       const RowView original = row_view(inputs, results, row);
       for (size_t m = 0; m < mutants.size(); ++m) {
         check_stop();
@@ -348,6 +347,11 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
     }
   });
 
+  // A gate that the unaltered results fail catches nothing.
+  std::set<std::string> already_failed;
+  for (const Gate& gate : verdict.gates) {
+    if (!gate.pass) already_failed.insert(gate.name);
+  }
   std::vector<MutantVerdict> verdicts;
   for (size_t m = 0; m < mutants.size(); ++m) {
     MutantTrial& trial = trials[0][m];
@@ -358,7 +362,7 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
     MutantVerdict result;
     result.name = mutants[m]->name;
     for (const Gate& gate : mutant_gates(config, results, context, verdict, *mutants[m], trial)) {
-      if (!gate.pass) result.caught_by.push_back(gate.name);
+      if (!gate.pass && !already_failed.contains(gate.name)) result.caught_by.push_back(gate.name);
     }
     result.planted = trial.planted;
     verdicts.push_back(std::move(result));

@@ -94,8 +94,8 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   const int64_t file_rows = logits.elements() / inputs.cols;
   set_shape(config, file_rows, inputs);
   if (inputs.rows > file_rows || inputs.rows == 0) {
-    throw ToolError(kExitUsage, fmt::format("{}: {} has {} rows, but batch_size * seq_len is {}", name, logits.name, file_rows,
-                                            inputs.rows));
+    throw ToolError(kExitUsage,
+                    fmt::format("{}: {} has {} rows, but batch_size * seq_len is {}", name, logits.name, file_rows, inputs.rows));
   }
   plan_shapes(config, inputs);
   read_labels(file.tensor(config.source.labels_name), name, inputs);
@@ -108,8 +108,8 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   inputs.cols = config.vocab_size;
   set_shape(config, 0, inputs);
   plan_shapes(config, inputs);
-  inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
+  inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   team.for_each(inputs.rows, [&](int64_t row, int) {
     check_stop();
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
@@ -176,7 +176,8 @@ void add_upstream(const GradcheckConfig& config, const CheckInputs& inputs, tile
 void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs) {
   tileloss_args args = base_args(inputs, nullptr);
   args.dlogits = args.logits;
-  if (config.function.is_loss()) args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, config.per_row_loss() ? inputs.rows : 1);
+  if (config.function.is_loss())
+    args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, config.per_row_loss() ? inputs.rows : 1);
   make_plan(config.function, config.function.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD, args, config.kernel);
 }
 

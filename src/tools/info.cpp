@@ -120,7 +120,8 @@ void print_tables(const Json& info) {
   table.add({"functions", joined(info["functions"])});
   table.add({"cpu", info["cpu"].get<std::string>()});
   table.add({"instruction sets", joined(info["isa_available"])});
-  const std::string forced = info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
+  const std::string forced =
+      info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
   table.add({"chosen", fmt::format("{} ({})", info["isa_chosen"].get<std::string>(), forced)});
   table.add({"threads", fmt::format("{} (TILELOSS_NUM_THREADS, affinity, cgroup quota)", info["threads"].get<int>())});
   for (const Json& cache : info["caches"]) {

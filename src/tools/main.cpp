@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
 
 #include "tools/exit_codes.h"
@@ -25,12 +26,15 @@ int report(int code, const char* message) {
   return code;
 }
 
+// A full disk behind standard output shows only when it is flushed.
+int finish(int code) {
+  if (std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  return report(kExitEnvironment, "cannot write to standard output");
+}
+
 int run(const Action& action) {
   try {
-    const int code = action();
-    // A full disk behind stdout shows only here.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return report(kExitEnvironment, "cannot write to standard output");
-    return code;
+    return finish(action());
   } catch (const ToolError& error) {
     return report(error.code(), error.what());
   } catch (const Stopped& stopped) {
@@ -52,11 +56,11 @@ int main_program(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return program.exit(error) == 0 ? kExitPass : kExitUsage;
+    return finish(program.exit(error) == 0 ? kExitPass : kExitUsage);
   }
   if (!action) {
     fmt::print("{}", program.help());
-    return kExitUsage;
+    return finish(kExitUsage);
   }
   install_signal_handlers();
   return run(action);

@@ -63,8 +63,7 @@ HugeBuffer::HugeBuffer(int64_t bytes, const char* purpose) : bytes_(bytes) {
   }
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    throw ToolError(kExitEnvironment,
-                    fmt::format("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));
+    throw ToolError(kExitEnvironment, fmt::format("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));
   }
   data_ = data;
   madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);

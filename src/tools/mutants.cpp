@@ -181,8 +181,8 @@ constexpr std::array kMutants{
     Mutant{"target_not_subtracted", "the target's column misses its -1", has_dlogits, target_not_subtracted, nullptr},
     Mutant{"last_tile_dropped", "the last vocabulary tile's dlogits are 0", has_dlogits, last_tile_dropped, nullptr},
     Mutant{"last_tile_twice", "the sum of exponentials holds the last tile twice", has_off_target, last_tile_twice, nullptr},
-    Mutant{"first_row_upstream", "every row uses the first row's upstream gradient", has_nonuniform_upstream,
-           first_row_upstream, nullptr},
+    Mutant{"first_row_upstream", "every row uses the first row's upstream gradient", has_nonuniform_upstream, first_row_upstream,
+           nullptr},
     Mutant{"entropy_gradient_dropped", "the upstream gradient of the entropy is not used", has_entropy_upstream,
            entropy_gradient_dropped, nullptr},
     Mutant{"loss_halved", "the loss is half of what it is", has_loss, loss_halved_row, loss_halved},
@@ -196,8 +196,8 @@ constexpr std::array kMutants{
 std::span<const Mutant> all_mutants() { return kMutants; }
 
 const Mutant* find_mutant(const char* name) {
-  const auto* found = std::find_if(kMutants.begin(), kMutants.end(),
-                                   [&](const Mutant& mutant) { return std::string_view(mutant.name) == name; });
+  const auto* found =
+      std::find_if(kMutants.begin(), kMutants.end(), [&](const Mutant& mutant) { return std::string_view(mutant.name) == name; });
   return found == kMutants.end() ? nullptr : found;
 }
 

@@ -1,5 +1,5 @@
-// Wrong kernels, made from right ones: each mutant alters the kernel's outputs, row by row, as a plausible bug would. A check that
-// lets one pass is no check. Adding a mutant is one entry in the table of mutants.cpp.
+// Wrong kernels, made from right ones: each mutant alters the kernel's outputs, row by row, as a plausible bug would. A check
+// that lets one pass is no check. Adding a mutant is one entry in the table of mutants.cpp.
 //
 //   for (const Mutant& mutant : all_mutants()) {
 //     if (!mutant.applies(context)) continue;
@@ -24,12 +24,12 @@ struct MutantContext {
   std::int64_t cols = 0;  // valid columns
   std::int64_t tile = 0;  // columns of a vocabulary tile (the plan's vocab_block)
   bool has_dlogits = false;
-  bool has_loss = false;      // one scalar, or one per row if per_row_loss
+  bool has_loss = false;  // one scalar, or one per row if per_row_loss
   bool per_row_loss = false;
   bool has_logp = false;
   bool has_argmax = false;
-  bool entropy_upstream = false;      // some row's upstream entropy gradient is not 0
-  bool nonuniform_upstream = false;   // some used row's upstream gradient differs from the first used row's
+  bool entropy_upstream = false;       // some row's upstream entropy gradient is not 0
+  bool nonuniform_upstream = false;    // some used row's upstream gradient differs from the first used row's
   std::span<const float> kernel_logp;  // [rows], for the mutant that takes a neighbour's
 };
 

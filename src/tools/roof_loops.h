@@ -59,16 +59,18 @@ struct RoofLoop {
   }
 
   static uint64_t in_place(char* from, char*, int64_t bytes, int64_t distance) {
-    walk(from, bytes, distance, [&](int64_t at, int) __attribute__((always_inline)) {
-      for (int64_t b = 0; b < kLine; b += V::kBytes) V::store(from + at + b, V::keep(V::load(from + at + b)));
-    });
+    walk(
+        from, bytes, distance, [&](int64_t at, int) __attribute__((always_inline)) {
+          for (int64_t b = 0; b < kLine; b += V::kBytes) V::store(from + at + b, V::keep(V::load(from + at + b)));
+        });
     return 0;
   }
 
   static uint64_t copy(char* from, char* to, int64_t bytes, int64_t distance) {
-    walk(from, bytes, distance, [&](int64_t at, int) __attribute__((always_inline)) {
-      for (int64_t b = 0; b < kLine; b += V::kBytes) V::stream(to + at + b, V::load(from + at + b));
-    });
+    walk(
+        from, bytes, distance, [&](int64_t at, int) __attribute__((always_inline)) {
+          for (int64_t b = 0; b < kLine; b += V::kBytes) V::stream(to + at + b, V::load(from + at + b));
+        });
     V::fence();
     return 0;
   }
@@ -76,9 +78,10 @@ struct RoofLoop {
   static uint64_t read(char* from, char*, int64_t bytes, int64_t distance) {
     typename V::Vec sum[kStreams];
     for (auto& s : sum) s = V::zero();
-    walk(from, bytes, distance, [&](int64_t at, int s) __attribute__((always_inline)) {
-      for (int64_t b = 0; b < kLine; b += V::kBytes) sum[s] = V::mix(sum[s], V::load(from + at + b));
-    });
+    walk(
+        from, bytes, distance, [&](int64_t at, int s) __attribute__((always_inline)) {
+          for (int64_t b = 0; b < kLine; b += V::kBytes) sum[s] = V::mix(sum[s], V::load(from + at + b));
+        });
     for (int s = 1; s < kStreams; ++s) sum[0] = V::mix(sum[0], sum[s]);
     return V::fold(sum[0]);
   }

@@ -41,8 +41,8 @@ Roofs faster_of(const Roofs& a, const Roofs& b) {
 
 double largest_difference(const Roofs& a, const Roofs& b) {
   const auto difference = [](double x, double y) { return std::abs(x - y) / std::min(x, y); };
-  return std::max({difference(a.in_place_ms, b.in_place_ms), difference(a.copy_ms, b.copy_ms),
-                   difference(a.read_ms, b.read_ms), difference(a.exp_ms, b.exp_ms)});
+  return std::max({difference(a.in_place_ms, b.in_place_ms), difference(a.copy_ms, b.copy_ms), difference(a.read_ms, b.read_ms),
+                   difference(a.exp_ms, b.exp_ms)});
 }
 
 RoofMeter::RoofMeter(int threads) : team_(threads), loops_(widest_loops()) {}
@@ -61,8 +61,7 @@ double RoofMeter::time_pass(RoofPass pass, char* from, char* to, int64_t bytes, 
   return ms;
 }
 
-double RoofMeter::best_pass(RoofPass RoofVariant::* pass, Choice& choice, char* from, char* to, int64_t bytes,
-                            int repetitions) {
+double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* from, char* to, int64_t bytes, int repetitions) {
   if (!choice.known) {
     double best = std::numeric_limits<double>::infinity();
     for (int v = 0; v < loops_.num_variants; ++v) {

@@ -41,7 +41,7 @@ class RoofMeter {
     bool known = false;
   };
   double time_pass(RoofPass pass, char* from, char* to, int64_t bytes, int64_t distance);
-  double best_pass(RoofPass RoofVariant::* pass, Choice& choice, char* from, char* to, int64_t bytes, int repetitions);
+  double best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* from, char* to, int64_t bytes, int repetitions);
   double best_exp(int64_t elements, int repetitions);
 
   ThreadTeam team_;

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -118,9 +117,10 @@ void SafetensorsFile::map(const std::filesystem::path& path) {
   data_ = static_cast<const unsigned char*>(data);
 }
 
-void SafetensorsFile::parse() {
+// Where the header ends and the data begins.
+const unsigned char* SafetensorsFile::check_header() const {
   // Pickle protocol 2 and later starts with 0x80 and its number; PyTorch's newer files are zip archives. Neither is ever loaded.
-  if (data_[0] == 0x80 && data_[1] >= 2 && data_[1] <= 5 && data_[8 < bytes_ ? 8 : 0] != '{') {
+  if (data_[0] == 0x80 && data_[1] >= 2 && data_[1] <= 5 && (bytes_ == kLengthBytes || data_[kLengthBytes] != '{')) {
     fail("content", "this is a pickle file, which can run code when loaded; only safetensors files are read");
   }
   if (std::memcmp(data_, "PK\x03\x04", 4) == 0) {
@@ -133,64 +133,75 @@ void SafetensorsFile::parse() {
   if (header_bytes > bytes_ - kLengthBytes) {
     fail("header length", fmt::format("{} bytes, but the file has only {} after it", header_bytes, bytes_ - kLengthBytes));
   }
-  const unsigned char* begin = data_ + kLengthBytes;
-  if (header_bytes == 0 || *begin != '{') fail("header", "does not start with '{'");
+  if (header_bytes == 0 || data_[kLengthBytes] != '{') fail("header", "does not start with '{'");
+  return data_ + kLengthBytes + header_bytes;
+}
 
-  DuplicateKeys duplicates;
-  const Json header = Json::parse(begin, begin + header_bytes, std::ref(duplicates), /*allow_exceptions=*/false);
-  if (!header.is_object()) fail("header", "is not a JSON object");
-  if (!duplicates.duplicate().empty()) fail(duplicates.duplicate(), "duplicate entry");
-
-  const unsigned char* payload = begin + header_bytes;
-  const int64_t payload_bytes = bytes_ - kLengthBytes - header_bytes;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    if (!entry.is_object()) fail(name, "is not an object");
-    for (const char* field : {"dtype", "shape", "data_offsets"}) {
-      if (!entry.contains(field)) fail(name, fmt::format("{} is missing", field));
-    }
-    Tensor tensor;
-    tensor.name = name;
-    if (!entry["dtype"].is_string()) fail(name, "dtype: expected text");
-    tensor.dtype = entry["dtype"].get<std::string>();
-    int64_t size = dtype_bytes(tensor.dtype);
-    if (size == 0) fail(name, fmt::format("dtype: '{}' is unknown", tensor.dtype));
-    if (!entry["shape"].is_array()) fail(name, "shape: expected a list");
-    for (const Json& dimension : entry["shape"]) {
-      if (!is_count(dimension)) fail(name, fmt::format("shape: expected counts, got {}", dimension.dump()));
-      tensor.shape.push_back(dimension.get<int64_t>());
-    }
-    for (const int64_t dimension : tensor.shape) {
-      if (__builtin_mul_overflow(size, dimension, &size)) fail(name, "shape: the number of bytes overflows");
-    }
-    const Json& offsets = entry["data_offsets"];
-    if (!offsets.is_array() || offsets.size() != 2 || !is_count(offsets[0]) || !is_count(offsets[1])) {
-      fail(name, "data_offsets: expected two counts");
-    }
-    const auto first = offsets[0].get<int64_t>();
-    const auto last = offsets[1].get<int64_t>();
-    if (first > last || last > payload_bytes) {
-      fail(name, fmt::format("data_offsets: [{}, {}] is outside the {} bytes of data", first, last, payload_bytes));
-    }
-    if (last - first != size) {
-      fail(name, fmt::format("data_offsets: {} bytes, but the shape and dtype make {}", last - first, size));
-    }
-    tensor.data = payload + first;
-    tensor.bytes = size;
-    tensors_.push_back(std::move(tensor));
+Tensor SafetensorsFile::parse_entry(const std::string& name, const nlohmann::ordered_json& entry,
+                                    const unsigned char* payload) const {
+  if (!entry.is_object()) fail(name, "is not an object");
+  for (const char* field : {"dtype", "shape", "data_offsets"}) {
+    if (!entry.contains(field)) fail(name, fmt::format("{} is missing", field));
   }
+  Tensor tensor;
+  tensor.name = name;
+  if (!entry["dtype"].is_string()) fail(name, "dtype: expected text");
+  tensor.dtype = entry["dtype"].get<std::string>();
+  int64_t size = dtype_bytes(tensor.dtype);
+  if (size == 0) fail(name, fmt::format("dtype: '{}' is unknown", tensor.dtype));
+  if (!entry["shape"].is_array()) fail(name, "shape: expected a list");
+  int64_t elements = 1;
+  for (const Json& dimension : entry["shape"]) {
+    if (!is_count(dimension)) fail(name, fmt::format("shape: expected counts, got {}", dimension.dump()));
+    tensor.shape.push_back(dimension.get<int64_t>());
+    // A 0 after an overflow would hide it, so zeros are left out of this product.
+    if (__builtin_mul_overflow(elements, std::max<int64_t>(tensor.shape.back(), 1), &elements)) {
+      fail(name, "shape: the number of elements overflows");
+    }
+  }
+  if (__builtin_mul_overflow(size, tensor.elements(), &size)) fail(name, "shape: the number of bytes overflows");
+  const Json& offsets = entry["data_offsets"];
+  if (!offsets.is_array() || offsets.size() != 2 || !is_count(offsets[0]) || !is_count(offsets[1])) {
+    fail(name, "data_offsets: expected two counts");
+  }
+  const auto first = offsets[0].get<int64_t>();
+  const auto last = offsets[1].get<int64_t>();
+  const int64_t payload_bytes = data_ + bytes_ - payload;
+  if (first > last || last > payload_bytes) {
+    fail(name, fmt::format("data_offsets: [{}, {}] is outside the {} bytes of data", first, last, payload_bytes));
+  }
+  if (last - first != size) {
+    fail(name, fmt::format("data_offsets: {} bytes, but the shape and dtype make {}", last - first, size));
+  }
+  tensor.data = payload + first;
+  tensor.bytes = size;
+  return tensor;
+}
 
+// No gap, no overlap, nothing behind the last.
+void SafetensorsFile::check_layout(const unsigned char* payload) const {
   std::vector<const Tensor*> by_offset;
   for (const Tensor& tensor : tensors_) by_offset.push_back(&tensor);
-  std::stable_sort(by_offset.begin(), by_offset.end(), [](const Tensor* a, const Tensor* b) {
-    return a->data != b->data ? a->data < b->data : a->bytes < b->bytes;
-  });
+  std::stable_sort(by_offset.begin(), by_offset.end(),
+                   [](const Tensor* a, const Tensor* b) { return a->data != b->data ? a->data < b->data : a->bytes < b->bytes; });
   const unsigned char* next = payload;
   for (const Tensor* tensor : by_offset) {
     if (tensor->data != next) fail(tensor->name, tensor->data < next ? "data_offsets: overlap" : "data_offsets: a gap before it");
     next += tensor->bytes;
   }
-  if (next != payload + payload_bytes) fail("data", fmt::format("{} trailing bytes", payload + payload_bytes - next));
+  if (next != data_ + bytes_) fail("data", fmt::format("{} trailing bytes", data_ + bytes_ - next));
+}
+
+void SafetensorsFile::parse() {
+  const unsigned char* payload = check_header();
+  DuplicateKeys duplicates;
+  const Json header = Json::parse(data_ + kLengthBytes, payload, std::ref(duplicates), /*allow_exceptions=*/false);
+  if (!header.is_object()) fail("header", "is not a JSON object");
+  if (!duplicates.duplicate().empty()) fail(duplicates.duplicate(), "duplicate entry");
+  for (const auto& [name, entry] : header.items()) {
+    if (name != "__metadata__") tensors_.push_back(parse_entry(name, entry, payload));
+  }
+  check_layout(payload);
 }
 
 const Tensor& SafetensorsFile::tensor(std::string_view name) const {
@@ -206,8 +217,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   Json header = Json::object();
   int64_t offset = 0;
   for (const Tensor& tensor : tensors) {
-    header[tensor.name] = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};
+    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};
     offset += tensor.bytes;
   }
   std::string text = header.dump();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,9 @@ class SafetensorsFile {
  private:
   void map(const std::filesystem::path& path);
   void parse();
+  const unsigned char* check_header() const;
+  Tensor parse_entry(const std::string& name, const nlohmann::ordered_json& entry, const unsigned char* payload) const;
+  void check_layout(const unsigned char* payload) const;
   [[noreturn]] void fail(const std::string& field, const std::string& problem) const;
 
   std::string name_;

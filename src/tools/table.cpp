@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 
 namespace tileloss::tools {
 namespace {
 
 bool is_number(const std::string& cell) {
-  const size_t start = !cell.empty() && (cell[0] == '-' || cell[0] == '+') ? 1 : 0;
-  return start < cell.size() && ((cell[start] >= '0' && cell[start] <= '9') || cell == "nan" || cell == "inf" || cell == "-inf");
+  char* end = nullptr;
+  std::strtod(cell.c_str(), &end);  // takes "nan" and "inf" as well
+  return !cell.empty() && end == cell.c_str() + cell.size();
 }
 
 }  // namespace

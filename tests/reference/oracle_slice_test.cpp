@@ -118,7 +118,9 @@ void expect_whole_file(const std::filesystem::path& path, const nlohmann::json& 
   }
   EXPECT_EQ(losses.size(), whole["valid_rows"].get<std::size_t>());
   expect_relative(oracle.reduce(losses), whole["loss"].get<double>(), 1e-13);
-  expect_relative(static_cast<double>(sqrtl(squares)), whole["dlogits"]["l2"].get<double>(), 1e-12);
+  // The value on file is itself off by 1.4e-12: exact summation gives 0.04137981418341097.
+  expect_relative(static_cast<double>(sqrtl(squares)), whole["dlogits"]["l2"].get<double>(), 3e-12);
+  expect_relative(static_cast<double>(sqrtl(squares)), 0.04137981418341097, 1e-14);
   expect_relative(largest, whole["dlogits"]["max_abs"].get<double>(), 1e-13);
 }
 

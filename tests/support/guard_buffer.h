@@ -15,8 +15,8 @@ enum class Flush { kRight, kLeft };
 class GuardBuffer {
  public:
   GuardBuffer() = default;
-  // `bytes` of data, every byte 0xff: NaN in float32, bfloat16 and float16, -1 in integers. `misalignment` bytes keep it off the guard
-  // page, to vary its alignment; these hold a canary. Throws std::bad_alloc.
+  // `bytes` of data, every byte 0xff: NaN in float32, bfloat16 and float16, -1 in integers. `misalignment` bytes keep it off the
+  // guard page, to vary its alignment; these hold a canary. Throws std::bad_alloc.
   GuardBuffer(std::size_t bytes, Flush flush, std::size_t misalignment = 0);
   ~GuardBuffer();
   GuardBuffer(GuardBuffer&& other) noexcept { swap(other); }
@@ -35,8 +35,8 @@ class GuardBuffer {
   std::size_t bytes() const { return bytes_; }
   explicit operator bool() const { return data_ != nullptr; }
 
-  void fill_ones();         // every byte 0xff again
-  void make_read_only();    // from here on a write faults
+  void fill_ones();            // every byte 0xff again
+  void make_read_only();       // from here on a write faults
   bool canary_intact() const;  // nothing was written between the data and the inner pages' ends
 
  private:

@@ -115,7 +115,8 @@ tileloss_vector LogitsCase::make_input(std::span<const double> values, std::int6
   return vector;
 }
 
-tileloss_vector LogitsCase::make_upstream(Upstream kind, std::int64_t size, std::int64_t stream_row, std::vector<double>& values) {
+tileloss_vector LogitsCase::make_upstream(Upstream kind, std::int64_t size, std::int64_t stream_row,
+                                          std::vector<double>& values) {
   if (kind == Upstream::kAbsent) return {};
   tools::Random random(spec_.seed, tools::Stream::kUpstream, stream_row);
   const bool per_row = kind == Upstream::kPerRow || kind == Upstream::kStrided;

@@ -26,27 +26,27 @@ namespace tileloss::test {
 struct LogitsCaseSpec {
   std::int64_t rows = 4;
   std::int64_t vocab = 100;
-  std::int64_t valid_vocab = -1;   // columns from here on hold NaN; give the same to the options
-  std::int64_t stride_extra = 0;   // the gaps between rows hold NaN
-  std::int64_t misalignment = 0;   // in elements, of logits and dlogits
+  std::int64_t valid_vocab = -1;  // columns from here on hold NaN; give the same to the options
+  std::int64_t stride_extra = 0;  // the gaps between rows hold NaN
+  std::int64_t misalignment = 0;  // in elements, of logits and dlogits
   reference::NumberFormat format = reference::NumberFormat::kFloat32;
   Flush flush = Flush::kRight;
   std::string distribution = "normal";
   std::uint64_t seed = 1;
-  double ignore_prob = 0.0;        // ignored rows hold NaN
+  double ignore_prob = 0.0;  // ignored rows hold NaN
   std::int64_t ignore_index = -100;
   bool int32_labels = false;
   bool token_weights = false;
-  bool class_weights = false;      // refused by the library together with mean_logit
+  bool class_weights = false;              // refused by the library together with mean_logit
   Upstream loss_grad = Upstream::kAbsent;  // kScalar and the per-row kinds: as the reduction asks
   Upstream logp_grad = Upstream::kAbsent;
   Upstream lse_grad = Upstream::kAbsent;
   Upstream entropy_grad = Upstream::kAbsent;
   // Outputs.
-  bool loss = true;                // per row if per_row_loss
+  bool loss = true;  // per row if per_row_loss
   bool per_row_loss = false;
-  bool row_outputs = true;         // logp, lse
-  bool extra_outputs = false;      // entropy, argmax, correct, log_sum_sq_probs, and mean_logit unless there are class weights
+  bool row_outputs = true;     // logp, lse
+  bool extra_outputs = false;  // entropy, argmax, correct, log_sum_sq_probs, and mean_logit unless there are class weights
   bool dlogits = true;
   bool in_place = false;
 };
@@ -80,7 +80,9 @@ class LogitsCase {
   void reset();
 
   const void* dlogits_row(std::int64_t row) const;
-  double dlogit(std::int64_t row, std::int64_t column) const { return reference::decode_at(spec_.format, dlogits_row(row), column); }
+  double dlogit(std::int64_t row, std::int64_t column) const {
+    return reference::decode_at(spec_.format, dlogits_row(row), column);
+  }
   // Gaps between the rows of dlogits and what surrounds every output are as they were.
   bool surroundings_intact() const;
 

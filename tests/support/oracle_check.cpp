@@ -24,7 +24,8 @@ class RowOutputCheck {
   // `softmax` null: an ignored row, whose outputs are 0 (argmax -1).
   void add(std::int64_t row, const reference::SoftmaxRow* softmax) {
     const reference::RowOutputs expected = softmax != nullptr ? softmax->outputs() : reference::RowOutputs{};
-    const tools::OutputMagnitudes magnitudes = softmax != nullptr ? tools::output_magnitudes(*softmax) : tools::OutputMagnitudes{};
+    const tools::OutputMagnitudes magnitudes =
+        softmax != nullptr ? tools::output_magnitudes(*softmax) : tools::OutputMagnitudes{};
     const auto compare = [&](tools::OutputMetric& metric, const tileloss_vector& output, double value, double magnitude) {
       if (present(output)) metric.add(row, float_at(output, row), value, magnitude);
     };
@@ -76,7 +77,7 @@ reference::Transform make_transform(const tileloss_logit_options& options) {
   transform.softcap = options.softcap;
   transform.temperature = scalar_value(options.temperature);
   transform.temperature_on = options.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB ? reference::TemperatureOn::kLogprob
-                                                                                         : reference::TemperatureOn::kLogits;
+                                                                                       : reference::TemperatureOn::kLogits;
   return transform;
 }
 
@@ -110,7 +111,8 @@ CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entrop
     outputs.add(i, ignored ? nullptr : &softmax);
     losses.push_back(oracle.row_loss(i, softmax));
     magnitudes.push_back({ignored ? 0.0 : tools::loss_magnitude(softmax, losses.back()), 0.0});
-    if (present(args.loss) && per_row) loss_metric.add(i, float_at(args.loss, i), losses.back().total(), magnitudes.back().total());
+    if (present(args.loss) && per_row)
+      loss_metric.add(i, float_at(args.loss, i), losses.back().total(), magnitudes.back().total());
     if (!c.spec().dlogits) continue;
     if (ignored) {
       gradient_metric.add_ignored_row(i, c.dlogits_row(i), c.spec().vocab);
@@ -119,7 +121,8 @@ CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entrop
       gradient_metric.add_row(i, c.dlogits_row(i), c.spec().vocab, tools::make_row_reference(softmax, gradient));
     }
   }
-  if (present(args.loss) && !per_row) loss_metric.add(-1, float_at(args.loss, 0), oracle.reduce(losses), oracle.reduce(magnitudes));
+  if (present(args.loss) && !per_row)
+    loss_metric.add(-1, float_at(args.loss, 0), oracle.reduce(losses), oracle.reduce(magnitudes));
   CheckResult result;
   if (present(args.loss)) result.gates = loss_metric.gates();
   outputs.append_gates(result.gates);

@@ -1,0 +1,370 @@
+// Plan, then run: what the planner promises, what it refuses, and that a call needs no more memory than was planned.
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <string>
+
+#include "tests/api/calls.h"
+
+namespace {
+
+std::atomic<bool> counting = false;
+std::atomic<std::size_t> largest_allocation = 0;
+
+}  // namespace
+
+// Every allocation through operator new while `counting`, to see what a call takes besides its workspace.
+void* operator new(std::size_t bytes) {
+  if (counting) {
+    std::size_t seen = largest_allocation;
+    while (bytes > seen && !largest_allocation.compare_exchange_weak(seen, bytes)) {
+    }
+  }
+  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace tileloss::test {
+namespace {
+
+using reference::NumberFormat;
+
+tileloss_plan make_plan(const LogitsCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& wishes,
+                        tileloss_pass pass = TILELOSS_VALUE_AND_GRAD) {
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  EXPECT_TRUE(succeeds(tileloss_make_plan("cross_entropy", pass, &c.args(), &options, &wishes, nullptr, &plan)));
+  return plan;
+}
+
+LogitsCaseSpec spec() { return {.rows = 40, .vocab = 3000, .format = NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true}; }
+
+TEST(Plan, SaysWhatWillBeDone) {
+  LogitsCase c(spec());
+  const tileloss_plan plan = make_plan(c, cross_entropy_options(), plan_options());
+  EXPECT_STREQ(plan.function, "cross_entropy");
+  EXPECT_EQ(plan.pass, TILELOSS_VALUE_AND_GRAD);
+  EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_GE(plan.threads, 1);
+  EXPECT_GE(plan.row_block, 1);
+  EXPECT_EQ(plan.vocab_block % 64, 0);
+  EXPECT_GT(plan.workspace_bytes, 0);
+  EXPECT_GT(plan.predicted_ms, 0);
+  if (const char* forced = std::getenv("TILELOSS_ISA")) {
+    EXPECT_STREQ(tileloss_isa_name(plan.isa), forced);
+  }
+}
+
+TEST(Plan, TouchesNoData) {
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 2048, 151936, 151936);
+  args.dlogits = args.logits;
+  args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, 2048);
+  args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args, nullptr, nullptr, nullptr, &plan)));
+  EXPECT_LT(plan.workspace_bytes, plan.threads * (std::int64_t{4} << 20));  // under 4 MB a thread
+}
+
+TEST(Plan, WishesAreGranted) {
+  LogitsCase c(spec());
+  tileloss_plan_options wishes = plan_options();
+  wishes.isa = TILELOSS_ISA_BASELINE;
+  wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  wishes.threads = 3;
+  wishes.row_block = 5;
+  wishes.vocab_block = 192;
+  const tileloss_plan plan = make_plan(c, cross_entropy_options(), wishes);
+  EXPECT_EQ(plan.isa, TILELOSS_ISA_BASELINE);
+  EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  EXPECT_EQ(plan.threads, 3);
+  EXPECT_EQ(plan.row_block, 5);
+  EXPECT_EQ(plan.vocab_block, 192);
+}
+
+testing::AssertionResult refused(tileloss_status status, tileloss_status wanted, const std::string& message) {
+  if (status == wanted && tileloss_last_error() == message) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << tileloss_last_error() << "\", not \"" << message << "\"";
+}
+
+TEST(Plan, WishesThatCannotBeAreRefused) {
+  struct Wish {
+    const char* message;
+    std::function<void(tileloss_plan_options&)> spoil;
+  };
+  const Wish wishes[] = {
+      {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got 4", [](auto& o) { o.schedule = 4; }},
+      {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got -1", [](auto& o) { o.schedule = -1; }},
+      {"threads: expected 0 to 1024, got -1", [](auto& o) { o.threads = -1; }},
+      {"threads: expected 0 to 1024, got 1025", [](auto& o) { o.threads = 1025; }},
+      {"row_block: expected >= 0, got -1", [](auto& o) { o.row_block = -1; }},
+      {"vocab_block: expected a multiple of 64 up to 8192, got 100", [](auto& o) { o.vocab_block = 100; }},
+      {"vocab_block: expected a multiple of 64 up to 8192, got -64", [](auto& o) { o.vocab_block = -64; }},
+      {"vocab_block: expected a multiple of 64 up to 8192, got 8256", [](auto& o) { o.vocab_block = 8256; }},
+      {"workspace_bytes: expected >= 0, got -1", [](auto& o) { o.workspace_bytes = -1; }}};
+  LogitsCase c(spec());
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  for (const Wish& wish : wishes) {
+    tileloss_plan_options options = plan_options();
+    wish.spoil(options);
+    EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
+                        TILELOSS_INVALID_ARGUMENT, wish.message));
+  }
+  tileloss_plan_options options = plan_options();
+  options.struct_size = 100000;
+  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan_options.struct_size: expected at most ", 0), 0U);
+  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, nullptr, nullptr),
+                      TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from tileloss_plan_init, got null"));
+  plan.struct_size = 8;
+  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, nullptr, &plan),
+                      TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from tileloss_plan_init, got another size"));
+}
+
+TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {
+  LogitsCase c(spec());
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  tileloss_plan_options options = plan_options();
+  for (const tileloss_isa isa : {TILELOSS_ISA_AVX2, 99}) {
+    if (tileloss_isa_supported(isa) != 0) continue;
+    options.isa = isa;
+    EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan), TILELOSS_UNSUPPORTED);
+    const std::string message = tileloss_last_error();
+    EXPECT_EQ(message.rfind("isa: expected one that this build and machine have (", 0), 0U) << message;
+    EXPECT_NE(message.find("baseline"), std::string::npos);
+    EXPECT_NE(message.find(std::string("got ") + tileloss_isa_name(isa)), std::string::npos);
+  }
+  const char* before = std::getenv("TILELOSS_ISA");
+  const std::string saved = before == nullptr ? "" : before;
+  setenv("TILELOSS_ISA", "mmx", 1);
+  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, nullptr), TILELOSS_UNSUPPORTED);
+  EXPECT_NE(std::string(tileloss_last_error()).find("got \"mmx\""), std::string::npos);
+  options.isa = TILELOSS_ISA_BASELINE;  // a pinned one counts for more than the environment
+  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan), TILELOSS_OK);
+  if (saved.empty()) {
+    unsetenv("TILELOSS_ISA");
+  } else {
+    setenv("TILELOSS_ISA", saved.c_str(), 1);
+  }
+}
+
+TEST(Plan, ExecutorsMustSayHowToRunTasks) {
+  LogitsCase c(spec());
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  const auto planned_with = [&](const tileloss_executor& e) {
+    return tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, &e, &plan);
+  };
+  tileloss_executor executor;
+  tileloss_executor_init(&executor);
+  EXPECT_TRUE(refused(planned_with(executor), TILELOSS_INVALID_ARGUMENT, "executor.threads: expected >= 1, got 0"));
+  executor.threads = 2;
+  EXPECT_TRUE(refused(planned_with(executor), TILELOSS_INVALID_ARGUMENT, "executor: expected parallel_for or schedule, got neither"));
+  executor.struct_size = 4;
+  EXPECT_EQ(planned_with(executor), TILELOSS_INVALID_ARGUMENT);
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.executor = &executor;
+  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(tileloss_last_error()).rfind("executor.struct_size: expected ", 0), 0U);
+  run.executor = nullptr;
+  run.struct_size = 1;
+  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(tileloss_last_error()).rfind("run.struct_size: expected ", 0), 0U);
+}
+
+// What the plan was made for must be what is called: shapes, dtypes, strides, presence and options.
+TEST(Plan, ACallThatWasNotPlannedIsRefused) {
+  LogitsCase c({.rows = 4, .vocab = 100, .stride_extra = 3, .token_weights = true});
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  const tileloss_plan plan = make_plan(c, options, plan_options());
+  using Change = std::function<void(tileloss_args&, tileloss_cross_entropy_options&)>;
+  const std::vector<float> weights(100, 1.0F);
+  const Change changes[] = {
+      [](auto& a, auto&) { a.logits.row_stride -= 1; },
+      [](auto& a, auto&) { a.dlogits.row_stride -= 1; },
+      [](auto& a, auto&) { a.logits.cols = a.dlogits.cols = 99; },
+      [](auto& a, auto&) { a.token_weights = {}; },
+      [](auto& a, auto&) { a.lse = {}; },
+      [](auto& a, auto&) { a.token_weights.stride = 0; },
+      [&](auto& a, auto&) { a.class_weights = tileloss_make_vector(weights.data(), TILELOSS_FLOAT32, 100); },
+      [](auto&, auto& o) { o.label_smoothing = 0.1; },
+      [](auto&, auto& o) { o.z_loss = 0.1; },
+      [](auto&, auto& o) { o.logit.softcap = 3; },
+      [](auto&, auto& o) { o.logit.logit_scale = 3; },
+      [](auto&, auto& o) { o.logit.valid_vocab = 98; },
+      [](auto&, auto& o) { o.logit.ignore_index = 3; },
+      [](auto&, auto& o) { o.logit.temperature_on = TILELOSS_TEMPERATURE_ON_LOGPROB; },
+      [](auto&, auto& o) { o.reduction = TILELOSS_REDUCTION_SUM; },
+      [](auto&, auto& o) { o.num_items.value = 3; },  // given instead of not given
+  };
+  const auto before = outputs_of(c.args());
+  int number = 0;
+  for (const Change& change : changes) {
+    tileloss_args args = c.args();
+    tileloss_cross_entropy_options other = options;
+    change(args, other);
+    EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&args, &other, &plan, nullptr), TILELOSS_PLAN_MISMATCH) << number;
+    EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan: expected one made for this cross_entropy", 0), 0U) << tileloss_last_error();
+    ++number;
+  }
+  tileloss_args args = c.args();
+  args.dlogits = {};
+  EXPECT_EQ(tileloss_cross_entropy(&args, &options, &plan, nullptr), TILELOSS_PLAN_MISMATCH);
+  tileloss_args_init(&args);
+  args.logits = c.args().logits;
+  args.labels = c.args().labels;
+  EXPECT_EQ(tileloss_logprobs(&args, nullptr, &plan, nullptr), TILELOSS_PLAN_MISMATCH);
+  EXPECT_TRUE(same_bits(outputs_of(c.args()), before));
+  tileloss_plan broken = plan;
+  broken.struct_size = 3;
+  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &broken, nullptr), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr)));
+}
+
+// Other data of the same shape, other labels, another mask, another temperature: the plan serves them.
+TEST(Plan, ServesOtherDataOfTheSameShape) {
+  LogitsCase first(spec());
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  const tileloss_plan plan = make_plan(first, options, plan_options());
+  for (const double ignore_prob : {0.0, 0.5, 1.0}) {
+    LogitsCaseSpec other = spec();
+    other.seed = 77;
+    other.ignore_prob = ignore_prob;
+    LogitsCase c(other);
+    options.logit.temperature.value = 0.25 + ignore_prob;
+    ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr)));
+    ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------- workspace
+
+TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
+  LogitsCase c(spec());
+  tileloss_plan_options wishes = plan_options();
+  const tileloss_plan roomy = make_plan(c, cross_entropy_options(), wishes);
+  ASSERT_EQ(roomy.schedule, TILELOSS_SCHEDULE_STASH);
+  wishes.workspace_bytes = roomy.workspace_bytes;
+  EXPECT_EQ(make_plan(c, cross_entropy_options(), wishes).schedule, TILELOSS_SCHEDULE_STASH);
+  wishes.workspace_bytes = roomy.workspace_bytes - 1;
+  const tileloss_plan tight = make_plan(c, cross_entropy_options(), wishes);
+  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  EXPECT_LE(tight.workspace_bytes, wishes.workspace_bytes);
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &tight, nullptr)));
+  EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
+}
+
+TEST(Workspace, ABudgetThatIsTooSmallIsRefusedWithBothNumbers) {
+  LogitsCase c(spec());
+  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
+  const std::int64_t needed = make_plan(c, cross_entropy_options(), wishes).workspace_bytes;
+  wishes = plan_options();
+  wishes.workspace_bytes = 64;
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &wishes, nullptr, &plan),
+                      TILELOSS_WORKSPACE_TOO_SMALL,
+                      "workspace_bytes: expected at least " + std::to_string(needed) + ", got a budget of 64"));
+}
+
+TEST(Workspace, TheCallersMustBeAlignedAndLargeEnough) {
+  LogitsCase c(spec());
+  const tileloss_plan plan = make_plan(c, cross_entropy_options(), plan_options());
+  const auto bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  void* memory = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.workspace = memory;
+  run.workspace_bytes = bytes - 1;
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, &plan, &run), TILELOSS_WORKSPACE_TOO_SMALL,
+                      "workspace_bytes: expected at least the plan's " + std::to_string(bytes) + ", got " + std::to_string(bytes - 1)));
+  run.workspace = static_cast<char*>(memory) + 8;
+  run.workspace_bytes = bytes;
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, &plan, &run), TILELOSS_INVALID_ARGUMENT,
+                      "workspace: expected 64-byte alignment, got a pointer without it"));
+  run.workspace = memory;
+  EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, &plan, &run)));
+  std::free(memory);
+}
+
+// The planned bytes between guard pages, every byte 0xff beforehand, for every pass and schedule; nothing else of size is allocated.
+TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  for (const NumberFormat format : kFormats) {
+    for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_VALUE_AND_GRAD, TILELOSS_BACKWARD}) {
+      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+        for (const int threads : {1, 3}) {
+          LogitsCaseSpec with = spec();
+          with.format = format;
+          with.vocab = 5001;
+          with.dlogits = pass != TILELOSS_FORWARD;
+          with.loss = with.row_outputs = with.extra_outputs = pass != TILELOSS_BACKWARD;
+          LogitsCase c(with);
+          tileloss_plan_options wishes = with_schedule(schedule);
+          wishes.threads = threads;
+          const tileloss_plan plan = make_plan(c, options, wishes, pass);
+          ASSERT_EQ(plan.workspace_bytes % 64, 0);
+          const GuardBuffer workspace(static_cast<std::size_t>(plan.workspace_bytes), Flush::kRight);
+          tileloss_run run;
+          tileloss_run_init(&run);
+          run.workspace = workspace.data();
+          run.workspace_bytes = workspace.bytes();
+          largest_allocation = 0;
+          counting = true;
+          const std::size_t heap_before = mallinfo2().hblkhd;
+          const tileloss_status status = tileloss_call("cross_entropy", pass, &c.args(), &options, &plan, &run);
+          const std::size_t heap_after = mallinfo2().hblkhd;
+          counting = false;
+          ASSERT_TRUE(succeeds(status));
+          ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
+          EXPECT_TRUE(workspace.canary_intact());
+          EXPECT_LT(largest_allocation, 4096U);
+          EXPECT_EQ(heap_before, heap_after);
+        }
+      }
+    }
+  }
+}
+
+TEST(Workspace, ANullWorkspaceIsAllocatedAndFreed) {
+  LogitsCase c(spec());
+  tileloss_run run;
+  tileloss_run_init(&run);
+  for (int repeat = 0; repeat < 3; ++repeat) EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run)));
+  const std::size_t in_use = mallinfo2().uordblks;
+  for (int repeat = 0; repeat < 50; ++repeat) EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run)));
+  EXPECT_LT(mallinfo2().uordblks, in_use + 16384);
+}
+
+// Callers built against an older header pass smaller structs: what they do not have is absent.
+TEST(Structs, OlderAndSmallerOnesAreAccepted) {
+  LogitsCase c(spec());
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, nullptr, nullptr)));
+  const auto expected = bytes_of(c.args().dlogits);
+  c.reset();
+  c.args().row_state.struct_size = 4711;  // beyond the size given
+  c.args().struct_size = offsetof(tileloss_args, row_state);
+  tileloss_cross_entropy_options older = options;
+  older.struct_size = offsetof(tileloss_cross_entropy_options, label_smoothing);
+  older.label_smoothing = 0.5;  // not looked at
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &older, nullptr, nullptr)));
+  EXPECT_TRUE(same_bits(bytes_of(c.args().dlogits), expected));
+}
+
+}  // namespace
+}  // namespace tileloss::test

@@ -1,0 +1,232 @@
+// The row state is a monoid: identity, merges in any grouping and order, NaN and infinities.
+#include "core/row_state.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tools/synthetic.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct WeightedState {
+  RowState state;
+  double weight = 0;
+};
+
+// A state straight from its definition. `weights` empty: 1.
+WeightedState state_of(const std::vector<float>& z, std::int64_t first_index, std::int64_t label,
+                       const std::vector<double>& weights = {}) {
+  WeightedState r;
+  double sum = 0, entropy = 0, collision = 0, smoothing = 0;
+  for (const float x : z) {
+    if (std::isnan(x)) {
+      r.state.max = r.state.sum = r.state.target = r.state.entropy_sum = r.state.collision_sum = r.state.smoothing_sum = kNan;
+      r.weight = static_cast<double>(z.size());
+      return r;
+    }
+    r.state.max = std::max(r.state.max, x);
+  }
+  for (std::size_t j = 0; j < z.size(); ++j) {
+    const double c = weights.empty() ? 1.0 : weights[j];
+    const double d = z[j] == -kInfinity ? z[j] : static_cast<double>(z[j]) - r.state.max;  // -inf - -inf is -inf here
+    const double e = std::exp(d);
+    const bool is_label = first_index + static_cast<std::int64_t>(j) == label;
+    if (is_label) r.state.target = z[j];
+    if (!is_label) sum += e;
+    entropy += e == 0 ? 0 : d * e;
+    collision += e * e;
+    smoothing += c * d;
+    r.weight += c;
+    if (r.state.argmax < 0 && z[j] == r.state.max) r.state.argmax = first_index + static_cast<std::int64_t>(j);
+  }
+  r.state.sum = static_cast<float>(sum);
+  r.state.entropy_sum = static_cast<float>(entropy);
+  r.state.collision_sum = static_cast<float>(collision);
+  r.state.smoothing_sum = static_cast<float>(smoothing);
+  return r;
+}
+
+WeightedState join(const WeightedState& a, const WeightedState& b) {
+  return {merge(a.state, a.weight, b.state, b.weight), a.weight + b.weight};
+}
+
+testing::AssertionResult same_bits(const RowState& a, const RowState& b) {
+  const auto same = [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+  if (same(a.max, b.max) && same(a.sum, b.sum) && same(a.target, b.target) && same(a.entropy_sum, b.entropy_sum) &&
+      same(a.collision_sum, b.collision_sum) && same(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
+    return testing::AssertionSuccess();
+  }
+  return testing::AssertionFailure() << "max " << a.max << " " << b.max << ", sum " << a.sum << " " << b.sum << ", target " << a.target
+                                     << " " << b.target << ", entropy " << a.entropy_sum << " " << b.entropy_sum << ", collision "
+                                     << a.collision_sum << " " << b.collision_sum << ", smoothing " << a.smoothing_sum << " "
+                                     << b.smoothing_sum << ", argmax " << a.argmax << " " << b.argmax;
+}
+
+// Within a few units in the last place: each merge rounds its sums once to float32.
+testing::AssertionResult nearly(const RowState& a, const RowState& b, double ulps = 4) {
+  const auto near = [&](float x, float y) {
+    if (std::isnan(x) || std::isinf(x)) return x == y || (std::isnan(x) && std::isnan(y));
+    return std::fabs(static_cast<double>(x) - y) <= ulps * 0x1p-23 * std::max(std::fabs(x), std::fabs(y));
+  };
+  if (a.max == b.max && near(a.sum, b.sum) && (a.target == b.target) && near(a.entropy_sum, b.entropy_sum) &&
+      near(a.collision_sum, b.collision_sum) && near(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
+    return testing::AssertionSuccess();
+  }
+  return same_bits(a, b);
+}
+
+std::vector<float> draw(std::uint64_t seed, std::int64_t count, double std_dev) {
+  tools::Random random(seed, tools::Stream::kLogits, 0);
+  std::vector<float> z;
+  for (std::int64_t j = 0; j < count; ++j) z.push_back(static_cast<float>(std_dev * random.next_normal()));
+  return z;
+}
+
+std::vector<WeightedState> interesting_states() {
+  return {state_of(draw(1, 10, 1), 0, 3),
+          state_of(draw(2, 10, 30), 10, 3),
+          state_of({5, 5, 5}, 20, 21),
+          state_of({-kInfinity, 2, -kInfinity}, 30, 99),
+          state_of({-kInfinity, -kInfinity}, 40, 99),
+          state_of({-kInfinity, -kInfinity}, 45, 46),
+          state_of({kInfinity, 1}, 50, 99),
+          state_of({kNan, 1}, 60, 99),
+          state_of({-1e4F, -1e4F + 1}, 70, 70),
+          WeightedState{}};
+}
+
+TEST(RowStateMerge, EmptyIsTheIdentityOnBothSides) {
+  const WeightedState empty;
+  for (const WeightedState& s : interesting_states()) {
+    EXPECT_TRUE(same_bits(join(s, empty).state, s.state));
+    EXPECT_TRUE(same_bits(join(empty, s).state, s.state));
+  }
+}
+
+TEST(RowStateMerge, TwoEmptyStatesMakeTheEmptyState) {
+  const RowState r = merge({}, 0, {}, 0);
+  EXPECT_TRUE(same_bits(r, RowState{}));
+  EXPECT_FALSE(std::isnan(r.sum));
+}
+
+TEST(RowStateMerge, OrderOfTheArgumentsDoesNotMatter) {
+  for (const WeightedState& a : interesting_states()) {
+    for (const WeightedState& b : interesting_states()) {
+      if (a.state.target != -kInfinity && b.state.target != -kInfinity) continue;  // a label has one column
+      EXPECT_TRUE(same_bits(join(a, b).state, join(b, a).state));
+    }
+  }
+}
+
+TEST(RowStateMerge, GroupingDoesNotMatterButForRounding) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    const double std_dev = seed % 3 == 0 ? 30 : 1;
+    const std::vector<float> z = draw(seed, 90, std_dev);
+    const auto part = [&](std::size_t i) { return state_of({z.begin() + i * 30, z.begin() + (i + 1) * 30}, static_cast<int>(i) * 30, 40); };
+    const WeightedState a = part(0), b = part(1), c = part(2);
+    EXPECT_TRUE(nearly(join(join(a, b), c).state, join(a, join(b, c)).state)) << "seed " << seed;
+  }
+}
+
+TEST(RowStateMerge, PartsGiveTheWhole) {
+  std::vector<double> weights;
+  for (int j = 0; j < 97; ++j) weights.push_back(0.5 + 0.01 * j);
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    const std::vector<float> z = draw(seed, 97, seed % 2 == 0 ? 10 : 0.01);
+    const WeightedState whole = state_of(z, 0, 50, weights);
+    for (const std::size_t cut : {1U, 13U, 50U, 51U, 96U}) {
+      const WeightedState left = state_of({z.begin(), z.begin() + cut}, 0, 50, {weights.begin(), weights.begin() + cut});
+      const WeightedState right = state_of({z.begin() + cut, z.end()}, static_cast<std::int64_t>(cut), 50, {weights.begin() + cut, weights.end()});
+      EXPECT_TRUE(nearly(join(left, right).state, whole.state, 8)) << "seed " << seed << " cut " << cut;
+    }
+  }
+}
+
+TEST(RowStateMerge, TheTargetMayComeFromEitherSide) {
+  const WeightedState with = state_of({1, 2, 3}, 0, 1), without = state_of({4, 0}, 3, 1);
+  EXPECT_EQ(join(with, without).state.target, 2.0F);
+  EXPECT_EQ(join(without, with).state.target, 2.0F);
+  // Its own term stays out of the sum also when it is the maximum of all.
+  const WeightedState top = state_of({9}, 5, 5);
+  EXPECT_EQ(join(top, without).state.sum, static_cast<float>(std::exp(-5.0) * without.state.sum));
+}
+
+TEST(RowStateMerge, NanInEitherArgumentSurvives) {
+  const RowState nan = state_of({kNan, 1}, 0, 9).state;
+  for (const WeightedState& other : interesting_states()) {
+    for (const RowState& r : {merge(nan, 2, other.state, other.weight), merge(other.state, other.weight, nan, 2)}) {
+      EXPECT_TRUE(std::isnan(r.max));
+      EXPECT_TRUE(std::isnan(r.sum));
+      EXPECT_TRUE(std::isnan(r.target));
+      EXPECT_TRUE(std::isnan(r.entropy_sum));
+      EXPECT_TRUE(std::isnan(r.collision_sum));
+      EXPECT_TRUE(std::isnan(r.smoothing_sum));
+      EXPECT_EQ(r.argmax, -1);
+    }
+  }
+}
+
+// A state that someone else made may hold its NaN in one member only.
+TEST(RowStateMerge, NanInOneMemberSurvives) {
+  const WeightedState other = state_of({1, 2, 3}, 0, 1);
+  WeightedState odd = state_of({4, 5}, 3, 9);
+  odd.state.sum = odd.state.entropy_sum = odd.state.collision_sum = odd.state.smoothing_sum = kNan;
+  for (const RowState& r : {join(odd, other).state, join(other, odd).state}) {
+    EXPECT_TRUE(std::isnan(r.sum));
+    EXPECT_TRUE(std::isnan(r.entropy_sum));
+    EXPECT_TRUE(std::isnan(r.collision_sum));
+    EXPECT_TRUE(std::isnan(r.smoothing_sum));
+  }
+  odd = state_of({4, 5}, 3, 3);
+  odd.state.target = kNan;
+  WeightedState no_label = state_of({1, 2, 3}, 0, 99);
+  EXPECT_TRUE(std::isnan(join(odd, no_label).state.target));
+  EXPECT_TRUE(std::isnan(join(no_label, odd).state.target));
+}
+
+TEST(RowStateMerge, ShardsOfMinusInfinityAddNothing) {
+  const WeightedState dead = state_of({-kInfinity, -kInfinity}, 0, 99), live = state_of({1, 3}, 2, 3);
+  for (const RowState& r : {join(dead, live).state, join(live, dead).state}) {
+    EXPECT_EQ(r.max, 3.0F);
+    EXPECT_EQ(r.sum, live.state.sum);
+    EXPECT_EQ(r.entropy_sum, live.state.entropy_sum);
+    EXPECT_EQ(r.collision_sum, live.state.collision_sum);
+    EXPECT_EQ(r.smoothing_sum, -kInfinity);  // its columns' logits count, as with label smoothing
+    EXPECT_EQ(r.argmax, live.state.argmax);
+  }
+  const RowState both = join(dead, state_of({-kInfinity}, 2, 99)).state;
+  EXPECT_EQ(both.max, -kInfinity);
+  EXPECT_EQ(both.argmax, 0);
+}
+
+TEST(RowStateMerge, PlusInfinityStaysTheMaximum) {
+  const WeightedState top = state_of({kInfinity, 1}, 0, 99), live = state_of({1, 3}, 2, 3);
+  EXPECT_EQ(join(top, live).state.max, kInfinity);
+  EXPECT_EQ(join(live, top).state.max, kInfinity);
+  EXPECT_EQ(join(live, top).state.argmax, 0);
+}
+
+TEST(RowStateMerge, TiesGiveTheLowestIndex) {
+  const WeightedState low = state_of({1, 7}, 0, 99), high = state_of({7, 2}, 10, 99);
+  EXPECT_EQ(join(low, high).state.argmax, 1);
+  EXPECT_EQ(join(high, low).state.argmax, 1);
+}
+
+TEST(RowStateMerge, SumsSurviveMaximaFarApart) {
+  const WeightedState low = state_of({-1000, -1001}, 0, 99), high = state_of({1000, 999}, 2, 99);
+  const RowState r = join(low, high).state;
+  EXPECT_TRUE(nearly(r, {.max = 1000, .sum = high.state.sum, .target = -kInfinity, .entropy_sum = high.state.entropy_sum,
+                         .collision_sum = high.state.collision_sum,
+                         .smoothing_sum = high.state.smoothing_sum - 4001.0F, .argmax = 2}));
+}
+
+}  // namespace
+}  // namespace tileloss::test

@@ -1,0 +1,169 @@
+// The sweeps at every size, stride, alignment and storage type, on memory between guard pages: inputs read-only, outputs NaN
+// beforehand, the gaps between rows and the padding NaN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/api/calls.h"
+
+namespace tileloss::test {
+namespace {
+
+using reference::NumberFormat;
+
+constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS};
+
+std::string describe(const LogitsCaseSpec& s) {
+  return std::string(reference::format_info(s.format).name) + " [" + std::to_string(s.rows) + "," + std::to_string(s.vocab) + "] valid " +
+         std::to_string(s.valid_vocab) + " stride +" + std::to_string(s.stride_extra) + " misaligned " + std::to_string(s.misalignment) +
+         (s.flush == Flush::kRight ? " flush right " : " flush left ") + s.distribution + (s.in_place ? " in place" : "");
+}
+
+testing::AssertionResult value_and_grad_agrees(const LogitsCaseSpec& spec, const tileloss_plan_options& wishes) {
+  LogitsCase c(spec);
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  options.logit.valid_vocab = spec.valid_vocab;
+  if (testing::AssertionResult result = runs_value_and_grad(c, options, wishes); !result) return result << " " << describe(spec);
+  if (testing::AssertionResult result = agrees(check_cross_entropy(c, options)); !result) return result << " " << describe(spec);
+  return testing::AssertionSuccess();
+}
+
+class SweepsOf : public testing::TestWithParam<NumberFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, SweepsOf, testing::ValuesIn(kFormats),
+                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+
+// Every small size with every schedule and side of the guard page; strides, misalignments and row counts take turns.
+TEST_P(SweepsOf, StayInBoundsAndAgreeAtEverySmallSize) {
+  std::size_t turn = 0;
+  for (const std::int64_t vocab : kSmallVocabSizes) {
+    for (const Flush flush : kFlushes) {
+      for (const tileloss_schedule schedule : kSchedules) {
+        for (const bool in_place : {false, true}) {
+          ++turn;
+          LogitsCaseSpec spec{.rows = turn % 3 == 0 ? 7 : 3, .vocab = vocab, .format = GetParam(), .flush = flush};
+          spec.stride_extra = kStrideExtras[turn % kStrideExtras.size()];
+          spec.misalignment = kMisalignments[turn / 4 % kMisalignments.size()];
+          spec.in_place = in_place;
+          spec.extra_outputs = turn % 2 == 0;
+          spec.seed = turn;
+          ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(schedule)));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SweepsOf, AgreeAtEverySizeUpTo200) {
+  for (std::int64_t vocab = 1; vocab <= 200; ++vocab) {
+    const LogitsCaseSpec spec{.rows = 3, .vocab = vocab, .misalignment = vocab % 5, .format = GetParam(),
+                              .seed = static_cast<std::uint64_t>(vocab)};
+    ASSERT_TRUE(value_and_grad_agrees(spec, plan_options()));
+  }
+}
+
+TEST_P(SweepsOf, StayInBoundsAndAgreeAtRealVocabularies) {
+  std::size_t turn = 0;
+  for (const std::int64_t vocab : kVocabSizes) {
+    ++turn;
+    LogitsCaseSpec spec{.rows = 2, .vocab = vocab, .format = GetParam(), .flush = kFlushes[turn % 2], .seed = turn};
+    spec.stride_extra = kStrideExtras[turn % kStrideExtras.size()];
+    spec.misalignment = kMisalignments[turn / 2 % kMisalignments.size()];
+    ASSERT_TRUE(value_and_grad_agrees(spec, plan_options()));
+    spec.in_place = true;
+    spec.rows = 1;
+    ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(turn % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE)));
+  }
+}
+
+TEST_P(SweepsOf, AgreeForEveryRowCount) {
+  for (const std::int64_t rows : kRowCounts) {
+    for (const std::int64_t extra : kStrideExtras) {
+      const LogitsCaseSpec spec{.rows = rows, .vocab = 257, .stride_extra = extra, .format = GetParam(), .extra_outputs = true};
+      for (const tileloss_schedule schedule : kSchedules) ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(schedule)));
+    }
+  }
+}
+
+// The padding holds NaN before and must be exactly 0 in the gradient.
+TEST_P(SweepsOf, PaddingIsNeverReadAndItsGradientIsZero) {
+  for (const auto& [vocab, valid] : {std::pair{64, 1}, {64, 63}, {100, 33}, {1000, 999}, {4100, 2048}, {4100, 2049}, {2049, 2049}}) {
+    for (const tileloss_schedule schedule : kSchedules) {
+      for (const bool in_place : {false, true}) {
+        const LogitsCaseSpec spec{.rows = 3, .vocab = vocab, .valid_vocab = valid, .stride_extra = 3, .format = GetParam(),
+                                  .extra_outputs = true, .in_place = in_place};
+        ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(schedule)));
+      }
+    }
+  }
+}
+
+TEST_P(SweepsOf, AgreeOnEveryInputFamily) {
+  for (const std::string_view name : tools::distribution_names()) {
+    for (const std::int64_t vocab : {17, 1000, 5000}) {
+      for (const tileloss_schedule schedule : kSchedules) {
+        const LogitsCaseSpec spec{.rows = 5, .vocab = vocab, .format = GetParam(), .distribution = std::string(name), .extra_outputs = true};
+        ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(schedule)));
+      }
+    }
+    const LogitsCaseSpec large{.rows = 2, .vocab = 50257, .format = GetParam(), .distribution = std::string(name)};
+    ASSERT_TRUE(value_and_grad_agrees(large, plan_options()));
+  }
+}
+
+// A maximum that appears late makes a block be done again: at the first, the last and each block's edges, label or not.
+TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
+  constexpr std::int64_t kVocab = 1000;
+  for (const std::int64_t block : {64, 128, 512}) {
+    for (const std::int64_t column : {std::int64_t{0}, block - 1, block, 2 * block - 1, 2 * block % kVocab, kVocab - 1}) {
+      if (column >= kVocab) continue;
+      for (const double height : {3.0, 5.0, 80.0}) {
+        LogitsCase c({.rows = 4, .vocab = kVocab, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
+        for (std::int64_t i = 0; i < 4; ++i) {
+          // Row 0: the spike; row 1: at the label too; row 2: a staircase of ever higher maxima; row 3: plain.
+          if (i < 2) c.set_logit(i, column, height);
+          if (i == 1) c.set_logit(i, c.labels()[1], height);
+          for (std::int64_t j = 0; i == 2 && j < kVocab; ++j) c.set_logit(i, j, height * static_cast<double>(j / block));
+        }
+        c.seal();
+        for (const tileloss_schedule schedule : kSchedules) {
+          tileloss_plan_options wishes = with_schedule(schedule);
+          wishes.vocab_block = block;
+          c.reset();
+          const tileloss_cross_entropy_options options = cross_entropy_options();
+          ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+          ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "block " << block << " column " << column << " height " << height;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SweepsOf, AgreeForEveryVocabularyBlock) {
+  for (std::int64_t block = 64; block <= 8192; block += block < 1024 ? 64 : 1024) {
+    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
+      tileloss_plan_options wishes = with_schedule(schedule);
+      wishes.vocab_block = block;
+      const LogitsCaseSpec spec{.rows = 2, .vocab = 8300, .format = GetParam(), .distribution = block % 128 == 0 ? "wide" : "normal",
+                                .extra_outputs = true};
+      ASSERT_TRUE(value_and_grad_agrees(spec, wishes)) << "vocab_block " << block;
+    }
+  }
+}
+
+TEST_P(SweepsOf, TheMarginOfAConfidentLabelKeepsItsDigits) {
+  for (const double margin : {10.0, 16.0, 20.0, 24.0, 40.0, 80.0}) {
+    LogitsCase c({.rows = 3, .vocab = 2500, .format = GetParam()}, LogitsCase::Open{});
+    for (std::int64_t i = 0; i < 3; ++i) c.set_logit(i, c.labels()[static_cast<std::size_t>(i)], margin);
+    c.seal();
+    for (const tileloss_schedule schedule : kSchedules) {
+      const tileloss_cross_entropy_options options = cross_entropy_options();
+      c.reset();
+      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
+      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "margin " << margin;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tileloss::test

@@ -1,0 +1,65 @@
+// The focal loss, as a test of HACKING.md's recipe "add a loss": this header and one line of registration are all there is.
+//   loss_i = -(1 - p_y)^gamma logp_i
+//   dloss / dlogp = -(1 - p_y)^gamma + gamma (1 - p_y)^(gamma - 1) p_y logp
+//   target = g dloss/dlogp, prob = -target                        (Lin et al. 2017, "Focal Loss for Dense Object Detection")
+// mean divides by the number of rows that are not ignored.
+#ifndef TILELOSS_TESTS_LOSSES_FOCAL_LOSS_H_
+#define TILELOSS_TESTS_LOSSES_FOCAL_LOSS_H_
+
+#include "losses/loss.h"
+
+namespace tileloss::test {
+
+struct FocalOptions {
+  std::size_t struct_size;
+  tileloss_logit_options logit;
+  double gamma;
+  tileloss_reduction reduction;
+  std::int32_t reserved;
+};
+
+class FocalLoss final : public RowStage {
+ public:
+  explicit FocalLoss(const LossContext& context) : context_(context), options_(context.options_as<FocalOptions>()) {}
+
+  void prepare() override {
+    if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
+    std::int64_t used = 0;
+    for (std::int64_t i = 0; i < context_.rows; ++i) used += context_.labels.is_used(i) ? 1 : 0;
+    scale_ = used == 0 ? 0 : 1 / static_cast<double>(used);
+  }
+
+  RowResult row(std::int64_t i, const RowStats& r) const override {
+    const double gamma = options_.gamma, focus = std::pow(r.one_minus_p, gamma);
+    const double slope = gamma == 0 ? 0.0 : gamma * std::pow(r.one_minus_p, gamma - 1) * r.p * r.logp;
+    RowResult result;
+    result.loss = scale_ * -focus * r.logp;
+    result.coefficients.target = static_cast<float>(context_.loss_grad[i] * scale_ * (slope - focus));
+    result.coefficients.prob = -result.coefficients.target;
+    return result;
+  }
+
+  static LossInfo info() {
+    static constexpr tileloss_field kFields[] = {
+        double_field("gamma", offsetof(FocalOptions, gamma), 2, 0, kUnbounded),
+        choice_field("reduction", offsetof(FocalOptions, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
+    };
+    return {.name = "focal",
+            .is_loss = true,
+            .options_size = sizeof(FocalOptions),
+            .fields = kFields,
+            .inputs = kLossGrad,
+            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<FocalLoss>(c); },
+            .check = nullptr,
+            .is_per_row = [](const void* o) { return static_cast<const FocalOptions*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
+  }
+
+ private:
+  const LossContext context_;
+  const FocalOptions options_;
+  double scale_ = 1;
+};
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_LOSSES_FOCAL_LOSS_H_

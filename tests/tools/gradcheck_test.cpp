@@ -1,0 +1,180 @@
+// tileloss gradcheck, end to end: the built program on small configs.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/program.h"
+#include "tools/result_writer.h"
+
+namespace tileloss::tools {
+namespace {
+
+using test::Program;
+using test::ProgramResult;
+using test::read_text;
+using test::run_program;
+using test::TemporaryFolder;
+
+constexpr const char* kSmall =
+    "loss: cross_entropy\n"
+    "batch_size: 2\nseq_len: 9\nvocab_size: 3001\ndtype: bf16\nseed: 3\nignore_prob: 0.2\n"
+    "source: {kind: synthetic, distribution: normal, std: 2}\n"
+    "outputs: [logp, lse, entropy, argmax, correct, log_sum_sq_probs, mean_logit]\n";
+
+ProgramResult gradcheck(const TemporaryFolder& folder, const std::string& config, std::vector<std::string> sets = {},
+                        bool mutants = false) {
+  std::vector<std::string> arguments = {"gradcheck", "--config", folder.write("c.yaml", config).string()};
+  for (std::string& set : sets) {
+    arguments.emplace_back("--set");
+    arguments.push_back(std::move(set));
+  }
+  if (mutants) arguments.emplace_back("--mutants");
+  return run_program(arguments);
+}
+
+TEST(Gradcheck, PassesAndSaysSoInTheLastLine) {
+  const TemporaryFolder folder;
+  const ProgramResult result = gradcheck(folder, kSmall);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.last_line(), "PASS");
+}
+
+TEST(Gradcheck, AGateThatFailsIsNamedAndTheExitCodeIsOne) {
+  const TemporaryFolder folder;
+  const ProgramResult result = gradcheck(folder, kSmall, {"tolerances.dlogits_max_abs=1e-12"});
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_EQ(result.last_line().rfind("FAIL: ", 0), 0U) << result.last_line();
+  EXPECT_NE(result.last_line().find("dlogits_max_abs"), std::string::npos) << result.last_line();
+}
+
+TEST(Gradcheck, ConfigErrorsExitWithTwoAndMissingFilesWithThree) {
+  const TemporaryFolder folder;
+  const ProgramResult unknown = gradcheck(folder, std::string(kSmall) + "lable: 1\n");
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("c.yaml:10: lable: unknown key"), std::string::npos) << unknown.err;
+  EXPECT_EQ(run_program({"gradcheck", "--config", "/nonexistent.yaml"}).exit_code, 3);
+  EXPECT_EQ(run_program({"gradcheck"}).exit_code, 2);
+  EXPECT_EQ(gradcheck(folder, kSmall, {"kernel.vocab_block=100"}).exit_code, 2);  // the library's own refusal
+  EXPECT_EQ(gradcheck(folder, kSmall, {"output=/nonexistent/r.jsonl"}).exit_code, 3);
+  EXPECT_EQ(gradcheck(folder, kSmall, {"output=/dev/full"}).exit_code, 3);
+}
+
+TEST(Gradcheck, ImpossibleSizesAreRefusedBeforeAnythingIsAllocated) {
+  const TemporaryFolder folder;
+  const ProgramResult result = gradcheck(folder, kSmall, {"seq_len=1000000000"});
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_NE(result.err.find("logits: needs"), std::string::npos) << result.err;
+}
+
+TEST(Gradcheck, TheResultLineHasEveryMetricAndGate) {
+  const TemporaryFolder folder;
+  const ProgramResult result = gradcheck(folder, kSmall, {"output=" + (folder.path() / "r.jsonl").string()}, true);
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  const ResultFile file = read_results(folder.path() / "r.jsonl");
+  ASSERT_EQ(file.lines.size(), 1U);
+  const Json& line = file.lines[0];
+  for (const char* key : {"loss_ref", "loss_kernel", "abs_diff_loss", "fwd/logp_max_abs", "fwd/per_loss_max_abs",
+                          "dlogits_max_abs", "dlogits_max_rel", "dlogits_mean_abs", "dlogits_ulp_target",
+                          "dlogits_ulp_off_target", "dlogits_normwise", "time/ref_s", "time/kernel_s"}) {
+    ASSERT_TRUE(line.contains(key)) << key;
+    EXPECT_TRUE(line[key].is_number()) << key;
+  }
+  EXPECT_EQ(line["shape/vocab_size"], 3001);
+  EXPECT_EQ(line["shape/rows"], 18);
+  EXPECT_EQ(line["kernel/in_place"], false);
+  EXPECT_TRUE(line["kernel/isa"].is_string());
+  EXPECT_EQ(line["pass"], true);
+  EXPECT_GE(line["gates"].size(), 20U);
+  for (const Json& gate : line["gates"]) EXPECT_TRUE(gate["pass"].get<bool>()) << gate.dump();
+  EXPECT_GE(line["mutants"].size(), 5U);
+}
+
+TEST(Gradcheck, TheSameSeedGivesTheSameNumbers) {
+  const TemporaryFolder folder;
+  const std::string output = "output=" + (folder.path() / "r.jsonl").string();
+  ASSERT_EQ(gradcheck(folder, kSmall, {output}).exit_code, 0);
+  ASSERT_EQ(gradcheck(folder, kSmall, {output, "kernel.threads=1", "kernel.row_block=1"}).exit_code, 0);
+  const ResultFile file = read_results(folder.path() / "r.jsonl");
+  for (const char* key : {"loss_ref", "loss_kernel", "dlogits_max_abs", "dlogits_normwise"}) {
+    EXPECT_EQ(file.lines[0][key], file.lines[1][key]) << key;
+  }
+}
+
+TEST(Gradcheck, RealLogitsFromAFilePass) {
+  const ProgramResult result =
+      run_program({"gradcheck", "--config", TILELOSS_SOURCE_DIR "/configs/gradcheck_ce_safetensors.yaml"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.last_line(), "PASS");
+}
+
+TEST(Gradcheck, AFileThatDoesNotFitTheConfigIsRefused) {
+  const std::string config = TILELOSS_SOURCE_DIR "/configs/gradcheck_ce_safetensors.yaml";
+  for (const char* set : {"vocab_size=30000", "dtype=fp32", "seq_len=17", "source.logits=nothing", "source.labels=advantages",
+                          "source.path=/dev/null", "valid_vocab=40000"}) {
+    const ProgramResult result = run_program({"gradcheck", "--config", config, "--set", set});
+    EXPECT_NE(result.exit_code, 0) << set;
+    EXPECT_NE(result.exit_code, 1) << set << result.out;
+    EXPECT_FALSE(result.err.empty()) << set;
+  }
+}
+
+// float16 holds no number below 6e-8: the gradient of a mean over a wide softmax is nearly all zeros.
+TEST(Gradcheck, AMostlyZeroGradientIsMistrustedUnlessExpected) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> sets = {"dtype=fp16", "vocab_size=150000", "num_items=1000"};
+  const ProgramResult mistrusted = gradcheck(folder, kSmall, sets);
+  EXPECT_EQ(mistrusted.exit_code, 1) << mistrusted.out << mistrusted.err;
+  EXPECT_EQ(mistrusted.last_line(), "FAIL: mistrusted/zero_fraction");
+  EXPECT_EQ(gradcheck(folder, kSmall, {sets[0], sets[1], sets[2], "expect_mostly_zero=true"}).exit_code, 0);
+}
+
+struct MutantCase {
+  std::string name;
+  std::vector<std::string> sets;
+  std::vector<std::string> dtypes = {"bf16", "fp16", "fp32"};
+};
+
+void PrintTo(const MutantCase& mutant_case, std::ostream* out) { *out << mutant_case.name; }
+
+class GradcheckMutants : public testing::TestWithParam<MutantCase> {};
+
+TEST_P(GradcheckMutants, AreAllCaught) {
+  for (const std::string& dtype : GetParam().dtypes) {
+    const TemporaryFolder folder;
+    std::vector<std::string> sets = GetParam().sets;
+    sets.push_back("dtype=" + dtype);
+    sets.push_back("output=" + (folder.path() / "r.jsonl").string());
+    const ProgramResult result = gradcheck(folder, kSmall, sets, true);
+    ASSERT_EQ(result.exit_code, 0) << dtype << "\n" << result.out << result.err;
+    int planted = 0;
+    const ResultFile file = read_results(folder.path() / "r.jsonl");
+    ASSERT_EQ(file.lines.size(), 1U);
+    for (const Json& mutant : file.lines[0]["mutants"]) {
+      if (!mutant["planted"].get<bool>()) continue;
+      ++planted;
+      EXPECT_FALSE(mutant["caught_by"].empty()) << dtype << " " << mutant.dump();
+    }
+    EXPECT_GE(planted, 5) << dtype << "\n" << result.out;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, GradcheckMutants,
+    testing::Values(
+        MutantCase{"plain", {}}, MutantCase{"in_place", {"kernel.in_place=true"}}, MutantCase{"sum", {"reduction=sum"}},
+        MutantCase{"none_per_row", {"reduction=none", "upstream=per_row"}},
+        MutantCase{"smoothing_z_loss", {"label_smoothing=0.1", "z_loss=1e-3", "reduction=sum"}},
+        MutantCase{
+            "weights",
+            {"token_weights=random", "class_weights=random", "label_smoothing=0.2", "upstream=random", "outputs=[logp, lse]"}},
+        MutantCase{"transforms", {"softcap=20", "temperature=0.7", "logit_scale=1.5"}},
+        MutantCase{"temperature_on_logprob", {"temperature=0.5", "temperature_on=logprob"}},
+        MutantCase{"padding", {"valid_vocab=2900"}},
+        // Not float16, which rounds this gradient to zeros.
+        MutantCase{"confident", {"source={distribution: confident}", "reduction=sum"}, {"bf16", "fp32"}},
+        MutantCase{"logprobs_ones", {"loss=logprobs"}}, MutantCase{"logprobs_per_row", {"loss=logprobs", "upstream=per_row"}},
+        MutantCase{"logprobs_in_place", {"loss=logprobs", "upstream=random", "kernel.in_place=true", "temperature=1.3"}}),
+    [](const testing::TestParamInfo<MutantCase>& test_case) { return test_case.param.name; });
+
+}  // namespace
+}  // namespace tileloss::tools

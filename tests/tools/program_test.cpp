@@ -1,0 +1,174 @@
+// The `tileloss` program from outside: help, exit codes, bench, info, signals.
+#include "tests/tools/program.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace tileloss::tools {
+namespace {
+
+using test::Program;
+using test::ProgramResult;
+using test::run_program;
+using test::TemporaryFolder;
+using Json = nlohmann::ordered_json;
+
+std::vector<Json> json_lines(const std::string& text) {
+  std::vector<Json> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+TEST(Program, HelpIsEverywhereAndExitsWithZero) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"--help"}, {"gradcheck", "--help"}, {"bench", "--help"}, {"info", "--help"}}) {
+    const ProgramResult result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_NE(result.out.find("Usage:"), std::string::npos) << result.out;
+  }
+}
+
+TEST(Program, NoSubcommandPrintsHelpAndExitsWithTwo) {
+  const ProgramResult result = run_program({});
+  EXPECT_EQ(result.exit_code, 2);
+  for (const char* name : {"gradcheck", "bench", "info"}) EXPECT_NE(result.out.find(name), std::string::npos) << result.out;
+}
+
+TEST(Program, WrongFlagsExitWithTwo) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"sing"},
+                                             {"bench", "--tokens", "0"},
+                                             {"bench", "--tokens", "x"},
+                                             {"bench", "--dtype", "int8"},
+                                             {"bench", "--isa", "mmx"},
+                                             {"bench", "--set", "lable=1"},
+                                             {"bench", "--set", "label_smoothing=2"},
+                                             {"bench", "--loss", "focal"},
+                                             {"bench", "--vocab-block", "100", "--tokens", "4", "--vocab", "256"},
+                                             {"info", "--x"}}) {
+    const ProgramResult result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments.back() << result.err;
+    EXPECT_FALSE(result.err.empty());
+  }
+}
+
+TEST(Program, AFullStandardOutputExitsWithThree) {
+  const ProgramResult result = Program({"gradcheck", "--help"}, "/dev/full").wait();
+  const ProgramResult bench = Program({"bench", "--tokens", "4", "--vocab", "256", "--iters", "1"}, "/dev/full").wait();
+  EXPECT_EQ(bench.exit_code, 3) << bench.err;
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+}
+
+void expect_bench_line(const Json& line) {
+  for (const char* key : {"loss", "pass", "dtype", "isa", "impl", "schedule"}) EXPECT_TRUE(line.at(key).is_string()) << key;
+  EXPECT_TRUE(line.contains("hidden"));
+  for (const char* key : {"tokens", "vocab", "threads", "first_call_s", "median_ms", "min_ms", "mean_ms", "mem_after_alloc",
+                          "mem_peak", "gb_per_s", "in_place_ms", "copy_ms", "read_ms", "exp_ms", "roof_ms", "ratio_to_roof"}) {
+    ASSERT_TRUE(line.contains(key) && line[key].is_number()) << key;
+    EXPECT_GT(line[key].get<double>(), 0) << key;
+  }
+  EXPECT_LE(line["min_ms"], line["median_ms"]);
+  EXPECT_GE(line["mem_peak"], line["mem_after_alloc"]);
+  EXPECT_NEAR(line["ratio_to_roof"].get<double>(), line["median_ms"].get<double>() / line["roof_ms"].get<double>(), 1e-9);
+}
+
+TEST(Bench, JsonHasEveryFieldAndValueAndGradComesLast) {
+  for (const bool in_place : {false, true}) {
+    std::vector<std::string> arguments = {"bench",
+                                          "--loss",
+                                          "cross_entropy",
+                                          "--tokens",
+                                          "70",
+                                          "--vocab",
+                                          "5003",
+                                          "--dtype",
+                                          "bf16",
+                                          "--impl",
+                                          "both",
+                                          "--iters",
+                                          "3",
+                                          "--warmup",
+                                          "1",
+                                          "--json",
+                                          "--entropy",
+                                          "--set",
+                                          "label_smoothing=0.1"};
+    if (in_place) arguments.emplace_back("--in-place");
+    const ProgramResult result = run_program(arguments);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const std::vector<Json> lines = json_lines(result.out);
+    ASSERT_EQ(lines.size(), 4U);
+    for (const Json& line : lines) {
+      expect_bench_line(line);
+      EXPECT_EQ(line["tokens"], 70);
+      EXPECT_EQ(line["in_place"], in_place);
+      EXPECT_EQ(line["options"]["label_smoothing"], 0.1);
+      const bool writes = line["pass"] == "value_and_grad";
+      const char* memory = !writes ? "read_ms" : in_place ? "in_place_ms" : "copy_ms";
+      EXPECT_EQ(line["roof_ms"], std::max(line[memory], line["exp_ms"]));
+    }
+    EXPECT_EQ(lines.back()["pass"], "value_and_grad");
+    EXPECT_EQ(lines.back()["impl"], "kernel");
+    EXPECT_GT(lines.back()["speedup_over_reference"], 0.0);
+  }
+}
+
+TEST(Bench, LogprobsAndTheTableWork) {
+  const ProgramResult result =
+      run_program({"bench", "--loss", "logprobs", "--tokens", "16", "--vocab", "1000", "--dtype", "fp32", "--iters", "2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* word : {"forward", "backward", "ratio", "kernel"})
+    EXPECT_NE(result.out.find(word), std::string::npos) << result.out;
+}
+
+TEST(Bench, TooLittleMemoryIsAnEnvironmentErrorNamingTheBytes) {
+  const ProgramResult result = run_program({"bench", "--tokens", "100000000", "--vocab", "151936"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("logits: needs 30387200.0 MB"), std::string::npos) << result.err;
+}
+
+TEST(Info, JsonNamesWhatTheMachineHas) {
+  const ProgramResult result = run_program({"info", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json info = Json::parse(result.out);
+  EXPECT_EQ(info["functions"][0], "logprobs");
+  EXPECT_EQ(info["isa_available"][0], "baseline");
+  EXPECT_GE(info["threads"], 1);
+  EXPECT_GT(info["roofs"]["exp_g_per_s"], 0.0);
+  for (const char* key : {"version", "build", "cpu", "isa_chosen", "TILELOSS_ISA", "caches"})
+    EXPECT_TRUE(info.contains(key)) << key;
+}
+
+// The bench would run for hours; a signal ends it soon, with what was measured so far printed whole.
+TEST(Signals, StopTheBenchWithTheirExitCode) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Program program({"bench", "--tokens", "64", "--vocab", "4096", "--iters", "1000000", "--json"});
+    usleep(1'500'000);
+    ASSERT_EQ(kill(program.child(), signal), 0);
+    const ProgramResult result = program.wait();
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
+    EXPECT_NE(result.err.find("stopped by"), std::string::npos) << result.err;
+    for (const Json& line : json_lines(result.out)) expect_bench_line(line);
+  }
+}
+
+TEST(Signals, LeaveEarlierResultsIntact) {
+  const TemporaryFolder folder;
+  const auto output = folder.write("r.jsonl", "{\"earlier\":1}\n");
+  const auto config = folder.write("c.yaml",
+                                   "loss: cross_entropy\nbatch_size: 1\nseq_len: 20000\nvocab_size: 20000\ndtype: bf16\n"
+                                   "output: r.jsonl\n");
+  Program program({"gradcheck", "--config", config.string()});
+  usleep(500'000);
+  ASSERT_EQ(kill(program.child(), SIGINT), 0);
+  const ProgramResult result = program.wait();
+  EXPECT_EQ(result.exit_code, 130) << result.out << result.err;
+  EXPECT_EQ(test::read_text(output), "{\"earlier\":1}\n");
+}
+
+}  // namespace
+}  // namespace tileloss::tools

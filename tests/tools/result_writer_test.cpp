@@ -1,0 +1,96 @@
+#include "tools/result_writer.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "tests/tools/temporary_folder.h"
+#include "tools/exit_codes.h"
+
+namespace tileloss::tools {
+namespace {
+
+using test::read_text;
+using test::TemporaryFolder;
+
+TEST(ResultWriter, AppendsOneObjectPerLine) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "r.jsonl";
+  ResultWriter(path).write({{"a", 1}});
+  ResultWriter(path).write({{"b", "two\nlines"}});
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"b\":\"two\\nlines\"}\n");
+  const ResultFile file = read_results(path);
+  ASSERT_EQ(file.lines.size(), 2U);
+  EXPECT_EQ(file.lines[1]["b"], "two\nlines");
+  EXPECT_EQ(file.torn_bytes, 0);
+}
+
+TEST(ResultWriter, DropsATornLastLineAndKeepsTheRest) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("r.jsonl", "{\"a\":1}\n{\"b\":2}\n{\"c\":");
+  EXPECT_EQ(read_results(path).torn_bytes, 5);
+  testing::internal::CaptureStderr();
+  ResultWriter(path).write({{"d", 4}});
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("torn last line of 5 bytes"), std::string::npos);
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"b\":2}\n{\"d\":4}\n");
+}
+
+TEST(ResultWriter, RefusesAnyOtherBadLineAndLeavesTheFileAlone) {
+  for (const char* text : {"{\"a\":1}\n{\"b\":\n{\"c\":3}\n", "{\"a\":1}\nnonsense\n", "[1]\n", "\n", "{}\n{\"a\":1} x\n"}) {
+    const TemporaryFolder folder;
+    const auto path = folder.write("r.jsonl", text);
+    EXPECT_THROW(ResultWriter{path}, ToolError) << text;
+    EXPECT_EQ(read_text(path), text);
+  }
+}
+
+TEST(ResultWriter, AFullDiskIsAnEnvironmentError) {
+  ResultWriter writer("/dev/full");
+  try {
+    writer.write({{"a", 1}});
+    FAIL() << "/dev/full took the line";
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitEnvironment);
+    EXPECT_NE(std::string(error.what()).find("No space left"), std::string::npos) << error.what();
+  }
+}
+
+// A file size limit stops a write half-way, as a disk that fills up does.
+TEST(ResultWriter, ALineThatDoesNotFitIsTakenBack) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "r.jsonl";
+  ResultWriter writer(path);
+  writer.write({{"a", 1}});
+  const auto earlier_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit earlier_limit = {};
+  getrlimit(RLIMIT_FSIZE, &earlier_limit);
+  rlimit limit = earlier_limit;
+  limit.rlim_cur = 20;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  EXPECT_THROW(writer.write({{"long", std::string(100, 'x')}}), ToolError);
+  setrlimit(RLIMIT_FSIZE, &earlier_limit);
+  std::signal(SIGXFSZ, earlier_handler);
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n");
+  writer.write({{"b", 2}});
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"b\":2}\n");
+}
+
+TEST(ResultWriter, AFolderThatDoesNotExistIsAnEnvironmentError) {
+  try {
+    const ResultWriter writer("/nonexistent/r.jsonl");
+    FAIL() << "opened";
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitEnvironment);
+  }
+}
+
+TEST(ResultWriter, NonFiniteNumbersBecomeNull) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "r.jsonl";
+  ResultWriter(path).write({{"x", std::numeric_limits<double>::quiet_NaN()}});
+  EXPECT_EQ(read_text(path), "{\"x\":null}\n");
+}
+
+}  // namespace
+}  // namespace tileloss::tools

@@ -1,0 +1,163 @@
+#include "tools/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "tests/tools/temporary_folder.h"
+#include "tools/exit_codes.h"
+
+namespace tileloss::tools {
+namespace {
+
+using test::TemporaryFolder;
+
+std::string length_bytes(uint64_t length) {
+  std::string bytes(sizeof length, '\0');
+  std::memcpy(bytes.data(), &length, sizeof length);
+  return bytes;
+}
+
+std::string file_bytes(const std::string& header, const std::string& data) { return length_bytes(header.size()) + header + data; }
+
+// Opens a file with these bytes; the message of the error it must give.
+std::string refusal(const std::string& bytes) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("x.safetensors", bytes);
+  try {
+    const SafetensorsFile file(path);
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitUsage);
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string entry_refusal(const std::string& entries, size_t data_bytes) {
+  return refusal(file_bytes("{" + entries + "}", std::string(data_bytes, '\1')));
+}
+
+void expect_contains(const std::string& message, const std::string& text) {
+  EXPECT_NE(message.find(text), std::string::npos) << message;
+}
+
+TEST(Safetensors, WhatIsWrittenIsReadBack) {
+  const TemporaryFolder folder;
+  const float x[6] = {1, 2, 3, 4, 5, 6};
+  const int64_t labels[2] = {-100, 7};
+  const auto path = folder.path() / "x.safetensors";
+  write_safetensors(path, {{"x", "F32", {2, 3}, x, sizeof x}, {"labels", "I64", {2}, labels, sizeof labels}});
+  const SafetensorsFile file(path);
+  ASSERT_EQ(file.tensors().size(), 2U);
+  const Tensor& tensor = file.tensor("x");
+  EXPECT_EQ(tensor.dtype, "F32");
+  EXPECT_EQ(tensor.shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(tensor.elements(), 6);
+  EXPECT_EQ(std::memcmp(tensor.data, x, sizeof x), 0);
+  EXPECT_EQ(std::memcmp(file.tensor("labels").data, labels, sizeof labels), 0);
+}
+
+TEST(Safetensors, UnknownNameListsTheNamesThereAre) {
+  const SafetensorsFile file(TILELOSS_SOURCE_DIR "/tests/data/qwen2-tiny-logits-slice.safetensors");
+  EXPECT_EQ(file.tensor("logits").shape.back(), 30522);
+  try {
+    file.tensor("logit");
+    FAIL() << "found";
+  } catch (const ToolError& error) {
+    expect_contains(error.what(), "logits");
+    expect_contains(error.what(), "labels");
+  }
+}
+
+TEST(Safetensors, ScalarsMetadataAndEmptyTensorsAreFine) {
+  EXPECT_EQ(entry_refusal(R"("__metadata__":{"a":"b"},"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                          R"("e":{"dtype":"F32","shape":[0,5],"data_offsets":[4,4]})",
+                          4),
+            "accepted");
+}
+
+TEST(Safetensors, HeaderLengthIsCheckedAgainstTheFileAndTheCap) {
+  expect_contains(refusal("abc"), "header length");
+  expect_contains(refusal(length_bytes(50) + "{}"), "header length: 50 bytes, but the file has only 2");
+  expect_contains(refusal(length_bytes(100'000'001) + "{}"), "more than 100 MB");
+  expect_contains(refusal(length_bytes(UINT64_MAX) + "{}"), "more than 100 MB");
+  expect_contains(refusal(length_bytes(0)), "header: does not start");
+}
+
+TEST(Safetensors, HeaderMustBeAnObject) {
+  expect_contains(refusal(file_bytes("[]", "")), "header: does not start");
+  expect_contains(refusal(file_bytes("{\"a\":", "")), "header: is not a JSON object");
+  expect_contains(refusal(file_bytes(R"({"a":3})", "")), "a: is not an object");
+}
+
+TEST(Safetensors, FieldsAreRequiredAndTyped) {
+  expect_contains(entry_refusal(R"("a":{"shape":[1],"data_offsets":[0,4]})", 4), "a: dtype is missing");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","data_offsets":[0,4]})", 4), "a: shape is missing");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1]})", 4), "a: data_offsets is missing");
+  expect_contains(entry_refusal(R"("a":{"dtype":7,"shape":[1],"data_offsets":[0,4]})", 4), "a: dtype: expected text");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]})", 4), "a: dtype: 'F33' is unknown");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":1,"data_offsets":[0,4]})", 4), "a: shape: expected a list");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]})", 4), "a: shape: expected counts");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]})", 4), "a: shape: expected counts");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0]})", 4), "a: data_offsets: expected two");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1],"data_offsets":["0",4]})", 4), "a: data_offsets: expected two");
+}
+
+TEST(Safetensors, ShapeProductMustNotOverflowAndMustFitTheBytes) {
+  for (const char* shape :
+       {"[4611686018427387904,4]", "[4294967296,4294967296]", "[4611686018427387904,4,0]", "[4611686018427387904]"}) {
+    const std::string entry = std::string(R"("a":{"dtype":"F32","shape":)") + shape + R"(,"data_offsets":[0,0]})";
+    expect_contains(entry_refusal(entry, 0), "overflows");
+  }
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4),
+                  "a: data_offsets: 4 bytes, but the shape and dtype make 8");
+}
+
+TEST(Safetensors, OffsetsMustLieInTheFileWithoutGapsOrOverlaps) {
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})", 4), "outside the 4 bytes");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]})", 4), "outside the 4 bytes");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]})", 8), "a: data_offsets: a gap");
+  const char* overlap =
+      R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]})";
+  expect_contains(entry_refusal(overlap, 8), "b: data_offsets: overlap");
+  expect_contains(entry_refusal(R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})", 6), "2 trailing bytes");
+}
+
+TEST(Safetensors, DuplicateEntriesAreRefused) {
+  const char* twice =
+      R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
+  expect_contains(entry_refusal(twice, 1), "a: duplicate entry");
+  expect_contains(entry_refusal(R"("a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]})", 1), "dtype: duplicate");
+}
+
+TEST(Safetensors, PickleAndZipAreRefusedByContent) {
+  expect_contains(refusal(std::string("\x80\x02}q\0(X\x05\0\0\0", 11) + std::string(64, 'x')), "pickle");
+  expect_contains(refusal(std::string("PK\x03\x04", 4) + std::string(64, 'x')), "zip");
+}
+
+// A header of 0x0280 bytes starts as pickle's protocol 2 does.
+TEST(Safetensors, AHeaderLengthThatLooksLikePickleIsRead) {
+  const std::string entry = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  EXPECT_EQ(refusal(file_bytes(entry + std::string(0x0280 - entry.size(), ' '), "x")), "accepted");
+}
+
+TEST(Safetensors, EveryTruncationIsRefused) {
+  const std::string whole = file_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
+  EXPECT_EQ(refusal(whole), "accepted");
+  for (size_t size = 0; size < whole.size(); ++size) EXPECT_NE(refusal(whole.substr(0, size)), "accepted") << size;
+}
+
+TEST(Safetensors, MissingFilesAndFoldersAreEnvironmentErrors) {
+  for (const char* path : {"/nonexistent/x.safetensors", "/tmp"}) {
+    try {
+      const SafetensorsFile file(path);
+      FAIL() << "opened " << path;
+    } catch (const ToolError& error) {
+      EXPECT_EQ(error.code(), kExitEnvironment);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tileloss::tools
