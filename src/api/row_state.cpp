@@ -38,8 +38,13 @@ extern "C" tileloss_status tileloss_row_state_merge(tileloss_row_state* into, co
     if (Status s = check("into", into); !s.ok()) return s;
     if (Status s = check("from", from); !s.ok()) return s;
     if (into->rows != from->rows) return expected("from.rows", std::to_string(into->rows), std::to_string(from->rows));
+    tileloss_row_state both = *into;
+    if (from->entropy_sum == nullptr) both.entropy_sum = nullptr;
+    if (from->collision_sum == nullptr) both.collision_sum = nullptr;
+    if (from->smoothing_sum == nullptr) both.smoothing_sum = nullptr;
+    if (from->argmax == nullptr) both.argmax = nullptr;
     for (std::int64_t i = 0; i < into->rows; ++i) {
-      save_row(*into, i, merge(load_row(*into, i), into->smoothing_weight, load_row(*from, i), from->smoothing_weight));
+      save_row(both, i, merge(load_row(*into, i), into->smoothing_weight, load_row(*from, i), from->smoothing_weight));
     }
     into->smoothing_weight += from->smoothing_weight;
     return {};

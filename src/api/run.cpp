@@ -1,5 +1,6 @@
 #include "api/run.h"
 
+#include <cmath>
 #include <memory>
 
 #include "api/plan.h"
@@ -81,7 +82,8 @@ class Rows final : public cpu::RowVisitor {
     lse_.set(i, static_cast<float>(s.lse));
     entropy_.set(i, static_cast<float>(s.entropy));
     log_sum_sq_probs_.set(i, static_cast<float>(s.log_sum_sq_probs));
-    mean_logit_.set(i, static_cast<float>(s.max + s.smoothing_sum / static_cast<double>(problem_.classes)));
+    const double mean = s.smoothing_sum / static_cast<double>(problem_.classes);
+    mean_logit_.set(i, static_cast<float>(std::isinf(s.max) ? mean : s.max + mean));
     argmax_.set(i, s.argmax);
     correct_.set(i, s.argmax == context_.labels[i] ? 1 : 0);
   }

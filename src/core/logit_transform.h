@@ -17,7 +17,7 @@ struct LogitTransform {
   // exponent_scale over what it should be a multiple of: log2(e) as the sweeps see it. With it, a maximum m in z becomes the
   // exponent of the very element that it came from, and rounding exponent_scale shifts no sum.
   double log2e = kLog2E;
-  float exponent_correction = static_cast<float>(kExactLog2E / kLog2E - 1);  // kExactLog2E / log2e - 1
+  double exact_exponent_scale = kExactLog2E;  // what exponent_scale is rounded from
 
   static LogitTransform make(double logit_scale, double softcap, double temperature) {
     LogitTransform t;
@@ -30,7 +30,7 @@ struct LogitTransform {
     const float factor = softcap > 0 ? t.outer : t.scale;
     t.exponent_scale = factor * kLog2E;
     t.log2e = static_cast<double>(t.exponent_scale) / factor;
-    t.exponent_correction = static_cast<float>(kExactLog2E / t.log2e - 1);
+    t.exact_exponent_scale = factor * kExactLog2E;
     return t;
   }
 

@@ -19,7 +19,7 @@ struct RowStats {
   double one_minus_p = 0;
   double entropy = 0;           // if kEntropySum was asked for
   double log_sum_sq_probs = 0;  // if kCollisionSum
-  double smoothing_sum = 0;     // sum_j c_j (z_j - max), if kSmoothingSum; 0 where the maximum is infinite
+  double smoothing_sum = 0;     // sum_j c_j (z_j - max), if kSmoothingSum; of z_j where the maximum is infinite
   std::int64_t argmax = -1;     // if kArgmax
 };
 
@@ -34,7 +34,6 @@ inline RowStats make_row_stats(const RowState& state) {
   if (!std::isfinite(state.max)) {  // all -inf, some +inf, or NaN: lse says which, the rest is NaN
     s.lse = s.max;
     s.sum = s.log_sum = s.logp = s.p = s.one_minus_p = s.entropy = s.log_sum_sq_probs = kNan;
-    s.smoothing_sum = 0;  // so that max + smoothing_sum / V, the mean logit, is infinite too
     return s;
   }
   const double shifted = static_cast<double>(state.target) - state.max;

@@ -51,8 +51,11 @@ struct BlockLoop {
     F sum[2], entropy[2], collision[2];
     decltype(Simd::max_start(kType)) max;
     Accumulators() {
-      for (int i = 0; i < 2; ++i) sum[i] = entropy[i] = collision[i] = Simd::set(0);
+      clear_sums();
       max = Simd::max_start(kType);
+    }
+    void clear_sums() {
+      for (int i = 0; i < 2; ++i) sum[i] = entropy[i] = collision[i] = Simd::set(0);
     }
     // What the loop of these features touches.
     template <Features kF>
@@ -80,7 +83,7 @@ struct BlockLoop {
   template <class Transform>
   struct Block {
     Transform transform;
-    F scale, correction;     // exponent = scale * u - offset, times 1 + correction (kFine)
+    typename Simd::Scale scale;  // exponent = scale * u - offset
     const T* x = nullptr;    // forward
     std::int64_t hole = -1;  // forward: the target's column, which counts for the maximum only
     float* stash = nullptr;
@@ -92,7 +95,7 @@ struct BlockLoop {
     F max_offset, prob, prob_logp, uniform;
 
     explicit Block(const LogitTransform& t)
-        : transform(t), scale(Simd::set(t.exponent_scale)), correction(Simd::set(t.exponent_correction)) {
+        : transform(t), scale(t.exponent_scale, t.exact_exponent_scale) {
       offset = max_offset = prob = prob_logp = uniform = Simd::set(0);
     }
   };
@@ -110,14 +113,10 @@ struct BlockLoop {
     out.t = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
     out.n = {Simd::round(out.t.a), Simd::round(out.t.b)};
     if constexpr (kFine) {
-      out.r = {fine_remainder(b, u.a, offset, out.t.a, out.n.a), fine_remainder(b, u.b, offset, out.t.b, out.n.b)};
+      out.r = {Simd::fine_remainder(u.a, b.scale, offset, out.t.a, out.n.a), Simd::fine_remainder(u.b, b.scale, offset, out.t.b, out.n.b)};
     } else {
       out.r = {Simd::sub(out.t.a, out.n.a), Simd::sub(out.t.b, out.n.b)};
     }
-  }
-  template <class Transform>
-  [[gnu::always_inline]] static F fine_remainder(const Block<Transform>& b, F u, F offset, F t, F n) {
-    return Simd::fma(t, b.correction, Simd::remainder(u, b.scale, offset, t, n));
   }
 
   [[gnu::always_inline]] static Pair exp2(const Reduced& in) {
@@ -242,17 +241,18 @@ struct BlockLoop {
     }
   }
 
+  // Columns [begin, end) of the block, begin a multiple of kStep.
   template <Features kF, class Transform>
-  static void run(const Block<Transform>& b, std::int64_t n, Accumulators& acc) {
-    const std::int64_t full = n - n % kStep, hole = b.hole - b.hole % kStep;
-    if (kF.forward && b.hole >= 0 && hole < full) {
-      full_steps<kF>(b, 0, hole, acc);
+  static void run(const Block<Transform>& b, std::int64_t begin, std::int64_t end, Accumulators& acc) {
+    const std::int64_t full = end - (end - begin) % kStep, hole = b.hole - b.hole % kStep;
+    if (kF.forward && b.hole >= begin && hole < full) {
+      full_steps<kF>(b, begin, hole, acc);
       masked_steps<kF>(b, hole, hole + kStep, acc);
       full_steps<kF>(b, hole + kStep, full, acc);
     } else {
-      full_steps<kF>(b, 0, full, acc);
+      full_steps<kF>(b, begin, full, acc);
     }
-    if (full < n) masked_steps<kF>(b, full, n, acc);
+    if (full < end) masked_steps<kF>(b, full, end, acc);
   }
 };
 

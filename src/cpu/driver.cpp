@@ -127,10 +127,10 @@ class Worker {
     backward_.vocab_block = job_.vocab_block;
     backward_.transform = job_.transform;
     backward_.max = static_cast<float>(g.stats.max);
-    backward_.log_sum = static_cast<float>(g.stats.log_sum);
-    backward_.prob = static_cast<float>(g.coefficients.prob / g.stats.sum);
-    backward_.prob_logp = static_cast<float>(g.coefficients.prob_logp / g.stats.sum);
-    backward_.uniform = static_cast<float>(g.coefficients.uniform);
+    backward_.log_sum = g.stats.log_sum;
+    backward_.prob = g.coefficients.prob / g.stats.sum;
+    backward_.prob_logp = g.coefficients.prob_logp / g.stats.sum;
+    backward_.uniform = g.coefficients.uniform;
     backward_.class_weights = job_.class_weights;
     backward_.stash = stash_;
     backward_.references = references_;

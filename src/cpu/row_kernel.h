@@ -37,10 +37,10 @@ struct BackwardRow {
   std::int64_t vocab_block = 0;
   LogitTransform transform;
   float max = 0;
-  float log_sum = 0;
-  float prob = 0;       // prob / S
-  float prob_logp = 0;  // prob_logp / S
-  float uniform = 0;
+  double log_sum = 0;
+  double prob = 0;       // prob / S
+  double prob_logp = 0;  // prob_logp / S
+  double uniform = 0;
   const float* class_weights = nullptr;  // with uniform != 0; null: 1
   const float* stash = nullptr;          // null: exp is computed again from x
   const double* references = nullptr;

@@ -20,6 +20,16 @@ struct Simd {
     F a, b;
   };
 
+  // What turns a logit into an exponent, and its inverse: its upper 12 bits, and the rest.
+  struct Scale {
+    F scale, inverse_high, inverse_low;
+    Scale(float rounded, double exact) : scale(set(rounded)) {
+      const float high = as_float(as_bits(set(static_cast<float>(1 / exact))) & splat(0xfffff000u))[0];
+      inverse_high = set(high);
+      inverse_low = set(static_cast<float>(1 / exact - high));
+    }
+  };
+
   static F set(float x) { return F{x, x, x, x}; }
   static F load(const float* p) {
     F v;
@@ -49,13 +59,17 @@ struct Simd {
   }
 
   // Without a fused multiply-add: (x - offset) * scale, so that a common offset of the logits costs nothing.
-  static F scale_minus(F x, F scale, F offset) { return (x - offset) * scale; }
+  static F scale_minus(F x, const Scale& s, F offset) { return (x - offset) * s.scale; }
   static float offset_for(double wanted, float scale) { return static_cast<float>(wanted / scale); }
   static double effective_offset(float offset, float scale) { return static_cast<double>(offset) * scale; }
 
   // Nearest integer by adding 1.5 * 2^23. Beyond +-2^22, also for -inf, scale_by_power_of_two gives 0 all the same.
   static F round(F t) { return (max(set(-1000), t) + set(0x1.8p23f)) - set(0x1.8p23f); }
-  static F remainder(F, F, F, F t, F n) { return max(set(-1000), t) - n; }
+  // Cody and Waite: n * inverse_high is exact, so only the subtraction of the offset is rounded at the exponent's size.
+  static F fine_remainder(F x, const Scale& s, F offset, F, F n) {
+    const F d = max(set(-1000) * s.inverse_high, x - offset);
+    return ((d - n * s.inverse_high) - n * s.inverse_low) * s.scale;
+  }
   static F scale_by_power_of_two(F x, F n) {
     const I is_tiny = n < set(-126);
     const U e = as_bits(x * power_of_two(max(set(-126), n)));
@@ -73,10 +87,12 @@ struct Simd {
     for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
     return p;
   }
-  // 2^t and 2^t - 1 for t <= 0, both to 2 ULP, also where they are near 0.
-  static void exp2_and_minus_1(F t, F* value, F* minus_1) {
-    t = max(set(-126), t);
-    const F n = round(t), r = sub(t, n), s = scale_by_power_of_two(set(1), n);
+  // 2^(x scale) and the same less 1, for x <= 0, both to 2 ULP, also where they are near 0.
+  static void exp2_and_minus_1(F x, const Scale& scale, F* value, F* minus_1) {
+    const F t = max(set(-126), scale_minus(x, scale, set(0)));
+    const F n = round(t), s = scale_by_power_of_two(set(1), n);
+    // Below -126 the remainder is that of another exponent; the result is 0 to float32 all the same.
+    const F r = max(set(-1), fine_remainder(x, scale, set(0), t, n));
     F p = fma(set(0x1.41fbbcp-13f), r, set(0x1.5f3e54p-10f));
     p = fma(p, r, set(0x1.3b2d4cp-7f));
     p = fma(p, r, set(0x1.c6aee8p-5f));

@@ -22,10 +22,11 @@ class Sweeps {
   using Block = typename Loop::template Block<Transform>;
   static constexpr std::int64_t kPair = Simd::kPair;
 
-  // log2(e) and what an offset subtracts, as the exponents have them: exact where the loop corrects them.
+  // log2(e) and what an offset subtracts, as the exponents have them: exact where the loop makes up for rounding the scale.
   static double log2e(const LogitTransform& t) { return Loop::kFine ? LogitTransform::kExactLog2E : t.log2e; }
   static double effective_offset(const LogitTransform& t, float offset) {
-    return Simd::effective_offset(offset, t.exponent_scale) * (Loop::kFine ? 1 + static_cast<double>(t.exponent_correction) : 1);
+    const double exact = Simd::effective_offset(offset, t.exponent_scale);
+    return Loop::kFine ? exact * (t.exact_exponent_scale / t.exponent_scale) : exact;
   }
 
   // ------------------------------------------------------------------------------------------------------------- forward
@@ -77,7 +78,7 @@ class Sweeps {
   template <class Transform>
   static void smoothing_block(const Block<Transform>& b, const float* weights, std::int64_t n, Running& r) {
     const T* x = b.x;
-    const F offset = b.offset, scale = b.scale, zero = Simd::set(0);
+    const F offset = b.offset, zero = Simd::set(0);
     F sum0 = zero, sum1 = zero, w0 = zero, w1 = zero;
     for (std::int64_t i = 0; i < n; i += kPair) {
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
@@ -85,7 +86,7 @@ class Sweeps {
       const Pair v = partial ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
       Pair slope;
       const Pair u = b.transform.operands(v, slope);
-      Pair d = {Simd::scale_minus(u.a, scale, offset), Simd::scale_minus(u.b, scale, offset)};
+      Pair d = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
       if (partial) d = Simd::keep(d, count, -1, x);
       if (weights == nullptr) {
         sum0 = Simd::add(sum0, d.a);
@@ -104,15 +105,19 @@ class Sweeps {
 
   template <Features kF, class Transform>
   static void run_block(const Block<Transform>& b, std::int64_t n, Running& r, float* out_max) {
+    // float32 results show the rounding of long sums: there a lane adds 16 terms before the sums move on to double.
+    const std::int64_t chunk = Loop::kFine ? 16 * Loop::kStep / 2 : n;
     Accumulators acc;
-    Loop::template run<kF>(b, n, acc);
-    const float max = acc.total_max();
-    if (out_max != nullptr) *out_max = max;
-    if constexpr (kF.forward) {
-      r.sum += Accumulators::total(acc.sum);
-      if constexpr (kF.entropy) r.entropy += Accumulators::total(acc.entropy);
-      if constexpr (kF.collision) r.collision += Accumulators::total(acc.collision);
+    for (std::int64_t start = 0; start < n; start += chunk) {
+      acc.clear_sums();
+      Loop::template run<kF>(b, start, start + chunk < n ? start + chunk : n, acc);
+      if constexpr (kF.forward) {
+        r.sum += Accumulators::total(acc.sum);
+        if constexpr (kF.entropy) r.entropy += Accumulators::total(acc.entropy);
+        if constexpr (kF.collision) r.collision += Accumulators::total(acc.collision);
+      }
     }
+    if (out_max != nullptr) *out_max = acc.total_max();
   }
 
   template <bool kStash, class Transform>
@@ -215,14 +220,19 @@ class Sweeps {
     s = RowState{};
     const float max = row.transform.value(r.raw_max);
     // The target is not in the sum, so a NaN there would not show.
-    const bool is_finite = __builtin_isfinite(max) && __builtin_isfinite(r.sum) && (row.target < 0 || __builtin_isfinite(Simd::to_float(x[row.target])));
-    if (!is_finite && has_nan(x, row.columns)) {
+    const bool is_finite = __builtin_isfinite(max) && __builtin_isfinite(r.sum);
+    const bool has_finite_target = row.target < 0 || __builtin_isfinite(Simd::to_float(x[row.target]));
+    if (!(is_finite && has_finite_target) && has_nan(x, row.columns)) {
       s.max = s.sum = s.target = s.entropy_sum = s.collision_sum = s.smoothing_sum = __builtin_nanf("");
       return;
     }
     const double log2_of_e = log2e(row.transform);
     if (row.target >= 0) s.target = row.transform.value(Simd::to_float(x[row.target]));
-    if (max != -kInfinity) r.move_reference(log2_of_e * max);
+    if (__builtin_isfinite(max)) {
+      r.move_reference(log2_of_e * max);
+    } else if (row.sums & kSmoothingSum) {
+      r.smoothing = infinite_sum(row) * log2_of_e;
+    }
     s.max = max;
     s.sum = static_cast<float>(r.sum);
     if (row.sums & kArgmax) s.argmax = first_of(x + r.max_start, row.columns - r.max_start, r.raw_max) + r.max_start;
@@ -239,6 +249,13 @@ class Sweeps {
       if (v != v) return true;
     }
     return false;
+  }
+
+  // The sum of z in a row with infinities: infinite, or NaN where both signs meet.
+  static double infinite_sum(const ForwardRow& row) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < row.columns; ++i) sum += row.transform.value(Simd::to_float(static_cast<const T*>(row.x)[i]));
+    return sum;
   }
 
   // The first index that holds `value`, which is known to be there and to be the maximum.
@@ -281,9 +298,9 @@ class Sweeps {
   static void backward_only(const Block<Transform>& b, std::int64_t n, bool stream) {
     Accumulators unused;
     if (stream) {
-      Loop::template run<Features{.backward = true, .read_stash = kStash, .general = kGeneral, .stream = true}>(b, n, unused);
+      Loop::template run<Features{.backward = true, .read_stash = kStash, .general = kGeneral, .stream = true}>(b, 0, n, unused);
     } else {
-      Loop::template run<Features{.backward = true, .read_stash = kStash, .general = kGeneral}>(b, n, unused);
+      Loop::template run<Features{.backward = true, .read_stash = kStash, .general = kGeneral}>(b, 0, n, unused);
     }
   }
 

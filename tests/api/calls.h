@@ -87,7 +87,8 @@ inline std::vector<unsigned char> bytes_of(const tileloss_matrix& m) {
 // All that a call has written.
 inline std::vector<unsigned char> outputs_of(const tileloss_args& a) {
   std::vector<unsigned char> all;
-  for (const tileloss_vector* v : {&a.loss, &a.logp, &a.lse, &a.entropy, &a.argmax, &a.correct, &a.log_sum_sq_probs, &a.mean_logit}) {
+  for (const tileloss_vector* v :
+       {&a.loss, &a.logp, &a.lse, &a.entropy, &a.argmax, &a.correct, &a.log_sum_sq_probs, &a.mean_logit}) {
     const std::vector<unsigned char> part = bytes_of(*v);
     all.insert(all.end(), part.begin(), part.end());
   }
@@ -100,7 +101,8 @@ inline std::vector<unsigned char> outputs_of(const tileloss_args& a) {
 inline testing::AssertionResult same_bits(const std::vector<unsigned char>& a, const std::vector<unsigned char>& b) {
   if (a.empty() || a.size() != b.size()) return testing::AssertionFailure() << a.size() << " bytes against " << b.size();
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i] != b[i]) return testing::AssertionFailure() << "byte " << i << " of " << a.size() << ": " << +a[i] << " against " << +b[i];
+    if (a[i] != b[i])
+      return testing::AssertionFailure() << "byte " << i << " of " << a.size() << ": " << +a[i] << " against " << +b[i];
   }
   return testing::AssertionSuccess();
 }
@@ -110,8 +112,8 @@ inline float float_at(const tileloss_vector& v, std::int64_t i) { return static_
 // The arrays of a row state, all of them, and the struct that points at them. Not to be copied: the struct points into it.
 class RowStateArrays {
  public:
-  explicit RowStateArrays(std::int64_t rows) : floats_(6, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)),
-                                               argmax_(static_cast<std::size_t>(rows), -7) {
+  explicit RowStateArrays(std::int64_t rows)
+      : floats_(6, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)), argmax_(static_cast<std::size_t>(rows), -7) {
     tileloss_row_state_init(&state_);
     state_.rows = rows;
     state_.max = floats_[0].data();

@@ -35,7 +35,8 @@ class Determinism : public testing::TestWithParam<reference::NumberFormat> {
       all.insert(all.end(), part.begin(), part.end());
     }
     tileloss_matrix m = a.dlogits;
-    m.data = static_cast<unsigned char*>(m.data) + static_cast<std::size_t>(row * m.row_stride) * reference::format_info(GetParam()).bytes;
+    m.data = static_cast<unsigned char*>(m.data) +
+             static_cast<std::size_t>(row * m.row_stride) * reference::format_info(GetParam()).bytes;
     m.rows = 1;
     const auto part = bytes_of(m);
     all.insert(all.end(), part.begin(), part.end());
@@ -127,7 +128,8 @@ TEST_P(Determinism, TheScalarLossHasTheSameBitsForAnyNumberOfThreads) {
 }
 
 TEST_P(Determinism, TheAutomaticScheduleDoesNotDependOnTheLabels) {
-  LogitsCase used({.rows = 8, .vocab = 500, .format = GetParam()}), ignored({.rows = 8, .vocab = 500, .format = GetParam(), .ignore_prob = 1});
+  LogitsCase used({.rows = 8, .vocab = 500, .format = GetParam()}),
+      ignored({.rows = 8, .vocab = 500, .format = GetParam(), .ignore_prob = 1});
   tileloss_plan a, b;
   const tileloss_cross_entropy_options o = cross_entropy_options();
   ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, used.args(), &o, plan_options(), nullptr, &a));

@@ -211,13 +211,21 @@ class HalfStorage : public testing::Test {};
 struct BFloat16Case {
   using Storage = BFloat16;
   static constexpr std::uint16_t kHalf = 0x3F00;
+  static constexpr const char* kName = "bfloat16";
 };
 struct Float16Case {
   using Storage = Float16;
   static constexpr std::uint16_t kHalf = 0x3800;
+  static constexpr const char* kName = "float16";
 };
 using HalfStorages = testing::Types<BFloat16Case, Float16Case>;
-TYPED_TEST_SUITE(HalfStorage, HalfStorages);
+struct CaseName {
+  template <class Case>
+  static std::string GetName(int /*index*/) {
+    return Case::kName;
+  }
+};
+TYPED_TEST_SUITE(HalfStorage, HalfStorages, CaseName);
 
 TYPED_TEST(HalfStorage, EvenOddsGiveHalves) {
   using Storage = typename TypeParam::Storage;

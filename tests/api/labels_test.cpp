@@ -25,8 +25,9 @@ TEST(Labels, OutOfRangeIsRefusedBeforeAnythingIsWritten) {
   constexpr std::int64_t kRows = 5, kVocab = 1000, kValid = 990;
   for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_VALUE_AND_GRAD, TILELOSS_BACKWARD}) {
     for (const bool in_place : {false, true}) {
-      for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{-99}, kValid, kVocab, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 3,
-                                     -(std::int64_t{1} << 32), std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()}) {
+      for (const std::int64_t bad :
+           {std::int64_t{-1}, std::int64_t{-99}, kValid, kVocab, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 3,
+            -(std::int64_t{1} << 32), std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()}) {
         if (pass == TILELOSS_FORWARD && in_place) continue;
         LogitsCase c({.rows = kRows, .vocab = kVocab, .valid_vocab = kValid, .extra_outputs = true, .in_place = in_place});
         if (pass == TILELOSS_FORWARD) c.args().dlogits = {};
@@ -38,8 +39,7 @@ TEST(Labels, OutOfRangeIsRefusedBeforeAnythingIsWritten) {
         options.logit.valid_vocab = kValid;
         const auto before = outputs_of(c.args());
         EXPECT_EQ(tileloss_call("cross_entropy", pass, &c.args(), &options, nullptr, nullptr), TILELOSS_LABEL_OUT_OF_RANGE);
-        EXPECT_EQ(tileloss_last_error(),
-                  "labels[3]: expected 0 <= label < 990 or ignore_index -100, got " + std::to_string(bad));
+        EXPECT_EQ(tileloss_last_error(), "labels[3]: expected 0 <= label < 990 or ignore_index -100, got " + std::to_string(bad));
         EXPECT_TRUE(same_bits(outputs_of(c.args()), before));
         EXPECT_TRUE(c.surroundings_intact());
         for (const std::vector<float>& array : state.floats()) EXPECT_EQ(array, std::vector<float>(kRows, -7.0F));
@@ -97,7 +97,8 @@ TEST_P(LabelsOf, Int32Int64AndStridedLabelsGiveTheSameBits) {
     }
     for (const bool is_wide : {false, true}) {
       c.reset();
-      c.args().labels = is_wide ? tileloss_make_vector(wide.data(), TILELOSS_INT64, 9) : tileloss_make_vector(narrow.data(), TILELOSS_INT32, 9);
+      c.args().labels =
+          is_wide ? tileloss_make_vector(wide.data(), TILELOSS_INT64, 9) : tileloss_make_vector(narrow.data(), TILELOSS_INT32, 9);
       c.args().labels.stride = stride;
       ASSERT_TRUE(runs_value_and_grad(c, options));
       EXPECT_TRUE(same_bits(outputs_of(c.args()), expected));
@@ -123,11 +124,20 @@ TEST_P(LabelsOf, IgnoredRowsAreNeverReadAndCountNowhere) {
     for (const std::int64_t ignore_index : {std::int64_t{-100}, std::int64_t{7}, std::int64_t{-1}}) {
       for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
         for (const bool in_place : {false, true}) {
-          LogitsCase c({.rows = 12, .vocab = 600, .stride_extra = 3, .format = GetParam(), .ignore_prob = 0.5, .ignore_index = ignore_index,
-                        .token_weights = true, .per_row_loss = reduction == TILELOSS_REDUCTION_NONE, .extra_outputs = true, .in_place = in_place});
+          LogitsCase c({.rows = 12,
+                        .vocab = 600,
+                        .stride_extra = 3,
+                        .format = GetParam(),
+                        .ignore_prob = 0.5,
+                        .ignore_index = ignore_index,
+                        .token_weights = true,
+                        .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
+                        .extra_outputs = true,
+                        .in_place = in_place});
           std::vector<float> weights;
           for (std::size_t i = 0; i < 12; ++i) {
-            weights.push_back(c.labels()[i] == ignore_index ? static_cast<float>(kNan) : static_cast<float>(c.token_weights()[i]));
+            weights.push_back(c.labels()[i] == ignore_index ? static_cast<float>(kNan)
+                                                            : static_cast<float>(c.token_weights()[i]));
           }
           c.args().token_weights = tileloss_make_vector(weights.data(), TILELOSS_FLOAT32, 12);
           tileloss_cross_entropy_options options = cross_entropy_options();
@@ -144,7 +154,11 @@ TEST_P(LabelsOf, IgnoredRowsAreNeverReadAndCountNowhere) {
 
 TEST_P(LabelsOf, EveryRowIgnoredGivesZeros) {
   for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
-    LogitsCase c({.rows = 5, .vocab = 40, .format = GetParam(), .ignore_prob = 1, .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
+    LogitsCase c({.rows = 5,
+                  .vocab = 40,
+                  .format = GetParam(),
+                  .ignore_prob = 1,
+                  .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
                   .extra_outputs = true});
     tileloss_cross_entropy_options options = cross_entropy_options();
     options.reduction = reduction;
@@ -162,7 +176,11 @@ TEST_P(LabelsOf, EveryRowIgnoredGivesZeros) {
 TEST_P(LabelsOf, NoRowsGiveALossOfZero) {
   for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
-      LogitsCase c({.rows = 0, .vocab = 40, .format = GetParam(), .per_row_loss = reduction == TILELOSS_REDUCTION_NONE, .extra_outputs = true});
+      LogitsCase c({.rows = 0,
+                    .vocab = 40,
+                    .format = GetParam(),
+                    .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
+                    .extra_outputs = true});
       tileloss_cross_entropy_options options = cross_entropy_options();
       options.reduction = reduction;
       ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));

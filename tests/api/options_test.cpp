@@ -16,7 +16,9 @@ constexpr tileloss_reduction kReductions[] = {TILELOSS_REDUCTION_NONE, TILELOSS_
 
 class OptionsOf : public testing::TestWithParam<reference::NumberFormat> {
  protected:
-  LogitsCaseSpec spec() const { return {.rows = 8, .vocab = 2100, .format = GetParam(), .ignore_prob = 0.2, .extra_outputs = true}; }
+  LogitsCaseSpec spec() const {
+    return {.rows = 8, .vocab = 2100, .format = GetParam(), .ignore_prob = 0.2, .extra_outputs = true};
+  }
 
   static void expect_agreement(LogitsCaseSpec spec, const Options& options) {
     spec.per_row_loss = options.reduction == TILELOSS_REDUCTION_NONE;
@@ -180,7 +182,8 @@ TEST_P(OptionsOf, NumbersBehindPointersAreReadAtTheCall) {
   LogitsCase c(spec());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
-  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &by_pointer, nullptr, nullptr, &plan)));
+  ASSERT_TRUE(
+      succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &by_pointer, nullptr, nullptr, &plan)));
   for (const auto& [t, n] : {std::pair{1.0F, 8.0F}, {0.5F, 1.0F}, {2.0F, 0.0F}}) {
     temperature = t;
     num_items = n;

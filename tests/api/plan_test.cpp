@@ -1,36 +1,11 @@
-// Plan, then run: what the planner promises, what it refuses, and that a call needs no more memory than was planned.
+// Plan, then run: what the planner promises and what it refuses.
 #include <gtest/gtest.h>
-#include <malloc.h>
-#include <sys/mman.h>
 
-#include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
-#include <new>
 #include <string>
 
 #include "tests/api/calls.h"
-
-namespace {
-
-std::atomic<bool> counting = false;
-std::atomic<std::size_t> largest_allocation = 0;
-
-}  // namespace
-
-// Every allocation through operator new while `counting`, to see what a call takes besides its workspace.
-void* operator new(std::size_t bytes) {
-  if (counting) {
-    std::size_t seen = largest_allocation;
-    while (bytes > seen && !largest_allocation.compare_exchange_weak(seen, bytes)) {
-    }
-  }
-  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
-  throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace tileloss::test {
 namespace {
@@ -45,7 +20,9 @@ tileloss_plan make_plan(const LogitsCase& c, const tileloss_cross_entropy_option
   return plan;
 }
 
-LogitsCaseSpec spec() { return {.rows = 40, .vocab = 3000, .format = NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true}; }
+LogitsCaseSpec spec() {
+  return {.rows = 40, .vocab = 3000, .format = NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true};
+}
 
 TEST(Plan, SaysWhatWillBeDone) {
   LogitsCase c(spec());
@@ -94,7 +71,8 @@ TEST(Plan, WishesAreGranted) {
 
 testing::AssertionResult refused(tileloss_status status, tileloss_status wanted, const std::string& message) {
   if (status == wanted && tileloss_last_error() == message) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << tileloss_last_error() << "\", not \"" << message << "\"";
+  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << tileloss_last_error() << "\", not \"" << message
+                                     << "\"";
 }
 
 TEST(Plan, WishesThatCannotBeAreRefused) {
@@ -118,12 +96,14 @@ TEST(Plan, WishesThatCannotBeAreRefused) {
   for (const Wish& wish : wishes) {
     tileloss_plan_options options = plan_options();
     wish.spoil(options);
-    EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
-                        TILELOSS_INVALID_ARGUMENT, wish.message));
+    EXPECT_TRUE(
+        refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
+                TILELOSS_INVALID_ARGUMENT, wish.message));
   }
   tileloss_plan_options options = plan_options();
   options.struct_size = 100000;
-  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
+            TILELOSS_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan_options.struct_size: expected at most ", 0), 0U);
   EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, nullptr, nullptr),
                       TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from tileloss_plan_init, got null"));
@@ -137,10 +117,11 @@ TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   tileloss_plan_options options = plan_options();
-  for (const tileloss_isa isa : {TILELOSS_ISA_AVX2, 99}) {
+  for (const tileloss_isa isa : {tileloss_isa{TILELOSS_ISA_AVX2}, tileloss_isa{99}}) {
     if (tileloss_isa_supported(isa) != 0) continue;
     options.isa = isa;
-    EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan), TILELOSS_UNSUPPORTED);
+    EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
+              TILELOSS_UNSUPPORTED);
     const std::string message = tileloss_last_error();
     EXPECT_EQ(message.rfind("isa: expected one that this build and machine have (", 0), 0U) << message;
     EXPECT_NE(message.find("baseline"), std::string::npos);
@@ -152,7 +133,8 @@ TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {
   EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, nullptr), TILELOSS_UNSUPPORTED);
   EXPECT_NE(std::string(tileloss_last_error()).find("got \"mmx\""), std::string::npos);
   options.isa = TILELOSS_ISA_BASELINE;  // a pinned one counts for more than the environment
-  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan), TILELOSS_OK);
+  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
+            TILELOSS_OK);
   if (saved.empty()) {
     unsetenv("TILELOSS_ISA");
   } else {
@@ -171,7 +153,8 @@ TEST(Plan, ExecutorsMustSayHowToRunTasks) {
   tileloss_executor_init(&executor);
   EXPECT_TRUE(refused(planned_with(executor), TILELOSS_INVALID_ARGUMENT, "executor.threads: expected >= 1, got 0"));
   executor.threads = 2;
-  EXPECT_TRUE(refused(planned_with(executor), TILELOSS_INVALID_ARGUMENT, "executor: expected parallel_for or schedule, got neither"));
+  EXPECT_TRUE(
+      refused(planned_with(executor), TILELOSS_INVALID_ARGUMENT, "executor: expected parallel_for or schedule, got neither"));
   executor.struct_size = 4;
   EXPECT_EQ(planned_with(executor), TILELOSS_INVALID_ARGUMENT);
   tileloss_run run;
@@ -217,7 +200,8 @@ TEST(Plan, ACallThatWasNotPlannedIsRefused) {
     tileloss_cross_entropy_options other = options;
     change(args, other);
     EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&args, &other, &plan, nullptr), TILELOSS_PLAN_MISMATCH) << number;
-    EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan: expected one made for this cross_entropy", 0), 0U) << tileloss_last_error();
+    EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan: expected one made for this cross_entropy", 0), 0U)
+        << tileloss_last_error();
     ++number;
   }
   tileloss_args args = c.args();
@@ -248,106 +232,6 @@ TEST(Plan, ServesOtherDataOfTheSameShape) {
     ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr)));
     ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
   }
-}
-
-// ------------------------------------------------------------------------------------------------------------- workspace
-
-TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
-  LogitsCase c(spec());
-  tileloss_plan_options wishes = plan_options();
-  const tileloss_plan roomy = make_plan(c, cross_entropy_options(), wishes);
-  ASSERT_EQ(roomy.schedule, TILELOSS_SCHEDULE_STASH);
-  wishes.workspace_bytes = roomy.workspace_bytes;
-  EXPECT_EQ(make_plan(c, cross_entropy_options(), wishes).schedule, TILELOSS_SCHEDULE_STASH);
-  wishes.workspace_bytes = roomy.workspace_bytes - 1;
-  const tileloss_plan tight = make_plan(c, cross_entropy_options(), wishes);
-  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
-  EXPECT_LE(tight.workspace_bytes, wishes.workspace_bytes);
-  const tileloss_cross_entropy_options options = cross_entropy_options();
-  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &tight, nullptr)));
-  EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
-}
-
-TEST(Workspace, ABudgetThatIsTooSmallIsRefusedWithBothNumbers) {
-  LogitsCase c(spec());
-  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
-  const std::int64_t needed = make_plan(c, cross_entropy_options(), wishes).workspace_bytes;
-  wishes = plan_options();
-  wishes.workspace_bytes = 64;
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
-  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &wishes, nullptr, &plan),
-                      TILELOSS_WORKSPACE_TOO_SMALL,
-                      "workspace_bytes: expected at least " + std::to_string(needed) + ", got a budget of 64"));
-}
-
-TEST(Workspace, TheCallersMustBeAlignedAndLargeEnough) {
-  LogitsCase c(spec());
-  const tileloss_plan plan = make_plan(c, cross_entropy_options(), plan_options());
-  const auto bytes = static_cast<std::size_t>(plan.workspace_bytes);
-  void* memory = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
-  tileloss_run run;
-  tileloss_run_init(&run);
-  run.workspace = memory;
-  run.workspace_bytes = bytes - 1;
-  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, &plan, &run), TILELOSS_WORKSPACE_TOO_SMALL,
-                      "workspace_bytes: expected at least the plan's " + std::to_string(bytes) + ", got " + std::to_string(bytes - 1)));
-  run.workspace = static_cast<char*>(memory) + 8;
-  run.workspace_bytes = bytes;
-  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, &plan, &run), TILELOSS_INVALID_ARGUMENT,
-                      "workspace: expected 64-byte alignment, got a pointer without it"));
-  run.workspace = memory;
-  EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, &plan, &run)));
-  std::free(memory);
-}
-
-// The planned bytes between guard pages, every byte 0xff beforehand, for every pass and schedule; nothing else of size is allocated.
-TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
-  const tileloss_cross_entropy_options options = cross_entropy_options();
-  for (const NumberFormat format : kFormats) {
-    for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_VALUE_AND_GRAD, TILELOSS_BACKWARD}) {
-      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
-        for (const int threads : {1, 3}) {
-          LogitsCaseSpec with = spec();
-          with.format = format;
-          with.vocab = 5001;
-          with.dlogits = pass != TILELOSS_FORWARD;
-          with.loss = with.row_outputs = with.extra_outputs = pass != TILELOSS_BACKWARD;
-          LogitsCase c(with);
-          tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.threads = threads;
-          const tileloss_plan plan = make_plan(c, options, wishes, pass);
-          ASSERT_EQ(plan.workspace_bytes % 64, 0);
-          const GuardBuffer workspace(static_cast<std::size_t>(plan.workspace_bytes), Flush::kRight);
-          tileloss_run run;
-          tileloss_run_init(&run);
-          run.workspace = workspace.data();
-          run.workspace_bytes = workspace.bytes();
-          largest_allocation = 0;
-          counting = true;
-          const std::size_t heap_before = mallinfo2().hblkhd;
-          const tileloss_status status = tileloss_call("cross_entropy", pass, &c.args(), &options, &plan, &run);
-          const std::size_t heap_after = mallinfo2().hblkhd;
-          counting = false;
-          ASSERT_TRUE(succeeds(status));
-          ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
-          EXPECT_TRUE(workspace.canary_intact());
-          EXPECT_LT(largest_allocation, 4096U);
-          EXPECT_EQ(heap_before, heap_after);
-        }
-      }
-    }
-  }
-}
-
-TEST(Workspace, ANullWorkspaceIsAllocatedAndFreed) {
-  LogitsCase c(spec());
-  tileloss_run run;
-  tileloss_run_init(&run);
-  for (int repeat = 0; repeat < 3; ++repeat) EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run)));
-  const std::size_t in_use = mallinfo2().uordblks;
-  for (int repeat = 0; repeat < 50; ++repeat) EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run)));
-  EXPECT_LT(mallinfo2().uordblks, in_use + 16384);
 }
 
 // Callers built against an older header pass smaller structs: what they do not have is absent.

@@ -12,13 +12,17 @@ class RowOutputsOf : public testing::TestWithParam<NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, RowOutputsOf, testing::ValuesIn(kFormats),
                          [](const auto& param) { return std::string(reference::format_info(param.param).name); });
 
-std::int64_t argmax_of(const LogitsCase& c, std::int64_t row) { return static_cast<const std::int64_t*>(c.args().argmax.data)[row]; }
+std::int64_t argmax_of(const LogitsCase& c, std::int64_t row) {
+  return static_cast<const std::int64_t*>(c.args().argmax.data)[row];
+}
 
 TEST_P(RowOutputsOf, TheLowestOfTiedMaximaIsTheArgmax) {
   constexpr std::int64_t kVocab = 5000;
-  for (const auto& [low, high] : {std::pair{0, 1}, {0, 4999}, {63, 64}, {2047, 2048}, {2048, 4999}, {100, 101}, {31, 32}, {4096, 4998}}) {
+  for (const auto& [low, high] :
+       {std::pair{0, 1}, {0, 4999}, {63, 64}, {2047, 2048}, {2048, 4999}, {100, 101}, {31, 32}, {4096, 4998}}) {
     for (const bool label_is_low : {false, true}) {
-      LogitsCase c({.rows = 1, .vocab = kVocab, .format = GetParam(), .extra_outputs = true, .dlogits = false}, LogitsCase::Open{});
+      LogitsCase c({.rows = 1, .vocab = kVocab, .format = GetParam(), .extra_outputs = true, .dlogits = false},
+                   LogitsCase::Open{});
       c.set_logit(0, low, 9);
       c.set_logit(0, high, 9);
       c.seal();
@@ -59,8 +63,9 @@ TEST_P(RowOutputsOf, SignedZerosTie) {
 TEST_P(RowOutputsOf, AnOutputDoesNotDependOnWhichOthersAreAskedFor) {
   LogitsCase all({.rows = 6, .vocab = 3000, .format = GetParam(), .ignore_prob = 0.2, .extra_outputs = true, .dlogits = false});
   ASSERT_TRUE(succeeds(tileloss_cross_entropy(&all.args(), nullptr, nullptr, nullptr)));
-  for (const auto member : {&tileloss_args::loss, &tileloss_args::logp, &tileloss_args::lse, &tileloss_args::entropy, &tileloss_args::argmax,
-                            &tileloss_args::correct, &tileloss_args::log_sum_sq_probs, &tileloss_args::mean_logit}) {
+  for (const auto member :
+       {&tileloss_args::loss, &tileloss_args::logp, &tileloss_args::lse, &tileloss_args::entropy, &tileloss_args::argmax,
+        &tileloss_args::correct, &tileloss_args::log_sum_sq_probs, &tileloss_args::mean_logit}) {
     const auto expected = bytes_of(all.args().*member);
     LogitsCase one({.rows = 6, .vocab = 3000, .format = GetParam(), .ignore_prob = 0.2, .extra_outputs = true, .dlogits = false});
     tileloss_args args;

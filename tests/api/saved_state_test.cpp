@@ -24,8 +24,15 @@ std::vector<tileloss_cross_entropy_options> option_sets() {
 TEST_P(SavedState, ForwardThenBackwardAgreesLikeValueAndGrad) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
     for (const bool in_place : {false, true}) {
-      LogitsCase c({.rows = 9, .vocab = 2500, .stride_extra = 2, .format = GetParam(), .ignore_prob = 0.2, .token_weights = true,
-                    .loss_grad = Upstream::kScalar, .extra_outputs = true, .in_place = in_place});
+      LogitsCase c({.rows = 9,
+                    .vocab = 2500,
+                    .stride_extra = 2,
+                    .format = GetParam(),
+                    .ignore_prob = 0.2,
+                    .token_weights = true,
+                    .loss_grad = Upstream::kScalar,
+                    .extra_outputs = true,
+                    .in_place = in_place});
       const tileloss_matrix dlogits = c.args().dlogits;
       RowStateArrays state(9);
       c.args().row_state = state.get();
@@ -56,8 +63,14 @@ TEST_P(SavedState, MaxSumAndTargetAreEnoughForCrossEntropy) {
 }
 
 TEST_P(SavedState, LogprobsWithAnEntropyGradientNeedsTheEntropySumToo) {
-  LogitsCase c({.rows = 5, .vocab = 2500, .format = GetParam(), .ignore_prob = 0.2, .logp_grad = Upstream::kPerRow, .lse_grad = Upstream::kStrided,
-                .entropy_grad = Upstream::kPerRow, .loss = false});
+  LogitsCase c({.rows = 5,
+                .vocab = 2500,
+                .format = GetParam(),
+                .ignore_prob = 0.2,
+                .logp_grad = Upstream::kPerRow,
+                .lse_grad = Upstream::kStrided,
+                .entropy_grad = Upstream::kPerRow,
+                .loss = false});
   const tileloss_logprobs_options options = logprobs_options();
   const tileloss_args all = c.args();
   RowStateArrays state(5);
@@ -95,7 +108,8 @@ TEST_P(SavedState, EveryForwardSavesTheSameState) {
     c.args().row_state = state.get();
     c.args().dlogits = run == 0 ? tileloss_matrix{} : dlogits;
     const auto schedule = static_cast<tileloss_schedule>(run);
-    ASSERT_TRUE(runs("cross_entropy", run == 0 ? TILELOSS_FORWARD : TILELOSS_VALUE_AND_GRAD, c.args(), &options, with_schedule(schedule)));
+    ASSERT_TRUE(runs("cross_entropy", run == 0 ? TILELOSS_FORWARD : TILELOSS_VALUE_AND_GRAD, c.args(), &options,
+                     with_schedule(schedule)));
     saved.push_back(state.floats());
     EXPECT_EQ(saved.back(), saved.front()) << run;
     for (std::size_t i = 0; i < 9; ++i) {

@@ -21,7 +21,12 @@ class Shards : public testing::TestWithParam<reference::NumberFormat> {
   static std::vector<Shard> uneven() { return {{0, 300}, {300, 37}, {337, 663}}; }
 
   static LogitsCaseSpec spec() {
-    return {.rows = kRows, .vocab = kVocab, .format = GetParam(), .ignore_prob = 0.2, .token_weights = true, .loss_grad = Upstream::kScalar,
+    return {.rows = kRows,
+            .vocab = kVocab,
+            .format = GetParam(),
+            .ignore_prob = 0.2,
+            .token_weights = true,
+            .loss_grad = Upstream::kScalar,
             .extra_outputs = true};
   }
 
@@ -186,8 +191,15 @@ TEST_P(Shards, OnlyArraysThatBothHaveAreMerged) {
 }
 
 TEST_P(Shards, LogprobsToo) {
-  LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .ignore_prob = 0.2, .logp_grad = Upstream::kPerRow,
-                .lse_grad = Upstream::kPerRow, .entropy_grad = Upstream::kPerRow, .loss = false, .extra_outputs = true});
+  LogitsCase c({.rows = kRows,
+                .vocab = kVocab,
+                .format = GetParam(),
+                .ignore_prob = 0.2,
+                .logp_grad = Upstream::kPerRow,
+                .lse_grad = Upstream::kPerRow,
+                .entropy_grad = Upstream::kPerRow,
+                .loss = false,
+                .extra_outputs = true});
   const tileloss_args all = c.args();
   RowStateArrays merged(kRows);
   ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));

@@ -19,8 +19,12 @@ class SpecialValues : public testing::TestWithParam<reference::NumberFormat> {
  protected:
   // Three rows: plain, special, plain.
   static std::unique_ptr<LogitsCase> make(const std::function<void(LogitsCase&)>& change, bool class_weights = false) {
-    auto c = std::make_unique<LogitsCase>(LogitsCaseSpec{.rows = 3, .vocab = kVocab, .format = GetParam(), .class_weights = class_weights,
-                                                         .per_row_loss = true, .extra_outputs = true},
+    auto c = std::make_unique<LogitsCase>(LogitsCaseSpec{.rows = 3,
+                                                         .vocab = kVocab,
+                                                         .format = GetParam(),
+                                                         .class_weights = class_weights,
+                                                         .per_row_loss = true,
+                                                         .extra_outputs = true},
                                           LogitsCase::Open{});
     change(*c);
     c->seal();
@@ -204,8 +208,8 @@ TEST_P(SpecialValues, ANanAnywhereMakesTheRowNan) {
         if (where == 4) l.set_logit(1, 63, -kInf);
       });
       expect_agreement(*c, options);
-      for (const tileloss_vector* v : {&c->args().loss, &c->args().logp, &c->args().lse, &c->args().entropy, &c->args().log_sum_sq_probs,
-                                       &c->args().mean_logit}) {
+      for (const tileloss_vector* v : {&c->args().loss, &c->args().logp, &c->args().lse, &c->args().entropy,
+                                       &c->args().log_sum_sq_probs, &c->args().mean_logit}) {
         EXPECT_TRUE(std::isnan(float_at(*v, 1)));
       }
       EXPECT_EQ(static_cast<const std::int64_t*>(c->args().argmax.data)[1], -1) << where;
@@ -256,13 +260,20 @@ TEST_P(SpecialValues, LogprobsGradientsThroughSpecialRows) {
   for (const double value : {-kInf, kInf, kNan}) {
     for (const bool at_label : {false, true}) {
       for (const bool entropy_grad : {false, true}) {
-        LogitsCase c({.rows = 3, .vocab = kVocab, .format = GetParam(), .logp_grad = Upstream::kPerRow, .lse_grad = Upstream::kPerRow,
-                      .entropy_grad = entropy_grad ? Upstream::kPerRow : Upstream::kAbsent, .loss = false, .row_outputs = false},
+        LogitsCase c({.rows = 3,
+                      .vocab = kVocab,
+                      .format = GetParam(),
+                      .logp_grad = Upstream::kPerRow,
+                      .lse_grad = Upstream::kPerRow,
+                      .entropy_grad = entropy_grad ? Upstream::kPerRow : Upstream::kAbsent,
+                      .loss = false,
+                      .row_outputs = false},
                      LogitsCase::Open{});
         c.set_logit(1, at_label ? c.labels()[1] : (c.labels()[1] + 61) % kVocab, value);
         c.seal();
         const tileloss_logprobs_options options = logprobs_options();
-        for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+        for (const tileloss_schedule schedule :
+             {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
           c.reset();
           ASSERT_TRUE(runs("logprobs", TILELOSS_BACKWARD, c.args(), &options, with_schedule(schedule)));
           ASSERT_TRUE(agrees(check_logprobs(c, options))) << value << " at label " << at_label << " entropy " << entropy_grad;

@@ -1,5 +1,5 @@
-// Every argument error names the argument, what was expected and what was given, and nothing has been written. One line per branch
-// of src/api's checks; the spoilt calls are otherwise valid.
+// Every argument error names the argument, what was expected and what was given, and nothing has been written. One line per
+// branch of src/api's checks; the spoilt calls are otherwise valid.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -66,8 +66,8 @@ testing::AssertionResult names(const Spoiler& s, tileloss_status status) {
   const bool right = status == s.status && message.rfind(start, 0) == 0 && got != std::string::npos &&
                      message.substr(0, got).find(s.wanted) != std::string::npos && message.substr(got + 6) == s.given;
   if (right) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << message << "\", not \"" << start << "..." << s.wanted
-                                     << "..., got " << s.given << "\"";
+  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << message << "\", not \"" << start << "..."
+                                     << s.wanted << "..., got " << s.given << "\"";
 }
 
 void expect_refused(const std::vector<Spoiler>& spoilers, When when) {
@@ -166,7 +166,8 @@ TEST(Validation, FunctionPassAndStructs) {
   expect_refused({{"function", "one of logprobs, cross_entropy", "cross_entropi", [](Call& c) { c.function = "cross_entropi"; }},
                   {"pass", "0 to 3", "4", [](Call& c) { c.pass = 4; }},
                   {"pass", "0 to 3", "-1", [](Call& c) { c.pass = -1; }},
-                  {"pass", "forward or backward: logprobs has no loss", "value_and_grad", [](Call& c) { c.make_logprobs(TILELOSS_VALUE_AND_GRAD); }},
+                  {"pass", "forward or backward: logprobs has no loss", "value_and_grad",
+                   [](Call& c) { c.make_logprobs(TILELOSS_VALUE_AND_GRAD); }},
                   {"args.struct_size", "at most", "0", [](Call& c) { c.args().struct_size = 0; }},
                   {"args.struct_size", "at most", "100000", [](Call& c) { c.args().struct_size = 100000; }},
                   {"options.struct_size", "cross_entropy's options", "0", [](Call& c) { c.options.struct_size = 0; }},
@@ -176,7 +177,8 @@ TEST(Validation, FunctionPassAndStructs) {
   tileloss_plan_init(&plan);
   EXPECT_TRUE(names({"args", "tileloss_args_init", "null", {}},
                     tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr, &plan)));
-  EXPECT_TRUE(names({"function", "one of", "null", {}}, tileloss_call(nullptr, TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr)));
+  EXPECT_TRUE(
+      names({"function", "one of", "null", {}}, tileloss_call(nullptr, TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr)));
   EXPECT_TRUE(names({"args", "tileloss_args_init", "null", {}}, tileloss_cross_entropy(nullptr, nullptr, nullptr, nullptr)));
 }
 
@@ -244,7 +246,8 @@ TEST(Validation, VectorsOfTheWrongTypeSizeStrideOrPlace) {
                            {"log_sum_sq_probs", &tileloss_args::log_sum_sq_probs, "float32", "4", true},
                            {"mean_logit", &tileloss_args::mean_logit, "float32", "4", true}};
   for (const Named& v : vectors) {
-    const std::string name = v.name, dtype = name + ".dtype", size = name + ".size", stride = name + ".stride", device = name + ".device_type";
+    const std::string name = v.name, dtype = name + ".dtype", size = name + ".size", stride = name + ".stride",
+                      device = name + ".device_type";
     const auto set = [&](auto member, auto value) {
       return [=, vector = v.member](Call& c) {
         if (vector == &tileloss_args::class_weights) {
@@ -262,13 +265,16 @@ TEST(Validation, VectorsOfTheWrongTypeSizeStrideOrPlace) {
                                      {size.c_str(), v.size, "0", set(&V::size, 0)},
                                      {stride.c_str(), ">= 0", "-1", set(&V::stride, -1)},
                                      {device.c_str(), "CPU", "1", set(&V::device_type, TILELOSS_CUDA)}};
-    if (v.is_output && std::string(v.size) != "1") spoilers.push_back({stride.c_str(), "not 0 for an output", "0", set(&V::stride, 0)});
-    if (std::string(v.size) == "4") spoilers.push_back({v.name, "less than 2^63 bytes", "4 * 2305843009213693952", set(&V::stride, kHuge)});
+    if (v.is_output && std::string(v.size) != "1")
+      spoilers.push_back({stride.c_str(), "not 0 for an output", "0", set(&V::stride, 0)});
+    if (std::string(v.size) == "4")
+      spoilers.push_back({v.name, "less than 2^63 bytes", "4 * 2305843009213693952", set(&V::stride, kHuge)});
     if (name == "class_weights") spoilers.push_back({stride.c_str(), "1", "2", set(&V::stride, 2)});
     expect_refused(spoilers, When::kPlan);
   }
   expect_refused({{"labels", "an int32 or int64 vector of size 4", "none", [](Call& c) { c.args().labels = {}; }},
-                  {"loss.size", "4", "1", [](Call& c) {
+                  {"loss.size", "4", "1",
+                   [](Call& c) {
                      c.options.reduction = TILELOSS_REDUCTION_NONE;
                      c.args().loss_grad = {};
                    }}},
@@ -293,9 +299,8 @@ TEST(Validation, TensorsThatTheFunctionDoesNotTake) {
                   {"class_weights", "logprobs does not take it", "a vector", of_logprobs(&tileloss_args::class_weights, 10)},
                   {"loss_grad", "logprobs does not take it", "a vector", of_logprobs(&tileloss_args::loss_grad, 1)},
                   {"loss", "logprobs does not take it", "a vector", of_logprobs(&tileloss_args::loss, 1)},
-                  {"mean_logit", "none together with class_weights", "a vector", [](Call& c) {
-                     c.args().class_weights = tileloss_make_vector(c.args().logits.data, TILELOSS_FLOAT32, 10);
-                   }}},
+                  {"mean_logit", "none together with class_weights", "a vector",
+                   [](Call& c) { c.args().class_weights = tileloss_make_vector(c.args().logits.data, TILELOSS_FLOAT32, 10); }}},
                  When::kPlan);
 }
 
@@ -315,35 +320,35 @@ TEST(Validation, RowStates) {
   };
   const auto null = [](auto member) { return [=](Call& c) { c.args().row_state.*member = nullptr; }; };
   using S = tileloss_row_state;
-  expect_refused({{"row_state.rows", "4", "3", with_state([](Call& c) { c.args().row_state.rows = 3; })},
-                  {"row_state.device_type", "CPU", "1", with_state([](Call& c) { c.args().row_state.device_type = TILELOSS_CUDA; })},
-                  {"row_state", "max, sum and target", "a null array", with_state(null(&S::max))},
-                  {"row_state", "max, sum and target", "a null array", with_state(null(&S::sum))},
-                  {"row_state", "max, sum and target", "a null array", with_state(null(&S::target))},
-                  {"row_state.entropy_sum", "a forward filled", "null",
-                   [](Call& c) {
-                     const tileloss_vector upstream = c.args().token_weights;
-                     c.make_logprobs(TILELOSS_BACKWARD);
-                     c.args().entropy_grad = upstream;
-                     c.args().row_state = c.state.get();
-                     c.args().row_state.entropy_sum = nullptr;
-                   }},
-                  {"row_state", "the merged state", "none", from_state([](Call& c) { c.args().row_state = {}; })},
-                  {"row_state.entropy_sum", "a forward filled", "null", from_state(null(&S::entropy_sum))},
-                  {"row_state", "collision_sum", "a null array", from_state(null(&S::collision_sum))},
-                  {"row_state", "smoothing_sum", "a null array", from_state(null(&S::smoothing_sum))},
-                  {"row_state", "argmax", "a null array", from_state(null(&S::argmax))},
-                  {"row_state", "max, sum and target", "a null array", from_state(null(&S::sum))},
-                  {"vocab_total", "the number of classes", "-1", from_state([](Call& c) { c.options.logit.vocab_total = -1; })},
-                  {"labels.size", ">= 0", "-4",
-                   from_state([](Call& c) {
-                     for (tileloss_vector* v : {&c.args().labels, &c.args().token_weights, &c.args().logp, &c.args().lse, &c.args().entropy,
-                                                &c.args().argmax, &c.args().correct, &c.args().log_sum_sq_probs, &c.args().mean_logit}) {
-                       v->size = -4;
-                     }
-                     c.args().row_state.rows = -4;
-                   })}},
-                 When::kPlan);
+  expect_refused(
+      {{"row_state.rows", "4", "3", with_state([](Call& c) { c.args().row_state.rows = 3; })},
+       {"row_state.device_type", "CPU", "1", with_state([](Call& c) { c.args().row_state.device_type = TILELOSS_CUDA; })},
+       {"row_state", "max, sum and target", "a null array", with_state(null(&S::max))},
+       {"row_state", "max, sum and target", "a null array", with_state(null(&S::sum))},
+       {"row_state", "max, sum and target", "a null array", with_state(null(&S::target))},
+       {"row_state.entropy_sum", "a forward filled", "null",
+        [](Call& c) {
+          const tileloss_vector upstream = c.args().token_weights;
+          c.make_logprobs(TILELOSS_BACKWARD);
+          c.args().entropy_grad = upstream;
+          c.args().row_state = c.state.get();
+          c.args().row_state.entropy_sum = nullptr;
+        }},
+       {"row_state", "the merged state", "none", from_state([](Call& c) { c.args().row_state = {}; })},
+       {"row_state.entropy_sum", "a forward filled", "null", from_state(null(&S::entropy_sum))},
+       {"row_state", "collision_sum", "a null array", from_state(null(&S::collision_sum))},
+       {"row_state", "smoothing_sum", "a null array", from_state(null(&S::smoothing_sum))},
+       {"row_state", "argmax", "a null array", from_state(null(&S::argmax))},
+       {"row_state", "max, sum and target", "a null array", from_state(null(&S::sum))},
+       {"vocab_total", "the number of classes", "-1", from_state([](Call& c) { c.options.logit.vocab_total = -1; })},
+       {"labels.size", ">= 0", "-4", from_state([](Call& c) {
+          for (tileloss_vector* v : {&c.args().labels, &c.args().token_weights, &c.args().logp, &c.args().lse, &c.args().entropy,
+                                     &c.args().argmax, &c.args().correct, &c.args().log_sum_sq_probs, &c.args().mean_logit}) {
+            v->size = -4;
+          }
+          c.args().row_state.rows = -4;
+        })}},
+      When::kPlan);
 }
 
 TEST(Validation, AShardAloneGivesOnlyItsRowState) {
@@ -353,16 +358,17 @@ TEST(Validation, AShardAloneGivesOnlyItsRowState) {
       c.options.logit.vocab_start = 10;
       c.args().row_state = c.state.get();
       const tileloss_args all = c.args();
-      for (tileloss_vector* v : {&c.args().loss, &c.args().logp, &c.args().lse, &c.args().entropy, &c.args().argmax, &c.args().correct,
-                                 &c.args().log_sum_sq_probs, &c.args().mean_logit}) {
+      for (tileloss_vector* v : {&c.args().loss, &c.args().logp, &c.args().lse, &c.args().entropy, &c.args().argmax,
+                                 &c.args().correct, &c.args().log_sum_sq_probs, &c.args().mean_logit}) {
         *v = {};
       }
       change(c, all);
     };
   };
   std::vector<Spoiler> spoilers = {{"vocab_total", "a shard alone", "30", shard([](Call&, const tileloss_args&) {})}};
-  for (const auto member : {&tileloss_args::loss, &tileloss_args::logp, &tileloss_args::lse, &tileloss_args::entropy, &tileloss_args::argmax,
-                            &tileloss_args::correct, &tileloss_args::log_sum_sq_probs, &tileloss_args::mean_logit}) {
+  for (const auto member :
+       {&tileloss_args::loss, &tileloss_args::logp, &tileloss_args::lse, &tileloss_args::entropy, &tileloss_args::argmax,
+        &tileloss_args::correct, &tileloss_args::log_sum_sq_probs, &tileloss_args::mean_logit}) {
     spoilers.push_back({"vocab_total", "a shard alone", "30", shard([=](Call& c, const tileloss_args& all) {
                           c.make_forward();
                           c.args().*member = all.*member;
@@ -374,17 +380,18 @@ TEST(Validation, AShardAloneGivesOnlyItsRowState) {
 TEST(Validation, DataPointers) {
   std::vector<Spoiler> spoilers = {{"logits.data", "a pointer", "null", [](Call& c) { c.args().logits.data = nullptr; }},
                                    {"dlogits.data", "a pointer", "null", [](Call& c) { c.args().dlogits.data = nullptr; }}};
-  const std::pair<const char*, tileloss_vector tileloss_args::*> vectors[] = {{"labels.data", &tileloss_args::labels},
-                                                                              {"token_weights.data", &tileloss_args::token_weights},
-                                                                              {"loss_grad.data", &tileloss_args::loss_grad},
-                                                                              {"loss.data", &tileloss_args::loss},
-                                                                              {"logp.data", &tileloss_args::logp},
-                                                                              {"lse.data", &tileloss_args::lse},
-                                                                              {"entropy.data", &tileloss_args::entropy},
-                                                                              {"argmax.data", &tileloss_args::argmax},
-                                                                              {"correct.data", &tileloss_args::correct},
-                                                                              {"log_sum_sq_probs.data", &tileloss_args::log_sum_sq_probs},
-                                                                              {"mean_logit.data", &tileloss_args::mean_logit}};
+  const std::pair<const char*, tileloss_vector tileloss_args::*> vectors[] = {
+      {"labels.data", &tileloss_args::labels},
+      {"token_weights.data", &tileloss_args::token_weights},
+      {"loss_grad.data", &tileloss_args::loss_grad},
+      {"loss.data", &tileloss_args::loss},
+      {"logp.data", &tileloss_args::logp},
+      {"lse.data", &tileloss_args::lse},
+      {"entropy.data", &tileloss_args::entropy},
+      {"argmax.data", &tileloss_args::argmax},
+      {"correct.data", &tileloss_args::correct},
+      {"log_sum_sq_probs.data", &tileloss_args::log_sum_sq_probs},
+      {"mean_logit.data", &tileloss_args::mean_logit}};
   for (const auto& [name, member] : vectors) {
     spoilers.push_back({name, "a pointer", "null", [vector = member](Call& c) { (c.args().*vector).data = nullptr; }});
   }
@@ -392,7 +399,8 @@ TEST(Validation, DataPointers) {
                         c.args().mean_logit = {};
                         c.args().class_weights = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 10);
                       }});
-  for (const auto& [name, member] : {std::pair{"logp_grad.data", &tileloss_args::logp_grad}, {"lse_grad.data", &tileloss_args::lse_grad},
+  for (const auto& [name, member] : {std::pair{"logp_grad.data", &tileloss_args::logp_grad},
+                                     {"lse_grad.data", &tileloss_args::lse_grad},
                                      {"entropy_grad.data", &tileloss_args::entropy_grad}}) {
     spoilers.push_back({name, "a pointer", "null", [vector = member](Call& c) {
                           c.make_logprobs(TILELOSS_BACKWARD);
@@ -453,8 +461,9 @@ TEST(Validation, Introspection) {
 }
 
 TEST(Validation, NamesOfStatusesIsasAndSchedules) {
-  const char* const statuses[] = {"ok", "invalid_argument", "label_out_of_range", "out_of_memory", "workspace_too_small", "unsupported",
-                                  "plan_mismatch", "internal"};
+  const char* const statuses[] = {
+      "ok",      "invalid_argument", "label_out_of_range", "out_of_memory", "workspace_too_small", "unsupported", "plan_mismatch",
+      "internal"};
   for (std::int32_t i = 0; i < 8; ++i) EXPECT_STREQ(tileloss_status_name(i), statuses[i]);
   EXPECT_STREQ(tileloss_status_name(99), "unknown");
   EXPECT_STREQ(tileloss_isa_name(TILELOSS_ISA_AVX512), "avx512");

@@ -105,7 +105,7 @@ TYPED_TEST(HalfFormat, KeepsNansInfinitiesAndSignedZeros) {
 
 TEST(Float16, SubnormalsRoundInStepsOfTwoToTheMinus24) {
   EXPECT_EQ(from_float<Float16>(0x1p-24F).bits, 1);
-  EXPECT_EQ(from_float<Float16>(0x1p-25F).bits, 0);           // a tie: to even
+  EXPECT_EQ(from_float<Float16>(0x1p-25F).bits, 0);  // a tie: to even
   EXPECT_EQ(from_float<Float16>(0x1.000002p-25F).bits, 1);
   EXPECT_EQ(from_float<Float16>(0x1.8p-24F).bits, 2);         // a tie: to even
   EXPECT_EQ(from_float<Float16>(0x1.ffcp-15F).bits, 0x0400);  // a tie between the largest subnormal and the smallest normal

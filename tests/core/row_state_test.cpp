@@ -64,10 +64,10 @@ testing::AssertionResult same_bits(const RowState& a, const RowState& b) {
       same(a.collision_sum, b.collision_sum) && same(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
     return testing::AssertionSuccess();
   }
-  return testing::AssertionFailure() << "max " << a.max << " " << b.max << ", sum " << a.sum << " " << b.sum << ", target " << a.target
-                                     << " " << b.target << ", entropy " << a.entropy_sum << " " << b.entropy_sum << ", collision "
-                                     << a.collision_sum << " " << b.collision_sum << ", smoothing " << a.smoothing_sum << " "
-                                     << b.smoothing_sum << ", argmax " << a.argmax << " " << b.argmax;
+  return testing::AssertionFailure() << "max " << a.max << " " << b.max << ", sum " << a.sum << " " << b.sum << ", target "
+                                     << a.target << " " << b.target << ", entropy " << a.entropy_sum << " " << b.entropy_sum
+                                     << ", collision " << a.collision_sum << " " << b.collision_sum << ", smoothing "
+                                     << a.smoothing_sum << " " << b.smoothing_sum << ", argmax " << a.argmax << " " << b.argmax;
 }
 
 // Within a few units in the last place: each merge rounds its sums once to float32.
@@ -130,7 +130,9 @@ TEST(RowStateMerge, GroupingDoesNotMatterButForRounding) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     const double std_dev = seed % 3 == 0 ? 30 : 1;
     const std::vector<float> z = draw(seed, 90, std_dev);
-    const auto part = [&](std::size_t i) { return state_of({z.begin() + i * 30, z.begin() + (i + 1) * 30}, static_cast<int>(i) * 30, 40); };
+    const auto part = [&](std::size_t i) {
+      return state_of({z.begin() + i * 30, z.begin() + (i + 1) * 30}, static_cast<int>(i) * 30, 40);
+    };
     const WeightedState a = part(0), b = part(1), c = part(2);
     EXPECT_TRUE(nearly(join(join(a, b), c).state, join(a, join(b, c)).state)) << "seed " << seed;
   }
@@ -144,7 +146,8 @@ TEST(RowStateMerge, PartsGiveTheWhole) {
     const WeightedState whole = state_of(z, 0, 50, weights);
     for (const std::size_t cut : {1U, 13U, 50U, 51U, 96U}) {
       const WeightedState left = state_of({z.begin(), z.begin() + cut}, 0, 50, {weights.begin(), weights.begin() + cut});
-      const WeightedState right = state_of({z.begin() + cut, z.end()}, static_cast<std::int64_t>(cut), 50, {weights.begin() + cut, weights.end()});
+      const WeightedState right =
+          state_of({z.begin() + cut, z.end()}, static_cast<std::int64_t>(cut), 50, {weights.begin() + cut, weights.end()});
       EXPECT_TRUE(nearly(join(left, right).state, whole.state, 8)) << "seed " << seed << " cut " << cut;
     }
   }
@@ -223,9 +226,13 @@ TEST(RowStateMerge, TiesGiveTheLowestIndex) {
 TEST(RowStateMerge, SumsSurviveMaximaFarApart) {
   const WeightedState low = state_of({-1000, -1001}, 0, 99), high = state_of({1000, 999}, 2, 99);
   const RowState r = join(low, high).state;
-  EXPECT_TRUE(nearly(r, {.max = 1000, .sum = high.state.sum, .target = -kInfinity, .entropy_sum = high.state.entropy_sum,
+  EXPECT_TRUE(nearly(r, {.max = 1000,
+                         .sum = high.state.sum,
+                         .target = -kInfinity,
+                         .entropy_sum = high.state.entropy_sum,
                          .collision_sum = high.state.collision_sum,
-                         .smoothing_sum = high.state.smoothing_sum - 4001.0F, .argmax = 2}));
+                         .smoothing_sum = high.state.smoothing_sum - 4001.0F,
+                         .argmax = 2}));
 }
 
 }  // namespace

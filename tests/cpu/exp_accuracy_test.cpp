@@ -1,4 +1,5 @@
-// The exp of the sweeps, value by value: of rows with two columns, 0 at the label and x, the state's sum is exp(x) and nothing else.
+// The exp of the sweeps, value by value: of rows with two columns, 0 at the label and x, the state's sum is exp(x) and nothing
+// else.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -47,11 +48,12 @@ class SweepExp : public testing::TestWithParam<NumberFormat> {
 INSTANTIATE_TEST_SUITE_P(Formats, SweepExp, testing::ValuesIn(kFormats),
                          [](const auto& param) { return std::string(reference::format_info(param.param).name); });
 
-// In units in the last place: a constant for the polynomial (under 16-bit storage one term shorter), and 1.25 |x| for the exponent
-// x log2(e), which is rounded to float32 once and whose log2(e) is a float32 too.
+// In units in the last place: a constant for the polynomial (under 16-bit storage one term shorter), and 1.25 |x| for the
+// exponent x log2(e), which is rounded to float32 once and whose log2(e) is a float32 too.
 TEST_P(SweepExp, StaysWithinItsStatedErrorOverItsRange) {
   const double constant = GetParam() == NumberFormat::kFloat32 ? 1.1 : 2.0;
-  for (const auto& [from, to] : {std::pair{-1e-3, 0.0}, {-1.0, -1e-3}, {-4.0, -1.0}, {-16.0, -4.0}, {-50.0, -16.0}, {-87.0, -50.0}}) {
+  for (const auto& [from, to] :
+       {std::pair{-1e-3, 0.0}, {-1.0, -1e-3}, {-4.0, -1.0}, {-16.0, -4.0}, {-50.0, -16.0}, {-87.0, -50.0}}) {
     const std::vector<double> x = numbers(from, to, 100000);
     const std::vector<float> e = exp(x);
     double worst = 0, worst_of_allowed = 0;
@@ -61,8 +63,8 @@ TEST_P(SweepExp, StaysWithinItsStatedErrorOverItsRange) {
       worst = std::max(worst, ulps);
       worst_of_allowed = std::max(worst_of_allowed, ulps / (constant + 1.25 * std::fabs(x[i])));
     }
-    std::printf("%s exp on [%g, %g]: at most %.2f ULP, %.2f of what is allowed\n", reference::format_info(GetParam()).name, from, to,
-                worst, worst_of_allowed);
+    std::printf("%s exp on [%g, %g]: at most %.2f ULP, %.2f of what is allowed\n", reference::format_info(GetParam()).name, from,
+                to, worst, worst_of_allowed);
     EXPECT_LE(worst_of_allowed, 1);
   }
 }

@@ -28,7 +28,12 @@ unsigned word_after(unsigned word, const std::function<void()>& body) {
 
 // Logits and weights that include subnormal numbers, and gradients that underflow.
 LogitsCase make_case(reference::NumberFormat format) {
-  LogitsCase c({.rows = 40, .vocab = 1500, .format = format, .distribution = "wide", .token_weights = true, .class_weights = true,
+  LogitsCase c({.rows = 40,
+                .vocab = 1500,
+                .format = format,
+                .distribution = "wide",
+                .token_weights = true,
+                .class_weights = true,
                 .extra_outputs = true},
                LogitsCase::Open{});
   for (std::int64_t j = 0; j < 1500; j += 3) c.set_logit(1, j, reference::format_info(format).smallest_step);
@@ -38,8 +43,8 @@ LogitsCase make_case(reference::NumberFormat format) {
 
 class ControlWord : public testing::TestWithParam<unsigned> {};
 INSTANTIATE_TEST_SUITE_P(OfTheHost, ControlWord,
-                         testing::Values(kDefault | kFlushToZero, kDefault | kFlushToZero | kDenormalsAreZero, kDefault | kRoundUp,
-                                         kDefault | kRoundDown, kDefault | kRoundToZero));
+                         testing::Values(kDefault | kFlushToZero, kDefault | kFlushToZero | kDenormalsAreZero,
+                                         kDefault | kRoundUp, kDefault | kRoundDown, kDefault | kRoundToZero));
 
 TEST_P(ControlWord, IsRestoredAndChangesNoBit) {
   for (const reference::NumberFormat format : kFormats) {

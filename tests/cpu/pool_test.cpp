@@ -15,7 +15,12 @@ namespace tileloss::test {
 namespace {
 
 LogitsCaseSpec large_spec(std::uint64_t seed = 1) {
-  return {.rows = 64, .vocab = 3000, .format = reference::NumberFormat::kBfloat16, .seed = seed, .ignore_prob = 0.1, .extra_outputs = true};
+  return {.rows = 64,
+          .vocab = 3000,
+          .format = reference::NumberFormat::kBfloat16,
+          .seed = seed,
+          .ignore_prob = 0.1,
+          .extra_outputs = true};
 }
 
 tileloss_plan_options with_threads(int threads) {
@@ -35,7 +40,8 @@ TEST(ParallelFor, RunsEveryTaskOnce) {
   for (const std::int64_t count : {0, 1, 2, 3, 17, 100}) {
     for (int repeat = 0; repeat < 20; ++repeat) {
       std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
-      cpu::parallel_for(nullptr, count, [](void* data, std::int64_t i) { ++static_cast<std::atomic<int>*>(data)[i]; }, runs.data());
+      cpu::parallel_for(
+          nullptr, count, [](void* data, std::int64_t i) { ++static_cast<std::atomic<int>*>(data)[i]; }, runs.data());
       for (const std::atomic<int>& n : runs) ASSERT_EQ(n, 1);
     }
   }
@@ -44,7 +50,8 @@ TEST(ParallelFor, RunsEveryTaskOnce) {
 TEST(ParallelFor, ReturnsWhenAllIsDoneAlsoWhenNested) {
   std::atomic<int> total = 0;
   const auto outer = [](void* data, std::int64_t) {
-    cpu::parallel_for(nullptr, 4, [](void* inner, std::int64_t) { ++*static_cast<std::atomic<int>*>(inner); }, data);
+    cpu::parallel_for(
+        nullptr, 4, [](void* inner, std::int64_t) { ++*static_cast<std::atomic<int>*>(inner); }, data);
   };
   cpu::parallel_for(nullptr, 8, outer, &total);
   EXPECT_EQ(total, 32);
@@ -122,7 +129,8 @@ TEST(BuiltInPool, WorksInAForkedChild) {
   LogitsCase c(large_spec());
   const auto right = [&] {
     c.reset();
-    return static_cast<bool>(runs_value_and_grad(c, cross_entropy_options(), with_threads(4))) && outputs_of(c.args()) == expected;
+    return static_cast<bool>(runs_value_and_grad(c, cross_entropy_options(), with_threads(4))) &&
+           outputs_of(c.args()) == expected;
   };
   ASSERT_TRUE(right());  // the parent's pool is running
   for (int repeat = 0; repeat < 5; ++repeat) {
@@ -142,7 +150,8 @@ TEST(BuiltInPool, WorksInAChildForkedWhileOtherThreadsCall) {
   LogitsCase c(large_spec());
   for (int repeat = 0; repeat < 10; ++repeat) {
     const int code = exit_code_of_child([&] {
-      return static_cast<bool>(runs_value_and_grad(c, cross_entropy_options(), with_threads(4))) && outputs_of(c.args()) == expected;
+      return static_cast<bool>(runs_value_and_grad(c, cross_entropy_options(), with_threads(4))) &&
+             outputs_of(c.args()) == expected;
     });
     EXPECT_EQ(code, 0);
   }
@@ -172,10 +181,12 @@ testing::AssertionResult gives_the_same_bits_on(const tileloss_executor& executo
     wishes.row_block = 2;
     tileloss_plan plan{};
     const tileloss_cross_entropy_options options = cross_entropy_options();
-    if (auto result = runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run, &plan); !result) return result;
+    if (auto result = runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run, &plan); !result)
+      return result;
     if (plan.threads != executor.threads) return testing::AssertionFailure() << "planned " << plan.threads << " threads";
     c.args().dlogits.dtype = TILELOSS_BFLOAT16;
-    if (schedule == TILELOSS_SCHEDULE_STASH && outputs_of(c.args()) != expected) return testing::AssertionFailure() << "other bits";
+    if (schedule == TILELOSS_SCHEDULE_STASH && outputs_of(c.args()) != expected)
+      return testing::AssertionFailure() << "other bits";
     if (auto result = agrees(check_cross_entropy(c, options)); !result) return result;
   }
   return testing::AssertionSuccess();

@@ -30,7 +30,12 @@ TEST_P(SchedulesOf, LogpAndTheOtherOutputsAreBitwiseTheSameInEverySchedule) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
     for (const std::string distribution : {"normal", "wide", "spike_tile_edge"}) {
       for (const bool extra : {false, true}) {
-        LogitsCase c({.rows = 9, .vocab = 4500, .format = GetParam(), .distribution = distribution, .ignore_prob = 0.2, .extra_outputs = extra});
+        LogitsCase c({.rows = 9,
+                      .vocab = 4500,
+                      .format = GetParam(),
+                      .distribution = distribution,
+                      .ignore_prob = 0.2,
+                      .extra_outputs = extra});
         std::vector<std::vector<unsigned char>> outputs;
         const tileloss_matrix dlogits = c.args().dlogits;
         for (const tileloss_schedule schedule : kSchedules) {
@@ -43,7 +48,8 @@ TEST_P(SchedulesOf, LogpAndTheOtherOutputsAreBitwiseTheSameInEverySchedule) {
         c.reset();
         ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
         outputs.push_back(outputs_of(c.args()));
-        for (std::size_t k = 1; k < outputs.size(); ++k) EXPECT_TRUE(same_bits(outputs[0], outputs[k])) << distribution << " " << k;
+        for (std::size_t k = 1; k < outputs.size(); ++k)
+          EXPECT_TRUE(same_bits(outputs[0], outputs[k])) << distribution << " " << k;
       }
     }
   }
@@ -74,7 +80,12 @@ TEST_P(SchedulesOf, OverTheLogitsIsBitwiseAsBesideThem) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
     for (const std::int64_t vocab : {33, 1000, 4500}) {
       for (const tileloss_schedule schedule : kSchedules) {
-        LogitsCaseSpec spec{.rows = 9, .vocab = vocab, .stride_extra = 5, .misalignment = 1, .format = GetParam(), .ignore_prob = 0.2,
+        LogitsCaseSpec spec{.rows = 9,
+                            .vocab = vocab,
+                            .stride_extra = 5,
+                            .misalignment = 1,
+                            .format = GetParam(),
+                            .ignore_prob = 0.2,
                             .extra_outputs = true};
         LogitsCase beside(spec);
         spec.in_place = true;
@@ -82,7 +93,8 @@ TEST_P(SchedulesOf, OverTheLogitsIsBitwiseAsBesideThem) {
         ASSERT_EQ(over.args().dlogits.data, over.args().logits.data);
         ASSERT_TRUE(runs_value_and_grad(beside, options, with_schedule(schedule)));
         ASSERT_TRUE(runs_value_and_grad(over, options, with_schedule(schedule)));
-        EXPECT_TRUE(same_bits(outputs_of(beside.args()), outputs_of(over.args()))) << "vocab " << vocab << " schedule " << schedule;
+        EXPECT_TRUE(same_bits(outputs_of(beside.args()), outputs_of(over.args())))
+            << "vocab " << vocab << " schedule " << schedule;
       }
     }
   }
@@ -94,7 +106,12 @@ TEST_P(SchedulesOf, TheOutputsAlignmentDoesNotChangeTheBits) {
   std::vector<unsigned char> first;
   for (const std::int64_t misalignment : {0, 1, 8, 31}) {
     for (const std::int64_t extra : {0, 1, 36}) {
-      LogitsCase c({.rows = 5, .vocab = 4060, .stride_extra = extra, .misalignment = misalignment, .format = GetParam(), .flush = Flush::kLeft});
+      LogitsCase c({.rows = 5,
+                    .vocab = 4060,
+                    .stride_extra = extra,
+                    .misalignment = misalignment,
+                    .format = GetParam(),
+                    .flush = Flush::kLeft});
       ASSERT_TRUE(runs_value_and_grad(c, options));
       const auto outputs = outputs_of(c.args());
       if (first.empty()) first = outputs;

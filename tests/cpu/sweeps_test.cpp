@@ -15,9 +15,10 @@ using reference::NumberFormat;
 constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS};
 
 std::string describe(const LogitsCaseSpec& s) {
-  return std::string(reference::format_info(s.format).name) + " [" + std::to_string(s.rows) + "," + std::to_string(s.vocab) + "] valid " +
-         std::to_string(s.valid_vocab) + " stride +" + std::to_string(s.stride_extra) + " misaligned " + std::to_string(s.misalignment) +
-         (s.flush == Flush::kRight ? " flush right " : " flush left ") + s.distribution + (s.in_place ? " in place" : "");
+  return std::string(reference::format_info(s.format).name) + " [" + std::to_string(s.rows) + "," + std::to_string(s.vocab) +
+         "] valid " + std::to_string(s.valid_vocab) + " stride +" + std::to_string(s.stride_extra) + " misaligned " +
+         std::to_string(s.misalignment) + (s.flush == Flush::kRight ? " flush right " : " flush left ") + s.distribution +
+         (s.in_place ? " in place" : "");
 }
 
 testing::AssertionResult value_and_grad_agrees(const LogitsCaseSpec& spec, const tileloss_plan_options& wishes) {
@@ -56,8 +57,8 @@ TEST_P(SweepsOf, StayInBoundsAndAgreeAtEverySmallSize) {
 
 TEST_P(SweepsOf, AgreeAtEverySizeUpTo200) {
   for (std::int64_t vocab = 1; vocab <= 200; ++vocab) {
-    const LogitsCaseSpec spec{.rows = 3, .vocab = vocab, .misalignment = vocab % 5, .format = GetParam(),
-                              .seed = static_cast<std::uint64_t>(vocab)};
+    const LogitsCaseSpec spec{
+        .rows = 3, .vocab = vocab, .misalignment = vocab % 5, .format = GetParam(), .seed = static_cast<std::uint64_t>(vocab)};
     ASSERT_TRUE(value_and_grad_agrees(spec, plan_options()));
   }
 }
@@ -72,7 +73,8 @@ TEST_P(SweepsOf, StayInBoundsAndAgreeAtRealVocabularies) {
     ASSERT_TRUE(value_and_grad_agrees(spec, plan_options()));
     spec.in_place = true;
     spec.rows = 1;
-    ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(turn % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE)));
+    ASSERT_TRUE(
+        value_and_grad_agrees(spec, with_schedule(turn % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE)));
   }
 }
 
@@ -87,11 +89,17 @@ TEST_P(SweepsOf, AgreeForEveryRowCount) {
 
 // The padding holds NaN before and must be exactly 0 in the gradient.
 TEST_P(SweepsOf, PaddingIsNeverReadAndItsGradientIsZero) {
-  for (const auto& [vocab, valid] : {std::pair{64, 1}, {64, 63}, {100, 33}, {1000, 999}, {4100, 2048}, {4100, 2049}, {2049, 2049}}) {
+  for (const auto& [vocab, valid] :
+       {std::pair{64, 1}, {64, 63}, {100, 33}, {1000, 999}, {4100, 2048}, {4100, 2049}, {2049, 2049}}) {
     for (const tileloss_schedule schedule : kSchedules) {
       for (const bool in_place : {false, true}) {
-        const LogitsCaseSpec spec{.rows = 3, .vocab = vocab, .valid_vocab = valid, .stride_extra = 3, .format = GetParam(),
-                                  .extra_outputs = true, .in_place = in_place};
+        const LogitsCaseSpec spec{.rows = 3,
+                                  .vocab = vocab,
+                                  .valid_vocab = valid,
+                                  .stride_extra = 3,
+                                  .format = GetParam(),
+                                  .extra_outputs = true,
+                                  .in_place = in_place};
         ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(schedule)));
       }
     }
@@ -102,7 +110,8 @@ TEST_P(SweepsOf, AgreeOnEveryInputFamily) {
   for (const std::string_view name : tools::distribution_names()) {
     for (const std::int64_t vocab : {17, 1000, 5000}) {
       for (const tileloss_schedule schedule : kSchedules) {
-        const LogitsCaseSpec spec{.rows = 5, .vocab = vocab, .format = GetParam(), .distribution = std::string(name), .extra_outputs = true};
+        const LogitsCaseSpec spec{
+            .rows = 5, .vocab = vocab, .format = GetParam(), .distribution = std::string(name), .extra_outputs = true};
         ASSERT_TRUE(value_and_grad_agrees(spec, with_schedule(schedule)));
       }
     }
@@ -132,7 +141,8 @@ TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
           c.reset();
           const tileloss_cross_entropy_options options = cross_entropy_options();
           ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
-          ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "block " << block << " column " << column << " height " << height;
+          ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
+              << "block " << block << " column " << column << " height " << height;
         }
       }
     }
@@ -144,7 +154,10 @@ TEST_P(SweepsOf, AgreeForEveryVocabularyBlock) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
       tileloss_plan_options wishes = with_schedule(schedule);
       wishes.vocab_block = block;
-      const LogitsCaseSpec spec{.rows = 2, .vocab = 8300, .format = GetParam(), .distribution = block % 128 == 0 ? "wide" : "normal",
+      const LogitsCaseSpec spec{.rows = 2,
+                                .vocab = 8300,
+                                .format = GetParam(),
+                                .distribution = block % 128 == 0 ? "wide" : "normal",
                                 .extra_outputs = true};
       ASSERT_TRUE(value_and_grad_agrees(spec, wishes)) << "vocab_block " << block;
     }

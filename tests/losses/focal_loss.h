@@ -44,14 +44,15 @@ class FocalLoss final : public RowStage {
         double_field("gamma", offsetof(FocalOptions, gamma), 2, 0, kUnbounded),
         choice_field("reduction", offsetof(FocalOptions, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
     };
-    return {.name = "focal",
-            .is_loss = true,
-            .options_size = sizeof(FocalOptions),
-            .fields = kFields,
-            .inputs = kLossGrad,
-            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<FocalLoss>(c); },
-            .check = nullptr,
-            .is_per_row = [](const void* o) { return static_cast<const FocalOptions*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
+    return {
+        .name = "focal",
+        .is_loss = true,
+        .options_size = sizeof(FocalOptions),
+        .fields = kFields,
+        .inputs = kLossGrad,
+        .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<FocalLoss>(c); },
+        .check = nullptr,
+        .is_per_row = [](const void* o) { return static_cast<const FocalOptions*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
   }
 
  private:

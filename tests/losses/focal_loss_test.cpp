@@ -105,7 +105,7 @@ TEST_F(Focal, IsFoundThroughTheIntrospectionWithItsOptions) {
     EXPECT_EQ(info.is_loss, 1);
     std::vector<std::string> names;
     for (std::int64_t k = 0; k < info.num_fields; ++k) names.emplace_back(info.fields[k].name);
-    const std::vector<std::string> expected = {"logit_scale", "softcap",     "temperature", "temperature_on", "valid_vocab",
+    const std::vector<std::string> expected = {"logit_scale",  "softcap",     "temperature", "temperature_on", "valid_vocab",
                                                "ignore_index", "vocab_start", "vocab_total", "gamma",          "reduction"};
     EXPECT_EQ(names, expected);
     EXPECT_EQ(info.fields[8].offset, offsetof(FocalOptions, gamma));
@@ -131,7 +131,8 @@ TEST_F(Focal, ItsOptionsAndTensorsAreValidated) {
   EXPECT_EQ(tileloss_call("focal", TILELOSS_VALUE_AND_GRAD, &c.args(), &o, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
   EXPECT_STREQ(tileloss_last_error(), "gamma: expected a number >= 0, got -1");
   LogitsCase weighted({.rows = 2, .vocab = 10, .token_weights = true});
-  EXPECT_EQ(tileloss_call("focal", TILELOSS_VALUE_AND_GRAD, &weighted.args(), nullptr, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_EQ(tileloss_call("focal", TILELOSS_VALUE_AND_GRAD, &weighted.args(), nullptr, nullptr, nullptr),
+            TILELOSS_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tileloss_last_error()).find("token_weights"), std::string::npos);
 }
 
@@ -139,7 +140,12 @@ TEST_P(Focal, ValueAndGradAgreesInEverySchedule) {
   for (const double gamma : {0.0, 1.0, 2.0, 3.5}) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
       for (const bool in_place : {false, true}) {
-        LogitsCase c({.rows = 9, .vocab = 2100, .format = GetParam(), .ignore_prob = 0.3, .loss_grad = Upstream::kScalar, .in_place = in_place});
+        LogitsCase c({.rows = 9,
+                      .vocab = 2100,
+                      .format = GetParam(),
+                      .ignore_prob = 0.3,
+                      .loss_grad = Upstream::kScalar,
+                      .in_place = in_place});
         FocalOptions o = options();
         o.gamma = gamma;
         o.logit.temperature.value = 0.5;

@@ -83,8 +83,10 @@ class CrossEntropyStage {
     doubles_.assign(token_weights_, token_weights_ + 3);
     class_doubles_.assign(kClassWeights.begin(), kClassWeights.end());
     upstream_double_ = upstream_;
-    return {make_oracle_options(setting_.options), oracle_labels_, setting_.token_weights ? std::span<const double>(doubles_) : std::span<const double>{},
-            setting_.class_weights ? std::span<const double>(class_doubles_) : std::span<const double>{}, std::span(&upstream_double_, 1)};
+    return {make_oracle_options(setting_.options), oracle_labels_,
+            setting_.token_weights ? std::span<const double>(doubles_) : std::span<const double>{},
+            setting_.class_weights ? std::span<const double>(class_doubles_) : std::span<const double>{},
+            std::span(&upstream_double_, 1)};
   }
   std::int64_t label(std::int64_t i) const { return labels_[i]; }
   std::uint32_t forward_sums() const { return stage_->forward_sums(); }
@@ -190,7 +192,8 @@ TEST(CrossEntropyRow, TemperatureOnLogprobDividesTheTargetTermOnly) {
 TEST(LogprobsRow, CoefficientsGiveTheOraclesGradient) {
   const std::int64_t labels[1] = {3};
   for (const double temperature : {1.0, 2.5}) {
-    for (const auto& [g_logp, g_lse, g_entropy] : {std::tuple{1.0F, 0.0F, 0.0F}, {0.0F, 1.0F, 0.0F}, {0.0F, 0.0F, 1.0F}, {-0.5F, 2.0F, 1.5F}}) {
+    for (const auto& [g_logp, g_lse, g_entropy] :
+         {std::tuple{1.0F, 0.0F, 0.0F}, {0.0F, 1.0F, 0.0F}, {0.0F, 0.0F, 1.0F}, {-0.5F, 2.0F, 1.5F}}) {
       LossContext context;
       context.rows = 1;
       context.classes = 6;

@@ -9,9 +9,7 @@
 namespace tileloss::tools {
 namespace {
 
-using test::Program;
 using test::ProgramResult;
-using test::read_text;
 using test::run_program;
 using test::TemporaryFolder;
 
