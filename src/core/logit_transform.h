@@ -19,29 +19,33 @@ struct LogitTransform {
   double log2e = kLog2E;
   double exact_exponent_scale = kExactLog2E;  // what exponent_scale is rounded from
 
+  double exact_inner = 0;  // what inner is rounded from
+
   static LogitTransform make(double logit_scale, double softcap, double temperature) {
     LogitTransform t;
     t.scale = static_cast<float>(logit_scale / temperature);
     t.softcap = static_cast<float>(softcap);
+    double factor = logit_scale / temperature;
     if (softcap > 0) {
-      t.inner = static_cast<float>(logit_scale / softcap);
-      t.outer = static_cast<float>(softcap / temperature);
+      factor = softcap / temperature;
+      t.exact_inner = logit_scale / softcap;
+      t.inner = static_cast<float>(t.exact_inner);
+      t.outer = static_cast<float>(factor);
     }
-    const float factor = softcap > 0 ? t.outer : t.scale;
-    t.exponent_scale = factor * kLog2E;
-    t.log2e = static_cast<double>(t.exponent_scale) / factor;
     t.exact_exponent_scale = factor * kExactLog2E;
+    t.exponent_scale = static_cast<float>(t.exact_exponent_scale);
+    t.log2e = static_cast<double>(t.exponent_scale) / factor;
     return t;
   }
 
   // Compiled into every instruction set's kernels: inlined always, so that the linker cannot pick one set's copy for all.
   [[gnu::always_inline]] float value(float x) const {
-    return softcap > 0 ? outer * static_cast<float>(__builtin_tanh(static_cast<double>(inner) * x)) : scale * x;
+    return softcap > 0 ? outer * static_cast<float>(__builtin_tanh(exact_inner * x)) : scale * x;
   }
 
   double derivative(float x) const {
     if (!(softcap > 0)) return scale;
-    const double c = __builtin_cosh(static_cast<double>(inner) * x);
+    const double c = __builtin_cosh(exact_inner * x);
     return scale / (c * c);
   }
 

@@ -26,6 +26,14 @@ struct Simd {
     Scale(float rounded, double exact) : scale(set(rounded)), correction(set(static_cast<float>(exact / rounded - 1))) {}
   };
 
+  // A factor in two parts, for product_error.
+  struct Factor {
+    F value, low;
+    explicit Factor(double exact) : value(set(static_cast<float>(exact))), low(set(static_cast<float>(exact - static_cast<float>(exact)))) {}
+  };
+  // What rounding lost in product = x * factor.
+  static F product_error(F x, const Factor& factor, F product) { return fma(x, factor.low, _mm512_fmsub_ps(x, factor.value, product)); }
+
   static F set(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -47,6 +55,10 @@ struct Simd {
   static F reciprocal(F a) {
     const F y = _mm512_rcp14_ps(a);
     return fma(y, negative_fma(a, y, set(1)), y);
+  }
+  // `small` where |x| <= limit, `other` elsewhere and where x is NaN.
+  static F select_abs_at_most(F x, float limit, F small, F other) {
+    return _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask(abs(x), set(limit), _CMP_LE_OQ), small);
   }
   // False if any is NaN.
   static bool all_abs_at_most(Pair x, float limit) {
@@ -79,19 +91,12 @@ struct Simd {
     for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
     return p;
   }
-  // 2^(x scale) and the same less 1, for x <= 0, both to 2 ULP, also where they are near 0.
-  static void exp2_and_minus_1(F x, const Scale& scale, F* value, F* minus_1) {
-    const F t = max(set(-126), scale_minus(x, scale, set(0)));
-    const F n = round(t), s = scale_by_power_of_two(set(1), n);
-    // Below -126 the remainder is that of another exponent; the result is 0 to float32 all the same.
-    const F r = max(set(-1), fine_remainder(x, scale, set(0), t, n));
-    F p = fma(set(0x1.41fbbcp-13f), r, set(0x1.5f3e54p-10f));
-    p = fma(p, r, set(0x1.3b2d4cp-7f));
-    p = fma(p, r, set(0x1.c6aee8p-5f));
-    p = fma(p, r, set(0x1.ebfbdcp-3f));
-    p = mul(fma(p, r, set(0x1.62e43p-1f)), r);
-    *value = fma(s, p, s);
-    *minus_1 = fma(s, p, sub(s, set(1)));
+  // 2^(x scale) for x <= 0, to 1 ULP.
+  static F exp2_fine(F x, const Scale& scale) {
+    const F t = scale_minus(x, scale, set(0)), n = round(t);
+    // Where x is -inf the remainder is NaN, but the power of two is 0.
+    const F r = max(fine_remainder(x, scale, set(0), t, n), set(-1));
+    return scale_by_power_of_two(exp2_polynomial<true>(Pair{r, r}).a, n);
   }
 
   // ------------------------------------------------------------------------------------------------------ storage, in pairs

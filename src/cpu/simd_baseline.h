@@ -24,11 +24,25 @@ struct Simd {
   struct Scale {
     F scale, inverse_high, inverse_low;
     Scale(float rounded, double exact) : scale(set(rounded)) {
-      const float high = as_float(as_bits(set(static_cast<float>(1 / exact))) & splat(0xfffff000u))[0];
+      const float high = upper_bits(set(static_cast<float>(1 / exact)))[0];
       inverse_high = set(high);
       inverse_low = set(static_cast<float>(1 / exact - high));
     }
   };
+
+  // A factor: rounded, its upper 12 bits, and what those lack.
+  struct Factor {
+    F value, high, low;
+    explicit Factor(double exact) : value(set(static_cast<float>(exact))) {
+      high = upper_bits(value);
+      low = set(static_cast<float>(exact - high[0]));
+    }
+  };
+  // What rounding lost in product = x * factor (Dekker: products of two halves are exact).
+  static F product_error(F x, const Factor& f, F product) {
+    const F x_high = upper_bits(x);
+    return ((x_high * f.high - product) + x_high * f.low) + (x - x_high) * f.value;
+  }
 
   static F set(float x) { return F{x, x, x, x}; }
   static F load(const float* p) {
@@ -53,6 +67,7 @@ struct Simd {
   }
   static float reduce_add(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
+  static F select_abs_at_most(F x, float limit, F small, F other) { return abs(x) <= set(limit) ? small : other; }
   static bool all_abs_at_most(Pair x, float limit) {
     const I both = (abs(x.a) <= set(limit)) & (abs(x.b) <= set(limit));
     return (both[0] & both[1] & both[2] & both[3]) != 0;
@@ -87,19 +102,11 @@ struct Simd {
     for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
     return p;
   }
-  // 2^(x scale) and the same less 1, for x <= 0, both to 2 ULP, also where they are near 0.
-  static void exp2_and_minus_1(F x, const Scale& scale, F* value, F* minus_1) {
-    const F t = max(set(-126), scale_minus(x, scale, set(0)));
-    const F n = round(t), s = scale_by_power_of_two(set(1), n);
-    // Below -126 the remainder is that of another exponent; the result is 0 to float32 all the same.
-    const F r = max(set(-1), fine_remainder(x, scale, set(0), t, n));
-    F p = fma(set(0x1.41fbbcp-13f), r, set(0x1.5f3e54p-10f));
-    p = fma(p, r, set(0x1.3b2d4cp-7f));
-    p = fma(p, r, set(0x1.c6aee8p-5f));
-    p = fma(p, r, set(0x1.ebfbdcp-3f));
-    p = mul(fma(p, r, set(0x1.62e43p-1f)), r);
-    *value = fma(s, p, s);
-    *minus_1 = fma(s, p, sub(s, set(1)));
+  // 2^(x scale) for x <= 0, to 1 ULP.
+  static F exp2_fine(F x, const Scale& scale) {
+    const F t = scale_minus(x, scale, set(0)), n = round(t);
+    const F r = fine_remainder(x, scale, set(0), t, n);
+    return scale_by_power_of_two(exp2_polynomial<true>(Pair{r, r}).a, n);
   }
 
   // ------------------------------------------------------------------------------------------------------ storage, in pairs
@@ -191,6 +198,7 @@ struct Simd {
   static void fence() {}
 
  private:
+  static F upper_bits(F x) { return as_float(as_bits(x) & splat(0xfffff000u)); }
   static U splat(std::uint32_t x) { return U{x, x, x, x}; }
   static U as_bits(F x) { return reinterpret_cast<U>(x); }
   static F as_float(U x) { return reinterpret_cast<F>(x); }

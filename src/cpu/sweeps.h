@@ -341,7 +341,7 @@ class Sweeps {
   static void run(ForwardRow* next, const BackwardRow* previous) {
     const LogitTransform& t = next != nullptr ? next->transform : previous->transform;
     if (t.softcap > 0) {
-      run_transformed<Softcap<Simd>>(next, previous);
+      run_transformed<Softcap<Simd, Loop::kFine>>(next, previous);
     } else {
       run_transformed<Linear<Simd>>(next, previous);
     }

@@ -1,0 +1,92 @@
+// Valid calls to be spoilt, and what the library must answer then.
+#ifndef TILELOSS_TESTS_API_SPOILED_CALL_H_
+#define TILELOSS_TESTS_API_SPOILED_CALL_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/api/calls.h"
+
+namespace tileloss::test {
+
+// A valid call, to be spoilt. Rows 4, columns 10.
+struct Call {
+  LogitsCase data;
+  std::string function = "cross_entropy";
+  tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  tileloss_logprobs_options logprobs = logprobs_options();
+  RowStateArrays state{4};
+  float scalar = 0;
+
+  explicit Call(const LogitsCaseSpec& spec) : data(spec) {}
+  tileloss_args& args() { return data.args(); }
+  const void* given_options() const { return function == "logprobs" ? static_cast<const void*>(&logprobs) : &options; }
+  void make_logprobs(tileloss_pass p) {
+    function = "logprobs";
+    pass = p;
+    args().token_weights = args().class_weights = args().loss_grad = args().loss = {};
+    if (p == TILELOSS_FORWARD) args().dlogits = {};
+  }
+  void make_forward() {
+    pass = TILELOSS_FORWARD;
+    args().dlogits = {};
+  }
+  void make_from_row_state() {
+    pass = TILELOSS_FROM_ROW_STATE;
+    args().logits = args().dlogits = {};
+    args().row_state = state.get();
+    options.logit.vocab_total = 10;
+  }
+};
+
+inline LogitsCaseSpec all_tensors() {
+  return {.rows = 4, .vocab = 10, .token_weights = true, .loss_grad = Upstream::kScalar, .extra_outputs = true};
+}
+
+struct Spoiler {
+  const char* argument;  // the message starts with it ...
+  const char* wanted;    // ... then "expected" and something that holds this ...
+  const char* given;     // ... then "got" and this
+  std::function<void(Call&)> spoil;
+  tileloss_status status = TILELOSS_INVALID_ARGUMENT;
+};
+
+// Only at the call, as planning touches no data.
+enum class When { kPlan, kCall };
+
+inline testing::AssertionResult names(const Spoiler& s, tileloss_status status) {
+  const std::string message = tileloss_last_error(), start = std::string(s.argument) + ": expected ";
+  const std::size_t got = message.rfind(", got ");
+  const bool right = status == s.status && message.rfind(start, 0) == 0 && got != std::string::npos &&
+                     message.substr(0, got).find(s.wanted) != std::string::npos && message.substr(got + 6) == s.given;
+  if (right) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << message << "\", not \"" << start << "..."
+                                     << s.wanted << "..., got " << s.given << "\"";
+}
+
+inline void expect_refused(const std::vector<Spoiler>& spoilers, When when) {
+  for (const Spoiler& s : spoilers) {
+    Call call(all_tensors());
+    const auto outputs = outputs_of(call.args());
+    const tileloss_args original = call.args();
+    s.spoil(call);
+    tileloss_plan plan;
+    tileloss_plan_init(&plan);
+    const tileloss_status planned =
+        tileloss_make_plan(call.function.c_str(), call.pass, &call.args(), call.given_options(), nullptr, nullptr, &plan);
+    if (when == When::kPlan) {
+      EXPECT_TRUE(names(s, planned));
+      EXPECT_EQ(plan.workspace_bytes, 0) << s.argument;
+    } else {
+      EXPECT_EQ(planned, TILELOSS_OK) << s.argument << ": " << tileloss_last_error();
+    }
+    EXPECT_TRUE(names(s, tileloss_call(call.function.c_str(), call.pass, &call.args(), call.given_options(), nullptr, nullptr)));
+    EXPECT_TRUE(same_bits(outputs_of(original), outputs)) << s.argument;
+  }
+}
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_API_SPOILED_CALL_H_
