@@ -143,9 +143,9 @@ enum { TILELOSS_TEMPERATURE_ON_LOGITS = 0, TILELOSS_TEMPERATURE_ON_LOGPROB = 1 }
 
 // What every function on logits shares. Frozen, as it is embedded in the options below.
 typedef struct tileloss_logit_options {
-  double logit_scale;           // multiplies the logits, > 0; default 1
-  double softcap;               // c * tanh(x / c); 0 (default) is off
-  tileloss_scalar temperature;  // T > 0; default 1
+  double logit_scale;                      // multiplies the logits, > 0; default 1
+  double softcap;                          // c * tanh(x / c); 0 (default) is off
+  tileloss_scalar temperature;             // T > 0; default 1
   tileloss_temperature_on temperature_on;  // logits (default), or the older rule: logp' = logp / T of the softmax at T = 1
   int32_t reserved0;                       // 0
   int64_t valid_vocab;   // columns from here on are padding: not in the softmax, gradient 0; -1 (default): all columns are valid
@@ -175,7 +175,9 @@ TILELOSS_API void tileloss_cross_entropy_options_init(tileloss_cross_entropy_opt
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
-// The tensors of a call. N rows (tokens), V columns (vocabulary). Leave out (zeroed) what you do not have or want.
+// The tensors of a call. N rows (tokens), V columns (vocabulary). Leave out (zeroed) what you do not have or want. A tensor that
+// the function or the pass has no use for is an error (dlogits in a forward, logits with from_row_state), so that nothing is left
+// unwritten in silence; only a backward takes the forward's row outputs along and leaves them alone.
 typedef struct tileloss_args {
   size_t struct_size;
 
@@ -199,11 +201,11 @@ typedef struct tileloss_args {
   tileloss_vector argmax;            // [N] int64, lowest index on ties; -1 if the row holds a NaN
   tileloss_vector correct;           // [N] uint8, argmax == label
   tileloss_vector log_sum_sq_probs;  // [N] float32, log sum_j p_j^2
-  tileloss_vector mean_logit;        // [N] float32, mean of z over the valid columns
+  tileloss_vector mean_logit;        // [N] float32, mean of z over the valid columns; not together with class_weights
   tileloss_matrix dlogits;           // [N,V], the logits' dtype; may be the logits themselves, otherwise must not overlap them
 
   // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum).
-  // A backward without it sweeps the logits twice.
+  // A backward without it sweeps the logits twice. Absent: struct_size 0, as tileloss_args_init leaves it.
   tileloss_row_state row_state;
 } tileloss_args;
 
@@ -275,8 +277,8 @@ typedef struct tileloss_executor {
 
 typedef struct tileloss_run {
   size_t struct_size;
-  void* workspace;         // null: the library allocates what the plan asks for and frees it before it returns
-  size_t workspace_bytes;  // of `workspace`
+  void* workspace;                    // null: the library allocates what the plan asks for and frees it before it returns
+  size_t workspace_bytes;             // of `workspace`
   const tileloss_executor* executor;  // null: the built-in pool
   void* stream;                       // GPUs: the stream to enqueue on; null on the CPU
 } tileloss_run;
@@ -335,8 +337,8 @@ typedef struct tileloss_field {
   double minimum;        // inclusive, unless exclusive_minimum
   double maximum;        // inclusive
   int32_t exclusive_minimum;
-  int32_t has_absent;    // 1: default_value stands for "not given" and is itself accepted, in the range or not
-  const char* choices;   // "none|sum|mean"; null unless a choice
+  int32_t has_absent;   // 1: default_value stands for "not given" and is itself accepted, in the range or not
+  const char* choices;  // "none|sum|mean"; null unless a choice
 } tileloss_field;
 
 typedef struct tileloss_function_info {
@@ -345,7 +347,7 @@ typedef struct tileloss_function_info {
   size_t options_size;
   const tileloss_field* fields;
   int64_t num_fields;
-  int32_t is_loss;   // 1: has a loss and value_and_grad; 0: row outputs only
+  int32_t is_loss;  // 1: has a loss and value_and_grad; 0: row outputs only
   int32_t reserved;
 } tileloss_function_info;
 

@@ -43,11 +43,15 @@ Status call(const char* function, tileloss_pass pass, const tileloss_args* args,
     if (Status s = make_plan(problem, nullptr, given == nullptr ? nullptr : given->executor, &own); !s.ok()) return s;
     return run(problem, own, given);
   }
-  if (plan->struct_size != sizeof *plan) return expected("plan.struct_size", std::to_string(sizeof *plan), std::to_string(plan->struct_size));
+  if (plan->struct_size != sizeof *plan)
+    return expected("plan.struct_size", std::to_string(sizeof *plan), std::to_string(plan->struct_size));
   if (plan->fingerprint != fingerprint(problem) || plan->pass != pass || std::strcmp(plan->function, function) != 0) {
-    return {TILELOSS_PLAN_MISMATCH, std::string("plan: expected one made for this ") + function + " (same shapes, dtypes, strides and options), got one made for another call of " + plan->function};
+    return {TILELOSS_PLAN_MISMATCH, std::string("plan: expected one made for this ") + function +
+                                        " (same shapes, dtypes, strides and options), got one made for another call of " +
+                                        plan->function};
   }
-  if (!cpu::isa_supported(plan->isa)) return {TILELOSS_UNSUPPORTED, std::string("plan.isa: expected one that this machine has, got ") + cpu::isa_name(plan->isa)};
+  if (!cpu::isa_supported(plan->isa))
+    return {TILELOSS_UNSUPPORTED, std::string("plan.isa: expected one that this machine has, got ") + cpu::isa_name(plan->isa)};
   return run(problem, *plan, given);
 }
 
@@ -106,7 +110,8 @@ void tileloss_logprobs_options_init(tileloss_logprobs_options* options) { init_o
 void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options) { init_options("cross_entropy", options); }
 
 tileloss_status tileloss_make_plan(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options,
-                                   const tileloss_plan_options* plan_options, const tileloss_executor* executor, tileloss_plan* plan) {
+                                   const tileloss_plan_options* plan_options, const tileloss_executor* executor,
+                                   tileloss_plan* plan) {
   return guarded([&]() -> Status {
     Problem problem;
     if (Status s = make_problem(function, pass, args, options, &problem); !s.ok()) return s;
@@ -123,12 +128,12 @@ tileloss_status tileloss_logprobs(const tileloss_args* args, const tileloss_logp
                                   const tileloss_run* run) {
   return tileloss_call("logprobs", TILELOSS_FORWARD, args, options, plan, run);
 }
-tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options, const tileloss_plan* plan,
-                                           const tileloss_run* run) {
+tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                           const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("logprobs", TILELOSS_BACKWARD, args, options, plan, run);
 }
-tileloss_status tileloss_cross_entropy(const tileloss_args* args, const tileloss_cross_entropy_options* options, const tileloss_plan* plan,
-                                       const tileloss_run* run) {
+tileloss_status tileloss_cross_entropy(const tileloss_args* args, const tileloss_cross_entropy_options* options,
+                                       const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("cross_entropy", TILELOSS_FORWARD, args, options, plan, run);
 }
 tileloss_status tileloss_cross_entropy_backward(const tileloss_args* args, const tileloss_cross_entropy_options* options,
@@ -144,10 +149,18 @@ int64_t tileloss_function_count(void) { return static_cast<int64_t>(losses().siz
 
 tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info) {
   return guarded([&]() -> Status {
-    if (index < 0 || index >= tileloss_function_count()) return expected("index", "0 to " + std::to_string(tileloss_function_count() - 1), std::to_string(index));
-    if (info == nullptr || info->struct_size != sizeof *info) return expected("info", "struct_size = " + std::to_string(sizeof *info), "another");
+    if (index < 0 || index >= tileloss_function_count())
+      return expected("index", "0 to " + std::to_string(tileloss_function_count() - 1), std::to_string(index));
+    if (info == nullptr || info->struct_size != sizeof *info)
+      return expected("info", "struct_size = " + std::to_string(sizeof *info), "another");
     const RegisteredLoss& loss = losses()[static_cast<std::size_t>(index)];
-    *info = {sizeof *info, loss.info.name, loss.info.options_size, loss.fields.data(), static_cast<int64_t>(loss.fields.size()), loss.info.is_loss ? 1 : 0, 0};
+    *info = {sizeof *info,
+             loss.info.name,
+             loss.info.options_size,
+             loss.fields.data(),
+             static_cast<int64_t>(loss.fields.size()),
+             loss.info.is_loss ? 1 : 0,
+             0};
     return {};
   });
 }
@@ -155,7 +168,8 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
 tileloss_status tileloss_options_init(const char* function, void* options) {
   return guarded([&]() -> Status {
     const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
-    if (loss == nullptr) return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
+    if (loss == nullptr)
+      return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
     if (options == nullptr) return expected("options", "a pointer", "null");
     fill_defaults(*loss, options);
     return {};

@@ -1,10 +1,10 @@
 // Options structs through their field tables: defaults, ranges, identity.
+#include "api/options.h"
+
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <string_view>
-
-#include "api/options.h"
 
 namespace tileloss::api {
 namespace {

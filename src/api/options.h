@@ -14,7 +14,7 @@ namespace tileloss::api {
 class Fingerprint {
  public:
   template <class T>
-    requires std::is_arithmetic_v<T>
+  requires std::is_arithmetic_v<T>
   void add(T value) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(&value);
     for (std::size_t i = 0; i < sizeof value; ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3u;

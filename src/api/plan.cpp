@@ -33,14 +33,16 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns);
   const double width = p.storage == cpu::kStorageFloat32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.schedule != TILELOSS_SCHEDULE_STASH;
-  const double passes = (p.needs_forward ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) + (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
+  const double passes =
+      (p.needs_forward ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) + (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
   const double memory = elements * width * passes / kBytesPerSecond;
   const double exps = elements * (two_exps ? 2 : 1) / (kExpsPerSecond * plan.threads);
   return 1e3 * std::max(memory, exps);
 }
 
 Status check_wishes(const tileloss_plan_options& o) {
-  if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS) return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
+  if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
+    return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
   if (o.threads < 0 || o.threads > 1024) return expected("threads", "0 to 1024", to_string(o.threads));
   if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
   if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > cpu::kMaxVocabBlock) {
@@ -68,7 +70,8 @@ WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) {
   };
   w.targets = take(p.rows * 8);
   w.losses = take(p.rows * 8);
-  w.states = take(is_both(p) && plan.schedule == TILELOSS_SCHEDULE_SWEEPS ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  w.states =
+      take(is_both(p) && plan.schedule == TILELOSS_SCHEDULE_SWEEPS ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
   w.scratch = take(plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block));
   w.bytes = at;
   return w;
@@ -90,7 +93,8 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
     }
     std::memcpy(&wishes, given, given->struct_size);
   }
-  if (out == nullptr || out->struct_size != sizeof *out) return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
+  if (out == nullptr || out->struct_size != sizeof *out)
+    return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
   if (Status s = check_wishes(wishes); !s.ok()) return s;
   if (Status s = check_executor(executor); !s.ok()) return s;
   const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
@@ -103,7 +107,9 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   plan.isa = isa.isa;
   plan.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : kVocabBlock;
   plan.schedule = choose_schedule(p, wishes);
-  const std::int64_t available = wishes.threads > 0 ? wishes.threads : executor != nullptr ? executor->threads : cpu::default_threads();
+  const std::int64_t available = wishes.threads > 0    ? wishes.threads
+                                 : executor != nullptr ? executor->threads
+                                                       : cpu::default_threads();
   const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
   plan.row_block = wishes.row_block > 0 ? wishes.row_block : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
@@ -114,7 +120,8 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
     if (plan.schedule == TILELOSS_SCHEDULE_STASH) plan.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     plan.workspace_bytes = workspace_layout(p, plan).bytes;
     if (plan.workspace_bytes > wishes.workspace_bytes) {
-      return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) + ", got a budget of " + to_string(wishes.workspace_bytes)};
+      return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
+                                                ", got a budget of " + to_string(wishes.workspace_bytes)};
     }
   }
   plan.predicted_ms = predict_ms(p, plan);

@@ -16,7 +16,8 @@ struct WorkspaceLayout {
 
 WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
 
-Status make_plan(const Problem& problem, const tileloss_plan_options* options, const tileloss_executor* executor, tileloss_plan* plan);
+Status make_plan(const Problem& problem, const tileloss_plan_options* options, const tileloss_executor* executor,
+                 tileloss_plan* plan);
 
 Status check_executor(const tileloss_executor* executor);
 

@@ -54,16 +54,19 @@ Status check_matrix(const char* name, const tileloss_matrix& m) {
     return expected(std::string(name) + ".dtype", "float32, bfloat16 or float16", dtype_name(m.dtype));
   }
   if (m.device_type != TILELOSS_CPU) {
-    return {TILELOSS_UNSUPPORTED, std::string(name) + ".device_type: expected the CPU, the only device of this build, got " + to_string(m.device_type)};
+    return {TILELOSS_UNSUPPORTED,
+            std::string(name) + ".device_type: expected the CPU, the only device of this build, got " + to_string(m.device_type)};
   }
   if (m.rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(m.rows));
   if (m.cols < 1) return expected(std::string(name) + ".cols", ">= 1", to_string(m.cols));
-  if (m.cols > std::numeric_limits<std::int32_t>::max()) return expected(std::string(name) + ".cols", "< 2^31", to_string(m.cols));
+  if (m.cols > std::numeric_limits<std::int32_t>::max())
+    return expected(std::string(name) + ".cols", "< 2^31", to_string(m.cols));
   if (m.col_stride != 1 && m.cols > 1) return expected(std::string(name) + ".col_stride", "1", to_string(m.col_stride));
   if (m.row_stride < m.cols && m.rows > 1) {
     return expected(std::string(name) + ".row_stride", ">= cols = " + to_string(m.cols), to_string(m.row_stride));
   }
-  if (m.rows > 1 && !fits(m.rows, m.row_stride, m.dtype)) return expected(std::string(name), "less than 2^63 bytes", shape(m.rows, m.row_stride));
+  if (m.rows > 1 && !fits(m.rows, m.row_stride, m.dtype))
+    return expected(std::string(name), "less than 2^63 bytes", shape(m.rows, m.row_stride));
   return {};
 }
 
@@ -78,14 +81,17 @@ struct VectorRule {
 Status check_vector(const VectorRule& r) {
   const std::string name = r.name;
   if (r.v->dtype != r.dtype && r.v->dtype != r.other_dtype) {
-    const std::string wanted = r.dtype == r.other_dtype ? dtype_name(r.dtype) : std::string(dtype_name(r.dtype)) + " or " + dtype_name(r.other_dtype);
+    const std::string wanted =
+        r.dtype == r.other_dtype ? dtype_name(r.dtype) : std::string(dtype_name(r.dtype)) + " or " + dtype_name(r.other_dtype);
     return expected(name + ".dtype", wanted, dtype_name(r.v->dtype));
   }
-  if (r.v->device_type != TILELOSS_CPU) return expected(name + ".device_type", "the logits' device (CPU)", to_string(r.v->device_type));
+  if (r.v->device_type != TILELOSS_CPU)
+    return expected(name + ".device_type", "the logits' device (CPU)", to_string(r.v->device_type));
   if (r.v->size != r.size) return expected(name + ".size", to_string(r.size), to_string(r.v->size));
   if (r.is_output && r.size > 1 && r.v->stride == 0) return expected(name + ".stride", "not 0 for an output", "0");
   if (r.v->stride < 0) return expected(name + ".stride", ">= 0", to_string(r.v->stride));
-  if (!fits(r.size, r.v->stride, r.v->dtype)) return expected(name, "less than 2^63 bytes", to_string(r.size) + " * " + to_string(r.v->stride));
+  if (!fits(r.size, r.v->stride, r.v->dtype))
+    return expected(name, "less than 2^63 bytes", to_string(r.size) + " * " + to_string(r.v->stride));
   return {};
 }
 
@@ -133,7 +139,8 @@ Status check_vectors(const Problem& p) {
       {"loss", &a.loss, p.loss->info.is_loss},
   };
   for (const auto& u : uses) {
-    if (present(*u.v) && !u.accepted) return expected(u.name, std::string("none: ") + p.loss->info.name + " does not take it", "a vector");
+    if (present(*u.v) && !u.accepted)
+      return expected(u.name, std::string("none: ") + p.loss->info.name + " does not take it", "a vector");
   }
   return {};
 }
@@ -141,7 +148,8 @@ Status check_vectors(const Problem& p) {
 Status check_row_state(const Problem& p, bool is_input, bool needs_entropy) {
   const tileloss_row_state& s = p.args.row_state;
   if (s.rows != p.rows) return expected("row_state.rows", to_string(p.rows), to_string(s.rows));
-  if (s.device_type != TILELOSS_CPU) return expected("row_state.device_type", "the logits' device (CPU)", to_string(s.device_type));
+  if (s.device_type != TILELOSS_CPU)
+    return expected("row_state.device_type", "the logits' device (CPU)", to_string(s.device_type));
   if (is_input && (s.max == nullptr || s.sum == nullptr || s.target == nullptr) && p.rows > 0) {
     return expected("row_state", "max, sum and target, saved by a forward", "a null array");
   }
@@ -171,7 +179,8 @@ std::uint32_t state_sums(const tileloss_row_state& s) {
 Status resolve_vocabulary(Problem& p) {
   const tileloss_logit_options& o = p.logit;
   if (p.total_columns > 0) {
-    if (o.valid_vocab > p.total_columns) return expected("valid_vocab", "<= the logits' columns = " + to_string(p.total_columns), to_string(o.valid_vocab));
+    if (o.valid_vocab > p.total_columns)
+      return expected("valid_vocab", "<= the logits' columns = " + to_string(p.total_columns), to_string(o.valid_vocab));
     p.columns = o.valid_vocab < 0 ? p.total_columns : o.valid_vocab;
   }
   if (o.vocab_total < 0 && p.columns == 0) return expected("vocab_total", "the number of classes, as there are no logits", "-1");
@@ -197,14 +206,17 @@ Status resolve_matrices(Problem& p) {
   if (Status s = check_matrix("logits", a.logits); !s.ok()) return s;
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
-  p.storage = a.logits.dtype == TILELOSS_FLOAT32 ? cpu::kStorageFloat32 : a.logits.dtype == TILELOSS_BFLOAT16 ? cpu::kStorageBfloat16 : cpu::kStorageFloat16;
+  p.storage = a.logits.dtype == TILELOSS_FLOAT32    ? cpu::kStorageFloat32
+              : a.logits.dtype == TILELOSS_BFLOAT16 ? cpu::kStorageBfloat16
+                                                    : cpu::kStorageFloat16;
   if (p.pass == TILELOSS_FORWARD) {
     if (present(a.dlogits)) return expected("dlogits", "none in a forward", "a matrix");
     return {};
   }
   if (!present(a.dlogits)) return expected("dlogits", "a matrix like the logits", "none");
   if (Status s = check_matrix("dlogits", a.dlogits); !s.ok()) return s;
-  if (a.dlogits.dtype != a.logits.dtype) return expected("dlogits.dtype", std::string("the logits', ") + dtype_name(a.logits.dtype), dtype_name(a.dlogits.dtype));
+  if (a.dlogits.dtype != a.logits.dtype)
+    return expected("dlogits.dtype", std::string("the logits', ") + dtype_name(a.logits.dtype), dtype_name(a.dlogits.dtype));
   if (a.dlogits.rows != a.logits.rows || a.dlogits.cols != a.logits.cols) {
     return expected("dlogits", "the logits' shape " + shape(a.logits.rows, a.logits.cols), shape(a.dlogits.rows, a.dlogits.cols));
   }
@@ -218,8 +230,9 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   const bool state_is_input = p.pass == TILELOSS_FROM_ROW_STATE || (p.pass == TILELOSS_BACKWARD && given_state);
   if (p.pass == TILELOSS_FROM_ROW_STATE && !given_state) return expected("row_state", "the merged state", "none");
   const bool wants_value = p.pass != TILELOSS_BACKWARD;
-  const std::uint32_t needed = (wants_value ? output_sums(a) | (p.loss->info.is_loss && present(a.loss) ? forward_sums : 0u) : 0u) |
-                               (p.pass == TILELOSS_BACKWARD || p.pass == TILELOSS_VALUE_AND_GRAD ? backward_sums : 0u);
+  const std::uint32_t needed =
+      (wants_value ? output_sums(a) | (p.loss->info.is_loss && present(a.loss) ? forward_sums : 0u) : 0u) |
+      (p.pass == TILELOSS_BACKWARD || p.pass == TILELOSS_VALUE_AND_GRAD ? backward_sums : 0u);
   p.needs_backward = p.pass == TILELOSS_BACKWARD || p.pass == TILELOSS_VALUE_AND_GRAD;
   p.needs_forward = !state_is_input;
   p.sums = needed;
@@ -228,15 +241,21 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
     if (!state_is_input) p.sums |= state_sums(a.row_state);
     const std::uint32_t missing = state_is_input ? needed & ~state_sums(a.row_state) : 0u;
     if (missing != 0 && p.rows > 0) {
-      return expected("row_state", "the arrays that these outputs need (collision_sum for log_sum_sq_probs, smoothing_sum for label_smoothing and mean_logit, argmax)", "a null array");
+      return expected("row_state",
+                      "the arrays that these outputs need (collision_sum for log_sum_sq_probs, smoothing_sum for label_smoothing "
+                      "and mean_logit, argmax)",
+                      "a null array");
     }
   }
   if ((p.sums & kSmoothingSum) != 0 && present(a.mean_logit) && present(a.class_weights)) {
     return expected("mean_logit", "none together with class_weights", "a vector");
   }
-  if (p.is_shard && p.needs_forward && (p.needs_backward || present(a.loss) || output_sums(a) != 0 || present(a.logp) || present(a.lse))) {
-    return expected("vocab_total", "the columns of the logits: a shard alone gives only its row_state (merge, then use from_row_state or backward)",
-                    to_string(p.classes));
+  if (p.is_shard && p.needs_forward &&
+      (p.needs_backward || present(a.loss) || output_sums(a) != 0 || present(a.logp) || present(a.lse))) {
+    return expected(
+        "vocab_total",
+        "the columns of the logits: a shard alone gives only its row_state (merge, then use from_row_state or backward)",
+        to_string(p.classes));
   }
   return {};
 }
@@ -266,7 +285,8 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
     std::size_t given = 0;
     std::memcpy(&given, options, sizeof given);
     if (given < sizeof(CommonOptions) || given > p.options.size()) {
-      return expected("options.struct_size", "that of " + std::string(function) + "'s options, " + to_string(p.options.size()), to_string(given));
+      return expected("options.struct_size", "that of " + std::string(function) + "'s options, " + to_string(p.options.size()),
+                      to_string(given));
     }
     std::memcpy(p.options.data() + sizeof given, static_cast<const std::byte*>(options) + sizeof given, given - sizeof given);
   }
@@ -279,7 +299,8 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   LossContext context;
   context.options = p.options.data();
   static const float kOne = 1;  // presence is all that the demand for sums depends on
-  if (present(p.args.entropy_grad)) context.entropy_grad = RowInput(tileloss_vector{const_cast<float*>(&kOne), 1, 0, TILELOSS_FLOAT32, TILELOSS_CPU, 0, 0}, 0);
+  if (present(p.args.entropy_grad))
+    context.entropy_grad = RowInput(tileloss_vector{const_cast<float*>(&kOne), 1, 0, TILELOSS_FLOAT32, TILELOSS_CPU, 0, 0}, 0);
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   return resolve_passes(p, stage->forward_sums(), stage->backward_sums());
 }
@@ -291,11 +312,21 @@ Status check_data(const Problem& p) {
     if (present(a.loss) && a.loss.size > 0 && a.loss.data == nullptr) return expected("loss.data", "a pointer", "null");
     return {};
   }
-  const std::pair<const char*, const tileloss_vector*> vectors[] = {
-      {"labels", &a.labels}, {"token_weights", &a.token_weights}, {"class_weights", &a.class_weights}, {"loss_grad", &a.loss_grad},
-      {"logp_grad", &a.logp_grad}, {"lse_grad", &a.lse_grad}, {"entropy_grad", &a.entropy_grad}, {"loss", &a.loss}, {"logp", &a.logp},
-      {"lse", &a.lse}, {"entropy", &a.entropy}, {"argmax", &a.argmax}, {"correct", &a.correct},
-      {"log_sum_sq_probs", &a.log_sum_sq_probs}, {"mean_logit", &a.mean_logit}};
+  const std::pair<const char*, const tileloss_vector*> vectors[] = {{"labels", &a.labels},
+                                                                    {"token_weights", &a.token_weights},
+                                                                    {"class_weights", &a.class_weights},
+                                                                    {"loss_grad", &a.loss_grad},
+                                                                    {"logp_grad", &a.logp_grad},
+                                                                    {"lse_grad", &a.lse_grad},
+                                                                    {"entropy_grad", &a.entropy_grad},
+                                                                    {"loss", &a.loss},
+                                                                    {"logp", &a.logp},
+                                                                    {"lse", &a.lse},
+                                                                    {"entropy", &a.entropy},
+                                                                    {"argmax", &a.argmax},
+                                                                    {"correct", &a.correct},
+                                                                    {"log_sum_sq_probs", &a.log_sum_sq_probs},
+                                                                    {"mean_logit", &a.mean_logit}};
   for (const auto& [name, v] : vectors) {
     if (present(*v) && v->data == nullptr) return expected(std::string(name) + ".data", "a pointer", "null");
   }
@@ -304,13 +335,17 @@ Status check_data(const Problem& p) {
   if (a.dlogits.data == nullptr) return expected("dlogits.data", "a pointer", "null");
   if (a.dlogits.data == a.logits.data) {
     if (a.dlogits.row_stride != a.logits.row_stride && p.rows > 1) {
-      return expected("dlogits.row_stride", "the logits', " + to_string(a.logits.row_stride) + ", when it is written over them", to_string(a.dlogits.row_stride));
+      return expected("dlogits.row_stride", "the logits', " + to_string(a.logits.row_stride) + ", when it is written over them",
+                      to_string(a.dlogits.row_stride));
     }
     return {};
   }
-  const auto extent = [&](const tileloss_matrix& m) { return static_cast<std::uintptr_t>(((p.rows - 1) * m.row_stride + m.cols) * element_bytes(m.dtype)); };
+  const auto extent = [&](const tileloss_matrix& m) {
+    return static_cast<std::uintptr_t>(((p.rows - 1) * m.row_stride + m.cols) * element_bytes(m.dtype));
+  };
   const auto x = reinterpret_cast<std::uintptr_t>(a.logits.data), dx = reinterpret_cast<std::uintptr_t>(a.dlogits.data);
-  if (x < dx + extent(a.dlogits) && dx < x + extent(a.logits)) return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
+  if (x < dx + extent(a.dlogits) && dx < x + extent(a.logits))
+    return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
   return {};
 }
 
@@ -326,8 +361,9 @@ std::uint64_t fingerprint(const Problem& p) {
     h.add(m->row_stride);
   }
   const tileloss_args& a = p.args;
-  for (const tileloss_vector* v : {&a.labels, &a.token_weights, &a.class_weights, &a.loss_grad, &a.logp_grad, &a.lse_grad, &a.entropy_grad,
-                                   &a.loss, &a.logp, &a.lse, &a.entropy, &a.argmax, &a.correct, &a.log_sum_sq_probs, &a.mean_logit}) {
+  for (const tileloss_vector* v :
+       {&a.labels, &a.token_weights, &a.class_weights, &a.loss_grad, &a.logp_grad, &a.lse_grad, &a.entropy_grad, &a.loss, &a.logp,
+        &a.lse, &a.entropy, &a.argmax, &a.correct, &a.log_sum_sq_probs, &a.mean_logit}) {
     h.add(v->dtype);
     if (!present(*v)) continue;
     h.add(v->size);

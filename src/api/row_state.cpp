@@ -1,20 +1,23 @@
 // The row state's monoid over arrays.
+#include "core/row_state.h"
+
 #include <string>
 
 #include "api/row_arrays.h"
 #include "api/status.h"
-#include "core/row_state.h"
 
 namespace tileloss::api {
 namespace {
 
 Status check(const char* name, const tileloss_row_state* s) {
-  if (s == nullptr || s->struct_size != sizeof *s) return expected(name, "a struct from tileloss_row_state_init", s == nullptr ? "null" : "another size");
+  if (s == nullptr || s->struct_size != sizeof *s)
+    return expected(name, "a struct from tileloss_row_state_init", s == nullptr ? "null" : "another size");
   if (s->rows < 0) return expected(std::string(name) + ".rows", ">= 0", std::to_string(s->rows));
   if (s->rows > 0 && (s->max == nullptr || s->sum == nullptr || s->target == nullptr)) {
     return expected(name, "the arrays max, sum and target", "a null one");
   }
-  if (s->device_type != TILELOSS_CPU) return expected(std::string(name) + ".device_type", "the CPU", std::to_string(s->device_type));
+  if (s->device_type != TILELOSS_CPU)
+    return expected(std::string(name) + ".device_type", "the CPU", std::to_string(s->device_type));
   return {};
 }
 

@@ -71,7 +71,9 @@ class Rows final : public cpu::RowVisitor {
     return g;
   }
 
-  RowState saved_state(std::int64_t i) const override { return states_ != nullptr ? states_[i] : load_row(problem_.args.row_state, i); }
+  RowState saved_state(std::int64_t i) const override {
+    return states_ != nullptr ? states_[i] : load_row(problem_.args.row_state, i);
+  }
 
   void begin_second_sweep() { is_second_sweep_ = true; }
 
@@ -127,8 +129,9 @@ Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* tar
     }
     const std::int64_t label = labels[i];
     if (label < 0 || label >= p.classes) {
-      return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + to_string(i) + "]: expected 0 <= label < " + to_string(p.classes) + " or ignore_index " +
-                                               to_string(p.logit.ignore_index) + ", got " + to_string(label)};
+      return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + to_string(i) + "]: expected 0 <= label < " + to_string(p.classes) +
+                                               " or ignore_index " + to_string(p.logit.ignore_index) + ", got " +
+                                               to_string(label)};
     }
     const std::int64_t column = label - p.logit.vocab_start;
     targets[i] = column >= 0 && column < p.columns ? column : cpu::kTargetElsewhere;
@@ -136,7 +139,8 @@ Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* tar
   return {};
 }
 
-cpu::SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossContext& context, const std::int64_t* targets, std::byte* scratch) {
+cpu::SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossContext& context, const std::int64_t* targets,
+                       std::byte* scratch) {
   cpu::SweepJob job;
   job.kernels = &cpu::kernels(plan.isa);
   job.storage = p.storage;
@@ -148,9 +152,11 @@ cpu::SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossCo
   job.dlogits = p.needs_backward ? p.args.dlogits.data : nullptr;
   job.dlogits_stride = p.args.dlogits.row_stride;
   job.from_saved_state = !p.needs_forward;
-  job.transform = LogitTransform::make(p.logit.logit_scale, p.logit.softcap, context.temperature_on_logprob ? 1.0 : context.temperature);
+  job.transform =
+      LogitTransform::make(p.logit.logit_scale, p.logit.softcap, context.temperature_on_logprob ? 1.0 : context.temperature);
   job.sums = p.sums;
-  if (p.args.class_weights.data != nullptr) job.class_weights = static_cast<const float*>(p.args.class_weights.data) + p.logit.vocab_start;
+  if (p.args.class_weights.data != nullptr)
+    job.class_weights = static_cast<const float*>(p.args.class_weights.data) + p.logit.vocab_start;
   job.targets = targets;
   job.schedule = plan.schedule;
   job.threads = plan.threads;
@@ -175,13 +181,15 @@ void write_loss(const Problem& p, const double* losses) {
 
 Status check_workspace(const tileloss_run* given, const tileloss_plan& plan) {
   if (given == nullptr) return {};
-  if (given->struct_size != sizeof *given) return expected("run.struct_size", to_string(sizeof *given), to_string(given->struct_size));
+  if (given->struct_size != sizeof *given)
+    return expected("run.struct_size", to_string(sizeof *given), to_string(given->struct_size));
   if (Status s = check_executor(given->executor); !s.ok()) return s;
   if (given->workspace == nullptr) return {};
-  if (reinterpret_cast<std::uintptr_t>(given->workspace) % 64 != 0) return expected("workspace", "64-byte alignment", "a pointer without it");
+  if (reinterpret_cast<std::uintptr_t>(given->workspace) % 64 != 0)
+    return expected("workspace", "64-byte alignment", "a pointer without it");
   if (given->workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
-    return {TILELOSS_WORKSPACE_TOO_SMALL,
-            "workspace_bytes: expected at least the plan's " + to_string(plan.workspace_bytes) + ", got " + to_string(given->workspace_bytes)};
+    return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least the plan's " + to_string(plan.workspace_bytes) +
+                                              ", got " + to_string(given->workspace_bytes)};
   }
   return {};
 }

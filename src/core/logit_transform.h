@@ -48,7 +48,6 @@ struct LogitTransform {
     const double c = __builtin_cosh(exact_inner * x);
     return scale / (c * c);
   }
-
 };
 
 }  // namespace tileloss

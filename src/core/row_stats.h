@@ -11,11 +11,11 @@ namespace tileloss {
 
 struct RowStats {
   double max = 0;
-  double sum = 0;       // S, the label's term included
-  double log_sum = 0;   // log S
-  double lse = 0;       // max + log S
-  double logp = 0;      // of the label
-  double p = 0;         // of the label
+  double sum = 0;      // S, the label's term included
+  double log_sum = 0;  // log S
+  double lse = 0;      // max + log S
+  double logp = 0;     // of the label
+  double p = 0;        // of the label
   double one_minus_p = 0;
   double entropy = 0;           // if kEntropySum was asked for
   double log_sum_sq_probs = 0;  // if kCollisionSum

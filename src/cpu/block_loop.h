@@ -1,10 +1,10 @@
 // The loop over one block of columns, written once for every instruction set (Simd), storage type (T) and logit transform.
 //
 // Cost model, bfloat16, AVX-512, 16 elements: the exponent 1 fma, exp 5 fma and 5 on the adder's side, sum, maximum and unpacking
-// 2; backward from the stash 1 fma and 1.3 for the conversion. Zen 4 starts at most one 512-bit operation a cycle on each side, so
-// 6 to 7 cycles. A row's chain of 11 dependent operations takes 45 cycles, more than the schedulers' 64 entries can look ahead:
-// hence the software pipeline, which reduces the exponents of one pair of vectors while the polynomial of the pair before is
-// evaluated (forward 20.6 ms against 22.3 for 311 M elements on two cores, the whole step from cache 26.2 against 28.0).
+// 2; backward from the stash 1 fma and 1.3 for the conversion. Zen 4 starts at most one 512-bit operation a cycle on each side,
+// so 6 to 7 cycles. A row's chain of 11 dependent operations takes 45 cycles, more than the schedulers' 64 entries can look
+// ahead: hence the software pipeline, which reduces the exponents of one pair of vectors while the polynomial of the pair before
+// is evaluated (forward 20.6 ms against 22.3 for 311 M elements on two cores, the whole step from cache 26.2 against 28.0).
 //
 // Everything here is a template over Simd, so that no symbol is shared between instruction sets.
 #ifndef TILELOSS_CPU_BLOCK_LOOP_H_
@@ -12,8 +12,8 @@
 
 #include <cstdint>
 
-#include "core/row_state.h"
 #include "core/logit_transform.h"
+#include "core/row_state.h"
 #include "cpu/transforms.h"
 
 namespace tileloss::cpu {
@@ -84,8 +84,8 @@ struct BlockLoop {
   struct Block {
     Transform transform;
     typename Simd::Scale scale;  // exponent = scale * u - offset
-    const T* x = nullptr;    // forward
-    std::int64_t hole = -1;  // forward: the target's column, which counts for the maximum only
+    const T* x = nullptr;        // forward
+    std::int64_t hole = -1;      // forward: the target's column, which counts for the maximum only
     float* stash = nullptr;
     F offset;
     const T* previous_x = nullptr;
@@ -94,8 +94,7 @@ struct BlockLoop {
     const float* class_weights = nullptr;
     F max_offset, prob, prob_logp, uniform;
 
-    explicit Block(const LogitTransform& t)
-        : transform(t), scale(t.exponent_scale, t.exact_exponent_scale) {
+    explicit Block(const LogitTransform& t) : transform(t), scale(t.exponent_scale, t.exact_exponent_scale) {
       offset = max_offset = prob = prob_logp = uniform = Simd::set(0);
     }
   };
@@ -113,7 +112,8 @@ struct BlockLoop {
     out.t = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
     out.n = {Simd::round(out.t.a), Simd::round(out.t.b)};
     if constexpr (kFine) {
-      out.r = {Simd::fine_remainder(u.a, b.scale, offset, out.t.a, out.n.a), Simd::fine_remainder(u.b, b.scale, offset, out.t.b, out.n.b)};
+      out.r = {Simd::fine_remainder(u.a, b.scale, offset, out.t.a, out.n.a),
+               Simd::fine_remainder(u.b, b.scale, offset, out.t.b, out.n.b)};
     } else {
       out.r = {Simd::sub(out.t.a, out.n.a), Simd::sub(out.t.b, out.n.b)};
     }
@@ -137,7 +137,8 @@ struct BlockLoop {
   }
 
   template <Features kF, bool kMasked, class Transform>
-  [[gnu::always_inline]] static void complete(const Block<Transform>& b, std::int64_t i, int n, const Reduced& in, Accumulators& acc) {
+  [[gnu::always_inline]] static void complete(const Block<Transform>& b, std::int64_t i, int n, const Reduced& in,
+                                              Accumulators& acc) {
     Pair e = exp2(in);
     if constexpr (kMasked) e = Simd::keep(e, n, static_cast<int>(b.hole - i), b.x);
     acc.template add<kF>(0, in.t.a, e.a);
@@ -191,11 +192,11 @@ struct BlockLoop {
 
   // ------------------------------------------------------------------------------------------------------------- the loops
 
-  // The pair at i: the backward half, then the forward half, whose exponents were reduced before. The old stash is read before the
-  // new one is written.
+  // The pair at i: the backward half, then the forward half, whose exponents were reduced before. The old stash is read before
+  // the new one is written.
   template <Features kF, class Transform>
-  [[gnu::always_inline]] static void finish_pair(const Block<Transform>& b, std::int64_t i, [[maybe_unused]] const Reduced& reduced,
-                                                 Accumulators& acc) {
+  [[gnu::always_inline]] static void finish_pair(const Block<Transform>& b, std::int64_t i,
+                                                 [[maybe_unused]] const Reduced& reduced, Accumulators& acc) {
     if constexpr (kF.backward) store_gradient<kF>(b.dx + i, backward<kF, false>(b, i, kPair));
     if constexpr (kF.forward) complete<kF, false>(b, i, kPair, reduced, acc);
   }
@@ -203,7 +204,8 @@ struct BlockLoop {
   // Columns [begin, end), a multiple of kStep. Two pairs take turns: one is reduced while the other is finished. (Two groups of 4
   // vectors need more than 32 registers: 32.8 ms for a step against 27.2.)
   template <Features kF, class Transform>
-  [[gnu::noinline]] static void full_steps(const Block<Transform>& block, std::int64_t begin, std::int64_t end, Accumulators& out) {
+  [[gnu::noinline]] static void full_steps(const Block<Transform>& block, std::int64_t begin, std::int64_t end,
+                                           Accumulators& out) {
     if (begin >= end) return;
     const Block<Transform> b = block;
     Accumulators acc;

@@ -45,7 +45,7 @@ struct SweepJob {
   bool from_saved_state = false;
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
-  const float* class_weights = nullptr;  // of column 0; null: 1
+  const float* class_weights = nullptr;   // of column 0; null: 1
   const std::int64_t* targets = nullptr;  // [rows] column of the label, kIgnoredRow or kTargetElsewhere
   tileloss_schedule schedule = TILELOSS_SCHEDULE_SWEEPS;
   int threads = 1;

@@ -39,20 +39,23 @@ int quota_threads(int otherwise) {
 // arrives after the work is done finds nothing to do and nothing freed.
 class Job {
  public:
-  Job(std::int64_t count, tileloss_task task, void* data, std::int64_t helpers) : count_(count), task_(task), data_(data), users_(helpers + 1) {}
+  Job(std::int64_t count, tileloss_task task, void* data, std::int64_t helpers)
+      : count_(count), task_(task), data_(data), users_(helpers + 1) {}
 
   static void help(void* job, std::int64_t) {
     static_cast<Job*>(job)->work();
     static_cast<Job*>(job)->leave();
   }
   void work() {
-    for (std::int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
+    for (std::int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count_;
+         i = next_.fetch_add(1, std::memory_order_relaxed)) {
       task_(data_, i);
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) done_.notify_all();
     }
   }
   void wait() {
-    for (std::int64_t done = done_.load(std::memory_order_acquire); done != count_; done = done_.load(std::memory_order_acquire)) {
+    for (std::int64_t done = done_.load(std::memory_order_acquire); done != count_;
+         done = done_.load(std::memory_order_acquire)) {
       done_.wait(done, std::memory_order_acquire);
     }
   }

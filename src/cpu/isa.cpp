@@ -68,14 +68,16 @@ const KernelTable& kernels(tileloss_isa isa) { return *find(isa)->kernels; }
 IsaChoice choose_isa(tileloss_isa wanted) {
   if (wanted != TILELOSS_ISA_AUTO) {
     if (isa_supported(wanted)) return {wanted, ""};
-    return {TILELOSS_ISA_AUTO, std::string("isa: expected one that this build and machine have (") + supported_names() + "), got " + isa_name(wanted)};
+    return {TILELOSS_ISA_AUTO, std::string("isa: expected one that this build and machine have (") + supported_names() +
+                                   "), got " + isa_name(wanted)};
   }
   const char* forced = std::getenv("TILELOSS_ISA");
   for (const Isa& candidate : kIsas) {
     const bool is_wanted = forced == nullptr || *forced == '\0' || std::string_view(forced) == candidate.name;
     if (is_wanted && candidate.is_present()) return {candidate.id, ""};
   }
-  return {TILELOSS_ISA_AUTO, std::string("TILELOSS_ISA: expected one that this build and machine have (") + supported_names() + "), got \"" + forced + "\""};
+  return {TILELOSS_ISA_AUTO, std::string("TILELOSS_ISA: expected one that this build and machine have (") + supported_names() +
+                                 "), got \"" + forced + "\""};
 }
 
 }  // namespace tileloss::cpu

@@ -17,8 +17,8 @@ inline constexpr double kMaxLag = 6;
 // Forward of one row: logits -> row state, and 2^(z log2(e) - reference) of every column into the stash if there is one.
 struct ForwardRow {
   const void* x = nullptr;
-  std::int64_t columns = 0;        // valid columns
-  std::int64_t target = -1;        // column of the label; -1: in another shard
+  std::int64_t columns = 0;  // valid columns
+  std::int64_t target = -1;  // column of the label; -1: in another shard
   std::int64_t vocab_block = 0;
   LogitTransform transform;
   std::uint32_t sums = kNoSums;

@@ -1,4 +1,5 @@
-// Scratch for one call, on huge pages when it is large: the stash of a row is 600 KB, and walking it on 4 KB pages costs TLB misses.
+// Scratch for one call, on huge pages when it is large: the stash of a row is 600 KB, and walking it on 4 KB pages costs TLB
+// misses.
 #ifndef TILELOSS_CPU_SCRATCH_MEMORY_H_
 #define TILELOSS_CPU_SCRATCH_MEMORY_H_
 

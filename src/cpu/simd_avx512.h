@@ -29,10 +29,13 @@ struct Simd {
   // A factor in two parts, for product_error.
   struct Factor {
     F value, low;
-    explicit Factor(double exact) : value(set(static_cast<float>(exact))), low(set(static_cast<float>(exact - static_cast<float>(exact)))) {}
+    explicit Factor(double exact)
+        : value(set(static_cast<float>(exact))), low(set(static_cast<float>(exact - static_cast<float>(exact)))) {}
   };
   // What rounding lost in product = x * factor.
-  static F product_error(F x, const Factor& factor, F product) { return fma(x, factor.low, _mm512_fmsub_ps(x, factor.value, product)); }
+  static F product_error(F x, const Factor& factor, F product) {
+    return fma(x, factor.low, _mm512_fmsub_ps(x, factor.value, product));
+  }
 
   static F set(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -62,7 +65,8 @@ struct Simd {
   }
   // False if any is NaN.
   static bool all_abs_at_most(Pair x, float limit) {
-    return (_mm512_cmp_ps_mask(abs(x.a), set(limit), _CMP_LE_OQ) & _mm512_cmp_ps_mask(abs(x.b), set(limit), _CMP_LE_OQ)) == 0xffff;
+    return (_mm512_cmp_ps_mask(abs(x.a), set(limit), _CMP_LE_OQ) & _mm512_cmp_ps_mask(abs(x.b), set(limit), _CMP_LE_OQ)) ==
+           0xffff;
   }
 
   // ------------------------------------------------------------------------------------------------------------ exponents
@@ -73,19 +77,21 @@ struct Simd {
   static double effective_offset(float offset, float) { return offset; }
 
   static F round(F t) { return _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // (x * scale - offset) * (1 + correction) - n, for t = x * scale - offset: nothing is rounded at t's size, as offset + n is exact.
+  // (x * scale - offset) * (1 + correction) - n, for t = x * scale - offset: nothing is rounded at t's size, as offset + n is
+  // exact.
   static F fine_remainder(F x, const Scale& s, F offset, F t, F n) {
     return fma(t, s.correction, _mm512_fmsub_ps(x, s.scale, add(offset, n)));
   }
   // 0 below 2^-126 (the task's control word flushes what is less), also for n = -inf.
   static F scale_by_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
 
-  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree 6,
-  // kFine: 2e-9.
+  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree
+  // 6, kFine: 2e-9.
   template <bool kFine>
   [[gnu::always_inline]] static Pair exp2_polynomial(Pair r) {
     constexpr float kDegree5[] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1};
-    constexpr float kDegree6[] = {0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
+    constexpr float kDegree6[] = {
+        0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
     const float* c = kFine ? kDegree6 : kDegree5;
     Pair p = {set(c[0]), set(c[0])};
     for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
@@ -136,7 +142,8 @@ struct Simd {
 
   // The first n < kPair elements, `fill` (0 or -inf) elsewhere. Reads nothing beyond.
   static Pair load_raw_partial(const float* p, int n, float fill) {
-    return {_mm512_mask_loadu_ps(set(fill), low_mask16(n), p), _mm512_mask_loadu_ps(set(fill), low_mask16(n - kLanes), p + kLanes)};
+    return {_mm512_mask_loadu_ps(set(fill), low_mask16(n), p),
+            _mm512_mask_loadu_ps(set(fill), low_mask16(n - kLanes), p + kLanes)};
   }
   template <class T>
   static __m512i load_raw_partial(const T* p, int n, float fill) {
@@ -144,9 +151,7 @@ struct Simd {
     return _mm512_mask_loadu_epi16(_mm512_set1_epi16(static_cast<short>(bits.bits)), low_mask32(n), p);
   }
 
-  static __m512i pack(Pair v, const Bfloat16*) {
-    return round_bf16(v);
-  }
+  static __m512i pack(Pair v, const Bfloat16*) { return round_bf16(v); }
   static __m512i pack(Pair v, const Float16*) {
     const __m256i lo = _mm512_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
     const __m256i hi = _mm512_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
@@ -190,7 +195,8 @@ struct Simd {
     const Pair index = to_order_of(Pair{lanes, add(lanes, set(kLanes))}, static_cast<const T*>(nullptr));
     const F limit = set(static_cast<float>(n)), out = set(static_cast<float>(hole));
     const auto kept = [&](F i) { return _mm512_cmp_ps_mask(i, limit, _CMP_LT_OQ) & _mm512_cmp_ps_mask(i, out, _CMP_NEQ_OQ); };
-    return {_mm512_maskz_mov_ps(static_cast<__mmask16>(kept(index.a)), v.a), _mm512_maskz_mov_ps(static_cast<__mmask16>(kept(index.b)), v.b)};
+    return {_mm512_maskz_mov_ps(static_cast<__mmask16>(kept(index.a)), v.a),
+            _mm512_maskz_mov_ps(static_cast<__mmask16>(kept(index.b)), v.b)};
   }
 
   static float to_float(float x) { return x; }
@@ -209,7 +215,8 @@ struct Simd {
   static Pair to_order_of(Pair v, const Float16*) { return v; }
   static Pair to_order_of(Pair v, const Bfloat16*) {  // even elements, odd elements
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    return {_mm512_permutex2var_ps(v.a, even, v.b), _mm512_permutex2var_ps(v.a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), v.b)};
+    return {_mm512_permutex2var_ps(v.a, even, v.b),
+            _mm512_permutex2var_ps(v.a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), v.b)};
   }
 
   static __mmask16 low_mask16(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }

@@ -91,12 +91,13 @@ struct Simd {
     return as_float(e & ~reinterpret(is_tiny));
   }
 
-  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree 6,
-  // kFine: 2e-9.
+  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree
+  // 6, kFine: 2e-9.
   template <bool kFine>
   [[gnu::always_inline]] static Pair exp2_polynomial(Pair r) {
     constexpr float kDegree5[] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1};
-    constexpr float kDegree6[] = {0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
+    constexpr float kDegree6[] = {
+        0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
     const float* c = kFine ? kDegree6 : kDegree5;
     Pair p = {set(c[0]), set(c[0])};
     for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};

@@ -73,8 +73,8 @@ class Sweeps {
     return Simd::reduce_max(Simd::max(m0, m1));
   }
 
-  // sum_j c_j (z_j log2(e) - reference) of a block, and the sum of its c_j. A loop of its own, over logits that lie in L1: the target is
-  // in here, and -inf must stay -inf.
+  // sum_j c_j (z_j log2(e) - reference) of a block, and the sum of its c_j. A loop of its own, over logits that lie in L1: the
+  // target is in here, and -inf must stay -inf.
   template <class Transform>
   static void smoothing_block(const Block<Transform>& b, const float* weights, std::int64_t n, Running& r) {
     const T* x = b.x;
@@ -210,6 +210,40 @@ class Sweeps {
       forward_block<Transform>(row, previous, start, n, r);
       if (row.references != nullptr) row.references[index] = r.reference;
     }
+    if (is_extreme(row.transform, r.raw_max)) {
+      forward_extreme(row, r);
+    } else {
+      finish(row, r);
+    }
+  }
+
+  // |z| log2(e) beyond 2^126: a maximum of 2.3e38, such as a row that is masked with the lowest finite number throughout.
+  static bool is_extreme(const LogitTransform& t, float x) {
+    return !(t.softcap > 0) && __builtin_isfinite(x) && __builtin_fabs(static_cast<double>(t.exponent_scale) * x) > 0x1p126;
+  }
+
+  // The forward of such a row, whose maximum the usual one has found: once more, with exponents (x - maximum) * scale.
+  [[gnu::cold]] static void forward_extreme(ForwardRow& row, const Running& seen) {
+    Running r;
+    r.raw_max = seen.raw_max;
+    r.max_start = seen.max_start;
+    r.reference = log2e(row.transform) * row.transform.value(r.raw_max);
+    std::int64_t index = 0;
+    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
+      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
+      Block<Centered<Simd>> b(row.transform);
+      b.transform.center = Simd::set(r.raw_max);
+      b.x = static_cast<const T*>(row.x) + start;
+      if (row.target >= start && row.target < start + n) b.hole = row.target - start;
+      if (row.stash != nullptr) {
+        b.stash = row.stash + start;
+        row.references[index] = r.reference;
+        forward_only<true>(b, n, row.sums, r, nullptr);
+      } else {
+        forward_only<false>(b, n, row.sums, r, nullptr);
+      }
+      if (row.sums & kSmoothingSum) smoothing_block(b, row.class_weights == nullptr ? nullptr : row.class_weights + start, n, r);
+    }
     finish(row, r);
   }
 
@@ -304,9 +338,28 @@ class Sweeps {
     }
   }
 
+  // Exponents relative to the maximum itself.
+  [[gnu::cold]] static void backward_extreme(const BackwardRow& row) {
+    const float max = block_max(static_cast<const T*>(row.x), row.columns);
+    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
+      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
+      Block<Centered<Simd>> b(row.transform);
+      set_backward(b, row, start);
+      b.transform.center = Simd::set(max);
+      b.max_offset = Simd::set(0);
+      b.prob = Simd::set(static_cast<float>((row.prob - row.prob_logp * row.log_sum) * row.transform.scale));
+      b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / log2e(row.transform) * row.transform.scale));
+      backward_only<false, true>(b, n, false);
+    }
+  }
+
   template <class Transform>
   static void backward_row(const BackwardRow& row) {
     const bool general = is_general(row);
+    if ((row.stash == nullptr || general) && is_extreme(row.transform, row.max)) {
+      backward_extreme(row);
+      return;
+    }
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       Block<Transform> b(row.transform);

@@ -1,5 +1,6 @@
 // The logit transform in vectors: from a pair of stored logits to the numbers u that their exponents are a multiple of (see
-// LogitTransform::exponent_scale), and to dz/dx as far as it differs from column to column. One type per shape of transform, so that the plain one costs nothing.
+// LogitTransform::exponent_scale), and to dz/dx as far as it differs from column to column. One type per shape of transform, so
+// that the plain one costs nothing.
 #ifndef TILELOSS_CPU_TRANSFORMS_H_
 #define TILELOSS_CPU_TRANSFORMS_H_
 
@@ -17,11 +18,22 @@ struct Linear {
   [[gnu::always_inline]] Pair operands(Pair x, Pair&) const { return x; }
 };
 
+// z = scale x as well, for rows whose exponents would overflow: the center, the row's maximum, is subtracted first.
+template <class Simd>
+struct Centered {
+  using F = typename Simd::F;
+  using Pair = typename Simd::Pair;
+  static constexpr bool kHasSlope = false;
+  F center;
+  explicit Centered(const LogitTransform&) : center(Simd::set(0)) {}
+  [[gnu::always_inline]] Pair operands(Pair x, Pair&) const { return {Simd::sub(x.a, center), Simd::sub(x.b, center)}; }
+};
+
 // z = outer tanh(u), u = inner x; dz/dx = scale sech^2(u), of which `scale` is in the coefficients and sech^2 is the slope.
-// Where both vectors have |u| <= 3/4 (logits below 0.75 of the cap: nearly all of a model's), an odd polynomial and 1 - tanh^2: 11
-// operations more than Linear. Elsewhere, with q = e^(-2|u|): tanh |u| = 1 - 2 q / (1 + q), or the polynomial again where |u| is
-// small, and sech^2 u = 4 q / (1 + q)^2, which keeps its digits when tanh is near 1. kFine (float32 storage, held to a few ULP):
-// one more coefficient, and tanh takes in what rounding the product inner * x lost.
+// Where both vectors have |u| <= 3/4 (logits below 0.75 of the cap: nearly all of a model's), an odd polynomial and 1 - tanh^2:
+// 11 operations more than Linear. Elsewhere, with q = e^(-2|u|): tanh |u| = 1 - 2 q / (1 + q), or the polynomial again where |u|
+// is small, and sech^2 u = 4 q / (1 + q)^2, which keeps its digits when tanh is near 1. kFine (float32 storage, held to a few
+// ULP): one more coefficient, and tanh takes in what rounding the product inner * x lost.
 template <class Simd, bool kFine>
 struct Softcap {
   using F = typename Simd::F;
@@ -78,7 +90,8 @@ struct Softcap {
     const F q_inverse = Simd::mul(q, inverse);
     const F large = Simd::flip_sign(Simd::negative_fma(Simd::set(2), q_inverse, one), u);
     const F small = small_tanh(x, u);
-    slope = Simd::select_abs_at_most(u, kSmall, Simd::negative_fma(small, small, one), Simd::mul(Simd::mul(q_inverse, inverse), Simd::set(4)));
+    slope = Simd::select_abs_at_most(u, kSmall, Simd::negative_fma(small, small, one),
+                                     Simd::mul(Simd::mul(q_inverse, inverse), Simd::set(4)));
     return Simd::select_abs_at_most(u, kSmall, small, large);
   }
 };

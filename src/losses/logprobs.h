@@ -16,7 +16,8 @@ class Logprobs final : public RowStage {
 
   RowResult row(std::int64_t i, const RowStats& stats) const override {
     const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
-    return {0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i], context_.entropy_grad[i], stats.entropy)};
+    return {0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i], context_.entropy_grad[i],
+                                          stats.entropy)};
   }
 
   static LossInfo info() {

@@ -87,7 +87,7 @@ struct LossInfo {
   bool is_loss;  // false: row outputs only, upstream gradients per row
   std::size_t options_size;
   std::span<const tileloss_field> fields;  // what follows the CommonOptions
-  std::uint32_t inputs;  // LossInputs
+  std::uint32_t inputs;                    // LossInputs
   std::unique_ptr<RowStage> (*make)(const LossContext& context);
   // Checks that concern more than one option; empty: fine. May be null.
   std::string (*check)(const void* options);

@@ -27,13 +27,10 @@ constexpr std::array<std::pair<const char*, NumberFormat>, 7> kDtypes = {{{"bf16
 ExitCode exit_code(tileloss_status status) {
   switch (status) {
     case TILELOSS_OUT_OF_MEMORY:
-    case TILELOSS_UNSUPPORTED:
-      return kExitEnvironment;
+    case TILELOSS_UNSUPPORTED: return kExitEnvironment;
     case TILELOSS_INTERNAL:
-    case TILELOSS_PLAN_MISMATCH:
-      return kExitCheckFailed;
-    default:
-      return kExitUsage;
+    case TILELOSS_PLAN_MISMATCH: return kExitCheckFailed;
+    default: return kExitUsage;
   }
 }
 
@@ -215,12 +212,9 @@ NumberFormat parse_dtype(std::string_view name) {
 
 tileloss_dtype abi_dtype(NumberFormat format) {
   switch (format) {
-    case NumberFormat::kFloat32:
-      return TILELOSS_FLOAT32;
-    case NumberFormat::kBfloat16:
-      return TILELOSS_BFLOAT16;
-    case NumberFormat::kFloat16:
-      return TILELOSS_FLOAT16;
+    case NumberFormat::kFloat32: return TILELOSS_FLOAT32;
+    case NumberFormat::kBfloat16: return TILELOSS_BFLOAT16;
+    case NumberFormat::kFloat16: return TILELOSS_FLOAT16;
   }
   return TILELOSS_NONE;
 }
@@ -266,16 +260,11 @@ void call(const Function& function, tileloss_pass pass, const tileloss_args& arg
 
 const char* pass_name(tileloss_pass pass) {
   switch (pass) {
-    case TILELOSS_FORWARD:
-      return "forward";
-    case TILELOSS_BACKWARD:
-      return "backward";
-    case TILELOSS_VALUE_AND_GRAD:
-      return "value_and_grad";
-    case TILELOSS_FROM_ROW_STATE:
-      return "from_row_state";
-    default:
-      return "?";
+    case TILELOSS_FORWARD: return "forward";
+    case TILELOSS_BACKWARD: return "backward";
+    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
+    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
+    default: return "?";
   }
 }
 

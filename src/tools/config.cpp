@@ -106,14 +106,10 @@ void apply_override(ConfigNode& root, const std::string& text) {
 
 const char* kind_name(ConfigNode::Kind kind) {
   switch (kind) {
-    case ConfigNode::Kind::kEmpty:
-      return "nothing";
-    case ConfigNode::Kind::kScalar:
-      return "a value";
-    case ConfigNode::Kind::kList:
-      return "a list";
-    case ConfigNode::Kind::kMap:
-      return "a section";
+    case ConfigNode::Kind::kEmpty: return "nothing";
+    case ConfigNode::Kind::kScalar: return "a value";
+    case ConfigNode::Kind::kList: return "a list";
+    case ConfigNode::Kind::kMap: return "a section";
   }
   return "";
 }

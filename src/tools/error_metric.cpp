@@ -299,10 +299,11 @@ OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax) {
   const double distance = 0.5 * others_distance(softmax);
   magnitudes.logp = flushed + distance * std::min(1.0, log_p);
   magnitudes.entropy = kExpRange * flushed + distance * std::min(1.0, entropy);
-  // log S keeps its relative precision near 0 only where the sum without the label lacks the largest's 1.
-  if (label_z < softmax.max()) magnitudes.entropy += 1.0;
   // The logits that hold the mass lie within 16 of the maximum.
   const double blur = softmax.transform().is_identity() ? 0.0 : max + 16.0;
+  // log S keeps its relative precision near 0 only where the sum without the label lacks the maximum's exp, which is 1 give or
+  // take its rounding and that of z.
+  if (label_z < softmax.max()) magnitudes.entropy += 1.0 + blur;
   if (blur > 0.0) {
     magnitudes.logp += (target + blur) * std::min(1.0, log_p);
     magnitudes.entropy += 2.0 * blur * std::min(1.0, entropy);

@@ -44,14 +44,10 @@ std::uint16_t quick_bfloat16(double value) {
 
 std::int64_t spike_column(const LogitsSpec& spec, std::int64_t cols) {
   switch (spec.spike) {
-    case LogitsSpec::Spike::kFirst:
-      return 0;
-    case LogitsSpec::Spike::kLast:
-      return cols - 1;
-    case LogitsSpec::Spike::kTileEdge:
-      return cols >= spec.tile ? cols / spec.tile * spec.tile - 1 : 0;
-    case LogitsSpec::Spike::kNone:
-      break;
+    case LogitsSpec::Spike::kFirst: return 0;
+    case LogitsSpec::Spike::kLast: return cols - 1;
+    case LogitsSpec::Spike::kTileEdge: return cols >= spec.tile ? cols / spec.tile * spec.tile - 1 : 0;
+    case LogitsSpec::Spike::kNone: break;
   }
   return -1;
 }
