@@ -79,8 +79,14 @@ int default_threads() {
     const long n = std::strtol(forced, nullptr, 10);
     if (n >= 1) return static_cast<int>(std::min(n, 1024L));
   }
-  static const int quota = quota_threads(1 << 20);
-  return std::min(affinity_threads(), quota);
+  // Read once, without a guard that a fork could find locked: two threads may both read it.
+  static std::atomic<int> quota{0};
+  int limit = quota.load(std::memory_order_relaxed);
+  if (limit == 0) {
+    limit = quota_threads(1 << 20);
+    quota.store(limit, std::memory_order_relaxed);
+  }
+  return std::min(affinity_threads(), limit);
 }
 
 void parallel_for(const tileloss_executor* executor, std::int64_t count, tileloss_task task, void* data) {

@@ -15,13 +15,14 @@ std::atomic<Pool*> current{nullptr};
 
 void drop_after_fork() { current.store(nullptr, std::memory_order_relaxed); }
 
+// At load, not at first use: a fork during the initialisation of a local static would leave its guard locked in the child.
+[[maybe_unused]] const int is_registered = pthread_atfork(nullptr, nullptr, &drop_after_fork);
+
 }  // namespace
 
 Pool& Pool::instance() {
   Pool* pool = current.load(std::memory_order_acquire);
   if (pool != nullptr) return *pool;
-  static const int registered = pthread_atfork(nullptr, nullptr, &drop_after_fork);
-  static_cast<void>(registered);
   auto* fresh = new Pool;
   if (current.compare_exchange_strong(pool, fresh, std::memory_order_acq_rel)) return *fresh;
   delete fresh;

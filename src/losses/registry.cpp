@@ -39,6 +39,9 @@ std::vector<RegisteredLoss>& registry() {
   return all;
 }
 
+// Built at load: a fork during the initialisation of a local static would leave its guard locked in the child.
+[[maybe_unused]] const bool is_built = !registry().empty();
+
 }  // namespace
 
 const std::vector<RegisteredLoss>& losses() { return registry(); }

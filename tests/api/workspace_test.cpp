@@ -16,8 +16,8 @@ std::atomic<std::size_t> largest_allocation = 0;
 
 }  // namespace
 
-// Every allocation through operator new while `counting`, to see what a call takes besides its workspace. The form that does not
-// throw is replaced as well: a sanitizer's own would not call ours, and our delete would get memory that is not malloc's.
+// Every allocation through operator new while `counting`, to see what a call takes besides its workspace. The forms not replaced
+// here call these.
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   if (counting) {
     std::size_t seen = largest_allocation;
