@@ -65,6 +65,13 @@ bool isa_supported(tileloss_isa isa) {
 
 const KernelTable& kernels(tileloss_isa isa) { return *find(isa)->kernels; }
 
+tileloss_isa best_isa() {
+  for (const Isa& candidate : kIsas) {
+    if (candidate.is_present()) return candidate.id;
+  }
+  return TILELOSS_ISA_BASELINE;
+}
+
 IsaChoice choose_isa(tileloss_isa wanted) {
   if (wanted != TILELOSS_ISA_AUTO) {
     if (isa_supported(wanted)) return {wanted, ""};

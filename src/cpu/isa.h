@@ -19,6 +19,8 @@ const char* isa_name(tileloss_isa isa);
 bool isa_supported(tileloss_isa isa);
 const KernelTable& kernels(tileloss_isa isa);  // of a supported one
 
+tileloss_isa best_isa();  // of this machine, whatever TILELOSS_ISA says
+
 // `wanted`, or with auto the one that the environment variable TILELOSS_ISA names, or the best there is.
 IsaChoice choose_isa(tileloss_isa wanted);
 

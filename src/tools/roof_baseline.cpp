@@ -7,9 +7,7 @@ namespace {
 
 struct Sse2 {
   using Vec = __m128i;
-  using Floats = __m128;
   static constexpr int64_t kBytes = 16;
-  static constexpr int64_t kFloats = 4;
   static Vec load(const char* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static void store(char* p, Vec v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
   static void stream(char* p, Vec v) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), v); }
@@ -22,25 +20,10 @@ struct Sse2 {
     asm volatile("" : "+x"(v));
     return v;
   }
-  static Floats set(float x) { return _mm_set1_ps(x); }
-  static Floats zero_floats() { return _mm_setzero_ps(); }
-  static Floats load_floats(const float* p) { return _mm_loadu_ps(p); }
-  static Floats add(Floats a, Floats b) { return _mm_add_ps(a, b); }
-  static Floats sub(Floats a, Floats b) { return _mm_sub_ps(a, b); }
-  static Floats fma(Floats a, Floats b, Floats c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
-  static Floats add_exponent(Floats p, Floats shifted) {
-    return _mm_castsi128_ps(_mm_add_epi32(_mm_castps_si128(p), _mm_slli_epi32(_mm_castps_si128(shifted), 23)));
-  }
-  static float fold_floats(Floats v) {
-    const Floats high = _mm_add_ps(v, _mm_movehl_ps(v, v));
-    return _mm_cvtss_f32(_mm_add_ss(high, _mm_shuffle_ps(high, high, 1)));
-  }
 };
-
-constexpr RoofExpVariant kExps[] = {{"shift", sum_exp<Sse2, exp_shift<Sse2>>}};
 
 }  // namespace
 
-RoofLoops roof_loops_baseline() { return {"baseline", kRoofVariants<Sse2>, 6, kExps, 1}; }
+RoofLoops roof_loops_baseline() { return {"baseline", kRoofVariants<Sse2>, 6}; }
 
 }  // namespace tileloss::tools

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/isa.h"
 #include "tools/timer.h"
 
 namespace tileloss::tools {
@@ -87,7 +88,9 @@ double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* f
 
 double RoofMeter::best_exp(int64_t elements, int repetitions) {
   const int64_t repeats = std::max<int64_t>(1, elements / kExpFloats / team_.size());
-  const auto time_exp = [&](RoofExp sum) {
+  const auto sum = cpu::kernels(cpu::best_isa()).exp_sum;
+  std::vector<double> times;
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
     std::atomic<uint64_t> sink = 0;
     const Timer timer;
     team_.run([&](int thread) {
@@ -97,22 +100,8 @@ double RoofMeter::best_exp(int64_t elements, int repetitions) {
     });
     const double ms = timer.milliseconds();
     sink_ += sink;
-    return ms * static_cast<double>(elements) / static_cast<double>(repeats * kExpFloats * team_.size());
-  };
-  if (!exp_.known) {
-    double best = std::numeric_limits<double>::infinity();
-    for (int v = 0; v < loops_.num_exps; ++v) {
-      for (int i = 0; i < 3; ++i) {
-        const double ms = time_exp(loops_.exps[v].sum);
-        if (ms < best) {
-          best = ms;
-          exp_ = {v, 0, true};
-        }
-      }
-    }
+    times.push_back(ms * static_cast<double>(elements) / static_cast<double>(repeats * kExpFloats * team_.size()));
   }
-  std::vector<double> times;
-  for (int i = 0; i < repetitions; ++i) times.push_back(time_exp(loops_.exps[exp_.variant].sum));
   return median(times);
 }
 
@@ -136,8 +125,7 @@ std::string RoofMeter::description() const {
     const char* name = loops_.variants[choice.variant].name;
     return choice.distance > 0 ? fmt::format("{} {}", name, choice.distance) : std::string(name);
   };
-  return fmt::format("{}; in place: {}; copy: {}; read: {}; exp: {}", loops_.isa, pass(in_place_), pass(copy_), pass(read_),
-                     loops_.exps[exp_.variant].name);
+  return fmt::format("{}; in place: {}; copy: {}; read: {}", loops_.isa, pass(in_place_), pass(copy_), pass(read_));
 }
 
 }  // namespace tileloss::tools
