@@ -85,6 +85,9 @@ struct BlockLoop {
     Transform transform;
     typename Simd::Scale scale;  // exponent = scale * u - offset
     const T* x = nullptr;        // forward
+    // With Transform::kHasSlope, computed before the loop, in pair order: the forward's, or those of a backward without stash.
+    const float* operands = nullptr;
+    const float* slopes = nullptr;
     std::int64_t hole = -1;      // forward: the target's column, which counts for the maximum only
     float* stash = nullptr;
     F offset;
@@ -106,9 +109,21 @@ struct BlockLoop {
     Pair t, n, r, slope;
   };
 
+  static Pair load_floats(const float* p) { return {Simd::load(p), Simd::load(p + Simd::kLanes)}; }
+
   template <class Transform>
-  [[gnu::always_inline]] static void reduce(const Block<Transform>& b, Pair x, F offset, Reduced& out) {
-    const Pair u = b.transform.operands(x, out.slope);
+  [[gnu::always_inline]] static void reduce(const Block<Transform>& b, std::int64_t i, Pair x, F offset, Reduced& out) {
+    Pair u;
+    if constexpr (Transform::kHasSlope) {
+      u = load_floats(b.operands + i);
+      if constexpr (Transform::kSlopeFromOperand) {
+        out.slope = Transform::slopes(u);
+      } else {
+        out.slope = load_floats(b.slopes + i);
+      }
+    } else {
+      u = b.transform.operands(x);
+    }
     out.t = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
     out.n = {Simd::round(out.t.a), Simd::round(out.t.b)};
     if constexpr (kFine) {
@@ -133,7 +148,7 @@ struct BlockLoop {
     if constexpr (!kMasked) Simd::prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
     const auto raw = kMasked && n < kPair ? Simd::load_raw_partial(p, n, -kInfinity) : Simd::load_raw(p);
     acc.max = Simd::max_raw(acc.max, raw);
-    reduce(b, Simd::unpack(raw, kType), b.offset, out);
+    reduce(b, i, Simd::unpack(raw, kType), b.offset, out);
   }
 
   template <Features kF, bool kMasked, class Transform>
@@ -158,10 +173,10 @@ struct BlockLoop {
     [[maybe_unused]] Reduced reduced;
     if constexpr (kF.general || !kF.read_stash) {
       const T* p = b.previous_x + i;
-      reduce(b, kMasked && n < kPair ? load_partial(p, n, 0) : load(p), b.max_offset, reduced);
+      reduce(b, i, kMasked && n < kPair ? load_partial(p, n, 0) : load(p), b.max_offset, reduced);
     }
     if constexpr (kF.read_stash) {
-      e = {Simd::load(b.previous_stash + i), Simd::load(b.previous_stash + i + Simd::kLanes)};
+      e = load_floats(b.previous_stash + i);
     } else {
       e = exp2(reduced);
       if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, reduced.slope.a), Simd::mul(e.b, reduced.slope.b)};

@@ -130,6 +130,14 @@ struct Simd {
   }
   static F max_raw(F max, Pair raw) { return _mm512_max_ps(raw.b, _mm512_max_ps(raw.a, max)); }
   static __m512i max_raw(__m512i max, __m512i raw) { return _mm512_max_epi16(max, raw); }
+  // The same for magnitudes, where the sign bit is gone.
+  static F abs_max_start(const float*) { return set(0); }
+  template <class T>
+  static __m512i abs_max_start(const T*) {
+    return _mm512_setzero_si512();
+  }
+  static F abs_max_raw(F max, Pair raw) { return _mm512_max_ps(abs(raw.b), _mm512_max_ps(abs(raw.a), max)); }
+  static __m512i abs_max_raw(__m512i max, __m512i raw) { return _mm512_max_epi16(max, _mm512_and_si512(raw, _mm512_set1_epi16(0x7fff))); }
   static float max_value(F max, const float*) { return reduce_max(max); }
   template <class T>
   static float max_value(__m512i max, const T*) {

@@ -142,6 +142,13 @@ struct Simd {
   }
   static F max_raw(F best, Pair raw) { return max(raw.b, max(raw.a, best)); }
   static H max_raw(H best, H raw) { return raw > best ? raw : best; }
+  static F abs_max_start(const float*) { return set(0); }
+  template <class T>
+  static H abs_max_start(const T*) {
+    return H{};
+  }
+  static F abs_max_raw(F best, Pair raw) { return max(abs(raw.b), max(abs(raw.a), best)); }
+  static H abs_max_raw(H best, H raw) { return max_raw(best, raw & static_cast<std::int16_t>(0x7fff)); }
   static float max_value(F best, const float*) { return reduce_max(best); }
   template <class T>
   static float max_value(H best, const T*) {

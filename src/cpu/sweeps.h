@@ -6,6 +6,8 @@
 #ifndef TILELOSS_CPU_SWEEPS_H_
 #define TILELOSS_CPU_SWEEPS_H_
 
+#include <type_traits>
+
 #include "cpu/block_loop.h"
 #include "cpu/row_kernel.h"
 #include "cpu/sweep_limits.h"
@@ -73,6 +75,15 @@ class Sweeps {
     return Simd::reduce_max(Simd::max(m0, m1));
   }
 
+  // The largest magnitude. NaN is found with 16-bit storage and passed over with float32: it survives every path all the same.
+  static float block_abs_max(const T* x, std::int64_t n) {
+    auto m = Simd::abs_max_start(Loop::kType);
+    std::int64_t i = 0;
+    for (; i + kPair <= n; i += kPair) m = Simd::abs_max_raw(m, Simd::load_raw(x + i));
+    if (i < n) m = Simd::abs_max_raw(m, Simd::load_raw_partial(x + i, static_cast<int>(n - i), 0));
+    return Simd::max_value(m, Loop::kType);
+  }
+
   // sum_j c_j (z_j log2(e) - reference) of a block, and the sum of its c_j. A loop of its own, over logits that lie in L1: the
   // target is in here, and -inf must stay -inf.
   template <class Transform>
@@ -84,8 +95,12 @@ class Sweeps {
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
       const bool partial = count < kPair;
       const Pair v = partial ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
-      Pair slope;
-      const Pair u = b.transform.operands(v, slope);
+      Pair u;
+      if constexpr (Transform::kHasSlope) {
+        u = Loop::load_floats(b.operands + i);
+      } else {
+        u = b.transform.operands(v);
+      }
       Pair d = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
       if (partial) d = Simd::keep(d, count, -1, x);
       if (weights == nullptr) {
@@ -143,6 +158,42 @@ class Sweeps {
     }
   }
 
+  // tanh and its slope for a block, in a loop of their own: in the main loop their polynomial would lengthen the chain and take the
+  // registers that keep it full (64 ms for a step against 49).
+  struct Capped {
+    alignas(64) float operands[kMaxVocabBlock], slopes[kMaxVocabBlock];
+    template <class Transform>
+    void compute(Block<Transform>& b, const T* x, std::int64_t n) {
+      if constexpr (Transform::kHasSlope) {
+        for (std::int64_t i = 0; i < n; i += Loop::kStep) {
+          Pair v[2], t[2], slope[2];
+          for (int k = 0; k < 2; ++k) {
+            const std::int64_t left = n - i - k * kPair;
+            const T* p = x + i + k * kPair;
+            v[k] = left >= kPair ? Loop::load(p) : left > 0 ? Loop::load_partial(p, static_cast<int>(left), 0) : Pair{Simd::set(0), Simd::set(0)};
+          }
+          b.transform.operands(v, t, slope);
+          for (int k = 0; k < 2; ++k) {
+            store(operands + i + k * kPair, t[k]);
+            if constexpr (!Transform::kSlopeFromOperand) store(slopes + i + k * kPair, slope[k]);
+          }
+        }
+        b.operands = operands;
+        b.slopes = slopes;
+      }
+    }
+    static void store(float* p, Pair v) {
+      Simd::store(p, v.a);
+      Simd::store(p + Simd::kLanes, v.b);
+    }
+  };
+  struct NotCapped {
+    template <class Transform>
+    void compute(Block<Transform>&, const T*, std::int64_t) {}
+  };
+  template <class Transform>
+  using CappedBlock = std::conditional_t<Transform::kHasSlope, Capped, NotCapped>;
+
   // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than kMaxLag, again
   // (forward only: the backward half has been done) with the maximum as the reference.
   template <class Transform>
@@ -151,6 +202,8 @@ class Sweeps {
     Block<Transform> b(row.transform);
     b.x = x;
     if (row.target >= start && row.target < start + n) b.hole = row.target - start;
+    CappedBlock<Transform> capped;
+    capped.compute(b, x, n);
     if (start == 0) look_at_maximum(row, block_max(x, n), start, r);
     b.offset = Simd::set(r.offset);
     if (row.stash != nullptr) b.stash = row.stash + start;
@@ -207,7 +260,13 @@ class Sweeps {
     std::int64_t index = 0;
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
-      forward_block<Transform>(row, previous, start, n, r);
+      bool is_small = false;
+      if constexpr (Transform::kHasSlope) {
+        using Small = Softcap<Simd, Loop::kFine, true>;
+        is_small = block_abs_max(static_cast<const T*>(row.x) + start, n) * row.transform.inner <= Small::kSmall;
+        if (is_small) forward_block<Small>(row, previous, start, n, r);
+      }
+      if (!is_small) forward_block<Transform>(row, previous, start, n, r);
       if (row.references != nullptr) row.references[index] = r.reference;
     }
     if (is_extreme(row.transform, r.raw_max)) {
@@ -364,6 +423,8 @@ class Sweeps {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       Block<Transform> b(row.transform);
       set_backward(b, row, start);
+      CappedBlock<Transform> capped;
+      if (row.stash == nullptr || general) capped.compute(b, b.previous_x, n);
       const bool stream = row.stream && is_aligned(b.dx);
       if (row.stash != nullptr && general) {
         backward_only<true, true>(b, n, stream);
@@ -408,7 +469,7 @@ float exp_sum(const float* x, std::int64_t count, std::int64_t repeats) {
   using Pair = typename Simd::Pair;
   const typename Loop::template Block<Linear<Simd>> b{LogitTransform{}};
   const auto prepare = [&](std::int64_t i, typename Loop::Reduced& out) {
-    Loop::reduce(b, Pair{Simd::load(x + i), Simd::load(x + i + Simd::kLanes)}, Simd::set(0), out);
+    Loop::reduce(b, 0, Loop::load_floats(x + i), Simd::set(0), out);
   };
   Pair sum = {Simd::set(0), Simd::set(0)};
   for (std::int64_t r = 0; r < repeats; ++r) {
