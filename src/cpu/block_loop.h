@@ -88,7 +88,7 @@ struct BlockLoop {
     // With Transform::kHasSlope, computed before the loop, in pair order: the forward's, or those of a backward without stash.
     const float* operands = nullptr;
     const float* slopes = nullptr;
-    std::int64_t hole = -1;      // forward: the target's column, which counts for the maximum only
+    std::int64_t hole = -1;  // forward: the target's column, which counts for the maximum only
     float* stash = nullptr;
     F offset;
     const T* previous_x = nullptr;

@@ -51,6 +51,7 @@ struct Simd {
   static F flip_sign(F a, F sign) { return _mm512_xor_ps(a, _mm512_and_ps(sign, set(-0.0f))); }
   // max returns b where either is NaN: put what must survive second.
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static float first(F a) { return _mm512_cvtss_f32(a); }
   static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
   // A fixed tree: lanes 8 apart, 4, 2, 1.
   static float reduce_add(F a) { return _mm512_reduce_add_ps(a); }
@@ -137,7 +138,9 @@ struct Simd {
     return _mm512_setzero_si512();
   }
   static F abs_max_raw(F max, Pair raw) { return _mm512_max_ps(abs(raw.b), _mm512_max_ps(abs(raw.a), max)); }
-  static __m512i abs_max_raw(__m512i max, __m512i raw) { return _mm512_max_epi16(max, _mm512_and_si512(raw, _mm512_set1_epi16(0x7fff))); }
+  static __m512i abs_max_raw(__m512i max, __m512i raw) {
+    return _mm512_max_epi16(max, _mm512_and_si512(raw, _mm512_set1_epi16(0x7fff)));
+  }
   static float max_value(F max, const float*) { return reduce_max(max); }
   template <class T>
   static float max_value(__m512i max, const T*) {

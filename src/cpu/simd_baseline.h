@@ -61,6 +61,7 @@ struct Simd {
   static F flip_sign(F a, F sign) { return as_float(as_bits(a) ^ (as_bits(sign) & splat(0x80000000u))); }
   static F max(F a, F b) { return a > b ? a : b; }
   static F reciprocal(F a) { return set(1) / a; }
+  static float first(F a) { return a[0]; }
   static float reduce_max(F a) {
     const float x = a[0] > a[2] ? a[0] : a[2], y = a[1] > a[3] ? a[1] : a[3];
     return x > y ? x : y;

@@ -75,15 +75,6 @@ class Sweeps {
     return Simd::reduce_max(Simd::max(m0, m1));
   }
 
-  // The largest magnitude. NaN is found with 16-bit storage and passed over with float32: it survives every path all the same.
-  static float block_abs_max(const T* x, std::int64_t n) {
-    auto m = Simd::abs_max_start(Loop::kType);
-    std::int64_t i = 0;
-    for (; i + kPair <= n; i += kPair) m = Simd::abs_max_raw(m, Simd::load_raw(x + i));
-    if (i < n) m = Simd::abs_max_raw(m, Simd::load_raw_partial(x + i, static_cast<int>(n - i), 0));
-    return Simd::max_value(m, Loop::kType);
-  }
-
   // sum_j c_j (z_j log2(e) - reference) of a block, and the sum of its c_j. A loop of its own, over logits that lie in L1: the
   // target is in here, and -inf must stay -inf.
   template <class Transform>
@@ -158,29 +149,34 @@ class Sweeps {
     }
   }
 
-  // tanh and its slope for a block, in a loop of their own: in the main loop their polynomial would lengthen the chain and take the
-  // registers that keep it full (64 ms for a step against 49).
+  // tanh and its slope for a block, in a loop of their own: in the main loop their polynomial would lengthen the chain and take
+  // the registers that keep it full (64 ms for a step against 49).
   struct Capped {
     alignas(64) float operands[kMaxVocabBlock], slopes[kMaxVocabBlock];
+
+    // False, and nothing to be used, if the transform is for small logits and some are not (or are NaN).
     template <class Transform>
-    void compute(Block<Transform>& b, const T* x, std::int64_t n) {
-      if constexpr (Transform::kHasSlope) {
-        for (std::int64_t i = 0; i < n; i += Loop::kStep) {
-          Pair v[2], t[2], slope[2];
-          for (int k = 0; k < 2; ++k) {
-            const std::int64_t left = n - i - k * kPair;
-            const T* p = x + i + k * kPair;
-            v[k] = left >= kPair ? Loop::load(p) : left > 0 ? Loop::load_partial(p, static_cast<int>(left), 0) : Pair{Simd::set(0), Simd::set(0)};
-          }
-          b.transform.operands(v, t, slope);
-          for (int k = 0; k < 2; ++k) {
-            store(operands + i + k * kPair, t[k]);
-            if constexpr (!Transform::kSlopeFromOperand) store(slopes + i + k * kPair, slope[k]);
-          }
+    bool compute(Block<Transform>& b, const T* x, std::int64_t n) {
+      auto largest = Simd::abs_max_start(Loop::kType);
+      for (std::int64_t i = 0; i < n; i += Loop::kStep) {
+        Pair v[2], t[2], slope[2];
+        for (int k = 0; k < 2; ++k) {
+          const std::int64_t left = n - i - k * kPair;
+          const T* p = x + i + k * kPair;
+          const auto raw = left >= kPair ? Simd::load_raw(p)
+                                         : Simd::load_raw_partial(left > 0 ? p : x, left > 0 ? static_cast<int>(left) : 0, 0);
+          if constexpr (Transform::kSlopeFromOperand) largest = Simd::abs_max_raw(largest, raw);
+          v[k] = Simd::unpack(raw, Loop::kType);
         }
-        b.operands = operands;
-        b.slopes = slopes;
+        b.transform.operands(v, t, slope);
+        for (int k = 0; k < 2; ++k) {
+          store(operands + i + k * kPair, t[k]);
+          if constexpr (!Transform::kSlopeFromOperand) store(slopes + i + k * kPair, slope[k]);
+        }
       }
+      b.operands = operands;
+      b.slopes = slopes;
+      return !Transform::kSlopeFromOperand || b.transform.is_small(Simd::max_value(largest, Loop::kType));
     }
     static void store(float* p, Pair v) {
       Simd::store(p, v.a);
@@ -189,21 +185,24 @@ class Sweeps {
   };
   struct NotCapped {
     template <class Transform>
-    void compute(Block<Transform>&, const T*, std::int64_t) {}
+    bool compute(Block<Transform>&, const T*, std::int64_t) {
+      return true;
+    }
   };
   template <class Transform>
   using CappedBlock = std::conditional_t<Transform::kHasSlope, Capped, NotCapped>;
 
   // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than kMaxLag, again
-  // (forward only: the backward half has been done) with the maximum as the reference.
+  // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done, if the block's
+  // logits are too large for the transform.
   template <class Transform>
-  static void forward_block(const ForwardRow& row, const BackwardRow* previous, std::int64_t start, std::int64_t n, Running& r) {
+  static bool forward_block(const ForwardRow& row, const BackwardRow* previous, std::int64_t start, std::int64_t n, Running& r) {
     const T* x = static_cast<const T*>(row.x) + start;
     Block<Transform> b(row.transform);
     b.x = x;
     if (row.target >= start && row.target < start + n) b.hole = row.target - start;
     CappedBlock<Transform> capped;
-    capped.compute(b, x, n);
+    if (!capped.compute(b, x, n)) return false;
     if (start == 0) look_at_maximum(row, block_max(x, n), start, r);
     b.offset = Simd::set(r.offset);
     if (row.stash != nullptr) b.stash = row.stash + start;
@@ -239,6 +238,7 @@ class Sweeps {
       const float* weights = row.class_weights == nullptr ? nullptr : row.class_weights + start;
       smoothing_block(b, weights, n, r);
     }
+    return true;
   }
 
   // Takes note of a block's maximum; true if the reference had to move.
@@ -260,13 +260,9 @@ class Sweeps {
     std::int64_t index = 0;
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
-      bool is_small = false;
-      if constexpr (Transform::kHasSlope) {
-        using Small = Softcap<Simd, Loop::kFine, true>;
-        is_small = block_abs_max(static_cast<const T*>(row.x) + start, n) * row.transform.inner <= Small::kSmall;
-        if (is_small) forward_block<Small>(row, previous, start, n, r);
-      }
-      if (!is_small) forward_block<Transform>(row, previous, start, n, r);
+      bool is_done = false;
+      if constexpr (Transform::kHasSlope) is_done = forward_block<Softcap<Simd, Loop::kFine, true>>(row, previous, start, n, r);
+      if (!is_done) forward_block<Transform>(row, previous, start, n, r);
       if (row.references != nullptr) row.references[index] = r.reference;
     }
     if (is_extreme(row.transform, r.raw_max)) {

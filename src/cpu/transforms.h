@@ -58,6 +58,8 @@ struct Softcap {
     }
   }
 
+  // Whether kAllSmall may be used for logits up to this magnitude; not if it is NaN.
+  bool is_small(float magnitude) const { return magnitude * Simd::first(inner.value) <= kSmall; }
   // sech^2 from tanh, where that is not near 1.
   [[gnu::always_inline]] static Pair slopes(Pair t) {
     return {Simd::negative_fma(t.a, t.a, Simd::set(1)), Simd::negative_fma(t.b, t.b, Simd::set(1))};
