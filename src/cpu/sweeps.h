@@ -9,7 +9,9 @@
 #include <type_traits>
 
 #include "cpu/block_loop.h"
+#include "cpu/capped_operands.h"
 #include "cpu/row_kernel.h"
+#include "cpu/running_sums.h"
 #include "cpu/sweep_limits.h"
 
 namespace tileloss::cpu {
@@ -20,44 +22,12 @@ class Sweeps {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   using Accumulators = typename Loop::Accumulators;
+  using Running = RunningSums<Simd, Loop::kFine>;
   template <class Transform>
   using Block = typename Loop::template Block<Transform>;
   static constexpr std::int64_t kPair = Simd::kPair;
 
-  // log2(e) and what an offset subtracts, as the exponents have them: exact where the loop makes up for rounding the scale.
-  static double log2e(const LogitTransform& t) { return Loop::kFine ? LogitTransform::kExactLog2E : t.log2e; }
-  static double effective_offset(const LogitTransform& t, float offset) {
-    const double exact = Simd::effective_offset(offset, t.exponent_scale);
-    return Loop::kFine ? exact * (t.exact_exponent_scale / t.exponent_scale) : exact;
-  }
-
   // ------------------------------------------------------------------------------------------------------------- forward
-
-  // A row's running sums, relative to the reference, in units of log 2. Blocks add into double: 75 blocks cost no digits.
-  struct Running {
-    double sum = 0, entropy = 0, collision = 0, smoothing = 0, smoothing_weight = 0;
-    float raw_max = -kInfinity;  // of x, the target's included
-    std::int64_t max_start = 0;  // of the first block that holds raw_max
-    float offset = 0;            // what the exponents are computed with; 0 until a finite logit was seen
-    double reference = 0;        // what that subtracts
-    bool is_started = false;     // a logit above -inf was seen
-
-    void move_reference(double to) {
-      const double shift = reference - to;
-      const double factor = sum == 0 ? 1 : __builtin_exp2(shift);
-      entropy = factor == 0 ? 0 : factor * (entropy + (sum == 0 ? 0 : shift * sum));
-      sum *= factor;
-      collision *= factor * factor;
-      smoothing += smoothing_weight == 0 ? 0 : shift * smoothing_weight;
-      reference = to;
-    }
-    // The nearest reference that the vectors can have.
-    void choose_reference(const LogitTransform& t, double wanted) {
-      offset = Simd::offset_for(wanted, t.exponent_scale);
-      move_reference(effective_offset(t, offset));
-      is_started = true;
-    }
-  };
 
   static float block_max(const T* x, std::int64_t n) {
     F m0 = Simd::set(-kInfinity), m1 = m0;
@@ -149,48 +119,8 @@ class Sweeps {
     }
   }
 
-  // tanh and its slope for a block, in a loop of their own: in the main loop their polynomial would lengthen the chain and take
-  // the registers that keep it full (64 ms for a step against 49).
-  struct Capped {
-    alignas(64) float operands[kMaxVocabBlock], slopes[kMaxVocabBlock];
-
-    // False, and nothing to be used, if the transform is for small logits and some are not (or are NaN).
-    template <class Transform>
-    bool compute(Block<Transform>& b, const T* x, std::int64_t n) {
-      auto largest = Simd::abs_max_start(Loop::kType);
-      for (std::int64_t i = 0; i < n; i += Loop::kStep) {
-        Pair v[2], t[2], slope[2];
-        for (int k = 0; k < 2; ++k) {
-          const std::int64_t left = n - i - k * kPair;
-          const T* p = x + i + k * kPair;
-          const auto raw = left >= kPair ? Simd::load_raw(p)
-                                         : Simd::load_raw_partial(left > 0 ? p : x, left > 0 ? static_cast<int>(left) : 0, 0);
-          if constexpr (Transform::kSlopeFromOperand) largest = Simd::abs_max_raw(largest, raw);
-          v[k] = Simd::unpack(raw, Loop::kType);
-        }
-        b.transform.operands(v, t, slope);
-        for (int k = 0; k < 2; ++k) {
-          store(operands + i + k * kPair, t[k]);
-          if constexpr (!Transform::kSlopeFromOperand) store(slopes + i + k * kPair, slope[k]);
-        }
-      }
-      b.operands = operands;
-      b.slopes = slopes;
-      return !Transform::kSlopeFromOperand || b.transform.is_small(Simd::max_value(largest, Loop::kType));
-    }
-    static void store(float* p, Pair v) {
-      Simd::store(p, v.a);
-      Simd::store(p + Simd::kLanes, v.b);
-    }
-  };
-  struct NotCapped {
-    template <class Transform>
-    bool compute(Block<Transform>&, const T*, std::int64_t) {
-      return true;
-    }
-  };
   template <class Transform>
-  using CappedBlock = std::conditional_t<Transform::kHasSlope, Capped, NotCapped>;
+  using Operands = std::conditional_t<Transform::kHasSlope, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
 
   // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than kMaxLag, again
   // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done, if the block's
@@ -201,8 +131,8 @@ class Sweeps {
     Block<Transform> b(row.transform);
     b.x = x;
     if (row.target >= start && row.target < start + n) b.hole = row.target - start;
-    CappedBlock<Transform> capped;
-    if (!capped.compute(b, x, n)) return false;
+    Operands<Transform> operands;
+    if (!operands.compute(b, x, n)) return false;
     if (start == 0) look_at_maximum(row, block_max(x, n), start, r);
     b.offset = Simd::set(r.offset);
     if (row.stash != nullptr) b.stash = row.stash + start;
@@ -246,7 +176,7 @@ class Sweeps {
     if (!(max > r.raw_max)) return false;
     r.raw_max = max;
     r.max_start = start;
-    const double exponent = log2e(row.transform) * row.transform.value(max);
+    const double exponent = Running::log2e(row.transform) * row.transform.value(max);
     if (r.is_started && !(exponent > r.reference + kMaxLag)) return false;
     r.choose_reference(row.transform, exponent);
     return true;
@@ -282,7 +212,7 @@ class Sweeps {
     Running r;
     r.raw_max = seen.raw_max;
     r.max_start = seen.max_start;
-    r.reference = log2e(row.transform) * row.transform.value(r.raw_max);
+    r.reference = Running::log2e(row.transform) * row.transform.value(r.raw_max);
     std::int64_t index = 0;
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
@@ -315,7 +245,7 @@ class Sweeps {
       s.max = s.sum = s.target = s.entropy_sum = s.collision_sum = s.smoothing_sum = __builtin_nanf("");
       return;
     }
-    const double log2_of_e = log2e(row.transform);
+    const double log2_of_e = Running::log2e(row.transform);
     if (row.target >= 0) s.target = row.transform.value(Simd::to_float(x[row.target]));
     if (__builtin_isfinite(max)) {
       r.move_reference(log2_of_e * max);
@@ -362,20 +292,20 @@ class Sweeps {
   template <class Transform>
   static void set_backward(Block<Transform>& b, const BackwardRow& row, std::int64_t start) {
     const LogitTransform& t = row.transform;
-    const double max = log2e(t) * row.max;
+    const double max = Running::log2e(t) * row.max;
     const float offset = Simd::offset_for(max, t.exponent_scale);
-    const double own = effective_offset(t, offset);
+    const double own = Running::effective_offset(t, offset);
     const double reference = row.stash == nullptr ? own : row.references[start / row.vocab_block];
     const double factor = __builtin_exp2(reference - max) * t.scale;
     // prob_logp (z - max - log_sum) = prob_logp / log2e * (exponent + own - max) - prob_logp * log_sum
-    const double rest = row.prob_logp == 0 ? 0 : row.prob_logp * ((own - max) / log2e(t) - row.log_sum);
+    const double rest = row.prob_logp == 0 ? 0 : row.prob_logp * ((own - max) / Running::log2e(t) - row.log_sum);
     b.previous_x = static_cast<const T*>(row.x) + start;
     b.dx = static_cast<T*>(row.dx) + start;
     b.previous_stash = row.stash + start;
     b.class_weights = row.class_weights == nullptr ? nullptr : row.class_weights + start;
     b.max_offset = Simd::set(offset);
     b.prob = Simd::set(static_cast<float>((row.prob + rest) * factor));
-    b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / log2e(t) * factor));
+    b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / Running::log2e(t) * factor));
     b.uniform = Simd::set(static_cast<float>(row.uniform * t.scale));
   }
 
@@ -403,7 +333,7 @@ class Sweeps {
       b.transform.center = Simd::set(max);
       b.max_offset = Simd::set(0);
       b.prob = Simd::set(static_cast<float>((row.prob - row.prob_logp * row.log_sum) * row.transform.scale));
-      b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / log2e(row.transform) * row.transform.scale));
+      b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / Running::log2e(row.transform) * row.transform.scale));
       backward_only<false, true>(b, n, false);
     }
   }
@@ -419,8 +349,8 @@ class Sweeps {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       Block<Transform> b(row.transform);
       set_backward(b, row, start);
-      CappedBlock<Transform> capped;
-      if (row.stash == nullptr || general) capped.compute(b, b.previous_x, n);
+      Operands<Transform> operands;
+      if (row.stash == nullptr || general) operands.compute(b, b.previous_x, n);
       const bool stream = row.stream && is_aligned(b.dx);
       if (row.stash != nullptr && general) {
         backward_only<true, true>(b, n, stream);

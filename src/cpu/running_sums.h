@@ -1,0 +1,49 @@
+// What a row's forward carries from block to block.
+#ifndef TILELOSS_CPU_RUNNING_SUMS_H_
+#define TILELOSS_CPU_RUNNING_SUMS_H_
+
+#include <cstdint>
+
+#include "core/logit_transform.h"
+#include "core/row_state.h"
+
+namespace tileloss::cpu {
+
+// The sums are relative to the reference, in units of log 2. Blocks add into double: 75 blocks cost no digits. A template, so
+// that instruction sets do not share its functions.
+template <class Simd, bool kFine>
+struct RunningSums {
+  double sum = 0, entropy = 0, collision = 0, smoothing = 0, smoothing_weight = 0;
+  float raw_max = -kInfinity;  // of x, the target's included
+  std::int64_t max_start = 0;  // of the first block that holds raw_max
+  float offset = 0;            // what the exponents are computed with; 0 until a logit above -inf was seen
+  double reference = 0;        // what that subtracts
+  bool is_started = false;     // a logit above -inf was seen
+
+  // log2(e) and what an offset subtracts, as the exponents have them: exact where the loop makes up for rounding the scale.
+  static double log2e(const LogitTransform& t) { return kFine ? LogitTransform::kExactLog2E : t.log2e; }
+  static double effective_offset(const LogitTransform& t, float offset) {
+    const double exact = Simd::effective_offset(offset, t.exponent_scale);
+    return kFine ? exact * (t.exact_exponent_scale / t.exponent_scale) : exact;
+  }
+
+  void move_reference(double to) {
+    const double shift = reference - to;
+    const double factor = sum == 0 ? 1 : __builtin_exp2(shift);
+    entropy = factor == 0 ? 0 : factor * (entropy + (sum == 0 ? 0 : shift * sum));
+    sum *= factor;
+    collision *= factor * factor;
+    smoothing += smoothing_weight == 0 ? 0 : shift * smoothing_weight;
+    reference = to;
+  }
+  // The nearest reference that the vectors can have.
+  void choose_reference(const LogitTransform& t, double wanted) {
+    offset = Simd::offset_for(wanted, t.exponent_scale);
+    move_reference(effective_offset(t, offset));
+    is_started = true;
+  }
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_RUNNING_SUMS_H_
