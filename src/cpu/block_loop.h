@@ -212,8 +212,10 @@ struct BlockLoop {
   template <Features kF, class Transform>
   [[gnu::always_inline]] static void finish_pair(const Block<Transform>& b, std::int64_t i,
                                                  [[maybe_unused]] const Reduced& reduced, Accumulators& acc) {
-    if constexpr (kF.backward) store_gradient<kF>(b.dx + i, backward<kF, false>(b, i, kPair));
+    [[maybe_unused]] Pair g;
+    if constexpr (kF.backward) g = backward<kF, false>(b, i, kPair);
     if constexpr (kF.forward) complete<kF, false>(b, i, kPair, reduced, acc);
+    if constexpr (kF.backward) store_gradient<kF>(b.dx + i, g);
   }
 
   // Columns [begin, end), a multiple of kStep. Two pairs take turns: one is reduced while the other is finished. (Two groups of 4

@@ -144,10 +144,11 @@ struct Simd {
   static float max_value(F max, const float*) { return reduce_max(max); }
   template <class T>
   static float max_value(__m512i max, const T*) {
-    alignas(64) std::int16_t words[32];
-    _mm512_store_si512(words, max);
-    std::int16_t best = words[0];
-    for (const std::int16_t w : words) best = w > best ? w : best;
+    const __m256i half = _mm256_max_epi16(_mm512_castsi512_si256(max), _mm512_extracti64x4_epi64(max, 1));
+    const __m128i quarter = _mm_max_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    // phminposuw finds the least unsigned word: that is the greatest signed one with these bits flipped.
+    const __m128i flip = _mm_set1_epi16(0x7fff);
+    const int best = _mm_cvtsi128_si32(_mm_xor_si128(_mm_minpos_epu16(_mm_xor_si128(quarter, flip)), flip));
     return to_float(T{static_cast<std::uint16_t>(best)});
   }
 

@@ -26,6 +26,9 @@ class Sweeps {
   template <class Transform>
   using Block = typename Loop::template Block<Transform>;
   static constexpr std::int64_t kPair = Simd::kPair;
+  // Columns that give a row's first idea of its maximum. With float32 storage a whole block: what the reference is off by is
+  // rounded into every exponent.
+  static constexpr std::int64_t kFirstLook = Loop::kFine ? kMaxVocabBlock : 1024;
 
   // ------------------------------------------------------------------------------------------------------------- forward
 
@@ -133,7 +136,8 @@ class Sweeps {
     if (row.target >= start && row.target < start + n) b.hole = row.target - start;
     Operands<Transform> operands;
     if (!operands.compute(b, x, n)) return false;
-    if (start == 0) look_at_maximum(row, block_max(x, n), start, r);
+    // Should it be too low, the block is done again like any other.
+    if (start == 0) look_at_maximum(row, block_max(x, n < kFirstLook ? n : kFirstLook), start, r);
     b.offset = Simd::set(r.offset);
     if (row.stash != nullptr) b.stash = row.stash + start;
     const Running before = r;

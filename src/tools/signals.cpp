@@ -1,11 +1,14 @@
 #include "tools/signals.h"
 
+#include <atomic>
 #include <csignal>
 
 namespace tileloss::tools {
 namespace {
 
-volatile std::sig_atomic_t g_signal = 0;
+// Written by the handler, read by the oracle's threads.
+std::atomic<int> g_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 
 // A second signal ends the process at once: the first may have come while a long kernel call was running.
 void on_signal(int signal) {
