@@ -52,6 +52,7 @@ Status check_wishes(const tileloss_plan_options& o) {
   if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > cpu::kMaxVocabBlock) {
     return expected("vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(o.vocab_block));
   }
+  if (o.reserved != 0) return expected("plan_options.reserved", "0", to_string(o.reserved));
   if (o.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", to_string(o.workspace_bytes));
   return {};
 }
@@ -84,6 +85,7 @@ WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) {
 Status check_executor(const tileloss_executor* e) {
   if (e == nullptr) return {};
   if (e->struct_size != sizeof *e) return expected("executor.struct_size", to_string(sizeof *e), to_string(e->struct_size));
+  if (e->reserved != 0) return expected("executor.reserved", "0", to_string(e->reserved));
   if (e->threads < 1) return expected("executor.threads", ">= 1", to_string(e->threads));
   if (e->parallel_for == nullptr && e->schedule == nullptr) return expected("executor", "parallel_for or schedule", "neither");
   return {};

@@ -57,6 +57,7 @@ Status check_matrix(const char* name, const tileloss_matrix& m) {
     return {TILELOSS_UNSUPPORTED,
             std::string(name) + ".device_type: expected the CPU, the only device of this build, got " + to_string(m.device_type)};
   }
+  if (m.reserved != 0) return expected(std::string(name) + ".reserved", "0", to_string(m.reserved));
   if (m.rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(m.rows));
   if (m.cols < 1) return expected(std::string(name) + ".cols", ">= 1", to_string(m.cols));
   if (m.cols > std::numeric_limits<std::int32_t>::max())
@@ -87,6 +88,7 @@ Status check_vector(const VectorRule& r) {
   }
   if (r.v->device_type != TILELOSS_CPU)
     return expected(name + ".device_type", "the logits' device (CPU)", to_string(r.v->device_type));
+  if (r.v->reserved != 0) return expected(name + ".reserved", "0", to_string(r.v->reserved));
   if (r.v->size != r.size) return expected(name + ".size", to_string(r.size), to_string(r.v->size));
   if (r.is_output && r.size > 1 && r.v->stride == 0) return expected(name + ".stride", "not 0 for an output", "0");
   if (r.v->stride < 0) return expected(name + ".stride", ">= 0", to_string(r.v->stride));
@@ -178,6 +180,10 @@ std::uint32_t state_sums(const tileloss_row_state& s) {
 
 Status resolve_vocabulary(Problem& p) {
   const tileloss_logit_options& o = p.logit;
+  for (const std::int64_t r :
+       {static_cast<std::int64_t>(o.reserved0), o.reserved[0], o.reserved[1], o.reserved[2], o.reserved[3]}) {
+    if (r != 0) return expected("options.logit.reserved", "0", to_string(r));
+  }
   if (p.total_columns > 0) {
     if (o.valid_vocab > p.total_columns)
       return expected("valid_vocab", "<= the logits' columns = " + to_string(p.total_columns), to_string(o.valid_vocab));
