@@ -28,6 +28,7 @@ struct Features {
   bool read_stash = false;
   bool general = false;  // backward with prob_logp, or a uniform part that differs from column to column
   bool stream = false;
+  bool uniform = true;  // false: the uniform part is known to be 0; an fma would hold up the adder for it
 };
 
 template <class Simd, class T>
@@ -181,6 +182,7 @@ struct BlockLoop {
       e = exp2(reduced);
       if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, reduced.slope.a), Simd::mul(e.b, reduced.slope.b)};
     }
+    if constexpr (!kF.uniform) return {Simd::mul(e.a, b.prob), Simd::mul(e.b, b.prob)};
     if constexpr (!kF.general) return {Simd::fma(e.a, b.prob, b.uniform), Simd::fma(e.b, b.prob, b.uniform)};
     Pair u = {b.uniform, b.uniform};
     if (b.class_weights != nullptr) {

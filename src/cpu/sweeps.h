@@ -110,15 +110,32 @@ class Sweeps {
     }
   }
 
-  template <bool kStream, class Transform>
+  template <bool kStream, bool kUniform, class Transform>
   static void interleaved(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, float* max) {
-    constexpr Features kPlain{.forward = true, .write_stash = true, .backward = true, .read_stash = true, .stream = kStream};
-    constexpr Features kEntropy{
-        .forward = true, .write_stash = true, .entropy = true, .backward = true, .read_stash = true, .stream = kStream};
+    constexpr Features kPlain{
+        .forward = true, .write_stash = true, .backward = true, .read_stash = true, .stream = kStream, .uniform = kUniform};
+    constexpr Features kEntropy{.forward = true,
+                                .write_stash = true,
+                                .entropy = true,
+                                .backward = true,
+                                .read_stash = true,
+                                .stream = kStream,
+                                .uniform = kUniform};
     if (sums & kEntropySum) {
       run_block<kEntropy>(b, n, r, max);
     } else {
       run_block<kPlain>(b, n, r, max);
+    }
+  }
+
+  template <class Transform>
+  static void interleaved(const Block<Transform>& b, const BackwardRow& previous, std::int64_t n, std::uint32_t sums, Running& r,
+                          float* max) {
+    const bool stream = previous.stream && is_aligned(b.dx);
+    if (previous.uniform != 0) {
+      stream ? interleaved<true, true>(b, n, sums, r, max) : interleaved<false, true>(b, n, sums, r, max);
+    } else {
+      stream ? interleaved<true, false>(b, n, sums, r, max) : interleaved<false, false>(b, n, sums, r, max);
     }
   }
 
@@ -144,11 +161,7 @@ class Sweeps {
     float max = -kInfinity;
     if (previous != nullptr) {
       set_backward(b, *previous, start);
-      if (previous->stream && is_aligned(b.dx)) {
-        interleaved<true>(b, n, row.sums, r, &max);
-      } else {
-        interleaved<false>(b, n, row.sums, r, &max);
-      }
+      interleaved(b, *previous, n, row.sums, r, &max);
     } else if (row.stash != nullptr) {
       forward_only<true>(b, n, row.sums, r, &max);
     } else {
