@@ -214,7 +214,13 @@ TILELOSS_API void tileloss_args_init(tileloss_args* args);
 // ---------------------------------------------------------------------------------------------------------- plan and run
 
 typedef int32_t tileloss_isa;
-enum { TILELOSS_ISA_AUTO = 0, TILELOSS_ISA_BASELINE = 1, TILELOSS_ISA_AVX2 = 2, TILELOSS_ISA_AVX512 = 3 };
+enum {
+  TILELOSS_ISA_AUTO = 0,
+  TILELOSS_ISA_BASELINE = 1,
+  TILELOSS_ISA_AVX2 = 2,
+  TILELOSS_ISA_AVX512 = 3,      // F, BW, DQ, VL
+  TILELOSS_ISA_AVX512_BF16 = 4  // and BF16
+};
 
 typedef int32_t tileloss_schedule;
 enum {

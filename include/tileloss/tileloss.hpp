@@ -182,7 +182,8 @@ enum class Isa : std::int32_t {
   kAuto = TILELOSS_ISA_AUTO,
   kBaseline = TILELOSS_ISA_BASELINE,
   kAvx2 = TILELOSS_ISA_AVX2,
-  kAvx512 = TILELOSS_ISA_AVX512
+  kAvx512 = TILELOSS_ISA_AVX512,
+  kAvx512Bf16 = TILELOSS_ISA_AVX512_BF16
 };
 enum class Schedule : std::int32_t {
   kAuto = TILELOSS_SCHEDULE_AUTO,

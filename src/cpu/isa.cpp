@@ -19,13 +19,15 @@ struct Isa {
 // __builtin_cpu_supports also asks the operating system whether it saves the registers.
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 // Best first.
 const Isa kIsas[] = {
 #ifdef TILELOSS_HAVE_AVX512
+    {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &kAvx512Bf16Kernels, &has_avx512_bf16},
     {TILELOSS_ISA_AVX512, "avx512", &kAvx512Kernels, &has_avx512},
 #endif
     {TILELOSS_ISA_BASELINE, "baseline", &kBaselineKernels, [] { return true; }},
@@ -54,6 +56,7 @@ const char* isa_name(tileloss_isa isa) {
     case TILELOSS_ISA_BASELINE: return "baseline";
     case TILELOSS_ISA_AVX2: return "avx2";
     case TILELOSS_ISA_AVX512: return "avx512";
+    case TILELOSS_ISA_AVX512_BF16: return "avx512_bf16";
     default: return "unknown";
   }
 }

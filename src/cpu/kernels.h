@@ -8,6 +8,7 @@ namespace tileloss::cpu {
 
 extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
 
 }  // namespace tileloss::cpu
 

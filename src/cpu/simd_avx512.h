@@ -12,7 +12,21 @@
 
 namespace tileloss::cpu::avx512 {
 
-struct Simd {
+// Two vectors to bfloat16, the first into the even elements: with integers, where there is no instruction for it. Adds half a
+// unit of the upper 16 bits, ties to even. A NaN that comes here has nothing in its lower bits, and stays one.
+struct IntegerRounding {
+  static __m512i round(__m512 even, __m512 odd) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(add_half(even), 16), add_half(odd));
+  }
+  static __m512i add_half(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(is_odd, _mm512_set1_epi32(0x7fff)));
+  }
+};
+
+template <class Rounding>
+struct BasicSimd {
   static constexpr int kLanes = 16;
   static constexpr int kPair = 2 * kLanes;
   using F = __m512;
@@ -163,7 +177,7 @@ struct Simd {
     return _mm512_mask_loadu_epi16(_mm512_set1_epi16(static_cast<short>(bits.bits)), low_mask32(n), p);
   }
 
-  static __m512i pack(Pair v, const Bfloat16*) { return round_bf16(v); }
+  static __m512i pack(Pair v, const Bfloat16*) { return Rounding::round(v.a, v.b); }
   static __m512i pack(Pair v, const Float16*) {
     const __m256i lo = _mm512_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
     const __m256i hi = _mm512_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
@@ -233,30 +247,9 @@ struct Simd {
 
   static __mmask16 low_mask16(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
   static __mmask32 low_mask32(int n) { return static_cast<__mmask32>((1ull << n) - 1); }
-
-#ifdef __AVX512BF16__
-  static __m512i round_bf16(Pair v) {
-    // cvtne2ps gives a's 16 values in the low half, b's in the high: vpermw interleaves them.
-    const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.b, v.a));
-    return _mm512_permutexvar_epi16(interleave(), halves);
-  }
-  static __m512i interleave() {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    return _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
-  }
-#else
-  static __m512i round_bf16(Pair v) {
-    const __m512i a = round16(v.a), b = round16(v.b);
-    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
-  }
-  // Adds half a unit of the upper 16 bits, ties to even: the upper half is then the rounded value. Not for NaN.
-  static __m512i round16(F x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  }
-#endif
 };
+
+using Simd = BasicSimd<IntegerRounding>;
 
 }  // namespace tileloss::cpu::avx512
 

@@ -56,7 +56,7 @@ Enum find_name(const std::string& name, Enum count, NameOf name_of, const char* 
   throw ToolError(kExitUsage, fmt::format("{} '{}' is unknown", what, name));
 }
 
-constexpr tileloss_isa kIsaCount = TILELOSS_ISA_AVX512 + 1;
+constexpr tileloss_isa kIsaCount = TILELOSS_ISA_AVX512_BF16 + 1;
 constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
 
 }  // namespace

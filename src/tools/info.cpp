@@ -91,7 +91,7 @@ Json collect() {
   info["functions"] = Function::names();
   info["cpu"] = cpu_model();
   Json available = Json::array();
-  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_AVX512; ++isa) {
+  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_AVX512_BF16; ++isa) {
     if (tileloss_isa_supported(isa) != 0) available.push_back(tileloss_isa_name(isa));
   }
   info["isa_available"] = available;
