@@ -170,8 +170,110 @@ typedef struct tileloss_cross_entropy_options {
   int32_t reserved;              // 0
 } tileloss_cross_entropy_options;
 
+// The per-token objective of a policy loss; rho is the ratio of the new to the old policy, A the advantage.
+typedef int32_t tileloss_policy_kind;
+enum {
+  TILELOSS_POLICY_CLIP = 0,       // -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip
+  TILELOSS_POLICY_CISPO = 1,      // -stop(clip(rho, cap_low, cap)) A logp
+  TILELOSS_POLICY_SAPO = 2,       // -(4 / tau) sigmoid(tau (rho - 1)) A
+  TILELOSS_POLICY_VESPO = 3,      // -stop(phi) A logp, phi a gamma weight of the sequence's ratio
+  TILELOSS_POLICY_REINFORCE = 4,  // -A logp
+};
+
+typedef int32_t tileloss_level;
+enum { TILELOSS_LEVEL_TOKEN = 0, TILELOSS_LEVEL_SEQUENCE = 1 };
+
+// How the per-token losses l become the loss. n_b: tokens in use of sequence b, M: in all, B: sequences, empty ones included.
+typedef int32_t tileloss_aggregation;
+enum {
+  TILELOSS_SEQ_MEAN_TOKEN_MEAN = 0,      // mean over the sequences of (sum l / n_b)
+  TILELOSS_TOKEN_MEAN = 1,               // sum l / M, or / num_items when given
+  TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM = 2,  // sum l / (B max_length)
+  TILELOSS_SEQ_MEAN_TOKEN_SUM = 3,       // mean over the sequences of sum l
+  TILELOSS_AGGREGATION_SUM = 4,          // sum l / num_items (default 1)
+  TILELOSS_AGGREGATION_NONE = 5          // one l a row
+};
+
+typedef int32_t tileloss_sampler_correction;
+enum { TILELOSS_SAMPLER_OFF = 0, TILELOSS_SAMPLER_TRUNCATE = 1, TILELOSS_SAMPLER_MASK = 2 };
+
+typedef int32_t tileloss_kl_estimator;
+enum { TILELOSS_KL_K1 = 0, TILELOSS_KL_K2 = 1, TILELOSS_KL_K3 = 2 };
+
+typedef int32_t tileloss_entropy_reduction;
+enum { TILELOSS_ENTROPY_TOKEN_MEAN = 0, TILELOSS_ENTROPY_AS_LOSS = 1 };
+
+typedef int32_t tileloss_cispo_cap;
+enum { TILELOSS_CISPO_CAP_RAW = 0, TILELOSS_CISPO_CAP_ONE_PLUS = 1 };
+
+// NaN stands for "not given".
+typedef struct tileloss_policy_loss_options {
+  size_t struct_size;
+  tileloss_logit_options logit;
+
+  tileloss_policy_kind kind;             // default clip
+  tileloss_level ratio_level;            // token (default); sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
+  tileloss_aggregation aggregation;      // default seq_mean_token_mean
+  tileloss_level advantage_level;        // sequence (default): advantages [B]; token: [N]
+  tileloss_cispo_cap cispo_cap;          // raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
+  int32_t reserved;                      // 0
+  tileloss_scalar epsilon_low;           // >= 0; default 0.2
+  tileloss_scalar epsilon_high;          // >= 0; not given: 0.2, but kind cispo requires it
+  tileloss_scalar delta;                 // clip: upper bound of rho, > 0; default off
+  tileloss_scalar dual_clip;             // clip: c > 1 bounds the loss by -c A where A < 0; default off
+  tileloss_scalar cap_low;               // cispo: lower bound of rho, >= 0; default off
+  double tau_pos, tau_neg;               // sapo: > 0; tau_pos (1.0) where A > 0, else tau_neg (1.05)
+  double vespo_k_pos, vespo_lambda_pos;  // vespo, A >= 0: 2, 3
+  double vespo_k_neg, vespo_lambda_neg;  // vespo, A < 0: 3, 2; each lambda is floored at 1e-4
+  double log_ratio_clamp;                // > 0: clamps log rho of each token; default off
+
+  tileloss_sampler_correction sampler_correction;  // off (default), truncate or mask; needs sampler_logp
+  tileloss_level sampler_level;                    // token (default) or sequence
+  double sampler_min, sampler_max;                 // inclusive bounds of the ratio, >= 0; default none
+  double off_policy_threshold;  // drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it;
+                                // default off
+  double entropy_quantile;      // q in (0, 1]: keeps tokens whose entropy is at least the (1 - q) quantile; default off
+  tileloss_scalar
+      entropy_threshold;  // keeps tokens whose entropy is at least this; not together with entropy_quantile; default off
+
+  tileloss_scalar beta;                // coefficient of the KL to ref_logp; default 0, needs ref_logp otherwise
+  tileloss_kl_estimator kl_estimator;  // d = ref - logp: k1 = -d, k2 = d^2 / 2, k3 (default) = exp(d) - d - 1
+  int32_t kl_importance;               // 1: multiplies the KL by rho, differentiated; default 0
+  double kl_log_ratio_clamp;           // > 0: clamps d to [-x, x]; default off
+  double kl_clamp;                     // > 0: clamps the KL to [-x, x]; default off
+
+  tileloss_scalar entropy_coef;  // adds -entropy_coef * H; default 0
+  tileloss_entropy_reduction
+      entropy_reduction;  // token_mean (default): mean over the tokens that the entropy mask keeps; as_loss
+  int32_t reserved2;      // 0
+
+  tileloss_scalar num_items;  // >= 0: the denominator of token_mean and sum, not floored; default not given
+  int64_t max_length;         // L_max of seq_mean_token_sum_norm; -1 (default): args.sequence_length
+} tileloss_policy_loss_options;
+
+// What policy_loss reports about a step, as indices into args.metrics. M: tokens in use. Means over tokens divide by M; those
+// marked * are means over all sequences at ratio_level sequence (of each sequence's token mean). NaN: does not apply (its inputs
+// are absent or its kind is another); a mean over nothing is 0.
+enum {
+  TILELOSS_METRIC_KL = 0,                   // with its importance factor; needs ref_logp
+  TILELOSS_METRIC_ENTROPY = 1,              // nats
+  TILELOSS_METRIC_CLIP_LOW_FRACTION = 2,    // * kind clip: rho < 1 - epsilon_low and A < 0
+  TILELOSS_METRIC_CLIP_HIGH_FRACTION = 3,   // * kind clip: rho > 1 + epsilon_high and A > 0
+  TILELOSS_METRIC_CLIP_FRACTION = 4,        // * either
+  TILELOSS_METRIC_CISPO_CLIP_FRACTION = 5,  // * kind cispo: rho > cap and A > 0
+  TILELOSS_METRIC_RATIO_MEAN = 6,           // * rho, 1 for an empty sequence
+  TILELOSS_METRIC_SAMPLER_RATIO_MEAN = 7,   // of r, truncated or masked; over all sequences at sampler_level sequence
+  TILELOSS_METRIC_SAMPLER_RATIO_MIN = 8,
+  TILELOSS_METRIC_SAMPLER_RATIO_MAX = 9,
+  TILELOSS_METRIC_PHI_MEAN = 10,           // kind vespo; over all sequences, 1 for an empty one
+  TILELOSS_METRIC_DROPPED_SEQUENCES = 11,  // those of which the off-policy mask dropped a token
+  TILELOSS_METRIC_TOKENS = 12,             // M
+  TILELOSS_POLICY_METRICS = 13
+};
+
 TILELOSS_API void tileloss_logprobs_options_init(tileloss_logprobs_options* options);
 TILELOSS_API void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options);
+TILELOSS_API void tileloss_policy_loss_options_init(tileloss_policy_loss_options* options);
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
@@ -207,6 +309,16 @@ typedef struct tileloss_args {
   // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum).
   // A backward without it sweeps the logits twice. Absent: struct_size 0, as tileloss_args_init leaves it.
   tileloss_row_state row_state;
+
+  // Policy losses. Rows (tokens) belong to sequences: B of them, back to back. Rows with mask 0 are neither read nor counted.
+  tileloss_vector mask;              // [N] uint8, int32, int64 or float32; 0: not in use; default: all rows are
+  tileloss_vector old_logp;          // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
+  tileloss_vector ref_logp;          // [N] float32, of the reference model
+  tileloss_vector sampler_logp;      // [N] float32, of the engine that sampled the tokens
+  tileloss_vector advantages;        // [B] or [N] float32, as options.advantage_level says
+  tileloss_vector sequence_offsets;  // [B+1] int32, int64: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
+  tileloss_vector metrics;           // out: [TILELOSS_POLICY_METRICS] float32, or its first so many
+  int64_t sequence_length;           // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
 } tileloss_args;
 
 TILELOSS_API void tileloss_args_init(tileloss_args* args);
@@ -323,6 +435,17 @@ TILELOSS_API tileloss_status tileloss_cross_entropy_value_and_grad(const tilelos
                                                                    const tileloss_cross_entropy_options* options,
                                                                    const tileloss_plan* plan, const tileloss_run* run);
 
+// The GRPO family. Per token: l * (off-policy mask) * (entropy mask) * (sampler ratio) + beta * KL - entropy bonus, aggregated
+// over sequences and tokens; docs/losses.md has every formula. Losses whose coefficients need other rows (ratio_level sequence,
+// vespo, off_policy_threshold, entropy_quantile) sweep the logits twice, all others once.
+TILELOSS_API tileloss_status tileloss_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                  const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_policy_loss_backward(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                           const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_args* args,
+                                                                 const tileloss_policy_loss_options* options,
+                                                                 const tileloss_plan* plan, const tileloss_run* run);
+
 // ----------------------------------------------------------------------------------------------------------- introspection
 
 typedef int32_t tileloss_field_type;
@@ -355,6 +478,8 @@ typedef struct tileloss_function_info {
   int64_t num_fields;
   int32_t is_loss;  // 1: has a loss and value_and_grad; 0: row outputs only
   int32_t reserved;
+  const char* presets;  // "grpo|gspo|...": names that tileloss_options_preset takes; null if there are none
+  const char* metrics;  // "kl|entropy|...": what args.metrics holds, in this order; null if there are none
 } tileloss_function_info;
 
 TILELOSS_API int64_t tileloss_function_count(void);
@@ -362,6 +487,9 @@ TILELOSS_API int64_t tileloss_function_count(void);
 TILELOSS_API tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info);
 // Fills `options` (info->options_size bytes) with a function's defaults.
 TILELOSS_API tileloss_status tileloss_options_init(const char* function, void* options);
+// The same, and on top of them what a preset sets. policy_loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo,
+// reinforce: a kind, a ratio level and an aggregation (docs/losses.md).
+TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options);
 
 TILELOSS_API const char* tileloss_isa_name(tileloss_isa isa);
 TILELOSS_API int32_t tileloss_isa_supported(tileloss_isa isa);  // 1 if compiled in and this machine has it

@@ -21,160 +21,11 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <tileloss/views.hpp>
+#include <tileloss/arguments.hpp>
 #include <utility>
 
 namespace tileloss {
 inline namespace v0 {
-
-// --------------------------------------------------------------------------------------------------------------- options
-
-enum class Reduction : std::int32_t {
-  kNone = TILELOSS_REDUCTION_NONE,
-  kSum = TILELOSS_REDUCTION_SUM,
-  kMean = TILELOSS_REDUCTION_MEAN
-};
-enum class TemperatureOn : std::int32_t { kLogits = TILELOSS_TEMPERATURE_ON_LOGITS, kLogprob = TILELOSS_TEMPERATURE_ON_LOGPROB };
-
-// z = softcap(logit_scale * x) / temperature, softcap(u) = c tanh(u / c); which columns and rows count.
-struct LogitOptions {
-  double logit_scale = 1;                                 // > 0
-  double softcap = 0;                                     // c; 0 is off
-  Scalar temperature = 1;                                 // > 0
-  TemperatureOn temperature_on = TemperatureOn::kLogits;  // kLogprob: logp' = logp / T of the softmax at T = 1
-  std::int64_t valid_vocab = -1;                          // columns from here on are padding; -1: none is
-  std::int64_t ignore_index = -100;                       // rows with this label are neither read nor counted
-  std::int64_t vocab_start = 0;                           // the class of column 0, for a shard of the vocabulary
-  std::int64_t vocab_total = -1;                          // classes in all shards; -1: this matrix holds them all
-
-  [[nodiscard]] tileloss_logit_options c() const noexcept {
-    tileloss_logprobs_options defaults;
-    tileloss_logprobs_options_init(&defaults);
-    tileloss_logit_options options = defaults.logit;
-    options.logit_scale = logit_scale;
-    options.softcap = softcap;
-    options.temperature = temperature.c();
-    options.temperature_on = static_cast<tileloss_temperature_on>(temperature_on);
-    options.valid_vocab = valid_vocab;
-    options.ignore_index = ignore_index;
-    options.vocab_start = vocab_start;
-    options.vocab_total = vocab_total;
-    return options;
-  }
-};
-
-struct LogprobsOptions {
-  LogitOptions logit = {};
-
-  [[nodiscard]] tileloss_logprobs_options c() const noexcept {
-    tileloss_logprobs_options options;
-    tileloss_logprobs_options_init(&options);
-    options.logit = logit.c();
-    return options;
-  }
-};
-
-struct CrossEntropyOptions {
-  LogitOptions logit = {};
-  double label_smoothing = 0;              // s in [0, 1]
-  double z_loss = 0;                       // zeta >= 0: adds zeta * lse^2
-  Scalar num_items = Scalar::not_given();  // kMean's denominator when given
-  Reduction reduction = Reduction::kMean;
-
-  [[nodiscard]] tileloss_cross_entropy_options c() const noexcept {
-    tileloss_cross_entropy_options options;
-    tileloss_cross_entropy_options_init(&options);
-    options.logit = logit.c();
-    options.label_smoothing = label_smoothing;
-    options.z_loss = z_loss;
-    options.num_items = num_items.c();
-    options.reduction = static_cast<tileloss_reduction>(reduction);
-    return options;
-  }
-};
-
-// ------------------------------------------------------------------------------------------------------------- arguments
-
-// N rows (tokens), V columns (vocabulary). Leave out what you do not have or want; what a call cannot fill, such as dlogits in a
-// forward, is refused. Outputs of ignored rows are 0, argmax -1.
-struct LogprobsArgs {
-  LogitsView logits = {};  // [N,V] float, BFloat16, Float16
-  LabelsView labels;       // [N] int32, int64
-  // Upstream gradients [N] of the backward; an absent one is 0.
-  Vector<const float> logp_grad = {};
-  Vector<const float> lse_grad = {};
-  Vector<const float> entropy_grad = {};
-  // Outputs of the forward.
-  Vector<float> logp = {};              // [N] log softmax at the label
-  Vector<float> lse = {};               // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};           // [N] nats
-  Vector<std::int64_t> argmax = {};     // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};    // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};  // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};        // [N] mean of z over the valid columns
-  // Output of the backward: [N,V] of the logits' type; may be the logits themselves, else must not overlap them.
-  MutableLogitsView dlogits = {};
-  RowStateView row_state = {};  // out of a forward, into a backward, which without it sweeps the logits twice
-
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.labels = labels.c();
-    args.logp_grad = logp_grad.c();
-    args.lse_grad = lse_grad.c();
-    args.entropy_grad = entropy_grad.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    if (row_state.present()) args.row_state = row_state.c();
-    return args;
-  }
-};
-
-struct CrossEntropyArgs {
-  LogitsView logits = {};                  // [N,V] float, BFloat16, Float16
-  LabelsView labels;                       // [N] int32, int64
-  Vector<const float> token_weights = {};  // [N] w_i; absent: 1
-  Vector<const float> class_weights = {};  // [classes] c_j, stride 1; absent: 1
-  Vector<const float> loss_grad = {};      // upstream gradient, [1], or [N] with Reduction::kNone; absent: 1
-  Vector<float> loss = {};                 // [1], or [N] with Reduction::kNone
-  // Further row outputs of the forward and of value_and_grad, as in LogprobsArgs.
-  Vector<float> logp = {};
-  Vector<float> lse = {};
-  Vector<float> entropy = {};
-  Vector<std::int64_t> argmax = {};
-  Vector<std::uint8_t> correct = {};
-  Vector<float> log_sum_sq_probs = {};
-  Vector<float> mean_logit = {};
-  MutableLogitsView dlogits = {};
-  RowStateView row_state = {};
-
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args = LogprobsArgs{.logits = logits,
-                                      .labels = labels,
-                                      .logp = logp,
-                                      .lse = lse,
-                                      .entropy = entropy,
-                                      .argmax = argmax,
-                                      .correct = correct,
-                                      .log_sum_sq_probs = log_sum_sq_probs,
-                                      .mean_logit = mean_logit,
-                                      .dlogits = dlogits,
-                                      .row_state = row_state}
-                             .c();
-    args.token_weights = token_weights.c();
-    args.class_weights = class_weights.c();
-    args.loss_grad = loss_grad.c();
-    args.loss = loss.c();
-    return args;
-  }
-};
 
 // ---------------------------------------------------------------------------------------------------------- plan and run
 
@@ -348,6 +199,10 @@ inline PlanResult plan(Pass pass, const CrossEntropyArgs& args, const CrossEntro
                        const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
   return detail::make_plan("cross_entropy", pass, args, options, wishes, executor);
 }
+inline PlanResult plan(Pass pass, const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                       const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("policy_loss", pass, args, options, wishes, executor);
+}
 
 // logp, lse and whatever other row outputs are present. Errors of every function here: those of plan, kLabelOutOfRange naming row
 // and label before anything is written, kPlanMismatch, kOutOfMemory.
@@ -381,6 +236,20 @@ inline Status cross_entropy_value_and_grad(const CrossEntropyArgs& args, const C
   return detail::call("cross_entropy", Pass::kValueAndGrad, args, options, run);
 }
 
+// The GRPO family: per token l * masks * sampler ratio + beta * KL - entropy bonus, aggregated; docs/losses.md has every formula.
+inline Status policy_loss(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                          const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kForward, args, options, run);
+}
+inline Status policy_loss_backward(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                   const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kBackward, args, options, run);
+}
+inline Status policy_loss_value_and_grad(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                         const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kValueAndGrad, args, options, run);
+}
+
 // The forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it.
 inline Status logprobs_from_row_state(const LogprobsArgs& args, const LogprobsOptions& options = {},
                                       const RunOptions& run = {}) noexcept {
@@ -389,6 +258,10 @@ inline Status logprobs_from_row_state(const LogprobsArgs& args, const LogprobsOp
 inline Status cross_entropy_from_row_state(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
                                            const RunOptions& run = {}) noexcept {
   return detail::call("cross_entropy", Pass::kFromRowState, args, options, run);
+}
+inline Status policy_loss_from_row_state(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                         const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kFromRowState, args, options, run);
 }
 
 }  // namespace v0

@@ -107,6 +107,10 @@ template <class T>
 inline constexpr bool kIsLogit = std::is_same_v<T, float> || std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
 template <class T>
 inline constexpr bool kIsLabel = std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>;
+template <class T>
+inline constexpr bool kIsMask = kIsLabel<T> || std::is_same_v<T, std::uint8_t> || std::is_same_v<T, float>;
+template <class Range>
+concept MaskStorage = Storage<Range> && kIsMask<std::remove_const_t<ElementOf<Range>>>;
 template <class Range>
 concept LabelStorage = Storage<Range> && kIsLabel<std::remove_const_t<ElementOf<Range>>>;
 
@@ -121,6 +125,8 @@ template <class T>
 concept MutableLogitElement = detail::kIsLogit<T>;
 template <class T>
 concept LabelElement = detail::kIsLabel<std::remove_const_t<T>>;
+template <class T>
+concept MaskElement = detail::kIsMask<std::remove_const_t<T>>;
 
 // A [size] vector of T, stride in elements. const T for inputs.
 template <Element T>
@@ -190,7 +196,7 @@ class Matrix {
 template <detail::Storage Range>
 Matrix(Range&&, std::int64_t, std::int64_t) -> Matrix<detail::ElementOf<Range>>;
 
-// The three places where the element type is open: logits to read, logits to write, labels. Each takes any fitting view.
+// The places where the element type is open: logits to read, logits to write, labels, masks. Each takes any fitting view.
 class LogitsView {
  public:
   LogitsView() noexcept = default;
@@ -221,6 +227,20 @@ class LabelsView {
   template <detail::LabelStorage Range>
   LabelsView(Range&& labels) noexcept  // NOLINT(bugprone-forwarding-reference-overload): a LabelsView is no range
       : c_(Vector<detail::ElementOf<Range>>(labels).c()) {}
+  [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
+
+ private:
+  tileloss_vector c_{};
+};
+
+class MaskView {
+ public:
+  MaskView() noexcept = default;
+  template <MaskElement T>
+  MaskView(const Vector<T>& vector) noexcept : c_(vector.c()) {}
+  template <detail::MaskStorage Range>
+  MaskView(Range&& mask) noexcept  // NOLINT(bugprone-forwarding-reference-overload): a MaskView is no range
+      : c_(Vector<detail::ElementOf<Range>>(mask).c()) {}
   [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
 
  private:

@@ -62,7 +62,23 @@ void init(T* value) {
   value->struct_size = sizeof(T);
 }
 
-void init_options(const char* function, void* options) {
+// The defaults, and on top of them a preset; null: none.
+Status init_options(const char* function, const char* preset, void* options) {
+  const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
+  if (loss == nullptr) return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
+  if (options == nullptr) return expected("options", "a pointer", "null");
+  if (preset != nullptr) {
+    if (loss->info.presets == nullptr) return expected("preset", std::string("none: ") + function + " has no presets", preset);
+    const std::string all = std::string("|") + loss->info.presets + "|";
+    if (*preset == '\0' || all.find(std::string("|") + preset + "|") == std::string::npos)
+      return expected("preset", "one of " + std::string(loss->info.presets), preset);
+  }
+  fill_defaults(*loss, options);
+  if (preset != nullptr) loss->info.set_preset(preset, options);
+  return {};
+}
+
+void init_defaults(const char* function, void* options) {
   if (options != nullptr) fill_defaults(*find_loss(function), options);
 }
 
@@ -106,8 +122,9 @@ void tileloss_plan_options_init(tileloss_plan_options* options) { init(options);
 void tileloss_plan_init(tileloss_plan* plan) { init(plan); }
 void tileloss_executor_init(tileloss_executor* executor) { init(executor); }
 void tileloss_run_init(tileloss_run* run) { init(run); }
-void tileloss_logprobs_options_init(tileloss_logprobs_options* options) { init_options("logprobs", options); }
-void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options) { init_options("cross_entropy", options); }
+void tileloss_logprobs_options_init(tileloss_logprobs_options* options) { init_defaults("logprobs", options); }
+void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options) { init_defaults("cross_entropy", options); }
+void tileloss_policy_loss_options_init(tileloss_policy_loss_options* options) { init_defaults("policy_loss", options); }
 
 tileloss_status tileloss_make_plan(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options,
                                    const tileloss_plan_options* plan_options, const tileloss_executor* executor,
@@ -145,6 +162,19 @@ tileloss_status tileloss_cross_entropy_value_and_grad(const tileloss_args* args,
   return tileloss_call("cross_entropy", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
 
+tileloss_status tileloss_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                     const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("policy_loss", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_policy_loss_backward(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                              const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("policy_loss", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                    const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("policy_loss", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+
 int64_t tileloss_function_count(void) { return static_cast<int64_t>(losses().size()); }
 
 tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info) {
@@ -160,20 +190,18 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
              loss.fields.data(),
              static_cast<int64_t>(loss.fields.size()),
              loss.info.is_loss ? 1 : 0,
-             0};
+             0,
+             loss.info.presets,
+             loss.info.metrics};
     return {};
   });
 }
 
 tileloss_status tileloss_options_init(const char* function, void* options) {
-  return guarded([&]() -> Status {
-    const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
-    if (loss == nullptr)
-      return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
-    if (options == nullptr) return expected("options", "a pointer", "null");
-    fill_defaults(*loss, options);
-    return {};
-  });
+  return guarded([&] { return init_options(function, nullptr, options); });
+}
+tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options) {
+  return guarded([&] { return init_options(function, preset == nullptr ? "" : preset, options); });
 }
 
 const char* tileloss_isa_name(tileloss_isa isa) { return cpu::isa_name(isa); }

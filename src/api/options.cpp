@@ -77,9 +77,6 @@ Status check_options(const RegisteredLoss& loss, const void* options, bool with_
     }
     if (!in_range(f, x)) return expected(f.name, range(f), text(x));
   }
-  if (loss.info.check != nullptr) {
-    if (std::string message = loss.info.check(options); !message.empty()) return invalid(std::move(message));
-  }
   return {};
 }
 

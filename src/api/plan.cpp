@@ -58,12 +58,16 @@ Status check_wishes(const tileloss_plan_options& o) {
 }
 
 tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
-  if (!is_both(p)) return TILELOSS_SCHEDULE_SWEEPS;
+  if (!is_both(p) || p.couples_rows) return TILELOSS_SCHEDULE_SWEEPS;
   if (o.schedule != TILELOSS_SCHEDULE_AUTO) return o.schedule;
   return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
 }
 
 }  // namespace
+
+bool keeps_states(const Problem& p, const tileloss_plan& plan) {
+  return p.needs_forward && (p.couples_rows || (p.needs_backward && plan.schedule == TILELOSS_SCHEDULE_SWEEPS));
+}
 
 WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) {
   WorkspaceLayout w;
@@ -75,8 +79,8 @@ WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) {
   };
   w.targets = take(p.rows * 8);
   w.losses = take(p.rows * 8);
-  w.states =
-      take(is_both(p) && plan.schedule == TILELOSS_SCHEDULE_SWEEPS ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  w.states = take(keeps_states(p, plan) ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  w.stage = take(p.stage_bytes);
   w.scratch = take(plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block));
   w.bytes = at;
   return w;
@@ -102,6 +106,10 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   if (out == nullptr || out->struct_size != sizeof *out)
     return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
   if (Status s = check_wishes(wishes); !s.ok()) return s;
+  if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
+    return expected("schedule", std::string("auto or sweeps, as these options of ") + p.loss->info.name + " couple the rows",
+                    tileloss_schedule_name(wishes.schedule));
+  }
   if (Status s = check_executor(executor); !s.ok()) return s;
   const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
   if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};

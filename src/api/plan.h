@@ -9,11 +9,14 @@ namespace tileloss::api {
 struct WorkspaceLayout {
   std::int64_t targets = 0;  // int64 [rows]
   std::int64_t losses = 0;   // double [rows]
-  std::int64_t states = 0;   // RowState [rows], for a value_and_grad in two sweeps
+  std::int64_t states = 0;   // RowState [rows], when the row stage has to wait for the whole forward sweep
+  std::int64_t stage = 0;    // the row stage's own
   std::int64_t scratch = 0;  // one piece a thread
   std::int64_t bytes = 0;
 };
 
+// The states of a forward sweep are kept for a second visit: a backward sweep, or a row stage that couples rows.
+bool keeps_states(const Problem& problem, const tileloss_plan& plan);
 WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
 
 Status make_plan(const Problem& problem, const tileloss_plan_options* options, const tileloss_executor* executor,

@@ -4,148 +4,13 @@
 #include <cstring>
 #include <limits>
 
+#include "api/arguments.h"
 #include "api/options.h"
 
 namespace tileloss::api {
 namespace {
 
 using std::to_string;
-
-const char* dtype_name(tileloss_dtype t) {
-  switch (t) {
-    case TILELOSS_NONE: return "none";
-    case TILELOSS_FLOAT32: return "float32";
-    case TILELOSS_BFLOAT16: return "bfloat16";
-    case TILELOSS_FLOAT16: return "float16";
-    case TILELOSS_INT32: return "int32";
-    case TILELOSS_INT64: return "int64";
-    case TILELOSS_UINT8: return "uint8";
-    default: return "an unknown dtype";
-  }
-}
-
-bool present(const tileloss_matrix& m) { return m.dtype != TILELOSS_NONE; }
-bool present(const tileloss_vector& v) { return v.dtype != TILELOSS_NONE; }
-
-std::int64_t element_bytes(tileloss_dtype t) {
-  switch (t) {
-    case TILELOSS_INT64: return 8;
-    case TILELOSS_FLOAT32:
-    case TILELOSS_INT32: return 4;
-    case TILELOSS_UINT8: return 1;
-    default: return 2;
-  }
-}
-
-std::string shape(std::int64_t rows, std::int64_t cols) {
-  std::string text = "[";
-  text += to_string(rows) + "," + to_string(cols) + "]";
-  return text;
-}
-
-// rows * stride * bytes must not overflow.
-bool fits(std::int64_t count, std::int64_t stride, tileloss_dtype dtype) {
-  std::int64_t elements = 0, bytes = 0;
-  return !__builtin_mul_overflow(count, stride, &elements) && !__builtin_mul_overflow(elements, element_bytes(dtype), &bytes);
-}
-
-Status check_matrix(const char* name, const tileloss_matrix& m) {
-  if (m.dtype != TILELOSS_FLOAT32 && m.dtype != TILELOSS_BFLOAT16 && m.dtype != TILELOSS_FLOAT16) {
-    return expected(std::string(name) + ".dtype", "float32, bfloat16 or float16", dtype_name(m.dtype));
-  }
-  if (m.device_type != TILELOSS_CPU) {
-    return {TILELOSS_UNSUPPORTED,
-            std::string(name) + ".device_type: expected the CPU, the only device of this build, got " + to_string(m.device_type)};
-  }
-  if (m.reserved != 0) return expected(std::string(name) + ".reserved", "0", to_string(m.reserved));
-  if (m.rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(m.rows));
-  if (m.cols < 1) return expected(std::string(name) + ".cols", ">= 1", to_string(m.cols));
-  if (m.cols > std::numeric_limits<std::int32_t>::max())
-    return expected(std::string(name) + ".cols", "< 2^31", to_string(m.cols));
-  if (m.col_stride != 1 && m.cols > 1) return expected(std::string(name) + ".col_stride", "1", to_string(m.col_stride));
-  if (m.row_stride < m.cols && m.rows > 1) {
-    return expected(std::string(name) + ".row_stride", ">= cols = " + to_string(m.cols), to_string(m.row_stride));
-  }
-  if (m.rows > 1 && !fits(m.rows, m.row_stride, m.dtype))
-    return expected(std::string(name), "less than 2^63 bytes", shape(m.rows, m.row_stride));
-  return {};
-}
-
-struct VectorRule {
-  const char* name;
-  const tileloss_vector* v;
-  std::int64_t size;
-  tileloss_dtype dtype, other_dtype;
-  bool is_output;
-};
-
-Status check_vector(const VectorRule& r) {
-  const std::string name = r.name;
-  if (r.v->dtype != r.dtype && r.v->dtype != r.other_dtype) {
-    const std::string wanted =
-        r.dtype == r.other_dtype ? dtype_name(r.dtype) : std::string(dtype_name(r.dtype)) + " or " + dtype_name(r.other_dtype);
-    return expected(name + ".dtype", wanted, dtype_name(r.v->dtype));
-  }
-  if (r.v->device_type != TILELOSS_CPU)
-    return expected(name + ".device_type", "the logits' device (CPU)", to_string(r.v->device_type));
-  if (r.v->reserved != 0) return expected(name + ".reserved", "0", to_string(r.v->reserved));
-  if (r.v->size != r.size) return expected(name + ".size", to_string(r.size), to_string(r.v->size));
-  if (r.is_output && r.size > 1 && r.v->stride == 0) return expected(name + ".stride", "not 0 for an output", "0");
-  if (r.v->stride < 0) return expected(name + ".stride", ">= 0", to_string(r.v->stride));
-  if (!fits(r.size, r.v->stride, r.v->dtype))
-    return expected(name, "less than 2^63 bytes", to_string(r.size) + " * " + to_string(r.v->stride));
-  return {};
-}
-
-Status check_vectors(const Problem& p) {
-  const tileloss_args& a = p.args;
-  const std::int64_t n = p.rows, losses = p.is_per_row ? p.rows : 1;
-  constexpr auto kF = TILELOSS_FLOAT32;
-  const VectorRule rules[] = {
-      {"labels", &a.labels, n, TILELOSS_INT32, TILELOSS_INT64, false},
-      {"token_weights", &a.token_weights, n, kF, kF, false},
-      {"class_weights", &a.class_weights, p.classes, kF, kF, false},
-      {"loss_grad", &a.loss_grad, losses, kF, kF, false},
-      {"logp_grad", &a.logp_grad, n, kF, kF, false},
-      {"lse_grad", &a.lse_grad, n, kF, kF, false},
-      {"entropy_grad", &a.entropy_grad, n, kF, kF, false},
-      {"loss", &a.loss, losses, kF, kF, true},
-      {"logp", &a.logp, n, kF, kF, true},
-      {"lse", &a.lse, n, kF, kF, true},
-      {"entropy", &a.entropy, n, kF, kF, true},
-      {"argmax", &a.argmax, n, TILELOSS_INT64, TILELOSS_INT64, true},
-      {"correct", &a.correct, n, TILELOSS_UINT8, TILELOSS_UINT8, true},
-      {"log_sum_sq_probs", &a.log_sum_sq_probs, n, kF, kF, true},
-      {"mean_logit", &a.mean_logit, n, kF, kF, true},
-  };
-  for (const VectorRule& r : rules) {
-    if (!present(*r.v)) continue;
-    if (Status s = check_vector(r); !s.ok()) return s;
-  }
-  if (!present(a.labels)) return expected("labels", "an int32 or int64 vector of size " + to_string(n), "none");
-  if (present(a.class_weights) && a.class_weights.stride != 1 && p.classes > 1) {
-    return expected("class_weights.stride", "1", to_string(a.class_weights.stride));
-  }
-  const std::uint32_t inputs = p.loss->info.inputs;
-  const struct {
-    const char* name;
-    const tileloss_vector* v;
-    bool accepted;
-  } uses[] = {
-      {"token_weights", &a.token_weights, (inputs & kTokenWeights) != 0},
-      {"class_weights", &a.class_weights, (inputs & kClassWeights) != 0},
-      {"loss_grad", &a.loss_grad, (inputs & kLossGrad) != 0},
-      {"logp_grad", &a.logp_grad, (inputs & kRowGrads) != 0},
-      {"lse_grad", &a.lse_grad, (inputs & kRowGrads) != 0},
-      {"entropy_grad", &a.entropy_grad, (inputs & kRowGrads) != 0},
-      {"loss", &a.loss, p.loss->info.is_loss},
-  };
-  for (const auto& u : uses) {
-    if (present(*u.v) && !u.accepted)
-      return expected(u.name, std::string("none: ") + p.loss->info.name + " does not take it", "a vector");
-  }
-  return {};
-}
 
 Status check_row_state(const Problem& p, bool is_input, bool needs_entropy) {
   const tileloss_row_state& s = p.args.row_state;
@@ -237,7 +102,8 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   if (p.pass == TILELOSS_FROM_ROW_STATE && !given_state) return expected("row_state", "the merged state", "none");
   const bool wants_value = p.pass != TILELOSS_BACKWARD;
   const std::uint32_t needed =
-      (wants_value ? output_sums(a) | (p.loss->info.is_loss && present(a.loss) ? forward_sums : 0u) : 0u) |
+      (wants_value ? output_sums(a) | (p.loss->info.is_loss && (present(a.loss) || present(a.metrics)) ? forward_sums : 0u)
+                   : 0u) |
       (p.pass == TILELOSS_BACKWARD || p.pass == TILELOSS_VALUE_AND_GRAD ? backward_sums : 0u);
   p.needs_backward = p.pass == TILELOSS_BACKWARD || p.pass == TILELOSS_VALUE_AND_GRAD;
   p.needs_forward = !state_is_input;
@@ -257,7 +123,7 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
     return expected("mean_logit", "none together with class_weights", "a vector");
   }
   if (p.is_shard && p.needs_forward &&
-      (p.needs_backward || present(a.loss) || output_sums(a) != 0 || present(a.logp) || present(a.lse))) {
+      (p.needs_backward || present(a.loss) || present(a.metrics) || output_sums(a) != 0 || present(a.logp) || present(a.lse))) {
     return expected(
         "vocab_total",
         "the columns of the logits: a shard alone gives only its row_state (merge, then use from_row_state or backward)",
@@ -267,6 +133,35 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
 }
 
 }  // namespace
+
+std::string shape(std::int64_t rows, std::int64_t cols) {
+  std::string text = "[";
+  text += to_string(rows) + "," + to_string(cols) + "]";
+  return text;
+}
+
+LossContext make_context(const Problem& p) {
+  const tileloss_args& a = p.args;
+  LossContext c;
+  c.options = p.options.data();
+  c.rows = p.rows;
+  c.classes = p.classes;
+  c.temperature_on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
+  c.labels = Labels(a.labels, p.logit.ignore_index, a.mask);
+  c.token_weights = RowInput(a.token_weights, 1);
+  c.class_weights = RowInput(a.class_weights, 1);
+  c.loss_grad = RowInput(a.loss_grad, 1);
+  c.logp_grad = RowInput(a.logp_grad, 0);
+  c.lse_grad = RowInput(a.lse_grad, 0);
+  c.entropy_grad = RowInput(a.entropy_grad, 0);
+  c.old_logp = RowInput(a.old_logp, 0);
+  c.ref_logp = RowInput(a.ref_logp, 0);
+  c.sampler_logp = RowInput(a.sampler_logp, 0);
+  c.advantages = RowInput(a.advantages, 0);
+  c.sequences = Sequences(a.sequence_offsets, a.sequence_length, p.rows);
+  if (p.pass != TILELOSS_BACKWARD) c.metrics = a.metrics;
+  return c;
+}
 
 Status make_problem(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, Problem* problem) {
   Problem& p = *problem;
@@ -298,83 +193,31 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   }
   std::memcpy(&p.logit, p.options.data() + offsetof(CommonOptions, logit), sizeof p.logit);
   if (Status s = check_options(*p.loss, p.options.data(), false); !s.ok()) return s;
+  p.num_metrics = p.loss->info.metrics == nullptr ? 0 : 1 + std::ranges::count(std::string_view(p.loss->info.metrics), '|');
   p.is_per_row = p.loss->info.is_per_row != nullptr && p.loss->info.is_per_row(p.options.data());
   if (Status s = resolve_matrices(p); !s.ok()) return s;
   if (Status s = resolve_vocabulary(p); !s.ok()) return s;
   if (Status s = check_vectors(p); !s.ok()) return s;
-  LossContext context;
-  context.options = p.options.data();
-  static const float kOne = 1;  // presence is all that the demand for sums depends on
-  if (present(p.args.entropy_grad))
-    context.entropy_grad = RowInput(tileloss_vector{const_cast<float*>(&kOne), 1, 0, TILELOSS_FLOAT32, TILELOSS_CPU, 0, 0}, 0);
+  const LossContext context = make_context(p);
+  if (p.loss->info.check != nullptr) {
+    if (std::string message = p.loss->info.check(context); !message.empty()) return invalid(std::move(message));
+  }
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
+  p.couples_rows = stage->couples_rows();
+  p.stage_bytes = stage->scratch_bytes();
   return resolve_passes(p, stage->forward_sums(), stage->backward_sums());
 }
 
 Status check_data(const Problem& p) {
-  const tileloss_args& a = p.args;
   if (Status s = check_options(*p.loss, p.options.data(), true); !s.ok()) return s;
-  if (p.rows == 0) {
-    if (present(a.loss) && a.loss.size > 0 && a.loss.data == nullptr) return expected("loss.data", "a pointer", "null");
-    return {};
-  }
-  const std::pair<const char*, const tileloss_vector*> vectors[] = {{"labels", &a.labels},
-                                                                    {"token_weights", &a.token_weights},
-                                                                    {"class_weights", &a.class_weights},
-                                                                    {"loss_grad", &a.loss_grad},
-                                                                    {"logp_grad", &a.logp_grad},
-                                                                    {"lse_grad", &a.lse_grad},
-                                                                    {"entropy_grad", &a.entropy_grad},
-                                                                    {"loss", &a.loss},
-                                                                    {"logp", &a.logp},
-                                                                    {"lse", &a.lse},
-                                                                    {"entropy", &a.entropy},
-                                                                    {"argmax", &a.argmax},
-                                                                    {"correct", &a.correct},
-                                                                    {"log_sum_sq_probs", &a.log_sum_sq_probs},
-                                                                    {"mean_logit", &a.mean_logit}};
-  for (const auto& [name, v] : vectors) {
-    if (present(*v) && v->data == nullptr) return expected(std::string(name) + ".data", "a pointer", "null");
-  }
-  if (present(a.logits) && a.logits.data == nullptr) return expected("logits.data", "a pointer", "null");
-  if (!present(a.dlogits)) return {};
-  if (a.dlogits.data == nullptr) return expected("dlogits.data", "a pointer", "null");
-  if (a.dlogits.data == a.logits.data) {
-    if (a.dlogits.row_stride != a.logits.row_stride && p.rows > 1) {
-      return expected("dlogits.row_stride", "the logits', " + to_string(a.logits.row_stride) + ", when it is written over them",
-                      to_string(a.dlogits.row_stride));
-    }
-    return {};
-  }
-  const auto extent = [&](const tileloss_matrix& m) {
-    return static_cast<std::uintptr_t>(((p.rows - 1) * m.row_stride + m.cols) * element_bytes(m.dtype));
-  };
-  const auto x = reinterpret_cast<std::uintptr_t>(a.logits.data), dx = reinterpret_cast<std::uintptr_t>(a.dlogits.data);
-  if (x < dx + extent(a.dlogits) && dx < x + extent(a.logits))
-    return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
-  return {};
+  return check_pointers(p);
 }
 
 std::uint64_t fingerprint(const Problem& p) {
   Fingerprint h;
   h.add(p.loss->info.name);
   h.add(p.pass);
-  for (const tileloss_matrix* m : {&p.args.logits, &p.args.dlogits}) {
-    h.add(m->dtype);
-    if (!present(*m)) continue;
-    h.add(m->rows);
-    h.add(m->cols);
-    h.add(m->row_stride);
-  }
-  const tileloss_args& a = p.args;
-  for (const tileloss_vector* v :
-       {&a.labels, &a.token_weights, &a.class_weights, &a.loss_grad, &a.logp_grad, &a.lse_grad, &a.entropy_grad, &a.loss, &a.logp,
-        &a.lse, &a.entropy, &a.argmax, &a.correct, &a.log_sum_sq_probs, &a.mean_logit}) {
-    h.add(v->dtype);
-    if (!present(*v)) continue;
-    h.add(v->size);
-    h.add(v->stride);
-  }
+  hash_tensors(p.args, h);
   h.add(p.rows);
   h.add(p.sums);
   h.add(p.needs_forward);

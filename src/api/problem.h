@@ -30,10 +30,17 @@ struct Problem {
   bool needs_forward = false;    // sweeps the logits for the state
   bool needs_backward = false;
   bool is_shard = false;
+  std::int64_t num_metrics = 0;  // that the function reports
+  bool couples_rows = false;     // the row stage needs all rows' statistics before it can do any row
+  std::int64_t stage_bytes = 0;  // the row stage's scratch
 };
+
+std::string shape(std::int64_t rows, std::int64_t cols);
 
 // Looks at shapes, dtypes, strides, options and which tensors are there; touches no data. Pointers may be null.
 Status make_problem(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, Problem* problem);
+// What the row stage sees, as far as shapes tell: without the temperature, which may lie behind a pointer, and without scratch.
+LossContext make_context(const Problem& problem);
 // What can only be checked at the call: data pointers, overlap, numbers behind pointers.
 Status check_data(const Problem& problem);
 

@@ -29,8 +29,9 @@ class RowOutput {
   std::int64_t stride_;
 };
 
-// Between a row's two sweeps: the row stage, and the outputs.
-class Rows final : public cpu::RowVisitor {
+// Between a row's two sweeps: the row stage, and the outputs. With `states`, rows are visited twice: in the forward sweep, which
+// keeps their states, and again once every row has been seen.
+class Rows final : public cpu::RowVisitor, public AllRows {
  public:
   Rows(const Problem& problem, const LossContext& context, const RowStage& stage, double* losses, RowState* states)
       : problem_(problem),
@@ -48,7 +49,7 @@ class Rows final : public cpu::RowVisitor {
         correct_(problem.args.correct) {}
 
   void ignored(std::int64_t i) override {
-    if (!writes_) return;
+    if (!writes_ || is_second_visit_) return;
     losses_[i] = 0;
     for (const RowOutput<float>* out : {&logp_, &lse_, &entropy_, &log_sum_sq_probs_, &mean_logit_}) out->set(i, 0);
     argmax_.set(i, -1);
@@ -58,10 +59,13 @@ class Rows final : public cpu::RowVisitor {
 
   cpu::RowGradient visit(std::int64_t i, const RowState& swept) override {
     RowState state = swept;
-    if (problem_.needs_forward && !is_second_sweep_) {
+    if (problem_.needs_forward && !is_second_visit_) {
       if (state.argmax >= 0) state.argmax += problem_.logit.vocab_start;
       save_row(problem_.args.row_state, i, state);
-      if (states_ != nullptr) states_[i] = state;
+      if (states_ != nullptr) {
+        states_[i] = state;
+        return {};
+      }
     }
     cpu::RowGradient g;
     g.stats = make_row_stats(state);
@@ -74,8 +78,9 @@ class Rows final : public cpu::RowVisitor {
   RowState saved_state(std::int64_t i) const override {
     return states_ != nullptr ? states_[i] : load_row(problem_.args.row_state, i);
   }
+  RowStats stats(std::int64_t i) const override { return make_row_stats(saved_state(i)); }
 
-  void begin_second_sweep() { is_second_sweep_ = true; }
+  void begin_second_visit() { is_second_visit_ = true; }
 
  private:
   void write(std::int64_t i, const RowStats& s, double loss) const {
@@ -96,29 +101,11 @@ class Rows final : public cpu::RowVisitor {
   double* const losses_;
   RowState* const states_;
   const bool writes_;
-  bool is_second_sweep_ = false;
+  bool is_second_visit_ = false;
   const RowOutput<float> logp_, lse_, entropy_, log_sum_sq_probs_, mean_logit_;
   const RowOutput<std::int64_t> argmax_;
   const RowOutput<std::uint8_t> correct_;
 };
-
-LossContext make_context(const Problem& p) {
-  const tileloss_args& a = p.args;
-  LossContext c;
-  c.options = p.options.data();
-  c.rows = p.rows;
-  c.classes = p.classes;
-  c.temperature = scalar_value(p.logit.temperature);
-  c.temperature_on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
-  c.labels = Labels(a.labels, p.logit.ignore_index);
-  c.token_weights = RowInput(a.token_weights, 1);
-  c.class_weights = RowInput(a.class_weights, 1);
-  c.loss_grad = RowInput(a.loss_grad, 1);
-  c.logp_grad = RowInput(a.logp_grad, 0);
-  c.lse_grad = RowInput(a.lse_grad, 0);
-  c.entropy_grad = RowInput(a.entropy_grad, 0);
-  return c;
-}
 
 // Checks every used label before anything is written.
 Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* targets) {
@@ -210,25 +197,29 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run* give
   }
   auto* targets = reinterpret_cast<std::int64_t*>(workspace + layout.targets);
   auto* losses = reinterpret_cast<double*>(workspace + layout.losses);
-  const LossContext context = make_context(p);
+  LossContext context = make_context(p);
+  context.temperature = scalar_value(p.logit.temperature);
+  context.scratch = p.stage_bytes > 0 ? workspace + layout.stage : nullptr;
   if (Status s = resolve_targets(p, context.labels, targets); !s.ok()) return s;
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   stage->prepare();
 
-  const bool two_sweeps = p.needs_forward && p.needs_backward && plan.schedule == TILELOSS_SCHEDULE_SWEEPS;
-  auto* states = two_sweeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
+  const bool keeps = keeps_states(p, plan);
+  auto* states = keeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
   Rows rows(p, context, *stage, losses, states);
   const tileloss_executor* executor = given == nullptr ? nullptr : given->executor;
   cpu::SweepJob job = make_job(p, plan, context, targets, workspace + layout.scratch);
-  if (two_sweeps) {
+  if (keeps) {
     void* dlogits = job.dlogits;
     job.dlogits = nullptr;
     cpu::run_sweeps(job, rows, executor);
-    rows.begin_second_sweep();
+    rows.begin_second_visit();
     job.dlogits = dlogits;
     job.from_saved_state = true;
   }
+  if (p.couples_rows) stage->couple(rows);
   cpu::run_sweeps(job, rows, executor);
+  if (p.pass != TILELOSS_BACKWARD) stage->finish();
   write_loss(p, losses);
   return {};
 }

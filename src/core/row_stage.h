@@ -14,6 +14,13 @@ struct RowResult {
   RowCoefficients coefficients;
 };
 
+// The statistics of the used rows, once the forward sweep has seen all of them.
+class AllRows {
+ public:
+  virtual ~AllRows() = default;
+  virtual RowStats stats(std::int64_t i) const = 0;
+};
+
 // One object a call. `row` is called from several threads at once, once for every used row.
 class RowStage {
  public:
@@ -25,9 +32,18 @@ class RowStage {
   // Which sums the loss's value needs, and which its coefficients.
   virtual std::uint32_t forward_sums() const { return kNoSums; }
   virtual std::uint32_t backward_sums() const { return kNoSums; }
+  // Memory that the stage works in, the same for any mask: the context's `scratch`.
+  virtual std::int64_t scratch_bytes() const { return 0; }
+  // Whether a row's result depends on other rows' statistics: all rows are then swept forward before the first `row`, and
+  // `couple` is called in between.
+  virtual bool couples_rows() const { return false; }
+
   // After all labels were validated, before any row: denominators.
   virtual void prepare() {}
+  virtual void couple(const AllRows& rows) { static_cast<void>(rows); }
   virtual RowResult row(std::int64_t i, const RowStats& stats) const = 0;
+  // After the last row: what is reported of all of them.
+  virtual void finish() const {}
 };
 
 }  // namespace tileloss

@@ -78,8 +78,8 @@ class CrossEntropy final : public RowStage {
   }
 
  private:
-  static std::string check(const void* options) {
-    const Options& o = *static_cast<const Options*>(options);
+  static std::string check(const LossContext& context) {
+    const auto& o = context.options_as<Options>();
     if (o.label_smoothing > 0 && o.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB) {
       return "label_smoothing: expected 0 with temperature_on = logprob, got " + std::to_string(o.label_smoothing);
     }

@@ -11,8 +11,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/row_stage.h"
+#include "losses/inputs.h"
 
 namespace tileloss {
 
@@ -21,43 +23,16 @@ enum LossInputs : std::uint32_t {
   kTokenWeights = 1,
   kClassWeights = 2,
   kLossGrad = 4,
-  kRowGrads = 8,  // logp_grad, lse_grad, entropy_grad
+  kRowGrads = 8,       // logp_grad, lse_grad, entropy_grad
+  kMask = 16,          // mask
+  kSequences = 32,     // sequence_offsets, sequence_length
+  kPolicyLogps = 64,   // old_logp, ref_logp, sampler_logp
+  kAdvantages = 128,   // advantages
+  kStepMetrics = 256,  // metrics
 };
 
-// A float input read with its stride; `otherwise` where it is absent.
-class RowInput {
- public:
-  RowInput() = default;
-  RowInput(const tileloss_vector& v, double otherwise)
-      : data_(static_cast<const float*>(v.data)), stride_(v.size == 1 ? 0 : v.stride), otherwise_(otherwise) {}
-  double operator[](std::int64_t i) const { return data_ == nullptr ? otherwise_ : static_cast<double>(data_[i * stride_]); }
-  explicit operator bool() const { return data_ != nullptr; }
-
- private:
-  const float* data_ = nullptr;
-  std::int64_t stride_ = 0;
-  double otherwise_ = 0;
-};
-
-// The labels, and which rows count.
-class Labels {
- public:
-  Labels() = default;
-  Labels(const tileloss_vector& v, std::int64_t ignore_index)
-      : data_(v.data), stride_(v.stride), is_wide_(v.dtype == TILELOSS_INT64), ignore_index_(ignore_index) {}
-  std::int64_t operator[](std::int64_t i) const {
-    return is_wide_ ? static_cast<const std::int64_t*>(data_)[i * stride_] : static_cast<const std::int32_t*>(data_)[i * stride_];
-  }
-  bool is_used(std::int64_t i) const { return (*this)[i] != ignore_index_; }
-
- private:
-  const void* data_ = nullptr;
-  std::int64_t stride_ = 0;
-  bool is_wide_ = false;
-  std::int64_t ignore_index_ = 0;
-};
-
-// All that a row stage may look at. Arguments and options have been validated.
+// All that a row stage may look at. Arguments and options have been validated. While planning there is no data: a stage may then
+// ask what is present, and read options by value.
 struct LossContext {
   const void* options = nullptr;
   std::int64_t rows = 0;
@@ -69,6 +44,10 @@ struct LossContext {
   RowInput class_weights;
   RowInput loss_grad;
   RowInput logp_grad, lse_grad, entropy_grad;
+  RowInput old_logp, ref_logp, sampler_logp, advantages;
+  Sequences sequences;
+  tileloss_vector metrics{};     // absent in a backward
+  std::byte* scratch = nullptr;  // RowStage::scratch_bytes() of them, aligned to 64
 
   template <class Options>
   const Options& options_as() const {
@@ -89,14 +68,24 @@ struct LossInfo {
   std::span<const tileloss_field> fields;  // what follows the CommonOptions
   std::uint32_t inputs;                    // LossInputs
   std::unique_ptr<RowStage> (*make)(const LossContext& context);
-  // Checks that concern more than one option; empty: fine. May be null.
-  std::string (*check)(const void* options);
+  // Checks that concern more than one option or tensor; empty: fine. May be null.
+  std::string (*check)(const LossContext& context);
   // Whether the output is one loss per row rather than the sum of what `row` returns; null: the sum.
   bool (*is_per_row)(const void* options);
+  // "a|b|c": names that set_preset knows, and what `metrics` holds. Null: none.
+  const char* presets = nullptr;
+  void (*set_preset)(std::string_view name, void* options) = nullptr;
+  const char* metrics = nullptr;
 };
 
 // A number read where the caller keeps it.
 inline double scalar_value(const tileloss_scalar& s) { return s.pointer != nullptr ? static_cast<double>(*s.pointer) : s.value; }
+
+// Whether it can be other than `off`: only the call knows what a pointer points to.
+inline bool may_differ(const tileloss_scalar& s, double off) { return s.pointer != nullptr || s.value != off; }
+
+// For numbers whose NaN means "not given".
+inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || !std::isnan(s.value); }
 
 inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kUnbounded = std::numeric_limits<double>::max();
@@ -105,6 +94,9 @@ inline constexpr double kUnbounded = std::numeric_limits<double>::max();
 
 constexpr tileloss_field double_field(const char* name, std::size_t offset, double value, double minimum, double maximum) {
   return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr};
+}
+constexpr tileloss_field optional_field(const char* name, std::size_t offset, double minimum, bool exclusive) {
+  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, kNotGiven, minimum, kUnbounded, exclusive ? 1 : 0, 1, nullptr};
 }
 constexpr tileloss_field int64_field(const char* name, std::size_t offset, double value, double minimum, bool has_absent) {
   return {name, TILELOSS_FIELD_INT64, 0, offset, value, minimum, 0x1p62, 0, has_absent ? 1 : 0, nullptr};

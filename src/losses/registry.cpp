@@ -2,6 +2,7 @@
 
 #include "losses/cross_entropy.h"
 #include "losses/logprobs.h"
+#include "losses/policy_loss.h"
 
 namespace tileloss {
 namespace {
@@ -31,6 +32,7 @@ std::vector<RegisteredLoss>& registry() {
     for (const LossInfo& info : {
              Logprobs::info(),
              CrossEntropy::info(),
+             PolicyLoss::info(),
          }) {
       built_in.push_back({info, all_fields(info)});
     }

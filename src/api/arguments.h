@@ -1,0 +1,43 @@
+// The tensors of tileloss_args: one table of the vectors, and the checks of shapes, dtypes and pointers that go over it.
+#ifndef TILELOSS_API_ARGUMENTS_H_
+#define TILELOSS_API_ARGUMENTS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+#include <span>
+
+#include "api/options.h"
+#include "api/status.h"
+
+namespace tileloss::api {
+
+struct Problem;
+
+struct VectorSlot {
+  enum Size { kRows, kClasses, kLosses, kAny };
+
+  const char* name;
+  tileloss_vector tileloss_args::*member;
+  std::uint32_t dtypes;  // bits 1 << tileloss_dtype
+  Size size;
+  bool is_output;
+  std::uint32_t input;  // the LossInputs bit that a loss needs to take it; 0: every function does
+};
+
+std::span<const VectorSlot> vector_slots();
+
+inline bool present(const tileloss_matrix& m) { return m.dtype != TILELOSS_NONE; }
+inline bool present(const tileloss_vector& v) { return v.dtype != TILELOSS_NONE; }
+
+const char* dtype_name(tileloss_dtype t);
+Status check_matrix(const char* name, const tileloss_matrix& m);
+// Every vector's dtype, size and stride, and whether the function takes it. Needs the problem's rows and classes.
+Status check_vectors(const Problem& p);
+// Pointers that are null where there is data, buffers that overlap, sequence offsets that do not rise.
+Status check_pointers(const Problem& p);
+void hash_tensors(const tileloss_args& args, Fingerprint& hash);
+
+}  // namespace tileloss::api
+
+#endif  // TILELOSS_API_ARGUMENTS_H_

@@ -1,0 +1,38 @@
+// From per-token losses to one: each token's weight. n_b tokens in use of its sequence, M of all, B sequences, empty ones
+// included. Counts are floored at 1; what the caller gives (num_items) is not, and 0 of it gives 0.
+#ifndef TILELOSS_LOSSES_AGGREGATION_H_
+#define TILELOSS_LOSSES_AGGREGATION_H_
+
+#include <tileloss/tileloss.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tileloss {
+
+struct AggregationCounts {
+  double sequences = 0;  // B
+  double tokens = 0;     // M
+  double max_length = 0;
+  double num_items = 0;  // NaN: not given
+};
+
+inline double token_weight(tileloss_aggregation aggregation, const AggregationCounts& c, double sequence_tokens) {
+  const double sequences = std::max(c.sequences, 1.0);
+  const auto over_items = [&c](double otherwise) {
+    if (std::isnan(c.num_items)) return 1 / otherwise;
+    return c.num_items == 0 ? 0 : 1 / c.num_items;
+  };
+  switch (aggregation) {
+    case TILELOSS_SEQ_MEAN_TOKEN_MEAN: return 1 / (sequences * std::max(sequence_tokens, 1.0));
+    case TILELOSS_TOKEN_MEAN: return over_items(std::max(c.tokens, 1.0));
+    case TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM: return 1 / std::max(c.sequences * c.max_length, 1.0);
+    case TILELOSS_SEQ_MEAN_TOKEN_SUM: return 1 / sequences;
+    case TILELOSS_AGGREGATION_SUM: return over_items(1);
+    default: return 1;
+  }
+}
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_LOSSES_AGGREGATION_H_

@@ -1,0 +1,100 @@
+// The tensors of tileloss_args as a row stage reads them: with their strides, their defaults, and whether they are there (known
+// while planning, when there is no data yet).
+#ifndef TILELOSS_LOSSES_INPUTS_H_
+#define TILELOSS_LOSSES_INPUTS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+
+namespace tileloss {
+
+// A float input; `otherwise` where it is absent.
+class RowInput {
+ public:
+  RowInput() = default;
+  RowInput(const tileloss_vector& v, double otherwise)
+      : data_(static_cast<const float*>(v.data)),
+        size_(v.size),
+        stride_(v.size == 1 ? 0 : v.stride),
+        is_present_(v.dtype != TILELOSS_NONE),
+        otherwise_(otherwise) {}
+  double operator[](std::int64_t i) const { return is_present_ ? static_cast<double>(data_[i * stride_]) : otherwise_; }
+  explicit operator bool() const { return is_present_; }
+  std::int64_t size() const { return size_; }
+
+ private:
+  const float* data_ = nullptr;
+  std::int64_t size_ = 0;
+  std::int64_t stride_ = 0;
+  bool is_present_ = false;
+  double otherwise_ = 0;
+};
+
+// An integer input, int32 or int64.
+class IntegerInput {
+ public:
+  IntegerInput() = default;
+  explicit IntegerInput(const tileloss_vector& v)
+      : data_(v.data), size_(v.size), stride_(v.stride), is_wide_(v.dtype == TILELOSS_INT64) {}
+  std::int64_t operator[](std::int64_t i) const {
+    return is_wide_ ? static_cast<const std::int64_t*>(data_)[i * stride_] : static_cast<const std::int32_t*>(data_)[i * stride_];
+  }
+  std::int64_t size() const { return size_; }
+
+ private:
+  const void* data_ = nullptr;
+  std::int64_t size_ = 0;
+  std::int64_t stride_ = 0;
+  bool is_wide_ = false;
+};
+
+// The labels, and which rows count: those that neither have the label ignore_index nor the mask 0.
+class Labels {
+ public:
+  Labels() = default;
+  Labels(const tileloss_vector& labels, std::int64_t ignore_index, const tileloss_vector& mask = {})
+      : labels_(labels), ignore_index_(ignore_index), mask_(mask) {}
+  std::int64_t operator[](std::int64_t i) const { return labels_[i]; }
+  bool is_used(std::int64_t i) const { return is_unmasked(i) && labels_[i] != ignore_index_; }
+
+ private:
+  bool is_unmasked(std::int64_t i) const {
+    const std::int64_t at = i * mask_.stride;
+    switch (mask_.dtype) {
+      case TILELOSS_UINT8: return static_cast<const std::uint8_t*>(mask_.data)[at] != 0;
+      case TILELOSS_INT32: return static_cast<const std::int32_t*>(mask_.data)[at] != 0;
+      case TILELOSS_INT64: return static_cast<const std::int64_t*>(mask_.data)[at] != 0;
+      case TILELOSS_FLOAT32: return static_cast<const float*>(mask_.data)[at] != 0;
+      default: return true;
+    }
+  }
+
+  IntegerInput labels_;
+  std::int64_t ignore_index_ = 0;
+  tileloss_vector mask_{};
+};
+
+// How the rows fall into sequences: by offsets, as [B,T], or, without either, all in one.
+class Sequences {
+ public:
+  Sequences() = default;
+  Sequences(const tileloss_vector& offsets, std::int64_t length, std::int64_t rows)
+      : offsets_(offsets), has_offsets_(offsets.dtype != TILELOSS_NONE), length_(length), rows_(rows) {}
+  bool is_given() const { return has_offsets_ || length_ > 0; }
+  bool has_offsets() const { return has_offsets_; }
+  std::int64_t length() const { return length_; }  // T; 0 unless [B,T]
+  std::int64_t count() const { return has_offsets_ ? offsets_.size() - 1 : length_ > 0 ? rows_ / length_ : 1; }
+  std::int64_t begin(std::int64_t b) const { return has_offsets_ ? offsets_[b] : b * length_; }
+  std::int64_t end(std::int64_t b) const { return has_offsets_ ? offsets_[b + 1] : length_ > 0 ? (b + 1) * length_ : rows_; }
+
+ private:
+  IntegerInput offsets_;
+  bool has_offsets_ = false;
+  std::int64_t length_ = 0;
+  std::int64_t rows_ = 0;
+};
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_LOSSES_INPUTS_H_

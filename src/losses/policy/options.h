@@ -1,0 +1,133 @@
+// The options of policy_loss by name, and what they must agree on.
+#ifndef TILELOSS_LOSSES_POLICY_OPTIONS_H_
+#define TILELOSS_LOSSES_POLICY_OPTIONS_H_
+
+#include "losses/policy/kinds.h"
+
+namespace tileloss::policy {
+
+using Options = tileloss_policy_loss_options;
+
+constexpr tileloss_field optional_scalar(const char* name, std::size_t offset, double minimum, bool exclusive) {
+  return scalar_field(name, offset, kNotGiven, minimum, exclusive);
+}
+constexpr tileloss_field level_field(const char* name, std::size_t offset, int value) {
+  return choice_field(name, offset, value, 2, "token|sequence");
+}
+constexpr tileloss_field above(tileloss_field field, double minimum) {
+  field.minimum = minimum;
+  field.exclusive_minimum = 1;
+  return field;
+}
+constexpr tileloss_field at_most(tileloss_field field, double maximum) {
+  field.maximum = maximum;
+  return field;
+}
+
+inline constexpr tileloss_field kFields[] = {
+    choice_field("kind", offsetof(Options, kind), TILELOSS_POLICY_CLIP, 5, kKindNames),
+    level_field("ratio_level", offsetof(Options, ratio_level), TILELOSS_LEVEL_TOKEN),
+    choice_field("aggregation", offsetof(Options, aggregation), TILELOSS_SEQ_MEAN_TOKEN_MEAN, 6,
+                 "seq_mean_token_mean|token_mean|seq_mean_token_sum_norm|seq_mean_token_sum|sum|none"),
+    level_field("advantage_level", offsetof(Options, advantage_level), TILELOSS_LEVEL_SEQUENCE),
+    choice_field("cispo_cap", offsetof(Options, cispo_cap), TILELOSS_CISPO_CAP_RAW, 2, "raw|one_plus"),
+    scalar_field("epsilon_low", offsetof(Options, epsilon_low), kDefaultEpsilon, 0, false),
+    optional_scalar("epsilon_high", offsetof(Options, epsilon_high), 0, false),
+    optional_scalar("delta", offsetof(Options, delta), 0, true),
+    optional_scalar("dual_clip", offsetof(Options, dual_clip), 1, true),
+    optional_scalar("cap_low", offsetof(Options, cap_low), 0, false),
+    above(double_field("tau_pos", offsetof(Options, tau_pos), 1, 0, kUnbounded), 0),
+    above(double_field("tau_neg", offsetof(Options, tau_neg), 1.05, 0, kUnbounded), 0),
+    double_field("vespo_k_pos", offsetof(Options, vespo_k_pos), 2, 0, kUnbounded),
+    double_field("vespo_lambda_pos", offsetof(Options, vespo_lambda_pos), 3, 0, kUnbounded),
+    double_field("vespo_k_neg", offsetof(Options, vespo_k_neg), 3, 0, kUnbounded),
+    double_field("vespo_lambda_neg", offsetof(Options, vespo_lambda_neg), 2, 0, kUnbounded),
+    optional_field("log_ratio_clamp", offsetof(Options, log_ratio_clamp), 0, true),
+    choice_field("sampler_correction", offsetof(Options, sampler_correction), TILELOSS_SAMPLER_OFF, 3, "off|truncate|mask"),
+    level_field("sampler_level", offsetof(Options, sampler_level), TILELOSS_LEVEL_TOKEN),
+    optional_field("sampler_min", offsetof(Options, sampler_min), 0, false),
+    optional_field("sampler_max", offsetof(Options, sampler_max), 0, false),
+    optional_field("off_policy_threshold", offsetof(Options, off_policy_threshold), -kUnbounded, false),
+    at_most(optional_field("entropy_quantile", offsetof(Options, entropy_quantile), 0, true), 1),
+    optional_scalar("entropy_threshold", offsetof(Options, entropy_threshold), -kUnbounded, false),
+    scalar_field("beta", offsetof(Options, beta), 0, 0, false),
+    choice_field("kl_estimator", offsetof(Options, kl_estimator), TILELOSS_KL_K3, 3, "k1|k2|k3"),
+    choice_field("kl_importance", offsetof(Options, kl_importance), 0, 2, "false|true"),
+    optional_field("kl_log_ratio_clamp", offsetof(Options, kl_log_ratio_clamp), 0, true),
+    optional_field("kl_clamp", offsetof(Options, kl_clamp), 0, true),
+    scalar_field("entropy_coef", offsetof(Options, entropy_coef), 0, -kUnbounded, false),
+    choice_field("entropy_reduction", offsetof(Options, entropy_reduction), TILELOSS_ENTROPY_TOKEN_MEAN, 2, "token_mean|as_loss"),
+    optional_scalar("num_items", offsetof(Options, num_items), 0, false),
+    int64_field("max_length", offsetof(Options, max_length), -1, 1, true),
+};
+
+inline void set_preset(std::string_view name, void* options) {
+  Options& o = *static_cast<Options*>(options);
+  for (const Preset& preset : kPresets) {
+    if (preset.name != name) continue;
+    o.kind = preset.kind;
+    o.ratio_level = preset.ratio_level;
+    o.aggregation = preset.aggregation;
+  }
+}
+
+// Why the loss needs to know its sequences; null: it does not.
+inline const char* needs_sequences(const Options& o) {
+  if (o.advantage_level == TILELOSS_LEVEL_SEQUENCE) return "advantage_level = sequence";
+  if (o.ratio_level == TILELOSS_LEVEL_SEQUENCE) return "ratio_level = sequence";
+  if (o.sampler_correction != TILELOSS_SAMPLER_OFF && o.sampler_level == TILELOSS_LEVEL_SEQUENCE)
+    return "sampler_level = sequence";
+  if (!std::isnan(o.off_policy_threshold)) return "off_policy_threshold";
+  if (o.kind == TILELOSS_POLICY_VESPO) return "kind = vespo";
+  switch (o.aggregation) {
+    case TILELOSS_SEQ_MEAN_TOKEN_MEAN: return "aggregation = seq_mean_token_mean";
+    case TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM: return "aggregation = seq_mean_token_sum_norm";
+    case TILELOSS_SEQ_MEAN_TOKEN_SUM: return "aggregation = seq_mean_token_sum";
+    default: return nullptr;
+  }
+}
+
+inline std::string check_tensors(const LossContext& c, const Options& o) {
+  const char* const reason = needs_sequences(o);
+  if (reason != nullptr && !c.sequences.is_given())
+    return std::string("sequence_offsets: expected them, or sequence_length, as ") + reason + " needs sequences, got neither";
+  const bool per_sequence = o.advantage_level == TILELOSS_LEVEL_SEQUENCE;
+  const std::int64_t wanted = per_sequence ? c.sequences.count() : c.rows;
+  if (!c.advantages) return "advantages: expected a float32 vector of size " + std::to_string(wanted) + ", got none";
+  if (c.advantages.size() != wanted) {
+    return "advantages.size: expected " + std::to_string(wanted) +
+           " with advantage_level = " + (per_sequence ? "sequence" : "token") + ", got " + std::to_string(c.advantages.size());
+  }
+  if (may_differ(o.beta, 0) && !c.ref_logp) return "ref_logp: expected a float32 vector, as beta is not 0, got none";
+  if (o.sampler_correction != TILELOSS_SAMPLER_OFF && !c.sampler_logp)
+    return "sampler_logp: expected a float32 vector, as sampler_correction is on, got none";
+  return {};
+}
+
+inline std::string check_options(const LossContext& context) {
+  const auto& o = context.options_as<Options>();
+  if (o.reserved != 0 || o.reserved2 != 0) return "options.reserved: expected 0, got another value";
+  if (o.kind == TILELOSS_POLICY_CISPO && !is_given(o.epsilon_high))
+    return "epsilon_high: expected a number, as kind = cispo takes its cap from it, got none";
+  if (o.kind == TILELOSS_POLICY_VESPO && o.sampler_correction != TILELOSS_SAMPLER_OFF &&
+      o.sampler_level == TILELOSS_LEVEL_SEQUENCE)
+    return "sampler_level: expected token with kind = vespo, got sequence";
+  if (o.sampler_min > o.sampler_max)
+    return "sampler_min: expected <= sampler_max = " + std::to_string(o.sampler_max) + ", got " + std::to_string(o.sampler_min);
+  if (!std::isnan(o.entropy_quantile) && is_given(o.entropy_threshold))
+    return "entropy_threshold: expected none together with entropy_quantile, got a number";
+  if (o.aggregation == TILELOSS_AGGREGATION_NONE && may_differ(o.entropy_coef, 0) &&
+      o.entropy_reduction == TILELOSS_ENTROPY_TOKEN_MEAN)
+    return "entropy_reduction: expected as_loss with aggregation = none, got token_mean";
+  const bool takes_items = o.aggregation == TILELOSS_TOKEN_MEAN || o.aggregation == TILELOSS_AGGREGATION_SUM;
+  if (!takes_items && is_given(o.num_items))
+    return "num_items: expected none, as only the aggregations token_mean and sum divide by it, got a number";
+  const bool is_norm = o.aggregation == TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM;
+  if (is_norm && o.max_length < 0 && context.sequences.has_offsets())
+    return "max_length: expected a number > 0, as aggregation = seq_mean_token_sum_norm divides by it, got none";
+  return check_tensors(context, o);
+}
+
+}  // namespace tileloss::policy
+
+#endif  // TILELOSS_LOSSES_POLICY_OPTIONS_H_

@@ -1,0 +1,15 @@
+// REINFORCE (GPG): l = -A logp. Source: Williams 1992; GPG 2025.
+#ifndef TILELOSS_LOSSES_POLICY_REINFORCE_H_
+#define TILELOSS_LOSSES_POLICY_REINFORCE_H_
+
+#include "losses/policy/token.h"
+
+namespace tileloss::policy {
+
+inline TokenLoss reinforce(const Token& t, const Numbers&) {
+  return {.loss = -t.advantage * t.logp, .dratio = 0, .dlogp = -t.advantage};
+}
+
+}  // namespace tileloss::policy
+
+#endif  // TILELOSS_LOSSES_POLICY_REINFORCE_H_

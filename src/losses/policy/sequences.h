@@ -1,0 +1,53 @@
+// What a policy loss knows of each sequence, of each token while it reports metrics, and where that lies in the stage's scratch.
+#ifndef TILELOSS_LOSSES_POLICY_SEQUENCES_H_
+#define TILELOSS_LOSSES_POLICY_SEQUENCES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "losses/loss.h"
+
+namespace tileloss::policy {
+
+struct Sequence {
+  double tokens = 0;          // n_b, those in use
+  double log_ratio_sum = 0;   // of D_t
+  double ratio = 1;           // rho_b, at ratio_level sequence
+  double sampler_sum = 0;     // of old - sampler
+  double log_weight = 0;      // vespo's log w before its clamp
+  double behind = 0;          // of (sampler, else old) - logp: the off-policy mask's
+  double ratio_gradient = 0;  // dloss / drho_b, upstream included
+  bool is_off_policy = false;
+};
+
+struct TokenRecord {
+  double kl = 0, entropy = 0, ratio = 1, sampler_ratio = 1, phi = 1;
+  bool is_low = false, is_high = false, is_capped = false, is_dropped = false;
+};
+
+// The arrays of a stage, one after the other, each aligned for double.
+struct Scratch {
+  Sequence* sequences = nullptr;        // [B]
+  std::int64_t* sequence_of = nullptr;  // [N], with offsets
+  TokenRecord* records = nullptr;       // [N], with metrics
+  double* entropies = nullptr;          // [N], with an entropy quantile
+  std::int64_t bytes = 0;
+
+  Scratch(const LossContext& context, bool with_quantile) {
+    std::byte* at = context.scratch;
+    const auto take = [&]<class T>(T*& array, std::int64_t count) {
+      const std::int64_t size = count * static_cast<std::int64_t>(sizeof(T));
+      if (context.scratch != nullptr) array = reinterpret_cast<T*>(at);
+      at = context.scratch == nullptr ? nullptr : at + size;
+      bytes += size;
+    };
+    take(sequences, context.sequences.count());
+    if (context.sequences.has_offsets()) take(sequence_of, context.rows);
+    if (context.metrics.dtype != TILELOSS_NONE) take(records, context.rows);
+    if (with_quantile) take(entropies, context.rows);
+  }
+};
+
+}  // namespace tileloss::policy
+
+#endif  // TILELOSS_LOSSES_POLICY_SEQUENCES_H_

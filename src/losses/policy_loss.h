@@ -1,0 +1,303 @@
+// The GRPO family. For each token in use, with D = logp - old, rho = exp(D) or its sequence's, A the advantage:
+//   loss = sum_t a_t [ f_t l(rho_t, logp_t, A_t) + beta KL_t ] - entropy bonus
+// a_t the aggregation's weight, f_t = off-policy mask * entropy mask * sampler ratio (detached), l and its derivatives those of
+// the kind (policy/*.h), KL_t those of policy/kl.h, times rho with kl_importance. Coefficients, u_t the upstream gradient:
+//   token level:    dloss/dlogp_t = u_t a_t [ f_t (l_logp + rho l_rho) + beta (rho (KL_logp + KL), or KL_logp) ]
+//   sequence level: rho_b = exp(sum D / n_b), so l_rho and KL reach every token of b: dloss/dlogp_t = u_t a_t [ f_t l_logp +
+//                   beta (rho_b KL_logp, or KL_logp) ] + (rho_b / n_b) sum_t' u_t' a_t' [ f_t' l_rho,t' + beta KL_t' ]
+//   dloss/dH_t = -u_t entropy_coef * (1 / tokens kept, or a_t)
+// from which row_coefficients.h makes the gradient of the logits. Source: losses.md, "Policy losses", checked there against TRL,
+// verl and Liger.
+#ifndef TILELOSS_LOSSES_POLICY_LOSS_H_
+#define TILELOSS_LOSSES_POLICY_LOSS_H_
+
+#include <algorithm>
+
+#include "losses/aggregation.h"
+#include "losses/policy/kinds.h"
+#include "losses/policy/kl.h"
+#include "losses/policy/metrics.h"
+#include "losses/policy/options.h"
+#include "losses/policy/sequences.h"
+
+namespace tileloss {
+
+class PolicyLoss final : public RowStage {
+ public:
+  using Options = tileloss_policy_loss_options;
+
+  explicit PolicyLoss(const LossContext& context)
+      : context_(context), options_(context.options_as<Options>()), scratch_(context_, has_quantile()) {}
+
+  std::int64_t scratch_bytes() const override { return scratch_.bytes; }
+
+  std::uint32_t forward_sums() const override { return backward_sums() | (has_metrics() ? kEntropySum : kNoSums); }
+  std::uint32_t backward_sums() const override {
+    return has_quantile() || has_threshold() || may_differ(options_.entropy_coef, 0) ? kEntropySum : kNoSums;
+  }
+
+  bool couples_rows() const override {
+    const bool sampler_needs_logp = has_sampler() && !context_.old_logp && options_.sampler_level == TILELOSS_LEVEL_SEQUENCE;
+    return needs_sequence_ratio() || options_.kind == TILELOSS_POLICY_VESPO || has_off_policy_mask() || has_quantile() ||
+           sampler_needs_logp || (has_threshold() && has_mean_bonus());
+  }
+
+  void prepare() override {
+    numbers_ = policy::read_numbers(options_);
+    counts_.sequences = static_cast<double>(context_.sequences.count());
+    counts_.max_length = static_cast<double>(options_.max_length > 0 ? options_.max_length : context_.sequences.length());
+    counts_.num_items = numbers_.num_items;
+    for (std::int64_t b = 0; b < context_.sequences.count(); ++b) {
+      policy::Sequence s;
+      for (std::int64_t i = context_.sequences.begin(b); i < context_.sequences.end(b); ++i) {
+        if (scratch_.sequence_of != nullptr) scratch_.sequence_of[i] = b;
+        if (!context_.labels.is_used(i)) continue;
+        s.tokens += 1;
+        if (has_sampler() && context_.old_logp) s.sampler_sum += zero_if_nan(context_.old_logp[i] - context_.sampler_logp[i]);
+      }
+      scratch_.sequences[b] = s;
+      counts_.tokens += s.tokens;
+    }
+    entropy_threshold_ = numbers_.entropy_threshold;
+    kept_tokens_ = counts_.tokens;
+  }
+
+  void couple(const AllRows& rows) override {
+    sum_over_sequences(rows);
+    if (has_quantile()) entropy_threshold_ = find_threshold(rows);
+    if (has_mean_bonus() && (has_quantile() || has_threshold())) {
+      kept_tokens_ = 0;
+      for_each_used([&](std::int64_t i, policy::Sequence&) { kept_tokens_ += keeps_entropy(rows.stats(i).entropy) ? 1 : 0; });
+    }
+    if (!needs_sequence_ratio()) return;
+    for_each_used([&](std::int64_t i, policy::Sequence& s) {
+      const Terms t = terms(i, rows.stats(i));
+      double slope = policy::scaled(t.factor, t.policy.dratio);
+      if (has_importance()) slope += numbers_.beta * t.kl.value;
+      s.ratio_gradient += context_.loss_grad[i] * t.weight * slope;
+    });
+  }
+
+  RowResult row(std::int64_t i, const RowStats& stats) const override {
+    const Terms t = terms(i, stats);
+    const double upstream = context_.loss_grad[i];
+    RowResult r;
+    r.loss = t.weight * (policy::scaled(t.factor, t.policy.loss) + kl_term(t));
+    double g_entropy = 0;
+    if (numbers_.entropy_coef != 0) {
+      const double bonus = numbers_.entropy_coef * entropy_weight(t, stats.entropy);
+      if (bonus != 0) r.loss -= bonus * stats.entropy;
+      g_entropy = -upstream * bonus;
+    }
+    r.coefficients = coefficients_from_upstream(logp_gradient(t, upstream) / logp_divisor(), 0, g_entropy, stats.entropy);
+    if (scratch_.records != nullptr) scratch_.records[i] = record(t, stats);
+    return r;
+  }
+
+  void finish() const override {
+    if (scratch_.records != nullptr) policy::MetricsReport(context_, options_, scratch_).write(corrected(1));
+  }
+
+  static LossInfo info() {
+    return {.name = "policy_loss",
+            .is_loss = true,
+            .options_size = sizeof(Options),
+            .fields = policy::kFields,
+            .inputs = kLossGrad | kMask | kSequences | kPolicyLogps | kAdvantages | kStepMetrics,
+            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<PolicyLoss>(c); },
+            .check = &policy::check_options,
+            .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->aggregation == TILELOSS_AGGREGATION_NONE; },
+            .presets = policy::kPresetNames,
+            .set_preset = &policy::set_preset,
+            .metrics = policy::kMetricNames};
+  }
+
+ private:
+  // A token's parts, before they are put together.
+  struct Terms {
+    double weight = 0;  // the aggregation's
+    double factor = 1;  // f
+    double ratio = 1;
+    double ratio_slope = 1;  // d log rho / dlogp, without a sequence's 1 / n_b: 0 beyond log_ratio_clamp
+    double sampler_ratio = 1;
+    double advantage = 0;
+    double phi = 1;
+    bool is_dropped = false;
+    const policy::Sequence* sequence = nullptr;
+    policy::TokenLoss policy;
+    policy::Kl kl;
+  };
+
+  static double zero_if_nan(double x) { return std::isnan(x) ? 0 : x; }
+
+  bool has_quantile() const { return !std::isnan(options_.entropy_quantile); }
+  bool has_threshold() const { return is_given(options_.entropy_threshold); }
+  bool has_off_policy_mask() const { return !std::isnan(options_.off_policy_threshold); }
+  bool has_sampler() const { return options_.sampler_correction != TILELOSS_SAMPLER_OFF; }
+  bool has_metrics() const { return context_.metrics.dtype != TILELOSS_NONE; }
+  bool has_kl() const { return may_differ(options_.beta, 0); }
+  bool has_importance() const { return has_kl() && options_.kl_importance != 0; }
+  bool has_mean_bonus() const {
+    return may_differ(options_.entropy_coef, 0) && options_.entropy_reduction == TILELOSS_ENTROPY_TOKEN_MEAN;
+  }
+  bool is_sequence_level() const { return options_.ratio_level == TILELOSS_LEVEL_SEQUENCE; }
+  bool needs_sequence_ratio() const {
+    return is_sequence_level() && (policy::kKinds[options_.kind].uses_ratio || has_importance() || has_metrics());
+  }
+
+  std::int64_t sequence_of(std::int64_t i) const {
+    if (scratch_.sequence_of != nullptr) return scratch_.sequence_of[i];
+    return context_.sequences.length() > 0 ? i / context_.sequences.length() : 0;
+  }
+
+  template <class F>
+  void for_each_used(F&& visit) const {
+    for (std::int64_t i = 0; i < context_.rows; ++i) {
+      if (context_.labels.is_used(i)) visit(i, scratch_.sequences[sequence_of(i)]);
+    }
+  }
+
+  double logp_divisor() const { return context_.temperature_on_logprob ? context_.temperature : 1.0; }
+  double logp(const RowStats& stats) const { return stats.logp / logp_divisor(); }
+
+  double log_ratio(std::int64_t i, double logp) const {
+    const double d = context_.old_logp ? logp - context_.old_logp[i] : (std::isnan(logp) ? logp : 0);
+    return policy::clamp(d, -options_.log_ratio_clamp, options_.log_ratio_clamp);
+  }
+  bool is_beyond_clamp(std::int64_t i, double logp) const {
+    return context_.old_logp && std::fabs(logp - context_.old_logp[i]) > options_.log_ratio_clamp;
+  }
+
+  // The sampler ratio, truncated or masked.
+  double corrected(double ratio) const {
+    if (options_.sampler_correction == TILELOSS_SAMPLER_TRUNCATE)
+      return policy::clamp(ratio, options_.sampler_min, options_.sampler_max);
+    return ratio < options_.sampler_min || ratio > options_.sampler_max ? 0 : ratio;
+  }
+  double sampler_ratio(std::int64_t i, double logp, const policy::Sequence& s) const {
+    if (!has_sampler()) return 1;
+    if (options_.sampler_level == TILELOSS_LEVEL_SEQUENCE) return corrected(std::exp(s.sampler_sum));
+    return corrected(std::exp(sampler_difference(i, logp)));
+  }
+  double sampler_difference(std::int64_t i, double logp) const {
+    return zero_if_nan((context_.old_logp ? context_.old_logp[i] : logp) - context_.sampler_logp[i]);
+  }
+
+  // NaN entropies reach the threshold, and through it everything.
+  bool keeps_entropy(double entropy) const { return !(entropy < entropy_threshold_); }
+  double entropy_factor(double entropy) const {
+    if (!has_quantile() && !has_threshold()) return 1;
+    if (std::isnan(entropy_threshold_)) return has_quantile() ? entropy_threshold_ : 1;
+    return keeps_entropy(entropy) ? 1 : 0;
+  }
+
+  void sum_over_sequences(const AllRows& rows) {
+    for_each_used([&](std::int64_t i, policy::Sequence& s) {
+      const double lp = logp(rows.stats(i));
+      const double d = log_ratio(i, lp);
+      s.log_ratio_sum += d;
+      if (has_sampler() && !context_.old_logp) s.sampler_sum += zero_if_nan(lp - context_.sampler_logp[i]);
+      if (options_.kind == TILELOSS_POLICY_VESPO) s.log_weight += policy::vespo_log_weight(d, sampler_ratio(i, lp, s));
+      const double before = context_.sampler_logp ? context_.sampler_logp[i] : context_.old_logp ? context_.old_logp[i] : lp;
+      s.behind += zero_if_nan(before - lp);
+    });
+    for (std::int64_t b = 0; b < context_.sequences.count(); ++b) {
+      policy::Sequence& s = scratch_.sequences[b];
+      const double tokens = std::max(s.tokens, 1.0);
+      if (is_sequence_level()) s.ratio = std::exp(s.log_ratio_sum / tokens);
+      s.is_off_policy = s.behind / tokens > options_.off_policy_threshold;
+    }
+  }
+
+  // The (1 - q) quantile of the entropies of the tokens in use, linearly interpolated.
+  double find_threshold(const AllRows& rows) const {
+    std::int64_t count = 0;
+    bool has_nan = false;
+    for_each_used([&](std::int64_t i, const policy::Sequence&) {
+      const double h = rows.stats(i).entropy;
+      has_nan = has_nan || std::isnan(h);
+      scratch_.entropies[count++] = h;
+    });
+    if (has_nan || count == 0) return std::numeric_limits<double>::quiet_NaN();
+    const double position = (1 - options_.entropy_quantile) * static_cast<double>(count - 1);
+    const auto below = static_cast<std::int64_t>(position);
+    double* const end = scratch_.entropies + count;
+    std::nth_element(scratch_.entropies, scratch_.entropies + below, end);
+    const double low = scratch_.entropies[below];
+    if (below + 1 == count) return low;
+    const double high = *std::min_element(scratch_.entropies + below + 1, end);
+    return low + (position - static_cast<double>(below)) * (high - low);
+  }
+
+  Terms terms(std::int64_t i, const RowStats& stats) const {
+    const double lp = logp(stats);
+    const std::int64_t b = sequence_of(i);
+    Terms t;
+    t.sequence = &scratch_.sequences[b];
+    const policy::Sequence& s = *t.sequence;
+    t.weight = token_weight(options_.aggregation, counts_, s.tokens);
+    t.advantage = context_.advantages[options_.advantage_level == TILELOSS_LEVEL_SEQUENCE ? b : i];
+    t.ratio = is_sequence_level() ? s.ratio : std::exp(log_ratio(i, lp));
+    t.ratio_slope = is_beyond_clamp(i, lp) ? 0 : 1;
+    t.sampler_ratio = sampler_ratio(i, lp, s);
+    t.is_dropped = s.is_off_policy && t.advantage < 0;
+    const bool is_vespo = options_.kind == TILELOSS_POLICY_VESPO;
+    if (is_vespo) t.phi = policy::vespo_phi(s.log_weight, t.advantage, options_);
+    t.factor = (t.is_dropped ? 0 : 1) * entropy_factor(stats.entropy) * (is_vespo ? 1 : t.sampler_ratio);
+    t.policy = policy::token_loss(options_.kind, {lp, t.ratio, t.advantage, t.phi}, numbers_);
+    if (context_.ref_logp) t.kl = policy::estimate_kl(context_.ref_logp[i] - lp, options_);
+    return t;
+  }
+
+  double kl_term(const Terms& t) const {
+    if (numbers_.beta == 0) return 0;
+    return numbers_.beta * (has_importance() ? t.ratio * t.kl.value : t.kl.value);
+  }
+
+  double logp_gradient(const Terms& t, double upstream) const {
+    double g = policy::scaled(t.factor, t.policy.dlogp);
+    double kl = t.kl.dlogp;
+    if (has_importance()) kl *= t.ratio;
+    if (!is_sequence_level()) {
+      g += policy::scaled(t.ratio_slope, policy::scaled(t.factor, policy::scaled(t.policy.dratio, t.ratio)));
+      if (has_importance()) kl += policy::scaled(t.ratio_slope, t.ratio * t.kl.value);
+    }
+    if (numbers_.beta != 0) g += numbers_.beta * kl;
+    g *= upstream * t.weight;
+    if (is_sequence_level())
+      g += policy::scaled(t.ratio_slope, policy::scaled(t.sequence->ratio_gradient, t.ratio) / std::max(t.sequence->tokens, 1.0));
+    return g;
+  }
+
+  // What a token's entropy counts for in the bonus.
+  double entropy_weight(const Terms& t, double entropy) const {
+    if (options_.entropy_reduction == TILELOSS_ENTROPY_AS_LOSS) return t.weight;
+    return entropy_factor(entropy) / std::max(kept_tokens_, 1.0);
+  }
+
+  policy::TokenRecord record(const Terms& t, const RowStats& stats) const {
+    policy::TokenRecord r;
+    r.kl = options_.kl_importance != 0 ? t.ratio * t.kl.value : t.kl.value;
+    r.entropy = stats.entropy;
+    r.ratio = t.ratio;
+    r.sampler_ratio = t.sampler_ratio;
+    r.phi = t.phi;
+    r.is_low = t.ratio < numbers_.low && t.advantage < 0;
+    r.is_high = t.ratio > numbers_.high && t.advantage > 0;
+    r.is_capped = t.ratio > numbers_.cap && t.advantage > 0;
+    r.is_dropped = t.is_dropped;
+    return r;
+  }
+
+  const LossContext context_;
+  const Options options_;
+  const policy::Scratch scratch_;
+  policy::Numbers numbers_;
+  AggregationCounts counts_;
+  double entropy_threshold_ = 0;
+  double kept_tokens_ = 0;
+};
+
+}  // namespace tileloss
+
+#endif  // TILELOSS_LOSSES_POLICY_LOSS_H_
