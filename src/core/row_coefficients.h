@@ -5,19 +5,22 @@
 
 namespace tileloss {
 
-// Double: at a confident target prob + target is what is left of two numbers that nearly cancel.
+// Double, and prob held as its sum with target: at a confident label the sum is all that is left of the two. (With p = 1 - 1e-18
+// and an entropy bonus, target + prob formed from rounded parts had no digit right.)
 struct RowCoefficients {
   double target = 0;
-  double prob = 0;
+  double prob_plus_target = 0;
   double prob_logp = 0;
   double uniform = 0;  // times 1, or times the class weight c_j
+
+  double prob() const { return prob_plus_target - target; }
 };
 
 // From upstream gradients of logp, lse and the entropy H. At temperature_on = logprob the upstream of logp' is divided by T.
 inline RowCoefficients coefficients_from_upstream(double g_logp, double g_lse, double g_entropy, double entropy) {
   RowCoefficients c;
   c.target = g_logp;
-  c.prob = -g_logp + g_lse - (g_entropy == 0 ? 0.0 : g_entropy * entropy);
+  c.prob_plus_target = g_lse - (g_entropy == 0 ? 0.0 : g_entropy * entropy);
   c.prob_logp = -g_entropy;
   return c;
 }

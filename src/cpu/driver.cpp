@@ -23,7 +23,7 @@ double target_gradient(const RowGradient& g, double class_weight) {
   const RowCoefficients& c = g.coefficients;
   const double target = c.target;
   double dz = target * g.stats.one_minus_p + c.uniform * class_weight;
-  if (g.stats.p != 0) dz += g.stats.p * (c.prob + target + (c.prob_logp == 0 ? 0.0 : c.prob_logp * g.stats.logp));
+  if (g.stats.p != 0) dz += g.stats.p * (c.prob_plus_target + (c.prob_logp == 0 ? 0.0 : c.prob_logp * g.stats.logp));
   return dz;
 }
 
@@ -128,7 +128,7 @@ class Worker {
     backward_.transform = job_.transform;
     backward_.max = static_cast<float>(g.stats.max);
     backward_.log_sum = g.stats.log_sum;
-    backward_.prob = g.coefficients.prob / g.stats.sum;
+    backward_.prob = g.coefficients.prob() / g.stats.sum;
     backward_.prob_logp = g.coefficients.prob_logp / g.stats.sum;
     backward_.uniform = g.coefficients.uniform;
     backward_.class_weights = job_.class_weights;

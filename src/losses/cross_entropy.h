@@ -55,7 +55,7 @@ class CrossEntropy final : public RowStage {
     const double z_term = zeta > 0 ? 2 * zeta * z * r.lse : 0.0;
     RowCoefficients& g = result.coefficients;
     g.target = upstream * -(1 - s) * c_y * ce;
-    g.prob = upstream * (ce * ((1 - s) * c_y + s * class_weight_sum_ / v) + z_term);
+    g.prob_plus_target = upstream * (ce * s * class_weight_sum_ / v + z_term);
     g.uniform = upstream * -(s / v) * ce;
     return result;
   }

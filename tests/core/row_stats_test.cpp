@@ -104,11 +104,11 @@ TEST(RowStats, ALabelAtMinusInfinityHasNoProbability) {
 TEST(RowCoefficients, ComeFromUpstreamGradients) {
   const RowCoefficients c = coefficients_from_upstream(2, 3, 0.5, 1.25);
   EXPECT_EQ(c.target, 2);
-  EXPECT_EQ(c.prob, -2 + 3 - 0.625F);
+  EXPECT_EQ(c.prob(), -2 + 3 - 0.625F);
   EXPECT_EQ(c.prob_logp, -0.5F);
   EXPECT_EQ(c.uniform, 0);
   // An entropy that does not exist (it was not asked for) does no harm without an upstream gradient.
-  EXPECT_EQ(coefficients_from_upstream(1, 0, 0, std::numeric_limits<double>::quiet_NaN()).prob, -1);
+  EXPECT_EQ(coefficients_from_upstream(1, 0, 0, std::numeric_limits<double>::quiet_NaN()).prob(), -1);
 }
 
 TEST(LogitTransform, ValueIsTheDefinition) {

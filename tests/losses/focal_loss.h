@@ -34,8 +34,7 @@ class FocalLoss final : public RowStage {
     const double slope = gamma == 0 ? 0.0 : gamma * std::pow(r.one_minus_p, gamma - 1) * r.p * r.logp;
     RowResult result;
     result.loss = scale_ * -focus * r.logp;
-    result.coefficients.target = static_cast<float>(context_.loss_grad[i] * scale_ * (slope - focus));
-    result.coefficients.prob = -result.coefficients.target;
+    result.coefficients.target = context_.loss_grad[i] * scale_ * (slope - focus);
     return result;
   }
 

@@ -44,7 +44,7 @@ std::vector<double> gradient_of(const RowCoefficients& c, const std::vector<doub
   std::vector<double> g;
   for (std::size_t j = 0; j < z.size(); ++j) {
     const double p = row.p(static_cast<std::int64_t>(j)), log_p = z[j] - row.max() - row.log_sum();
-    g.push_back(p * (c.prob + c.prob_logp * log_p) + c.uniform * (class_weights.empty() ? 1.0 : class_weights[j]));
+    g.push_back(p * (c.prob() + c.prob_logp * log_p) + c.uniform * (class_weights.empty() ? 1.0 : class_weights[j]));
   }
   g[static_cast<std::size_t>(label)] += c.target;
   return g;
