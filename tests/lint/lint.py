@@ -5,7 +5,7 @@
   lint.py files ROOT               snake_case names; no file in src over 500 lines
   lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
   lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
-  lint.py needed LIBRARY           the library needs the C and C++ run times only, and has a soname
+  lint.py needed LIBRARY           the library needs the C and C++ run times only, without a run path, and has a soname
   lint.py isa-objects BUILD        code compiled for one instruction set cannot be picked by the linker for another
 """
 import pathlib
@@ -36,7 +36,7 @@ CODE = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
 ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
-RUN_TIMES = re.compile(r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+")
+RUN_TIMES = re.compile(r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+")
 
 
 def output_of(*command):
@@ -123,8 +123,10 @@ def lint_symbols(library, header):
 
 def lint_needed(library):
     dynamic = output_of("readelf", "-dW", library)
-    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
-    findings = [f"{library} needs {name}" for name in needed if not RUN_TIMES.fullmatch(name)]
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+    needed |= set(re.findall(r"^\s(?:\S*/)?(\S+\.so\S*)", output_of("ldd", library), re.M))  # what those need in their turn
+    findings = [f"{library} needs {name}" for name in sorted(needed) if not RUN_TIMES.fullmatch(name)]
+    findings += [f"{library} has a run path: {path}" for path in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)]
     if "Dynamic section" not in dynamic:
         findings.append(f"{library} has no dynamic section")
     if not re.search(r"\(SONAME\).*\[libtileloss\.so\.\d+\]", dynamic):

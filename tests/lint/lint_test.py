@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 import lint
 
@@ -104,8 +105,8 @@ class Format(LintTest):
 class Symbols(LintTest):
     HEADER = "#define TILELOSS_API\nTILELOSS_API int tileloss_a(void);\n"
 
-    def library(self, text):
-        return self.compile("libtileloss.so", text, "-shared", "-fPIC", "-Wl,-soname,libtileloss.so.0")
+    def library(self, text, *flags):
+        return self.compile("libtileloss.so", text, "-shared", "-fPIC", "-Wl,-soname,libtileloss.so.0", *flags)
 
     def test_declared_functions_alone_pass(self):
         header = self.write("tileloss.h", self.HEADER)
@@ -129,6 +130,16 @@ class Symbols(LintTest):
         library = self.compile("libtileloss.so", "int b(); int a() { return b(); }", "-shared", "-fPIC", other,
                                "-Wl,-soname,libtileloss.so.0")
         self.assert_names(lint.lint_needed(library), "needs libother.so.1")
+
+    def test_library_behind_a_run_time_is_named(self):
+        third = self.compile("libthird.so", "int c() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libthird.so.1")
+        other = self.compile("libm.so.6", "int c(); int b() { return c(); }", "-shared", "-fPIC", third, "-Wl,-soname,libm.so.6")
+        library = self.library("int b(); int a() { return b(); }", other, "-Wl,-rpath-link," + str(self.root))
+        with unittest.mock.patch.dict("os.environ", LD_LIBRARY_PATH=str(self.root)):
+            self.assert_names(lint.lint_needed(library), "needs libthird.so.1")
+
+    def test_run_path_is_named(self):
+        self.assert_names(lint.lint_needed(self.library("int a() { return 1; }", "-Wl,-rpath,/opt")), "run path: /opt")
 
     def test_missing_soname_is_named(self):
         library = self.compile("libtileloss.so", "int a() { return 1; }", "-shared", "-fPIC")
