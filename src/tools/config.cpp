@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <sstream>
 
 #include "tools/exit_codes.h"
 
@@ -64,9 +67,31 @@ ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& pa
   return node;
 }
 
-std::vector<YAML::Node> parse_yaml(const std::string& text, const Source& source) {
+// Takes events and keeps nothing.
+class Ignore : public YAML::EventHandler {
+  using Mark = YAML::Mark;
+  using Text = std::string;
+  void OnDocumentStart(const Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const Mark&, YAML::anchor_t) override {}
+  void OnAlias(const Mark&, YAML::anchor_t) override {}
+  void OnScalar(const Mark&, const Text&, YAML::anchor_t, const Text&) override {}
+  void OnSequenceStart(const Mark&, const Text&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const Mark&, const Text&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// The document, or nothing if there is none. Not by YAML::LoadAll, which yaml-cpp 0.7 never leaves when a document begins with a
+// comma: each further one is empty, and stands at the same place.
+std::optional<YAML::Node> parse_yaml(const std::string& text, const Source& source) {
   try {
-    return YAML::LoadAll(text);
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    Ignore ignore;
+    if (!parser.HandleNextDocument(ignore)) return std::nullopt;
+    if (parser.HandleNextDocument(ignore)) usage_error(fmt::format("{}: expected one YAML document, got 2 or more", source.name));
+    return YAML::Load(text);
   } catch (const YAML::Exception& error) {
     usage_error(fmt::format("{}: not YAML: {}", source.origin(error.mark), error.msg));
   }
@@ -77,8 +102,7 @@ void apply_override(ConfigNode& root, const std::string& text) {
   if (equals == std::string::npos || equals == 0) usage_error(fmt::format("--set {}: expected key=value", text));
   const std::string path = text.substr(0, equals);
   Source source{"--set " + text, false, std::filesystem::current_path(), 0};
-  const std::vector<YAML::Node> documents = parse_yaml(text.substr(equals + 1), source);
-  if (documents.size() > 1) usage_error(fmt::format("{}: more than one value", source.name));
+  const std::optional<YAML::Node> value = parse_yaml(text.substr(equals + 1), source);
 
   ConfigNode* node = &root;
   for (size_t start = 0; start <= path.size();) {
@@ -100,7 +124,7 @@ void apply_override(ConfigNode& root, const std::string& text) {
     start = dot + 1;
   }
   std::string key = node->key;
-  *node = convert(documents.empty() ? YAML::Node() : documents[0], source, path, 0);
+  *node = convert(value ? *value : YAML::Node(), source, path, 0);
   node->key = std::move(key);
 }
 
@@ -127,9 +151,9 @@ ConfigNode load_config(const std::filesystem::path& file, const std::vector<std:
   if (!in.is_open() || in.bad()) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be read", file.string()));
 
   Source source{file.string(), true, std::filesystem::absolute(file).parent_path(), 0};
-  const std::vector<YAML::Node> documents = parse_yaml(text, source);
-  if (documents.size() != 1) usage_error(fmt::format("{}: expected one YAML document, got {}", file.string(), documents.size()));
-  ConfigNode root = convert(documents[0], source, "", 0);
+  const std::optional<YAML::Node> document = parse_yaml(text, source);
+  if (!document) usage_error(fmt::format("{}: expected one YAML document, got none", file.string()));
+  ConfigNode root = convert(*document, source, "", 0);
   if (root.kind != ConfigNode::Kind::kMap) {
     usage_error(fmt::format("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
   }
@@ -151,6 +175,11 @@ const ConfigNode* ConfigReader::find(std::string_view key) const {
     if (child.key == key) return &child;
   }
   return nullptr;
+}
+
+bool ConfigReader::is_section(std::string_view key) const {
+  const ConfigNode* node = find(key);
+  return node != nullptr && node->kind == ConfigNode::Kind::kMap;
 }
 
 std::string ConfigReader::origin(std::string_view key) const {
@@ -262,6 +291,23 @@ std::vector<std::string> ConfigReader::list(const std::string& key, const std::v
     values.push_back(item.text);
   }
   return values;
+}
+
+std::vector<ConfigNode> ConfigReader::each(const std::string& key) {
+  const ConfigNode* node = ask(key, false);
+  if (node == nullptr) return {};
+  const bool is_list = node->kind == ConfigNode::Kind::kList;
+  if (is_list && node->children.empty()) fail(key, "an empty list");
+  std::vector<ConfigNode> maps;
+  for (const ConfigNode& item : is_list ? node->children : std::vector<ConfigNode>{*node}) {
+    ConfigNode map;
+    map.origin = item.origin;
+    map.directory = item.directory;
+    map.children.push_back(item);
+    map.children.front().key = key;
+    maps.push_back(std::move(map));
+  }
+  return maps;
 }
 
 std::filesystem::path ConfigReader::path(const std::string& key, std::optional<std::filesystem::path> fallback) {

@@ -20,10 +20,12 @@
 namespace tileloss::tools {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
+// A shape is at depth 3. Without a limit 100 MB of brackets would become gigabytes.
+constexpr size_t kMaxDepth = 16;
 
 struct DtypeSize {
   std::string_view name;
@@ -52,25 +54,44 @@ int64_t dtype_bytes(std::string_view name) {
   return 0;
 }
 
-// nlohmann's parser keeps the last of two equal keys; safetensors forbids them, so the keys are watched as they come.
-class DuplicateKeys {
+// What nlohmann's parser lets pass: of two equal keys it keeps the last, and it nests as deeply as the text does. A pass of its
+// own, as a parser with a callback takes time that grows with the square of the number of entries.
+class HeaderRules : public nlohmann::json_sax<Json> {
  public:
-  bool operator()(int, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) {
-      seen_.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      seen_.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto key = value.get<std::string>();
-      if (!seen_.back().insert(key).second && duplicate_.empty()) duplicate_ = key;
-    }
-    return true;
-  }
-  const std::string& duplicate() const { return duplicate_; }
+  const std::string& field() const { return field_; }  // of the first offence; empty if there is none
+  const std::string& problem() const { return problem_; }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool start_array(std::size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
+  bool key(string_t& key) override { return keys_.back().insert(key).second || offend(key, "duplicate entry"); }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) override { return false; }
 
  private:
-  std::vector<std::set<std::string>> seen_;
-  std::string duplicate_;
+  bool enter() {
+    keys_.emplace_back();
+    return keys_.size() <= kMaxDepth || offend("header", "nested too deeply");
+  }
+  bool leave() {
+    keys_.pop_back();
+    return true;
+  }
+  bool offend(const std::string& field, const char* problem) {
+    field_ = field;
+    problem_ = problem;
+    return false;  // ends the parse
+  }
+
+  std::vector<std::set<std::string>> keys_;  // seen so far, in each object around; empty for a list
+  std::string field_, problem_;
 };
 
 bool is_count(const Json& value) { return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{1} << 62; }
@@ -137,8 +158,7 @@ const unsigned char* SafetensorsFile::check_header() const {
   return data_ + kLengthBytes + header_bytes;
 }
 
-Tensor SafetensorsFile::parse_entry(const std::string& name, const nlohmann::ordered_json& entry,
-                                    const unsigned char* payload) const {
+Tensor SafetensorsFile::parse_entry(const std::string& name, const nlohmann::json& entry, const unsigned char* payload) const {
   if (!entry.is_object()) fail(name, "is not an object");
   for (const char* field : {"dtype", "shape", "data_offsets"}) {
     if (!entry.contains(field)) fail(name, fmt::format("{} is missing", field));
@@ -178,30 +198,40 @@ Tensor SafetensorsFile::parse_entry(const std::string& name, const nlohmann::ord
   return tensor;
 }
 
-// No gap, no overlap, nothing behind the last.
-void SafetensorsFile::check_layout(const unsigned char* payload) const {
-  std::vector<const Tensor*> by_offset;
-  for (const Tensor& tensor : tensors_) by_offset.push_back(&tensor);
-  std::stable_sort(by_offset.begin(), by_offset.end(),
-                   [](const Tensor* a, const Tensor* b) { return a->data != b->data ? a->data < b->data : a->bytes < b->bytes; });
+void SafetensorsFile::check_metadata(const nlohmann::json& entry) const {
+  if (!entry.is_object()) fail("__metadata__", "is not an object");
+  for (const auto& [key, value] : entry.items()) {
+    if (!value.is_string()) fail("__metadata__", fmt::format("{}: expected text", key));
+  }
+}
+
+// In the order of the data; no gap, no overlap, nothing behind the last.
+void SafetensorsFile::sort_and_check_layout(const unsigned char* payload) {
+  std::stable_sort(tensors_.begin(), tensors_.end(),
+                   [](const Tensor& a, const Tensor& b) { return a.data != b.data ? a.data < b.data : a.bytes < b.bytes; });
   const unsigned char* next = payload;
-  for (const Tensor* tensor : by_offset) {
-    if (tensor->data != next) fail(tensor->name, tensor->data < next ? "data_offsets: overlap" : "data_offsets: a gap before it");
-    next += tensor->bytes;
+  for (const Tensor& tensor : tensors_) {
+    if (tensor.data != next) fail(tensor.name, tensor.data < next ? "data_offsets: overlap" : "data_offsets: a gap before it");
+    next += tensor.bytes;
   }
   if (next != data_ + bytes_) fail("data", fmt::format("{} trailing bytes", data_ + bytes_ - next));
 }
 
 void SafetensorsFile::parse() {
   const unsigned char* payload = check_header();
-  DuplicateKeys duplicates;
-  const Json header = Json::parse(data_ + kLengthBytes, payload, std::ref(duplicates), /*allow_exceptions=*/false);
-  if (!header.is_object()) fail("header", "is not a JSON object");
-  if (!duplicates.duplicate().empty()) fail(duplicates.duplicate(), "duplicate entry");
+  HeaderRules rules;
+  const bool is_json = Json::sax_parse(data_ + kLengthBytes, payload, &rules);
+  if (!rules.problem().empty()) fail(rules.field(), rules.problem());
+  if (!is_json) fail("header", "is not a JSON object");
+  const Json header = Json::parse(data_ + kLengthBytes, payload);
   for (const auto& [name, entry] : header.items()) {
-    if (name != "__metadata__") tensors_.push_back(parse_entry(name, entry, payload));
+    if (name == "__metadata__") {
+      check_metadata(entry);
+    } else {
+      tensors_.push_back(parse_entry(name, entry, payload));
+    }
   }
-  check_layout(payload);
+  sort_and_check_layout(payload);
 }
 
 const Tensor& SafetensorsFile::tensor(std::string_view name) const {
@@ -214,7 +244,7 @@ const Tensor& SafetensorsFile::tensor(std::string_view name) const {
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors) {
-  Json header = Json::object();
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
   int64_t offset = 0;
   for (const Tensor& tensor : tensors) {
     header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};

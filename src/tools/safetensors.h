@@ -24,13 +24,15 @@ struct Tensor {
 class SafetensorsFile {
  public:
   // Throws ToolError: environment if the file cannot be opened, usage naming the field if it is malformed. Refused: a header
-  // longer than the file or 100 MB, an unknown dtype, a negative or overflowing shape, a size that differs from the shape's,
-  // offsets out of range, overlapping or with gaps, duplicate names, trailing bytes, pickle and zip files.
+  // longer than the file or 100 MB or nested deeply, metadata that is not text, an unknown dtype, a negative or overflowing
+  // shape, a size that differs from the shape's, offsets out of range, overlapping or with gaps, duplicate names, trailing bytes,
+  // pickle and zip files.
   explicit SafetensorsFile(const std::filesystem::path& path);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
+  // In the order of their data.
   const std::vector<Tensor>& tensors() const { return tensors_; }
   // Throws ToolError (usage) listing the names there are.
   const Tensor& tensor(std::string_view name) const;
@@ -39,8 +41,9 @@ class SafetensorsFile {
   void map(const std::filesystem::path& path);
   void parse();
   const unsigned char* check_header() const;
-  Tensor parse_entry(const std::string& name, const nlohmann::ordered_json& entry, const unsigned char* payload) const;
-  void check_layout(const unsigned char* payload) const;
+  Tensor parse_entry(const std::string& name, const nlohmann::json& entry, const unsigned char* payload) const;
+  void check_metadata(const nlohmann::json& entry) const;
+  void sort_and_check_layout(const unsigned char* payload);
   [[noreturn]] void fail(const std::string& field, const std::string& problem) const;
 
   std::string name_;

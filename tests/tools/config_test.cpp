@@ -109,6 +109,7 @@ TEST(Config, BrokenYamlNamesTheLine) {
   expect_names(config_error("a: 1\nb: [1, 2\n", nothing), "c.yaml:3", "not YAML");
   expect_names(config_error("", nothing), "c.yaml", "one YAML document");
   expect_names(config_error("a: 1\n---\nb: 2\n", nothing), "c.yaml", "got 2");
+  expect_names(config_error(", a\n", nothing), "c.yaml", "one YAML document");
   expect_names(config_error("- a\n- b\n", nothing), "c.yaml:1", "expected keys");
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <iterator>
 
 #include "tests/tools/temporary_folder.h"
@@ -92,6 +93,37 @@ TEST(Safetensors, HeaderMustBeAnObject) {
   expect_contains(refusal(file_bytes("[]", "")), "header: does not start");
   expect_contains(refusal(file_bytes("{\"a\":", "")), "header: is not a JSON object");
   expect_contains(refusal(file_bytes(R"({"a":3})", "")), "a: is not an object");
+}
+
+TEST(Safetensors, DeepNestingIsRefused) {
+  const std::string brackets = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  expect_contains(entry_refusal(R"("a":{"dtype":"U8","shape":)" + brackets + R"(,"data_offsets":[0,1]})", 1),
+                  "header: nested too deeply");
+  expect_contains(entry_refusal(R"("a":)" + std::string(1'000'000, '['), 0), "header: nested too deeply");
+  expect_contains(entry_refusal(R"("a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]})", 1),
+                  "a: shape: expected counts, got [1]");
+}
+
+// In a time that does not grow with the square of their number: 50000 took 5 s when it did.
+TEST(Safetensors, ManyTensorsAreReadInTheOrderOfTheirData) {
+  std::string entries;
+  for (int i = 50'000; i-- > 0;) {
+    entries += (entries.empty() ? "" : ",") + ("\"t" + std::to_string(i)) + R"(":{"dtype":"U8","shape":[1],"data_offsets":[)" +
+               std::to_string(i) + "," + std::to_string(i + 1) + "]}";
+  }
+  const TemporaryFolder folder;
+  const auto path = folder.write("x.safetensors", file_bytes("{" + entries + "}", std::string(50'000, 'x')));
+  const std::clock_t start = std::clock();
+  const SafetensorsFile file(path);
+  EXPECT_LT(std::clock() - start, 3 * CLOCKS_PER_SEC);
+  ASSERT_EQ(file.tensors().size(), 50'000U);
+  EXPECT_EQ(file.tensors().front().name, "t0");
+  EXPECT_EQ(file.tensors().back().name, "t49999");
+}
+
+TEST(Safetensors, MetadataIsText) {
+  expect_contains(refusal(file_bytes(R"({"__metadata__":[]})", "")), "__metadata__: is not an object");
+  expect_contains(refusal(file_bytes(R"({"__metadata__":{"a":{"b":"c"}}})", "")), "__metadata__: a: expected text");
 }
 
 TEST(Safetensors, FieldsAreRequiredAndTyped) {
