@@ -1,39 +1,15 @@
 #include "cpu/executor.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <fstream>
 #include <new>
-#include <string>
 
+#include "cpu/cpu_quota.h"
 #include "cpu/pool.h"
 
 namespace tileloss::cpu {
 namespace {
-
-int affinity_threads() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
-// The quota in CPUs, rounded up; `otherwise` if there is none. cgroup v2: "max 100000" or "200000 100000" in cpu.max.
-int quota_threads(int otherwise) {
-  double quota = -1, period = -1;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
-    std::string first;
-    v2 >> first >> period;
-    if (first != "max" && !first.empty()) quota = std::strtod(first.c_str(), nullptr);
-  } else {
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
-  }
-  if (!(quota > 0) || !(period > 0)) return otherwise;
-  return std::max(1, static_cast<int>((quota + period - 1) / period));
-}
 
 // One parallel_for. Shared by the caller and the helpers it called for; the last one to leave deletes it, so a helper that
 // arrives after the work is done finds nothing to do and nothing freed.
@@ -79,14 +55,15 @@ int default_threads() {
     const long n = std::strtol(forced, nullptr, 10);
     if (n >= 1) return static_cast<int>(std::min(n, 1024L));
   }
-  // Read once, without a guard that a fork could find locked: two threads may both read it.
-  static std::atomic<int> quota{0};
+  // Read once, without a guard that a fork could find locked: two threads may both read it. The mask is asked for each time.
+  constexpr int kUnread = -1;
+  static std::atomic<int> quota{kUnread};
   int limit = quota.load(std::memory_order_relaxed);
-  if (limit == 0) {
-    limit = quota_threads(1 << 20);
+  if (limit == kUnread) {
+    limit = cgroup_cpus();
     quota.store(limit, std::memory_order_relaxed);
   }
-  return std::min(affinity_threads(), limit);
+  return limit > 0 ? std::min(affinity_cpus(), limit) : affinity_cpus();
 }
 
 void parallel_for(const tileloss_executor* executor, std::int64_t count, tileloss_task task, void* data) {
