@@ -6,10 +6,12 @@
 #include <cstdint>
 
 #include "reference/number_formats.h"
-#include "tests/support/guard_buffer.h"
+#include "tools/guard_buffer.h"
 #include "tools/synthetic.h"
 
 namespace tileloss::test {
+
+using tools::Flush;
 
 // Real vocabularies and the sizes around vectors and tiles.
 inline constexpr std::array<std::int64_t, 13> kVocabSizes{1,     2,      15,     17,     127,    1000,  32000,

@@ -17,11 +17,13 @@
 
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
-#include "tests/support/guard_buffer.h"
 #include "tests/support/input_families.h"
 #include "tools/error_metric.h"
+#include "tools/guard_buffer.h"
 
 namespace tileloss::test {
+
+using tools::GuardBuffer;
 
 struct LogitsCaseSpec {
   std::int64_t rows = 4;

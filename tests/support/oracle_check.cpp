@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "tests/support/logits_case.h"
+#include "tests/support/row_output_check.h"
 
 namespace tileloss::test {
 namespace {
@@ -9,54 +10,6 @@ namespace {
 double scalar_value(const tileloss_scalar& scalar) {
   return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
 }
-
-bool present(const tileloss_vector& vector) { return vector.dtype != TILELOSS_NONE; }
-
-double float_at(const tileloss_vector& vector, std::int64_t i) {
-  return static_cast<double>(static_cast<const float*>(vector.data)[i * vector.stride]);
-}
-
-// Row outputs of any function.
-class RowOutputCheck {
- public:
-  explicit RowOutputCheck(const tileloss_args& args) : args_(args) {}
-
-  // `softmax` null: an ignored row, whose outputs are 0 (argmax -1).
-  void add(std::int64_t row, const reference::SoftmaxRow* softmax) {
-    const reference::RowOutputs expected = softmax != nullptr ? softmax->outputs() : reference::RowOutputs{};
-    const tools::OutputMagnitudes magnitudes =
-        softmax != nullptr ? tools::output_magnitudes(*softmax) : tools::OutputMagnitudes{};
-    const auto compare = [&](tools::OutputMetric& metric, const tileloss_vector& output, double value, double magnitude) {
-      if (present(output)) metric.add(row, float_at(output, row), value, magnitude);
-    };
-    compare(logp_, args_.logp, expected.logp, magnitudes.logp);
-    compare(lse_, args_.lse, expected.lse, magnitudes.lse);
-    compare(entropy_, args_.entropy, expected.entropy, magnitudes.entropy);
-    compare(log_sum_sq_probs_, args_.log_sum_sq_probs, expected.log_sum_sq_probs, magnitudes.log_sum_sq_probs);
-    compare(mean_logit_, args_.mean_logit, expected.mean_logit, magnitudes.mean_logit);
-    if (!present(args_.argmax)) return;
-    const std::int64_t argmax = static_cast<const std::int64_t*>(args_.argmax.data)[row];
-    const bool right = softmax != nullptr ? tools::argmax_agrees(*softmax, argmax) : argmax == -1;
-    argmax_.add(row, right ? 1 : 0, 1);
-    const bool correct = softmax != nullptr && argmax == softmax->label();
-    if (present(args_.correct)) correct_.add(row, static_cast<const std::uint8_t*>(args_.correct.data)[row], correct ? 1 : 0);
-  }
-
-  void append_gates(std::vector<tools::Gate>& gates) const {
-    const auto append = [&](const std::vector<tools::Gate>& more) { gates.insert(gates.end(), more.begin(), more.end()); };
-    for (const auto* metric : {&logp_, &lse_, &entropy_, &log_sum_sq_probs_, &mean_logit_}) {
-      if (metric->count() > 0) append(metric->gates());
-    }
-    if (present(args_.argmax)) append(argmax_.gates());
-    if (present(args_.correct)) append(correct_.gates());
-  }
-
- private:
-  const tileloss_args& args_;
-  tools::OutputMetric logp_{"logp"}, lse_{"lse"}, entropy_{"entropy"}, log_sum_sq_probs_{"log_sum_sq_probs"},
-      mean_logit_{"mean_logit"};
-  tools::ExactMetric argmax_{"argmax"}, correct_{"correct"};
-};
 
 void append_dlogits_gates(const LogitsCase& c, const tools::GradientMetric& metric, CheckResult& result) {
   if (!c.spec().dlogits) return;
@@ -112,7 +65,7 @@ CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entrop
     losses.push_back(oracle.row_loss(i, softmax));
     magnitudes.push_back({ignored ? 0.0 : tools::loss_magnitude(softmax, losses.back()), 0.0});
     if (present(args.loss) && per_row)
-      loss_metric.add(i, float_at(args.loss, i), losses.back().total(), magnitudes.back().total());
+      loss_metric.add(i, output_at(args.loss, i), losses.back().total(), magnitudes.back().total());
     if (!c.spec().dlogits) continue;
     if (ignored) {
       gradient_metric.add_ignored_row(i, c.dlogits_row(i), c.spec().vocab);
@@ -122,7 +75,7 @@ CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entrop
     }
   }
   if (present(args.loss) && !per_row)
-    loss_metric.add(-1, float_at(args.loss, 0), oracle.reduce(losses), oracle.reduce(magnitudes));
+    loss_metric.add(-1, output_at(args.loss, 0), oracle.reduce(losses), oracle.reduce(magnitudes));
   CheckResult result;
   if (present(args.loss)) result.gates = loss_metric.gates();
   outputs.append_gates(result.gates);

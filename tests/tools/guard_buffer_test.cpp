@@ -1,4 +1,4 @@
-#include "tests/support/guard_buffer.h"
+#include "tools/guard_buffer.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "reference/number_formats.h"
 
-namespace tileloss::test {
+namespace tileloss::tools {
 namespace {
 
 // The compiler must not drop these accesses.
@@ -90,4 +90,4 @@ TEST(GuardBuffer, RefillsWithOnes) {
 }
 
 }  // namespace
-}  // namespace tileloss::test
+}  // namespace tileloss::tools

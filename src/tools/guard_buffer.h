@@ -1,13 +1,13 @@
-// Memory between two pages without access: a read or write one element outside faults at once, also from masked vector
+// Memory between pages without access: a read or write one element outside faults at once, also from masked vector
 // instructions, gathers and other accesses that AddressSanitizer does not see.
-#ifndef TILELOSS_TESTS_SUPPORT_GUARD_BUFFER_H_
-#define TILELOSS_TESTS_SUPPORT_GUARD_BUFFER_H_
+#ifndef TILELOSS_TOOLS_GUARD_BUFFER_H_
+#define TILELOSS_TOOLS_GUARD_BUFFER_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
-namespace tileloss::test {
+namespace tileloss::tools {
 
 // Which guard page the data touches.
 enum class Flush { kRight, kLeft };
@@ -38,6 +38,12 @@ class GuardBuffer {
   void fill_ones();            // every byte 0xff again
   void make_read_only();       // from here on a write faults
   bool canary_intact() const;  // nothing was written between the data and the inner pages' ends
+  // Takes the access from whole pages within the data: [offset, offset + page_bytes()) from its start.
+  void make_guard_page(std::size_t offset);
+  // The data, what keeps it off its pages' ends, or the guards, which are wide enough to tell whose overrun it was.
+  bool contains(std::uintptr_t address) const;
+
+  static std::size_t page_bytes();
 
  private:
   void swap(GuardBuffer& other) noexcept;
@@ -50,6 +56,6 @@ class GuardBuffer {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace tileloss::test
+}  // namespace tileloss::tools
 
-#endif  // TILELOSS_TESTS_SUPPORT_GUARD_BUFFER_H_
+#endif  // TILELOSS_TOOLS_GUARD_BUFFER_H_

@@ -1,0 +1,78 @@
+// The tensors of a call in memory where every access outside them faults, and what can be said of such a fault.
+#ifndef TILELOSS_TOOLS_GUARDED_ARGS_H_
+#define TILELOSS_TOOLS_GUARDED_ARGS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/arg_slots.h"
+#include "tools/guard_buffer.h"
+
+namespace tileloss::tools {
+
+struct GuardLayout {
+  enum class Rows {
+    kAdjoining,  // row stride = columns: only the first and last row touch a guard page
+    kGaps,       // some odd number of elements between the rows of a matrix, all NaN: every row starts at another alignment
+    kApart,      // a guard page between every two rows of a matrix, which the rows touch on the layout's side
+  };
+
+  Flush flush;
+  Rows rows;
+
+  std::string name() const;
+};
+
+// An access that faulted.
+struct MemoryFault {
+  uintptr_t address;
+  enum Access : int32_t { kRead, kWrite, kUnknown } access;
+};
+
+// Inputs are copied from the caller's tensors and mapped read-only. Outputs, the gaps between rows and the workspace start as a
+// NaN of an unusual pattern (0x7fa5 in every 16 bits), so that what is left unwritten shows.
+class GuardedArgs {
+ public:
+  // `given`: the caller's tensors. `pass` decides whether the row state is an input.
+  GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout);
+
+  const tileloss_args& args() const { return args_; }
+  // As large as the plan says, and not a byte more.
+  tileloss_run add_workspace(const tileloss_plan& plan);
+
+  // What is wrong after a call: outputs that differ from `expected`'s in any bit or were not written, and changes between rows or
+  // around a tensor. One line each, at most one a tensor.
+  std::vector<std::string> compare(const tileloss_args& expected) const;
+
+  // "dlogits overrun: row 7, 3 elements past the end (write), flush right".
+  std::string describe(const MemoryFault& fault) const;
+
+ private:
+  // A tensor in its guarded memory.
+  struct Region {
+    TensorView view;
+    GuardBuffer buffer;
+    bool is_writable;
+    bool is_written;  // by this pass: a backward takes the forward's outputs along and leaves them alone
+  };
+
+  int64_t stride_of(const TensorView& view) const;
+  void host(const TensorView& given, TensorView& view);
+  void insert_guard_pages(Region& region);
+  std::string compare_rows(const Region& region, const TensorView& expected) const;
+  std::string compare_gaps(const Region& region) const;
+
+  tileloss_pass pass_;
+  GuardLayout layout_;
+  tileloss_args args_;
+  std::vector<Region> regions_;
+  std::vector<size_t> region_of_tensor_;  // in the order of for_each_tensor; in place, dlogits lies in the logits' region
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_TOOLS_GUARDED_ARGS_H_
