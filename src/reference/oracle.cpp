@@ -192,7 +192,7 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
     const double entropy_size = entropy + (z[y] < row.max() ? 1.0 : 0.0);
     for (std::size_t j = 0; j < z.size(); ++j) {
       const double p = exps[j] * inverse_sum;
-      if (p == 0.0) continue;  // p log p is 0 there
+      if (p == 0.0 && std::isfinite(g_entropy)) continue;  // p log p is 0 there
       const double log_p = z[j] - row.max() - row.log_sum();
       out.gradient[j] -= g_entropy * p * (log_p + entropy);
       out.magnitude[j] += std::fabs(g_entropy) * p * (entropy_size - log_p);

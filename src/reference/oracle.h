@@ -96,6 +96,7 @@ struct GradientRow {
   std::vector<double> magnitude;  // the sum of the absolute values of the terms that make up each component: what float32
                                   // arithmetic loses bits of when they cancel. Equal to |gradient| when nothing cancels.
                                   // H counts 1 more if the label is not the largest: its log S then holds that column's 1
+  std::vector<double> blur;       // what an error of the coefficients themselves may add to each component; empty: nothing
   double dlogp = 0.0;             // the derivative of the loss with respect to this row's log p_y
   double scale = 0.0;             // the largest factor that multiplies a probability: exps lost to underflow weigh this much
 };

@@ -26,7 +26,6 @@ constexpr std::array<std::pair<const char*, NumberFormat>, 7> kDtypes = {{{"bf16
 
 ExitCode exit_code(tileloss_status status) {
   switch (status) {
-    case TILELOSS_OUT_OF_MEMORY:
     case TILELOSS_UNSUPPORTED: return kExitEnvironment;
     case TILELOSS_INTERNAL:
     case TILELOSS_PLAN_MISMATCH: return kExitCheckFailed;
@@ -63,7 +62,9 @@ constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
 
 void check_status(tileloss_status status, const std::string& action) {
   if (status == TILELOSS_OK) return;
-  throw ToolError(exit_code(status), fmt::format("{}: {}: {}", action, tileloss_status_name(status), tileloss_last_error()));
+  const std::string message = fmt::format("{}: {}: {}", action, tileloss_status_name(status), tileloss_last_error());
+  if (status == TILELOSS_OUT_OF_MEMORY) throw OutOfMemory(message);
+  throw ToolError(exit_code(status), message);
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
@@ -124,7 +125,19 @@ const tileloss_field* Function::find_field(std::string_view name) const {
   return nullptr;
 }
 
+std::vector<std::string> Function::presets() const {
+  return info_.presets == nullptr ? std::vector<std::string>() : split(info_.presets, '|');
+}
+
+std::vector<std::string> Function::metrics() const {
+  return info_.metrics == nullptr ? std::vector<std::string>() : split(info_.metrics, '|');
+}
+
 void Function::read_options(ConfigReader& config) {
+  if (info_.presets != nullptr && config.has("preset")) {
+    preset_ = config.choice("preset", std::nullopt, presets());
+    check_status(tileloss_options_preset(name_.c_str(), preset_.c_str(), options_.data()), name_);
+  }
   for (const tileloss_field& field : fields()) {
     const std::string key = field.name;
     if (field.type == TILELOSS_FIELD_CHOICE) {
@@ -149,6 +162,21 @@ void Function::set_choice(std::string_view name, std::string_view choice) {
     if (choices[index] == choice) return set_integer(*field, static_cast<int64_t>(index));
   }
   throw ToolError(kExitUsage, fmt::format("{}: '{}' is none of {}", name, choice, field->choices));
+}
+
+bool Function::per_row_loss() const {
+  const char* option = find_field("aggregation") != nullptr ? "aggregation" : "reduction";
+  return is_loss() && get_choice(option, "") == "none";
+}
+
+void Function::reset(std::string_view name) {
+  const tileloss_field* field = find_field(name);
+  if (field == nullptr) throw ToolError(kExitUsage, fmt::format("{} has no option {}", name_, name));
+  if (field->type == TILELOSS_FIELD_CHOICE || field->type == TILELOSS_FIELD_INT64) {
+    set_integer(*field, to_int64(field->default_value));
+  } else {
+    set_number(*field, field->default_value);
+  }
 }
 
 double Function::get(std::string_view name, double fallback) const {

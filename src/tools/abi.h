@@ -31,13 +31,20 @@ class Function {
 
   const std::string& name() const { return name_; }
   bool is_loss() const { return info_.is_loss != 0; }
+  // One loss per row, rather than one for all.
+  bool per_row_loss() const;
   const void* options() const { return options_.data(); }
   std::span<const tileloss_field> fields() const { return {info_.fields, static_cast<size_t>(info_.num_fields)}; }
   const tileloss_field* find_field(std::string_view name) const;
 
-  // Reads every option that `config` has from it, with the field's type and range.
+  // Reads every option that `config` has from it, with the field's type and range; the key `preset` before all others.
   void read_options(ConfigReader& config);
   void set_choice(std::string_view field, std::string_view choice);
+  // The field's default again.
+  void reset(std::string_view field);
+  const std::string& preset() const { return preset_; }  // "" if none was read
+  std::vector<std::string> presets() const;
+  std::vector<std::string> metrics() const;
   // The value of a field; a choice's index; `fallback` if there is no such field.
   double get(std::string_view field, double fallback) const;
   int64_t get_integer(std::string_view field, int64_t fallback) const;
@@ -51,6 +58,7 @@ class Function {
   const void* at(const tileloss_field& field) const;
 
   std::string name_;
+  std::string preset_;
   tileloss_function_info info_ = {};
   std::vector<std::max_align_t> options_;
 };

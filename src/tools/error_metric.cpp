@@ -105,6 +105,7 @@ bool all_pass(std::span<const Gate> gates) {
 RowReference make_row_reference(const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient) {
   return {.gradient = gradient.gradient,
           .magnitude = gradient.magnitude,
+          .blur = gradient.blur,
           .z = softmax.logits_z(),
           .max = softmax.max(),
           .scale = gradient.scale,
@@ -144,7 +145,8 @@ void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_
         if (match != Match::kCompare) continue;
       }
       const double context = std::max(float32_budget(reference.max - reference.z[j], reference), others_budget);
-      const ElementScales scales = element_scales(format, expected, reference.magnitude[j], context, limits.floor);
+      const double blur = reference.blur.empty() ? 0.0 : reference.blur[j];
+      const ElementScales scales = element_scales(format, expected, reference.magnitude[j], context, limits.floor + blur);
       const double error = std::fabs(values[k] - expected);
       errors[k] = error;
       used[k] = error / scales.allowed;

@@ -12,6 +12,7 @@
 //              type its fixed step: an absolute comparison.
 //   floor      float32's budget * 2^-24 (sum of |terms| - |g_ref|): what cancellation between a component's terms costs in
 //              float32 (label smoothing, entropy, z-loss; 0 for plain cross-entropy)
+//              + what the error of a row's coefficients brings, where they depend on float32 results (policy losses: rho)
 //              + 2^-48 max_row |g_ref|: components this far below the row's largest move nothing
 //              + 2^-126 max(1, scale): exps and results below float32's smallest normal number may be flushed to zero.
 //
@@ -58,6 +59,7 @@ struct Worst {
 struct RowReference {
   std::span<const double> gradient;
   std::span<const double> magnitude;  // see reference::GradientRow
+  std::span<const double> blur;       // see reference::GradientRow; may be empty
   std::span<const double> z;          // transformed logits
   double max = 0.0;                   // m
   double scale = 0.0;                 // see reference::GradientRow

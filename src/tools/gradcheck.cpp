@@ -12,6 +12,7 @@
 #include "tools/gradcheck_judge.h"
 #include "tools/gradcheck_run.h"
 #include "tools/result_writer.h"
+#include "tools/strict.h"
 #include "tools/subcommands.h"
 #include "tools/table.h"
 
@@ -22,6 +23,7 @@ struct Command {
   std::string config;
   std::vector<std::string> overrides;
   bool mutants = false;
+  bool strict = false;
 };
 
 // The worse of all gradients.
@@ -39,6 +41,12 @@ double mean_abs(const Checks& checks) {
   double worst = 0;
   for (const GradientMetric& gradient : checks.gradients) worst = std::max(worst, gradient.mean_abs());
   return worst;
+}
+
+int64_t rows_used(const CheckInputs& inputs) {
+  int64_t used = 0;
+  for (int64_t row = 0; row < inputs.rows; ++row) used += inputs.is_ignored(row) ? 0 : 1;
+  return used;
 }
 
 Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const Verdict& verdict) {
@@ -64,6 +72,12 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
   json["dlogits_worst_off_target_at"] = {off_target.at.row, off_target.at.column};
   json["dlogits_normwise"] = worst_of(checks, &GradientMetric::worst_normwise).value;
   json["dlogits_zero_fraction"] = checks.gradients.front().zero_fraction();
+  for (const Verdict::Metric& metric : verdict.metrics) {
+    if (std::isnan(metric.kernel) && std::isnan(metric.reference)) continue;
+    json["metric/" + metric.name] = metric.kernel;
+    json["metric/" + metric.name + "_ref"] = metric.reference;
+  }
+  if (std::isfinite(verdict.margin)) json["decision_margin"] = verdict.margin;
   json["time/ref_s"] = verdict.seconds;
   json["time/kernel_s"] = results.kernel_s;
   json["time/kernel_forward_s"] = results.forward_s;
@@ -71,7 +85,7 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
   json["shape/batch_size"] = inputs.batch_size;
   json["shape/seq_len"] = inputs.seq_len;
   json["shape/rows"] = inputs.rows;
-  json["shape/rows_used"] = inputs.rows - std::count(inputs.labels.begin(), inputs.labels.end(), inputs.ignore_index);
+  json["shape/rows_used"] = rows_used(inputs);
   json["shape/vocab_size"] = inputs.cols;
   json["shape/valid_vocab"] = inputs.valid;
   return json;
@@ -158,9 +172,10 @@ std::vector<std::string> failures(const GradcheckConfig& config, const std::vect
   return failed;
 }
 
-int run_gradcheck(const Command& command) {
+int run_gradcheck(const Command& command, const KernelCall& guarded) {
   GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
   config.mutants |= command.mutants;
+  config.strict |= command.strict;
   // Opened before the work, so that a file that cannot be written is known at once.
   std::unique_ptr<ResultWriter> writer;
   if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
@@ -168,11 +183,18 @@ int run_gradcheck(const Command& command) {
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   print_header(config, inputs);
+  StrictReport strict;
+  if (config.strict) {
+    strict = check_strict(config, inputs, team, guarded);
+    fmt::print("\n{}", strict.text());
+    std::fflush(stdout);  // a kernel that overruns may end this process in what follows
+  }
   const KernelResults results = run_kernels(config, inputs);
   const Verdict verdict = judge(config, inputs, results, team);
   std::vector<MutantVerdict> mutants;
   if (config.mutants) mutants = judge_mutants(config, inputs, results, verdict, team);
-  const std::vector<std::string> failed = failures(config, verdict.gates, mutants);
+  std::vector<std::string> failed = failures(config, verdict.gates, mutants);
+  if (!strict.findings.empty()) failed.emplace_back("strict");
 
   Json metrics = metrics_json(inputs, results, verdict);
   add_kernel(config, results, metrics);
@@ -185,11 +207,13 @@ int run_gradcheck(const Command& command) {
                  {"config", config.file},
                  {"loss", config.function.name()},
                  {"options", config.function.to_json()},
+                 {"preset", config.function.preset().empty() ? Json() : Json(config.function.preset())},
                  {"dtype", reference::format_info(inputs.format).name},
                  {"seed", config.seed}};
     line.update(metrics);
     line["gates"] = gates_json(verdict.gates);
     if (config.mutants) line["mutants"] = mutants_json(mutants);
+    if (config.strict) line["strict"] = strict.to_json();
     line["pass"] = failed.empty();
     writer->write(line);
   }
@@ -204,20 +228,25 @@ int run_gradcheck(const Command& command) {
 constexpr const char* kFooter =
     "The config names the loss and its options, batch_size, seq_len, vocab_size, dtype, seed, ignore_prob, source (synthetic or\n"
     "safetensors), token_weights, class_weights, upstream (ones, random, per_row), outputs, kernel (isa, threads, schedule,\n"
-    "row_block, vocab_block, in_place), tolerances, mutants, expect_mostly_zero, output. configs/ has examples.\n"
+    "row_block, vocab_block, in_place), tolerances, mutants, strict, expect_mostly_zero, output. Of policy losses also preset,\n"
+    "sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale, and in source\n"
+    "the names of mask, advantages, old_logp, ref_logp, sampler_logp. configs/ has examples.\n"
     "Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts\n"
     "from the forward's row state. The last line is PASS, or FAIL and the gates that failed.";
 
 }  // namespace
 
-void add_gradcheck(CLI::App& program, Action& action) {
+void add_gradcheck(CLI::App& program, Action& action) { add_gradcheck(program, action, call); }
+
+void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded) {
   auto command = std::make_shared<Command>();
   CLI::App* app = program.add_subcommand("gradcheck", "Check a loss and its gradient against the double-precision oracle");
   app->add_option("--config", command->config, "YAML file")->required();
   app->add_option("--set", command->overrides, "Override a key: kernel.in_place=true (repeatable)")->allow_extra_args(false);
   app->add_flag("--mutants", command->mutants, "Plant every applicable mutant in the kernel's outputs; each must be caught");
+  app->add_flag("--strict", command->strict, "Run the kernels on guard-page buffers as well; an access outside any tensor fails");
   app->footer(kFooter);
-  app->callback([command, &action] { action = [command] { return run_gradcheck(*command); }; });
+  app->callback([command, guarded, &action] { action = [command, guarded] { return run_gradcheck(*command, guarded); }; });
 }
 
 }  // namespace tileloss::tools

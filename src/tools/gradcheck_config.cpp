@@ -11,12 +11,19 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 const std::vector<std::string> kOutputs = {"logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit"};
 
-void read_source(ConfigReader source, GradcheckConfig::Source& out) {
+void read_source(ConfigReader source, bool is_policy, GradcheckConfig::Source& out) {
   out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";
   if (out.is_file) {
     out.path = source.path("path");
     out.logits_name = source.text("logits", out.logits_name);
     out.labels_name = source.text("labels", out.labels_name);
+    if (is_policy) {
+      out.mask_name = source.text("mask", "");
+      out.advantages_name = source.text("advantages", "");
+      out.old_logp_name = source.text("old_logp", "");
+      out.ref_logp_name = source.text("ref_logp", "");
+      out.sampler_logp_name = source.text("sampler_logp", "");
+    }
   } else {
     const auto names = distribution_names();
     out.distribution = source.choice("distribution", out.distribution, {names.begin(), names.end()});
@@ -25,6 +32,24 @@ void read_source(ConfigReader source, GradcheckConfig::Source& out) {
     out.logits.offset = source.number("offset", out.logits.offset, {-1e30, 1e30, false, std::nullopt});
   }
   source.finish();
+}
+
+// Drawn near the oracle's logp, or from the file.
+std::optional<double> read_noise(ConfigReader& reader, const std::string& key, const std::string& tensor) {
+  if (!reader.has(key)) return std::nullopt;
+  if (!tensor.empty()) reader.fail(key, "the tensor comes from the file");
+  return reader.number(key, std::nullopt, {0, 100, false, std::nullopt});
+}
+
+void read_policy(ConfigReader& reader, GradcheckConfig& out) {
+  if (!out.is_policy()) return;
+  const GradcheckConfig::Source& source = out.source;
+  out.policy.use_offsets = reader.choice("sequences", "batch", {"batch", "offsets"}) == "offsets";
+  out.policy.mask_prob = reader.number("mask_prob", 0, {0, 1, false, std::nullopt});
+  if (!source.mask_name.empty() && reader.has("mask_prob")) reader.fail("mask_prob", "the mask comes from the file");
+  out.policy.old_scale = read_noise(reader, "old_logp_noise_scale", source.old_logp_name);
+  out.policy.ref_scale = read_noise(reader, "ref_logp_noise_scale", source.ref_logp_name);
+  out.policy.sampler_scale = read_noise(reader, "sampler_logp_noise_scale", source.sampler_logp_name);
 }
 
 void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
@@ -59,7 +84,8 @@ void read_shape(ConfigReader& reader, GradcheckConfig& out) {
 GradcheckConfig::Upstream read_upstream(ConfigReader& reader, const GradcheckConfig& config) {
   const std::string upstream = reader.choice("upstream", "ones", {"ones", "random", "per_row"});
   if (upstream != "per_row") return upstream == "ones" ? GradcheckConfig::Upstream::kOnes : GradcheckConfig::Upstream::kRandom;
-  if (config.function.is_loss() && !config.per_row_loss()) reader.fail("upstream", "per_row needs reduction: none");
+  if (config.function.is_loss() && !config.per_row_loss())
+    reader.fail("upstream", config.is_policy() ? "per_row needs aggregation: none" : "per_row needs reduction: none");
   return GradcheckConfig::Upstream::kPerRow;
 }
 
@@ -82,8 +108,9 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   for (const char* key : {"vocab_start", "vocab_total"}) {
     if (reader.has(key)) reader.fail(key, "gradcheck checks whole vocabularies");
   }
-  read_source(reader.section("source"), config.source);
+  read_source(reader.section("source"), config.is_policy(), config.source);
   read_shape(reader, config);
+  read_policy(reader, config);
   config.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));
   config.ignore_prob = reader.number("ignore_prob", 0, {0, 1, false, std::nullopt});
   if (config.source.is_file && reader.has("ignore_prob")) reader.fail("ignore_prob", "the labels come from a file");
@@ -94,6 +121,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.tolerances);
   config.mutants = reader.boolean("mutants", false);
+  config.strict = reader.boolean("strict", false);
   config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
   if (reader.has("output")) config.output = reader.path("output");
   reader.finish();

@@ -27,6 +27,15 @@ struct GradcheckConfig {
     std::filesystem::path path;  // safetensors
     std::string logits_name = "logits";
     std::string labels_name = "labels";
+    // Of policy losses; "": not in the file.
+    std::string mask_name, advantages_name, old_logp_name, ref_logp_name, sampler_logp_name;
+  };
+
+  // Inputs of policy losses that are drawn.
+  struct Policy {
+    bool use_offsets = false;
+    double mask_prob = 0;
+    std::optional<double> old_scale, ref_scale, sampler_scale;  // absent: the tensor is not given, unless the file has it
   };
 
   struct Tolerances {
@@ -49,6 +58,7 @@ struct GradcheckConfig {
   uint64_t seed = 0;
   double ignore_prob = 0;
   Source source;
+  Policy policy;
   bool token_weights = false;
   bool class_weights = false;
   Upstream upstream = Upstream::kOnes;
@@ -57,12 +67,13 @@ struct GradcheckConfig {
   bool in_place = false;
   Tolerances tolerances;
   bool mutants = false;
+  bool strict = false;
   bool expect_mostly_zero = false;
   std::optional<std::filesystem::path> output;
 
   bool wants(std::string_view output_name) const;
-  // One loss per row, rather than one for all.
-  bool per_row_loss() const { return function.is_loss() && function.get_choice("reduction", "mean") == "none"; }
+  bool is_policy() const { return function.name() == "policy_loss"; }
+  bool per_row_loss() const { return function.per_row_loss(); }
 };
 
 // Throws ToolError as config.h says.

@@ -39,6 +39,13 @@ struct Verdict {
   double loss_kernel = 0;
   double loss_magnitude = 0;
   double seconds = 0;
+  struct Metric {
+    std::string name;
+    double kernel = 0;
+    double reference = 0;
+  };
+  std::vector<Metric> metrics;                              // the loss's own
+  double margin = std::numeric_limits<double>::infinity();  // see PolicyWitness
   std::vector<Gate> gates;
 };
 

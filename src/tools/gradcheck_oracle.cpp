@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 #include <string_view>
 
+#include "tools/error_metric.h"
 #include "tools/exit_codes.h"
+#include "tools/gradcheck_policy.h"
 
 namespace tileloss::tools {
 namespace {
@@ -20,16 +23,6 @@ std::vector<double> widen(const std::vector<float>& values) { return {values.beg
 double upstream_at(const Upstream& values, int64_t row) {
   if (values.empty()) return 0;
   return static_cast<double>(values[values.size() == 1 ? 0 : static_cast<size_t>(row)]);
-}
-
-// The kernel gets the temperature as the caller gives it, in double, and so does the oracle.
-reference::Transform make_transform(const Function& function) {
-  reference::Transform transform;
-  transform.logit_scale = function.get("logit_scale", 1);
-  transform.softcap = function.get("softcap", 0);
-  transform.temperature = function.get("temperature", 1);
-  if (function.get_choice("temperature_on", "logits") == "logprob") transform.temperature_on = reference::TemperatureOn::kLogprob;
-  return transform;
 }
 
 class CrossEntropyOracle : public LossOracle {
@@ -86,6 +79,34 @@ class LogprobsOracle : public LossOracle {
   const CheckInputs& inputs_;
 };
 
+class PolicyOracle : public LossOracle {
+ public:
+  PolicyOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : witness_(make_policy_options(config.function, inputs), inputs.policy, inputs.used, inputs.summaries, inputs.loss_grad) {
+    transform = make_transform(config.function);
+  }
+
+  RowLoss row_loss(int64_t row, const SoftmaxRow&) const override {
+    RowLoss loss;
+    loss.cross_entropy = witness_.result().token_loss[static_cast<size_t>(row)];
+    return loss;
+  }
+  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
+    witness_.row_gradient(row, softmax, out);
+  }
+  double reduce(std::span<const RowLoss>) const override { return witness_.result().loss; }
+  double row_magnitude(int64_t row, const SoftmaxRow&, const RowLoss&) const override {
+    return witness_.token_loss_magnitude(row);
+  }
+  double reduce_magnitudes(std::span<const RowLoss>) const override { return witness_.loss_magnitude(); }
+  double loss_upstream(int64_t row) const override { return witness_.loss_upstream(row); }
+  RowUpstream row_upstream(int64_t row) const override { return witness_.upstream(row); }
+  const PolicyWitness* policy() const override { return &witness_; }
+
+ private:
+  PolicyWitness witness_;
+};
+
 template <class Oracle>
 std::unique_ptr<LossOracle> make(const GradcheckConfig& config, const CheckInputs& inputs) {
   return std::make_unique<Oracle>(config, inputs);
@@ -99,9 +120,26 @@ struct Entry {
 constexpr Entry kOracles[] = {
     {"cross_entropy", make<CrossEntropyOracle>},
     {"logprobs", make<LogprobsOracle>},
+    {"policy_loss", make<PolicyOracle>},
 };
 
 }  // namespace
+
+// The kernel gets the temperature as the caller gives it, in double, and so does the oracle.
+reference::Transform make_transform(const Function& function) {
+  reference::Transform transform;
+  transform.logit_scale = function.get("logit_scale", 1);
+  transform.softcap = function.get("softcap", 0);
+  transform.temperature = function.get("temperature", 1);
+  if (function.get_choice("temperature_on", "logits") == "logprob") transform.temperature_on = reference::TemperatureOn::kLogprob;
+  return transform;
+}
+
+double LossOracle::row_magnitude(int64_t, const SoftmaxRow& softmax, const RowLoss& loss) const {
+  return loss_magnitude(softmax, loss);
+}
+
+double LossOracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }
 
 std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs) {
   for (const Entry& entry : kOracles) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tools/exit_codes.h"
+#include "tools/gradcheck_policy.h"
 #include "tools/safetensors.h"
 #include "tools/signals.h"
 #include "tools/timer.h"
@@ -97,6 +98,7 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
     throw ToolError(kExitUsage,
                     fmt::format("{}: {} has {} rows, but batch_size * seq_len is {}", name, logits.name, file_rows, inputs.rows));
   }
+  if (config.is_policy()) load_policy_layout(config, file, inputs);
   plan_shapes(config, inputs);
   read_labels(file.tensor(config.source.labels_name), name, inputs);
   inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
@@ -107,9 +109,14 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   inputs.format = *config.dtype;
   inputs.cols = config.vocab_size;
   set_shape(config, 0, inputs);
+  if (config.is_policy()) draw_policy_layout(config, inputs);
   plan_shapes(config, inputs);
   inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
+  // The label of a row that the mask leaves out may be anything.
+  for (int64_t row = 0; row < inputs.rows; ++row) {
+    if (!inputs.policy.in_use(row)) inputs.labels[static_cast<size_t>(row)] = row % 2 == 0 ? -1 : int64_t{1} << 40;
+  }
   team.for_each(inputs.rows, [&](int64_t row, int) {
     check_stop();
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
@@ -163,6 +170,7 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   if (!inputs.token_weights.empty()) args.token_weights = vector_of(inputs.token_weights);
   if (!inputs.class_weights.empty()) args.class_weights = vector_of(inputs.class_weights);
+  if (!inputs.policy.offsets.empty()) inputs.policy.add_to(args);
   return args;
 }
 
@@ -204,7 +212,21 @@ tileloss_vector new_output(std::vector<float>& values, int64_t size) {
   return vector_of(values);
 }
 
-double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, RowState& state, KernelResults& results) {
+// The same loss, unreduced: without what only a reduced one may have.
+Function per_row_function(Function function) {
+  if (function.find_field("reduction") != nullptr) {
+    function.set_choice("reduction", "none");
+    return function;
+  }
+  function.set_choice("aggregation", "none");
+  function.reset("num_items");
+  function.reset("max_length");
+  if (function.get_choice("entropy_reduction", "") == "token_mean") function.reset("entropy_coef");
+  return function;
+}
+
+double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, RowState& state,
+                   KernelResults& results) {
   const int64_t rows = inputs.rows;
   tileloss_args args = base_args(inputs, inputs.logits.data());
   if (config.function.is_loss()) args.loss = new_output(results.forward_loss, config.per_row_loss() ? rows : 1);
@@ -222,27 +244,30 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, Row
     args.correct = tileloss_make_vector(results.correct.data(), TILELOSS_UINT8, rows);
   }
   args.row_state = state.view();
+  if (const auto names = config.function.metrics(); !names.empty()) {
+    args.metrics = new_output(results.forward_metrics, static_cast<int64_t>(names.size()));
+  }
   KernelWishes wishes = config.kernel;
   wishes.schedule = "auto";  // stash and recompute are value_and_grad's
   const tileloss_plan plan = make_plan(config.function, TILELOSS_FORWARD, args, wishes);
   const Timer timer;
-  call(config.function, TILELOSS_FORWARD, args, plan);
+  kernel(config.function, TILELOSS_FORWARD, args, plan, nullptr);
   const double seconds = timer.seconds();
 
   if (config.per_row_loss()) {
     results.per_loss = results.forward_loss;
-  } else if (config.function.find_field("reduction") != nullptr) {
-    Function per_row = config.function;
-    per_row.set_choice("reduction", "none");
+  } else if (config.function.is_loss()) {
+    const Function per_row = per_row_function(config.function);
     tileloss_args loss_args = base_args(inputs, inputs.logits.data());
     loss_args.loss = new_output(results.per_loss, rows);
-    call(per_row, TILELOSS_FORWARD, loss_args, make_plan(per_row, TILELOSS_FORWARD, loss_args, wishes));
+    kernel(per_row, TILELOSS_FORWARD, loss_args, make_plan(per_row, TILELOSS_FORWARD, loss_args, wishes), nullptr);
   }
   return seconds;
 }
 
 // `state` null: the function's own way to its gradient in one call.
-double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, RowState* state, KernelResults& results) {
+double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, RowState* state,
+                    KernelResults& results) {
   const Function& function = config.function;
   const bool fused = state == nullptr && function.is_loss();
   const tileloss_pass pass = fused ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD;
@@ -261,6 +286,9 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, Ro
   if (fused) {
     args.loss = new_output(results.loss, config.per_row_loss() ? inputs.rows : 1);
     if (config.wants("logp")) args.logp = new_output(results.fused_logp, inputs.rows);
+    if (const auto names = function.metrics(); !names.empty()) {
+      args.metrics = new_output(results.metrics, static_cast<int64_t>(names.size()));
+    }
   }
   if (state != nullptr) args.row_state = state->view();
   KernelWishes wishes = config.kernel;
@@ -268,7 +296,7 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, Ro
   const tileloss_plan plan = make_plan(function, pass, args, wishes);
   if (state == nullptr) results.plan = plan;
   const Timer timer;
-  call(function, pass, args, plan);
+  kernel(function, pass, args, plan, nullptr);
   const double seconds = timer.seconds();
   results.gradients.push_back(std::move(gradient));
   return seconds;
@@ -284,21 +312,22 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
     generate(config, team, inputs);
   }
   poison_unread(inputs);
+  if (config.is_policy()) draw_policy_logps(config, team, inputs);
   inputs.token_weights = random_weights(config.token_weights, config.seed, 0, inputs.rows);
   inputs.class_weights = random_weights(config.class_weights, config.seed, 1, inputs.valid);
   set_upstream(config, inputs);
   return inputs;
 }
 
-KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inputs) {
+KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel) {
   KernelResults results;
   tileloss_plan_init(&results.plan);
-  RowState state(inputs.rows, config.wants("entropy"));
-  results.forward_s = run_forward(config, inputs, state, results);
+  RowState state(inputs.rows, config.wants("entropy") || config.is_policy());
+  results.forward_s = run_forward(config, inputs, kernel, state, results);
   check_stop();
-  results.kernel_s = run_gradient(config, inputs, nullptr, results);
+  results.kernel_s = run_gradient(config, inputs, kernel, nullptr, results);
   check_stop();
-  results.backward_s = run_gradient(config, inputs, &state, results);
+  results.backward_s = run_gradient(config, inputs, kernel, &state, results);
   check_stop();
   return results;
 }

@@ -3,12 +3,14 @@
 #define TILELOSS_TOOLS_GRADCHECK_RUN_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "tools/abi.h"
 #include "tools/gradcheck_config.h"
 #include "tools/memory.h"
+#include "tools/policy_case.h"
 #include "tools/thread_team.h"
 
 namespace tileloss::tools {
@@ -30,10 +32,14 @@ struct CheckInputs {
   std::vector<float> token_weights;
   std::vector<float> class_weights;
   Upstream loss_grad, logp_grad, lse_grad, entropy_grad;
+  PolicyTensors policy;
+  std::vector<uint8_t> used;          // policy losses: rows that are not ignored, and the oracle's first look at them
+  std::vector<RowSummary> summaries;  // (all rows; those in use are filled)
 
   int64_t row_bytes() const { return cols * static_cast<int64_t>(reference::format_info(format).bytes); }
   const char* row(int64_t index) const { return logits.data() + index * row_bytes(); }
-  bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index; }
+  // By its label or by the mask.
+  bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index || !policy.in_use(row); }
 };
 
 // Plans the calls on shapes alone first, so that what the library refuses costs no time and no memory.
@@ -53,6 +59,7 @@ struct KernelResults {
   std::vector<float> loss;        // of value_and_grad: one, or one per row
   std::vector<float> fused_logp;  // of value_and_grad: must have the forward's bits
   std::vector<float> forward_loss;
+  std::vector<float> metrics, forward_metrics;  // of value_and_grad and of the forward; empty: the function has none
   // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state.
   std::vector<CheckedGradient> gradients;
   tileloss_plan plan;  // of the first gradient
@@ -61,7 +68,11 @@ struct KernelResults {
   double backward_s = 0;
 };
 
-KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inputs);
+// How the calls are made: tools::call, or something that watches it.
+using KernelCall =
+    std::function<void(const Function&, tileloss_pass, const tileloss_args&, const tileloss_plan&, const tileloss_run*)>;
+
+KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel = call);
 
 }  // namespace tileloss::tools
 

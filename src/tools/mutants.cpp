@@ -140,6 +140,21 @@ bool entropy_gradient_dropped(const MutantContext& context, const MutantRowOracl
   return add_gradient(context, oracle, {0.0, 0.0, -oracle.upstream.entropy}, row);
 }
 
+template <WrongCoefficients kWrong>
+bool has_wrong(const MutantContext& context) {
+  return context.has_dlogits && context.wrong_coefficients[static_cast<std::size_t>(kWrong)];
+}
+
+template <WrongCoefficients kWrong>
+bool wrong_coefficients(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) {
+  return add_gradient(context, oracle, oracle.wrong_coefficients[static_cast<std::size_t>(kWrong)], row);
+}
+
+template <WrongCoefficients kWrong>
+constexpr Mutant wrong_mutant(const char* name, const char* description) {
+  return {name, description, has_wrong<kWrong>, wrong_coefficients<kWrong>, nullptr};
+}
+
 bool loss_halved_row(const MutantContext&, const MutantRowOracle& oracle, MutantRow& row) {
   if (row.loss == nullptr) return false;
   return alter_output(row.loss, 0.5 * *row.loss, !oracle.softmax->transform().is_identity());
@@ -191,9 +206,18 @@ constexpr std::array kMutants{
     Mutant{"argmax_off_by_one", "argmax is one column too far", has_argmax, argmax_off_by_one, nullptr},
 };
 
+constexpr std::array kPolicyMutants{
+    wrong_mutant<WrongCoefficients::kClipIgnored>("clip_ignored", "clipped tokens keep their gradient"),
+    wrong_mutant<WrongCoefficients::kKlDropped>("kl_gradient_dropped", "the KL has no gradient"),
+    wrong_mutant<WrongCoefficients::kRatioOfToken>("ratio_of_token", "a token's own ratio stands for its sequence's"),
+    wrong_mutant<WrongCoefficients::kSamplerIgnored>("sampler_ignored", "the sampler ratio multiplies nothing"),
+    wrong_mutant<WrongCoefficients::kMasksIgnored>("masks_ignored", "tokens dropped by off-policy or entropy mask stay in"),
+};
+
 }  // namespace
 
 std::span<const Mutant> all_mutants() { return kMutants; }
+std::span<const Mutant> policy_mutants() { return kPolicyMutants; }
 
 const Mutant* find_mutant(const char* name) {
   const auto* found =

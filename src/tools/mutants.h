@@ -10,6 +10,8 @@
 #ifndef TILELOSS_TOOLS_MUTANTS_H_
 #define TILELOSS_TOOLS_MUTANTS_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -17,6 +19,10 @@
 #include "reference/oracle.h"
 
 namespace tileloss::tools {
+
+// Kernels of policy losses that get a row's coefficients wrong.
+enum class WrongCoefficients { kClipIgnored, kKlDropped, kRatioOfToken, kSamplerIgnored, kMasksIgnored };
+constexpr std::size_t kWrongCoefficients = 5;
 
 // What was run: which outputs there are to alter, and where tiles end.
 struct MutantContext {
@@ -31,6 +37,8 @@ struct MutantContext {
   bool entropy_upstream = false;       // some row's upstream entropy gradient is not 0
   bool nonuniform_upstream = false;    // some used row's upstream gradient differs from the first used row's
   std::span<const float> kernel_logp;  // [rows], for the mutant that takes a neighbour's
+  // Some row's coefficients differ.
+  std::array<bool, kWrongCoefficients> wrong_coefficients{};
 };
 
 // The oracle's data of a row, and its upstream gradients: `loss` for a loss, `row` for logprobs; `first_*` are those of the first
@@ -42,6 +50,8 @@ struct MutantRowOracle {
   double first_loss_upstream = 1.0;
   reference::RowUpstream upstream;
   reference::RowUpstream first_upstream;
+  // What the wrong coefficients have over the right ones.
+  std::array<reference::RowUpstream, kWrongCoefficients> wrong_coefficients{};
 };
 
 // A copy of the kernel's outputs of one row; null where there is none.
@@ -66,6 +76,8 @@ struct Mutant {
 };
 
 std::span<const Mutant> all_mutants();
+// Of policy losses, besides those.
+std::span<const Mutant> policy_mutants();
 const Mutant* find_mutant(const char* name);  // null if there is none
 
 }  // namespace tileloss::tools

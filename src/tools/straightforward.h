@@ -15,6 +15,8 @@ namespace tileloss::tools {
 
 class Straightforward {
  public:
+  static bool knows(const Function& function) { return function.name() == "cross_entropy" || function.name() == "logprobs"; }
+
   // `function`: cross_entropy or logprobs (the loss is then the sum of logp); its options are taken over.
   Straightforward(const Function& function, reference::NumberFormat format, int64_t rows, int64_t cols, int threads);
 

@@ -18,7 +18,18 @@
 namespace tileloss::tools {
 
 // Streams keep draws for different purposes apart.
-enum class Stream : std::uint64_t { kLogits = 1, kLabels = 2, kWeights = 3, kUpstream = 4, kShapes = 5, kOptions = 6 };
+enum class Stream : std::uint64_t {
+  kLogits = 1,
+  kLabels = 2,
+  kWeights = 3,
+  kUpstream = 4,
+  kShapes = 5,
+  kOptions = 6,
+  kSequences = 7,
+  kMask = 8,
+  kAdvantages = 9,
+  kPolicyLogp = 10
+};
 
 class Random {
  public:

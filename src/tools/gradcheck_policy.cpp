@@ -1,0 +1,119 @@
+#include "tools/gradcheck_policy.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <string>
+
+#include "tools/exit_codes.h"
+#include "tools/gradcheck_oracle.h"
+#include "tools/signals.h"
+
+namespace tileloss::tools {
+namespace {
+
+PolicyDraw make_draw(const GradcheckConfig& config, const CheckInputs& inputs) {
+  PolicyDraw draw;
+  draw.seed = config.seed;
+  draw.rows = inputs.rows;
+  draw.sequences = inputs.batch_size;
+  draw.use_offsets = config.policy.use_offsets;
+  draw.mask_prob = config.policy.mask_prob;
+  draw.token_advantages = config.function.get_choice("advantage_level", "sequence") == "token";
+  draw.old_scale = config.policy.old_scale;
+  draw.ref_scale = config.policy.ref_scale;
+  draw.sampler_scale = config.policy.sampler_scale;
+  return draw;
+}
+
+template <class T>
+T element(const Tensor& tensor, size_t index) {
+  T value{};
+  std::memcpy(&value, static_cast<const char*>(tensor.data) + index * sizeof value, sizeof value);
+  return value;
+}
+
+[[noreturn]] void fail(const std::string& file, const Tensor& tensor, const std::string& expected) {
+  throw ToolError(kExitUsage,
+                  fmt::format("{}: {}: expected {}, got {} of {}", file, tensor.name, expected, tensor.elements(), tensor.dtype));
+}
+
+std::vector<float> read_floats(const SafetensorsFile& file, const std::string& path, const std::string& name, int64_t count) {
+  const Tensor& tensor = file.tensor(name);
+  if (tensor.dtype != "F32" || tensor.elements() < count) fail(path, tensor, fmt::format("at least {} F32", count));
+  std::vector<float> values;
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) values.push_back(element<float>(tensor, i));
+  return values;
+}
+
+std::vector<uint8_t> read_mask(const SafetensorsFile& file, const std::string& path, const std::string& name, int64_t count) {
+  const Tensor& tensor = file.tensor(name);
+  const std::string expected = fmt::format("at least {} U8, BOOL, I32, I64 or F32", count);
+  if (tensor.elements() < count) fail(path, tensor, expected);
+  std::vector<uint8_t> mask;
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    bool used = false;
+    if (tensor.dtype == "U8" || tensor.dtype == "BOOL") {
+      used = element<uint8_t>(tensor, i) != 0;
+    } else if (tensor.dtype == "I32") {
+      used = element<int32_t>(tensor, i) != 0;
+    } else if (tensor.dtype == "I64") {
+      used = element<int64_t>(tensor, i) != 0;
+    } else if (tensor.dtype == "F32") {
+      used = element<float>(tensor, i) != 0;
+    } else {
+      fail(path, tensor, expected);
+    }
+    mask.push_back(used ? 1 : 0);
+  }
+  return mask;
+}
+
+}  // namespace
+
+reference::PolicyOptions make_policy_options(const Function& function, const CheckInputs& inputs) {
+  return make_policy_options(*static_cast<const tileloss_policy_loss_options*>(function.options()),
+                             inputs.policy.sequence_length);
+}
+
+void draw_policy_layout(const GradcheckConfig& config, CheckInputs& inputs) {
+  inputs.policy = draw_policy_layout(make_draw(config, inputs));
+}
+
+void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs) {
+  draw_policy_layout(config, inputs);
+  const GradcheckConfig::Source& source = config.source;
+  const std::string path = source.path.string();
+  PolicyTensors& tensors = inputs.policy;
+  if (!source.mask_name.empty()) tensors.mask = read_mask(file, path, source.mask_name, inputs.rows);
+  const auto read = [&](const std::string& name, int64_t count, std::vector<float>& out) {
+    if (!name.empty()) out = read_floats(file, path, name, count);
+  };
+  read(source.advantages_name, static_cast<int64_t>(tensors.advantages.size()), tensors.advantages);
+  read(source.old_logp_name, inputs.rows, tensors.old_logp);
+  read(source.ref_logp_name, inputs.rows, tensors.ref_logp);
+  read(source.sampler_logp_name, inputs.rows, tensors.sampler_logp);
+}
+
+void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
+  const reference::Transform transform = make_transform(config.function);
+  inputs.used.assign(static_cast<size_t>(inputs.rows), 0);
+  inputs.summaries.assign(static_cast<size_t>(inputs.rows), {});
+  for (int64_t row = 0; row < inputs.rows; ++row) inputs.used[static_cast<size_t>(row)] = inputs.is_ignored(row) ? 0 : 1;
+  team.run([&](int thread) {
+    std::vector<double> logits(static_cast<size_t>(inputs.valid));
+    reference::SoftmaxRow softmax;
+    for (int64_t row = thread; row < inputs.rows; row += team.size()) {
+      check_stop();
+      if (inputs.is_ignored(row)) continue;
+      reference::decode_row(inputs.format, inputs.row(row), logits);
+      softmax.compute(transform, logits, inputs.labels[static_cast<size_t>(row)]);
+      inputs.summaries[static_cast<size_t>(row)] = summarize(softmax);
+    }
+  });
+  const PolicyDraw draw = make_draw(config, inputs);
+  if (!draw.old_scale && !draw.ref_scale && !draw.sampler_scale) return;
+  draw_policy_logps(draw, make_policy_options(config.function, inputs), inputs.used, inputs.summaries, inputs.policy);
+}
+
+}  // namespace tileloss::tools

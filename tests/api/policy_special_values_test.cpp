@@ -1,0 +1,135 @@
+// Special values of the logits in policy_loss, from the logits on: which rows they reach. (What the row stage makes of a logp of
+// -inf or NaN: tests/losses/policy_stage_test.cpp.)
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "tests/api/calls.h"
+#include "tests/support/policy_case.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr std::int64_t kRows = 8, kVocab = 100, kSpoilt = 5;
+
+// 4 sequences of 2 tokens, one loss a row.
+struct Spoilt {
+  tileloss_policy_loss_options options;
+  std::vector<float> x, dx, loss, old_logp, advantages, logp;
+  std::vector<std::int64_t> labels;
+
+  Spoilt(const char* preset, auto&& spoil) {
+    EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+    options.aggregation = TILELOSS_AGGREGATION_NONE;
+    options.epsilon_high.value = 4;
+    for (std::int64_t i = 0; i < kRows * kVocab; ++i) x.push_back(static_cast<float>(i % 37) * 0.125F - 2);
+    for (std::int64_t i = 0; i < kRows; ++i) labels.push_back(3 * i);
+    spoil(&x[static_cast<std::size_t>(kSpoilt * kVocab)], labels[kSpoilt]);
+    dx.assign(x.size(), -7);
+    loss.assign(kRows, -7);
+    logp.assign(kRows, -7);
+    old_logp.assign(kRows, -4.5F);
+    advantages = {1, -1, 0.5F, 2};
+  }
+  testing::AssertionResult run() {
+    tileloss_args args;
+    tileloss_args_init(&args);
+    args.logits = tileloss_make_matrix(x.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
+    args.dlogits = tileloss_make_matrix(dx.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
+    args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
+    args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, kRows);
+    args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, kRows);
+    args.old_logp = tileloss_make_vector(old_logp.data(), TILELOSS_FLOAT32, kRows);
+    args.advantages = tileloss_make_vector(advantages.data(), TILELOSS_FLOAT32, kRows / 2);
+    args.sequence_length = 2;
+    return succeeds(tileloss_policy_loss_value_and_grad(&args, &options, nullptr, nullptr));
+  }
+  float gradient(std::int64_t row, std::int64_t column) const { return dx[static_cast<std::size_t>(row * kVocab + column)]; }
+};
+
+const auto kNothing = [](float*, std::int64_t) {};
+
+// Bits of the rows but `first` to `last`.
+void expect_others_untouched(const Spoilt& a, const Spoilt& b, std::int64_t first, std::int64_t last) {
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    if (i >= first && i <= last) continue;
+    EXPECT_EQ(a.loss[static_cast<std::size_t>(i)], b.loss[static_cast<std::size_t>(i)]) << i;
+    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(a.gradient(i, j), b.gradient(i, j)) << i << " " << j;
+  }
+}
+
+TEST(PolicySpecialLogits, NanInfinityAndNothingButMinusInfinityStayInTheirRow) {
+  for (const char* preset : {"grpo", "cispo", "sapo", "reinforce"}) {
+    Spoilt clean(preset, kNothing);
+    ASSERT_TRUE(clean.run());
+    const std::vector<std::function<void(float*, std::int64_t)>> spoilers = {
+        [](float* row, std::int64_t) { row[50] = static_cast<float>(kNan); },
+        [](float* row, std::int64_t) { row[50] = static_cast<float>(kInf); },
+        [](float* row, std::int64_t) { std::fill(row, row + kVocab, static_cast<float>(-kInf)); }};
+    for (const auto& spoil : spoilers) {
+      Spoilt s(preset, spoil);
+      ASSERT_TRUE(s.run());
+      EXPECT_TRUE(std::isnan(s.loss[kSpoilt])) << preset;
+      for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isnan(s.gradient(kSpoilt, j))) << preset << " " << j;
+      expect_others_untouched(s, clean, kSpoilt, kSpoilt);
+    }
+  }
+}
+
+TEST(PolicySpecialLogits, ACoupledLossCarriesNanThroughItsSequenceOnly) {
+  Spoilt clean("gspo", kNothing), s("gspo", [](float*row, std::int64_t) { row[50] = static_cast<float>(kNan); });
+  ASSERT_TRUE(clean.run());
+  ASSERT_TRUE(s.run());
+  EXPECT_TRUE(std::isnan(s.loss[4]));
+  EXPECT_TRUE(std::isnan(s.loss[5]));
+  expect_others_untouched(s, clean, 4, 5);
+}
+
+TEST(PolicySpecialLogits, AMinusInfiniteLabelLeavesClipAndSapoFinite) {
+  const auto lost = [](float* row, std::int64_t label) { row[label] = static_cast<float>(-kInf); };
+  for (const char* preset : {"grpo", "sapo"}) {
+    Spoilt s(preset, lost);
+    ASSERT_TRUE(s.run());
+    EXPECT_TRUE(std::isfinite(s.loss[kSpoilt])) << preset;
+    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(s.gradient(kSpoilt, j), 0) << preset << " " << j;
+    EXPECT_EQ(s.logp[kSpoilt], static_cast<float>(-kInf));
+  }
+  Spoilt reinforce("reinforce", lost), cispo("cispo", lost);
+  ASSERT_TRUE(reinforce.run());
+  EXPECT_EQ(reinforce.loss[kSpoilt], static_cast<float>(kInf));
+  EXPECT_NEAR(reinforce.gradient(kSpoilt, 3 * kSpoilt), -0.5, 1e-6);  // p_y = 0: -A (1 - p_y)
+  ASSERT_TRUE(cispo.run());
+  EXPECT_TRUE(std::isnan(cispo.loss[kSpoilt]));
+}
+
+TEST(PolicySpecialLogits, AMinusInfiniteLogitElsewhereGetsNoGradient) {
+  for (const char* preset : {"grpo", "gspo", "vespo"}) {
+    Spoilt s(preset, [](float* row, std::int64_t) { row[50] = static_cast<float>(-kInf); });
+    s.options.entropy_coef.value = 0.1;
+    s.options.entropy_reduction = TILELOSS_ENTROPY_AS_LOSS;
+    ASSERT_TRUE(s.run());
+    EXPECT_TRUE(std::isfinite(s.loss[kSpoilt]));
+    EXPECT_EQ(s.gradient(kSpoilt, 50), 0);
+    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isfinite(s.gradient(kSpoilt, j)));
+  }
+}
+
+TEST(PolicySpecialLogits, NoRowsAndNoRowInUse) {
+  for (const char* preset : {"grpo", "gspo", "vespo", "dapo"}) {
+    tileloss_policy_loss_options options;
+    ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+    for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{6}}) {
+      PolicyCase c({.logits = {.rows = rows, .vocab = 30, .ignore_prob = 1}}, options);
+      ASSERT_TRUE(runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options())) << preset << rows;
+      EXPECT_EQ(float_at(c.args().loss, 0), 0) << preset << rows;
+      EXPECT_TRUE(agrees(c.check())) << preset << rows;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tileloss::test
