@@ -38,10 +38,6 @@ double roof_ms(const Roofs& roofs, const Timing& timing, bool in_place) {
   return std::max(memory, roofs.exp_ms);
 }
 
-double gb_per_s(const Timing& timing, int64_t bytes) {
-  return static_cast<double>(bytes) * (timing.writes ? 2 : 1) / timing.median_ms / 1e6;
-}
-
 // The reference's time over the kernel's for the same pass, if both were run.
 std::optional<double> speedup(const Report& report, const Timing& timing) {
   if (timing.implementation != "kernel") return std::nullopt;
@@ -56,44 +52,32 @@ Json to_json(const Command& command, const Bench& bench, const Report& report, c
   const double roof = roof_ms(report.roofs, timing, settings.in_place);
   Json json = {{"impl", timing.implementation},
                {"loss", settings.loss},
-               {"pass", timing.pass},
                {"tokens", settings.tokens},
                {"vocab", settings.vocab},
                {"hidden", nullptr},
                {"dtype", reference::format_info(settings.dtype).name},
-               {"isa", timing.isa},
-               {"threads", timing.threads},
                {"in_place", settings.in_place},
                {"entropy", settings.entropy},
                {"options", bench.function().to_json()},
-               {"schedule", timing.schedule},
-               {"row_block", timing.row_block},
-               {"vocab_block", timing.vocab_block},
-               {"workspace_bytes", timing.workspace_bytes},
-               {"iters", timing.iterations},
-               {"warmup", settings.warmup},
-               {"first_call_s", timing.first_call_s},
-               {"median_ms", timing.median_ms},
-               {"min_ms", timing.min_ms},
-               {"mean_ms", timing.mean_ms},
-               {"mem_after_alloc", timing.mem_after_alloc},
-               {"mem_peak", timing.mem_peak},
-               {"gb_per_s", gb_per_s(timing, bench.bytes())},
-               {"in_place_ms", report.roofs.in_place_ms},
+               {"preset", bench.function().preset().empty() ? Json() : Json(bench.function().preset())},
+               {"warmup", settings.warmup}};
+  json.update(to_json(timing, bench.bytes()));
+  json.update({{"in_place_ms", report.roofs.in_place_ms},
                {"copy_ms", report.roofs.copy_ms},
                {"read_ms", report.roofs.read_ms},
                {"exp_ms", report.roofs.exp_ms},
                {"roof_ms", roof},
                {"ratio_to_roof", timing.median_ms / roof},
                {"roofs_difference", report.roofs_difference},
-               {"roofs_steady", report.roofs_difference <= kMaxRoofDifference}};
+               {"roofs_steady", report.roofs_difference <= kMaxRoofDifference}});
   if (const auto ratio = speedup(report, timing)) json["speedup_over_reference"] = *ratio;
   return json;
 }
 
 void print_table(const Command& command, const Bench& bench, const Report& report) {
   const BenchSettings& settings = command.settings;
-  fmt::print("{} [{}, {}] {}{}{}, {} threads, {} iterations after {}\n", settings.loss, settings.tokens, settings.vocab,
+  fmt::print("{}{} [{}, {}] {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
+             bench.function().preset().empty() ? "" : " " + bench.function().preset(), settings.tokens, settings.vocab,
              reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
              settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
   if (const Json options = bench.function().to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
@@ -174,7 +158,8 @@ int run_bench(Command command) {
 constexpr const char* kFooter =
     "Roofs are measured on the same buffers with the same number of threads before and after the passes, each the median of the\n"
     "fastest of several loops; the faster of both counts. Buffers are reused, touched and on huge pages; logits are random\n"
-    "(64 rows, repeated down the matrix). An in-place pass overwrites them: they are put back before each call, outside the\n"
+    "(64 rows, repeated down the matrix). Policy losses get sequences of 256 tokens, advantages of both signs and old_logp near\n"
+    "the kernel's logp. An in-place pass overwrites them: they are put back before each call, outside the\n"
     "timing. The copy roof of an in-place run copies one half of the matrix over the other and counts it twice. The reference\n"
     "materialises float32 logits and softmax (8 bytes an element) and runs at most 5 iterations.";
 
@@ -185,6 +170,7 @@ void add_bench(CLI::App& program, Action& action) {
   BenchSettings& settings = command->settings;
   CLI::App* app = program.add_subcommand("bench", "Time a loss and its gradient, and the machine's roofs in the same run");
   app->add_option("--loss", settings.loss, "cross_entropy, logprobs, ...")->capture_default_str();
+  app->add_option("--preset", settings.preset, "Of a policy loss: grpo, gspo, ...");
   app->add_option("--tokens", settings.tokens, "Rows")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
   app->add_option("--vocab", settings.vocab, "Columns")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
   app->add_option("--dtype", command->dtype, "Of the logits")->check(CLI::IsMember(dtype_names()))->capture_default_str();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tools/exit_codes.h"
 #include "tools/signals.h"
 #include "tools/synthetic.h"
 #include "tools/timer.h"
@@ -14,6 +15,7 @@ namespace {
 // Rows made at random; the matrix repeats them. 64 rows of 151936 in bfloat16 are 19 MB, more than L2 and little enough that the
 // logits an in-place call has overwritten are put back in 0.1 s, without a second matrix in memory.
 constexpr int64_t kPatternRows = 64;
+constexpr int64_t kSequenceLength = 256;
 // The reference takes seconds a call at full size.
 constexpr int kMaxReferenceIterations = 5;
 
@@ -24,7 +26,9 @@ int64_t row_bytes(const BenchSettings& settings) {
 // Options stand in --set as in a config file.
 Function make_function(const BenchSettings& settings) {
   Function function(settings.loss);
-  const ConfigNode options = parse_overrides(settings.options);
+  std::vector<std::string> overrides = settings.options;
+  if (!settings.preset.empty()) overrides.push_back("preset=" + settings.preset);
+  const ConfigNode options = parse_overrides(overrides);
   ConfigReader reader(options);
   function.read_options(reader);
   reader.finish();
@@ -41,6 +45,28 @@ tileloss_vector vector_of(std::vector<float>& values) {
 
 }  // namespace
 
+double gb_per_s(const Timing& timing, int64_t bytes) {
+  return static_cast<double>(bytes) * (timing.writes ? 2 : 1) / timing.median_ms / 1e6;
+}
+
+Json to_json(const Timing& timing, int64_t bytes) {
+  return {{"pass", timing.pass},
+          {"isa", timing.isa},
+          {"threads", timing.threads},
+          {"schedule", timing.schedule},
+          {"row_block", timing.row_block},
+          {"vocab_block", timing.vocab_block},
+          {"workspace_bytes", timing.workspace_bytes},
+          {"iters", timing.iterations},
+          {"first_call_s", timing.first_call_s},
+          {"median_ms", timing.median_ms},
+          {"min_ms", timing.min_ms},
+          {"mean_ms", timing.mean_ms},
+          {"mem_after_alloc", timing.mem_after_alloc},
+          {"mem_peak", timing.mem_peak},
+          {"gb_per_s", gb_per_s(timing, bytes)}};
+}
+
 Bench::Bench(const BenchSettings& settings)
     : settings_(settings),
       function_(make_function(settings)),
@@ -56,8 +82,7 @@ Bench::Bench(const BenchSettings& settings)
   const int64_t valid = function_.get_integer("valid_vocab", -1);
   if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
   labels_ = make_labels(labels, settings.seed, settings.tokens);
-  const bool per_row = function_.get_choice("reduction", "mean") == "none";
-  loss_.resize(per_row ? rows : 1);
+  loss_.resize(function_.per_row_loss() ? rows : 1);
   for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
   upstream_.assign(1, 1.0F);
 
@@ -70,6 +95,36 @@ Bench::Bench(const BenchSettings& settings)
   if (!dlogits_.empty()) {
     team_.for_each(settings.tokens,
                    [&](int64_t row, int) { std::memset(dlogits_.data() + row * stride, 0xFF, static_cast<size_t>(stride)); });
+  }
+  if (function_.name() == "policy_loss") make_policy_inputs();
+}
+
+// Sequences of 256 tokens, the last one shorter; advantages of both signs; the other policies' logp near the kernel's own, so
+// that some ratios are clipped and none overflows.
+void Bench::make_policy_inputs() {
+  constexpr double kNoise = 0.1;
+  PolicyDraw draw;
+  draw.seed = settings_.seed;
+  draw.rows = settings_.tokens;
+  draw.sequences = (settings_.tokens + kSequenceLength - 1) / kSequenceLength;
+  draw.token_advantages = function_.get_choice("advantage_level", "") == "token";
+  draw.old_scale = kNoise;
+  if (function_.get("beta", 0) != 0) draw.ref_scale = kNoise;
+  if (function_.get_choice("sampler_correction", "off") != "off") draw.sampler_scale = kNoise;
+  policy_ = draw_policy_layout(draw);
+  policy_.sequence_length = 0;
+  for (int64_t b = 0; b <= draw.sequences; ++b) {
+    policy_.offsets[static_cast<size_t>(b)] = std::min(b * kSequenceLength, settings_.tokens);
+  }
+  tileloss_args args = make_args(TILELOSS_FORWARD);
+  args.logp = vector_of(logp_);
+  KernelWishes wishes = settings_.kernel;
+  wishes.schedule = "auto";
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes));
+  int64_t stream = 0;
+  for (std::vector<float>* values : {&policy_.old_logp, &policy_.ref_logp, &policy_.sampler_logp}) {
+    Random random(settings_.seed, Stream::kPolicyLogp, stream++);
+    for (size_t i = 0; i < values->size(); ++i) (*values)[i] = logp_[i] + static_cast<float>(kNoise * random.next_normal());
   }
 }
 
@@ -86,6 +141,7 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
   args.logits =
       tileloss_make_matrix(logits_.data(), abi_dtype(settings_.dtype), settings_.tokens, settings_.vocab, settings_.vocab);
   args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, settings_.tokens);
+  if (!policy_.offsets.empty()) policy_.add_to(args);
   if (pass != TILELOSS_BACKWARD) {
     if (function_.is_loss()) args.loss = vector_of(loss_);
     if (!function_.is_loss()) {
@@ -166,6 +222,9 @@ Timing Bench::time_kernel(tileloss_pass pass) {
 }
 
 void Bench::make_reference() {
+  if (!Straightforward::knows(function_)) {
+    throw ToolError(kExitUsage, "--impl: there is no reference for " + function_.name() + "; use --impl kernel");
+  }
   reference_ = std::make_unique<Straightforward>(function_, settings_.dtype, settings_.tokens, settings_.vocab, threads_);
 }
 

@@ -10,6 +10,7 @@
 
 #include "tools/abi.h"
 #include "tools/memory.h"
+#include "tools/policy_case.h"
 #include "tools/roofs.h"
 #include "tools/straightforward.h"
 
@@ -26,6 +27,7 @@ struct BenchSettings {
   int warmup = 3;
   uint64_t seed = 0;
   KernelWishes kernel;
+  std::string preset;                // "": none
   std::vector<std::string> options;  // "label_smoothing=0.1"
 };
 
@@ -50,6 +52,10 @@ struct Timing {
   int64_t workspace_bytes = 0;
 };
 
+// gb_per_s counts each of the logits' `bytes` once, and once more if the pass writes them.
+double gb_per_s(const Timing& timing, int64_t bytes);
+Json to_json(const Timing& timing, int64_t bytes);
+
 class Bench {
  public:
   // Allocates the buffers, on huge pages, and touches every page.
@@ -59,6 +65,7 @@ class Bench {
   Timing time_kernel(tileloss_pass pass);
   // Between make_reference and drop_reference, which hold its two float32 matrices.
   Timing time_reference(tileloss_pass pass);
+  // Throws ToolError (usage) for a loss that the reference does not know.
   void make_reference();
   void drop_reference() { reference_.reset(); }
   // value_and_grad; backward for a function without a loss.
@@ -75,6 +82,7 @@ class Bench {
 
  private:
   void restore_logits();
+  void make_policy_inputs();
   tileloss_args make_args(tileloss_pass pass);
   void* gradient() const { return settings_.in_place ? logits_.data() : dlogits_.data(); }
   // `restore`: the call overwrites the logits.
@@ -90,6 +98,7 @@ class Bench {
   std::vector<char> pattern_;  // the first rows of the logits, repeated down the matrix
   int64_t pattern_rows_;
   std::vector<int64_t> labels_;
+  PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
   std::vector<float> state_max_, state_sum_, state_target_;
   std::unique_ptr<Straightforward> reference_;

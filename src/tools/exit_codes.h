@@ -23,6 +23,12 @@ class ToolError : public std::runtime_error {
   ExitCode code_;
 };
 
+// Memory that cannot be had: a sweep records it apart from other errors.
+class OutOfMemory : public ToolError {
+ public:
+  explicit OutOfMemory(const std::string& message) : ToolError(kExitEnvironment, message) {}
+};
+
 }  // namespace tileloss::tools
 
 #endif  // TILELOSS_TOOLS_EXIT_CODES_H_

@@ -17,6 +17,7 @@ namespace {
 constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
     add_gradcheck,
     add_bench,
+    add_sweep,
     add_info,
 };
 

@@ -58,12 +58,12 @@ HugeBuffer::HugeBuffer(int64_t bytes, const char* purpose) : bytes_(bytes) {
   if (bytes <= 0) return;
   const int64_t available = available_bytes();
   if (bytes > available) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: needs {:.1f} MB, but only {:.1f} MB of memory are available", purpose,
-                                                  static_cast<double>(bytes) / 1e6, static_cast<double>(available) / 1e6));
+    throw OutOfMemory(fmt::format("{}: needs {:.1f} MB, but only {:.1f} MB of memory are available", purpose,
+                                  static_cast<double>(bytes) / 1e6, static_cast<double>(available) / 1e6));
   }
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));
+    throw OutOfMemory(fmt::format("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));
   }
   data_ = data;
   madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);

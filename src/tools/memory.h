@@ -19,7 +19,7 @@ int64_t available_bytes();
 class HugeBuffer {
  public:
   HugeBuffer() = default;
-  // Throws ToolError (environment) naming `purpose` when it exceeds what the machine has left, before anything is touched:
+  // Throws OutOfMemory naming `purpose` when it exceeds what the machine has left, before anything is touched:
   // Linux overcommits, so the mapping alone would succeed and the process be killed later.
   HugeBuffer(int64_t bytes, const char* purpose);
   ~HugeBuffer();

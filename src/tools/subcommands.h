@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "tools/gradcheck_run.h"
+
 namespace tileloss::tools {
 
 // What the chosen subcommand does; it returns the exit code.
@@ -12,7 +14,10 @@ using Action = std::function<int()>;
 
 // Adds the subcommand's flags to the program; its callback sets `action`.
 void add_gradcheck(CLI::App& program, Action& action);
+// `guarded` makes the calls on guard-page buffers that --strict asks for: a test plants overruns there.
+void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded);
 void add_bench(CLI::App& program, Action& action);
+void add_sweep(CLI::App& program, Action& action);
 void add_info(CLI::App& program, Action& action);
 
 }  // namespace tileloss::tools

@@ -24,8 +24,8 @@ std::vector<Json> json_lines(const std::string& text) {
 }
 
 TEST(Program, HelpIsEverywhereAndExitsWithZero) {
-  for (const std::vector<std::string>& arguments :
-       std::vector<std::vector<std::string>>{{"--help"}, {"gradcheck", "--help"}, {"bench", "--help"}, {"info", "--help"}}) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"--help"}, {"gradcheck", "--help"}, {"bench", "--help"}, {"sweep", "--help"}, {"info", "--help"}}) {
     const ProgramResult result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_NE(result.out.find("Usage:"), std::string::npos) << result.out;
@@ -35,7 +35,8 @@ TEST(Program, HelpIsEverywhereAndExitsWithZero) {
 TEST(Program, NoSubcommandPrintsHelpAndExitsWithTwo) {
   const ProgramResult result = run_program({});
   EXPECT_EQ(result.exit_code, 2);
-  for (const char* name : {"gradcheck", "bench", "info"}) EXPECT_NE(result.out.find(name), std::string::npos) << result.out;
+  for (const char* name : {"gradcheck", "bench", "sweep", "info"})
+    EXPECT_NE(result.out.find(name), std::string::npos) << result.out;
 }
 
 TEST(Program, WrongFlagsExitWithTwo) {
