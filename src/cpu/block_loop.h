@@ -14,6 +14,7 @@
 
 #include "core/logit_transform.h"
 #include "core/row_state.h"
+#include "cpu/exp2.h"
 #include "cpu/transforms.h"
 
 namespace tileloss::cpu {
@@ -41,6 +42,8 @@ struct BlockLoop {
   static constexpr bool kFine = sizeof(T) == 4;
   // Bytes ahead in the row that is read from memory.
   static constexpr std::int64_t kPrefetchBytes = 4096;
+  // Or else the first pair of a step has fetched it: asking twice costs AVX2 5 % of a forward.
+  static constexpr bool kSecondPairHasALine = kPair * sizeof(T) >= 64;
   static constexpr const T* kType = nullptr;  // names T in an overload
 
   static Pair load(const T* p) { return Simd::unpack(Simd::load_raw(p), kType); }
@@ -131,22 +134,22 @@ struct BlockLoop {
       out.r = {Simd::fine_remainder(u.a, b.scale, offset, out.t.a, out.n.a),
                Simd::fine_remainder(u.b, b.scale, offset, out.t.b, out.n.b)};
     } else {
-      out.r = {Simd::sub(out.t.a, out.n.a), Simd::sub(out.t.b, out.n.b)};
+      out.r = {Simd::remainder(out.t.a, out.n.a), Simd::remainder(out.t.b, out.n.b)};
     }
   }
 
   [[gnu::always_inline]] static Pair exp2(const Reduced& in) {
-    const Pair p = Simd::template exp2_polynomial<kFine>(in.r);
+    const Pair p = exp2_polynomial<Simd, kFine>(in.r);
     return {Simd::scale_by_power_of_two(p.a, in.n.a), Simd::scale_by_power_of_two(p.b, in.n.b)};
   }
 
   // ------------------------------------------------------------------------------------------------------- the loop's halves
 
   // Loads logits, looks at their maximum, reduces their exponents.
-  template <Features kF, bool kMasked, class Transform>
+  template <Features kF, bool kMasked, bool kPrefetch = !kMasked, class Transform>
   [[gnu::always_inline]] static void prepare(const Block<Transform>& b, std::int64_t i, int n, Accumulators& acc, Reduced& out) {
     const T* p = b.x + i;
-    if constexpr (!kMasked) Simd::prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
+    if constexpr (kPrefetch) Simd::prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
     const auto raw = kMasked && n < kPair ? Simd::load_raw_partial(p, n, -kInfinity) : Simd::load_raw(p);
     acc.max = Simd::max_raw(acc.max, raw);
     reduce(b, i, Simd::unpack(raw, kType), b.offset, out);
@@ -232,7 +235,7 @@ struct BlockLoop {
     [[maybe_unused]] Reduced even, odd;
     if constexpr (kF.forward) prepare<kF, false>(b, begin, kPair, acc, even);
     for (std::int64_t i = begin; i < end; i += kStep) {
-      if constexpr (kF.forward) prepare<kF, false>(b, i + kPair, kPair, acc, odd);
+      if constexpr (kF.forward) prepare<kF, false, kSecondPairHasALine>(b, i + kPair, kPair, acc, odd);
       finish_pair<kF>(b, i, even, acc);
       // At the end it reduces once more what is done already, and drops it.
       if constexpr (kF.forward) prepare<kF, false>(b, i + kStep < end ? i + kStep : i, kPair, acc, even);

@@ -1,5 +1,9 @@
 #include "cpu/isa.h"
 
+#ifdef TILELOSS_HAVE_X86_64
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <string_view>
 
@@ -15,20 +19,32 @@ struct Isa {
   bool (*is_present)();
 };
 
-#ifdef TILELOSS_HAVE_AVX512
+#ifdef TILELOSS_HAVE_X86_64
+// The bit of the processor alone, as clang 14's __builtin_cpu_supports does not know it.
+bool has_f16c() {
+  // Asked once: in a virtual machine cpuid leaves it, which takes 8 us.
+  static const bool is_present = [] {
+    unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  }();
+  return is_present;
+}
+
 // __builtin_cpu_supports also asks the operating system whether it saves the registers.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+         __builtin_cpu_supports("avx512vl") && has_avx2();
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 // Best first.
 const Isa kIsas[] = {
-#ifdef TILELOSS_HAVE_AVX512
+#ifdef TILELOSS_HAVE_X86_64
     {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &kAvx512Bf16Kernels, &has_avx512_bf16},
     {TILELOSS_ISA_AVX512, "avx512", &kAvx512Kernels, &has_avx512},
+    {TILELOSS_ISA_AVX2, "avx2", &kAvx2Kernels, &has_avx2},
 #endif
     {TILELOSS_ISA_BASELINE, "baseline", &kBaselineKernels, [] { return true; }},
 };

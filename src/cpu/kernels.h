@@ -7,6 +7,7 @@
 namespace tileloss::cpu {
 
 extern const KernelTable kBaselineKernels;
+extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/number_formats.h"
+#include "cpu/fma_exponents.h"
 
 namespace tileloss::cpu::avx512 {
 
@@ -25,8 +26,16 @@ struct IntegerRounding {
   }
 };
 
+struct Lanes {
+  using F = __m512;
+  static F set(float x) { return _mm512_set1_ps(x); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F multiply_subtract(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }
+};
+
 template <class Rounding>
-struct BasicSimd {
+struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static constexpr int kLanes = 16;
   static constexpr int kPair = 2 * kLanes;
   using F = __m512;
@@ -34,30 +43,10 @@ struct BasicSimd {
     F a, b;
   };
 
-  // What turns a logit into an exponent; correction makes up for rounding the scale.
-  struct Scale {
-    F scale, correction;
-    Scale(float rounded, double exact) : scale(set(rounded)), correction(set(static_cast<float>(exact / rounded - 1))) {}
-  };
-
-  // A factor in two parts, for product_error.
-  struct Factor {
-    F value, low;
-    explicit Factor(double exact)
-        : value(set(static_cast<float>(exact))), low(set(static_cast<float>(exact - static_cast<float>(exact)))) {}
-  };
-  // What rounding lost in product = x * factor.
-  static F product_error(F x, const Factor& factor, F product) {
-    return fma(x, factor.low, _mm512_fmsub_ps(x, factor.value, product));
-  }
-
-  static F set(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
-  static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F negative_fma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static F abs(F a) { return _mm512_abs_ps(a); }
   static F negate(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
@@ -85,39 +74,13 @@ struct BasicSimd {
   }
 
   // ------------------------------------------------------------------------------------------------------------ exponents
-  // x * scale - offset, rounded once: a common offset of the logits costs nothing. offset_for gives an offset near the wanted
-  // one, effective_offset what it really subtracts.
-  static F scale_minus(F x, const Scale& s, F offset) { return _mm512_fmsub_ps(x, s.scale, offset); }
-  static float offset_for(double wanted, float) { return static_cast<float>(__builtin_rint(wanted)); }
-  static double effective_offset(float offset, float) { return offset; }
-
   static F round(F t) { return _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // (x * scale - offset) * (1 + correction) - n, for t = x * scale - offset: nothing is rounded at t's size, as offset + n is
-  // exact.
+  static F remainder(F t, F n) { return sub(t, n); }
+  static F scale_by_power_of_two(F p, F n) { return _mm512_scalef_ps(p, n); }
+  // Cut to [-1, 1] (1 for NaN, whose n is NaN or -inf): far below 0, rounding t alone is off by more than exp2 can stand.
   static F fine_remainder(F x, const Scale& s, F offset, F t, F n) {
-    return fma(t, s.correction, _mm512_fmsub_ps(x, s.scale, add(offset, n)));
-  }
-  // 0 below 2^-126 (the task's control word flushes what is less), also for n = -inf.
-  static F scale_by_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
-
-  // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree
-  // 6, kFine: 2e-9.
-  template <bool kFine>
-  [[gnu::always_inline]] static Pair exp2_polynomial(Pair r) {
-    constexpr float kDegree5[] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1};
-    constexpr float kDegree6[] = {
-        0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f, 0x1.62e43p-1f, 1};
-    const float* c = kFine ? kDegree6 : kDegree5;
-    Pair p = {set(c[0]), set(c[0])};
-    for (int j = 1; j <= (kFine ? 6 : 5); ++j) p = {fma(p.a, r.a, set(c[j])), fma(p.b, r.b, set(c[j]))};
-    return p;
-  }
-  // 2^(x scale) for x <= 0, to 1 ULP.
-  static F exp2_fine(F x, const Scale& scale) {
-    const F t = scale_minus(x, scale, set(0)), n = round(t);
-    // Where x is -inf the remainder is NaN, but the power of two is 0.
-    const F r = max(fine_remainder(x, scale, set(0), t, n), set(-1));
-    return scale_by_power_of_two(exp2_polynomial<true>(Pair{r, r}).a, n);
+    constexpr int kSmallerMagnitude = 2;
+    return _mm512_range_ps(corrected_remainder(x, s, offset, t, n), set(1), kSmallerMagnitude);
   }
 
   // ------------------------------------------------------------------------------------------------------ storage, in pairs

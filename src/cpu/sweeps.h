@@ -304,6 +304,9 @@ class Sweeps {
 
   // ------------------------------------------------------------------------------------------------------------ backward
 
+  // NaN without a payload: rounded to bfloat16, one of all ones would become 0.
+  static F coefficient(double x) { return Simd::set(x == x ? static_cast<float>(x) : __builtin_nanf("")); }
+
   // A block's stash is relative to that block's reference, exponents computed again are relative to one near the maximum: the
   // factor to the maximum itself goes into the coefficients.
   template <class Transform>
@@ -321,9 +324,9 @@ class Sweeps {
     b.previous_stash = row.stash + start;
     b.class_weights = row.class_weights == nullptr ? nullptr : row.class_weights + start;
     b.max_offset = Simd::set(offset);
-    b.prob = Simd::set(static_cast<float>((row.prob + rest) * factor));
-    b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / Running::log2e(t) * factor));
-    b.uniform = Simd::set(static_cast<float>(row.uniform * t.scale));
+    b.prob = coefficient((row.prob + rest) * factor);
+    b.prob_logp = coefficient(row.prob_logp / Running::log2e(t) * factor);
+    b.uniform = coefficient(row.uniform * t.scale);
   }
 
   static bool is_general(const BackwardRow& row) {
@@ -349,8 +352,8 @@ class Sweeps {
       set_backward(b, row, start);
       b.transform.center = Simd::set(max);
       b.max_offset = Simd::set(0);
-      b.prob = Simd::set(static_cast<float>((row.prob - row.prob_logp * row.log_sum) * row.transform.scale));
-      b.prob_logp = Simd::set(static_cast<float>(row.prob_logp / Running::log2e(row.transform) * row.transform.scale));
+      b.prob = coefficient((row.prob - row.prob_logp * row.log_sum) * row.transform.scale);
+      b.prob_logp = coefficient(row.prob_logp / Running::log2e(row.transform) * row.transform.scale);
       backward_only<false, true>(b, n, false);
     }
   }

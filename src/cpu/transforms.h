@@ -5,6 +5,7 @@
 #define TILELOSS_CPU_TRANSFORMS_H_
 
 #include "core/logit_transform.h"
+#include "cpu/exp2.h"
 
 namespace tileloss::cpu {
 
@@ -99,7 +100,7 @@ struct Softcap {
   }
   // Out of line, as it is seldom needed.
   [[gnu::noinline, gnu::cold]] F any_tanh(F x, F u, F& slope) const {
-    const F q = Simd::exp2_fine(Simd::negate(Simd::abs(x)), twice_inner);
+    const F q = exp2_fine<Simd>(Simd::negate(Simd::abs(x)), twice_inner);
     const F one = Simd::set(1), sum = Simd::add(one, q);
     const F lost = Simd::sub(q, Simd::sub(sum, one));  // what rounding the sum lost: it would count twice in the slope
     const F rough = Simd::reciprocal(sum);

@@ -16,8 +16,8 @@ using reference::NumberFormat;
 
 class SweepExp : public testing::TestWithParam<NumberFormat> {
  protected:
-  // exp(x) for each x <= 0, a number of the format. The label's column is the maximum.
-  static std::vector<float> exp(const std::vector<double>& x) {
+  // exp(x) for each x <= 0, a number of the format; or of what the softcap makes of x. The label's column is the maximum.
+  static std::vector<float> exp(const std::vector<double>& x, double softcap = 0) {
     const auto rows = static_cast<std::int64_t>(x.size());
     std::vector<double> values;
     for (const double v : x) values.insert(values.end(), {0.0, v});
@@ -30,7 +30,9 @@ class SweepExp : public testing::TestWithParam<NumberFormat> {
     args.logits = tileloss_make_matrix(logits.data(), abi_dtype(GetParam()), rows, 2, 2);
     args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT32, rows);
     args.row_state = state.get();
-    EXPECT_TRUE(succeeds(tileloss_logprobs(&args, nullptr, nullptr, nullptr)));
+    tileloss_logprobs_options options = logprobs_options();
+    options.logit.softcap = softcap;
+    EXPECT_TRUE(succeeds(tileloss_logprobs(&args, &options, nullptr, nullptr)));
     return state.floats()[1];
   }
 
@@ -73,7 +75,7 @@ TEST_P(SweepExp, IsExactAtZero) { EXPECT_EQ(exp({0.0, -0.0}), (std::vector<float
 
 TEST_P(SweepExp, UnderflowsToZeroAndNothingElse) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  for (const float e : exp({-104, -128, -1000, -65504, -kInf})) EXPECT_EQ(e, 0.0F);
+  for (const float e : exp({-104, -128, -1000, -65504, -1e15, -1.2345678e30, -2e38, -kInf})) EXPECT_EQ(e, 0.0F);
   // Between the smallest normal number and 0 a flush is allowed, anything else is not.
   const std::vector<double> x = numbers(-104, -87, 2000);
   const std::vector<float> e = exp(x);
@@ -81,6 +83,11 @@ TEST_P(SweepExp, UnderflowsToZeroAndNothingElse) {
     EXPECT_GE(e[i], 0.0F);
     EXPECT_LE(std::fabs(e[i] - std::exp(x[i])), 1.01 * static_cast<double>(std::numeric_limits<float>::min())) << x[i];
   }
+}
+
+// Where |x| is so large that its exponent has no digits behind the point, and with a softcap that of tanh.
+TEST_P(SweepExp, IsThatOfTheCapForHugeLogits) {
+  for (const float e : exp({-65504, -1e15, -1.2345678e30, -2e38}, 8)) EXPECT_NEAR(e / std::exp(-8.0), 1, 1e-6);
 }
 
 }  // namespace

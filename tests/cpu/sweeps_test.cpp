@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "tests/api/calls.h"
@@ -175,6 +176,19 @@ TEST_P(SweepsOf, TheMarginOfAConfidentLabelKeepsItsDigits) {
       ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
       ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "margin " << margin;
     }
+  }
+}
+
+// Memory of all ones is a NaN whose payload a rounding must not carry away.
+TEST_P(SweepsOf, AnUpstreamNanStaysNan) {
+  LogitsCase c({.rows = 2, .vocab = 70, .format = GetParam()});
+  const float upstream = std::bit_cast<float>(0xffffffffU);
+  c.args().loss_grad = tileloss_make_vector(&upstream, TILELOSS_FLOAT32, 1);
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  for (const tileloss_schedule schedule : kSchedules) {
+    c.reset();
+    ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
+    for (std::int64_t j = 0; j < 70; ++j) ASSERT_TRUE(std::isnan(c.dlogit(0, j)) && std::isnan(c.dlogit(1, j))) << j;
   }
 }
 

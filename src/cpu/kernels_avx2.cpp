@@ -1,0 +1,12 @@
+#include "cpu/kernels.h"
+#include "cpu/simd_avx2.h"
+#include "cpu/sweeps.h"
+
+namespace tileloss::cpu {
+
+const KernelTable kAvx2Kernels = {
+    {&Sweeps<avx2::Simd, float>::run, &Sweeps<avx2::Simd, Bfloat16>::run, &Sweeps<avx2::Simd, Float16>::run},
+    &exp_sum<avx2::Simd>,
+};
+
+}  // namespace tileloss::cpu
