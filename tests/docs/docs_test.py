@@ -2,7 +2,7 @@
 """Checks README.md, HACKING.md and docs/*.md against the tree. --root is the repository, --build the release build.
 
   snippets         each code block under <!-- examples/FILE --> is that file, letter by letter; each example is in the README
-  example PROGRAM  PROGRAM prints the README's block under <!-- output --> and exits 0
+  example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME --> and exits 0
   links            each relative link, and each path named with a folder we have, exists
   dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
   quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
@@ -49,13 +49,14 @@ def check_snippets(root):
     return findings
 
 
-def check_example(root, program):
-    expected = [b["text"] for b in blocks((root / "README.md").read_text()) if b["marker"] == "output"]
+def check_example(root, program, name):
+    marker = f"output of {name}"
+    expected = [b["text"] for document in documents(root) for b in blocks(document.read_text()) if b["marker"] == marker]
     if len(expected) != 1:
-        return [f"README.md has {len(expected)} blocks under <!-- output -->, expected 1"]
+        return [f"there are {len(expected)} blocks under <!-- {marker} -->, expected 1"]
     done = subprocess.run([program], capture_output=True, text=True)
     if done.returncode or done.stdout != expected[0]:
-        return [f"{program} exited {done.returncode} and printed {done.stdout!r} {done.stderr!r}, the README says {expected[0]!r}"]
+        return [f"{program} exited {done.returncode} and printed {done.stdout!r} {done.stderr!r}, the document says {expected[0]!r}"]
     return []
 
 
@@ -140,9 +141,9 @@ def self_test():
         expect("true snippet", shown, lambda: check_snippets(root), False)
         expect("changed snippet", shown.replace("main", "mean"), lambda: check_snippets(root), True)
         expect("example shown nowhere", "none\n", lambda: check_snippets(root), True)
-        output = "<!-- output -->\n```text\nright\n```\n"
-        expect("true output", output, lambda: check_example(root, str(root / "program")), False)
-        expect("wrong output", output.replace("right", "wrong"), lambda: check_example(root, str(root / "program")), True)
+        output = "<!-- output of a -->\n```text\nright\n```\n"
+        expect("true output", output, lambda: check_example(root, str(root / "program"), "a"), False)
+        expect("wrong output", output.replace("right", "wrong"), lambda: check_example(root, str(root / "program"), "a"), True)
         expect("true link", "[a](examples/a.c) `examples/a.c`\n", lambda: check_links(root), False)
         expect("broken link", "[b](examples/b.c)\n", lambda: check_links(root), True)
         expect("broken path", "`examples/b.c`\n", lambda: check_links(root), True)
@@ -161,10 +162,11 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("check", choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"])
     parser.add_argument("program", nargs="?")
+    parser.add_argument("name", nargs="?")
     options = parser.parse_args()
     root, build = options.root.resolve(), options.build.resolve()
     findings = {"snippets": lambda: check_snippets(root),
-                "example": lambda: check_example(root, options.program),
+                "example": lambda: check_example(root, options.program, options.name),
                 "links": lambda: check_links(root),
                 "dev-commands": lambda: check_dev_commands(root),
                 "quick-commands": lambda: check_quick_commands(root, build),
