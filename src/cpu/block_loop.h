@@ -116,19 +116,25 @@ struct BlockLoop {
   static Pair load_floats(const float* p) { return {Simd::load(p), Simd::load(p + Simd::kLanes)}; }
 
   template <class Transform>
+  [[gnu::always_inline]] static Pair exponents(const Block<Transform>& b, Pair u, F offset) {
+    if constexpr (Transform::kFolded) return {Simd::sub(u.a, offset), Simd::sub(u.b, offset)};
+    return {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
+  }
+
+  template <class Transform>
   [[gnu::always_inline]] static void reduce(const Block<Transform>& b, std::int64_t i, Pair x, F offset, Reduced& out) {
     Pair u;
     if constexpr (Transform::kHasSlope) {
       u = load_floats(b.operands + i);
       if constexpr (Transform::kSlopeFromOperand) {
-        out.slope = Transform::slopes(u);
+        out.slope = b.transform.slopes(u);
       } else {
         out.slope = load_floats(b.slopes + i);
       }
     } else {
       u = b.transform.operands(x);
     }
-    out.t = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
+    out.t = exponents(b, u, offset);
     out.n = {Simd::round(out.t.a), Simd::round(out.t.b)};
     if constexpr (kFine) {
       out.r = {Simd::fine_remainder(u.a, b.scale, offset, out.t.a, out.n.a),

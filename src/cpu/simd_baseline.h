@@ -46,16 +46,18 @@ struct Simd : PortableLanes<Simd, Vectors> {
 
   // Without a fused multiply-add: (x - offset) * scale, so that a common offset of the logits costs nothing.
   static F scale_minus(F x, const Scale& s, F offset) { return (x - offset) * s.scale; }
+  static constexpr bool kFoldsSoftcap = false;  // its offsets are no exponents
   static float offset_for(double wanted, float scale) { return static_cast<float>(wanted / scale); }
   static double effective_offset(float offset, float scale) { return static_cast<double>(offset) * scale; }
 
   // Nearest integer by adding 1.5 * 2^23. Beyond +-2^22, also for -inf, scale_by_power_of_two gives 0 all the same.
   static F round(F t) { return (max(set(-1000), t) + set(0x1.8p23f)) - set(0x1.8p23f); }
   static F remainder(F t, F n) { return t - n; }
-  // Cody and Waite: n * inverse_high is exact, so only the subtraction of the offset is rounded at the exponent's size.
+  // Cody and Waite: n * inverse_high is exact. So is d + lost = x - offset where |x| <= |offset|: with a softcap, d alone would
+  // be off by c/T times 2^-24.
   static F fine_remainder(F x, const Scale& s, F offset, F, F n) {
-    const F d = max(set(-1000) * s.inverse_high, x - offset);
-    return ((d - n * s.inverse_high) - n * s.inverse_low) * s.scale;
+    const F d = max(set(-1000) * s.inverse_high, x - offset), lost = x - (d + offset);
+    return (((d - n * s.inverse_high) - n * s.inverse_low) + lost) * s.scale;
   }
   static F scale_by_power_of_two(F x, F n) {
     const I is_tiny = n < set(-126);

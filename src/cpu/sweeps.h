@@ -65,7 +65,7 @@ class Sweeps {
       } else {
         u = b.transform.operands(v);
       }
-      Pair d = {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
+      Pair d = Loop::exponents(b, u, offset);
       if (partial) d = Simd::keep(d, count, -1, x);
       if (weights == nullptr) {
         sum0 = Simd::add(sum0, d.a);
@@ -312,11 +312,12 @@ class Sweeps {
   template <class Transform>
   static void set_backward(Block<Transform>& b, const BackwardRow& row, std::int64_t start) {
     const LogitTransform& t = row.transform;
+    const double slope = t.scale / Transform::slope_unit(t);
     const double max = Running::log2e(t) * row.max;
     const float offset = Simd::offset_for(max, t.exponent_scale);
     const double own = Running::effective_offset(t, offset);
     const double reference = row.stash == nullptr ? own : row.references[start / row.vocab_block];
-    const double factor = __builtin_exp2(reference - max) * t.scale;
+    const double factor = __builtin_exp2(reference - max) * slope;
     // prob_logp (z - max - log_sum) = prob_logp / log2e * (exponent + own - max) - prob_logp * log_sum
     const double rest = row.prob_logp == 0 ? 0 : row.prob_logp * ((own - max) / Running::log2e(t) - row.log_sum);
     b.previous_x = static_cast<const T*>(row.x) + start;
@@ -326,7 +327,7 @@ class Sweeps {
     b.max_offset = Simd::set(offset);
     b.prob = coefficient((row.prob + rest) * factor);
     b.prob_logp = coefficient(row.prob_logp / Running::log2e(t) * factor);
-    b.uniform = coefficient(row.uniform * t.scale);
+    b.uniform = coefficient(row.uniform * slope);
   }
 
   static bool is_general(const BackwardRow& row) {

@@ -57,7 +57,7 @@ TEST_P(OptionsOf, ZLoss) {
 }
 
 TEST_P(OptionsOf, Softcap) {
-  for (const double cap : {1.0, 30.0, 1e4}) expect_agreement([=](Options& o) { o.logit.softcap = cap; });
+  for (const double cap : {1.0, 30.0, 400.0, 1e4}) expect_agreement([=](Options& o) { o.logit.softcap = cap; });
 }
 
 TEST_P(OptionsOf, LogitScale) {
