@@ -72,6 +72,7 @@ class PolicyLoss final : public RowStage {
     if (!needs_sequence_ratio()) return;
     for_each_used([&](std::int64_t i, policy::Sequence& s) {
       const Terms t = terms(i, rows.stats(i));
+      if (t.weight == 0) return;
       double slope = policy::scaled(t.factor, t.policy.dratio);
       if (has_importance()) slope += numbers_.beta * t.kl.value;
       s.ratio_gradient += context_.loss_grad[i] * t.weight * slope;
@@ -82,7 +83,7 @@ class PolicyLoss final : public RowStage {
     const Terms t = terms(i, stats);
     const double upstream = context_.loss_grad[i];
     RowResult r;
-    r.loss = t.weight * (policy::scaled(t.factor, t.policy.loss) + kl_term(t));
+    if (t.weight != 0) r.loss = t.weight * (policy::scaled(t.factor, t.policy.loss) + kl_term(t));
     double g_entropy = 0;
     if (numbers_.entropy_coef != 0) {
       const double bonus = numbers_.entropy_coef * entropy_weight(t, stats.entropy);
@@ -183,8 +184,8 @@ class PolicyLoss final : public RowStage {
     return zero_if_nan((context_.old_logp ? context_.old_logp[i] : logp) - context_.sampler_logp[i]);
   }
 
-  // NaN entropies reach the threshold, and through it everything.
-  bool keeps_entropy(double entropy) const { return !(entropy < entropy_threshold_); }
+  // A row whose entropy is NaN is not kept: the others' share of the bonus does not depend on it.
+  bool keeps_entropy(double entropy) const { return std::isnan(entropy_threshold_) || entropy >= entropy_threshold_; }
   double entropy_factor(double entropy) const {
     if (!has_quantile() && !has_threshold()) return 1;
     if (std::isnan(entropy_threshold_)) return has_quantile() ? entropy_threshold_ : 1;
@@ -263,7 +264,7 @@ class PolicyLoss final : public RowStage {
       if (has_importance()) kl += policy::scaled(t.ratio_slope, t.ratio * t.kl.value);
     }
     if (numbers_.beta != 0) g += numbers_.beta * kl;
-    g *= upstream * t.weight;
+    g = t.weight == 0 ? 0 : g * upstream * t.weight;
     if (is_sequence_level())
       g += policy::scaled(t.ratio_slope, policy::scaled(t.sequence->ratio_gradient, t.ratio) / std::max(t.sequence->tokens, 1.0));
     return g;

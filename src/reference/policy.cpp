@@ -35,7 +35,8 @@ Dual PolicyEvaluation::clip_term(std::size_t i) {
 Dual PolicyEvaluation::policy_term(std::size_t i) {
   const double advantage = tokens_[i].advantage;
   const bool has_ratio = opt_.kind != PolicyKind::kVespo && opt_.kind != PolicyKind::kReinforce;
-  if (advantage == 0.0) return {std::isnan(logp_[i]) || (has_ratio && std::isnan(ratio(i).value)) ? kNan : 0.0, {}};
+  const bool nan = std::isnan(logp_[i]) || (has_ratio && std::isnan(ratio(i).value));
+  if (advantage == 0.0) return nan ? kNan * variable(0.0, kLogp) : Dual{};
   const Dual logp = variable(logp_[i], kLogp);
   switch (opt_.kind) {
     case PolicyKind::kClip: return clip_term(i);
@@ -220,6 +221,7 @@ PolicyResult PolicyEvaluation::run() {
   for (const std::size_t i : used_) {
     const Dual loss = total(i);
     out_.token_loss[i] = loss.value;
+    out_.own_slope[i] = std::fabs(loss.slopes[kLogp]);
     out_.advantage[i] = tokens_[i].advantage;
     out_.token_weight[i] = weight(i);
     if (weight(i) != 0.0) sum += static_cast<long double>(weight(i)) * loss.value;

@@ -107,7 +107,8 @@ struct PolicyResult {
   std::vector<double> token_weight;  // its share in the loss (1 with kNone)
   std::vector<double> dlogp;         // of the loss, upstream gradient included
   std::vector<double> dentropy;
-  std::vector<double> kl_slope;  // |d KL / d logp|, in the KL metric's terms
+  std::vector<double> own_slope;  // |d l_total / d logp|, but for what goes through rho
+  std::vector<double> kl_slope;   // |d KL / d logp|, in the KL metric's terms
   // How far the token is from the nearest decision that another rounding could turn: relative to the bound for ratios, absolute
   // for entropies, log ratios and means. Infinite if there is none.
   std::vector<double> margin;

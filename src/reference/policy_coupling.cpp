@@ -37,8 +37,8 @@ PolicyEvaluation::PolicyEvaluation(const PolicyOptions& options, const PolicyInp
       used_.push_back(i);
     }
   }
-  for (auto* values :
-       {&out_.advantage, &out_.token_loss, &out_.token_size, &out_.token_weight, &out_.dlogp, &out_.dentropy, &out_.kl_slope}) {
+  for (auto* values : {&out_.advantage, &out_.token_loss, &out_.token_size, &out_.token_weight, &out_.dlogp, &out_.dentropy,
+                       &out_.own_slope, &out_.kl_slope}) {
     values->assign(logp.size(), 0.0);
   }
   out_.margin.assign(logp.size(), kInfinity);

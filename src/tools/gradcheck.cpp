@@ -124,9 +124,9 @@ std::string number(const Json& value) {
 
 void print_header(const GradcheckConfig& config, const CheckInputs& inputs) {
   const std::string source = config.source.is_file ? config.source.path.string() : "synthetic, " + config.source.distribution;
-  fmt::print("gradcheck {}: {} [{}, {}, {}] {}{}; {}; seed {}\n", config.file, config.function.name(), inputs.batch_size,
-             inputs.seq_len, inputs.cols, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source,
-             config.seed);
+  fmt::print("gradcheck {}: {}{} [{}, {}, {}] {}{}; {}; seed {}\n", config.file, config.function.name(),
+             config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,
+             inputs.cols, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source, config.seed);
   if (const Json options = config.function.to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
 }
 

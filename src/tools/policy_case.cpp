@@ -31,12 +31,12 @@ Enum as(int32_t choice) {
 
 std::vector<double> widen(std::span<const float> values) { return {values.begin(), values.end()}; }
 
-reference::PolicyInputs views(const PolicyTensors& tensors, std::span<const uint8_t> used, std::span<const double> advantages,
-                              std::span<const double> old_logp, std::span<const double> ref_logp,
-                              std::span<const double> sampler_logp) {
+reference::PolicyInputs make_inputs(std::span<const uint8_t> used, std::span<const int64_t> offsets,
+                                    std::span<const double> advantages, std::span<const double> old_logp,
+                                    std::span<const double> ref_logp, std::span<const double> sampler_logp) {
   reference::PolicyInputs inputs;
   inputs.used = used;
-  inputs.offsets = tensors.offsets;
+  inputs.offsets = offsets;
   inputs.advantages = advantages;
   inputs.old_logp = old_logp;
   inputs.ref_logp = ref_logp;
@@ -193,7 +193,7 @@ void draw_policy_logps(const PolicyDraw& draw, const PolicyOptions& options, std
     const std::vector<double> old_logp = widen(tensors.old_logp), ref_logp = widen(tensors.ref_logp),
                               sampler_logp = widen(tensors.sampler_logp);
     const PolicyResult result =
-        policy_loss(options, views(tensors, used, advantages, old_logp, ref_logp, sampler_logp), logp, entropy);
+        policy_loss(options, make_inputs(used, tensors.offsets, advantages, old_logp, ref_logp, sampler_logp), logp, entropy);
     for (size_t i = 0; i < redraw.size(); ++i) redraw[i] = result.margin[i] < kClearMargin ? 1 : 0;
     const auto unclear = std::find(redraw.begin(), redraw.end(), 1);
     if (unclear == redraw.end()) return;
@@ -232,25 +232,20 @@ PolicyWitness::PolicyWitness(const PolicyOptions& options, const PolicyTensors& 
       sampler_logp_(widen(tensors.sampler_logp)),
       loss_grad_(widen(loss_grad)) {
   for (const RowSummary& row : rows_) entropy_.push_back(row.entropy);
-  result_ = evaluate(options_, {});
+  result_ = evaluate(options_, advantages_, {});
   set_errors();
   for (size_t wrong = 0; wrong < kWrongCoefficients; ++wrong) {
-    wrong_[wrong] = evaluate(spoil(options_, static_cast<WrongCoefficients>(wrong)), {});
+    wrong_[wrong] = evaluate(spoil(options_, static_cast<WrongCoefficients>(wrong)), advantages_, {});
   }
 }
 
-PolicyResult PolicyWitness::evaluate(const PolicyOptions& options, std::span<const double> shifts) const {
+PolicyResult PolicyWitness::evaluate(const PolicyOptions& options, std::span<const double> advantages,
+                                     std::span<const double> shifts) const {
   std::vector<double> logp;
   for (size_t i = 0; i < rows_.size(); ++i) {
     logp.push_back(rows_[i].logp + (shifts.empty() ? 0 : shifts[i] * rows_[i].logp_error));
   }
-  reference::PolicyInputs inputs;
-  inputs.used = used_;
-  inputs.offsets = offsets_;
-  inputs.advantages = advantages_;
-  inputs.old_logp = old_logp_;
-  inputs.ref_logp = ref_logp_;
-  inputs.sampler_logp = sampler_logp_;
+  reference::PolicyInputs inputs = make_inputs(used_, offsets_, advantages, old_logp_, ref_logp_, sampler_logp_);
   inputs.loss_grad = loss_grad_;
   return policy_loss(options, inputs, logp, entropy_);
 }
@@ -258,42 +253,60 @@ PolicyResult PolicyWitness::evaluate(const PolicyOptions& options, std::span<con
 // Every logp moved by its error, up and down, then up where the advantage is positive and down where it is not, and the other
 // way round: what that changes is what float32 may change. Errors of one sign add up in a sequence's mean, those with the
 // advantage's sign in a sum over tokens.
-void PolicyWitness::set_errors() {
-  dlogp_error_.assign(rows_.size(), 0);
-  token_magnitude_ = result_.token_size;
+void PolicyWitness::add_errors(const PolicyOptions& options, std::span<const double> advantages) {
+  const PolicyResult base = evaluate(options, advantages, {});
+  std::vector<double> dlogp(rows_.size(), 0), token(rows_.size(), 0);
+  std::array<double, reference::kPolicyMetrics> metrics{};
+  double loss = 0;
   const auto widen_by = [](double& error, double moved, double value) {
     if (std::isfinite(moved - value)) error = std::max(error, std::fabs(moved - value));
   };
-  std::vector<double> token_error(rows_.size(), 0);
-  std::array<double, reference::kPolicyMetrics> metric_error{};
-  double loss_error = 0;
   for (const int pattern : {0, 1, 2, 3}) {
     std::vector<double> shifts(rows_.size(), pattern % 2 == 0 ? 1.0 : -1.0);
     for (size_t i = 0; pattern >= 2 && i < shifts.size(); ++i) shifts[i] *= result_.advantage[i] > 0 ? 1 : -1;
-    const PolicyResult moved = evaluate(options_, shifts);
+    const PolicyResult moved = evaluate(options, advantages, shifts);
     for (size_t i = 0; i < rows_.size(); ++i) {
-      widen_by(dlogp_error_[i], moved.dlogp[i], result_.dlogp[i]);
-      widen_by(token_error[i], moved.token_loss[i], result_.token_loss[i]);
+      widen_by(dlogp[i], moved.dlogp[i], base.dlogp[i]);
+      widen_by(token[i], moved.token_loss[i], base.token_loss[i]);
     }
-    for (size_t m = 0; m < metric_error.size(); ++m) widen_by(metric_error[m], moved.metrics[m], result_.metrics[m]);
-    widen_by(loss_error, moved.loss, result_.loss);
+    for (size_t m = 0; m < metrics.size(); ++m) widen_by(metrics[m], moved.metrics[m], base.metrics[m]);
+    widen_by(loss, moved.loss, base.loss);
   }
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    dlogp_error_[i] += dlogp[i];
+    token_error_[i] += token[i];
+  }
+  for (size_t m = 0; m < metrics.size(); ++m) metric_error_[m] += metrics[m];
+  loss_error_ += loss;
+}
+
+void PolicyWitness::set_errors() {
+  dlogp_error_.assign(rows_.size(), 0);
+  token_error_ = dlogp_error_;
+  // The policy's part and the KL's apart: in their sum a row's own error and its sequence's could cancel.
+  PolicyOptions without_kl = options_;
+  without_kl.beta = 0;
+  add_errors(without_kl, advantages_);
+  if (options_.beta != 0) add_errors(options_, std::vector<double>(advantages_.size(), 0));
+  token_magnitude_ = result_.token_size;
   const double tokens = std::max(1.0, result_.metrics[reference::kMetricTokens]);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const double upstream = std::fabs(loss_upstream(static_cast<int64_t>(i)));
     const double bonus = upstream == 0 ? 0 : std::fabs(result_.dentropy[i]) / upstream * rows_[i].entropy_error;
     if (options_.entropy_reduction == reference::EntropyReduction::kAsLoss) {
-      token_error[i] += std::fabs(options_.entropy_coef) * rows_[i].entropy_error;
+      token_error_[i] += std::fabs(options_.entropy_coef) * rows_[i].entropy_error;
     }
-    token_magnitude_[i] += kMagnitudeOfError * token_error[i];
+    const double slope = result_.own_slope[i] + std::fabs(options_.beta) * result_.kl_slope[i];
+    if (std::isfinite(slope)) token_error_[i] += slope * rows_[i].logp_error;
+    token_magnitude_[i] += kMagnitudeOfError * token_error_[i];
     if (used_[i] == 0) continue;
-    loss_error += result_.token_weight[i] * token_error[i] + bonus;
+    loss_error_ += result_.token_weight[i] * token_error_[i] + bonus;
     loss_magnitude_ += result_.token_weight[i] * result_.token_size[i];
-    metric_error[reference::kMetricKl] += result_.kl_slope[i] * rows_[i].logp_error / tokens;
-    metric_error[reference::kMetricEntropy] += rows_[i].entropy_error / tokens;
+    metric_error_[reference::kMetricKl] += result_.kl_slope[i] * rows_[i].logp_error / tokens;
+    metric_error_[reference::kMetricEntropy] += rows_[i].entropy_error / tokens;
   }
-  loss_magnitude_ += kMagnitudeOfError * loss_error;
-  for (size_t m = 0; m < metric_error.size(); ++m) metric_magnitude_[m] = kMagnitudeOfError * metric_error[m];
+  loss_magnitude_ += kMagnitudeOfError * loss_error_;
+  for (size_t m = 0; m < metric_error_.size(); ++m) metric_magnitude_[m] = kMagnitudeOfError * metric_error_[m];
 }
 
 double PolicyWitness::margin() const {

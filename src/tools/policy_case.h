@@ -98,7 +98,9 @@ class PolicyWitness {
 
  private:
   // `shifts`: what each row's logp is moved by, in multiples of its error; empty: nothing.
-  reference::PolicyResult evaluate(const reference::PolicyOptions& options, std::span<const double> shifts) const;
+  reference::PolicyResult evaluate(const reference::PolicyOptions& options, std::span<const double> advantages,
+                                   std::span<const double> shifts) const;
+  void add_errors(const reference::PolicyOptions& options, std::span<const double> advantages);
   void set_errors();
 
   reference::PolicyOptions options_;
@@ -107,9 +109,9 @@ class PolicyWitness {
   std::vector<RowSummary> rows_;
   std::vector<double> advantages_, old_logp_, ref_logp_, sampler_logp_, loss_grad_, entropy_;
   reference::PolicyResult result_;
-  std::vector<double> dlogp_error_, token_magnitude_;
-  double loss_magnitude_ = 0;
-  std::array<double, reference::kPolicyMetrics> metric_magnitude_{};
+  std::vector<double> dlogp_error_, token_error_, token_magnitude_;
+  double loss_error_ = 0, loss_magnitude_ = 0;
+  std::array<double, reference::kPolicyMetrics> metric_error_{}, metric_magnitude_{};
   std::array<reference::PolicyResult, kWrongCoefficients> wrong_;
 };
 

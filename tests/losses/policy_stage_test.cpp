@@ -385,6 +385,27 @@ TEST(PolicyMasks, EntropyQuantileIsInterpolatedAndEntropyBonusFollowsIt) {
   EXPECT_EQ(o.h[0], -0.5);  // not masked
 }
 
+TEST(PolicyMasks, ANanEntropyIsNotAmongTheTokensKept) {
+  Batch b = three_sequences();
+  b.options.entropy_threshold.value = 1.5;
+  b.options.entropy_coef.value = 0.5;
+  b.entropy[1] = kNan;
+  const Outcome o = run(b);
+  EXPECT_EQ(o.h[2], -0.5);  // the only one kept
+}
+
+TEST(PolicyAggregation, NumItemsOfZeroIsZeroWhateverTheTokensAre) {
+  Batch b = three_sequences();
+  b.options.aggregation = TILELOSS_TOKEN_MEAN;
+  b.options.num_items.value = 0;
+  for (const double logp : {-kInf, kNan}) {
+    b.logp[1] = logp;
+    const Outcome o = run(b);
+    EXPECT_EQ(o.loss, 0);
+    for (const double g : o.g) EXPECT_EQ(g, 0);
+  }
+}
+
 TEST(PolicyMasks, LogRatioClampStopsTheGradient) {
   Batch b = three_sequences();
   b.options.kind = TILELOSS_POLICY_SAPO;

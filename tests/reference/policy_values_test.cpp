@@ -186,6 +186,8 @@ TEST(PolicySpecialValues, AnAdvantageOfZeroGivesZeroUnlessLogpIsNan) {
       EXPECT_TRUE(point.loss == 0.0 && point.gradient == 0.0);
     }
     EXPECT_TRUE(std::isnan(one_token(options, 0.0, kNan, kOld).loss));
+    const bool has_ratio = kind != PolicyKind::kVespo && kind != PolicyKind::kReinforce;
+    EXPECT_EQ(std::isnan(one_token(options, 0.0, -1.0, kNan).loss), has_ratio);
     EXPECT_TRUE(std::isnan(one_token(options, 1.0, kNan, kOld).loss));
   }
 }

@@ -1,0 +1,60 @@
+// The bench on policy losses: presets and options by name, inputs of its own making.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/tools/program.h"
+
+namespace tileloss::tools {
+namespace {
+
+using test::ProgramResult;
+using test::run_program;
+using Json = nlohmann::ordered_json;
+
+ProgramResult bench(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"bench", "--loss", "policy_loss", "--tokens", "300", "--vocab", "500", "--iters", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return run_program(arguments);
+}
+
+TEST(BenchPolicy, TimesForwardAndGradientOfAPreset) {
+  for (const std::string preset : {"grpo", "gspo", "vespo"}) {
+    const ProgramResult result =
+        bench({"--preset", preset, "--json", "--in-place", "--set", "beta=0.1", "--set", "sampler_correction=truncate"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::istringstream lines(result.out);
+    std::string line;
+    for (const char* pass : {"forward", "value_and_grad"}) {
+      ASSERT_TRUE(std::getline(lines, line)) << result.out;
+      const Json json = Json::parse(line);
+      EXPECT_EQ(json["preset"], preset);
+      EXPECT_EQ(json["pass"], pass);
+      EXPECT_EQ(json["options"]["beta"], 0.1);
+      EXPECT_GT(json["median_ms"].get<double>(), 0.0);
+    }
+  }
+}
+
+TEST(BenchPolicy, TakesTokensOfEveryNumberAndLossesPerToken) {
+  for (const char* tokens : {"1", "257"}) {
+    const ProgramResult result = run_program({"bench", "--loss", "policy_loss", "--tokens", tokens, "--vocab", "64", "--iters",
+                                              "1", "--set", "aggregation=none", "--set", "advantage_level=token"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
+TEST(BenchPolicy, WrongRequestsAreRefusedByName) {
+  const auto expect_refused = [](const ProgramResult& result, const std::string& message) {
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+  };
+  expect_refused(bench({"--preset", "cispo"}), "epsilon_high");
+  expect_refused(bench({"--preset", "ppo"}), "'ppo' is none of grpo, ");
+  expect_refused(bench({"--preset", "grpo", "--impl", "both"}), "there is no reference for policy_loss");
+  expect_refused(run_program({"bench", "--preset", "grpo", "--tokens", "4", "--vocab", "64"}), "preset: unknown key");
+}
+
+}  // namespace
+}  // namespace tileloss::tools
