@@ -196,6 +196,29 @@ struct PolicyLossOptions {
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
+namespace detail {
+
+// What every function takes: logits, labels, row outputs, gradient, row state.
+template <class Args>
+tileloss_args common_args(const Args& from) noexcept {
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = from.logits.c();
+  args.labels = from.labels.c();
+  args.logp = from.logp.c();
+  args.lse = from.lse.c();
+  args.entropy = from.entropy.c();
+  args.argmax = from.argmax.c();
+  args.correct = from.correct.c();
+  args.log_sum_sq_probs = from.log_sum_sq_probs.c();
+  args.mean_logit = from.mean_logit.c();
+  args.dlogits = from.dlogits.c();
+  if (from.row_state.present()) args.row_state = from.row_state.c();
+  return args;
+}
+
+}  // namespace detail
+
 // N rows (tokens), V columns (vocabulary). Leave out what you do not have or want; what a call cannot fill, such as dlogits in a
 // forward, is refused. Outputs of ignored rows are 0, argmax -1.
 struct LogprobsArgs {
@@ -218,22 +241,10 @@ struct LogprobsArgs {
   RowStateView row_state = {};  // out of a forward, into a backward, which without it sweeps the logits twice
 
   [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.labels = labels.c();
+    tileloss_args args = detail::common_args(*this);
     args.logp_grad = logp_grad.c();
     args.lse_grad = lse_grad.c();
     args.entropy_grad = entropy_grad.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    if (row_state.present()) args.row_state = row_state.c();
     return args;
   }
 };
@@ -257,18 +268,7 @@ struct CrossEntropyArgs {
   RowStateView row_state = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args = LogprobsArgs{.logits = logits,
-                                      .labels = labels,
-                                      .logp = logp,
-                                      .lse = lse,
-                                      .entropy = entropy,
-                                      .argmax = argmax,
-                                      .correct = correct,
-                                      .log_sum_sq_probs = log_sum_sq_probs,
-                                      .mean_logit = mean_logit,
-                                      .dlogits = dlogits,
-                                      .row_state = row_state}
-                             .c();
+    tileloss_args args = detail::common_args(*this);
     args.token_weights = token_weights.c();
     args.class_weights = class_weights.c();
     args.loss_grad = loss_grad.c();
@@ -303,18 +303,7 @@ struct PolicyLossArgs {
   RowStateView row_state = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args = LogprobsArgs{.logits = logits,
-                                      .labels = labels,
-                                      .logp = logp,
-                                      .lse = lse,
-                                      .entropy = entropy,
-                                      .argmax = argmax,
-                                      .correct = correct,
-                                      .log_sum_sq_probs = log_sum_sq_probs,
-                                      .mean_logit = mean_logit,
-                                      .dlogits = dlogits,
-                                      .row_state = row_state}
-                             .c();
+    tileloss_args args = detail::common_args(*this);
     args.mask = mask.c();
     args.sequence_offsets = sequence_offsets.c();
     args.sequence_length = sequence_length;

@@ -48,7 +48,8 @@ int run(const Action& action) {
 }
 
 int main_program(int argc, char** argv) {
-  CLI::App program{"TileLoss: tiled cross-entropy and log-probabilities over large vocabularies, checked and measured."};
+  CLI::App program{
+      "TileLoss: tiled cross-entropy, log-probabilities and policy losses over large vocabularies, checked and measured."};
   program.set_version_flag("--version", tileloss_version());
   program.require_subcommand(0, 1);
   program.footer("Exit codes: 0 pass, 1 a check failed, 2 usage or config error, 3 memory, device or file system.");

@@ -1,16 +1,15 @@
 #include "tools/result_writer.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
-
+#include "tests/tools/file_size_limit.h"
 #include "tests/tools/temporary_folder.h"
 #include "tools/exit_codes.h"
 
 namespace tileloss::tools {
 namespace {
 
+using test::FileSizeLimit;
 using test::read_text;
 using test::TemporaryFolder;
 
@@ -56,21 +55,15 @@ TEST(ResultWriter, AFullDiskIsAnEnvironmentError) {
   }
 }
 
-// A file size limit stops a write half-way, as a disk that fills up does.
 TEST(ResultWriter, ALineThatDoesNotFitIsTakenBack) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "r.jsonl";
   ResultWriter writer(path);
   writer.write({{"a", 1}});
-  const auto earlier_handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit earlier_limit = {};
-  getrlimit(RLIMIT_FSIZE, &earlier_limit);
-  rlimit limit = earlier_limit;
-  limit.rlim_cur = 20;
-  setrlimit(RLIMIT_FSIZE, &limit);
-  EXPECT_THROW(writer.write({{"long", std::string(100, 'x')}}), ToolError);
-  setrlimit(RLIMIT_FSIZE, &earlier_limit);
-  std::signal(SIGXFSZ, earlier_handler);
+  {
+    const FileSizeLimit limit(20);
+    EXPECT_THROW(writer.write({{"long", std::string(100, 'x')}}), ToolError);
+  }
   EXPECT_EQ(read_text(path), "{\"a\":1}\n");
   writer.write({{"b", 2}});
   EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"b\":2}\n");

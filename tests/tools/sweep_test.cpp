@@ -3,13 +3,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
 
+#include "tests/tools/file_size_limit.h"
 #include "tests/tools/sweep_support.h"
 #include "tools/exit_codes.h"
 #include "tools/sweep_case.h"
@@ -18,6 +17,7 @@
 namespace tileloss::tools {
 namespace {
 
+using test::FileSizeLimit;
 using test::kCheapCases;
 using test::kCheapSweep;
 using test::read_text;
@@ -270,19 +270,13 @@ TEST(Sweep, LinesOfAnotherKindAreRefusedAndKept) {
   }
 }
 
-// A file size limit stops a write half-way, as a disk that fills up does.
 TEST(Sweep, AFullDiskLeavesEarlierResultsAndAResumeCompletesThem) {
   const TemporaryFolder folder;
   const SweepConfig config = config_of(folder, kCheapSweep);
-  const auto earlier_handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit earlier_limit = {};
-  getrlimit(RLIMIT_FSIZE, &earlier_limit);
-  rlimit limit = earlier_limit;
-  limit.rlim_cur = 3000;
-  setrlimit(RLIMIT_FSIZE, &limit);
-  const SweepResult result = sweep(config, ok_command());
-  setrlimit(RLIMIT_FSIZE, &earlier_limit);
-  std::signal(SIGXFSZ, earlier_handler);
+  const SweepResult result = [&] {
+    const FileSizeLimit limit(3000);
+    return sweep(config, ok_command());
+  }();
   EXPECT_EQ(result.exit_code, kExitEnvironment);
   EXPECT_NE(result.err.find("r.jsonl: cannot write"), std::string::npos) << result.err;
   const ResultFile left = read_results(config.output);
