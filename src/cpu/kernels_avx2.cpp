@@ -1,4 +1,5 @@
 #include "cpu/kernels.h"
+#include "cpu/matmul_kernels.h"
 #include "cpu/simd_avx2.h"
 #include "cpu/sweeps.h"
 
@@ -7,6 +8,7 @@ namespace tileloss::cpu {
 const KernelTable kAvx2Kernels = {
     {&Sweeps<avx2::Simd, float>::run, &Sweeps<avx2::Simd, Bfloat16>::run, &Sweeps<avx2::Simd, Float16>::run},
     &exp_sum<avx2::Simd>,
+    MatmulKernels<avx2::Simd, 4, 3>::table(),
 };
 
 }  // namespace tileloss::cpu

@@ -1,4 +1,5 @@
 #include "cpu/kernels.h"
+#include "cpu/matmul_kernels.h"
 #include "cpu/simd_avx512.h"
 #include "cpu/sweeps.h"
 
@@ -7,6 +8,7 @@ namespace tileloss::cpu {
 const KernelTable kAvx512Kernels = {
     {&Sweeps<avx512::Simd, float>::run, &Sweeps<avx512::Simd, Bfloat16>::run, &Sweeps<avx512::Simd, Float16>::run},
     &exp_sum<avx512::Simd>,
+    MatmulKernels<avx512::Simd, 8, 3>::table(),
 };
 
 }  // namespace tileloss::cpu

@@ -1,4 +1,5 @@
 #include "cpu/kernels.h"
+#include "cpu/matmul_kernels.h"
 #include "cpu/simd_avx512.h"
 #include "cpu/sweeps.h"
 
@@ -13,13 +14,19 @@ struct ConvertRounding {
     return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
   }
 };
-using Simd = avx512::BasicSimd<ConvertRounding>;
+
+struct Simd : avx512::BasicSimd<ConvertRounding> {
+  static F add_pair_products(F a, F b, F sum) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+};
 
 }  // namespace avx512_bf16
 
 const KernelTable kAvx512Bf16Kernels = {
     {&Sweeps<avx512_bf16::Simd, float>::run, &Sweeps<avx512_bf16::Simd, Bfloat16>::run, &Sweeps<avx512_bf16::Simd, Float16>::run},
     &exp_sum<avx512_bf16::Simd>,
+    MatmulKernels<avx512_bf16::Simd, 8, 3>::table(),
 };
 
 }  // namespace tileloss::cpu

@@ -7,6 +7,8 @@
 
 #include "core/logit_transform.h"
 #include "core/row_state.h"
+#include "cpu/matmul.h"
+#include "cpu/storage_type.h"
 
 namespace tileloss::cpu {
 
@@ -51,12 +53,11 @@ struct BackwardRow {
 // stash block after `previous` has read it. Same results as one after the other.
 using RowFunction = void (*)(ForwardRow* next, const BackwardRow* previous);
 
-enum StorageType { kStorageFloat32 = 0, kStorageBfloat16 = 1, kStorageFloat16 = 2, kStorageTypes = 3 };
-
 struct KernelTable {
   RowFunction run[kStorageTypes];
   // The exp of the sweeps over an array that lies in L1: `count` values, `repeats` times; returns their sum. For the roof.
   float (*exp_sum)(const float* x, std::int64_t count, std::int64_t repeats);
+  MatmulTable matmul;
 };
 
 }  // namespace tileloss::cpu

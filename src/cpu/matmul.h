@@ -1,0 +1,62 @@
+// Products of packed matrices, c = a * b^T: what the schedules of the LM head are built of. One table an instruction set.
+//
+// The caller cuts the operands into blocks that suit the caches, packs each block once and multiplies it many times. A packed
+// block is a row of panels; a panel holds a_panel (or b_panel) rows, word by word along k: word (row r, step s) of panel p is at
+// dst[(p * words(depth) + s) * panel + r].
+#ifndef TILELOSS_CPU_MATMUL_H_
+#define TILELOSS_CPU_MATMUL_H_
+
+#include <cstdint>
+
+#include "cpu/storage_type.h"
+
+namespace tileloss::cpu {
+
+// What the products are computed in. Sums are float32. With kBfloat16 the operands are rounded to bfloat16 (nearest even) while
+// they are packed; products of two bfloat16 are exact in float32. The instruction set avx512_bf16 multiplies pairs with
+// VDPBF16PS, which takes subnormal operands for 0 and flushes subnormal sums to 0 whatever the control word says; the others do
+// as it says.
+enum class Compute { kFloat32, kBfloat16 };
+
+// A matrix operand as it lies in memory: element (i, k) is at data + i * row_stride + k * k_stride, in elements of `storage`.
+struct Operand {
+  const void* data = nullptr;
+  StorageType storage = kStorageFloat32;
+  std::int64_t row_stride = 0;
+  std::int64_t k_stride = 0;
+};
+
+// Packs rows [row, row + rows) and k in [k, k + depth) of x. Missing rows of the last panel and, for pairs, a missing last k are
+// 0. Reads nothing outside those rows and k. dst: packed_floats() floats, on a 64-byte boundary; all of it is written but for the
+// padding after the last panel.
+using PackFunction = void (*)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                              Compute compute, float* dst);
+
+struct MatmulTable {
+  std::int64_t a_panel, b_panel;  // rows of a panel of the left (broadcast) and of the right (vector) operand
+  std::int64_t bfloat16_in_word;  // 2: kBfloat16 packs neighbours along k into one 32-bit word; 1: a word is always one float
+  PackFunction pack_a, pack_b;
+
+  // c[i * c_stride + j] = (accumulate: +=) sum over k of a(i, k) * b(j, k) for i < m, j < n; `depth` is that of both packs. The
+  // order of the sum along k is the same for any m, n and place in the tile. Writes nothing outside c's m x n.
+  void (*multiply)(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute, float* c,
+                   std::int64_t c_stride, bool accumulate);
+
+  // The inner loop alone over one panel of each, `repeats` times, without touching c; returns a sum so that it is not dropped.
+  // It does 2 * a_panel * b_panel * depth flops a repeat. For the roof: choose a depth at which both panels lie in L1.
+  float (*tile_loop)(const float* a, const float* b, std::int64_t depth, std::int64_t repeats, Compute compute);
+
+  // Words along k of a panel's row.
+  std::int64_t words(std::int64_t depth, Compute compute) const {
+    return compute == Compute::kBfloat16 ? (depth + bfloat16_in_word - 1) / bfloat16_in_word : depth;
+  }
+  // Floats of a packed block of `rows` rows, `panel` being a_panel or b_panel; rounded up to 64 bytes, so that blocks can follow
+  // each other.
+  std::int64_t packed_floats(std::int64_t rows, std::int64_t panel, std::int64_t depth, Compute compute) const {
+    return ((rows + panel - 1) / panel * panel * words(depth, compute) + 15) / 16 * 16;
+  }
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_MATMUL_H_
