@@ -318,6 +318,35 @@ struct PolicyLossArgs {
   }
 };
 
+// The LM head, in place of logits and dlogits: logits = hidden head^T + bias. Any strides: Matrix(w, V, H, 1, V) is a head that
+// lies as [H,V].
+enum class ComputeDtype : std::int32_t { kAuto = TILELOSS_NONE, kFloat32 = TILELOSS_FLOAT32, kBfloat16 = TILELOSS_BFLOAT16 };
+struct LinearHead {
+  LogitsView hidden = {};                      // [N,H]
+  LogitsView head = {};                        // [V,H]
+  Vector<const float> bias = {};               // [V]
+  MutableLogitsView dhidden = {};              // [N,H] float or hidden's type
+  MutableLogitsView dhead = {};                // [V,H] float or head's type, accumulated in float32
+  Vector<float> dbias = {};                    // [V]
+  ComputeDtype compute = ComputeDtype::kAuto;  // of the products; kAuto: bfloat16 if hidden and head are that
+  bool accumulate = false;                     // add to dhead and dbias
+
+  // `args` with this head; its logits and dlogits stay absent.
+  template <class Args>
+  [[nodiscard]] tileloss_args c(const Args& args) const noexcept {
+    tileloss_args c_args = args.c();
+    c_args.hidden = hidden.c();
+    c_args.head = head.c();
+    c_args.bias = bias.c();
+    c_args.dhidden = dhidden.c();
+    c_args.dhead = dhead.c();
+    c_args.dbias = dbias.c();
+    c_args.compute_dtype = static_cast<tileloss_dtype>(compute);
+    c_args.accumulate = accumulate ? 1 : 0;
+    return c_args;
+  }
+};
+
 }  // namespace v0
 }  // namespace tileloss
 

@@ -319,6 +319,17 @@ typedef struct tileloss_args {
   tileloss_vector sequence_offsets;  // [B+1] int32, int64: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
   tileloss_vector metrics;           // out: [TILELOSS_POLICY_METRICS] float32, or its first so many
   int64_t sequence_length;           // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
+
+  // Fused with the LM head (the functions linear_*), in place of logits and dlogits: logits = hidden head^T + bias, never stored.
+  tileloss_matrix hidden;  // [N,H] float32, bfloat16, float16
+  tileloss_matrix head;    // [V,H] float32, bfloat16, float16; any strides: one that lies as [H,V] has row_stride 1, col_stride V
+  tileloss_vector bias;    // [V] float32; default none
+  tileloss_matrix dhidden;  // out: [N,H] float32 or hidden's dtype; any subset of the three gradients
+  tileloss_matrix dhead;    // out: [V,H] float32 or head's dtype, accumulated in float32; any strides
+  tileloss_vector dbias;    // out: [V] float32
+  tileloss_dtype
+      compute_dtype;   // what the products see: bfloat16 or float32; none (default): bfloat16 if hidden and head are that
+  int32_t accumulate;  // 1: dhead and dbias are added to what is there (gradient accumulation, tied embeddings)
 } tileloss_args;
 
 TILELOSS_API void tileloss_args_init(tileloss_args* args);
@@ -362,6 +373,14 @@ typedef struct tileloss_plan_options {
   int64_t workspace_bytes;  // a cap on scratch memory
 } tileloss_plan_options;
 
+// A part of the workspace.
+typedef struct tileloss_plan_buffer {
+  char name[24];
+  int64_t bytes;
+} tileloss_plan_buffer;
+
+enum { TILELOSS_MAX_PLAN_BUFFERS = 16 };
+
 // What will be done. Plain data: copy, store or print it as you like.
 typedef struct tileloss_plan {
   size_t struct_size;
@@ -375,6 +394,8 @@ typedef struct tileloss_plan {
   int64_t workspace_bytes;  // scratch the call needs, whatever the labels are; alignment 64
   double predicted_ms;      // from this machine's bandwidth and exp rate, both rough defaults unless measured: an orientation
   uint64_t fingerprint;     // of shapes, dtypes, strides and options: the call must match it
+  int64_t buffer_count;     // what workspace_bytes is made of, rounded up to 64 bytes each
+  tileloss_plan_buffer buffers[TILELOSS_MAX_PLAN_BUFFERS];
 } tileloss_plan;
 
 typedef void (*tileloss_task)(void* task_data, int64_t index);
@@ -445,6 +466,34 @@ TILELOSS_API tileloss_status tileloss_policy_loss_backward(const tileloss_args* 
 TILELOSS_API tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_args* args,
                                                                  const tileloss_policy_loss_options* options,
                                                                  const tileloss_plan* plan, const tileloss_run* run);
+
+// The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
+// subset) for dlogits. The logits exist a tile at a time; docs/memory.md says what is held instead and how workspace_bytes
+// chooses. With compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once, and sum in
+// float32 (on AVX-512 with BF16, subnormal operands and sums count as 0). A label's own gradient is exact to float32 before that
+// rounding.
+TILELOSS_API tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                                      const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_logprobs_backward(const tileloss_args* args,
+                                                               const tileloss_logprobs_options* options,
+                                                               const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_cross_entropy(const tileloss_args* args,
+                                                           const tileloss_cross_entropy_options* options,
+                                                           const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_cross_entropy_backward(const tileloss_args* args,
+                                                                    const tileloss_cross_entropy_options* options,
+                                                                    const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_cross_entropy_value_and_grad(const tileloss_args* args,
+                                                                          const tileloss_cross_entropy_options* options,
+                                                                          const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                         const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_policy_loss_backward(const tileloss_args* args,
+                                                                  const tileloss_policy_loss_options* options,
+                                                                  const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_policy_loss_value_and_grad(const tileloss_args* args,
+                                                                        const tileloss_policy_loss_options* options,
+                                                                        const tileloss_plan* plan, const tileloss_run* run);
 
 // ----------------------------------------------------------------------------------------------------------- introspection
 

@@ -92,6 +92,10 @@ class Plan {
   [[nodiscard]] std::int64_t vocab_block() const noexcept { return c_.vocab_block; }
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return c_.workspace_bytes; }
   [[nodiscard]] double predicted_ms() const noexcept { return c_.predicted_ms; }
+  // What the workspace is made of: name and bytes of each part.
+  [[nodiscard]] std::span<const tileloss_plan_buffer> buffers() const& noexcept {
+    return {c_.buffers, static_cast<std::size_t>(c_.buffer_count)};
+  }
   [[nodiscard]] const tileloss_plan& c() const noexcept { return c_; }
 
  private:
@@ -165,10 +169,9 @@ struct PlanResult {
 
 namespace detail {
 
-template <class Args, class Options>
-PlanResult make_plan(const char* function, Pass pass, const Args& args, const Options& options, const PlanOptions& wishes,
-                     const Executor* executor) noexcept {
-  const tileloss_args c_args = args.c();
+template <class Options>
+PlanResult make_plan(const char* function, Pass pass, const tileloss_args& c_args, const Options& options,
+                     const PlanOptions& wishes, const Executor* executor) noexcept {
   const auto c_options = options.c();
   const tileloss_plan_options c_wishes = wishes.c();
   tileloss_plan plan;
@@ -178,9 +181,9 @@ PlanResult make_plan(const char* function, Pass pass, const Args& args, const Op
   return {std::move(status), Plan(plan)};
 }
 
-template <class Args, class Options>
-Status call(const char* function, Pass pass, const Args& args, const Options& options, const RunOptions& run) noexcept {
-  const tileloss_args c_args = args.c();
+template <class Options>
+Status call(const char* function, Pass pass, const tileloss_args& c_args, const Options& options,
+            const RunOptions& run) noexcept {
   const auto c_options = options.c();
   const tileloss_run c_run = run.c();
   return Status(tileloss_call(function, static_cast<tileloss_pass>(pass), &c_args, &c_options, run.c_plan(), &c_run));
@@ -193,75 +196,135 @@ Status call(const char* function, Pass pass, const Args& args, const Options& op
 //   auto [status, plan] = tileloss::plan(tileloss::Pass::kForward, tileloss::CrossEntropyArgs{...});
 inline PlanResult plan(Pass pass, const LogprobsArgs& args, const LogprobsOptions& options = {}, const PlanOptions& wishes = {},
                        const Executor* executor = nullptr) noexcept {
-  return detail::make_plan("logprobs", pass, args, options, wishes, executor);
+  return detail::make_plan("logprobs", pass, args.c(), options, wishes, executor);
 }
 inline PlanResult plan(Pass pass, const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
                        const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
-  return detail::make_plan("cross_entropy", pass, args, options, wishes, executor);
+  return detail::make_plan("cross_entropy", pass, args.c(), options, wishes, executor);
 }
 inline PlanResult plan(Pass pass, const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                        const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
-  return detail::make_plan("policy_loss", pass, args, options, wishes, executor);
+  return detail::make_plan("policy_loss", pass, args.c(), options, wishes, executor);
 }
 
 // logp, lse and whatever other row outputs are present. Errors of every function here: those of plan, kLabelOutOfRange naming row
 // and label before anything is written, kPlanMismatch, kOutOfMemory.
 inline Status logprobs(const LogprobsArgs& args, const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
-  return detail::call("logprobs", Pass::kForward, args, options, run);
+  return detail::call("logprobs", Pass::kForward, args.c(), options, run);
 }
 
 // dlogits for upstream gradients of logp, lse and entropy, so that any loss written on top of them differentiates exactly:
 // dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)).
 inline Status logprobs_backward(const LogprobsArgs& args, const LogprobsOptions& options = {},
                                 const RunOptions& run = {}) noexcept {
-  return detail::call("logprobs", Pass::kBackward, args, options, run);
+  return detail::call("logprobs", Pass::kBackward, args.c(), options, run);
 }
 
 // loss_i = w_i [ (1-s) c_y (-logp_i) + (s/V) sum_j c_j (-log p_ij) ] + zeta w_i lse_i^2, reduced. kMean divides the first part by
 // the sum of w_i c_y (as PyTorch), the second by the sum of w_i (as Liger), both by num_items when given; over no rows it is 0.
 inline Status cross_entropy(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
                             const RunOptions& run = {}) noexcept {
-  return detail::call("cross_entropy", Pass::kForward, args, options, run);
+  return detail::call("cross_entropy", Pass::kForward, args.c(), options, run);
 }
 
 // dlogits for the upstream loss_grad.
 inline Status cross_entropy_backward(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
                                      const RunOptions& run = {}) noexcept {
-  return detail::call("cross_entropy", Pass::kBackward, args, options, run);
+  return detail::call("cross_entropy", Pass::kBackward, args.c(), options, run);
 }
 
 // Both at once, each row while it is in cache: the fast way to train.
 inline Status cross_entropy_value_and_grad(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
                                            const RunOptions& run = {}) noexcept {
-  return detail::call("cross_entropy", Pass::kValueAndGrad, args, options, run);
+  return detail::call("cross_entropy", Pass::kValueAndGrad, args.c(), options, run);
 }
 
 // The GRPO family: per token l * masks * sampler ratio + beta * KL - entropy bonus, aggregated; docs/losses.md has every formula.
 inline Status policy_loss(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                           const RunOptions& run = {}) noexcept {
-  return detail::call("policy_loss", Pass::kForward, args, options, run);
+  return detail::call("policy_loss", Pass::kForward, args.c(), options, run);
 }
 inline Status policy_loss_backward(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                                    const RunOptions& run = {}) noexcept {
-  return detail::call("policy_loss", Pass::kBackward, args, options, run);
+  return detail::call("policy_loss", Pass::kBackward, args.c(), options, run);
 }
 inline Status policy_loss_value_and_grad(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                                          const RunOptions& run = {}) noexcept {
-  return detail::call("policy_loss", Pass::kValueAndGrad, args, options, run);
+  return detail::call("policy_loss", Pass::kValueAndGrad, args.c(), options, run);
 }
 
 // The forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it.
 inline Status logprobs_from_row_state(const LogprobsArgs& args, const LogprobsOptions& options = {},
                                       const RunOptions& run = {}) noexcept {
-  return detail::call("logprobs", Pass::kFromRowState, args, options, run);
+  return detail::call("logprobs", Pass::kFromRowState, args.c(), options, run);
 }
 inline Status cross_entropy_from_row_state(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
                                            const RunOptions& run = {}) noexcept {
-  return detail::call("cross_entropy", Pass::kFromRowState, args, options, run);
+  return detail::call("cross_entropy", Pass::kFromRowState, args.c(), options, run);
 }
 inline Status policy_loss_from_row_state(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                                          const RunOptions& run = {}) noexcept {
-  return detail::call("policy_loss", Pass::kFromRowState, args, options, run);
+  return detail::call("policy_loss", Pass::kFromRowState, args.c(), options, run);
+}
+
+// The same, fused with the LM head: `args` without logits and dlogits. docs/memory.md says what a call holds.
+inline PlanResult linear_plan(Pass pass, const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
+                              const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("linear_logprobs", pass, head.c(args), options, wishes, executor);
+}
+inline Status linear_logprobs(const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
+                              const RunOptions& run = {}) noexcept {
+  return detail::call("linear_logprobs", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_logprobs_backward(const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
+                                       const RunOptions& run = {}) noexcept {
+  return detail::call("linear_logprobs", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_logprobs_from_row_state(const LinearHead& head, const LogprobsArgs& args,
+                                             const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_logprobs", Pass::kFromRowState, head.c(args), options, run);
+}
+inline PlanResult linear_plan(Pass pass, const LinearHead& head, const CrossEntropyArgs& args,
+                              const CrossEntropyOptions& options = {}, const PlanOptions& wishes = {},
+                              const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("linear_cross_entropy", pass, head.c(args), options, wishes, executor);
+}
+inline Status linear_cross_entropy(const LinearHead& head, const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                   const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_cross_entropy_backward(const LinearHead& head, const CrossEntropyArgs& args,
+                                            const CrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_cross_entropy_value_and_grad(const LinearHead& head, const CrossEntropyArgs& args,
+                                                  const CrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kValueAndGrad, head.c(args), options, run);
+}
+inline Status linear_cross_entropy_from_row_state(const LinearHead& head, const CrossEntropyArgs& args,
+                                                  const CrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kFromRowState, head.c(args), options, run);
+}
+inline PlanResult linear_plan(Pass pass, const LinearHead& head, const PolicyLossArgs& args,
+                              const PolicyLossOptions& options = {}, const PlanOptions& wishes = {},
+                              const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("linear_policy_loss", pass, head.c(args), options, wishes, executor);
+}
+inline Status linear_policy_loss(const LinearHead& head, const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                 const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_policy_loss_backward(const LinearHead& head, const PolicyLossArgs& args,
+                                          const PolicyLossOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_policy_loss_value_and_grad(const LinearHead& head, const PolicyLossArgs& args,
+                                                const PolicyLossOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kValueAndGrad, head.c(args), options, run);
+}
+inline Status linear_policy_loss_from_row_state(const LinearHead& head, const PolicyLossArgs& args,
+                                                const PolicyLossOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kFromRowState, head.c(args), options, run);
 }
 
 }  // namespace v0

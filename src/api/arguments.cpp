@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "api/linear.h"
 #include "api/problem.h"
 
 namespace tileloss::api {
@@ -12,6 +13,7 @@ using std::to_string;
 constexpr std::uint32_t bit(tileloss_dtype t) { return 1u << t; }
 constexpr std::uint32_t kFloat = bit(TILELOSS_FLOAT32);
 constexpr std::uint32_t kInteger = bit(TILELOSS_INT32) | bit(TILELOSS_INT64);
+constexpr std::uint32_t kLinear = 1u << 31;  // of the functions with the LM head, beside LossInputs
 constexpr std::uint32_t kAnyMask = bit(TILELOSS_UINT8) | kInteger | kFloat;
 
 using Args = tileloss_args;
@@ -30,6 +32,8 @@ constexpr VectorSlot kSlots[] = {
     {"sampler_logp", &Args::sampler_logp, kFloat, Slot::kRows, false, kPolicyLogps},
     {"advantages", &Args::advantages, kFloat, Slot::kAny, false, kAdvantages},
     {"sequence_offsets", &Args::sequence_offsets, kInteger, Slot::kAny, false, kSequences},
+    {"bias", &Args::bias, kFloat, Slot::kColumns, false, kLinear},
+    {"dbias", &Args::dbias, kFloat, Slot::kColumns, true, kLinear},
     {"loss", &Args::loss, kFloat, Slot::kLosses, true, 0},
     {"logp", &Args::logp, kFloat, Slot::kRows, true, 0},
     {"lse", &Args::lse, kFloat, Slot::kRows, true, 0},
@@ -51,16 +55,6 @@ std::string dtype_names(std::uint32_t dtypes) {
   return names;
 }
 
-std::int64_t element_bytes(tileloss_dtype t) {
-  switch (t) {
-    case TILELOSS_INT64: return 8;
-    case TILELOSS_FLOAT32:
-    case TILELOSS_INT32: return 4;
-    case TILELOSS_UINT8: return 1;
-    default: return 2;
-  }
-}
-
 // rows * stride * bytes must not overflow.
 bool fits(std::int64_t count, std::int64_t stride, tileloss_dtype dtype) {
   std::int64_t elements = 0, bytes = 0;
@@ -71,6 +65,7 @@ std::int64_t wanted_size(const Problem& p, const VectorSlot& slot, const tilelos
   switch (slot.size) {
     case Slot::kRows: return p.rows;
     case Slot::kClasses: return p.classes;
+    case Slot::kColumns: return p.total_columns;
     case Slot::kLosses: return p.is_per_row ? p.rows : 1;
     default: return v.size;
   }
@@ -91,8 +86,9 @@ Status check_vector(const Problem& p, const VectorSlot& slot) {
   if (v.stride < 0) return expected(name + ".stride", ">= 0", to_string(v.stride));
   if (!fits(size, v.stride, v.dtype))
     return expected(name, "less than 2^63 bytes", to_string(size) + " * " + to_string(v.stride));
-  if (slot.input != 0 && (p.loss->info.inputs & slot.input) == 0)
-    return expected(name, std::string("none: ") + p.loss->info.name + " does not take it", "a vector");
+  const std::uint32_t inputs = p.loss->info.inputs | (p.loss->is_linear ? kLinear : 0u);
+  if (slot.input != 0 && (inputs & slot.input) == 0)
+    return expected(name, "none: " + p.loss->name + " does not take it", "a vector");
   return {};
 }
 
@@ -100,8 +96,7 @@ Status check_sequences(const Problem& p) {
   const tileloss_args& a = p.args;
   const bool takes = (p.loss->info.inputs & kSequences) != 0;
   if (a.sequence_length != 0 && !takes) {
-    return expected("sequence_length", std::string("0: ") + p.loss->info.name + " does not take it",
-                    to_string(a.sequence_length));
+    return expected("sequence_length", "0: " + p.loss->name + " does not take it", to_string(a.sequence_length));
   }
   if (a.sequence_length < 0) return expected("sequence_length", ">= 0", to_string(a.sequence_length));
   if (a.sequence_length > 0 && present(a.sequence_offsets))
@@ -129,6 +124,19 @@ Status check_offsets(const Problem& p) {
   return {};
 }
 
+// Elements that do not share memory: one stride steps over all that the other spans.
+Status check_strides(const std::string& name, const tileloss_matrix& m) {
+  if (m.row_stride < 1 && m.rows > 1) return expected(name + ".row_stride", ">= 1", to_string(m.row_stride));
+  if (m.col_stride < 1 && m.cols > 1) return expected(name + ".col_stride", ">= 1", to_string(m.col_stride));
+  if (!fits(m.rows, m.row_stride, m.dtype) || !fits(m.cols, m.col_stride, m.dtype))
+    return expected(name, "less than 2^63 bytes", shape(m.rows, m.cols));
+  if (m.rows < 2 || m.cols < 2 || m.row_stride >= m.cols * m.col_stride || m.col_stride >= m.rows * m.row_stride) return {};
+  return expected(
+      name + ".row_stride",
+      ">= cols * col_stride = " + to_string(m.cols * m.col_stride) + ", or col_stride >= " + to_string(m.rows * m.row_stride),
+      to_string(m.row_stride));
+}
+
 Status check_overlap(const Problem& p) {
   const tileloss_args& a = p.args;
   if (a.dlogits.data == a.logits.data) {
@@ -138,11 +146,7 @@ Status check_overlap(const Problem& p) {
     }
     return {};
   }
-  const auto extent = [&](const tileloss_matrix& m) {
-    return static_cast<std::uintptr_t>(((p.rows - 1) * m.row_stride + m.cols) * element_bytes(m.dtype));
-  };
-  const auto x = reinterpret_cast<std::uintptr_t>(a.logits.data), dx = reinterpret_cast<std::uintptr_t>(a.dlogits.data);
-  if (x < dx + extent(a.dlogits) && dx < x + extent(a.logits))
+  if (overlap(a.logits, a.dlogits))
     return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
   return {};
 }
@@ -150,6 +154,30 @@ Status check_overlap(const Problem& p) {
 }  // namespace
 
 std::span<const VectorSlot> vector_slots() { return kSlots; }
+
+std::int64_t element_bytes(tileloss_dtype t) {
+  switch (t) {
+    case TILELOSS_INT64: return 8;
+    case TILELOSS_FLOAT32:
+    case TILELOSS_INT32: return 4;
+    case TILELOSS_UINT8: return 1;
+    default: return 2;
+  }
+}
+
+cpu::StorageType storage_type(tileloss_dtype t) {
+  return t == TILELOSS_BFLOAT16 ? cpu::kStorageBfloat16 : t == TILELOSS_FLOAT16 ? cpu::kStorageFloat16 : cpu::kStorageFloat32;
+}
+
+bool overlap(const tileloss_matrix& a, const tileloss_matrix& b) {
+  if (a.rows == 0 || b.rows == 0) return false;
+  const auto extent = [](const tileloss_matrix& m) {
+    const std::int64_t elements = (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + 1;
+    return static_cast<std::uintptr_t>(elements * element_bytes(m.dtype));
+  };
+  const auto x = reinterpret_cast<std::uintptr_t>(a.data), y = reinterpret_cast<std::uintptr_t>(b.data);
+  return x < y + extent(b) && y < x + extent(a);
+}
 
 const char* dtype_name(tileloss_dtype t) {
   switch (t) {
@@ -164,7 +192,7 @@ const char* dtype_name(tileloss_dtype t) {
   }
 }
 
-Status check_matrix(const char* name, const tileloss_matrix& m) {
+Status check_matrix(const char* name, const tileloss_matrix& m, Layout layout) {
   if (m.dtype != TILELOSS_FLOAT32 && m.dtype != TILELOSS_BFLOAT16 && m.dtype != TILELOSS_FLOAT16) {
     return expected(std::string(name) + ".dtype", "float32, bfloat16 or float16", dtype_name(m.dtype));
   }
@@ -177,6 +205,7 @@ Status check_matrix(const char* name, const tileloss_matrix& m) {
   if (m.cols < 1) return expected(std::string(name) + ".cols", ">= 1", to_string(m.cols));
   if (m.cols > std::numeric_limits<std::int32_t>::max())
     return expected(std::string(name) + ".cols", "< 2^31", to_string(m.cols));
+  if (layout == Layout::kAnyStrides) return check_strides(name, m);
   if (m.col_stride != 1 && m.cols > 1) return expected(std::string(name) + ".col_stride", "1", to_string(m.col_stride));
   if (m.row_stride < m.cols && m.rows > 1) {
     return expected(std::string(name) + ".row_stride", ">= cols = " + to_string(m.cols), to_string(m.row_stride));
@@ -197,7 +226,7 @@ Status check_vectors(const Problem& p) {
     return expected("class_weights.stride", "1", to_string(a.class_weights.stride));
   }
   if (present(a.loss) && !p.loss->info.is_loss)
-    return expected("loss", std::string("none: ") + p.loss->info.name + " does not take it", "a vector");
+    return expected("loss", "none: " + p.loss->name + " does not take it", "a vector");
   if (present(a.metrics) && (a.metrics.size < 1 || a.metrics.size > p.num_metrics))
     return expected("metrics.size", "1 to " + to_string(p.num_metrics), to_string(a.metrics.size));
   return check_sequences(p);
@@ -211,6 +240,7 @@ Status check_pointers(const Problem& p) {
       return expected(std::string(slot.name) + ".data", "a pointer", "null");
   }
   if (Status s = check_offsets(p); !s.ok()) return s;
+  if (p.loss->is_linear) return check_linear_pointers(p);
   if (p.rows == 0) return {};
   if (present(a.logits) && a.logits.data == nullptr) return expected("logits.data", "a pointer", "null");
   if (!present(a.dlogits)) return {};
@@ -219,12 +249,13 @@ Status check_pointers(const Problem& p) {
 }
 
 void hash_tensors(const tileloss_args& a, Fingerprint& h) {
-  for (const tileloss_matrix* m : {&a.logits, &a.dlogits}) {
+  for (const tileloss_matrix* m : {&a.logits, &a.dlogits, &a.hidden, &a.head, &a.dhidden, &a.dhead}) {
     h.add(m->dtype);
     if (!present(*m)) continue;
     h.add(m->rows);
     h.add(m->cols);
     h.add(m->row_stride);
+    h.add(m->col_stride);
   }
   for (const VectorSlot& slot : kSlots) {
     const tileloss_vector& v = a.*slot.member;
@@ -234,6 +265,8 @@ void hash_tensors(const tileloss_args& a, Fingerprint& h) {
     h.add(v.stride);
   }
   h.add(a.sequence_length);
+  h.add(a.compute_dtype);
+  h.add(a.accumulate);
 }
 
 }  // namespace tileloss::api

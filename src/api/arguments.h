@@ -9,13 +9,14 @@
 
 #include "api/options.h"
 #include "api/status.h"
+#include "cpu/row_kernel.h"
 
 namespace tileloss::api {
 
 struct Problem;
 
 struct VectorSlot {
-  enum Size { kRows, kClasses, kLosses, kAny };
+  enum Size { kRows, kClasses, kColumns, kLosses, kAny };
 
   const char* name;
   tileloss_vector tileloss_args::*member;
@@ -31,7 +32,13 @@ inline bool present(const tileloss_matrix& m) { return m.dtype != TILELOSS_NONE;
 inline bool present(const tileloss_vector& v) { return v.dtype != TILELOSS_NONE; }
 
 const char* dtype_name(tileloss_dtype t);
-Status check_matrix(const char* name, const tileloss_matrix& m);
+std::int64_t element_bytes(tileloss_dtype t);
+cpu::StorageType storage_type(tileloss_dtype t);  // of float32, bfloat16 and float16
+
+enum class Layout { kRows, kAnyStrides };  // columns side by side, or any strides that keep the elements apart
+Status check_matrix(const char* name, const tileloss_matrix& m, Layout layout = Layout::kRows);
+// Whether the memory from the first to the last element of one meets that of the other.
+bool overlap(const tileloss_matrix& a, const tileloss_matrix& b);
 // Every vector's dtype, size and stride, and whether the function takes it. Needs the problem's rows and classes.
 Status check_vectors(const Problem& p);
 // Pointers that are null where there is data, buffers that overlap, sequence offsets that do not rise.

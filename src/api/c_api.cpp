@@ -175,6 +175,40 @@ tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_args* args, c
   return tileloss_call("policy_loss", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
 
+tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                         const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_logprobs", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                                  const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_logprobs", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_cross_entropy(const tileloss_args* args, const tileloss_cross_entropy_options* options,
+                                              const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_cross_entropy", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_cross_entropy_backward(const tileloss_args* args, const tileloss_cross_entropy_options* options,
+                                                       const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_cross_entropy", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_cross_entropy_value_and_grad(const tileloss_args* args,
+                                                             const tileloss_cross_entropy_options* options,
+                                                             const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                            const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_policy_loss", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_policy_loss_backward(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                     const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_policy_loss", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_policy_loss_value_and_grad(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                           const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+
 int64_t tileloss_function_count(void) { return static_cast<int64_t>(losses().size()); }
 
 tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info) {
@@ -185,7 +219,7 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
       return expected("info", "struct_size = " + std::to_string(sizeof *info), "another");
     const RegisteredLoss& loss = losses()[static_cast<std::size_t>(index)];
     *info = {sizeof *info,
-             loss.info.name,
+             loss.name.c_str(),
              loss.info.options_size,
              loss.fields.data(),
              static_cast<int64_t>(loss.fields.size()),

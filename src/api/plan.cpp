@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "api/arguments.h"
+#include "api/linear.h"
 #include "api/options.h"
 #include "cpu/driver.h"
 #include "cpu/executor.h"
@@ -16,6 +18,7 @@ using std::to_string;
 
 // Below this many logits a call takes some 30 microseconds: waking threads costs more than it gains.
 constexpr std::int64_t kInlineElements = 1 << 17;
+constexpr std::int64_t kInlineProducts = 1 << 21;  // multiply-adds with the LM head
 // A thread's share of work between two looks at the counter: about a quarter of a millisecond at 150k columns.
 constexpr std::int64_t kMaxRowBlock = 8;
 // Each look at the running maximum costs some 150 cycles: 26.2 ms for a step with blocks of 8192 columns against 28.0 with 2048.
@@ -33,8 +36,14 @@ bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
 
 // Rough: bandwidth and exp rate of a current server core. An orientation, and what schedules are compared by.
 double predict_ms(const Problem& p, const tileloss_plan& plan) {
-  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
+  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9, kMultiplyAddsPerSecond = 1e11;
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns);
+  if (p.loss->is_linear) {
+    const bool again = p.needs_backward && plan.schedule != TILELOSS_SCHEDULE_STASH;
+    const double products = (p.needs_forward ? 1 : 0) + (again ? 1 : 0) + (p.needs_backward && present(p.args.dhidden) ? 1 : 0) +
+                            (p.needs_backward && present(p.args.dhead) ? 1 : 0);
+    return 1e3 * products * elements * static_cast<double>(p.args.hidden.cols) / (kMultiplyAddsPerSecond * plan.threads);
+  }
   const double width = p.storage == cpu::kStorageFloat32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.schedule != TILELOSS_SCHEDULE_STASH;
   const double passes =
@@ -69,22 +78,33 @@ bool keeps_states(const Problem& p, const tileloss_plan& plan) {
   return p.needs_forward && (p.couples_rows || (p.needs_backward && plan.schedule == TILELOSS_SCHEDULE_SWEEPS));
 }
 
-WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) {
+WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_scratch) {
   WorkspaceLayout w;
   std::int64_t at = 0;
-  const auto take = [&at](std::int64_t bytes) {
+  const auto take = [&](const char* name, std::int64_t bytes) {
     const std::int64_t begin = at;
     at = round_up(at + bytes, 64);
+    if (bytes > 0) w.buffers.push_back({name, at - begin});
     return begin;
   };
-  w.targets = take(p.rows * 8);
-  w.losses = take(p.rows * 8);
-  w.states = take(keeps_states(p, plan) ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
-  w.stage = take(p.stage_bytes);
-  w.scratch = take(plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block));
+  w.targets = take("labels", p.rows * 8);
+  w.losses = take("losses", p.rows * 8);
+  w.states = take("row states", keeps_states(p, plan) ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  w.stage = take("row stage", p.stage_bytes);
+  w.scratch = at;
+  if (with_scratch && p.loss->is_linear) {
+    const cpu::LinearLayout linear = cpu::linear_layout(linear_shape(p, plan), cpu::kernels(plan.isa).matmul);
+    w.buffers.insert(w.buffers.end(), linear.buffers.begin(), linear.buffers.end());
+    at += linear.bytes;
+  } else if (with_scratch) {
+    take("scratch of threads", plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block));
+  }
   w.bytes = at;
   return w;
 }
+
+WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) { return lay_out(p, plan, true); }
+std::int64_t fixed_bytes(const Problem& p, const tileloss_plan& plan) { return lay_out(p, plan, false).bytes; }
 
 Status check_executor(const tileloss_executor* e) {
   if (e == nullptr) return {};
@@ -95,35 +115,13 @@ Status check_executor(const tileloss_executor* e) {
   return {};
 }
 
-Status make_plan(const Problem& p, const tileloss_plan_options* given, const tileloss_executor* executor, tileloss_plan* out) {
-  tileloss_plan_options wishes{};
-  if (given != nullptr) {
-    if (given->struct_size < sizeof(std::size_t) || given->struct_size > sizeof wishes) {
-      return expected("plan_options.struct_size", "at most " + to_string(sizeof wishes), to_string(given->struct_size));
-    }
-    std::memcpy(&wishes, given, given->struct_size);
-  }
-  if (out == nullptr || out->struct_size != sizeof *out)
-    return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
-  if (Status s = check_wishes(wishes); !s.ok()) return s;
-  if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
-    return expected("schedule", std::string("auto or sweeps, as these options of ") + p.loss->info.name + " couple the rows",
-                    tileloss_schedule_name(wishes.schedule));
-  }
-  if (Status s = check_executor(executor); !s.ok()) return s;
-  const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
-  if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
+namespace {
 
-  tileloss_plan plan{};
-  plan.struct_size = sizeof plan;
-  std::strncpy(plan.function, p.loss->info.name, sizeof plan.function - 1);
-  plan.pass = p.pass;
-  plan.isa = isa.isa;
+// Schedule, blocks, threads and bytes of a call on logits.
+Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* out) {
+  tileloss_plan& plan = *out;
   plan.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : p.logit.softcap > 0 ? kCappedVocabBlock : kVocabBlock;
   plan.schedule = choose_schedule(p, wishes);
-  const std::int64_t available = wishes.threads > 0    ? wishes.threads
-                                 : executor != nullptr ? executor->threads
-                                                       : cpu::default_threads();
   const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
   plan.row_block = wishes.row_block > 0 ? wishes.row_block : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
@@ -137,6 +135,55 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
       return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
                                                 ", got a budget of " + to_string(wishes.workspace_bytes)};
     }
+  }
+  return {};
+}
+
+// The same with the LM head. Work is cut along the vocabulary too, so that few rows still keep all threads busy.
+Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
+  const std::int64_t width = std::max<std::int64_t>(p.args.hidden.cols, 1);
+  plan->vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : cpu::linear_tile(width);
+  const bool is_small = wishes.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
+  plan->threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));
+  return plan_linear(p, wishes.schedule, wishes.row_block, wishes.workspace_bytes, plan);
+}
+
+}  // namespace
+
+Status make_plan(const Problem& p, const tileloss_plan_options* given, const tileloss_executor* executor, tileloss_plan* out) {
+  tileloss_plan_options wishes{};
+  if (given != nullptr) {
+    if (given->struct_size < sizeof(std::size_t) || given->struct_size > sizeof wishes) {
+      return expected("plan_options.struct_size", "at most " + to_string(sizeof wishes), to_string(given->struct_size));
+    }
+    std::memcpy(&wishes, given, given->struct_size);
+  }
+  if (out == nullptr || out->struct_size != sizeof *out)
+    return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
+  if (Status s = check_wishes(wishes); !s.ok()) return s;
+  if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
+    return expected("schedule", "auto or sweeps, as these options of " + p.loss->name + " couple the rows",
+                    tileloss_schedule_name(wishes.schedule));
+  }
+  if (Status s = check_executor(executor); !s.ok()) return s;
+  const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
+  if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
+
+  tileloss_plan plan{};
+  plan.struct_size = sizeof plan;
+  std::strncpy(plan.function, p.loss->name.c_str(), sizeof plan.function - 1);
+  plan.pass = p.pass;
+  plan.isa = isa.isa;
+  const std::int64_t available = wishes.threads > 0    ? wishes.threads
+                                 : executor != nullptr ? executor->threads
+                                                       : cpu::default_threads();
+  const Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
+  if (!cut.ok()) return cut;
+  for (const cpu::NamedBytes& buffer : workspace_layout(p, plan).buffers) {
+    if (plan.buffer_count == TILELOSS_MAX_PLAN_BUFFERS) break;
+    tileloss_plan_buffer& b = plan.buffers[plan.buffer_count++];
+    std::strncpy(b.name, buffer.name, sizeof b.name - 1);
+    b.bytes = buffer.bytes;
   }
   plan.predicted_ms = predict_ms(p, plan);
   plan.fingerprint = fingerprint(p);

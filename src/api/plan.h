@@ -2,7 +2,10 @@
 #ifndef TILELOSS_API_PLAN_H_
 #define TILELOSS_API_PLAN_H_
 
+#include <vector>
+
 #include "api/problem.h"
+#include "cpu/linear.h"
 
 namespace tileloss::api {
 
@@ -11,12 +14,15 @@ struct WorkspaceLayout {
   std::int64_t losses = 0;   // double [rows]
   std::int64_t states = 0;   // RowState [rows], when the row stage has to wait for the whole forward sweep
   std::int64_t stage = 0;    // the row stage's own
-  std::int64_t scratch = 0;  // one piece a thread
+  std::int64_t scratch = 0;  // one piece a thread; with the LM head, all that cpu::LinearLayout says
   std::int64_t bytes = 0;
+  std::vector<cpu::NamedBytes> buffers;  // all of them by name
 };
 
 // The states of a forward sweep are kept for a second visit: a backward sweep, or a row stage that couples rows.
 bool keeps_states(const Problem& problem, const tileloss_plan& plan);
+// Everything but the scratch.
+std::int64_t fixed_bytes(const Problem& problem, const tileloss_plan& plan);
 WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
 
 Status make_plan(const Problem& problem, const tileloss_plan_options* options, const tileloss_executor* executor,

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "api/arguments.h"
+#include "api/linear.h"
 #include "api/options.h"
 
 namespace tileloss::api {
@@ -65,6 +66,12 @@ Status resolve_vocabulary(Problem& p) {
 
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
+  if (p.loss->is_linear) return resolve_linear(p);
+  const std::pair<const char*, const tileloss_matrix*> of_the_head[] = {
+      {"hidden", &a.hidden}, {"head", &a.head}, {"dhidden", &a.dhidden}, {"dhead", &a.dhead}};
+  for (const auto& [name, m] : of_the_head) {
+    if (present(*m)) return expected(name, "none: " + p.loss->name + " does not take it", "a matrix");
+  }
   const bool stage_only = p.pass == TILELOSS_FROM_ROW_STATE;
   if (stage_only) {
     if (present(a.logits)) return expected("logits", "none with the pass from_row_state", "a matrix");
@@ -77,9 +84,7 @@ Status resolve_matrices(Problem& p) {
   if (Status s = check_matrix("logits", a.logits); !s.ok()) return s;
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
-  p.storage = a.logits.dtype == TILELOSS_FLOAT32    ? cpu::kStorageFloat32
-              : a.logits.dtype == TILELOSS_BFLOAT16 ? cpu::kStorageBfloat16
-                                                    : cpu::kStorageFloat16;
+  p.storage = storage_type(a.logits.dtype);
   if (p.pass == TILELOSS_FORWARD) {
     if (present(a.dlogits)) return expected("dlogits", "none in a forward", "a matrix");
     return {};
@@ -167,7 +172,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   Problem& p = *problem;
   if (function == nullptr || (p.loss = find_loss(function)) == nullptr) {
     std::string names;
-    for (const RegisteredLoss& l : losses()) names += (names.empty() ? "" : ", ") + std::string(l.info.name);
+    for (const RegisteredLoss& l : losses()) names += (names.empty() ? "" : ", ") + l.name;
     return expected("function", "one of " + names, function == nullptr ? "null" : function);
   }
   if (pass < TILELOSS_FORWARD || pass > TILELOSS_FROM_ROW_STATE) return expected("pass", "0 to 3", to_string(pass));
@@ -215,7 +220,7 @@ Status check_data(const Problem& p) {
 
 std::uint64_t fingerprint(const Problem& p) {
   Fingerprint h;
-  h.add(p.loss->info.name);
+  h.add(p.loss->name.c_str());
   h.add(p.pass);
   hash_tensors(p.args, h);
   h.add(p.rows);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api/status.h"
+#include "cpu/matmul.h"
 #include "cpu/row_kernel.h"
 #include "losses/registry.h"
 
@@ -30,9 +31,10 @@ struct Problem {
   bool needs_forward = false;    // sweeps the logits for the state
   bool needs_backward = false;
   bool is_shard = false;
-  std::int64_t num_metrics = 0;  // that the function reports
-  bool couples_rows = false;     // the row stage needs all rows' statistics before it can do any row
-  std::int64_t stage_bytes = 0;  // the row stage's scratch
+  std::int64_t num_metrics = 0;                   // that the function reports
+  bool couples_rows = false;                      // the row stage needs all rows' statistics before it can do any row
+  cpu::Compute compute = cpu::Compute::kFloat32;  // of the products with the LM head
+  std::int64_t stage_bytes = 0;                   // the row stage's scratch
 };
 
 std::string shape(std::int64_t rows, std::int64_t cols);

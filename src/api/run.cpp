@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include "api/linear.h"
 #include "api/plan.h"
 #include "api/row_arrays.h"
 #include "cpu/driver.h"
@@ -181,6 +182,21 @@ Status check_workspace(const tileloss_run* given, const tileloss_plan& plan) {
   return {};
 }
 
+// Once, or forward and then the rest, what the row stage couples in between. `gradients` is the job's member that asks for them.
+template <class Job, class Member, class Walk>
+void run_visits(Job& job, Member Job::*gradients, const Problem& p, bool keeps, Rows& rows, RowStage& stage, Walk&& walk) {
+  if (keeps) {
+    const Member wanted = job.*gradients;
+    job.*gradients = {};
+    walk();
+    rows.begin_second_visit();
+    job.*gradients = wanted;
+    job.from_saved_state = true;
+  }
+  if (p.couples_rows) stage.couple(rows);
+  walk();
+}
+
 }  // namespace
 
 Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run* given) {
@@ -208,17 +224,13 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run* give
   auto* states = keeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
   Rows rows(p, context, *stage, losses, states);
   const tileloss_executor* executor = given == nullptr ? nullptr : given->executor;
-  cpu::SweepJob job = make_job(p, plan, context, targets, workspace + layout.scratch);
-  if (keeps) {
-    void* dlogits = job.dlogits;
-    job.dlogits = nullptr;
-    cpu::run_sweeps(job, rows, executor);
-    rows.begin_second_visit();
-    job.dlogits = dlogits;
-    job.from_saved_state = true;
+  if (p.loss->is_linear) {
+    cpu::LinearJob job = linear_job(p, plan, context, targets, workspace + layout.scratch);
+    run_visits(job, &cpu::LinearJob::wants_gradients, p, keeps, rows, *stage, [&] { cpu::run_linear(job, rows, executor); });
+  } else {
+    cpu::SweepJob job = make_job(p, plan, context, targets, workspace + layout.scratch);
+    run_visits(job, &cpu::SweepJob::dlogits, p, keeps, rows, *stage, [&] { cpu::run_sweeps(job, rows, executor); });
   }
-  if (p.couples_rows) stage->couple(rows);
-  cpu::run_sweeps(job, rows, executor);
   if (p.pass != TILELOSS_BACKWARD) stage->finish();
   write_loss(p, losses);
   return {};

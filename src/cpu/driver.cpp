@@ -5,43 +5,15 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/number_formats.h"
 #include "cpu/executor.h"
 #include "cpu/floating_point.h"
+#include "cpu/storage_access.h"
 
 namespace tileloss::cpu {
 namespace {
 
-constexpr std::int64_t kElementBytes[] = {4, 2, 2};
-
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 std::int64_t stash_bytes(std::int64_t columns) { return round_up(columns, 64) * 4; }
-
-// The target's column, which the sweep leaves wrong: dz_y = target (R/S) + p_y (prob + target + prob_logp logp) + uniform c_y, so
-// that the label's gradient keeps its digits when p is near 1.
-double target_gradient(const RowGradient& g, double class_weight) {
-  const RowCoefficients& c = g.coefficients;
-  const double target = c.target;
-  double dz = target * g.stats.one_minus_p + c.uniform * class_weight;
-  if (g.stats.p != 0) dz += g.stats.p * (c.prob_plus_target + (c.prob_logp == 0 ? 0.0 : c.prob_logp * g.stats.logp));
-  return dz;
-}
-
-void store(StorageType storage, void* row, std::int64_t column, float value) {
-  switch (storage) {
-    case kStorageBfloat16: static_cast<Bfloat16*>(row)[column] = from_float<Bfloat16>(value); break;
-    case kStorageFloat16: static_cast<Float16*>(row)[column] = from_float<Float16>(value); break;
-    default: static_cast<float*>(row)[column] = value; break;
-  }
-}
-
-float load(StorageType storage, const void* row, std::int64_t column) {
-  switch (storage) {
-    case kStorageBfloat16: return to_float(static_cast<const Bfloat16*>(row)[column]);
-    case kStorageFloat16: return to_float(static_cast<const Float16*>(row)[column]);
-    default: return static_cast<const float*>(row)[column];
-  }
-}
 
 // One thread's walk over the row blocks it gets hold of. A row's backward runs together with the next row's forward, so up to
 // one row is pending.
@@ -117,20 +89,14 @@ class Worker {
     if (has_target_) {
       // Computed now: in place, the backward overwrites the logit.
       const double weight = job_.class_weights == nullptr ? 1 : job_.class_weights[target];
-      const double slope = job_.transform.derivative(load(job_.storage, logits(i), target));
+      const double slope = job_.transform.derivative(load_element(job_.storage, logits(i), target));
       target_gradient_ = static_cast<float>(target_gradient(g, weight) * slope);
     }
-    backward_ = BackwardRow{};
+    backward_ = make_backward(g, job_.transform);
     backward_.x = logits(i);
     backward_.dx = dlogits(i);
     backward_.columns = job_.columns;
     backward_.vocab_block = job_.vocab_block;
-    backward_.transform = job_.transform;
-    backward_.max = static_cast<float>(g.stats.max);
-    backward_.log_sum = g.stats.log_sum;
-    backward_.prob = g.coefficients.prob() / g.stats.sum;
-    backward_.prob_logp = g.coefficients.prob_logp / g.stats.sum;
-    backward_.uniform = g.coefficients.uniform;
     backward_.class_weights = job_.class_weights;
     backward_.stash = stash_;
     backward_.references = references_;
@@ -140,7 +106,7 @@ class Worker {
   // The pending row's backward, with another row's forward in the same loop if there is one.
   void finish_pending(ForwardRow* next) {
     job_.kernels->run[job_.storage](next, &backward_);
-    if (has_target_) store(job_.storage, dlogits(pending_), job_.targets[pending_], target_gradient_);
+    if (has_target_) store_element(job_.storage, dlogits(pending_), job_.targets[pending_], target_gradient_);
     clear(pending_, job_.columns, job_.total_columns);
     pending_ = -1;
   }

@@ -8,29 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/row_coefficients.h"
-#include "core/row_stats.h"
 #include "cpu/row_kernel.h"
+#include "cpu/row_visitor.h"
 
 namespace tileloss::cpu {
-
-inline constexpr std::int64_t kIgnoredRow = -2;
-inline constexpr std::int64_t kTargetElsewhere = -1;  // another shard of the vocabulary holds the label
-
-struct RowGradient {
-  RowStats stats;
-  RowCoefficients coefficients;
-};
-
-// Called once for every row, by any thread, in any order.
-class RowVisitor {
- public:
-  virtual ~RowVisitor() = default;
-  virtual void ignored(std::int64_t row) = 0;
-  // With the state from this call's forward, or from an earlier one's.
-  virtual RowGradient visit(std::int64_t row, const RowState& state) = 0;
-  virtual RowState saved_state(std::int64_t row) const = 0;
-};
 
 struct SweepJob {
   const KernelTable* kernels = nullptr;

@@ -26,15 +26,21 @@ std::vector<tileloss_field> all_fields(const LossInfo& info) {
   return fields;
 }
 
-std::vector<RegisteredLoss>& registry() {
-  static std::vector<RegisteredLoss> all = [] {
-    std::vector<RegisteredLoss> built_in;
-    for (const LossInfo& info : {
-             Logprobs::info(),
-             CrossEntropy::info(),
-             PolicyLoss::info(),
-         }) {
-      built_in.push_back({info, all_fields(info)});
+RegisteredLoss make_entry(const LossInfo& info, bool is_linear) {
+  return {(is_linear ? "linear_" : "") + std::string(info.name), is_linear, info, all_fields(info)};
+}
+
+std::deque<RegisteredLoss>& registry() {
+  static std::deque<RegisteredLoss> all = [] {
+    std::deque<RegisteredLoss> built_in;
+    for (const bool is_linear : {false, true}) {
+      for (const LossInfo& info : {
+               Logprobs::info(),
+               CrossEntropy::info(),
+               PolicyLoss::info(),
+           }) {
+        built_in.push_back(make_entry(info, is_linear));
+      }
     }
     return built_in;
   }();
@@ -46,15 +52,17 @@ std::vector<RegisteredLoss>& registry() {
 
 }  // namespace
 
-const std::vector<RegisteredLoss>& losses() { return registry(); }
+const std::deque<RegisteredLoss>& losses() { return registry(); }
 
 const RegisteredLoss* find_loss(std::string_view name) {
   for (const RegisteredLoss& loss : registry()) {
-    if (loss.info.name == name) return &loss;
+    if (loss.name == name) return &loss;
   }
   return nullptr;
 }
 
-void add_loss(const LossInfo& info) { registry().push_back({info, all_fields(info)}); }
+void add_loss(const LossInfo& info) {
+  for (const bool is_linear : {false, true}) registry().push_back(make_entry(info, is_linear));
+}
 
 }  // namespace tileloss

@@ -2,6 +2,8 @@
 #ifndef TILELOSS_LOSSES_REGISTRY_H_
 #define TILELOSS_LOSSES_REGISTRY_H_
 
+#include <deque>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,15 +11,18 @@
 
 namespace tileloss {
 
+// Every loss is there twice: from logits by its own name, and fused with the LM head as linear_<name>.
 struct RegisteredLoss {
+  std::string name;
+  bool is_linear = false;
   LossInfo info;
   std::vector<tileloss_field> fields;  // the logit options' and the loss's own
 };
 
 // In order of registration. Not to be changed while calls are running.
-const std::vector<RegisteredLoss>& losses();
+const std::deque<RegisteredLoss>& losses();
 const RegisteredLoss* find_loss(std::string_view name);
-// For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
+// Both forms. For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
 void add_loss(const LossInfo& info);
 
 }  // namespace tileloss

@@ -1,0 +1,107 @@
+// Losses fused with the LM head: logits = hidden head^T + bias exist a tile at a time, in float32, as input of the same row
+// kernels that read logits from memory. Knows no loss; what happens between forward and backward is the visitor's.
+//
+// Products, each 2 N H V flops, N the rows in use:
+//   forward     z = hidden head^T, tiles of rows x `tile` columns. A row's state is that of its tiles merged in the order of the
+//               vocabulary: slices of it are tasks, the same cut for any N and any threads.
+//   backward    the vocabulary in chunks, each in two phases. First dz of all rows, from z computed again or kept, and the chunk
+//               of the head packed for the second: dhead's rows of the chunk (dz^T hidden, done at once), dhidden += dz head.
+//               dz is float32 and is rounded to the compute type once, while it is packed.
+// Schedules: recompute does 4 products and holds dz of one chunk. stash keeps z of as many rows as the budget allows, 3 products;
+// dhead is then added up over the row chunks in float32.
+#ifndef TILELOSS_CPU_LINEAR_H_
+#define TILELOSS_CPU_LINEAR_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/matmul.h"
+#include "cpu/row_visitor.h"
+
+namespace tileloss::cpu {
+
+// What a plan has to know: shapes, what is asked for, and how it is cut.
+struct LinearShape {
+  std::int64_t rows = 0;           // N, used or not
+  std::int64_t columns = 0;        // V, valid ones
+  std::int64_t total_columns = 0;  // with padding: its gradients are 0
+  std::int64_t width = 0;          // H
+  std::int64_t hidden_bytes = 4;   // of an element
+  Compute compute = Compute::kFloat32;
+  bool forward = false;
+  bool dhidden = false, dhead = false, dbias = false;
+  bool dhead_in_place = false;  // float32, one of its strides 1: products can be added right there
+  bool dhead_across = false;    // so, but as [H,V]: its product is made the other way round
+  int threads = 1;
+
+  std::int64_t tile = 256;     // columns of a product's block
+  std::int64_t chunk = 2048;   // columns of a backward's chunk, a multiple of the tile
+  std::int64_t row_chunk = 0;  // rows whose z is kept (stash), or all
+  bool is_stash = false;
+
+  bool backward() const { return dhidden || dhead || dbias; }
+};
+
+// Columns of a tile: with its rows of the head about as many bytes as a core's L2.
+std::int64_t linear_tile(std::int64_t width);
+
+struct NamedBytes {
+  const char* name;
+  std::int64_t bytes;
+};
+
+// Offsets in bytes, multiples of 64.
+struct LinearLayout {
+  std::int64_t used_rows = 0;      // int64 [N]
+  std::int64_t packed_hidden = 0;  // for z
+  std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
+  std::int64_t states = 0;         // RowState [slices, N]
+  std::int64_t gradients = 0;      // RowGradient [N]
+  std::int64_t dz = 0;             // float [row_chunk, chunk], or z [row_chunk, V]
+  std::int64_t packed_head = 0;    // a chunk of the head for dhidden
+  std::int64_t dhidden = 0;        // float [N, H]
+  std::int64_t dhead = 0;          // float [V, H], with several row chunks and no place in the output
+  std::int64_t scratch = 0;        // scratch_bytes a thread
+  std::int64_t scratch_bytes = 0;
+  std::int64_t bytes = 0;
+  std::vector<NamedBytes> buffers;  // that are not empty, in their order
+};
+
+LinearLayout linear_layout(const LinearShape& shape, const MatmulTable& matmul);
+
+// A matrix to write, any strides.
+struct OutputMatrix {
+  void* data = nullptr;
+  StorageType storage = kStorageFloat32;
+  std::int64_t row_stride = 0, col_stride = 1;
+};
+
+struct LinearJob {
+  LinearShape shape;
+  LinearLayout layout;
+  const KernelTable* kernels = nullptr;
+  Operand hidden;  // rows: tokens; null: the row stage alone
+  Operand head;    // rows: classes
+  const float* bias = nullptr;
+  std::int64_t bias_stride = 1;
+  LogitTransform transform;
+  std::uint32_t sums = kNoSums;
+  const float* class_weights = nullptr;   // of column 0; null: 1
+  const std::int64_t* targets = nullptr;  // [rows]
+  bool from_saved_state = false;
+  bool wants_gradients = false;
+  OutputMatrix dhidden, dhead;
+  float* dbias = nullptr;
+  std::int64_t dbias_stride = 1;
+  bool accumulate = false;  // dhead and dbias are added to
+  std::byte* workspace = nullptr;
+};
+
+void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_executor* executor);
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_LINEAR_H_

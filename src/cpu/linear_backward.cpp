@@ -1,0 +1,187 @@
+// The backward of linear.h: dz a chunk of the vocabulary at a time, and the two products made of it.
+#include <cmath>
+#include <cstring>
+
+#include "cpu/linear_walk.h"
+
+namespace tileloss::cpu {
+// One row's columns of a tile: z becomes dL/dz.
+void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const {
+  const RowGradient& g = gradients_[u];
+  BackwardRow row = make_backward(g, job_.transform);
+  row.x = row.dx = dz;
+  row.columns = columns;
+  row.vocab_block = shape().tile;
+  row.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
+  const std::int64_t target = job_.targets[rows_[u]] - column;
+  const bool has_target = target >= 0 && target < columns;
+  double at_target = 0;
+  if (has_target) {
+    const double weight = row.class_weights == nullptr ? 1 : static_cast<double>(row.class_weights[target]);
+    at_target = target_gradient(g, weight) * job_.transform.derivative(dz[target]);
+  }
+  job_.kernels->run[kStorageFloat32](nullptr, &row);
+  if (has_target) dz[target] = static_cast<float>(at_target);
+}
+
+void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                         float* dz) const {
+  if (!shape().is_stash) matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+  for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
+    const std::int64_t rows = std::min(row_tile(matmul()), end - u);
+    float* tile = dz + (u - begin) * dz_stride();
+    if (!shape().is_stash) multiply_z(scratch, u, rows, column, columns, tile, dz_stride());
+    for (std::int64_t r = 0; r < rows; ++r) dz_row(u + r, column, columns, tile + r * dz_stride());
+  }
+}
+
+// The chunk of the head across, for dhidden: panels of columns of the hidden size, along the vocabulary.
+void LinearWalk::pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const {
+  const std::int64_t panels = kPanelsATask * matmul().b_panel, h = task * panels;
+  const Operand across{job_.head.data, job_.head.storage, job_.head.k_stride, job_.head.row_stride};
+  float* out = piece<float>(job_.layout.packed_head) + h * matmul().words(chunk_columns, shape().compute);
+  matmul().pack_b(across, h, std::min(panels, shape().width - h), chunk, chunk_columns, shape().compute, out);
+}
+
+// A row chunk's hidden across, for dhead: columns of the hidden size, along the rows, cut every kAcrossDepth.
+void LinearWalk::pack_across(std::int64_t begin, std::int64_t end) {
+  const std::int64_t panels = kPanelsATask * across_panel(shape(), matmul()), tasks = ceil_div(shape().width, panels);
+  const PackFunction pack = shape().dhead_across ? matmul().pack_a : matmul().pack_b;
+  parallel(tasks * ceil_div(end - begin, kAcrossDepth), [&](std::int64_t slot, std::int64_t task) {
+    const std::int64_t block = task / tasks, k = block * kAcrossDepth, h = task % tasks * panels;
+    const std::int64_t depth = std::min(kAcrossDepth, end - begin - k), columns = std::min(panels, shape().width - h);
+    const Operand x = rows_in_use(begin + k, depth, h, columns, scratch(slot));
+    float* out = piece<float>(job_.layout.packed_across) + block * across_block(shape(), matmul()) +
+                 h * matmul().words(depth, shape().compute);
+    pack({x.data, x.storage, x.k_stride, x.row_stride}, 0, columns, 0, depth, shape().compute, out);
+  });
+}
+
+// dhead's rows of a tile: into the output itself, or into sums of the whole chunk's or of this task's.
+void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                            const float* dz) const {
+  const std::int64_t width = shape().width;
+  const bool has_sums = shape().row_chunk < shape().rows && !shape().dhead_in_place;
+  float* sums = scratch + dz_block(shape(), matmul());
+  std::int64_t stride = width;
+  bool accumulate = begin > 0;
+  if (shape().dhead_in_place) {
+    const std::int64_t along = shape().dhead_across ? 1 : job_.dhead.row_stride;
+    sums = static_cast<float*>(job_.dhead.data) + column * along;
+    stride = shape().dhead_across ? job_.dhead.col_stride : along;
+    accumulate = accumulate || job_.accumulate;
+  } else if (has_sums) {
+    sums = piece<float>(job_.layout.dhead) + column * width;
+  }
+  const Operand down{dz, kStorageFloat32, 1, dz_stride()};
+  for (std::int64_t k = 0; k < end - begin; k += kAcrossDepth) {
+    const std::int64_t depth = std::min(kAcrossDepth, end - begin - k);
+    const float* across = piece<float>(job_.layout.packed_across) + k / kAcrossDepth * across_block(shape(), matmul());
+    if (shape().dhead_across) {
+      matmul().pack_b(down, 0, columns, k, depth, shape().compute, scratch);
+      matmul().multiply(across, scratch, width, columns, depth, shape().compute, sums, stride, accumulate || k > 0);
+    } else {
+      matmul().pack_a(down, 0, columns, k, depth, shape().compute, scratch);
+      matmul().multiply(scratch, across, columns, width, depth, shape().compute, sums, stride, accumulate || k > 0);
+    }
+  }
+  if (!shape().dhead_in_place && !has_sums) write_dhead(column, columns, sums);
+}
+
+void LinearWalk::write_dhead(std::int64_t column, std::int64_t columns, const float* sums) const {
+  const OutputMatrix& out = job_.dhead;
+  for (std::int64_t v = 0; v < columns; ++v) {
+    for (std::int64_t h = 0; h < shape().width; ++h) {
+      const std::int64_t at = (column + v) * out.row_stride + h * out.col_stride;
+      const float sum = sums[v * shape().width + h];
+      store_element(out.storage, out.data, at, job_.accumulate ? load_element(out.storage, out.data, at) + sum : sum);
+    }
+  }
+}
+
+void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                            const float* dz) const {
+  auto* sums = reinterpret_cast<double*>(scratch);
+  std::fill(sums, sums + columns, 0.0);
+  for (std::int64_t u = begin; u < end; ++u) {
+    const float* row = dz + (u - begin) * dz_stride();
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += static_cast<double>(row[j]);
+  }
+  for (std::int64_t j = 0; j < columns; ++j) {
+    float& out = job_.dbias[(column + j) * job_.dbias_stride];
+    out = static_cast<float>(begin > 0 || job_.accumulate ? static_cast<double>(out) + sums[j] : sums[j]);
+  }
+}
+
+void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t chunk,
+                              std::int64_t chunk_columns, const float* dz) const {
+  const Operand along{dz, kStorageFloat32, dz_stride(), 1};
+  matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
+  float* sums = piece<float>(job_.layout.dhidden) + first * shape().width;
+  matmul().multiply(scratch, piece<float>(job_.layout.packed_head), rows, shape().width, chunk_columns, shape().compute, sums,
+                    shape().width, chunk > 0);
+}
+
+void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
+  if (shape().dhead) pack_across(begin, end);
+  const std::int64_t tile = shape().tile, group = row_group(matmul()), row_step = row_tile(matmul());
+  const std::int64_t groups = ceil_div(end - begin, group), row_tasks = shape().dhidden ? ceil_div(end - begin, row_step) : 0;
+  const std::int64_t pack_tasks = shape().dhidden ? ceil_div(shape().width, kPanelsATask * matmul().b_panel) : 0;
+  for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
+    const std::int64_t columns = std::min(chunk_columns_, shape().columns - chunk), tiles = ceil_div(columns, tile);
+    float* dz = piece<float>(job_.layout.dz) + (shape().is_stash ? chunk : 0);
+    const auto tile_columns = [&](std::int64_t t) { return std::min(tile, columns - t * tile); };
+    parallel(tiles * groups + pack_tasks, [&](std::int64_t slot, std::int64_t task) {
+      if (task >= tiles * groups) return pack_head_task(task - tiles * groups, chunk, columns);
+      const std::int64_t t = task % tiles, first = begin + task / tiles * group;
+      dz_task(scratch(slot), first, std::min(end, first + group), chunk + t * tile, tile_columns(t),
+              dz + (first - begin) * dz_stride() + t * tile);
+    });
+    parallel(tiles + row_tasks, [&](std::int64_t slot, std::int64_t task) {
+      if (task >= tiles) {
+        const std::int64_t first = begin + (task - tiles) * row_step;
+        return dhidden_task(scratch(slot), first, std::min(row_step, end - first), chunk, columns,
+                            dz + (first - begin) * dz_stride());
+      }
+      const std::int64_t column = chunk + task * tile;
+      if (shape().dhead) dhead_task(scratch(slot), begin, end, column, tile_columns(task), dz + task * tile);
+      if (shape().dbias) dbias_task(scratch(slot), begin, end, column, tile_columns(task), dz + task * tile);
+    });
+  }
+}
+
+void LinearWalk::finish() {
+  const std::int64_t width = shape().width;
+  if (shape().dhidden) {
+    parallel(ceil_div(shape().rows, kRowTile), [&](std::int64_t, std::int64_t task) {
+      const std::int64_t last = std::min(shape().rows, (task + 1) * kRowTile);
+      std::int64_t u = std::lower_bound(rows_, rows_ + used_, task * kRowTile) - rows_;
+      for (std::int64_t i = task * kRowTile; i < last; ++i) {
+        const bool is_used = u < used_ && rows_[u] == i;
+        const float* sums = piece<float>(job_.layout.dhidden) + u * width;
+        for (std::int64_t h = 0; h < width; ++h) {
+          store_element(job_.dhidden.storage, job_.dhidden.data, i * job_.dhidden.row_stride + h * job_.dhidden.col_stride,
+                        is_used ? sums[h] : 0);
+        }
+        u += is_used ? 1 : 0;
+      }
+    });
+  }
+  const bool nothing_used = used_ == 0;
+  if (shape().dhead && !nothing_used && shape().row_chunk < shape().rows && !shape().dhead_in_place) {
+    parallel(ceil_div(shape().columns, shape().tile), [&](std::int64_t, std::int64_t task) {
+      const std::int64_t column = task * shape().tile, columns = std::min(shape().tile, shape().columns - column);
+      write_dhead(column, columns, piece<float>(job_.layout.dhead) + column * width);
+    });
+  }
+  if (job_.accumulate) return;
+  const std::int64_t first = nothing_used ? 0 : shape().columns;  // padding, or everything when no row is in use
+  for (std::int64_t v = first; v < shape().total_columns; ++v) {
+    for (std::int64_t h = 0; shape().dhead && h < width; ++h) {
+      store_element(job_.dhead.storage, job_.dhead.data, v * job_.dhead.row_stride + h * job_.dhead.col_stride, 0);
+    }
+    if (shape().dbias) job_.dbias[v * job_.dbias_stride] = 0;
+  }
+}
+
+}  // namespace tileloss::cpu

@@ -1,0 +1,63 @@
+#include <algorithm>
+
+#include "cpu/linear_blocks.h"
+
+namespace tileloss::cpu {
+namespace {
+
+// A thread's scratch is used by one kind of task at a time.
+std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
+  const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
+  const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
+  std::int64_t most = s.forward || s.backward() ? copies(std::min(row_tile(m), s.rows), s.width) : 0;
+  if (s.forward) most = std::max(most, tile_of_head + row_tile(m) * s.tile);
+  if (!s.backward()) return most;
+  most = std::max(most, tile_of_head);
+  if (s.dhead) {
+    const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
+    most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
+    most = std::max(most, dz_block(s, m) + s.tile * s.width);
+  }
+  if (s.dbias) most = std::max(most, s.tile * 2);
+  if (s.dhidden) most = std::max(most, m.packed_floats(row_tile(m), m.a_panel, head_chunk(s), s.compute));
+  return most;
+}
+
+}  // namespace
+
+// 256 rows of 1536 bfloat16 are 786 KB.
+std::int64_t linear_tile(std::int64_t width) { return width <= 2048 ? 256 : width <= 6144 ? 128 : 64; }
+
+LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
+  LinearLayout l;
+  const auto take = [&l](const char* name, std::int64_t bytes) {
+    const std::int64_t begin = l.bytes, rounded = ceil_div(bytes, 64) * 64;
+    if (bytes > 0) l.buffers.push_back({name, rounded});
+    l.bytes += rounded;
+    return begin;
+  };
+  constexpr std::int64_t kFloat = sizeof(float);
+  l.used_rows = take("rows in use", s.rows * 8);
+  const bool needs_z = s.forward || s.backward();
+  l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, s.width, s.compute) * kFloat : 0);
+  l.states = take("states of slices", s.forward ? kSlices * s.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  if (s.backward()) {
+    l.gradients = take("row gradients", s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
+    const std::int64_t chunk = head_chunk(s);
+    l.dz = take(s.is_stash ? "logits of a row chunk" : "dlogits of a chunk",
+                s.row_chunk * (s.is_stash ? s.columns : chunk) * kFloat);
+    if (s.dhead) {
+      l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
+      if (s.row_chunk < s.rows && !s.dhead_in_place) l.dhead = take("dhead sums", s.columns * s.width * kFloat);
+    }
+    if (s.dhidden) {
+      l.packed_head = take("head packed across", m.packed_floats(s.width, m.b_panel, chunk, s.compute) * kFloat);
+      l.dhidden = take("dhidden sums", s.rows * s.width * kFloat);
+    }
+  }
+  l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64;
+  l.scratch = take("scratch of threads", l.scratch_bytes * s.threads);
+  return l;
+}
+
+}  // namespace tileloss::cpu

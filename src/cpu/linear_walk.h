@@ -1,0 +1,91 @@
+// One call with the LM head: its pieces of workspace, and the phases that linear.cpp runs in order.
+#ifndef TILELOSS_CPU_LINEAR_WALK_H_
+#define TILELOSS_CPU_LINEAR_WALK_H_
+
+#include <atomic>
+
+#include "cpu/executor.h"
+#include "cpu/floating_point.h"
+#include "cpu/linear_blocks.h"
+#include "cpu/storage_access.h"
+
+namespace tileloss::cpu {
+
+class LinearWalk {
+ public:
+  LinearWalk(const LinearJob& job, const tileloss_executor* executor);
+
+  std::int64_t used() const { return used_; }
+  std::int64_t row_of(std::int64_t u) const { return rows_[u]; }
+  // Rows in use, side by side: [begin, end) counts those.
+  void pack_hidden();
+  void forward(std::int64_t begin, std::int64_t end);
+  const RowState& state(std::int64_t u) const { return states_[u * kSlices]; }
+  RowGradient& gradient(std::int64_t u) { return gradients_[u]; }
+  void backward(std::int64_t begin, std::int64_t end);
+  // After the last chunk: outputs that were added up in the workspace, and what no row or column touches.
+  void finish();
+
+ private:
+  const LinearShape& shape() const { return job_.shape; }
+  const MatmulTable& matmul() const { return job_.kernels->matmul; }
+  template <class T>
+  T* piece(std::int64_t offset) const {
+    return reinterpret_cast<T*>(job_.workspace + offset);
+  }
+  float* scratch(std::int64_t slot) const { return piece<float>(job_.layout.scratch + slot * job_.layout.scratch_bytes); }
+
+  // task(slot, i) for i in [0, count) on all threads.
+  template <class F>
+  void parallel(std::int64_t count, F&& task) {
+    struct Shared {
+      F* task;
+      std::int64_t count;
+      std::atomic<std::int64_t> next{0};
+    } shared{&task, count};
+    parallel_for(
+        executor_, std::min<std::int64_t>(shape().threads, count),
+        [](void* data, std::int64_t slot) {
+          auto& s = *static_cast<Shared*>(data);
+          const FloatingPointScope scope;
+          for (std::int64_t i = s.next.fetch_add(1); i < s.count; i = s.next.fetch_add(1)) (*s.task)(slot, i);
+        },
+        &shared);
+  }
+
+  float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
+  Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
+  void multiply_z(const float* head, std::int64_t u, std::int64_t rows, std::int64_t column, std::int64_t columns, float* z,
+                  std::int64_t z_stride) const;
+  RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z) const;
+  double weight_of(std::int64_t column, std::int64_t columns) const;
+  void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
+  void merge_slices(std::int64_t u) const;
+
+  void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
+  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const;
+  void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
+  void pack_across(std::int64_t begin, std::int64_t end);
+  void dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                  const float* dz) const;
+  void dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                  const float* dz) const;
+  void dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t chunk, std::int64_t chunk_columns,
+                    const float* dz) const;
+  void write_dhead(std::int64_t column, std::int64_t columns, const float* sums) const;
+  std::int64_t dz_stride() const { return shape().is_stash ? shape().columns : chunk_columns_; }
+
+  const LinearJob& job_;
+  const tileloss_executor* executor_;
+  std::int64_t used_ = 0;
+  std::int64_t chunk_columns_ = 0;
+  std::int64_t slice_columns_ = 0;
+  std::int64_t* rows_;
+  float* packed_hidden_;
+  RowState* states_;
+  RowGradient* gradients_;
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_CPU_LINEAR_WALK_H_

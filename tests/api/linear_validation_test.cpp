@@ -1,0 +1,272 @@
+// The functions fused with the LM head: what they refuse and how they say so, workspace, and bits.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+
+#include "tests/api/spoiled_call.h"
+#include "tools/synthetic.h"
+
+namespace tileloss::test {
+namespace {
+
+// N = 5, V = 11, H = 4 unless told otherwise; float32 throughout.
+struct LinearCall {
+  std::int64_t rows, vocab, width;
+  std::vector<float> hidden, head, bias, dhidden, dhead, dbias, loss, logp;
+  std::vector<std::int64_t> labels;
+  tileloss_args args{};
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  tileloss_plan_options wishes = plan_options();
+  tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
+  RowStateArrays state;
+
+  explicit LinearCall(std::int64_t n = 5, std::int64_t v = 11, std::int64_t h = 4) : rows(n), vocab(v), width(h), state(n) {
+    const auto fill = [](std::int64_t count, std::int64_t stream) {
+      tools::Random random(7, tools::Stream::kLogits, stream);
+      std::vector<float> values;
+      for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(0.5 * random.next_normal()));
+      return values;
+    };
+    hidden = fill(rows * width, 1);
+    head = fill(vocab * width, 2);
+    bias = fill(vocab, 3);
+    for (std::int64_t i = 0; i < rows; ++i) labels.push_back(i % 4 == 3 ? -100 : 3 * i % vocab);
+    dhidden.assign(hidden.size(), -7);
+    dhead.assign(head.size(), -7);
+    dbias.assign(bias.size(), -7);
+    loss.assign(1, -7);
+    logp.assign(static_cast<std::size_t>(rows), -7);
+    tileloss_args_init(&args);
+    args.hidden = tileloss_make_matrix(hidden.data(), TILELOSS_FLOAT32, rows, width, width);
+    args.head = tileloss_make_matrix(head.data(), TILELOSS_FLOAT32, vocab, width, width);
+    args.bias = tileloss_make_vector(bias.data(), TILELOSS_FLOAT32, vocab);
+    args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, rows);
+    args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, 1);
+    args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, rows);
+    args.dhidden = tileloss_make_matrix(dhidden.data(), TILELOSS_FLOAT32, rows, width, width);
+    args.dhead = tileloss_make_matrix(dhead.data(), TILELOSS_FLOAT32, vocab, width, width);
+    args.dbias = tileloss_make_vector(dbias.data(), TILELOSS_FLOAT32, vocab);
+  }
+  tileloss_status plan(tileloss_plan* out) {
+    tileloss_plan_init(out);
+    return tileloss_make_plan("linear_cross_entropy", pass, &args, &options, &wishes, nullptr, out);
+  }
+  testing::AssertionResult run(tileloss_plan* plan_out = nullptr) {
+    return runs("linear_cross_entropy", pass, args, &options, wishes, nullptr, plan_out);
+  }
+  std::vector<unsigned char> outputs() const {
+    std::vector<unsigned char> all;
+    for (const std::vector<float>* v : {&loss, &logp, &dhidden, &dhead, &dbias}) {
+      const auto* bytes = reinterpret_cast<const unsigned char*>(v->data());
+      all.insert(all.end(), bytes, bytes + v->size() * sizeof(float));
+    }
+    return all;
+  }
+};
+
+struct LinearSpoiler {
+  const char* argument;
+  const char* wanted;
+  const char* given;
+  std::function<void(LinearCall&)> spoil;
+  tileloss_status status = TILELOSS_INVALID_ARGUMENT;
+};
+
+void expect_refusals(const std::vector<LinearSpoiler>& spoilers, When when = When::kPlan) {
+  for (const LinearSpoiler& s : spoilers) {
+    LinearCall call;
+    s.spoil(call);
+    const auto before = call.outputs();
+    tileloss_plan plan;
+    const tileloss_status planned = call.plan(&plan);
+    const Spoiler expectation{s.argument, s.wanted, s.given, {}, s.status};
+    if (when == When::kPlan) {
+      EXPECT_TRUE(names(expectation, planned)) << s.argument;
+    } else {
+      ASSERT_TRUE(succeeds(planned)) << s.argument;
+      EXPECT_TRUE(
+          names(expectation, tileloss_call("linear_cross_entropy", call.pass, &call.args, &call.options, &plan, nullptr)));
+    }
+    EXPECT_TRUE(same_bits(call.outputs(), before)) << s.argument;
+  }
+}
+
+TEST(LinearValidation, TensorsAndShapes) {
+  const auto set = [](auto view, auto member, auto value) { return [=](LinearCall& c) { (c.args.*view).*member = value; }; };
+  using A = tileloss_args;
+  using M = tileloss_matrix;
+  expect_refusals(
+      {{"hidden", "a float32, bfloat16 or float16 matrix [N,H]", "none", [](LinearCall& c) { c.args.hidden = {}; }},
+       {"head", "a float32, bfloat16 or float16 matrix [V,H]", "none", [](LinearCall& c) { c.args.head = {}; }},
+       {"head.cols", "hidden's, 4", "3", set(&A::head, &M::cols, 3)},
+       {"head.rows", ">= 1", "0", set(&A::head, &M::rows, 0)},
+       {"hidden.dtype", "float32, bfloat16 or float16", "int32", set(&A::hidden, &M::dtype, TILELOSS_INT32)},
+       {"head.row_stride", ">= cols * col_stride = 4", "3", set(&A::head, &M::row_stride, 3)},
+       {"head.col_stride", ">= 1", "0", set(&A::head, &M::col_stride, 0)},
+       {"dhidden", "hidden's shape [5,4]", "[4,4]", set(&A::dhidden, &M::rows, 4)},
+       {"dhead", "head's shape [11,4]", "[11,3]", set(&A::dhead, &M::cols, 3)},
+       {"dhead.dtype", "float32 or head's, float32", "bfloat16", set(&A::dhead, &M::dtype, TILELOSS_BFLOAT16)},
+       {"bias.size", "11", "10", [](LinearCall& c) { c.args.bias.size = 10; }},
+       {"dbias.stride", "not 0 for an output", "0", [](LinearCall& c) { c.args.dbias.stride = 0; }},
+       {"dhidden", "it, dhead or dbias in a backward", "none of them",
+        [](LinearCall& c) {
+          c.args.dhidden = c.args.dhead = {};
+          c.args.dbias = {};
+        }},
+       {"dhead", "none in this pass", "a tensor",
+        [](LinearCall& c) {
+          c.pass = TILELOSS_FORWARD;
+          c.args.dhidden = {};
+        }},
+       {"logits", "none: linear_cross_entropy makes them of hidden and head", "a matrix",
+        [](LinearCall& c) { c.args.logits = c.args.hidden; }},
+       {"dlogits", "none: linear_cross_entropy never holds them", "a matrix",
+        [](LinearCall& c) { c.args.dlogits = c.args.hidden; }},
+       {"compute_dtype", "none, float32 or bfloat16", "float16", [](LinearCall& c) { c.args.compute_dtype = TILELOSS_FLOAT16; }},
+       {"accumulate", "0 or 1", "2", [](LinearCall& c) { c.args.accumulate = 2; }},
+       {"valid_vocab", "<= the logits' columns = 11", "12", [](LinearCall& c) { c.options.logit.valid_vocab = 12; }},
+       {"workspace_bytes", "at least", "a budget of 1", [](LinearCall& c) { c.wishes.workspace_bytes = 1; },
+        TILELOSS_WORKSPACE_TOO_SMALL}});
+}
+
+TEST(LinearValidation, PointersAndOverlapAtTheCall) {
+  expect_refusals({{"hidden.data", "a pointer", "null", [](LinearCall& c) { c.args.hidden.data = nullptr; }},
+                   {"head.data", "a pointer", "null", [](LinearCall& c) { c.args.head.data = nullptr; }},
+                   {"bias.data", "a pointer", "null", [](LinearCall& c) { c.args.bias.data = nullptr; }},
+                   {"dhead.data", "a pointer", "null", [](LinearCall& c) { c.args.dhead.data = nullptr; }},
+                   {"dhidden.data", "a buffer apart from hidden", "one that overlaps it",
+                    [](LinearCall& c) { c.args.dhidden.data = c.args.hidden.data; }},
+                   {"dhead.data", "a buffer apart from head", "one that overlaps it",
+                    [](LinearCall& c) { c.args.dhead.data = c.head.data() + 3; }},
+                   {"labels[1]", "0 <= label < 11", "11", [](LinearCall& c) { c.labels[1] = 11; }, TILELOSS_LABEL_OUT_OF_RANGE}},
+                  When::kCall);
+}
+
+TEST(LinearValidation, TheLogitsFunctionsTakeNoHead) {
+  for (const auto& [name, member] : std::vector<std::pair<const char*, tileloss_matrix tileloss_args::*>>{
+           {"hidden", &tileloss_args::hidden}, {"head", &tileloss_args::head}, {"dhead", &tileloss_args::dhead}}) {
+    Call call(all_tensors());
+    call.args().*member = call.args().logits;
+    EXPECT_TRUE(names({name, "none: cross_entropy does not take it", "a matrix", {}},
+                      tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- bits
+
+TEST(LinearDeterminism, ThreadsChangeNoBit) {
+  for (const tileloss_dtype compute : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
+    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+      LinearCall call(150, 1500, 40);
+      call.args.compute_dtype = compute;
+      call.wishes.schedule = schedule;
+      call.wishes.row_block = 56;
+      std::vector<unsigned char> expected;
+      for (const int threads : {1, 2, 3, 5, 8, 16}) {
+        call.wishes.threads = threads;
+        ASSERT_TRUE(call.run());
+        if (expected.empty()) expected = call.outputs();
+        ASSERT_TRUE(same_bits(call.outputs(), expected)) << threads << " threads, schedule " << schedule;
+      }
+    }
+  }
+}
+
+TEST(LinearDeterminism, LogpHasTheSameBitsInEveryScheduleAndForAnyRowsBesideIt) {
+  LinearCall many(2048, 600, 16);
+  ASSERT_TRUE(many.run());
+  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const std::int64_t rows : {1, 33, 2048}) {
+      LinearCall some(rows, 600, 16);
+      some.wishes.schedule = schedule;
+      ASSERT_TRUE(some.run());
+      EXPECT_EQ(std::memcmp(some.logp.data(), many.logp.data(), some.logp.size() * sizeof(float)), 0) << rows << " " << schedule;
+    }
+  }
+}
+
+TEST(LinearDeterminism, ForwardAndBackwardApartGiveTheBitsOfSweeps) {
+  LinearCall both(70, 900, 24), apart(70, 900, 24);
+  both.wishes.schedule = TILELOSS_SCHEDULE_SWEEPS;
+  ASSERT_TRUE(both.run());
+  const tileloss_args all = apart.args;
+  apart.args.dhidden = apart.args.dhead = {};
+  apart.args.dbias = {};
+  apart.args.row_state = apart.state.get();
+  apart.pass = TILELOSS_FORWARD;
+  ASSERT_TRUE(apart.run());
+  apart.args = all;
+  apart.args.row_state = apart.state.get();
+  apart.pass = TILELOSS_BACKWARD;
+  ASSERT_TRUE(apart.run());
+  EXPECT_TRUE(same_bits(apart.outputs(), both.outputs()));
+}
+
+// ----------------------------------------------------------------------------------------------------------- workspace
+
+TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
+  LinearCall call(512, 6000, 64);
+  tileloss_plan roomy, tight;
+  call.wishes.workspace_bytes = std::int64_t{1} << 30;
+  ASSERT_TRUE(succeeds(call.plan(&roomy)));
+  EXPECT_EQ(roomy.schedule, TILELOSS_SCHEDULE_STASH);
+  call.wishes.workspace_bytes = 0;
+  call.wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  ASSERT_TRUE(succeeds(call.plan(&tight)));
+  const std::int64_t wide = tight.workspace_bytes;
+  call.wishes.schedule = TILELOSS_SCHEDULE_AUTO;
+  call.wishes.workspace_bytes = wide - 1;  // a narrower chunk of the vocabulary
+  ASSERT_TRUE(succeeds(call.plan(&tight)));
+  EXPECT_LE(tight.workspace_bytes, wide - 1);
+  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  ASSERT_TRUE(call.run());
+  call.wishes.workspace_bytes = 1000;
+  EXPECT_EQ(call.plan(&tight), TILELOSS_WORKSPACE_TOO_SMALL);
+}
+
+TEST(LinearWorkspace, ThePlanNamesItsBuffers) {
+  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    LinearCall call(130, 700, 33);
+    call.wishes.schedule = schedule;
+    tileloss_plan plan;
+    ASSERT_TRUE(succeeds(call.plan(&plan)));
+    ASSERT_GT(plan.buffer_count, 8);
+    ASSERT_LT(plan.buffer_count, TILELOSS_MAX_PLAN_BUFFERS);
+    std::int64_t sum = 0;
+    bool names_logits = false;
+    for (std::int64_t i = 0; i < plan.buffer_count; ++i) {
+      EXPECT_GT(plan.buffers[i].bytes, 0) << plan.buffers[i].name;
+      sum += plan.buffers[i].bytes;
+      names_logits = names_logits || std::strcmp(plan.buffers[i].name, "logits of a row chunk") == 0;
+    }
+    EXPECT_EQ(sum, plan.workspace_bytes);
+    EXPECT_EQ(names_logits, schedule == TILELOSS_SCHEDULE_STASH);
+  }
+}
+
+// The bytes of a plan hold for any labels, and the call stays within them: a canary behind the workspace is intact.
+TEST(LinearWorkspace, ThePlannedBytesAreEnough) {
+  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const bool all_used : {true, false}) {
+      LinearCall call(130, 700, 33);
+      if (all_used) {
+        for (std::int64_t i = 0; i < call.rows; ++i) call.labels[static_cast<std::size_t>(i)] = i;
+      }
+      call.wishes.schedule = schedule;
+      tileloss_plan plan;
+      ASSERT_TRUE(succeeds(call.plan(&plan)));
+      tools::GuardBuffer buffer(static_cast<std::size_t>(plan.workspace_bytes), tools::Flush::kRight);
+      tileloss_run run;
+      tileloss_run_init(&run);
+      run.workspace = buffer.data();
+      run.workspace_bytes = buffer.bytes();
+      ASSERT_TRUE(
+          succeeds(tileloss_call("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &call.args, &call.options, &plan, &run)));
+      EXPECT_TRUE(buffer.canary_intact());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tileloss::test
