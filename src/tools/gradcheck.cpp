@@ -10,6 +10,7 @@
 #include "tools/exit_codes.h"
 #include "tools/gradcheck_config.h"
 #include "tools/gradcheck_judge.h"
+#include "tools/gradcheck_linear.h"
 #include "tools/gradcheck_run.h"
 #include "tools/result_writer.h"
 #include "tools/strict.h"
@@ -49,6 +50,18 @@ int64_t rows_used(const CheckInputs& inputs) {
   return used;
 }
 
+void add_dlogits_metrics(const Checks& checks, Json& json) {
+  json["dlogits_max_abs"] = worst_of(checks, &GradientMetric::max_abs).value;
+  json["dlogits_max_rel"] = worst_of(checks, &GradientMetric::max_rel).value;
+  json["dlogits_mean_abs"] = mean_abs(checks);
+  json["dlogits_ulp_target"] = worst_of(checks, &GradientMetric::worst_ulp_target).value;
+  json["dlogits_ulp_off_target"] = worst_of(checks, &GradientMetric::worst_ulp_off_target).value;
+  const Worst off_target = worst_of(checks, &GradientMetric::worst_budget_off_target);
+  json["dlogits_worst_off_target_at"] = {off_target.at.row, off_target.at.column};
+  json["dlogits_normwise"] = worst_of(checks, &GradientMetric::worst_normwise).value;
+  json["dlogits_zero_fraction"] = checks.gradients.front().zero_fraction();
+}
+
 Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const Verdict& verdict) {
   const Checks& checks = verdict.checks;
   Json json;
@@ -63,15 +76,12 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
   }
   if (!results.argmax.empty()) json["fwd/argmax_mismatches"] = checks.argmax.mismatches();
   if (!results.correct.empty()) json["fwd/correct_mismatches"] = checks.correct.mismatches();
-  json["dlogits_max_abs"] = worst_of(checks, &GradientMetric::max_abs).value;
-  json["dlogits_max_rel"] = worst_of(checks, &GradientMetric::max_rel).value;
-  json["dlogits_mean_abs"] = mean_abs(checks);
-  json["dlogits_ulp_target"] = worst_of(checks, &GradientMetric::worst_ulp_target).value;
-  json["dlogits_ulp_off_target"] = worst_of(checks, &GradientMetric::worst_ulp_off_target).value;
-  const Worst off_target = worst_of(checks, &GradientMetric::worst_budget_off_target);
-  json["dlogits_worst_off_target_at"] = {off_target.at.row, off_target.at.column};
-  json["dlogits_normwise"] = worst_of(checks, &GradientMetric::worst_normwise).value;
-  json["dlogits_zero_fraction"] = checks.gradients.front().zero_fraction();
+  if (inputs.linear) {
+    json["shape/hidden_size"] = inputs.linear->hidden_view.cols;
+    json["logits_bytes"] = inputs.rows * inputs.row_bytes();  // what is never stored
+  } else {
+    add_dlogits_metrics(checks, json);
+  }
   for (const Verdict::Metric& metric : verdict.metrics) {
     if (std::isnan(metric.kernel) && std::isnan(metric.reference)) continue;
     json["metric/" + metric.name] = metric.kernel;
@@ -124,9 +134,11 @@ std::string number(const Json& value) {
 
 void print_header(const GradcheckConfig& config, const CheckInputs& inputs) {
   const std::string source = config.source.is_file ? config.source.path.string() : "synthetic, " + config.source.distribution;
-  fmt::print("gradcheck {}: {}{} [{}, {}, {}] {}{}; {}; seed {}\n", config.file, config.function.name(),
+  const std::string hidden = inputs.linear ? fmt::format(", hidden {}", inputs.linear->hidden_view.cols) : "";
+  fmt::print("gradcheck {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", config.file, config.function.name(),
              config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,
-             inputs.cols, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source, config.seed);
+             inputs.cols, hidden, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source,
+             config.seed);
   if (const Json options = config.function.to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
 }
 
@@ -144,7 +156,7 @@ void print_gates(const std::vector<Gate>& gates) {
   fmt::print("\n{}", table.text());
 }
 
-void print_mutants(const std::vector<MutantVerdict>& mutants) {
+void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
   Table table({"mutant", "caught by"});
   for (const MutantVerdict& mutant : mutants) {
     const std::string caught = !mutant.planted            ? "(no effect on this config)"
@@ -152,7 +164,7 @@ void print_mutants(const std::vector<MutantVerdict>& mutants) {
                                                           : fmt::format("{}", fmt::join(mutant.caught_by, ", "));
     table.add({mutant.name, caught});
   }
-  fmt::print("\nmutants, planted in the first {} used rows\n{}", kMutantRows, table.text());
+  fmt::print("\nmutants{}\n{}", is_linear ? "" : fmt::format(", planted in the first {} used rows", kMutantRows), table.text());
 }
 
 // What goes behind FAIL.
@@ -172,10 +184,24 @@ std::vector<std::string> failures(const GradcheckConfig& config, const std::vect
   return failed;
 }
 
+Verdict judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, ThreadTeam& team,
+                  std::vector<MutantVerdict>& mutants) {
+  if (inputs.linear) {
+    LinearJudge judge(config, inputs);
+    Verdict verdict = judge.judge(results);
+    if (config.mutants) mutants = judge.judge_mutants(results);
+    return verdict;
+  }
+  Verdict verdict = judge(config, inputs, results, team);
+  if (config.mutants) mutants = judge_mutants(config, inputs, results, verdict, team);
+  return verdict;
+}
+
 int run_gradcheck(const Command& command, const KernelCall& guarded) {
   GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
   config.mutants |= command.mutants;
   config.strict |= command.strict;
+  if (config.strict && config.is_linear()) throw ToolError(kExitUsage, "--strict: expected level: logits, got linear");
   // Opened before the work, so that a file that cannot be written is known at once.
   std::unique_ptr<ResultWriter> writer;
   if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
@@ -190,9 +216,8 @@ int run_gradcheck(const Command& command, const KernelCall& guarded) {
     std::fflush(stdout);  // a kernel that overruns may end this process in what follows
   }
   const KernelResults results = run_kernels(config, inputs);
-  const Verdict verdict = judge(config, inputs, results, team);
   std::vector<MutantVerdict> mutants;
-  if (config.mutants) mutants = judge_mutants(config, inputs, results, verdict, team);
+  const Verdict verdict = judge_all(config, inputs, results, team, mutants);
   std::vector<std::string> failed = failures(config, verdict.gates, mutants);
   if (!strict.findings.empty()) failed.emplace_back("strict");
 
@@ -200,7 +225,7 @@ int run_gradcheck(const Command& command, const KernelCall& guarded) {
   add_kernel(config, results, metrics);
   print_metrics(metrics);
   print_gates(verdict.gates);
-  if (config.mutants) print_mutants(mutants);
+  if (config.mutants) print_mutants(mutants, config.is_linear());
   if (writer != nullptr) {
     Json line = {{"tool", "gradcheck"},
                  {"version", tileloss_version()},
@@ -230,7 +255,11 @@ constexpr const char* kFooter =
     "safetensors), token_weights, class_weights, upstream (ones, random, per_row), outputs, kernel (isa, threads, schedule,\n"
     "row_block, vocab_block, in_place), tolerances, mutants, strict, expect_mostly_zero, output. Of policy losses also preset,\n"
     "sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale, and in source\n"
-    "the names of mask, advantages, old_logp, ref_logp, sampler_logp. configs/ has examples.\n"
+    "the names of mask, advantages, old_logp, ref_logp, sampler_logp. With level: linear (fused with the LM head) also "
+    "hidden_size,\n"
+    "compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias, gradients (dhidden, dhead, dbias), dhead_dtype "
+    "(float32,\n"
+    "head), accumulate, kernel.workspace_bytes, and in source the names of hidden and lm_head. configs/ has examples.\n"
     "Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts\n"
     "from the forward's row state. The last line is PASS, or FAIL and the gates that failed.";
 

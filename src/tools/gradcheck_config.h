@@ -38,6 +38,19 @@ struct GradcheckConfig {
     std::optional<double> old_scale, ref_scale, sampler_scale;  // absent: the tensor is not given, unless the file has it
   };
 
+  // level: linear, fused with the LM head.
+  struct Linear {
+    int64_t hidden_size = 0;  // 0: as in the file
+    tileloss_dtype compute_dtype = TILELOSS_NONE;
+    bool transposed_head = false;  // [H,V]
+    bool bias = false;
+    bool dhidden = true, dhead = true, dbias = false;
+    bool float32_dhead = true;  // or the head's dtype
+    bool accumulate = false;
+    std::string hidden_name = "hidden";
+    std::string head_name = "lm_head";
+  };
+
   struct Tolerances {
     double loss_atol = std::numeric_limits<double>::infinity();
     double logp_max_abs = std::numeric_limits<double>::infinity();
@@ -59,6 +72,7 @@ struct GradcheckConfig {
   double ignore_prob = 0;
   Source source;
   Policy policy;
+  Linear linear;
   bool token_weights = false;
   bool class_weights = false;
   Upstream upstream = Upstream::kOnes;
@@ -72,7 +86,8 @@ struct GradcheckConfig {
   std::optional<std::filesystem::path> output;
 
   bool wants(std::string_view output_name) const;
-  bool is_policy() const { return function.name() == "policy_loss"; }
+  bool is_policy() const { return function.is_policy(); }
+  bool is_linear() const { return function.is_linear(); }
   bool per_row_loss() const { return function.per_row_loss(); }
 };
 

@@ -59,6 +59,16 @@ Gate same_losses(const KernelResults& results) {
 
 }  // namespace
 
+void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
+                   const std::vector<RowLoss>& losses, const std::vector<RowLoss>& magnitudes, Verdict& verdict) {
+  set_loss(config, oracle, results, losses, magnitudes, verdict);
+  verdict.gates = loss_gates(config, "loss", verdict.loss_kernel, verdict);
+  append(verdict.gates, loss_gates(config, "forward/loss", sum(results.forward_loss), verdict));
+  if (config.per_row_loss()) verdict.gates.push_back(same_losses(results));
+  if (oracle.policy() != nullptr) check_metrics(config, *oracle.policy(), results, verdict);
+  append(verdict.gates, row_gates(config, results, verdict.checks));
+}
+
 Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, ThreadTeam& team) {
   const Timer timer;
   const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
@@ -86,12 +96,7 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
 
   Verdict verdict(inputs.format, results.gradients.size());
   for (const Checks& checks : per_thread) verdict.checks.merge(checks);
-  set_loss(config, *oracle, results, losses, magnitudes, verdict);
-  verdict.gates = loss_gates(config, "loss", verdict.loss_kernel, verdict);
-  append(verdict.gates, loss_gates(config, "forward/loss", sum(results.forward_loss), verdict));
-  if (config.per_row_loss()) verdict.gates.push_back(same_losses(results));
-  if (oracle->policy() != nullptr) check_metrics(config, *oracle->policy(), results, verdict);
-  append(verdict.gates, row_gates(config, results, verdict.checks));
+  judge_outputs(config, *oracle, results, losses, magnitudes, verdict);
   if (!config.expect_mostly_zero) {
     const GradientMetric& gradient = verdict.checks.gradients.front();
     verdict.gates.push_back({"mistrusted/zero_fraction", 0.5, gradient.zero_fraction(), !gradient.mistrusted()});

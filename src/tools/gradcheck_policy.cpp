@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/exit_codes.h"
+#include "tools/gradcheck_linear.h"
 #include "tools/gradcheck_oracle.h"
 #include "tools/signals.h"
 
@@ -100,10 +101,17 @@ void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInp
   inputs.used.assign(static_cast<size_t>(inputs.rows), 0);
   inputs.summaries.assign(static_cast<size_t>(inputs.rows), {});
   for (int64_t row = 0; row < inputs.rows; ++row) inputs.used[static_cast<size_t>(row)] = inputs.is_ignored(row) ? 0 : 1;
+  if (inputs.linear) {
+    for_each_used_linear_row(inputs, [&](const LinearRow& row) {
+      reference::SoftmaxRow softmax;
+      softmax.compute(transform, row.logits, inputs.labels[static_cast<size_t>(row.row)]);
+      inputs.summaries[static_cast<size_t>(row.row)] = summarize_linear(softmax, row);
+    });
+  }
   team.run([&](int thread) {
     std::vector<double> logits(static_cast<size_t>(inputs.valid));
     reference::SoftmaxRow softmax;
-    for (int64_t row = thread; row < inputs.rows; row += team.size()) {
+    for (int64_t row = thread; row < inputs.rows && !inputs.linear; row += team.size()) {
       check_stop();
       if (inputs.is_ignored(row)) continue;
       reference::decode_row(inputs.format, inputs.row(row), logits);

@@ -18,6 +18,13 @@ void add_output(OutputMetric& metric, int64_t row, const float* output, double r
   if (output != nullptr) metric.add(row, static_cast<double>(*output), reference, magnitude);
 }
 
+std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates) {
+  for (Gate& gate : gates) gate.name = prefix + gate.name;
+  return gates;
+}
+
+}  // namespace
+
 void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
                    Checks& checks) {
   add_output(checks.logp, row, view.logp, expected.logp, magnitudes.logp);
@@ -32,17 +39,10 @@ void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs
   }
 }
 
-std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates) {
-  for (Gate& gate : gates) gate.name = prefix + gate.name;
-  return gates;
-}
-
-}  // namespace
-
 RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row) {
   RowView view;
   for (const CheckedGradient& gradient : results.gradients) {
-    view.dlogits.push_back(gradient.dlogits.data() + row * inputs.row_bytes());
+    if (!gradient.dlogits.empty()) view.dlogits.push_back(gradient.dlogits.data() + row * inputs.row_bytes());
   }
   view.per_loss = element(results.per_loss, row);
   view.logp = element(results.logp, row);

@@ -42,8 +42,15 @@ void check_row(const CheckInputs& inputs, int64_t row, const RowView& view, cons
                const reference::RowLoss& loss, double magnitude, Checks& checks);
 void check_ignored_row(const CheckInputs& inputs, int64_t row, const RowView& view, Checks& checks);
 
+void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
+                   Checks& checks);
+
 void append(std::vector<Gate>& gates, std::vector<Gate> more);
 std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& results, const Checks& checks);
+// Loss, metrics and rows, once the rows are checked: what is judged alike on both levels.
+void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
+                   const std::vector<reference::RowLoss>& losses, const std::vector<reference::RowLoss>& magnitudes,
+                   Verdict& verdict);
 // The scalar loss, by the metric's budget and by the config's own limit. A loss per row is judged with the rows.
 std::vector<Gate> loss_gates(const GradcheckConfig& config, const std::string& name, double loss, const Verdict& verdict);
 

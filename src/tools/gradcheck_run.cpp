@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tools/exit_codes.h"
+#include "tools/gradcheck_linear.h"
 #include "tools/gradcheck_policy.h"
 #include "tools/safetensors.h"
 #include "tools/signals.h"
@@ -78,7 +79,7 @@ void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs);
 void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   const std::string name = config.source.path.string();
   const SafetensorsFile file(config.source.path);
-  const Tensor& logits = file.tensor(config.source.logits_name);
+  const Tensor& logits = file.tensor(config.is_linear() ? config.linear.hidden_name : config.source.logits_name);
   inputs.format = format_of(logits, name);
   if (config.dtype && *config.dtype != inputs.format) {
     throw ToolError(kExitUsage, fmt::format("{}: {} is {}, but the config's dtype is {}", name, logits.name, logits.dtype,
@@ -87,20 +88,22 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   if (logits.shape.size() < 2 || logits.elements() == 0) {
     throw ToolError(kExitUsage, fmt::format("{}: {}: expected at least two dimensions and one element", name, logits.name));
   }
-  inputs.cols = logits.shape.back();
+  inputs.cols = config.is_linear() ? head_rows(config, file) : logits.shape.back();
   if (config.vocab_size > 0 && config.vocab_size != inputs.cols) {
     throw ToolError(kExitUsage, fmt::format("{}: {} has {} columns, but the config's vocab_size is {}", name, logits.name,
                                             inputs.cols, config.vocab_size));
   }
-  const int64_t file_rows = logits.elements() / inputs.cols;
+  const int64_t file_rows = logits.elements() / logits.shape.back();
   set_shape(config, file_rows, inputs);
   if (inputs.rows > file_rows || inputs.rows == 0) {
     throw ToolError(kExitUsage,
                     fmt::format("{}: {} has {} rows, but batch_size * seq_len is {}", name, logits.name, file_rows, inputs.rows));
   }
   if (config.is_policy()) load_policy_layout(config, file, inputs);
+  if (config.is_linear()) load_linear(config, file, inputs);
   plan_shapes(config, inputs);
   read_labels(file.tensor(config.source.labels_name), name, inputs);
+  if (config.is_linear()) return;
   inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   std::memcpy(inputs.logits.data(), logits.data, static_cast<size_t>(inputs.logits.bytes()));
 }
@@ -110,13 +113,18 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   inputs.cols = config.vocab_size;
   set_shape(config, 0, inputs);
   if (config.is_policy()) draw_policy_layout(config, inputs);
+  if (config.is_linear()) set_linear_shape(config, inputs);
   plan_shapes(config, inputs);
-  inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   // The label of a row that the mask leaves out may be anything.
   for (int64_t row = 0; row < inputs.rows; ++row) {
     if (!inputs.policy.in_use(row)) inputs.labels[static_cast<size_t>(row)] = row % 2 == 0 ? -1 : int64_t{1} << 40;
   }
+  if (config.is_linear()) {
+    generate_linear(config, team, inputs);
+    return;
+  }
+  inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   team.for_each(inputs.rows, [&](int64_t row, int) {
     check_stop();
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
@@ -166,7 +174,11 @@ void poison_unread(CheckInputs& inputs) {
 tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
   tileloss_args args;
   tileloss_args_init(&args);
-  args.logits = tileloss_make_matrix(logits, abi_dtype(inputs.format), inputs.rows, inputs.cols, inputs.cols);
+  if (inputs.linear) {
+    add_linear(*inputs.linear, args);
+  } else {
+    args.logits = tileloss_make_matrix(logits, abi_dtype(inputs.format), inputs.rows, inputs.cols, inputs.cols);
+  }
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   if (!inputs.token_weights.empty()) args.token_weights = vector_of(inputs.token_weights);
   if (!inputs.class_weights.empty()) args.class_weights = vector_of(inputs.class_weights);
@@ -183,7 +195,12 @@ void add_upstream(const GradcheckConfig& config, const CheckInputs& inputs, tile
 
 void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs) {
   tileloss_args args = base_args(inputs, nullptr);
-  args.dlogits = args.logits;
+  if (config.is_linear()) {
+    CheckedGradient none;
+    add_linear_gradients(config, inputs, none, args);
+  } else {
+    args.dlogits = args.logits;
+  }
   if (config.function.is_loss())
     args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, config.per_row_loss() ? inputs.rows : 1);
   make_plan(config.function, config.function.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD, args, config.kernel);
@@ -265,23 +282,35 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
   return seconds;
 }
 
+void fill_dlogits(const GradcheckConfig& config, const CheckInputs& inputs, HugeBuffer& dlogits) {
+  const auto bytes = static_cast<size_t>(inputs.logits.bytes());
+  if (config.in_place) {
+    std::memcpy(dlogits.data(), inputs.logits.data(), bytes);
+  } else {
+    std::memset(dlogits.data(), 0xFF, bytes);
+  }
+}
+
 // `state` null: the function's own way to its gradient in one call.
 double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, RowState* state,
                     KernelResults& results) {
   const Function& function = config.function;
   const bool fused = state == nullptr && function.is_loss();
   const tileloss_pass pass = fused ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD;
-  CheckedGradient gradient{state != nullptr ? "backward_from_row_state" : pass_name(pass),
-                           HugeBuffer(inputs.logits.bytes(), "dlogits")};
-  const auto bytes = static_cast<size_t>(inputs.logits.bytes());
-  if (config.in_place) {
-    std::memcpy(gradient.dlogits.data(), inputs.logits.data(), bytes);
+  CheckedGradient gradient;
+  gradient.name = state != nullptr ? "backward_from_row_state" : pass_name(pass);
+  tileloss_args args;
+  if (config.is_linear()) {
+    make_linear_gradients(config, inputs, gradient);
+    args = base_args(inputs, nullptr);
+    add_linear_gradients(config, inputs, gradient, args);
   } else {
-    std::memset(gradient.dlogits.data(), 0xFF, bytes);
+    gradient.dlogits = HugeBuffer(inputs.logits.bytes(), "dlogits");
+    fill_dlogits(config, inputs, gradient.dlogits);
+    args = base_args(inputs, config.in_place ? gradient.dlogits.data() : inputs.logits.data());
+    args.dlogits = args.logits;
+    args.dlogits.data = gradient.dlogits.data();
   }
-  tileloss_args args = base_args(inputs, config.in_place ? gradient.dlogits.data() : inputs.logits.data());
-  args.dlogits = args.logits;
-  args.dlogits.data = gradient.dlogits.data();
   add_upstream(config, inputs, args);
   if (fused) {
     args.loss = new_output(results.loss, config.per_row_loss() ? inputs.rows : 1);
@@ -311,7 +340,11 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
   } else {
     generate(config, team, inputs);
   }
-  poison_unread(inputs);
+  if (config.is_linear()) {
+    finish_linear(config, team, inputs);
+  } else {
+    poison_unread(inputs);
+  }
   if (config.is_policy()) draw_policy_logps(config, team, inputs);
   inputs.token_weights = random_weights(config.token_weights, config.seed, 0, inputs.rows);
   inputs.class_weights = random_weights(config.class_weights, config.seed, 1, inputs.valid);

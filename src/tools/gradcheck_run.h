@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/abi.h"
 #include "tools/gradcheck_config.h"
+#include "tools/linear_metric.h"
 #include "tools/memory.h"
 #include "tools/policy_case.h"
 #include "tools/thread_team.h"
@@ -17,6 +19,17 @@ namespace tileloss::tools {
 
 // One value for all rows, or one per row; empty: not given.
 using Upstream = std::vector<float>;
+
+// Fused with the LM head: in place of the logits.
+struct LinearTensors {
+  HugeBuffer hidden, head;
+  reference::StoredMatrix hidden_view, head_view;
+  tileloss_dtype compute_dtype = TILELOSS_NONE;
+  std::vector<float> bias;
+  // Once the inputs stand.
+  std::optional<reference::LinearOperands> operands;
+  std::optional<LinearNorms> norms;
+};
 
 struct CheckInputs {
   reference::NumberFormat format = reference::NumberFormat::kFloat32;
@@ -28,6 +41,7 @@ struct CheckInputs {
   int64_t ignore_index = 0;
   // The rows that are ignored and the padding hold NaN: no result may depend on them.
   HugeBuffer logits;
+  std::optional<LinearTensors> linear;
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
   std::vector<float> class_weights;
@@ -49,6 +63,9 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team);
 struct CheckedGradient {
   std::string name;
   HugeBuffer dlogits;
+  // Fused with the LM head.
+  HugeBuffer dhidden, dhead, dhead_before;
+  std::vector<float> dbias, dbias_before;
 };
 
 struct KernelResults {

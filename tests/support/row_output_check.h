@@ -9,6 +9,7 @@
 
 #include "reference/oracle.h"
 #include "tools/error_metric.h"
+#include "tools/linear_metric.h"
 
 namespace tileloss::test {
 
@@ -22,11 +23,12 @@ class RowOutputCheck {
  public:
   explicit RowOutputCheck(const tileloss_args& args) : args_(args) {}
 
-  // `softmax` null: an ignored row, whose outputs are 0 (argmax -1).
-  void add(std::int64_t row, const reference::SoftmaxRow* softmax) {
+  // `softmax` null: an ignored row, whose outputs are 0 (argmax -1). `linear`: where the logits came of products.
+  void add(std::int64_t row, const reference::SoftmaxRow* softmax, const tools::LinearRow* linear = nullptr) {
     const reference::RowOutputs expected = softmax != nullptr ? softmax->outputs() : reference::RowOutputs{};
-    const tools::OutputMagnitudes magnitudes =
-        softmax != nullptr ? tools::output_magnitudes(*softmax) : tools::OutputMagnitudes{};
+    const tools::OutputMagnitudes magnitudes = softmax == nullptr  ? tools::OutputMagnitudes{}
+                                               : linear == nullptr ? tools::output_magnitudes(*softmax)
+                                                                   : tools::linear_output_magnitudes(*softmax, *linear);
     const auto compare = [&](tools::OutputMetric& metric, const tileloss_vector& output, double value, double magnitude) {
       if (present(output)) metric.add(row, output_at(output, row), value, magnitude);
     };
@@ -37,7 +39,9 @@ class RowOutputCheck {
     compare(mean_logit_, args_.mean_logit, expected.mean_logit, magnitudes.mean_logit);
     if (!present(args_.argmax)) return;
     const std::int64_t argmax = static_cast<const std::int64_t*>(args_.argmax.data)[row];
-    const bool right = softmax != nullptr ? tools::argmax_agrees(*softmax, argmax) : argmax == -1;
+    const bool right = softmax == nullptr  ? argmax == -1
+                       : linear == nullptr ? tools::argmax_agrees(*softmax, argmax)
+                                           : tools::linear_argmax_agrees(*softmax, *linear, argmax);
     argmax_.add(row, right ? 1 : 0, 1);
     const bool correct = softmax != nullptr && argmax == softmax->label();
     if (present(args_.correct)) correct_.add(row, static_cast<const std::uint8_t*>(args_.correct.data)[row], correct ? 1 : 0);
