@@ -268,6 +268,7 @@ tileloss_plan_options KernelWishes::plan_options() const {
   options.threads = static_cast<int32_t>(threads);
   options.row_block = row_block;
   options.vocab_block = vocab_block;
+  options.workspace_bytes = workspace_bytes;
   return options;
 }
 

@@ -31,6 +31,9 @@ class Function {
 
   const std::string& name() const { return name_; }
   bool is_loss() const { return info_.is_loss != 0; }
+  // Fused with the LM head: takes hidden and head in place of logits.
+  bool is_linear() const { return name_.starts_with("linear_"); }
+  bool is_policy() const { return find_field("advantage_level") != nullptr; }
   // One loss per row, rather than one for all.
   bool per_row_loss() const;
   const void* options() const { return options_.data(); }
@@ -80,6 +83,7 @@ struct KernelWishes {
   int64_t threads = 0;
   int64_t row_block = 0;
   int64_t vocab_block = 0;
+  int64_t workspace_bytes = 0;
 
   tileloss_plan_options plan_options() const;
 };

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <utility>
 
 namespace tileloss::tools {
 
@@ -20,8 +21,9 @@ struct ArgSlot {
 };
 
 inline constexpr ArgSlot<tileloss_matrix> kMatrixSlots[] = {
-    {"logits", &tileloss_args::logits, SlotUse::kInput},
-    {"dlogits", &tileloss_args::dlogits, SlotUse::kOutput},
+    {"logits", &tileloss_args::logits, SlotUse::kInput},    {"dlogits", &tileloss_args::dlogits, SlotUse::kOutput},
+    {"hidden", &tileloss_args::hidden, SlotUse::kInput},    {"head", &tileloss_args::head, SlotUse::kInput},
+    {"dhidden", &tileloss_args::dhidden, SlotUse::kOutput}, {"dhead", &tileloss_args::dhead, SlotUse::kOutput},
 };
 
 inline constexpr ArgSlot<tileloss_vector> kVectorSlots[] = {
@@ -47,9 +49,12 @@ inline constexpr ArgSlot<tileloss_vector> kVectorSlots[] = {
     {"advantages", &tileloss_args::advantages, SlotUse::kInput},
     {"sequence_offsets", &tileloss_args::sequence_offsets, SlotUse::kInput},
     {"metrics", &tileloss_args::metrics, SlotUse::kOutput},
+    {"bias", &tileloss_args::bias, SlotUse::kInput},
+    {"dbias", &tileloss_args::dbias, SlotUse::kOutput},
 };
 
 static_assert(sizeof(tileloss_args) == sizeof(tileloss_args::struct_size) + sizeof(tileloss_args::sequence_length) +
+                                           sizeof(tileloss_args::compute_dtype) + sizeof(tileloss_args::accumulate) +
                                            sizeof(tileloss_row_state) + std::size(kMatrixSlots) * sizeof(tileloss_matrix) +
                                            std::size(kVectorSlots) * sizeof(tileloss_vector),
               "tileloss_args has a tensor that is not in the tables above");
@@ -86,7 +91,8 @@ inline bool is_in_place(const tileloss_args& args) {
   return args.dlogits.dtype != TILELOSS_NONE && args.dlogits.data != nullptr && args.dlogits.data == args.logits.data;
 }
 
-// One tensor, whatever its kind. Vectors and arrays are a column: `cols` is 1, and a broadcast vector has one row.
+// One tensor, whatever its kind. Vectors and arrays are a column: `cols` is 1, and a broadcast vector has one row. A matrix whose
+// rows lie side by side, as a head [H,V] does, shows its columns as rows.
 struct TensorView {
   const char* name;
   void* data;
@@ -96,6 +102,7 @@ struct TensorView {
   int64_t stride;  // between rows, in elements
   bool is_matrix;
   SlotUse use;
+  bool is_gradient = false;  // an output of a backward
 };
 
 // Calls visit(TensorView&) for every tensor that is present, in the order of the tables. What it changes of data, and of the
@@ -105,16 +112,21 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
   for (const auto& slot : kMatrixSlots) {
     tileloss_matrix& m = args.*slot.view;
     if (m.dtype == TILELOSS_NONE) continue;
-    TensorView view{slot.name, m.data, element_bytes(m.dtype), m.rows, m.cols, m.row_stride, true, slot.use};
+    const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
+    int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
+    TensorView view{slot.name, m.data,   element_bytes(m.dtype),      m.rows, m.cols, stride,
+                    true,      slot.use, slot.use == SlotUse::kOutput};
+    if (is_transposed) std::swap(view.rows, view.cols);
     visit(view);
     m.data = view.data;
-    m.row_stride = view.stride;
+    stride = view.stride;
   }
   for (const auto& slot : kVectorSlots) {
     tileloss_vector& v = args.*slot.view;
     if (v.dtype == TILELOSS_NONE) continue;
     TensorView view{slot.name, v.data,  element_bytes(v.dtype), v.stride == 0 && v.size > 1 ? 1 : v.size, 1, v.stride,
                     false,     slot.use};
+    view.is_gradient = slot.view == &tileloss_args::dbias;
     visit(view);
     v.data = view.data;
   }

@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tools/bench_run.h"
 #include "tools/exit_codes.h"
@@ -21,6 +24,9 @@ constexpr double kMaxRoofDifference = 0.15;
 struct Command {
   BenchSettings settings;
   std::string dtype = "bf16";
+  std::string workspace = "0";
+  std::string head_layout = "vh";
+  std::string dhead_dtype = "fp32";
   std::string implementation = "kernel";
   bool json = false;
 };
@@ -31,12 +37,6 @@ struct Report {
   std::string roofs_description;
   std::vector<Timing> timings;
 };
-
-// The larger of the memory pass that the work needs and of one exp an element.
-double roof_ms(const Roofs& roofs, const Timing& timing, bool in_place) {
-  const double memory = !timing.writes ? roofs.read_ms : in_place ? roofs.in_place_ms : roofs.copy_ms;
-  return std::max(memory, roofs.exp_ms);
-}
 
 // The reference's time over the kernel's for the same pass, if both were run.
 std::optional<double> speedup(const Report& report, const Timing& timing) {
@@ -49,19 +49,27 @@ std::optional<double> speedup(const Report& report, const Timing& timing) {
 
 Json to_json(const Command& command, const Bench& bench, const Report& report, const Timing& timing) {
   const BenchSettings& settings = command.settings;
-  const double roof = roof_ms(report.roofs, timing, settings.in_place);
+  const double roof = bench.roof_ms(report.roofs, timing);
+  const bool is_linear = bench.function().is_linear();
   Json json = {{"impl", timing.implementation},
                {"loss", settings.loss},
                {"tokens", settings.tokens},
                {"vocab", settings.vocab},
-               {"hidden", nullptr},
+               {"hidden", is_linear ? Json(settings.head.hidden) : Json()},
                {"dtype", reference::format_info(settings.dtype).name},
                {"in_place", settings.in_place},
                {"entropy", settings.entropy},
                {"options", bench.function().to_json()},
                {"preset", bench.function().preset().empty() ? Json() : Json(bench.function().preset())},
+               {"workspace", settings.kernel.workspace_bytes > 0 ? Json(settings.kernel.workspace_bytes) : Json()},
                {"warmup", settings.warmup}};
-  json.update(to_json(timing, bench.bytes()));
+  if (is_linear) {
+    json.update({{"head_layout", command.head_layout},
+                 {"dhead_dtype", settings.head.is_frozen ? Json() : Json(reference::format_info(settings.head.dhead_dtype).name)},
+                 {"roof_tflops", report.roofs.tflops},
+                 {"roof_share", tflops(timing) / report.roofs.tflops}});
+  }
+  json.update(to_json(timing));
   json.update({{"in_place_ms", report.roofs.in_place_ms},
                {"copy_ms", report.roofs.copy_ms},
                {"read_ms", report.roofs.read_ms},
@@ -74,10 +82,57 @@ Json to_json(const Command& command, const Bench& bench, const Report& report, c
   return json;
 }
 
+// "[64, 32000]", or "[64, 1536] x [32000, 1536]".
+std::string shape_text(const BenchSettings& settings) {
+  const int64_t hidden = settings.head.hidden;
+  if (hidden == 0) return fmt::format("[{}, {}]", settings.tokens, settings.vocab);
+  const bool turned = settings.head.is_transposed;
+  return fmt::format("[{}, {}] x [{}, {}]{}", settings.tokens, hidden, turned ? hidden : settings.vocab,
+                     turned ? settings.vocab : hidden, settings.head.is_frozen ? ", frozen head" : "");
+}
+
+using Cell = std::pair<std::string, std::string>;
+
+// A pass as a row of the table, by column.
+std::vector<Cell> cells(const Bench& bench, const Report& report, const Timing& timing) {
+  const auto megabytes = [](int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6); };
+  const double roof = bench.roof_ms(report.roofs, timing);
+  std::vector<Cell> cells = {{"pass", timing.pass},
+                             {"impl", timing.implementation},
+                             {"isa", timing.isa},
+                             {"schedule", timing.schedule},
+                             {"first s", fmt::format("{:.3f}", timing.first_call_s)},
+                             {"median ms", fmt::format("{:.2f}", timing.median_ms)},
+                             {"min ms", fmt::format("{:.2f}", timing.min_ms)},
+                             {"mean ms", fmt::format("{:.2f}", timing.mean_ms)}};
+  if (bench.function().is_linear()) {
+    cells.emplace_back("TFLOP/s", fmt::format("{:.3f}", tflops(timing)));
+    cells.emplace_back("of roof", fmt::format("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
+  } else {
+    cells.emplace_back("GB/s", fmt::format("{:.1f}", gb_per_s(timing)));
+  }
+  cells.emplace_back("roof ms", fmt::format("{:.2f}", roof));
+  cells.emplace_back("ratio", fmt::format("{:.2f}", timing.median_ms / roof));
+  cells.emplace_back("workspace MB", megabytes(timing.workspace_bytes));
+  cells.emplace_back("measured MB", megabytes(timing.mem_scratch));
+  cells.emplace_back("peak MB", fmt::format("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6));
+  return cells;
+}
+
+void print_workspaces(const Report& report) {
+  Table table({"pass", "part of its workspace", "MB"});
+  for (const Timing& timing : report.timings) {
+    for (const tileloss_plan_buffer& buffer : timing.buffers) {
+      table.add({timing.pass, buffer.name, fmt::format("{:.2f}", static_cast<double>(buffer.bytes) / 1e6)});
+    }
+  }
+  fmt::print("\n{}", table.text());
+}
+
 void print_table(const Command& command, const Bench& bench, const Report& report) {
   const BenchSettings& settings = command.settings;
-  fmt::print("{}{} [{}, {}] {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
-             bench.function().preset().empty() ? "" : " " + bench.function().preset(), settings.tokens, settings.vocab,
+  fmt::print("{}{} {} {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
+             bench.function().preset().empty() ? "" : " " + bench.function().preset(), shape_text(settings),
              reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
              settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
   if (const Json options = bench.function().to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
@@ -86,23 +141,23 @@ void print_table(const Command& command, const Bench& bench, const Report& repor
   roofs.add({"copy: read + non-temporal write", fmt::format("{:.2f}", report.roofs.copy_ms)});
   roofs.add({"read", fmt::format("{:.2f}", report.roofs.read_ms)});
   roofs.add({"exp: one an element, in L1", fmt::format("{:.2f}", report.roofs.exp_ms)});
+  if (report.roofs.tflops > 0) roofs.add({"products, in L1", fmt::format("{:.3f} TFLOP/s", report.roofs.tflops)});
   fmt::print("\n{}{}\n\n", roofs.text(), report.roofs_description);
 
-  Table table({"pass", "impl", "isa", "schedule", "first s", "median ms", "min ms", "mean ms", "GB/s", "roof ms", "ratio",
-               "scratch MB", "peak MB"});
+  if (report.timings.empty()) return;
+  std::vector<std::string> header;
+  for (const auto& [name, value] : cells(bench, report, report.timings.front())) header.push_back(name);
+  Table table(header);
   for (const Timing& timing : report.timings) {
-    const double roof = roof_ms(report.roofs, timing, settings.in_place);
-    table.add({timing.pass, timing.implementation, timing.isa, timing.schedule, fmt::format("{:.3f}", timing.first_call_s),
-               fmt::format("{:.2f}", timing.median_ms), fmt::format("{:.2f}", timing.min_ms),
-               fmt::format("{:.2f}", timing.mean_ms), fmt::format("{:.1f}", gb_per_s(timing, bench.bytes())),
-               fmt::format("{:.2f}", roof), fmt::format("{:.2f}", timing.median_ms / roof),
-               fmt::format("{:.2f}", static_cast<double>(timing.workspace_bytes) / 1e6),
-               fmt::format("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6)});
+    std::vector<std::string> row;
+    for (const auto& [name, value] : cells(bench, report, timing)) row.push_back(value);
+    table.add(std::move(row));
   }
   fmt::print("{}", table.text());
   for (const Timing& timing : report.timings) {
     if (const auto ratio = speedup(report, timing)) fmt::print("{}: {:.1f} x the reference\n", timing.pass, *ratio);
   }
+  if (bench.function().is_linear()) print_workspaces(report);
 }
 
 void print(const Command& command, const Bench& bench, const Report& report) {
@@ -137,7 +192,15 @@ void time_all(const Command& command, Bench& bench, Report& report) {
 }
 
 int run_bench(Command command) {
-  command.settings.dtype = parse_dtype(command.dtype);
+  BenchSettings& settings = command.settings;
+  settings.dtype = parse_dtype(command.dtype);
+  const std::optional<int64_t> workspace = parse_bytes(command.workspace);
+  if (!workspace) {
+    throw ToolError(kExitUsage, fmt::format("--workspace: expected {}, got '{}'", kBytesExpected, command.workspace));
+  }
+  settings.kernel.workspace_bytes = *workspace;
+  settings.head.is_transposed = command.head_layout == "hv";
+  settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
   Bench bench(command.settings);
   Report report;
   report.roofs = bench.measure_roofs();
@@ -161,7 +224,10 @@ constexpr const char* kFooter =
     "(64 rows, repeated down the matrix). Policy losses get sequences of 256 tokens, advantages of both signs and old_logp near\n"
     "the kernel's logp. An in-place pass overwrites them: they are put back before each call, outside the\n"
     "timing. The copy roof of an in-place run copies one half of the matrix over the other and counts it twice. The reference\n"
-    "materialises float32 logits and softmax (8 bytes an element) and runs at most 5 iterations.";
+    "materialises float32 logits and softmax (8 bytes an element) and runs at most 5 iterations.\n"
+    "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
+    "2 N H V for the logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof is\n"
+    "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs and outputs.";
 
 }  // namespace
 
@@ -173,7 +239,20 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_option("--preset", settings.preset, "Of a policy loss: grpo, gspo, ...");
   app->add_option("--tokens", settings.tokens, "Rows")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
   app->add_option("--vocab", settings.vocab, "Columns")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
-  app->add_option("--dtype", command->dtype, "Of the logits")->check(CLI::IsMember(dtype_names()))->capture_default_str();
+  app->add_option("--dtype", command->dtype, "Of the logits, or of hidden and head")
+      ->check(CLI::IsMember(dtype_names()))
+      ->capture_default_str();
+  app->add_option("--hidden", settings.head.hidden, "Hidden size, for the functions linear_*")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  app->add_option("--head-layout", command->head_layout, "The head lies as [V,H] or as [H,V]")
+      ->check(CLI::IsMember({"vh", "hv"}))
+      ->capture_default_str();
+  app->add_option("--dhead-dtype", command->dhead_dtype, "Of the head's gradient: fp32, or the head's dtype")
+      ->check(CLI::IsMember(dtype_names()))
+      ->capture_default_str();
+  app->add_flag("--frozen-head", settings.head.is_frozen, "No gradient of the head");
+  app->add_option("--workspace", command->workspace, "A cap on scratch memory: 64MiB; 0: the planner's choice")
+      ->capture_default_str();
   app->add_flag("--in-place", settings.in_place, "dlogits over the logits themselves");
   app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
   app->add_option("--impl", command->implementation, "The kernel, the straightforward reference, or both")

@@ -12,16 +12,9 @@
 namespace tileloss::tools {
 namespace {
 
-// Rows made at random; the matrix repeats them. 64 rows of 151936 in bfloat16 are 19 MB, more than L2 and little enough that the
-// logits an in-place call has overwritten are put back in 0.1 s, without a second matrix in memory.
-constexpr int64_t kPatternRows = 64;
 constexpr int64_t kSequenceLength = 256;
 // The reference takes seconds a call at full size.
 constexpr int kMaxReferenceIterations = 5;
-
-int64_t row_bytes(const BenchSettings& settings) {
-  return settings.vocab * static_cast<int64_t>(reference::format_info(settings.dtype).bytes);
-}
 
 // Options stand in --set as in a config file.
 Function make_function(const BenchSettings& settings) {
@@ -35,6 +28,16 @@ Function make_function(const BenchSettings& settings) {
   return function;
 }
 
+void check(const BenchSettings& settings, const Function& function) {
+  const auto refuse = [](const std::string& message) { throw ToolError(kExitUsage, message); };
+  if (function.is_linear()) {
+    if (settings.head.hidden == 0) refuse("--hidden: " + function.name() + " needs the hidden size, got none");
+    if (settings.in_place) refuse("--in-place: " + function.name() + " has no logits to write its gradient over");
+  } else if (settings.head.is_given()) {
+    refuse("--hidden, --head-layout, --dhead-dtype and --frozen-head are for the functions linear_*, got " + function.name());
+  }
+}
+
 int thread_count(const BenchSettings& settings) {
   return settings.kernel.threads > 0 ? static_cast<int>(settings.kernel.threads) : tileloss_default_threads();
 }
@@ -45,26 +48,34 @@ tileloss_vector vector_of(std::vector<float>& values) {
 
 }  // namespace
 
-double gb_per_s(const Timing& timing, int64_t bytes) {
-  return static_cast<double>(bytes) * (timing.writes ? 2 : 1) / timing.median_ms / 1e6;
-}
+double gb_per_s(const Timing& timing) { return timing.traffic_bytes / timing.median_ms / 1e6; }
 
-Json to_json(const Timing& timing, int64_t bytes) {
-  return {{"pass", timing.pass},
-          {"isa", timing.isa},
-          {"threads", timing.threads},
-          {"schedule", timing.schedule},
-          {"row_block", timing.row_block},
-          {"vocab_block", timing.vocab_block},
-          {"workspace_bytes", timing.workspace_bytes},
-          {"iters", timing.iterations},
-          {"first_call_s", timing.first_call_s},
-          {"median_ms", timing.median_ms},
-          {"min_ms", timing.min_ms},
-          {"mean_ms", timing.mean_ms},
-          {"mem_after_alloc", timing.mem_after_alloc},
-          {"mem_peak", timing.mem_peak},
-          {"gb_per_s", gb_per_s(timing, bytes)}};
+double tflops(const Timing& timing) { return timing.flops / timing.median_ms / 1e9; }
+
+Json to_json(const Timing& timing) {
+  Json json = {{"pass", timing.pass},
+               {"isa", timing.isa},
+               {"threads", timing.threads},
+               {"schedule", timing.schedule},
+               {"row_block", timing.row_block},
+               {"vocab_block", timing.vocab_block},
+               {"workspace_bytes", timing.workspace_bytes},
+               {"iters", timing.iterations},
+               {"first_call_s", timing.first_call_s},
+               {"median_ms", timing.median_ms},
+               {"min_ms", timing.min_ms},
+               {"mean_ms", timing.mean_ms},
+               {"mem_after_alloc", timing.mem_after_alloc},
+               {"mem_peak", timing.mem_peak},
+               {"mem_scratch", timing.mem_scratch},
+               {"gb_per_s", gb_per_s(timing)}};
+  if (timing.implementation == "kernel") {
+    json["predicted_ms"] = timing.predicted_ms;
+    json["buffers"] = Json::object();
+    for (const tileloss_plan_buffer& buffer : timing.buffers) json["buffers"][buffer.name] = buffer.bytes;
+  }
+  if (timing.flops > 0) json["tflops"] = tflops(timing);
+  return json;
 }
 
 Bench::Bench(const BenchSettings& settings)
@@ -72,10 +83,17 @@ Bench::Bench(const BenchSettings& settings)
       function_(make_function(settings)),
       threads_(thread_count(settings)),
       team_(threads_),
-      roofs_(threads_),
-      logits_(settings.tokens * row_bytes(settings), "logits"),
-      dlogits_(settings.in_place ? 0 : logits_.bytes(), "dlogits"),
-      pattern_rows_(std::min(settings.tokens, kPatternRows)) {
+      roofs_(threads_) {
+  check(settings, function_);
+  if (function_.is_linear()) {
+    matrices_ =
+        std::make_unique<HeadMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.head, settings.seed, team_);
+  } else {
+    auto logits = std::make_unique<LogitsMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.in_place,
+                                                   settings.seed, team_);
+    logits_ = logits.get();
+    matrices_ = std::move(logits);
+  }
   const auto rows = static_cast<size_t>(settings.tokens);
   LabelsSpec labels;
   labels.vocab = settings.vocab;
@@ -85,18 +103,7 @@ Bench::Bench(const BenchSettings& settings)
   loss_.resize(function_.per_row_loss() ? rows : 1);
   for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
   upstream_.assign(1, 1.0F);
-
-  const int64_t stride = row_bytes(settings);
-  pattern_.resize(static_cast<size_t>(pattern_rows_ * stride));
-  team_.for_each(pattern_rows_, [&](int64_t row, int) {
-    fill_logits_row(LogitsSpec{}, settings_.seed, row, -1, settings_.dtype, pattern_.data() + row * stride, settings_.vocab);
-  });
-  restore_logits();
-  if (!dlogits_.empty()) {
-    team_.for_each(settings.tokens,
-                   [&](int64_t row, int) { std::memset(dlogits_.data() + row * stride, 0xFF, static_cast<size_t>(stride)); });
-  }
-  if (function_.name() == "policy_loss") make_policy_inputs();
+  if (function_.is_policy()) make_policy_inputs();
 }
 
 // Sequences of 256 tokens, the last one shorter; advantages of both signs; the other policies' logp near the kernel's own, so
@@ -118,9 +125,7 @@ void Bench::make_policy_inputs() {
   }
   tileloss_args args = make_args(TILELOSS_FORWARD);
   args.logp = vector_of(logp_);
-  KernelWishes wishes = settings_.kernel;
-  wishes.schedule = "auto";
-  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes));
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
   int64_t stream = 0;
   for (std::vector<float>* values : {&policy_.old_logp, &policy_.ref_logp, &policy_.sampler_logp}) {
     Random random(settings_.seed, Stream::kPolicyLogp, stream++);
@@ -128,18 +133,10 @@ void Bench::make_policy_inputs() {
   }
 }
 
-void Bench::restore_logits() {
-  const int64_t stride = row_bytes(settings_);
-  team_.for_each(settings_.tokens, [&](int64_t row, int) {
-    std::memcpy(logits_.data() + row * stride, pattern_.data() + row % pattern_rows_ * stride, static_cast<size_t>(stride));
-  });
-}
-
 tileloss_args Bench::make_args(tileloss_pass pass) {
   tileloss_args args;
   tileloss_args_init(&args);
-  args.logits =
-      tileloss_make_matrix(logits_.data(), abi_dtype(settings_.dtype), settings_.tokens, settings_.vocab, settings_.vocab);
+  matrices_->add_to(args, pass != TILELOSS_FORWARD);
   args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, settings_.tokens);
   if (!policy_.offsets.empty()) policy_.add_to(args);
   if (pass != TILELOSS_BACKWARD) {
@@ -162,16 +159,24 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
     args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
     args.logp_grad.stride = 0;
   }
-  if (pass != TILELOSS_FORWARD) {
-    args.dlogits = args.logits;
-    args.dlogits.data = gradient();
-  }
   return args;
 }
 
-Timing Bench::time(const std::function<void()>& run, bool restore, int iterations) {
+// The stash and recompute schedules exist for value_and_grad only.
+KernelWishes Bench::wishes(tileloss_pass pass) const {
+  KernelWishes wishes = settings_.kernel;
+  if (pass != TILELOSS_VALUE_AND_GRAD) wishes.schedule = "auto";
+  return wishes;
+}
+
+Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int iterations) {
   Timing timing;
+  timing.pass = pass_name(pass);
+  timing.gradients = pass != TILELOSS_FORWARD;
+  timing.traffic_bytes = matrices_->traffic_bytes(timing.gradients);
+  timing.flops = matrices_->flops(timing.gradients);
   timing.iterations = iterations;
+  const bool restore = timing.gradients && matrices_->gradient_is_in_place();
   timing.mem_after_alloc = resident_bytes();
   reset_peak();
   const Timer first;
@@ -182,12 +187,12 @@ Timing Bench::time(const std::function<void()>& run, bool restore, int iteration
   std::vector<double> times;
   for (int i = -settings_.warmup; i < iterations; ++i) {
     check_stop();
-    if (restore) restore_logits();
+    if (restore) matrices_->restore();
     const Timer timer;
     run();
     if (i >= 0) times.push_back(timer.milliseconds());
   }
-  if (restore) restore_logits();
+  if (restore) matrices_->restore();
   timing.median_ms = median(times);
   timing.min_ms = *std::min_element(times.begin(), times.end());
   timing.mean_ms = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
@@ -196,10 +201,8 @@ Timing Bench::time(const std::function<void()>& run, bool restore, int iteration
 
 Timing Bench::time_kernel(tileloss_pass pass) {
   const tileloss_args args = make_args(pass);
-  KernelWishes wishes = settings_.kernel;
-  // The stash and recompute schedules exist for value_and_grad only.
-  if (pass != TILELOSS_VALUE_AND_GRAD) wishes.schedule = "auto";
-  const tileloss_plan plan = make_plan(function_, pass, args, wishes);
+  const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
+  const int64_t mem_before = resident_bytes();
   HugeBuffer workspace(plan.workspace_bytes, "workspace");
   if (!workspace.empty()) std::memset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes()));
   tileloss_run run;
@@ -207,17 +210,17 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   run.workspace = workspace.data();
   run.workspace_bytes = static_cast<size_t>(workspace.bytes());
 
-  const bool writes = pass != TILELOSS_FORWARD;
-  Timing timing = time([&] { call(function_, pass, args, plan, &run); }, writes && settings_.in_place, settings_.iterations);
+  Timing timing = time([&] { call(function_, pass, args, plan, &run); }, pass, settings_.iterations);
+  timing.mem_scratch = timing.mem_peak - mem_before;
   timing.implementation = "kernel";
-  timing.pass = pass_name(pass);
-  timing.writes = writes;
   timing.isa = tileloss_isa_name(plan.isa);
   timing.schedule = tileloss_schedule_name(plan.schedule);
   timing.threads = plan.threads;
   timing.row_block = plan.row_block;
   timing.vocab_block = plan.vocab_block;
   timing.workspace_bytes = plan.workspace_bytes;
+  timing.predicted_ms = plan.predicted_ms;
+  timing.buffers.assign(plan.buffers, plan.buffers + plan.buffer_count);
   return timing;
 }
 
@@ -229,28 +232,22 @@ void Bench::make_reference() {
 }
 
 Timing Bench::time_reference(tileloss_pass pass) {
-  const bool writes = pass != TILELOSS_FORWARD;
   const auto run = [&] {
-    if (writes) {
-      reference_->value_and_grad(logits_.data(), labels_.data(), gradient());
+    if (pass != TILELOSS_FORWARD) {
+      reference_->value_and_grad(logits_->logits(), labels_.data(), logits_->dlogits());
     } else {
-      reference_->forward(logits_.data(), labels_.data());
+      reference_->forward(logits_->logits(), labels_.data());
     }
   };
-  Timing timing = time(run, writes && settings_.in_place, std::min(settings_.iterations, kMaxReferenceIterations));
+  Timing timing = time(run, pass, std::min(settings_.iterations, kMaxReferenceIterations));
   timing.implementation = "reference";
-  timing.pass = pass_name(pass);
-  timing.writes = writes;
   timing.threads = threads_;
   return timing;
 }
 
 Roofs Bench::measure_roofs() {
-  constexpr int kRepetitions = 7;
-  const Roofs roofs =
-      roofs_.measure(logits_.data(), dlogits_.empty() ? nullptr : dlogits_.data(), bytes(), elements(), kRepetitions);
-  if (dlogits_.empty()) restore_logits();
-  return roofs;
+  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), wishes(TILELOSS_FORWARD)).isa;
+  return matrices_->measure_roofs(roofs_, isa);
 }
 
 }  // namespace tileloss::tools

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tools/abi.h"
-#include "tools/memory.h"
+#include "tools/bench_matrices.h"
 #include "tools/policy_case.h"
 #include "tools/roofs.h"
 #include "tools/straightforward.h"
@@ -26,6 +26,7 @@ struct BenchSettings {
   int iterations = 20;
   int warmup = 3;
   uint64_t seed = 0;
+  HeadSettings head;  // of the functions linear_*
   KernelWishes kernel;
   std::string preset;                // "": none
   std::vector<std::string> options;  // "label_smoothing=0.1"
@@ -35,7 +36,9 @@ struct BenchSettings {
 struct Timing {
   std::string implementation;  // kernel, reference
   std::string pass;
-  bool writes = false;  // dlogits: two bytes of traffic for each byte of logits
+  bool gradients = false;
+  double traffic_bytes = 0;  // that have to be read or written
+  double flops = 0;          // of useful products, 0 if there are none
   double first_call_s = 0;
   double median_ms = 0;
   double min_ms = 0;
@@ -43,6 +46,7 @@ struct Timing {
   int iterations = 0;
   int64_t mem_after_alloc = 0;
   int64_t mem_peak = 0;
+  int64_t mem_scratch = 0;  // the peak above inputs and outputs: the workspace, and what the process needs besides
   // Of the kernel's plan.
   std::string isa = "-";
   std::string schedule = "-";
@@ -50,15 +54,17 @@ struct Timing {
   int64_t row_block = 0;
   int64_t vocab_block = 0;
   int64_t workspace_bytes = 0;
+  double predicted_ms = 0;
+  std::vector<tileloss_plan_buffer> buffers;  // the workspace's parts
 };
 
-// gb_per_s counts each of the logits' `bytes` once, and once more if the pass writes them.
-double gb_per_s(const Timing& timing, int64_t bytes);
-Json to_json(const Timing& timing, int64_t bytes);
+double gb_per_s(const Timing& timing);
+double tflops(const Timing& timing);
+Json to_json(const Timing& timing);
 
 class Bench {
  public:
-  // Allocates the buffers, on huge pages, and touches every page.
+  // Allocates and fills the buffers. Throws ToolError (usage) for settings that do not go together.
   explicit Bench(const BenchSettings& settings);
 
   // Forward, then gradient_pass(): the forward leaves the row state that a backward starts from.
@@ -71,32 +77,27 @@ class Bench {
   // value_and_grad; backward for a function without a loss.
   tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
 
-  // On these buffers, with as many threads as the kernel has. Puts the logits back.
+  // On these buffers, with as many threads as the kernel has.
   Roofs measure_roofs();
+  double roof_ms(const Roofs& roofs, const Timing& timing) const { return matrices_->roof_ms(roofs, timing.gradients); }
   std::string roofs_description() const { return roofs_.description(); }
 
   const Function& function() const { return function_; }
   int threads() const { return threads_; }
-  int64_t bytes() const { return logits_.bytes(); }
-  int64_t elements() const { return settings_.tokens * settings_.vocab; }
 
  private:
-  void restore_logits();
   void make_policy_inputs();
   tileloss_args make_args(tileloss_pass pass);
-  void* gradient() const { return settings_.in_place ? logits_.data() : dlogits_.data(); }
-  // `restore`: the call overwrites the logits.
-  Timing time(const std::function<void()>& run, bool restore, int iterations);
+  KernelWishes wishes(tileloss_pass pass) const;
+  Timing time(const std::function<void()>& run, tileloss_pass pass, int iterations);
 
   BenchSettings settings_;
   Function function_;
   int threads_;
   ThreadTeam team_;
   RoofMeter roofs_;
-  HugeBuffer logits_;
-  HugeBuffer dlogits_;         // separate output only
-  std::vector<char> pattern_;  // the first rows of the logits, repeated down the matrix
-  int64_t pattern_rows_;
+  std::unique_ptr<BenchMatrices> matrices_;
+  LogitsMatrices* logits_ = nullptr;  // the matrices, if they are these
   std::vector<int64_t> labels_;
   PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;

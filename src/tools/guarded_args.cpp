@@ -102,7 +102,7 @@ void GuardedArgs::host(const TensorView& given, TensorView& view) {
   if (is_shared) view.name = "dlogits (in place)";
   const bool is_writable = given.use == SlotUse::kOutput || is_shared;
   if (!is_writable) buffer.make_read_only();
-  const bool is_written = is_writable && (pass_ != TILELOSS_BACKWARD || view.is_matrix);
+  const bool is_written = is_writable && (pass_ != TILELOSS_BACKWARD || view.is_gradient || is_shared);
   regions_.push_back({view, std::move(buffer), is_writable, is_written});
   if (view.is_matrix && layout_.rows == GuardLayout::Rows::kApart) insert_guard_pages(regions_.back());
 }

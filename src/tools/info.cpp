@@ -9,8 +9,10 @@
 #include <memory>
 #include <string>
 
+#include "cpu/isa.h"
 #include "tools/abi.h"
 #include "tools/exit_codes.h"
+#include "tools/matmul_roof.h"
 #include "tools/memory.h"
 #include "tools/roofs.h"
 #include "tools/subcommands.h"
@@ -72,11 +74,16 @@ Json measure_roofs(int threads, std::string& description) {
   const int64_t elements = kRoofBytes / 2;
   const Roofs roofs = meter.measure(from.data(), to.data(), kRoofBytes, elements, 5);
   description = meter.description();
+  ThreadTeam team(threads);
+  const cpu::MatmulTable& matmul = cpu::kernels(cpu::best_isa()).matmul;
+  const auto products = [&](cpu::Compute compute) { return MatmulRoof(matmul, compute).tflops(team, 5); };
   const auto gb_per_s = [](double ms, int passes) { return static_cast<double>(kRoofBytes) * passes / ms / 1e6; };
   return {{"in_place_gb_per_s", gb_per_s(roofs.in_place_ms, 2)},
           {"copy_gb_per_s", gb_per_s(roofs.copy_ms, 2)},
           {"read_gb_per_s", gb_per_s(roofs.read_ms, 1)},
           {"exp_g_per_s", static_cast<double>(elements) / roofs.exp_ms / 1e6},
+          {"products_bfloat16_tflops", products(cpu::Compute::kBfloat16)},
+          {"products_float32_tflops", products(cpu::Compute::kFloat32)},
           {"loops", description}};
 }
 
@@ -135,6 +142,9 @@ void print_tables(const Json& info) {
   table.add({"roof, copy", fmt::format("{:.1f} GB/s read and written", roofs["copy_gb_per_s"].get<double>())});
   table.add({"roof, read", fmt::format("{:.1f} GB/s", roofs["read_gb_per_s"].get<double>())});
   table.add({"roof, exp", fmt::format("{:.1f} billion/s", roofs["exp_g_per_s"].get<double>())});
+  table.add(
+      {"roof, products", fmt::format("{:.3f} TFLOP/s bfloat16, {:.3f} float32", roofs["products_bfloat16_tflops"].get<double>(),
+                                     roofs["products_float32_tflops"].get<double>())});
   table.add({"roof loops", roofs["loops"].get<std::string>()});
   fmt::print("{}", table.text());
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -52,6 +53,18 @@ int64_t available_bytes() {
   const int64_t used = read_number("/sys/fs/cgroup/memory.current");
   if (limit != kUnknown && used != kUnknown) available = std::min(available, std::max<int64_t>(0, limit - used));
   return available;
+}
+
+std::optional<int64_t> parse_bytes(std::string_view text) {
+  constexpr std::pair<std::string_view, int64_t> kUnits[] = {
+      {"", 1}, {"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30}};
+  int64_t count = 0;
+  const auto [unit, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  for (const auto& [name, bytes] : kUnits) {
+    if (error != std::errc() || count < 0 || std::string_view(unit) != name) continue;
+    if (count <= std::numeric_limits<int64_t>::max() / bytes) return count * bytes;
+  }
+  return std::nullopt;
 }
 
 HugeBuffer::HugeBuffer(int64_t bytes, const char* purpose) : bytes_(bytes) {

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 namespace tileloss::tools {
 
@@ -14,6 +16,10 @@ int64_t peak_resident_bytes();
 void reset_peak();
 // Physical memory that could be had now (MemAvailable), and the cgroup's room if that is less.
 int64_t available_bytes();
+
+// "65536", "64KiB", "64MiB" or "1GiB" in bytes. Nothing for anything else, which was then expected to be kBytesExpected.
+std::optional<int64_t> parse_bytes(std::string_view text);
+inline constexpr const char* kBytesExpected = "bytes, as 65536, 512KiB, 64MiB or 1GiB";
 
 // Page-aligned memory that asks for huge pages: with 4 KiB pages the first touch of 622 MB costs up to 0.9 s.
 class HugeBuffer {

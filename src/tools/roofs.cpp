@@ -37,13 +37,13 @@ double median(std::vector<double> values) {
 
 Roofs faster_of(const Roofs& a, const Roofs& b) {
   return {std::min(a.in_place_ms, b.in_place_ms), std::min(a.copy_ms, b.copy_ms), std::min(a.read_ms, b.read_ms),
-          std::min(a.exp_ms, b.exp_ms)};
+          std::min(a.exp_ms, b.exp_ms), std::max(a.tflops, b.tflops)};
 }
 
 double largest_difference(const Roofs& a, const Roofs& b) {
-  const auto difference = [](double x, double y) { return std::abs(x - y) / std::min(x, y); };
+  const auto difference = [](double x, double y) { return x == y ? 0.0 : std::abs(x - y) / std::min(x, y); };
   return std::max({difference(a.in_place_ms, b.in_place_ms), difference(a.copy_ms, b.copy_ms), difference(a.read_ms, b.read_ms),
-                   difference(a.exp_ms, b.exp_ms)});
+                   difference(a.exp_ms, b.exp_ms), difference(a.tflops, b.tflops)});
 }
 
 RoofMeter::RoofMeter(int threads) : team_(threads), loops_(widest_loops()) {}

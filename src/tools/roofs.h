@@ -17,6 +17,7 @@ struct Roofs {
   double copy_ms = 0;      // read every byte and write as many with non-temporal stores
   double read_ms = 0;
   double exp_ms = 0;  // one float32 exp an element, operands in L1: the kernels' own, the fastest one that we know
+  double tflops = 0;  // of products of matrices (tools/matmul_roof.h), where there are any; otherwise 0
 };
 
 // The best of both, field by field, and by how much they differ at most (0.15: 15 %).

@@ -16,10 +16,10 @@ std::string plain(const Json& value) { return value.is_string() ? value.get<std:
 Json timed(const Json& sweep_case) {
   Bench bench(bench_settings(sweep_case));
   const std::string pass = sweep_case.at("pass").get<std::string>();
-  if (pass == pass_name(TILELOSS_FORWARD)) return to_json(bench.time_kernel(TILELOSS_FORWARD), bench.bytes());
+  if (pass == pass_name(TILELOSS_FORWARD)) return to_json(bench.time_kernel(TILELOSS_FORWARD));
   // A backward starts from the row state that a forward leaves.
   if (pass == pass_name(TILELOSS_BACKWARD)) bench.time_kernel(TILELOSS_FORWARD);
-  return to_json(bench.time_kernel(bench.gradient_pass()), bench.bytes());
+  return to_json(bench.time_kernel(bench.gradient_pass()));
 }
 
 }  // namespace
@@ -37,13 +37,20 @@ BenchSettings bench_settings(const Json& sweep_case) {
   sweep_case.at("schedule").get_to(settings.kernel.schedule);
   sweep_case.at("row_block").get_to(settings.kernel.row_block);
   sweep_case.at("vocab_block").get_to(settings.kernel.vocab_block);
+  if (sweep_case.contains("hidden")) {
+    sweep_case["hidden"].get_to(settings.head.hidden);
+    settings.head.is_transposed = sweep_case.at("head_layout").get<std::string>() == "hv";
+    sweep_case.at("workspace").get_to(settings.kernel.workspace_bytes);
+  }
   sweep_case.at("iters").get_to(settings.iterations);
   sweep_case.at("warmup").get_to(settings.warmup);
   sweep_case.at("seed").get_to(settings.seed);
   return settings;
 }
 
-std::string value_text(const Json& sweep_case, const std::string& parameter) { return plain(sweep_case.at(parameter)); }
+std::string value_text(const Json& sweep_case, const std::string& parameter) {
+  return plain(sweep_case.value(parameter, Json("-")));
+}
 
 std::string describe_work(const Json& sweep_case) {
   std::string text = value_text(sweep_case, "loss");
@@ -51,14 +58,15 @@ std::string describe_work(const Json& sweep_case) {
   for (const auto& [name, value] : sweep_case.at("options").items()) text += fmt::format(" {}={}", name, plain(value));
   text += fmt::format(" [{}, {}] {} {}", value_text(sweep_case, "tokens"), value_text(sweep_case, "vocab"),
                       value_text(sweep_case, "dtype"), value_text(sweep_case, "pass"));
+  if (sweep_case.contains("hidden")) text += " hidden " + value_text(sweep_case, "hidden");
   if (sweep_case.at("in_place").get<bool>()) text += " in place";
   return text;
 }
 
 std::vector<std::string> varied_axes(const std::vector<Json>& cases) {
   std::vector<std::string> axes;
-  for (const char* axis : {"isa", "threads", "schedule", "row_block", "vocab_block"}) {
-    const auto differs = [&](const Json& other) { return other.at(axis) != cases.front().at(axis); };
+  for (const char* axis : {"isa", "threads", "schedule", "row_block", "vocab_block", "head_layout", "workspace"}) {
+    const auto differs = [&](const Json& other) { return other.value(axis, Json()) != cases.front().value(axis, Json()); };
     if (std::any_of(cases.begin(), cases.end(), differs)) axes.emplace_back(axis);
   }
   return axes;

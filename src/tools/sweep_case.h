@@ -11,8 +11,8 @@
 namespace tileloss::tools {
 
 // A case is a JSON object of all its parameters: loss, preset (if one was named), options, tokens, vocab, dtype, pass, isa,
-// threads, schedule, row_block, vocab_block, in_place, iters, warmup, seed. So it travels to the child and into the results file,
-// and two cases are the same if their text is.
+// threads, schedule, row_block, vocab_block, in_place, iters, warmup, seed, and with an LM head hidden, head_layout, workspace.
+// So it travels to the child and into the results file, and two cases are the same if their text is.
 
 // Throws nlohmann's exceptions or ToolError for anything else.
 BenchSettings bench_settings(const Json& sweep_case);

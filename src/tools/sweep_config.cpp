@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "tools/abi.h"
 #include "tools/config.h"
 #include "tools/exit_codes.h"
+#include "tools/memory.h"
 #include "tools/sweep_case.h"
 
 namespace tileloss::tools {
@@ -90,6 +92,17 @@ Json read_dtype(ConfigReader& item) {
   return {{"dtype", reference::format_info(format).name}};
 }
 
+// "64MiB", or bytes.
+Json read_workspace(ConfigReader& item) {
+  const std::string text = item.text("workspace");
+  const std::optional<int64_t> bytes = parse_bytes(text);
+  if (!bytes) item.fail("workspace", fmt::format("expected {}, got '{}'", kBytesExpected, text));
+  return {{"workspace", *bytes}};
+}
+
+// The axes that only the functions linear_* have.
+constexpr const char* kHeadAxes[] = {"hidden", "head_layout", "workspace"};
+
 // In the order of a case's members; the last axis runs fastest.
 std::vector<Axis> read_axes(ConfigReader& reader) {
   return {read_axis(reader, "loss", nullptr, read_loss),
@@ -101,7 +114,27 @@ std::vector<Axis> read_axes(ConfigReader& reader) {
           integer_axis(reader, "threads", 4096),
           choice_axis(reader, "schedule", "auto", schedule_names()),
           integer_axis(reader, "row_block", kMaxCount),
-          integer_axis(reader, "vocab_block", kMaxCount)};
+          integer_axis(reader, "vocab_block", kMaxCount),
+          integer_axis(reader, "hidden", int64_t{1} << 20),
+          choice_axis(reader, "head_layout", "vh", {"vh", "hv"}),
+          read_axis(reader, "workspace", 0, read_workspace)};
+}
+
+// Takes from a case what its function has no use for.
+void finish_case(Json& sweep_case, const ConfigReader& reader) {
+  const Function function(sweep_case["loss"].get<std::string>());
+  // A function without a loss has its gradient from a backward.
+  if (!function.is_loss() && sweep_case["pass"] == pass_name(TILELOSS_VALUE_AND_GRAD))
+    sweep_case["pass"] = pass_name(TILELOSS_BACKWARD);
+  if (function.is_linear()) {
+    if (sweep_case["hidden"] == 0) reader.fail("hidden", function.name() + " needs the hidden size, got none");
+    if (sweep_case["in_place"] == true) reader.fail("in_place", function.name() + " has no logits");
+    return;
+  }
+  for (const char* axis : kHeadAxes) {
+    if (reader.has(axis)) reader.fail(axis, function.name() + " takes logits; this is for the functions linear_*");
+    sweep_case.erase(axis);
+  }
 }
 
 std::vector<Json> combine(const std::vector<Axis>& axes, const Json& common, const ConfigReader& reader) {
@@ -123,10 +156,8 @@ std::vector<Json> combine(const std::vector<Axis>& axes, const Json& common, con
     cases = std::move(longer);
   }
   for (Json& sweep_case : cases) {
-    // A function without a loss has its gradient from a backward.
-    const bool is_loss = Function(sweep_case["loss"].get<std::string>()).is_loss();
-    if (!is_loss && sweep_case["pass"] == pass_name(TILELOSS_VALUE_AND_GRAD)) sweep_case["pass"] = pass_name(TILELOSS_BACKWARD);
     sweep_case.update(common);
+    finish_case(sweep_case, reader);
   }
   return cases;
 }

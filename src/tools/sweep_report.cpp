@@ -41,9 +41,10 @@ std::string group_text(const std::vector<const Json*>& group, const std::vector<
   for (const Json* line : group) slowest = std::max(slowest, is_ok(*line) ? median_ms(*line) : 0);
 
   std::vector<std::string> header = axes;
+  const bool has_products = best.contains("tflops");
   const std::string scale = is_ok(best) ? fmt::format("0 to {:.4g} ms", slowest) : "";
-  for (const std::string& name :
-       {std::string("runs as"), std::string("min ms"), std::string("GB/s"), std::string("median ms"), scale})
+  for (const std::string& name : {std::string("runs as"), std::string("min ms"), std::string(has_products ? "TFLOP/s" : "GB/s"),
+                                  std::string("median ms"), scale})
     header.push_back(name);
   Table table(header);
   for (const Json* line : group) {
@@ -55,7 +56,7 @@ std::string group_text(const std::vector<const Json*>& group, const std::vector<
                                   line->at("schedule").get<std::string>(), line->at("row_block").get<int64_t>(),
                                   line->at("vocab_block").get<int64_t>()));
       cells.push_back(fmt::format("{:.4g}", line->at("min_ms").get<double>()));
-      cells.push_back(fmt::format("{:.3g}", line->at("gb_per_s").get<double>()));
+      cells.push_back(fmt::format("{:.3g}", line->at(has_products ? "tflops" : "gb_per_s").get<double>()));
       cells.push_back(fmt::format("{:.4g}", median_ms(*line)));
       cells.push_back(std::string(bar, '#') + (line == &best ? " best" : ""));
     } else {
