@@ -109,24 +109,22 @@ template <class T>
 inline constexpr bool kIsLabel = std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>;
 template <class T>
 inline constexpr bool kIsMask = kIsLabel<T> || std::is_same_v<T, std::uint8_t> || std::is_same_v<T, float>;
-template <class Range>
-concept MaskStorage = Storage<Range> && kIsMask<std::remove_const_t<ElementOf<Range>>>;
-template <class Range>
-concept LabelStorage = Storage<Range> && kIsLabel<std::remove_const_t<ElementOf<Range>>>;
+
+// Whether a view takes elements of this type; const ones too where the library only reads.
+template <class T>
+struct AcceptsLogits : std::bool_constant<kIsLogit<std::remove_const_t<T>>> {};
+template <class T>
+struct AcceptsMutableLogits : std::bool_constant<kIsLogit<T>> {};
+template <class T>
+struct AcceptsLabels : std::bool_constant<kIsLabel<std::remove_const_t<T>>> {};
+template <class T>
+struct AcceptsMasks : std::bool_constant<kIsMask<std::remove_const_t<T>>> {};
 
 }  // namespace detail
 
-// What a view may hold, const or not; what logits and labels may be.
+// What a view may hold, const or not.
 template <class T>
 concept Element = detail::kIsElement<std::remove_const_t<T>>;
-template <class T>
-concept LogitElement = detail::kIsLogit<std::remove_const_t<T>>;
-template <class T>
-concept MutableLogitElement = detail::kIsLogit<T>;
-template <class T>
-concept LabelElement = detail::kIsLabel<std::remove_const_t<T>>;
-template <class T>
-concept MaskElement = detail::kIsMask<std::remove_const_t<T>>;
 
 // A [size] vector of T, stride in elements. const T for inputs.
 template <Element T>
@@ -197,55 +195,39 @@ template <detail::Storage Range>
 Matrix(Range&&, std::int64_t, std::int64_t) -> Matrix<detail::ElementOf<Range>>;
 
 // The places where the element type is open: logits to read, logits to write, labels, masks. Each takes any fitting view.
-class LogitsView {
+template <template <class> class Accepts>
+class AnyMatrix {
  public:
-  LogitsView() noexcept = default;
-  template <LogitElement T>
-  LogitsView(const Matrix<T>& matrix) noexcept : c_(matrix.c()) {}
+  AnyMatrix() noexcept = default;
+  template <Element T>
+  requires(Accepts<T>::value) AnyMatrix(const Matrix<T>& matrix)
+  noexcept : c_(matrix.c()) {}
   [[nodiscard]] const tileloss_matrix& c() const noexcept { return c_; }
 
  private:
   tileloss_matrix c_{};
 };
+using LogitsView = AnyMatrix<detail::AcceptsLogits>;
+using MutableLogitsView = AnyMatrix<detail::AcceptsMutableLogits>;
 
-class MutableLogitsView {
+template <template <class> class Accepts>
+class AnyVector {
  public:
-  MutableLogitsView() noexcept = default;
-  template <MutableLogitElement T>
-  MutableLogitsView(const Matrix<T>& matrix) noexcept : c_(matrix.c()) {}
-  [[nodiscard]] const tileloss_matrix& c() const noexcept { return c_; }
-
- private:
-  tileloss_matrix c_{};
-};
-
-class LabelsView {
- public:
-  LabelsView() noexcept = default;
-  template <LabelElement T>
-  LabelsView(const Vector<T>& vector) noexcept : c_(vector.c()) {}
-  template <detail::LabelStorage Range>
-  LabelsView(Range&& labels) noexcept  // NOLINT(bugprone-forwarding-reference-overload): a LabelsView is no range
-      : c_(Vector<detail::ElementOf<Range>>(labels).c()) {}
+  AnyVector() noexcept = default;
+  template <Element T>
+  requires(Accepts<T>::value) AnyVector(const Vector<T>& vector)
+  noexcept : c_(vector.c()) {}
+  template <detail::Storage Range>
+  requires(Accepts<detail::ElementOf<Range>>::value) AnyVector(Range&& storage)
+  noexcept  // NOLINT(bugprone-forwarding-reference-overload): an AnyVector is no range
+      : c_(Vector<detail::ElementOf<Range>>(storage).c()) {}
   [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
 
  private:
   tileloss_vector c_{};
 };
-
-class MaskView {
- public:
-  MaskView() noexcept = default;
-  template <MaskElement T>
-  MaskView(const Vector<T>& vector) noexcept : c_(vector.c()) {}
-  template <detail::MaskStorage Range>
-  MaskView(Range&& mask) noexcept  // NOLINT(bugprone-forwarding-reference-overload): a MaskView is no range
-      : c_(Vector<detail::ElementOf<Range>>(mask).c()) {}
-  [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
-
- private:
-  tileloss_vector c_{};
-};
+using LabelsView = AnyVector<detail::AcceptsLabels>;
+using MaskView = AnyVector<detail::AcceptsMasks>;
 
 // A number that may change from step to step: a value, or the place of one float that is read during the call.
 class Scalar {

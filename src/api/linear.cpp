@@ -37,8 +37,6 @@ Status check_like(const char* name, const tileloss_matrix& gradient, const char*
 cpu::Operand operand(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 cpu::OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 
-bool wants_head(const Problem& p) { return p.needs_backward && present(p.args.dhead); }
-
 }  // namespace
 
 Status resolve_linear(Problem& p) {
@@ -108,7 +106,7 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.compute = p.compute;
   s.forward = p.needs_forward && p.total_columns > 0;
   s.dhidden = p.needs_backward && present(p.args.dhidden);
-  s.dhead = wants_head(p);
+  s.dhead = p.needs_backward && present(p.args.dhead);
   s.dbias = p.needs_backward && present(p.args.dbias);
   const bool adds_in_place = s.dhead && p.args.dhead.dtype == TILELOSS_FLOAT32;
   s.dhead_across = adds_in_place && p.args.dhead.col_stride != 1 && p.args.dhead.row_stride == 1;
@@ -179,10 +177,9 @@ cpu::LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const Los
   if (present(a.head)) job.head = operand(a.head);
   job.bias = static_cast<const float*>(a.bias.data);
   job.bias_stride = a.bias.stride;
-  job.transform =
-      LogitTransform::make(p.logit.logit_scale, p.logit.softcap, context.temperature_on_logprob ? 1.0 : context.temperature);
+  job.transform = make_transform(p, context.temperature);
   job.sums = p.sums;
-  if (a.class_weights.data != nullptr) job.class_weights = static_cast<const float*>(a.class_weights.data) + p.logit.vocab_start;
+  job.class_weights = class_weights(p);
   job.targets = targets;
   job.from_saved_state = !p.needs_forward;
   job.wants_gradients = p.needs_backward;

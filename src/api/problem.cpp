@@ -168,6 +168,16 @@ LossContext make_context(const Problem& p) {
   return c;
 }
 
+LogitTransform make_transform(const Problem& p, double temperature) {
+  const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
+  return LogitTransform::make(p.logit.logit_scale, p.logit.softcap, on_logprob ? 1.0 : temperature);
+}
+
+const float* class_weights(const Problem& p) {
+  const auto* weights = static_cast<const float*>(p.args.class_weights.data);
+  return weights == nullptr ? nullptr : weights + p.logit.vocab_start;
+}
+
 Status make_problem(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, Problem* problem) {
   Problem& p = *problem;
   if (function == nullptr || (p.loss = find_loss(function)) == nullptr) {
@@ -208,9 +218,11 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
     if (std::string message = p.loss->info.check(context); !message.empty()) return invalid(std::move(message));
   }
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
-  p.couples_rows = stage->couples_rows();
   p.stage_bytes = stage->scratch_bytes();
-  return resolve_passes(p, stage->forward_sums(), stage->backward_sums());
+  if (Status s = resolve_passes(p, stage->forward_sums(), stage->backward_sums()); !s.ok()) return s;
+  // A forward for row outputs or the row state alone needs no loss of any row.
+  p.couples_rows = stage->couples_rows() && (p.needs_backward || present(p.args.loss) || present(p.args.metrics));
+  return {};
 }
 
 Status check_data(const Problem& p) {

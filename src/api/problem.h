@@ -43,6 +43,9 @@ std::string shape(std::int64_t rows, std::int64_t cols);
 Status make_problem(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, Problem* problem);
 // What the row stage sees, as far as shapes tell: without the temperature, which may lie behind a pointer, and without scratch.
 LossContext make_context(const Problem& problem);
+// The transform of the softmax, once the temperature is known, and the class weight of column 0; null: 1.
+LogitTransform make_transform(const Problem& problem, double temperature);
+const float* class_weights(const Problem& problem);
 // What can only be checked at the call: data pointers, overlap, numbers behind pointers.
 Status check_data(const Problem& problem);
 

@@ -140,11 +140,9 @@ cpu::SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossCo
   job.dlogits = p.needs_backward ? p.args.dlogits.data : nullptr;
   job.dlogits_stride = p.args.dlogits.row_stride;
   job.from_saved_state = !p.needs_forward;
-  job.transform =
-      LogitTransform::make(p.logit.logit_scale, p.logit.softcap, context.temperature_on_logprob ? 1.0 : context.temperature);
+  job.transform = make_transform(p, context.temperature);
   job.sums = p.sums;
-  if (p.args.class_weights.data != nullptr)
-    job.class_weights = static_cast<const float*>(p.args.class_weights.data) + p.logit.vocab_start;
+  job.class_weights = class_weights(p);
   job.targets = targets;
   job.schedule = plan.schedule;
   job.threads = plan.threads;

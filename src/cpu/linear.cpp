@@ -1,6 +1,5 @@
 #include "cpu/linear.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "cpu/linear_walk.h"

@@ -43,6 +43,8 @@ struct LinearShape {
   bool is_stash = false;
 
   bool backward() const { return dhidden || dhead || dbias; }
+  // Several row chunks and no place in the output: dhead is added up in the workspace.
+  bool sums_dhead() const { return dhead && row_chunk < rows && !dhead_in_place; }
 };
 
 // Columns of a tile: with its rows of the head about as many bytes as a core's L2.

@@ -1,10 +1,8 @@
 // The backward of linear.h: dz a chunk of the vocabulary at a time, and the two products made of it.
-#include <cmath>
-#include <cstring>
-
 #include "cpu/linear_walk.h"
 
 namespace tileloss::cpu {
+
 // One row's columns of a tile: z becomes dL/dz.
 void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const {
   const RowGradient& g = gradients_[u];
@@ -61,7 +59,6 @@ void LinearWalk::pack_across(std::int64_t begin, std::int64_t end) {
 void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                             const float* dz) const {
   const std::int64_t width = shape().width;
-  const bool has_sums = shape().row_chunk < shape().rows && !shape().dhead_in_place;
   float* sums = scratch + dz_block(shape(), matmul());
   std::int64_t stride = width;
   bool accumulate = begin > 0;
@@ -70,7 +67,7 @@ void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end
     sums = static_cast<float*>(job_.dhead.data) + column * along;
     stride = shape().dhead_across ? job_.dhead.col_stride : along;
     accumulate = accumulate || job_.accumulate;
-  } else if (has_sums) {
+  } else if (shape().sums_dhead()) {
     sums = piece<float>(job_.layout.dhead) + column * width;
   }
   const Operand down{dz, kStorageFloat32, 1, dz_stride()};
@@ -85,7 +82,7 @@ void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end
       matmul().multiply(scratch, across, columns, width, depth, shape().compute, sums, stride, accumulate || k > 0);
     }
   }
-  if (!shape().dhead_in_place && !has_sums) write_dhead(column, columns, sums);
+  if (!shape().dhead_in_place && !shape().sums_dhead()) write_dhead(column, columns, sums);
 }
 
 void LinearWalk::write_dhead(std::int64_t column, std::int64_t columns, const float* sums) const {
@@ -168,7 +165,7 @@ void LinearWalk::finish() {
     });
   }
   const bool nothing_used = used_ == 0;
-  if (shape().dhead && !nothing_used && shape().row_chunk < shape().rows && !shape().dhead_in_place) {
+  if (shape().sums_dhead() && !nothing_used) {
     parallel(ceil_div(shape().columns, shape().tile), [&](std::int64_t, std::int64_t task) {
       const std::int64_t column = task * shape().tile, columns = std::min(shape().tile, shape().columns - column);
       write_dhead(column, columns, piece<float>(job_.layout.dhead) + column * width);

@@ -48,7 +48,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
                 s.row_chunk * (s.is_stash ? s.columns : chunk) * kFloat);
     if (s.dhead) {
       l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
-      if (s.row_chunk < s.rows && !s.dhead_in_place) l.dhead = take("dhead sums", s.columns * s.width * kFloat);
+      if (s.sums_dhead()) l.dhead = take("dhead sums", s.columns * s.width * kFloat);
     }
     if (s.dhidden) {
       l.packed_head = take("head packed across", m.packed_floats(s.width, m.b_panel, chunk, s.compute) * kFloat);

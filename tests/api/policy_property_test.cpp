@@ -13,7 +13,7 @@ constexpr int kPolicyCases = 400;
 
 std::vector<Factor> policy_factors() {
   return {{"rows", {"2", "7", "33"}},
-          {"vocab", {"2", "17", "127", "1000", "2049"}},
+          {"vocab", {"1", "2", "17", "127", "1000", "2049"}},
           {"distribution", {"normal", "uniform", "wide", "offset_plus", "spike_first", "confident"}},
           {"valid_vocab", {"all", "fewer"}},
           {"stride_extra", {"0", "13"}},
