@@ -115,6 +115,8 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   if (config.is_policy()) draw_policy_layout(config, inputs);
   if (config.is_linear()) set_linear_shape(config, inputs);
   plan_shapes(config, inputs);
+  // Before anything is drawn: what does not fit is refused at once.
+  if (!config.is_linear()) inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   // The label of a row that the mask leaves out may be anything.
   for (int64_t row = 0; row < inputs.rows; ++row) {
@@ -124,7 +126,6 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
     generate_linear(config, team, inputs);
     return;
   }
-  inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   team.for_each(inputs.rows, [&](int64_t row, int) {
     check_stop();
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
