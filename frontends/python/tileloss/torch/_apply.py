@@ -1,0 +1,194 @@
+"""From a public function's arguments to the operator that serves them: the choice between forward, value and gradient, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tileloss._library import FUNCTIONS
+from tileloss.torch import _autograd
+from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
+from tileloss.torch._options import Value, encode
+from tileloss.torch._tensors import DTYPES, check_cpu, check_float, check_labels
+
+_ops = torch.ops.tileloss
+
+
+class RowOutputs(NamedTuple):
+    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+
+    logp: Tensor | None = None  # float32: log softmax at the label
+    lse: Tensor | None = None  # float32: log sum_j exp(z_j)
+    entropy: Tensor | None = None  # float32, nats
+    argmax: Tensor | None = None  # int64: lowest index on ties, -1 if the row holds a NaN
+    correct: Tensor | None = None  # bool: argmax == label
+    log_sum_sq_probs: Tensor | None = None  # float32: log sum_j p_j^2
+    mean_logit: Tensor | None = None  # float32: mean of z over the valid columns
+
+
+class Head(NamedTuple):
+    """The LM head's side of a fused call."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    compute_dtype: int
+    workspace_bytes: int
+
+
+def _autocast_dtype() -> torch.dtype | None:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def make_head(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, compute_dtype: torch.dtype | None, workspace_bytes: int | None
+) -> Head:
+    check_float("hidden", hidden)
+    check_float("weight", weight)
+    if hidden.dim() == 0:
+        raise ValueError("hidden: expected at least one dimension, got a scalar")
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+        raise ValueError(f"weight: expected shape [V, {hidden.shape[-1]}], as hidden's last dimension, got {list(weight.shape)}")
+    if bias is not None:
+        check_float("bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {list(bias.shape)}")
+    if workspace_bytes is not None and workspace_bytes < 1:
+        raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
+    dtype = compute_dtype if compute_dtype is not None else _autocast_dtype()
+    if compute_dtype is None and dtype == torch.float16:
+        dtype = torch.float32  # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing
+    if dtype is not None and dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}")
+    code = 0 if dtype is None else DTYPES[dtype]
+    return Head(hidden, weight, bias, code, workspace_bytes or 0)
+
+
+def _check_extra(function: str, extra: Sequence[Tensor | None], renamed: Mapping[str, str]) -> None:
+    for name, tensor in zip(EXTRA_INPUTS[function], extra, strict=True):
+        if tensor is None:
+            continue
+        shown = renamed.get(name, name)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{shown}: expected a Tensor, got {type(tensor).__name__}")
+        check_cpu(shown, tensor)
+        if tensor.is_complex() or (tensor.dtype not in DTYPES and not tensor.is_floating_point()):
+            raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
+
+
+def _detached(extra: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if t is None else t.detach() for t in extra]
+
+
+def loss_of_logits(
+    function: str,
+    logits: Tensor,
+    labels: Tensor,
+    extra: Sequence[Tensor | None],
+    given: Mapping[str, Value],
+    *,
+    preset: str = "",
+    wants_metrics: bool = False,
+    grad_in_forward: bool,
+    inplace_backward: bool,
+    renamed: Mapping[str, str] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(loss, metrics); metrics is empty unless asked for."""
+    check_float("logits", logits)
+    check_labels(labels, logits, "logits")
+    _check_extra(function, extra, renamed or {})
+    options = encode(function, given, preset)
+    inputs = (labels, *_detached(extra), *options)
+    wants_grad = torch.is_grad_enabled() and logits.requires_grad
+    compiling = torch.compiler.is_compiling()
+    if wants_grad and grad_in_forward:
+        _refuse_per_row(given)
+        if inplace_backward and not compiling:
+            return _autograd.InPlaceLoss.apply(logits, function, (*inputs, wants_metrics))  # type: ignore[no-any-return]
+        value_and_grad = getattr(_ops, f"{function}_value_and_grad")
+        loss, _, metrics = value_and_grad(logits, *inputs, not compiling, wants_metrics)
+        return loss, metrics
+    in_place = inplace_backward and not compiling
+    loss, _, metrics = getattr(_ops, function)(logits, *inputs, wants_grad, in_place, wants_metrics)
+    return loss, metrics
+
+
+def _is_per_row(given: Mapping[str, Value]) -> bool:
+    return "none" in (given.get("reduction"), given.get("aggregation"))  # no preset aggregates by none
+
+
+def _refuse_per_row(given: Mapping[str, Value]) -> None:
+    if _is_per_row(given):
+        raise ValueError(
+            "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
+            "has to be known, got True"
+        )
+
+
+def loss_of_hidden(
+    function: str,
+    head: Head,
+    labels: Tensor,
+    extra: Sequence[Tensor | None],
+    given: Mapping[str, Value],
+    *,
+    preset: str = "",
+    wants_metrics: bool = False,
+    grad_in_forward: bool,
+) -> tuple[Tensor, Tensor]:
+    """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
+    check_labels(labels, head.hidden, "hidden")
+    _check_extra(function, extra, {})
+    name = f"linear_{function}"
+    options = encode(name, given, preset)
+    tensors = (head.hidden, head.weight, head.bias, labels, *_detached(extra), *options)
+    head_options = (head.compute_dtype, head.workspace_bytes)
+    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in head[:3]]
+    if any(needs) and grad_in_forward and not _is_per_row(given):
+        value_and_grad = getattr(_ops, f"{name}_value_and_grad")
+        rescale_in_place = not torch.compiler.is_compiling()
+        loss, _, _, _, metrics = value_and_grad(*tensors, *head_options, *needs, rescale_in_place, wants_metrics)
+        return loss, metrics
+    loss, _, metrics = getattr(_ops, name)(*tensors, *head_options, any(needs), wants_metrics)
+    return loss, metrics
+
+
+def _wanted(outputs: Sequence[str]) -> str:
+    unknown = [name for name in outputs if name not in ROW_OUTPUTS]
+    if isinstance(outputs, str) or unknown:
+        raise ValueError(f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {outputs!r}")
+    return ",".join(outputs)
+
+
+def _row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutputs:
+    named = {name: r for name, r in zip(ROW_OUTPUTS, results, strict=False) if name in outputs}
+    if "correct" in named:
+        named["correct"] = named["correct"].view(torch.bool)
+    return RowOutputs(**named)
+
+
+def rows_of_logits(
+    logits: Tensor, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value], *, inplace_backward: bool
+) -> RowOutputs:
+    check_float("logits", logits)
+    check_labels(labels, logits, "logits")
+    options = encode("logprobs", given)
+    wants_grad = torch.is_grad_enabled() and logits.requires_grad
+    in_place = inplace_backward and not torch.compiler.is_compiling()
+    return _row_outputs(_ops.logprobs(logits, labels, *options, _wanted(outputs), wants_grad, in_place), outputs)
+
+
+def rows_of_hidden(head: Head, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value]) -> RowOutputs:
+    check_labels(labels, head.hidden, "hidden")
+    options = encode("linear_logprobs", given)
+    wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in head[:3])
+    head_options = (head.compute_dtype, head.workspace_bytes)
+    tensors = (head.hidden, head.weight, head.bias, labels)
+    return _row_outputs(_ops.linear_logprobs(*tensors, *options, *head_options, _wanted(outputs), wants_grad), outputs)
+
+
+def metrics_by_name(function: str, metrics: Tensor) -> dict[str, Tensor]:
+    return dict(zip(FUNCTIONS[function].metrics, metrics.unbind(), strict=True))

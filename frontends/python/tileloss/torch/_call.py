@@ -1,0 +1,105 @@
+"""One call of the library on tensors: what every operator's kernel comes down to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tileloss import _library
+from tileloss._library import FUNCTIONS, Args, Function
+from tileloss.torch import _options, _tensors
+
+# Rows' inputs that a function takes besides its labels, in the order of its operators' arguments.
+EXTRA_INPUTS = {
+    "cross_entropy": ("class_weights", "token_weights"),
+    "logprobs": (),
+    "policy_loss": ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages", "sequence_offsets"),
+}
+ROW_OUTPUTS = {
+    "logp": torch.float32,
+    "lse": torch.float32,
+    "entropy": torch.float32,
+    "argmax": torch.int64,
+    "correct": torch.uint8,
+    "log_sum_sq_probs": torch.float32,
+    "mean_logit": torch.float32,
+}
+_ARGS_BYTES = ctypes.sizeof(Args)
+# The ABI's names of what the functions call otherwise.
+_RENAMED_LINEAR = {"head": "weight"}
+_RENAMED = {"cross_entropy": {"class_weights": "weight"}}
+
+
+class Call:
+    """The arguments of one call under construction; keeps alive what they point to."""
+
+    def __init__(self, name: str, options: str, values: Sequence[float], scalars: Tensor | None) -> None:
+        self.function: Function = FUNCTIONS[name]
+        self.args = Args(_ARGS_BYTES)
+        self.alive: list[Tensor | None] = [scalars]
+        self.options = _options.to_struct(self.function, options, values, scalars)
+        self.names, self.values = options, values
+
+    def logits(self, logits: Tensor, dlogits: Tensor | None = None) -> None:
+        rows = _tensors.as_rows(logits)
+        self.alive.append(rows)
+        _tensors.set_logits(self.args, rows, rows if dlogits is logits else dlogits)
+
+    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        self.alive.append(rows)
+        _tensors.set_strided_matrix(self.args, "hidden", rows)
+        _tensors.set_strided_matrix(self.args, "head", weight)
+        self.vector("bias", bias)
+        self.args.compute_dtype = compute_dtype
+
+    def vector(self, slot: str, tensor: Tensor | None, dtype: torch.dtype | None = None) -> None:
+        if tensor is None:
+            return
+        tensor = _tensors.flat(tensor, dtype)
+        self.alive.append(tensor)
+        _tensors.set_vector(self.args, slot, tensor)
+
+    def inputs(self, labels: Tensor, extra: Sequence[Tensor | None]) -> None:
+        self.vector("labels", labels)
+        names = EXTRA_INPUTS[self.function.name.removeprefix("linear_")]
+        for name, tensor in zip(names, extra, strict=True):
+            keeps_type = name in ("mask", "sequence_offsets")
+            self.vector(name, tensor, None if keeps_type else torch.float32)
+        if "sequence_offsets" in names and extra[-1] is None:
+            self.args.sequence_length = labels.shape[-1] if labels.dim() > 1 else labels.numel()
+
+    def new_output(self, slot: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        output = torch.empty(shape, dtype=dtype)
+        self.vector(slot, output)
+        return output
+
+    def run(self, call_pass: int, workspace_bytes: int = 0) -> None:
+        linear = self.function.name.startswith("linear_")
+        renamed = _RENAMED_LINEAR if linear else _RENAMED.get(self.function.name)
+        threads = torch.get_num_threads()
+        _library.call(
+            self.function,
+            call_pass,
+            self.args,
+            self.options,
+            threads=threads,
+            workspace_bytes=workspace_bytes,
+            renamed=renamed,
+        )
+
+
+def is_per_row(name: str, options: str, values: Sequence[float]) -> bool:
+    """Whether the loss is one number a row: reduction or aggregation "none"."""
+    function = FUNCTIONS[name]
+    choice = "reduction" if "reduction" in function.options else "aggregation"
+    return _options.choice_of(function, options, values, choice) == "none"
+
+
+def state_arrays(name: str, options: str) -> int:
+    """How many arrays of the row state the backward of a loss reads: max, sum, target, and entropy_sum where it is used."""
+    given = options.partition(":")[2]
+    return 4 if any(n in given for n in ("entropy_coef", "entropy_quantile", "entropy_threshold")) else 3

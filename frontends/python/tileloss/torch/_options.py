@@ -1,0 +1,97 @@
+"""Options by name on their way through an operator: a string of names beside a list of numbers and a tensor of scalars.
+
+An operator's schema has no place for a dictionary. ``Options.names`` is "preset:names of values;names of scalars"; the numbers
+travel as ``values`` (which torch.compile may hold symbolically) and what the caller gave as 0-d tensors as ``scalars``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tileloss._library import FUNCTIONS, Function
+
+Value = float | int | bool | str | Tensor | None
+
+
+class Options(NamedTuple):
+    names: str
+    values: list[float]
+    scalars: Tensor | None
+
+
+def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Options:
+    """``given``: options by their names in losses.md; None: the default, or the preset's."""
+    names: list[str] = []
+    values: list[float] = []
+    tensor_names: list[str] = []
+    tensors: list[Tensor] = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}")
+            tensor_names.append(name)
+            tensors.append(value.detach().to(device="cpu", dtype=torch.float32).reshape(1))
+            continue
+        names.append(name)
+        if isinstance(value, str):
+            values.append(float(FUNCTIONS[function].choice(name, value)))
+        elif isinstance(value, (int, float)) or _is_symbolic(value):
+            values.append(value)
+        else:
+            raise TypeError(f"{name}: expected a number or a tensor of one element, got {type(value).__name__}")
+    key = f"{preset}:{','.join(names)};{','.join(tensor_names)}"
+    scalars = None if not tensors else tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return Options(key, values, scalars)
+
+
+def _is_symbolic(value: object) -> bool:
+    return isinstance(value, (torch.SymFloat, torch.SymInt))
+
+
+class _Key(NamedTuple):
+    preset: str
+    names: tuple[str, ...]
+    tensor_names: tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def _parse(names: str) -> _Key:
+    preset, _, rest = names.partition(":")
+    plain, _, tensors = rest.partition(";")
+    return _Key(preset, tuple(filter(None, plain.split(","))), tuple(filter(None, tensors.split(","))))
+
+
+@lru_cache(maxsize=256)
+def _struct(function: Function, names: str, values: tuple[float, ...]) -> ctypes.Array[ctypes.c_char]:
+    key = _parse(names)
+    options = function.new_options(key.preset)
+    for name, value in zip(key.names, values, strict=True):
+        function.set_value(options, name, value)
+    return options
+
+
+def to_struct(
+    function: Function, names: str, values: Sequence[float], scalars: Tensor | None
+) -> ctypes.Array[ctypes.c_char]:
+    """The options struct. It points into ``scalars``, which must outlive the call."""
+    options = _struct(function, names, tuple(values))
+    if scalars is None:
+        return options
+    options = type(options).from_buffer_copy(options)
+    for i, name in enumerate(_parse(names).tensor_names):
+        function.set_pointer(options, name, scalars.data_ptr() + 4 * i)
+    return options
+
+
+def choice_of(function: Function, names: str, values: Sequence[float], name: str) -> str | None:
+    """What was chosen for an option, None if nothing was. Touches no struct, as ``values`` may be symbolic."""
+    plain = _parse(names).names
+    return function.option(name).choices[int(values[plain.index(name)])] if name in plain else None

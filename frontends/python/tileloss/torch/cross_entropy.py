@@ -1,0 +1,205 @@
+"""Cross-entropy and log-probabilities, from logits and fused with the LM head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tileloss.torch._apply import (
+    RowOutputs,
+    loss_of_hidden,
+    loss_of_logits,
+    make_head,
+    rows_of_hidden,
+    rows_of_logits,
+)
+from tileloss.torch._options import Value
+
+Number = float | Tensor
+
+
+def _logit_options(
+    ignore_index: int,
+    logit_scale: float,
+    softcap: float,
+    temperature: Number,
+    temperature_on: str,
+    valid_vocab: int | None,
+) -> dict[str, Value]:
+    return {
+        "ignore_index": ignore_index,
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+    }
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    token_weights: Tensor | None = None,
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    grad_in_forward: bool = False,
+    inplace_backward: bool = False,
+) -> Tensor:
+    """Cross-entropy of logits and labels, as `torch.nn.functional.cross_entropy` on the flattened leading dimensions.
+
+    With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
+
+        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
+
+    (PyTorch's label smoothing s and class weights c; z-loss as PaLM's and Liger's.) ``reduction="mean"`` divides the first part
+    by the sum of w_i c_y and the second by the sum of w_i over the rows that are not ignored, both by ``num_items`` if given.
+    Where PyTorch gives NaN, with every row ignored, the mean is 0.
+
+    Args:
+        logits: [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or the rows
+            are not a stride apart in at most two levels).
+        labels: [...] int64 or int32. Rows with ``ignore_index`` are not read: they may hold NaN.
+        weight: [V] class weights c, converted to float32. Not differentiable.
+        reduction: "none", "sum" or "mean".
+        token_weights: [...] w, converted to float32. Not differentiable.
+        num_items: mean's denominator: a number or a tensor of one element.
+        temperature: > 0: a number or a tensor of one element. ``temperature_on="logprob"``: log p of the softmax at T = 1, over T.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
+        grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
+            even that where the upstream gradient is 1. One exponential an element instead of two.
+        inplace_backward: write the gradient over ``logits``, which cannot be used after it (a second backward raises). With
+            ``grad_in_forward`` the forward already does so. Under torch.compile, which plans memory itself, it has no effect.
+
+    Returns:
+        float32: a scalar, or [...] with reduction "none".
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what was given.
+        IndexError: a label outside [0, valid_vocab), naming it and its row.
+        NotImplementedError: tensors that are not on the CPU.
+    """
+    given: dict[str, Value] = _logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
+    given |= {"reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss, "num_items": num_items}
+    loss, _ = loss_of_logits(
+        "cross_entropy",
+        logits,
+        labels,
+        (weight, token_weights),
+        given,
+        grad_in_forward=grad_in_forward,
+        inplace_backward=inplace_backward,
+        renamed={"class_weights": "weight"},
+    )
+    return loss
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    class_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    token_weights: Tensor | None = None,
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    grad_in_forward: bool = True,
+) -> Tensor:
+    """`cross_entropy` of the logits hidden @ weight.T + bias, which are never held: they exist a tile at a time.
+
+    Args:
+        hidden: [..., H] float32, bfloat16 or float16, on the CPU.
+        weight: [V, H] the LM head, any strides (a transposed [H, V] is taken as it lies), float32, bfloat16 or float16.
+        labels: [...] int64 or int32. Rows with ``ignore_index`` cost nothing.
+        bias: [V].
+        class_weights: [V] (`cross_entropy`'s ``weight``).
+        compute_dtype: what the products see, torch.bfloat16 or torch.float32; sums are float32 either way. Default: autocast's
+            dtype inside `torch.autocast`, else bfloat16 if hidden and weight are that, else float32. Never a copy of the head.
+        workspace_bytes: a cap on scratch memory; the fastest schedule that fits is taken, and a ValueError names the least that
+            would do. Default: docs/memory.md.
+        grad_in_forward: compute the gradients together with the loss: three products instead of four. Without it, or with
+            reduction "none", the backward computes them from 12 bytes a row that the forward saves.
+
+    The other arguments, the formula, the result and the errors: `cross_entropy`. Gradients have their tensors' dtypes and are
+    given for those of hidden, weight and bias that ask for them; weight's is summed in float32 and rounded once.
+    """
+    given = _logit_options(ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab)
+    given |= {"reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss, "num_items": num_items}
+    head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
+    extra = (class_weights, token_weights)
+    loss, _ = loss_of_hidden("cross_entropy", head, labels, extra, given, grad_in_forward=grad_in_forward)
+    return loss
+
+
+def logprobs(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    outputs: Sequence[str] = ("logp",),
+    ignore_index: int = -100,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    inplace_backward: bool = False,
+) -> RowOutputs:
+    """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
+
+    Args:
+        outputs: names of `RowOutputs`. logp, lse and entropy are differentiable: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse -
+            g_H (H + log p_j)), so any loss written on top of them differentiates exactly.
+
+    The other arguments and the errors: `cross_entropy`.
+
+    Returns:
+        RowOutputs: tensors of the labels' shape, None for what was not asked for.
+    """
+    given = _logit_options(ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab)
+    return rows_of_logits(logits, labels, outputs, given, inplace_backward=inplace_backward)
+
+
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    outputs: Sequence[str] = ("logp",),
+    ignore_index: int = -100,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+) -> RowOutputs:
+    """`logprobs` of the logits hidden @ weight.T + bias, which are never held. Arguments: `linear_cross_entropy`, `logprobs`."""
+    given = _logit_options(ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab)
+    head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
+    return rows_of_hidden(head, labels, outputs, given)
