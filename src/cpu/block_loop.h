@@ -53,10 +53,11 @@ struct BlockLoop {
   // additions to one, and leave registers to the pipeline.
   struct Accumulators {
     F sum[2], entropy[2], collision[2];
-    decltype(Simd::max_start(kType)) max;
+    // Of the raw logits; the lowest only with Transform::kFused.
+    decltype(Simd::max_start(kType)) max, lowest;
     Accumulators() {
       clear_sums();
-      max = Simd::max_start(kType);
+      max = lowest = Simd::max_start(kType);
     }
     void clear_sums() {
       for (int i = 0; i < 2; ++i) sum[i] = entropy[i] = collision[i] = Simd::set(0);
@@ -66,6 +67,7 @@ struct BlockLoop {
     [[gnu::always_inline]] void copy_from(const Accumulators& other) {
       if constexpr (!kF.forward) return;
       max = other.max;
+      lowest = other.lowest;
       for (int i = 0; i < 2; ++i) {
         sum[i] = other.sum[i];
         if constexpr (kF.entropy) entropy[i] = other.entropy[i];
@@ -113,11 +115,23 @@ struct BlockLoop {
     Pair t, n, r, slope;
   };
 
+  // What the software pipeline carries of a pair.
+  template <class Transform>
+  static auto nothing_carried() {
+    if constexpr (Transform::kFused) {
+      return typename Transform::Started{};
+    } else {
+      return Reduced{};
+    }
+  }
+  template <class Transform>
+  using Carried = decltype(nothing_carried<Transform>());
+
   static Pair load_floats(const float* p) { return {Simd::load(p), Simd::load(p + Simd::kLanes)}; }
 
   template <class Transform>
   [[gnu::always_inline]] static Pair exponents(const Block<Transform>& b, Pair u, F offset) {
-    if constexpr (Transform::kFolded) return {Simd::sub(u.a, offset), Simd::sub(u.b, offset)};
+    if constexpr (Transform::kFused) return {Simd::sub(u.a, offset), Simd::sub(u.b, offset)};
     return {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
   }
 
@@ -153,24 +167,41 @@ struct BlockLoop {
 
   // Loads logits, looks at their maximum, reduces their exponents.
   template <Features kF, bool kMasked, bool kPrefetch = !kMasked, class Transform>
-  [[gnu::always_inline]] static void prepare(const Block<Transform>& b, std::int64_t i, int n, Accumulators& acc, Reduced& out) {
+  [[gnu::always_inline]] static void prepare(const Block<Transform>& b, std::int64_t i, int n, Accumulators& acc,
+                                             Carried<Transform>& out) {
     const T* p = b.x + i;
     if constexpr (kPrefetch) Simd::prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
-    const auto raw = kMasked && n < kPair ? Simd::load_raw_partial(p, n, -kInfinity) : Simd::load_raw(p);
+    // A maximum of 0 that is none is found out like a negative one.
+    constexpr float kFill = Transform::kFused ? 0 : -kInfinity;
+    const auto raw = kMasked && n < kPair ? Simd::load_raw_partial(p, n, kFill) : Simd::load_raw(p);
     acc.max = Simd::max_raw(acc.max, raw);
-    reduce(b, i, Simd::unpack(raw, kType), b.offset, out);
+    if constexpr (Transform::kFused) {
+      acc.lowest = Simd::lowest_raw(acc.lowest, raw);
+      out = b.transform.start(Simd::unpack(raw, kType));
+    } else {
+      reduce(b, i, Simd::unpack(raw, kType), b.offset, out);
+    }
   }
 
   template <Features kF, bool kMasked, class Transform>
-  [[gnu::always_inline]] static void complete(const Block<Transform>& b, std::int64_t i, int n, const Reduced& in,
+  [[gnu::always_inline]] static void complete(const Block<Transform>& b, std::int64_t i, int n, const Carried<Transform>& in,
                                               Accumulators& acc) {
-    Pair e = exp2(in);
+    Pair e, t;
+    [[maybe_unused]] Pair slope;
+    if constexpr (Transform::kFused) {
+      e = b.transform.finish(in, t, slope);
+      t = exponents(b, t, b.offset);
+    } else {
+      e = exp2(in);
+      t = in.t;
+      slope = in.slope;
+    }
     if constexpr (kMasked) e = Simd::keep(e, n, static_cast<int>(b.hole - i), b.x);
-    acc.template add<kF>(0, in.t.a, e.a);
-    acc.template add<kF>(1, in.t.b, e.b);
+    acc.template add<kF>(0, t.a, e.a);
+    acc.template add<kF>(1, t.b, e.b);
     if constexpr (kF.write_stash) {
       // With the slope in the stash, a backward without a uniform part never looks at x.
-      if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, in.slope.a), Simd::mul(e.b, in.slope.b)};
+      if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, slope.a), Simd::mul(e.b, slope.b)};
       Simd::store(b.stash + i, e.a);
       Simd::store(b.stash + i + Simd::kLanes, e.b);
     }
@@ -222,23 +253,19 @@ struct BlockLoop {
   // the new one is written.
   template <Features kF, class Transform>
   [[gnu::always_inline]] static void finish_pair(const Block<Transform>& b, std::int64_t i,
-                                                 [[maybe_unused]] const Reduced& reduced, Accumulators& acc) {
+                                                 [[maybe_unused]] const Carried<Transform>& carried, Accumulators& acc) {
     [[maybe_unused]] Pair g;
     if constexpr (kF.backward) g = backward<kF, false>(b, i, kPair);
-    if constexpr (kF.forward) complete<kF, false>(b, i, kPair, reduced, acc);
+    if constexpr (kF.forward) complete<kF, false>(b, i, kPair, carried, acc);
     if constexpr (kF.backward) store_gradient<kF>(b.dx + i, g);
   }
 
-  // Columns [begin, end), a multiple of kStep. Two pairs take turns: one is reduced while the other is finished. (Two groups of 4
-  // vectors need more than 32 registers: 32.8 ms for a step against 27.2.)
+  // Two pairs take turns: one is reduced while the other is finished. (Two groups of 4 vectors need more than 32 registers: 32.8
+  // ms for a step against 27.2.)
   template <Features kF, class Transform>
-  [[gnu::noinline]] static void full_steps(const Block<Transform>& block, std::int64_t begin, std::int64_t end,
-                                           Accumulators& out) {
-    if (begin >= end) return;
-    const Block<Transform> b = block;
-    Accumulators acc;
-    acc.template copy_from<kF>(out);
-    [[maybe_unused]] Reduced even, odd;
+  [[gnu::always_inline]] static void two_pairs(const Block<Transform>& b, std::int64_t begin, std::int64_t end,
+                                               Accumulators& acc) {
+    [[maybe_unused]] Carried<Transform> even, odd;
     if constexpr (kF.forward) prepare<kF, false>(b, begin, kPair, acc, even);
     for (std::int64_t i = begin; i < end; i += kStep) {
       if constexpr (kF.forward) prepare<kF, false, kSecondPairHasALine>(b, i + kPair, kPair, acc, odd);
@@ -246,6 +273,35 @@ struct BlockLoop {
       // At the end it reduces once more what is done already, and drops it.
       if constexpr (kF.forward) prepare<kF, false>(b, i + kStep < end ? i + kStep : i, kPair, acc, even);
       finish_pair<kF>(b, i + kPair, odd, acc);
+    }
+  }
+
+  // The same with one pair an iteration: as SmallSoftcap's pairs have more to be done, GCC schedules two of them badly (14.4
+  // cycles for 16 elements of a step against 13.7).
+  template <Features kF, class Transform>
+  [[gnu::always_inline]] static void pair_by_pair(const Block<Transform>& b, std::int64_t begin, std::int64_t end,
+                                                  Accumulators& acc) {
+    Carried<Transform> now, next;
+    prepare<kF, false>(b, begin, kPair, acc, now);
+    for (std::int64_t i = begin; i < end; i += kPair) {
+      prepare<kF, false>(b, i + kPair < end ? i + kPair : i, kPair, acc, next);
+      finish_pair<kF>(b, i, now, acc);
+      now = next;
+    }
+  }
+
+  // Columns [begin, end), a multiple of kStep.
+  template <Features kF, class Transform>
+  [[gnu::noinline]] static void full_steps(const Block<Transform>& block, std::int64_t begin, std::int64_t end,
+                                           Accumulators& out) {
+    if (begin >= end) return;
+    const Block<Transform> b = block;
+    Accumulators acc;
+    acc.template copy_from<kF>(out);
+    if constexpr (kF.forward && Transform::kFused) {
+      pair_by_pair<kF>(b, begin, end, acc);
+    } else {
+      two_pairs<kF>(b, begin, end, acc);
     }
     out.template copy_from<kF>(acc);
   }
@@ -264,9 +320,9 @@ struct BlockLoop {
         }
       }
       if constexpr (kF.forward) {
-        Reduced reduced;
-        prepare<kF, true>(b, i, n, acc, reduced);
-        complete<kF, true>(b, i, n, reduced, acc);
+        Carried<Transform> carried;
+        prepare<kF, true>(b, i, n, acc, carried);
+        complete<kF, true>(b, i, n, carried, acc);
       }
     }
   }

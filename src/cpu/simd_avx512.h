@@ -39,7 +39,7 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static constexpr int kLanes = 16;
   static constexpr int kPair = 2 * kLanes;
   using F = __m512;
-  static constexpr bool kFoldsSoftcap = true;  // see Softcap: 0.31 ns an element against 0.34
+  static constexpr bool kFoldsSoftcap = true;  // see SmallSoftcap
   struct Pair {
     F a, b;
   };
@@ -77,7 +77,15 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   // ------------------------------------------------------------------------------------------------------------ exponents
   static F round(F t) { return _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F remainder(F t, F n) { return sub(t, n); }
-  static F scale_by_power_of_two(F p, F n) { return _mm512_scalef_ps(p, n); }
+  static F scale_by_power_of_two(F p, F n) { return _mm512_scalef_ps(p, n); }  // 2^floor(n)
+  // 32 numbers, each times 2^shift; looked up by the last 5 bits of x.
+  struct Table {
+    F low, high;
+  };
+  static Table make_table(const float* values, float shift) {
+    return {_mm512_scalef_ps(load(values), set(shift)), _mm512_scalef_ps(load(values + kLanes), set(shift))};
+  }
+  static F look_up(const Table& table, F x) { return _mm512_permutex2var_ps(table.low, _mm512_castps_si512(x), table.high); }
   // Cut to [-1, 1] (1 for NaN, whose n is NaN or -inf): far below 0, rounding t alone is off by more than exp2 can stand.
   static F fine_remainder(F x, const Scale& s, F offset, F t, F n) {
     constexpr int kSmallerMagnitude = 2;
@@ -109,6 +117,16 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   }
   static F max_raw(F max, Pair raw) { return _mm512_max_ps(raw.b, _mm512_max_ps(raw.a, max)); }
   static __m512i max_raw(__m512i max, __m512i raw) { return _mm512_max_epi16(max, raw); }
+  // The same among the negative ones only, with the sign bit: as unsigned words they are the largest, in order of magnitude.
+  template <class T>
+  static __m512i lowest_start(const T*) {
+    return _mm512_set1_epi16(INT16_MIN);
+  }
+  static __m512i lowest_raw(__m512i lowest, __m512i raw) { return _mm512_max_epu16(lowest, raw); }
+  template <class T>
+  static float lowest_magnitude(__m512i lowest, const T* type) {
+    return max_value(_mm512_and_si512(lowest, _mm512_set1_epi16(0x7fff)), type);
+  }
   // The same for magnitudes, where the sign bit is gone.
   static F abs_max_start(const float*) { return set(0); }
   template <class T>

@@ -12,6 +12,7 @@
 #include "cpu/capped_operands.h"
 #include "cpu/row_kernel.h"
 #include "cpu/running_sums.h"
+#include "cpu/small_softcap.h"
 #include "cpu/sweep_limits.h"
 
 namespace tileloss::cpu {
@@ -60,7 +61,7 @@ class Sweeps {
       const bool partial = count < kPair;
       const Pair v = partial ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
       Pair u;
-      if constexpr (Transform::kHasSlope) {
+      if constexpr (Transform::kHasSlope && !Transform::kFused) {
         u = Loop::load_floats(b.operands + i);
       } else {
         u = b.transform.operands(v);
@@ -82,8 +83,13 @@ class Sweeps {
     r.smoothing_weight += weights == nullptr ? static_cast<double>(n) : Simd::reduce_add(Simd::add(w0, w1));
   }
 
+  struct Extremes {
+    float max = -kInfinity;  // see Simd::max_raw
+    float lowest = 0;        // magnitude of the most negative one; only with Transform::kFused
+  };
+
   template <Features kF, class Transform>
-  static void run_block(const Block<Transform>& b, std::int64_t n, Running& r, float* out_max) {
+  static void run_block(const Block<Transform>& b, std::int64_t n, Running& r, Extremes* extremes) {
     // float32 results show the rounding of long sums: there a lane adds 16 terms before the sums move on to double.
     const std::int64_t chunk = Loop::kFine ? 16 * Loop::kStep / 2 : n;
     Accumulators acc;
@@ -96,22 +102,24 @@ class Sweeps {
         if constexpr (kF.collision) r.collision += Accumulators::total(acc.collision);
       }
     }
-    if (out_max != nullptr) *out_max = acc.total_max();
+    if (extremes == nullptr) return;
+    extremes->max = acc.total_max();
+    if constexpr (Transform::kFused) extremes->lowest = Simd::lowest_magnitude(acc.lowest, Loop::kType);
   }
 
   template <bool kStash, class Transform>
-  static void forward_only(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, float* max) {
+  static void forward_only(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, Extremes* extremes) {
     if (sums & kCollisionSum) {
-      run_block<Features{.forward = true, .write_stash = kStash, .entropy = true, .collision = true}>(b, n, r, max);
+      run_block<Features{.forward = true, .write_stash = kStash, .entropy = true, .collision = true}>(b, n, r, extremes);
     } else if (sums & kEntropySum) {
-      run_block<Features{.forward = true, .write_stash = kStash, .entropy = true}>(b, n, r, max);
+      run_block<Features{.forward = true, .write_stash = kStash, .entropy = true}>(b, n, r, extremes);
     } else {
-      run_block<Features{.forward = true, .write_stash = kStash}>(b, n, r, max);
+      run_block<Features{.forward = true, .write_stash = kStash}>(b, n, r, extremes);
     }
   }
 
   template <bool kStream, bool kUniform, class Transform>
-  static void interleaved(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, float* max) {
+  static void interleaved(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, Extremes* extremes) {
     constexpr Features kPlain{
         .forward = true, .write_stash = true, .backward = true, .read_stash = true, .stream = kStream, .uniform = kUniform};
     constexpr Features kEntropy{.forward = true,
@@ -122,31 +130,32 @@ class Sweeps {
                                 .stream = kStream,
                                 .uniform = kUniform};
     if (sums & kEntropySum) {
-      run_block<kEntropy>(b, n, r, max);
+      run_block<kEntropy>(b, n, r, extremes);
     } else {
-      run_block<kPlain>(b, n, r, max);
+      run_block<kPlain>(b, n, r, extremes);
     }
   }
 
   template <class Transform>
   static void interleaved(const Block<Transform>& b, const BackwardRow& previous, std::int64_t n, std::uint32_t sums, Running& r,
-                          float* max) {
+                          Extremes* extremes) {
     const bool stream = previous.stream && is_aligned(b.dx);
     if (previous.uniform != 0) {
-      stream ? interleaved<true, true>(b, n, sums, r, max) : interleaved<false, true>(b, n, sums, r, max);
+      stream ? interleaved<true, true>(b, n, sums, r, extremes) : interleaved<false, true>(b, n, sums, r, extremes);
     } else {
-      stream ? interleaved<true, false>(b, n, sums, r, max) : interleaved<false, false>(b, n, sums, r, max);
+      stream ? interleaved<true, false>(b, n, sums, r, extremes) : interleaved<false, false>(b, n, sums, r, extremes);
     }
   }
 
   template <class Transform>
-  using Operands = std::conditional_t<Transform::kHasSlope, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
+  using Operands = std::conditional_t<Transform::kHasSlope && !Transform::kFused, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
+  using Small = std::conditional_t<!Loop::kFine && Simd::kFoldsSoftcap, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>;
 
   // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than kMaxLag, again
-  // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done, if the block's
-  // logits are too large for the transform.
+  // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps the
+  // backward half (`previous` is null then), if the block's logits are too large for the transform.
   template <class Transform>
-  static bool forward_block(const ForwardRow& row, const BackwardRow* previous, std::int64_t start, std::int64_t n, Running& r) {
+  static bool forward_block(const ForwardRow& row, const BackwardRow*& previous, std::int64_t start, std::int64_t n, Running& r) {
     const T* x = static_cast<const T*>(row.x) + start;
     Block<Transform> b(row.transform);
     b.x = x;
@@ -155,28 +164,29 @@ class Sweeps {
     if (!operands.compute(b, x, n)) return false;
     // Should it be too low, the block is done again like any other.
     if (start == 0) look_at_maximum(row, block_max(x, n < kFirstLook ? n : kFirstLook), start, r);
-    b.offset = Simd::set(r.offset);
+    if (!set_offset(b, r.offset)) return false;
     if (row.stash != nullptr) b.stash = row.stash + start;
     const Running before = r;
-    float max = -kInfinity;
+    Extremes found;
     if (previous != nullptr) {
       set_backward(b, *previous, start);
-      interleaved(b, *previous, n, row.sums, r, &max);
-    } else if (row.stash != nullptr) {
-      forward_only<true>(b, n, row.sums, r, &max);
+      interleaved(b, *previous, n, row.sums, r, &found);
+      previous = nullptr;
     } else {
-      forward_only<false>(b, n, row.sums, r, &max);
+      forward_only(b, n, row, r, &found);
     }
-    if (!(max > 0)) max = block_max(x, n);  // 16-bit formats: see Simd::max_raw
-    Running moved = before;
-    if (look_at_maximum(row, max, start, moved)) {
-      r = moved;
-      b.offset = Simd::set(r.offset);
-      if (row.stash != nullptr) {
-        forward_only<true>(b, n, row.sums, r, &max);
-      } else {
-        forward_only<false>(b, n, row.sums, r, &max);
+    if constexpr (Transform::kFused) {
+      if (!(b.transform.is_small(found.max) && b.transform.is_small(found.lowest))) {
+        r = before;
+        return false;
       }
+    }
+    if (!(found.max > 0)) found.max = block_max(x, n);  // 16-bit formats: see Simd::max_raw
+    Running moved = before;
+    if (look_at_maximum(row, found.max, start, moved)) {
+      r = moved;
+      if (!set_offset(b, r.offset)) return false;
+      forward_only(b, n, row, r, &found);
     } else {
       r.raw_max = moved.raw_max;
       r.max_start = moved.max_start;
@@ -186,6 +196,22 @@ class Sweeps {
       smoothing_block(b, weights, n, r);
     }
     return true;
+  }
+
+  template <class Transform>
+  static bool set_offset(Block<Transform>& b, float offset) {
+    b.offset = Simd::set(offset);
+    if constexpr (Transform::kFused) return b.transform.set_offset(offset);
+    return true;
+  }
+
+  template <class Transform>
+  static void forward_only(const Block<Transform>& b, std::int64_t n, const ForwardRow& row, Running& r, Extremes* extremes) {
+    if (row.stash != nullptr) {
+      forward_only<true>(b, n, row.sums, r, extremes);
+    } else {
+      forward_only<false>(b, n, row.sums, r, extremes);
+    }
   }
 
   // Takes note of a block's maximum; true if the reference had to move.
@@ -201,15 +227,28 @@ class Sweeps {
 
   static bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 64 == 0; }
 
+  // A look at the beginning of the block from `start` on, after one that was not small: a loop in vain would cost more.
+  static bool begins_small(const ForwardRow& row, std::int64_t start) {
+    const T* x = static_cast<const T*>(row.x) + start;
+    auto largest = Simd::abs_max_start(Loop::kType);
+    for (std::int64_t i = 0; i + kPair <= row.columns - start && i < row.vocab_block; i += kPair) {
+      largest = Simd::abs_max_raw(largest, Simd::load_raw(x + i));
+    }
+    return Small(row.transform).is_small(Simd::max_value(largest, Loop::kType));
+  }
+
   template <class Transform>
   static void forward_row(ForwardRow& row, const BackwardRow* previous) {
     Running r;
     std::int64_t index = 0;
+    bool expect_small = true;
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
+      const BackwardRow* pending = previous;
       bool is_done = false;
-      if constexpr (Transform::kHasSlope) is_done = forward_block<Softcap<Simd, Loop::kFine, true>>(row, previous, start, n, r);
-      if (!is_done) forward_block<Transform>(row, previous, start, n, r);
+      if constexpr (Transform::kHasSlope) is_done = expect_small && forward_block<Small>(row, pending, start, n, r);
+      if (!is_done) forward_block<Transform>(row, pending, start, n, r);
+      if constexpr (Small::kFused) expect_small = is_done || begins_small(row, start + n);
       if (row.references != nullptr) row.references[index] = r.reference;
     }
     if (is_extreme(row.transform, r.raw_max)) {

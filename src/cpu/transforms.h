@@ -15,7 +15,7 @@ struct Linear {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
-  static constexpr bool kFolded = false;
+  static constexpr bool kFused = false;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Linear(const LogitTransform&) {}
   [[gnu::always_inline]] Pair operands(Pair x) const { return x; }
@@ -28,7 +28,7 @@ struct Centered {
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
   F center;
-  static constexpr bool kFolded = false;
+  static constexpr bool kFused = false;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Centered(const LogitTransform&) : center(Simd::set(0)) {}
   [[gnu::always_inline]] Pair operands(Pair x) const { return {Simd::sub(x.a, center), Simd::sub(x.b, center)}; }
@@ -40,42 +40,32 @@ struct Centered {
 // small, and sech^2 u = 4 q / (1 + q)^2, which keeps its digits when tanh is near 1. kFine (float32 storage, held to a few ULP):
 // one more coefficient, and tanh takes in what rounding the product inner * x lost.
 //
-// kAllSmall: for blocks of which the caller knows that |u| <= kSmall throughout; 16-bit storage then saves a coefficient.
-// kFolded: the coefficients also take in `inner` and the exponent's scale, which saves 2 of 16 multiplications and fma. Operands
-// are exponents then, but for the offset (so offsets must be exponents too), and slopes are scale^2 - exponent^2.
+// kAllSmall: for blocks of which the caller knows that |u| <= kSmall throughout; 16-bit storage then saves a coefficient. Where
+// SmallSoftcap stands in for that, slope_unit is such that slopes are scale^2 - exponent^2.
 template <class Simd, bool kFine, bool kAllSmall = false>
 struct Softcap {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = true;
+  static constexpr bool kFused = false;
   static constexpr bool kHasSlopeUnit = !kFine && Simd::kFoldsSoftcap;
-  static constexpr bool kFolded = kAllSmall && kHasSlopeUnit;
   static constexpr float kSmall = kAllSmall && !kFine ? 0.5625f : 0.75f;
   static constexpr bool kSlopeFromOperand = kAllSmall;
   typename Simd::Factor inner;
   typename Simd::Scale twice_inner;  // e^(-2|u|) = 2^(-|x| twice_inner)
   F unit;                            // slopes are multiplied by it
-  F folded[5];                       // of x, x^3, ..., x^9
-  bool can_fold;                     // they are in float's range
   explicit Softcap(const LogitTransform& t)
-      : inner(t.exact_inner), twice_inner(exponent_of(t)), unit(Simd::set(static_cast<float>(slope_unit(t)))) {
-    double power = t.exact_exponent_scale * t.exact_inner;
-    can_fold = has_slope_unit(t);
-    for (int k = 0; k < 5; ++k, power *= t.exact_inner * t.exact_inner) {
-      folded[k] = Simd::set(static_cast<float>(power * kAllSmallTanh[k]));
-      can_fold = can_fold && power > 0x1p-100 && power < 0x1p100;
-    }
-  }
+      : inner(t.exact_inner), twice_inner(exponent_of(t)), unit(Simd::set(static_cast<float>(slope_unit(t)))) {}
   static double slope_unit(const LogitTransform& t) {
     return has_slope_unit(t) ? t.exact_exponent_scale * t.exact_exponent_scale : 1;
+  }
+  // Not for an extreme cap: neither its square nor a coefficient divided by that may leave float's range.
+  static bool has_slope_unit(const LogitTransform& t) {
+    return kHasSlopeUnit && t.exact_exponent_scale > 0x1p-10 && t.exact_exponent_scale < 0x1p10;
   }
 
   // Operands and slopes of two pairs.
   [[gnu::always_inline]] void operands(const Pair* x, Pair* t, Pair* slope) const {
-    if constexpr (kFolded) {
-      for (int k = 0; k < 2; ++k) t[k] = {folded_tanh(x[k].a), folded_tanh(x[k].b)};
-      return;
-    }
     const Pair u[2] = {times_inner(x[0]), times_inner(x[1])};
     if (kAllSmall || (Simd::all_abs_at_most(u[0], kSmall) && Simd::all_abs_at_most(u[1], kSmall))) {
       for (int k = 0; k < 2; ++k) t[k] = {small_tanh(x[k].a, u[k].a), small_tanh(x[k].b, u[k].b)};
@@ -86,12 +76,9 @@ struct Softcap {
   }
 
   // Whether kAllSmall may be used for logits up to this magnitude; not if it is NaN.
-  bool is_small(float magnitude) const { return magnitude * Simd::first(inner.value) <= kSmall && (!kFolded || can_fold); }
+  bool is_small(float magnitude) const { return magnitude * Simd::first(inner.value) <= kSmall; }
   // From operands, where tanh is not near 1.
-  [[gnu::always_inline]] Pair slopes(Pair t) const {
-    if constexpr (kFolded) return {Simd::negative_fma(t.a, t.a, unit), Simd::negative_fma(t.b, t.b, unit)};
-    return {small_slope(t.a), small_slope(t.b)};
-  }
+  [[gnu::always_inline]] Pair slopes(Pair t) const { return {small_slope(t.a), small_slope(t.b)}; }
 
  private:
   [[gnu::always_inline]] Pair times_inner(Pair x) const { return {Simd::mul(x.a, inner.value), Simd::mul(x.b, inner.value)}; }
@@ -99,28 +86,19 @@ struct Softcap {
     const double exact = 2 * LogitTransform::kExactLog2E * t.exact_inner;
     return {static_cast<float>(exact), exact};
   }
-  // Not for an extreme cap: neither its square nor a coefficient divided by that may leave float's range.
-  static bool has_slope_unit(const LogitTransform& t) {
-    return kHasSlopeUnit && t.exact_exponent_scale > 0x1p-10 && t.exact_exponent_scale < 0x1p10;
-  }
-  [[gnu::always_inline]] F folded_tanh(F x) const {
-    const F w = Simd::mul(x, x);
-    F p = Simd::fma(folded[4], w, folded[3]);
-    for (int k = 2; k >= 0; --k) p = Simd::fma(p, w, folded[k]);
-    return Simd::mul(p, x);
-  }
   [[gnu::always_inline]] F small_slope(F t) const {
     const F slope = Simd::negative_fma(t, t, Simd::set(1));
     if constexpr (kHasSlopeUnit) return Simd::mul(slope, unit);
     return slope;
   }
   // Minimax for tanh(u)/u in u^2 with constant 1: relative error 4.6e-8, 3e-8, and 2e-9 with kFine.
-  static constexpr float kAllSmallTanh[] = {1, -0x1.555422p-2f, 0x1.10c676p-3f, -0x1.ae9d0cp-5f, 0x1.09f5ccp-6f};
   [[gnu::always_inline]] F small_tanh([[maybe_unused]] F x, F u) const {
     const F w = Simd::mul(u, u);
     if constexpr (kAllSmall && !kFine) {
-      F p = Simd::set(kAllSmallTanh[4]);
-      for (int k = 3; k > 0; --k) p = Simd::fma(p, w, Simd::set(kAllSmallTanh[k]));
+      F p = Simd::set(0x1.09f5ccp-6f);
+      p = Simd::fma(p, w, Simd::set(-0x1.ae9d0cp-5f));
+      p = Simd::fma(p, w, Simd::set(0x1.10c676p-3f));
+      p = Simd::fma(p, w, Simd::set(-0x1.555422p-2f));
       return Simd::fma(Simd::mul(p, w), u, u);
     } else if constexpr (!kFine) {
       F p = Simd::set(-0x1.3892c4p-8f);

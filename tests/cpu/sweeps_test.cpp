@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "tests/api/calls.h"
 
@@ -144,6 +145,40 @@ TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
           ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
           ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
               << "block " << block << " column " << column << " height " << height;
+        }
+      }
+    }
+  }
+}
+
+// A soft-capped block with logits near the cap or beyond, of either sign, goes another way than its neighbours, after the row
+// before it was finished in the same loop.
+TEST_P(SweepsOf, CappedBlocksWithAndWithoutLargeLogits) {
+  constexpr std::int64_t kVocab = 1000;
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  options.logit.softcap = 30;
+  int turn = 0;
+  for (const std::int64_t block : {64, 128, 512}) {
+    for (const std::int64_t column : {std::int64_t{0}, block - 1, block, 2 * block % kVocab, kVocab - 1}) {
+      for (const double height : {20.0, 60.0, -20.0, -60.0, -std::numeric_limits<double>::infinity()}) {
+        // Without further sums a row's backward and the next one's forward share a loop.
+        const LogitsCaseSpec spec{
+            .rows = 8, .vocab = kVocab, .format = GetParam(), .extra_outputs = ++turn % 2 == 0, .in_place = true};
+        LogitsCase c(spec, LogitsCase::Open{});
+        // Even rows: one in one block; rows 1 and 5: none; rows 3 and 7: one in every second block.
+        for (std::int64_t i = 0; i < 8; ++i) {
+          if (i % 2 == 0) c.set_logit(i, column, height);
+          for (std::int64_t j = column % block; i % 4 == 3 && j < kVocab; j += 2 * block) c.set_logit(i, j, height);
+        }
+        c.seal();
+        for (const tileloss_schedule schedule : kSchedules) {
+          tileloss_plan_options wishes = with_schedule(schedule);
+          wishes.vocab_block = block;
+          wishes.threads = 1;
+          c.reset();
+          ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+          ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
+              << "block " << block << " column " << column << " height " << height << " schedule " << schedule;
         }
       }
     }
