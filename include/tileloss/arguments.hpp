@@ -214,6 +214,7 @@ tileloss_args common_args(const Args& from) noexcept {
   args.mean_logit = from.mean_logit.c();
   args.dlogits = from.dlogits.c();
   if (from.row_state.present()) args.row_state = from.row_state.c();
+  args.row_groups = from.row_groups;
   return args;
 }
 
@@ -238,7 +239,8 @@ struct LogprobsArgs {
   Vector<float> mean_logit = {};        // [N] mean of z over the valid columns
   // Output of the backward: [N,V] of the logits' type; may be the logits themselves, else must not overlap them.
   MutableLogitsView dlogits = {};
-  RowStateView row_state = {};  // out of a forward, into a backward, which without it sweeps the logits twice
+  RowStateView row_state = {};          // out of a forward, into a backward, which without it sweeps the logits twice
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args = detail::common_args(*this);
@@ -266,6 +268,7 @@ struct CrossEntropyArgs {
   Vector<float> mean_logit = {};
   MutableLogitsView dlogits = {};
   RowStateView row_state = {};
+  tileloss_row_groups row_groups = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args = detail::common_args(*this);
@@ -301,6 +304,7 @@ struct PolicyLossArgs {
   Vector<float> mean_logit = {};
   MutableLogitsView dlogits = {};
   RowStateView row_state = {};
+  tileloss_row_groups row_groups = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args = detail::common_args(*this);
@@ -324,10 +328,10 @@ enum class ComputeDtype : std::int32_t { kAuto = TILELOSS_NONE, kFloat32 = TILEL
 struct LinearHead {
   LogitsView hidden = {};                      // [N,H]
   LogitsView head = {};                        // [V,H]
-  Vector<const float> bias = {};               // [V]
+  BiasView bias = {};                          // [V] float, BFloat16 or Float16
   MutableLogitsView dhidden = {};              // [N,H] float or hidden's type
   MutableLogitsView dhead = {};                // [V,H] float or head's type, accumulated in float32
-  Vector<float> dbias = {};                    // [V]
+  MutableBiasView dbias = {};                  // [V] float or bias's type, accumulated in float32
   ComputeDtype compute = ComputeDtype::kAuto;  // of the products; kAuto: bfloat16 if hidden and head are that
   bool accumulate = false;                     // add to dhead and dbias
 

@@ -277,6 +277,14 @@ TILELOSS_API void tileloss_policy_loss_options_init(tileloss_policy_loss_options
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
+// Logits that one row stride cannot describe, such as x[:, :-1] of a [B,T,V] tensor: the rows come in groups of `rows`, and a
+// group starts logits_stride (dlogits_stride) elements after the one before it.
+typedef struct tileloss_row_groups {
+  int64_t rows;  // 0 (default): the row stride holds for all rows; else a divisor of N
+  int64_t logits_stride;
+  int64_t dlogits_stride;
+} tileloss_row_groups;
+
 // The tensors of a call. N rows (tokens), V columns (vocabulary). Leave out (zeroed) what you do not have or want. A tensor that
 // the function or the pass has no use for is an error (dlogits in a forward, logits with from_row_state), so that nothing is left
 // unwritten in silence; only a backward takes the forward's row outputs along and leaves them alone.
@@ -323,13 +331,15 @@ typedef struct tileloss_args {
   // Fused with the LM head (the functions linear_*), in place of logits and dlogits: logits = hidden head^T + bias, never stored.
   tileloss_matrix hidden;  // [N,H] float32, bfloat16, float16
   tileloss_matrix head;    // [V,H] float32, bfloat16, float16; any strides: one that lies as [H,V] has row_stride 1, col_stride V
-  tileloss_vector bias;    // [V] float32; default none
+  tileloss_vector bias;    // [V] float32, bfloat16, float16; default none
   tileloss_matrix dhidden;  // out: [N,H] float32 or hidden's dtype; any subset of the three gradients
   tileloss_matrix dhead;    // out: [V,H] float32 or head's dtype, accumulated in float32; any strides
-  tileloss_vector dbias;    // out: [V] float32
+  tileloss_vector dbias;    // out: [V] float32 or bias's dtype, accumulated in float32
   tileloss_dtype
       compute_dtype;   // what the products see: bfloat16 or float32; none (default): bfloat16 if hidden and head are that
   int32_t accumulate;  // 1: dhead and dbias are added to what is there (gradient accumulation, tied embeddings)
+
+  tileloss_row_groups row_groups;
 } tileloss_args;
 
 TILELOSS_API void tileloss_args_init(tileloss_args* args);
@@ -341,8 +351,9 @@ enum {
   TILELOSS_ISA_AUTO = 0,
   TILELOSS_ISA_BASELINE = 1,
   TILELOSS_ISA_AVX2 = 2,
-  TILELOSS_ISA_AVX512 = 3,      // F, BW, DQ, VL
-  TILELOSS_ISA_AVX512_BF16 = 4  // and BF16
+  TILELOSS_ISA_AVX512 = 3,       // F, BW, DQ, VL
+  TILELOSS_ISA_AVX512_BF16 = 4,  // and BF16
+  TILELOSS_ISA_AVX512_AMX = 5    // and AMX's tiles, for products in bfloat16
 };
 
 typedef int32_t tileloss_schedule;
@@ -396,6 +407,7 @@ typedef struct tileloss_plan {
   uint64_t fingerprint;     // of shapes, dtypes, strides and options: the call must match it
   int64_t buffer_count;     // what workspace_bytes is made of, rounded up to 64 bytes each
   tileloss_plan_buffer buffers[TILELOSS_MAX_PLAN_BUFFERS];
+  char isa_note[48];  // why the planner's own choice of isa was not avx512_amx ("AMX: permission refused", ...), else empty
 } tileloss_plan;
 
 typedef void (*tileloss_task)(void* task_data, int64_t index);

@@ -34,7 +34,8 @@ enum class Isa : std::int32_t {
   kBaseline = TILELOSS_ISA_BASELINE,
   kAvx2 = TILELOSS_ISA_AVX2,
   kAvx512 = TILELOSS_ISA_AVX512,
-  kAvx512Bf16 = TILELOSS_ISA_AVX512_BF16
+  kAvx512Bf16 = TILELOSS_ISA_AVX512_BF16,
+  kAvx512Amx = TILELOSS_ISA_AVX512_AMX
 };
 enum class Schedule : std::int32_t {
   kAuto = TILELOSS_SCHEDULE_AUTO,
@@ -86,6 +87,8 @@ class Plan {
   [[nodiscard]] std::string_view function() const& noexcept { return c_.function; }
   [[nodiscard]] Pass pass() const noexcept { return static_cast<Pass>(c_.pass); }
   [[nodiscard]] Isa isa() const noexcept { return static_cast<Isa>(c_.isa); }
+  // Why the planner's own choice was not Isa::kAvx512Amx; empty if it was, or if an instruction set was asked for.
+  [[nodiscard]] std::string_view isa_note() const& noexcept { return c_.isa_note; }
   [[nodiscard]] Schedule schedule() const noexcept { return static_cast<Schedule>(c_.schedule); }
   [[nodiscard]] std::int32_t threads() const noexcept { return c_.threads; }
   [[nodiscard]] std::int64_t row_block() const noexcept { return c_.row_block; }

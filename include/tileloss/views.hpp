@@ -194,7 +194,7 @@ class Matrix {
 template <detail::Storage Range>
 Matrix(Range&&, std::int64_t, std::int64_t) -> Matrix<detail::ElementOf<Range>>;
 
-// The places where the element type is open: logits to read, logits to write, labels, masks. Each takes any fitting view.
+// The places where the element type is open: logits and biases to read and to write, labels, masks. Each takes any fitting view.
 template <template <class> class Accepts>
 class AnyMatrix {
  public:
@@ -228,6 +228,8 @@ class AnyVector {
 };
 using LabelsView = AnyVector<detail::AcceptsLabels>;
 using MaskView = AnyVector<detail::AcceptsMasks>;
+using BiasView = AnyVector<detail::AcceptsLogits>;
+using MutableBiasView = AnyVector<detail::AcceptsMutableLogits>;
 
 // A number that may change from step to step: a value, or the place of one float that is read during the call.
 class Scalar {

@@ -1,6 +1,7 @@
 #include "api/arguments.h"
 
 #include <limits>
+#include <tuple>
 
 #include "api/linear.h"
 #include "api/problem.h"
@@ -12,6 +13,7 @@ using std::to_string;
 
 constexpr std::uint32_t bit(tileloss_dtype t) { return 1u << t; }
 constexpr std::uint32_t kFloat = bit(TILELOSS_FLOAT32);
+constexpr std::uint32_t kAnyFloat = kFloat | bit(TILELOSS_BFLOAT16) | bit(TILELOSS_FLOAT16);
 constexpr std::uint32_t kInteger = bit(TILELOSS_INT32) | bit(TILELOSS_INT64);
 constexpr std::uint32_t kLinear = 1u << 31;  // of the functions with the LM head, beside LossInputs
 constexpr std::uint32_t kAnyMask = bit(TILELOSS_UINT8) | kInteger | kFloat;
@@ -32,8 +34,8 @@ constexpr VectorSlot kSlots[] = {
     {"sampler_logp", &Args::sampler_logp, kFloat, Slot::kRows, false, kPolicyLogps},
     {"advantages", &Args::advantages, kFloat, Slot::kAny, false, kAdvantages},
     {"sequence_offsets", &Args::sequence_offsets, kInteger, Slot::kAny, false, kSequences},
-    {"bias", &Args::bias, kFloat, Slot::kColumns, false, kLinear},
-    {"dbias", &Args::dbias, kFloat, Slot::kColumns, true, kLinear},
+    {"bias", &Args::bias, kAnyFloat, Slot::kColumns, false, kLinear},
+    {"dbias", &Args::dbias, kAnyFloat, Slot::kColumns, true, kLinear},
     {"loss", &Args::loss, kFloat, Slot::kLosses, true, 0},
     {"logp", &Args::logp, kFloat, Slot::kRows, true, 0},
     {"lse", &Args::lse, kFloat, Slot::kRows, true, 0},
@@ -137,16 +139,30 @@ Status check_strides(const std::string& name, const tileloss_matrix& m) {
       to_string(m.row_stride));
 }
 
+// One row that holds all that a matrix in groups spans.
+tileloss_matrix whole(tileloss_matrix m, std::int64_t group_rows, std::int64_t group_stride) {
+  if (group_rows == 0 || m.rows == 0) return m;
+  m.cols += (m.rows / group_rows - 1) * group_stride + (group_rows - 1) * m.row_stride;
+  m.rows = 1;
+  return m;
+}
+
 Status check_overlap(const Problem& p) {
   const tileloss_args& a = p.args;
+  const tileloss_row_groups& g = a.row_groups;
   if (a.dlogits.data == a.logits.data) {
+    if (g.rows > 0 && g.dlogits_stride != g.logits_stride && p.rows > g.rows) {
+      return expected("row_groups.dlogits_stride",
+                      "the logits', " + to_string(g.logits_stride) + ", when it is written over them",
+                      to_string(g.dlogits_stride));
+    }
     if (a.dlogits.row_stride != a.logits.row_stride && p.rows > 1) {
       return expected("dlogits.row_stride", "the logits', " + to_string(a.logits.row_stride) + ", when it is written over them",
                       to_string(a.dlogits.row_stride));
     }
     return {};
   }
-  if (overlap(a.logits, a.dlogits))
+  if (overlap(whole(a.logits, g.rows, g.logits_stride), whole(a.dlogits, g.rows, g.dlogits_stride)))
     return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
   return {};
 }
@@ -215,6 +231,25 @@ Status check_matrix(const char* name, const tileloss_matrix& m, Layout layout) {
   return {};
 }
 
+Status check_row_groups(const Problem& p) {
+  const tileloss_args& a = p.args;
+  const tileloss_row_groups& g = a.row_groups;
+  if (g.rows == 0) return {};
+  if (!present(a.logits)) return expected("row_groups.rows", "0 without logits", to_string(g.rows));
+  if (g.rows < 0 || p.rows % g.rows != 0) {
+    return expected("row_groups.rows", "0 or a divisor of the number of rows, " + to_string(p.rows), to_string(g.rows));
+  }
+  for (const auto& [name, m, stride] : {std::tuple{"row_groups.logits_stride", &a.logits, g.logits_stride},
+                                        {"row_groups.dlogits_stride", &a.dlogits, g.dlogits_stride}}) {
+    const std::int64_t groups = p.rows / g.rows;
+    if (!present(*m) || groups < 2) continue;
+    const std::int64_t least = (g.rows - 1) * m->row_stride + m->cols;
+    if (stride < least) return expected(name, ">= " + to_string(least) + ", what a group spans", to_string(stride));
+    if (!fits(groups, stride, m->dtype)) return expected(name, "less than 2^63 bytes in all", to_string(stride));
+  }
+  return {};
+}
+
 Status check_vectors(const Problem& p) {
   const tileloss_args& a = p.args;
   for (const VectorSlot& slot : kSlots) {
@@ -267,6 +302,9 @@ void hash_tensors(const tileloss_args& a, Fingerprint& h) {
   h.add(a.sequence_length);
   h.add(a.compute_dtype);
   h.add(a.accumulate);
+  h.add(a.row_groups.rows);
+  h.add(a.row_groups.logits_stride);
+  h.add(a.row_groups.dlogits_stride);
 }
 
 }  // namespace tileloss::api

@@ -139,6 +139,7 @@ cpu::SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossCo
   job.logits_stride = p.args.logits.row_stride;
   job.dlogits = p.needs_backward ? p.args.dlogits.data : nullptr;
   job.dlogits_stride = p.args.dlogits.row_stride;
+  job.groups = p.args.row_groups;
   job.from_saved_state = !p.needs_forward;
   job.transform = make_transform(p, context.temperature);
   job.sums = p.sums;

@@ -58,10 +58,14 @@ class Worker {
 
  private:
   const std::byte* logits(std::int64_t i) const {
-    return static_cast<const std::byte*>(job_.logits) + i * job_.logits_stride * kElementBytes[job_.storage];
+    return static_cast<const std::byte*>(job_.logits) + offset(i, job_.logits_stride, job_.groups.logits_stride);
   }
   std::byte* dlogits(std::int64_t i) const {
-    return static_cast<std::byte*>(job_.dlogits) + i * job_.dlogits_stride * kElementBytes[job_.storage];
+    return static_cast<std::byte*>(job_.dlogits) + offset(i, job_.dlogits_stride, job_.groups.dlogits_stride);
+  }
+  std::int64_t offset(std::int64_t i, std::int64_t row_stride, std::int64_t group_stride) const {
+    const std::int64_t group = job_.groups.rows > 0 ? i / job_.groups.rows : 0;
+    return (group * group_stride + (i - group * job_.groups.rows) * row_stride) * kElementBytes[job_.storage];
   }
   void clear(std::int64_t i, std::int64_t begin, std::int64_t end) const {
     const std::int64_t bytes = kElementBytes[job_.storage];

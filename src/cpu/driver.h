@@ -23,6 +23,7 @@ struct SweepJob {
   std::int64_t logits_stride = 0;  // elements
   void* dlogits = nullptr;         // null: no backward
   std::int64_t dlogits_stride = 0;
+  tileloss_row_groups groups{};  // groups.rows > 0: of rows, each group at a stride of its own
   bool from_saved_state = false;
   LogitTransform transform;
   std::uint32_t sums = kNoSums;

@@ -55,7 +55,8 @@ inline constexpr ArgSlot<tileloss_vector> kVectorSlots[] = {
 
 static_assert(sizeof(tileloss_args) == sizeof(tileloss_args::struct_size) + sizeof(tileloss_args::sequence_length) +
                                            sizeof(tileloss_args::compute_dtype) + sizeof(tileloss_args::accumulate) +
-                                           sizeof(tileloss_row_state) + std::size(kMatrixSlots) * sizeof(tileloss_matrix) +
+                                           sizeof(tileloss_row_state) + sizeof(tileloss_row_groups) +
+                                           std::size(kMatrixSlots) * sizeof(tileloss_matrix) +
                                            std::size(kVectorSlots) * sizeof(tileloss_vector),
               "tileloss_args has a tensor that is not in the tables above");
 
@@ -102,7 +103,9 @@ struct TensorView {
   int64_t stride;  // between rows, in elements
   bool is_matrix;
   SlotUse use;
-  bool is_gradient = false;  // an output of a backward
+  bool is_gradient = false;    // an output of a backward
+  bool is_transposed = false;  // its rows are the matrix's columns
+  bool is_added_to = false;    // by a call that accumulates
 };
 
 // Calls visit(TensorView&) for every tensor that is present, in the order of the tables. What it changes of data, and of the
@@ -114,8 +117,9 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
     if (m.dtype == TILELOSS_NONE) continue;
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
-    TensorView view{slot.name, m.data,   element_bytes(m.dtype),      m.rows, m.cols, stride,
-                    true,      slot.use, slot.use == SlotUse::kOutput};
+    TensorView view{slot.name, m.data,   element_bytes(m.dtype),       m.rows,       m.cols, stride,
+                    true,      slot.use, slot.use == SlotUse::kOutput, is_transposed};
+    view.is_added_to = args.accumulate != 0 && slot.view == &tileloss_args::dhead;
     if (is_transposed) std::swap(view.rows, view.cols);
     visit(view);
     m.data = view.data;
@@ -127,6 +131,7 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
     TensorView view{slot.name, v.data,  element_bytes(v.dtype), v.stride == 0 && v.size > 1 ? 1 : v.size, 1, v.stride,
                     false,     slot.use};
     view.is_gradient = slot.view == &tileloss_args::dbias;
+    view.is_added_to = view.is_gradient && args.accumulate != 0;
     visit(view);
     v.data = view.data;
   }
