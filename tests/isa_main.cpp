@@ -9,7 +9,7 @@
 namespace {
 
 bool machine_has(const char* isa_name) {
-  for (const tileloss_isa isa : {TILELOSS_ISA_BASELINE, TILELOSS_ISA_AVX2, TILELOSS_ISA_AVX512, TILELOSS_ISA_AVX512_BF16}) {
+  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; std::strcmp(tileloss_isa_name(isa), "unknown") != 0; ++isa) {
     if (std::strcmp(tileloss_isa_name(isa), isa_name) == 0) return tileloss_isa_supported(isa) != 0;
   }
   return false;

@@ -43,7 +43,7 @@ Status call(const char* function, tileloss_pass pass, const tileloss_args* args,
     if (Status s = make_plan(problem, nullptr, given == nullptr ? nullptr : given->executor, &own); !s.ok()) return s;
     return run(problem, own, given);
   }
-  if (plan->struct_size != sizeof *plan)
+  if (!is_plan_size(plan->struct_size))
     return expected("plan.struct_size", std::to_string(sizeof *plan), std::to_string(plan->struct_size));
   if (plan->fingerprint != fingerprint(problem) || plan->pass != pass || std::strcmp(plan->function, function) != 0) {
     return {TILELOSS_PLAN_MISMATCH, std::string("plan: expected one made for this ") + function +

@@ -35,7 +35,9 @@ Status check_like(const char* name, const tileloss_matrix& gradient, const char*
 }
 
 cpu::Operand operand(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
+cpu::Operand operand(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride, 0}; }
 cpu::OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
+cpu::OutputMatrix output(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride}; }
 
 }  // namespace
 
@@ -64,6 +66,11 @@ Status resolve_linear(Problem& p) {
   if (a.head.cols != a.hidden.cols) return expected("head.cols", "hidden's, " + to_string(a.hidden.cols), to_string(a.head.cols));
   if (Status s = check_like("dhidden", a.dhidden, "hidden", a.hidden); !s.ok()) return s;
   if (Status s = check_like("dhead", a.dhead, "head", a.head); !s.ok()) return s;
+  if (present(a.dbias) && a.dbias.dtype != TILELOSS_FLOAT32 && a.dbias.dtype != a.bias.dtype) {
+    return expected("dbias.dtype",
+                    present(a.bias) ? std::string("float32 or bias's, ") + dtype_name(a.bias.dtype) : "float32 without a bias",
+                    dtype_name(a.dbias.dtype));
+  }
   if (is_backward && !gradients[0].second && !gradients[1].second && !gradients[2].second)
     return expected("dhidden", "it, dhead or dbias in a backward", "none of them");
   if (a.compute_dtype != TILELOSS_NONE && a.compute_dtype != TILELOSS_FLOAT32 && a.compute_dtype != TILELOSS_BFLOAT16)
@@ -111,6 +118,7 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   const bool adds_in_place = s.dhead && p.args.dhead.dtype == TILELOSS_FLOAT32;
   s.dhead_across = adds_in_place && p.args.dhead.col_stride != 1 && p.args.dhead.row_stride == 1;
   s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
+  s.bias = present(p.args.bias);
   s.threads = plan.threads;
   s.tile = plan.vocab_block;
   s.is_stash = plan.schedule == TILELOSS_SCHEDULE_STASH;
@@ -175,8 +183,7 @@ cpu::LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const Los
   job.layout = cpu::linear_layout(job.shape, job.kernels->matmul);
   if (present(a.hidden)) job.hidden = operand(a.hidden);
   if (present(a.head)) job.head = operand(a.head);
-  job.bias = static_cast<const float*>(a.bias.data);
-  job.bias_stride = a.bias.stride;
+  if (present(a.bias)) job.bias = operand(a.bias);
   job.transform = make_transform(p, context.temperature);
   job.sums = p.sums;
   job.class_weights = class_weights(p);
@@ -185,8 +192,7 @@ cpu::LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const Los
   job.wants_gradients = p.needs_backward;
   job.dhidden = output(a.dhidden);
   job.dhead = output(a.dhead);
-  job.dbias = static_cast<float*>(a.dbias.data);
-  job.dbias_stride = a.dbias.stride;
+  job.dbias = output(a.dbias);
   job.accumulate = a.accumulate != 0;
   job.workspace = workspace;
   return job;

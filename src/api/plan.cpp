@@ -22,7 +22,8 @@ constexpr std::int64_t kInlineProducts = 1 << 21;  // multiply-adds with the LM 
 // A thread's share of work between two looks at the counter: about a quarter of a millisecond at 150k columns.
 constexpr std::int64_t kMaxRowBlock = 8;
 // Each look at the running maximum costs some 150 cycles: 26.2 ms for a step with blocks of 8192 columns against 28.0 with 2048.
-// Soft-capped blocks are shorter, as their tanh waits in L1, and as one large logit makes the whole block take the long way.
+// Soft-capped blocks are shorter where their tanh waits in L1 (on AVX2 85 ms for a step against 109), as it does but for 16-bit
+// logits on AVX-512 (45 ms against 40 to 42: see SmallSoftcap).
 constexpr std::int64_t kVocabBlock = 8192;
 constexpr std::int64_t kCappedVocabBlock = 2048;
 // 786,432 classes. Within a core's L2 cache (1 MB of 32-bit exps: 262,144 classes) or in its share of a large L3, reading the
@@ -36,13 +37,15 @@ bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
 
 // Rough: bandwidth and exp rate of a current server core. An orientation, and what schedules are compared by.
 double predict_ms(const Problem& p, const tileloss_plan& plan) {
-  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9, kMultiplyAddsPerSecond = 1e11;
+  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns);
   if (p.loss->is_linear) {
     const bool again = p.needs_backward && plan.schedule != TILELOSS_SCHEDULE_STASH;
     const double products = (p.needs_forward ? 1 : 0) + (again ? 1 : 0) + (p.needs_backward && present(p.args.dhidden) ? 1 : 0) +
                             (p.needs_backward && present(p.args.dhead) ? 1 : 0);
-    return 1e3 * products * elements * static_cast<double>(p.args.hidden.cols) / (kMultiplyAddsPerSecond * plan.threads);
+    const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && p.compute == cpu::Compute::kBfloat16;
+    const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
+    return 1e3 * products * elements * static_cast<double>(p.args.hidden.cols) / rate;
   }
   const double width = p.storage == cpu::kStorageFloat32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.schedule != TILELOSS_SCHEDULE_STASH;
@@ -117,10 +120,15 @@ Status check_executor(const tileloss_executor* e) {
 
 namespace {
 
+std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
+  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != cpu::kStorageFloat32;
+  return p.logit.softcap > 0 && !is_fused ? kCappedVocabBlock : kVocabBlock;
+}
+
 // Schedule, blocks, threads and bytes of a call on logits.
 Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* out) {
   tileloss_plan& plan = *out;
-  plan.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : p.logit.softcap > 0 ? kCappedVocabBlock : kVocabBlock;
+  plan.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : default_vocab_block(p, plan.isa);
   plan.schedule = choose_schedule(p, wishes);
   const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
@@ -158,7 +166,7 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
     }
     std::memcpy(&wishes, given, given->struct_size);
   }
-  if (out == nullptr || out->struct_size != sizeof *out)
+  if (out == nullptr || !is_plan_size(out->struct_size))
     return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
   if (Status s = check_wishes(wishes); !s.ok()) return s;
   if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
@@ -170,10 +178,11 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
 
   tileloss_plan plan{};
-  plan.struct_size = sizeof plan;
+  plan.struct_size = out->struct_size;
   std::strncpy(plan.function, p.loss->name.c_str(), sizeof plan.function - 1);
   plan.pass = p.pass;
   plan.isa = isa.isa;
+  std::strncpy(plan.isa_note, isa.note, sizeof plan.isa_note - 1);
   const std::int64_t available = wishes.threads > 0    ? wishes.threads
                                  : executor != nullptr ? executor->threads
                                                        : cpu::default_threads();
@@ -187,7 +196,7 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   }
   plan.predicted_ms = predict_ms(p, plan);
   plan.fingerprint = fingerprint(p);
-  *out = plan;
+  std::memcpy(out, &plan, out->struct_size);
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "cpu/amx_support.h"
 #include "cpu/kernels.h"
 
 namespace tileloss::cpu {
@@ -15,7 +16,7 @@ namespace {
 struct Isa {
   tileloss_isa id;
   const char* name;
-  const KernelTable* kernels;
+  const KernelTable& (*kernels)();
   bool (*is_present)();
 };
 
@@ -37,16 +38,34 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && has_avx2();
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+// Asks the kernel for permission, and so comes last.
+bool has_avx512_amx() { return has_avx512_bf16() && amx_support() == AmxSupport::kReady; }
+
+// Products in tiles, and the rest as without them.
+const KernelTable& amx_kernels() {
+  static const KernelTable table = [] {
+    KernelTable kernels = kAvx512Bf16Kernels;
+    kernels.matmul = kAmxMatmul;
+    return kernels;
+  }();
+  return table;
+}
 #endif
+
+template <const KernelTable& table>
+const KernelTable& kernels_of() {
+  return table;
+}
 
 // Best first.
 const Isa kIsas[] = {
 #ifdef TILELOSS_HAVE_X86_64
-    {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &kAvx512Bf16Kernels, &has_avx512_bf16},
-    {TILELOSS_ISA_AVX512, "avx512", &kAvx512Kernels, &has_avx512},
-    {TILELOSS_ISA_AVX2, "avx2", &kAvx2Kernels, &has_avx2},
+    {TILELOSS_ISA_AVX512_AMX, "avx512_amx", &amx_kernels, &has_avx512_amx},
+    {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &kernels_of<kAvx512Bf16Kernels>, &has_avx512_bf16},
+    {TILELOSS_ISA_AVX512, "avx512", &kernels_of<kAvx512Kernels>, &has_avx512},
+    {TILELOSS_ISA_AVX2, "avx2", &kernels_of<kAvx2Kernels>, &has_avx2},
 #endif
-    {TILELOSS_ISA_BASELINE, "baseline", &kBaselineKernels, [] { return true; }},
+    {TILELOSS_ISA_BASELINE, "baseline", &kernels_of<kBaselineKernels>, [] { return true; }},
 };
 
 const Isa* find(tileloss_isa isa) {
@@ -73,6 +92,7 @@ const char* isa_name(tileloss_isa isa) {
     case TILELOSS_ISA_AVX2: return "avx2";
     case TILELOSS_ISA_AVX512: return "avx512";
     case TILELOSS_ISA_AVX512_BF16: return "avx512_bf16";
+    case TILELOSS_ISA_AVX512_AMX: return "avx512_amx";
     default: return "unknown";
   }
 }
@@ -82,7 +102,7 @@ bool isa_supported(tileloss_isa isa) {
   return found != nullptr && found->is_present();
 }
 
-const KernelTable& kernels(tileloss_isa isa) { return *find(isa)->kernels; }
+const KernelTable& kernels(tileloss_isa isa) { return find(isa)->kernels(); }
 
 tileloss_isa best_isa() {
   for (const Isa& candidate : kIsas) {
@@ -91,19 +111,33 @@ tileloss_isa best_isa() {
   return TILELOSS_ISA_BASELINE;
 }
 
+const char* why_without_amx() {
+  if (isa_supported(TILELOSS_ISA_AVX512_AMX)) return "";
+  const char* note = amx_note(amx_support());
+  return *note != '\0' ? note : "AMX: of no use without AVX-512 BF16";
+}
+
 IsaChoice choose_isa(tileloss_isa wanted) {
+  const auto refused = [](const std::string& what, const std::string& given, bool is_amx) {
+    return IsaChoice{TILELOSS_ISA_AUTO,
+                     what + ": expected one that this build and machine have (" + supported_names() + "), got " + given +
+                         (is_amx ? std::string(" (") + why_without_amx() + ")" : ""),
+                     ""};
+  };
   if (wanted != TILELOSS_ISA_AUTO) {
-    if (isa_supported(wanted)) return {wanted, ""};
-    return {TILELOSS_ISA_AUTO, std::string("isa: expected one that this build and machine have (") + supported_names() +
-                                   "), got " + isa_name(wanted)};
+    if (isa_supported(wanted)) return {wanted, "", ""};
+    return refused("isa", isa_name(wanted), wanted == TILELOSS_ISA_AVX512_AMX);
   }
-  const char* forced = std::getenv("TILELOSS_ISA");
+  const char* variable = std::getenv("TILELOSS_ISA");
+  const std::string_view forced = variable == nullptr ? "" : variable;
+  if (forced.empty()) {
+    const tileloss_isa best = best_isa();
+    return {best, "", why_without_amx()};
+  }
   for (const Isa& candidate : kIsas) {
-    const bool is_wanted = forced == nullptr || *forced == '\0' || std::string_view(forced) == candidate.name;
-    if (is_wanted && candidate.is_present()) return {candidate.id, ""};
+    if (forced == candidate.name && candidate.is_present()) return {candidate.id, "", ""};
   }
-  return {TILELOSS_ISA_AUTO, std::string("TILELOSS_ISA: expected one that this build and machine have (") + supported_names() +
-                                 "), got \"" + forced + "\""};
+  return refused("TILELOSS_ISA", "\"" + std::string(forced) + "\"", forced == isa_name(TILELOSS_ISA_AVX512_AMX));
 }
 
 }  // namespace tileloss::cpu

@@ -50,14 +50,21 @@ void LinearWalk::pack_hidden() {
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-void LinearWalk::multiply_z(const float* head, std::int64_t u, std::int64_t rows, std::int64_t column, std::int64_t columns,
+// A tile of the bias in float32, side by side; null: there is none.
+const float* LinearWalk::tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const {
+  const Operand& bias = job_.bias;
+  if (bias.data == nullptr) return nullptr;
+  for (std::int64_t j = 0; j < columns; ++j) to[j] = load_element(bias.storage, bias.data, (column + j) * bias.row_stride);
+  return to;
+}
+
+void LinearWalk::multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns,
                             float* z, std::int64_t z_stride) const {
   matmul().multiply(packed_rows(u), head, rows, columns, shape().width, shape().compute, z, z_stride, false);
-  if (job_.bias == nullptr) return;
-  const float* bias = job_.bias + column * job_.bias_stride;
+  if (bias == nullptr) return;
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = z + r * z_stride;
-    for (std::int64_t j = 0; j < columns; ++j) row[j] += bias[j * job_.bias_stride];
+    for (std::int64_t j = 0; j < columns; ++j) row[j] += bias[j];
   }
 }
 
@@ -96,12 +103,13 @@ void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t e
   for (std::int64_t column = slice * slice_columns_; column < slice_end; column += shape().tile) {
     const std::int64_t columns = std::min(shape().tile, slice_end - column);
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+    const float* bias = tile_of_bias(column, columns, z_tile + rows_at_once * shape().tile);
     const double weight = weight_of(column, columns);
     for (std::int64_t u = first; u < last; u += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, last - u);
       const std::int64_t stride = shape().is_stash ? shape().columns : shape().tile;
       float* z = shape().is_stash ? piece<float>(job_.layout.dz) + (u - begin) * stride + column : z_tile;
-      multiply_z(scratch, u, rows, column, columns, z, stride);
+      multiply_z(scratch, bias, u, rows, columns, z, stride);
       for (std::int64_t r = 0; r < rows; ++r) {
         RowState& state = states_[(u + r) * kSlices + slice];
         state = merge(state, weight_before, tile_state(u + r, column, columns, z + r * stride), weight);

@@ -35,6 +35,7 @@ struct LinearShape {
   bool dhidden = false, dhead = false, dbias = false;
   bool dhead_in_place = false;  // float32, one of its strides 1: products can be added right there
   bool dhead_across = false;    // so, but as [H,V]: its product is made the other way round
+  bool bias = false;
   int threads = 1;
 
   std::int64_t tile = 256;     // columns of a product's block
@@ -45,6 +46,8 @@ struct LinearShape {
   bool backward() const { return dhidden || dhead || dbias; }
   // Several row chunks and no place in the output: dhead is added up in the workspace.
   bool sums_dhead() const { return dhead && row_chunk < rows && !dhead_in_place; }
+  // Several row chunks: dbias is added up in the workspace, so that it is rounded once, and added to once.
+  bool sums_dbias() const { return dbias && row_chunk < rows; }
 };
 
 // Columns of a tile: with its rows of the head about as many bytes as a core's L2.
@@ -66,6 +69,7 @@ struct LinearLayout {
   std::int64_t packed_head = 0;    // a chunk of the head for dhidden
   std::int64_t dhidden = 0;        // float [N, H]
   std::int64_t dhead = 0;          // float [V, H], with several row chunks and no place in the output
+  std::int64_t dbias = 0;          // float [V], with several row chunks
   std::int64_t scratch = 0;        // scratch_bytes a thread
   std::int64_t scratch_bytes = 0;
   std::int64_t bytes = 0;
@@ -87,18 +91,15 @@ struct LinearJob {
   const KernelTable* kernels = nullptr;
   Operand hidden;  // rows: tokens; null: the row stage alone
   Operand head;    // rows: classes
-  const float* bias = nullptr;
-  std::int64_t bias_stride = 1;
+  Operand bias;    // rows: classes, one column; null: none
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;   // of column 0; null: 1
   const std::int64_t* targets = nullptr;  // [rows]
   bool from_saved_state = false;
   bool wants_gradients = false;
-  OutputMatrix dhidden, dhead;
-  float* dbias = nullptr;
-  std::int64_t dbias_stride = 1;
-  bool accumulate = false;  // dhead and dbias are added to
+  OutputMatrix dhidden, dhead, dbias;  // dbias: [V, 1]
+  bool accumulate = false;             // dhead and dbias are added to
   std::byte* workspace = nullptr;
 };
 

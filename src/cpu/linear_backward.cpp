@@ -24,11 +24,16 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
 
 void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                          float* dz) const {
-  if (!shape().is_stash) matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+  const float* bias = nullptr;
+  if (!shape().is_stash) {
+    matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+    bias = tile_of_bias(column, columns,
+                        scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute));
+  }
   for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
     const std::int64_t rows = std::min(row_tile(matmul()), end - u);
     float* tile = dz + (u - begin) * dz_stride();
-    if (!shape().is_stash) multiply_z(scratch, u, rows, column, columns, tile, dz_stride());
+    if (!shape().is_stash) multiply_z(scratch, bias, u, rows, columns, tile, dz_stride());
     for (std::int64_t r = 0; r < rows; ++r) dz_row(u + r, column, columns, tile + r * dz_stride());
   }
 }
@@ -104,9 +109,14 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
     const float* row = dz + (u - begin) * dz_stride();
     for (std::int64_t j = 0; j < columns; ++j) sums[j] += static_cast<double>(row[j]);
   }
+  const bool is_partial = shape().sums_dbias();
+  OutputMatrix out = job_.dbias;
+  if (is_partial) out = {piece<float>(job_.layout.dbias), kStorageFloat32, 1};
+  const bool adds = is_partial ? begin > 0 : job_.accumulate;
   for (std::int64_t j = 0; j < columns; ++j) {
-    float& out = job_.dbias[(column + j) * job_.dbias_stride];
-    out = static_cast<float>(begin > 0 || job_.accumulate ? static_cast<double>(out) + sums[j] : sums[j]);
+    const std::int64_t at = (column + j) * out.row_stride;
+    const double before = adds ? static_cast<double>(load_element(out.storage, out.data, at)) : 0;
+    store_element(out.storage, out.data, at, static_cast<float>(before + sums[j]));
   }
 }
 
@@ -171,13 +181,21 @@ void LinearWalk::finish() {
       write_dhead(column, columns, piece<float>(job_.layout.dhead) + column * width);
     });
   }
+  if (shape().sums_dbias() && !nothing_used) {
+    const float* sums = piece<float>(job_.layout.dbias);
+    for (std::int64_t v = 0; v < shape().columns; ++v) {
+      const std::int64_t at = v * job_.dbias.row_stride;
+      const float before = job_.accumulate ? load_element(job_.dbias.storage, job_.dbias.data, at) : 0;
+      store_element(job_.dbias.storage, job_.dbias.data, at, before + sums[v]);
+    }
+  }
   if (job_.accumulate) return;
   const std::int64_t first = nothing_used ? 0 : shape().columns;  // padding, or everything when no row is in use
   for (std::int64_t v = first; v < shape().total_columns; ++v) {
     for (std::int64_t h = 0; shape().dhead && h < width; ++h) {
       store_element(job_.dhead.storage, job_.dhead.data, v * job_.dhead.row_stride + h * job_.dhead.col_stride, 0);
     }
-    if (shape().dbias) job_.dbias[v * job_.dbias_stride] = 0;
+    if (shape().dbias) store_element(job_.dbias.storage, job_.dbias.data, v * job_.dbias.row_stride, 0);
   }
 }
 

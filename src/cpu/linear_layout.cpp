@@ -10,9 +10,10 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
   const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
   const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
   std::int64_t most = s.forward || s.backward() ? copies(std::min(row_tile(m), s.rows), s.width) : 0;
-  if (s.forward) most = std::max(most, tile_of_head + row_tile(m) * s.tile);
+  const std::int64_t tile_of_bias = s.bias ? s.tile : 0;
+  if (s.forward) most = std::max(most, tile_of_head + row_tile(m) * s.tile + tile_of_bias);
   if (!s.backward()) return most;
-  most = std::max(most, tile_of_head);
+  most = std::max(most, tile_of_head + tile_of_bias);
   if (s.dhead) {
     const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
     most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
@@ -50,6 +51,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
       l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
       if (s.sums_dhead()) l.dhead = take("dhead sums", s.columns * s.width * kFloat);
     }
+    if (s.sums_dbias()) l.dbias = take("dbias sums", s.columns * kFloat);
     if (s.dhidden) {
       l.packed_head = take("head packed across", m.packed_floats(s.width, m.b_panel, chunk, s.compute) * kFloat);
       l.dhidden = take("dhidden sums", s.rows * s.width * kFloat);

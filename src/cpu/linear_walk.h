@@ -55,7 +55,8 @@ class LinearWalk {
 
   float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
   Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
-  void multiply_z(const float* head, std::int64_t u, std::int64_t rows, std::int64_t column, std::int64_t columns, float* z,
+  const float* tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const;
+  void multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns, float* z,
                   std::int64_t z_stride) const;
   RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z) const;
   double weight_of(std::int64_t column, std::int64_t columns) const;

@@ -2,7 +2,8 @@
 //
 // The caller cuts the operands into blocks that suit the caches, packs each block once and multiplies it many times. A packed
 // block is a row of panels; a panel holds a_panel (or b_panel) rows, word by word along k: word (row r, step s) of panel p is at
-// dst[(p * words(depth) + s) * panel + r].
+// dst[(p * words(depth) + s) * panel + r]. One instruction set has the left operand's words in another order within the panel:
+// cpu/matmul_tiles.h.
 #ifndef TILELOSS_CPU_MATMUL_H_
 #define TILELOSS_CPU_MATMUL_H_
 
@@ -13,9 +14,9 @@
 namespace tileloss::cpu {
 
 // What the products are computed in. Sums are float32. With kBfloat16 the operands are rounded to bfloat16 (nearest even) while
-// they are packed; products of two bfloat16 are exact in float32. The instruction set avx512_bf16 multiplies pairs with
-// VDPBF16PS, which takes subnormal operands for 0 and flushes subnormal sums to 0 whatever the control word says; the others do
-// as it says.
+// they are packed; products of two bfloat16 are exact in float32. The instruction sets avx512_bf16 and avx512_amx multiply pairs
+// with VDPBF16PS and TDPBF16PS, which take subnormal operands for 0, flush subnormal sums to 0 and round to nearest even whatever
+// the control word says; the others do as it says.
 enum class Compute { kFloat32, kBfloat16 };
 
 // A matrix operand as it lies in memory: element (i, k) is at data + i * row_stride + k * k_stride, in elements of `storage`.
@@ -35,6 +36,7 @@ using PackFunction = void (*)(const Operand& x, std::int64_t row, std::int64_t r
 struct MatmulTable {
   std::int64_t a_panel, b_panel;  // rows of a panel of the left (broadcast) and of the right (vector) operand
   std::int64_t bfloat16_in_word;  // 2: kBfloat16 packs neighbours along k into one 32-bit word; 1: a word is always one float
+  std::int64_t whole_words;       // words along k come in multiples of this if they are of two bfloat16; those beyond depth are 0
   PackFunction pack_a, pack_b;
 
   // c[i * c_stride + j] = (accumulate: +=) sum over k of a(i, k) * b(j, k) for i < m, j < n; `depth` is that of both packs. The
@@ -48,7 +50,9 @@ struct MatmulTable {
 
   // Words along k of a panel's row.
   std::int64_t words(std::int64_t depth, Compute compute) const {
-    return compute == Compute::kBfloat16 ? (depth + bfloat16_in_word - 1) / bfloat16_in_word : depth;
+    if (compute == Compute::kFloat32) return depth;
+    const std::int64_t in_multiple = bfloat16_in_word * whole_words;
+    return (depth + in_multiple - 1) / in_multiple * whole_words;
   }
   // Floats of a packed block of `rows` rows, `panel` being a_panel or b_panel; rounded up to 64 bytes, so that blocks can follow
   // each other.

@@ -32,6 +32,7 @@ struct MatmulKernels {
     return {kRows,
             kWidth,
             MultipliesPairs<Simd> ? 2 : 1,
+            1,
             &MatmulPacking<Simd, kRows>::pack,
             &MatmulPacking<Simd, kWidth>::pack,
             &multiply,

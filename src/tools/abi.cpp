@@ -55,7 +55,12 @@ Enum find_name(const std::string& name, Enum count, NameOf name_of, const char* 
   throw ToolError(kExitUsage, fmt::format("{} '{}' is unknown", what, name));
 }
 
-constexpr tileloss_isa kIsaCount = TILELOSS_ISA_AVX512_BF16 + 1;
+// The library's names are the list.
+tileloss_isa isa_count() {
+  tileloss_isa count = 0;
+  while (std::strcmp(tileloss_isa_name(count), "unknown") != 0) ++count;
+  return count;
+}
 constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
 
 }  // namespace
@@ -154,15 +159,22 @@ void Function::read_options(ConfigReader& config) {
   }
 }
 
-void Function::set_choice(std::string_view name, std::string_view choice) {
+const tileloss_field& Function::field_named(std::string_view name) const {
   const tileloss_field* field = find_field(name);
   if (field == nullptr) throw ToolError(kExitUsage, fmt::format("{} has no option {}", name_, name));
-  const std::vector<std::string> choices = split(field->choices, '|');
-  for (size_t index = 0; index < choices.size(); ++index) {
-    if (choices[index] == choice) return set_integer(*field, static_cast<int64_t>(index));
-  }
-  throw ToolError(kExitUsage, fmt::format("{}: '{}' is none of {}", name, choice, field->choices));
+  return *field;
 }
+
+void Function::set_choice(std::string_view name, std::string_view choice) {
+  const tileloss_field& field = field_named(name);
+  const std::vector<std::string> choices = split(field.choices, '|');
+  for (size_t index = 0; index < choices.size(); ++index) {
+    if (choices[index] == choice) return set_integer(field, static_cast<int64_t>(index));
+  }
+  throw ToolError(kExitUsage, fmt::format("{}: '{}' is none of {}", name, choice, field.choices));
+}
+
+void Function::set_integer(std::string_view name, int64_t value) { set_integer(field_named(name), value); }
 
 bool Function::per_row_loss() const {
   const char* option = find_field("aggregation") != nullptr ? "aggregation" : "reduction";
@@ -170,12 +182,11 @@ bool Function::per_row_loss() const {
 }
 
 void Function::reset(std::string_view name) {
-  const tileloss_field* field = find_field(name);
-  if (field == nullptr) throw ToolError(kExitUsage, fmt::format("{} has no option {}", name_, name));
-  if (field->type == TILELOSS_FIELD_CHOICE || field->type == TILELOSS_FIELD_INT64) {
-    set_integer(*field, to_int64(field->default_value));
+  const tileloss_field& field = field_named(name);
+  if (field.type == TILELOSS_FIELD_CHOICE || field.type == TILELOSS_FIELD_INT64) {
+    set_integer(field, to_int64(field.default_value));
   } else {
-    set_number(*field, field->default_value);
+    set_number(field, field.default_value);
   }
 }
 
@@ -249,7 +260,7 @@ tileloss_dtype abi_dtype(NumberFormat format) {
 
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;
-  for (tileloss_isa isa = 0; isa < kIsaCount; ++isa) names.emplace_back(tileloss_isa_name(isa));
+  for (tileloss_isa isa = 0; isa < isa_count(); ++isa) names.emplace_back(tileloss_isa_name(isa));
   return names;
 }
 
@@ -263,7 +274,7 @@ std::vector<std::string> schedule_names() {
 tileloss_plan_options KernelWishes::plan_options() const {
   tileloss_plan_options options;
   tileloss_plan_options_init(&options);
-  options.isa = find_name<tileloss_isa>(isa, kIsaCount, tileloss_isa_name, "instruction set");
+  options.isa = find_name<tileloss_isa>(isa, isa_count(), tileloss_isa_name, "instruction set");
   options.schedule = find_name<tileloss_schedule>(schedule, kScheduleCount, tileloss_schedule_name, "schedule");
   options.threads = static_cast<int32_t>(threads);
   options.row_block = row_block;

@@ -43,6 +43,7 @@ class Function {
   // Reads every option that `config` has from it, with the field's type and range; the key `preset` before all others.
   void read_options(ConfigReader& config);
   void set_choice(std::string_view field, std::string_view choice);
+  void set_integer(std::string_view field, int64_t value);
   // The field's default again.
   void reset(std::string_view field);
   const std::string& preset() const { return preset_; }  // "" if none was read
@@ -56,6 +57,7 @@ class Function {
   Json to_json() const;
 
  private:
+  const tileloss_field& field_named(std::string_view name) const;  // throws if there is none
   void set_number(const tileloss_field& field, double value);
   void set_integer(const tileloss_field& field, int64_t value);
   const void* at(const tileloss_field& field) const;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -98,10 +99,11 @@ Json collect() {
   info["functions"] = Function::names();
   info["cpu"] = cpu_model();
   Json available = Json::array();
-  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_AVX512_BF16; ++isa) {
+  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa < std::ssize(isa_names()); ++isa) {
     if (tileloss_isa_supported(isa) != 0) available.push_back(tileloss_isa_name(isa));
   }
   info["isa_available"] = available;
+  info["amx"] = *cpu::why_without_amx() == '\0' ? "AMX: ready" : cpu::why_without_amx();
   info["isa_chosen"] = chosen_isa();
   const char* forced = std::getenv("TILELOSS_ISA");
   info["TILELOSS_ISA"] = forced != nullptr ? Json(forced) : Json(nullptr);
@@ -126,7 +128,7 @@ void print_tables(const Json& info) {
   table.add({"build", info["build"]["type"].get<std::string>() + " " + info["build"]["flags"].get<std::string>()});
   table.add({"functions", joined(info["functions"])});
   table.add({"cpu", info["cpu"].get<std::string>()});
-  table.add({"instruction sets", joined(info["isa_available"])});
+  table.add({"instruction sets", fmt::format("{} ({})", joined(info["isa_available"]), info["amx"].get<std::string>())});
   const std::string forced =
       info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
   table.add({"chosen", fmt::format("{} ({})", info["isa_chosen"].get<std::string>(), forced)});

@@ -1,7 +1,9 @@
 // Plan, then run: what the planner promises and what it refuses.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -112,12 +114,30 @@ TEST(Plan, WishesThatCannotBeAreRefused) {
                       TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from tileloss_plan_init, got another size"));
 }
 
+// A caller built against a header without isa_note.
+TEST(Plan, AShorterStructOfAnEarlierHeaderIsServed) {
+  LogitsCase c(spec());
+  const tileloss_plan whole = make_plan(c, cross_entropy_options(), plan_options());
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  std::memset(plan.isa_note, 'x', sizeof plan.isa_note);
+  plan.struct_size = offsetof(tileloss_plan, isa_note);
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  const auto pass = TILELOSS_VALUE_AND_GRAD;
+  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", pass, &c.args(), &options, nullptr, nullptr, &plan)));
+  EXPECT_EQ(plan.struct_size, offsetof(tileloss_plan, isa_note));
+  EXPECT_EQ(plan.workspace_bytes, whole.workspace_bytes);
+  EXPECT_EQ(std::string(plan.isa_note, sizeof plan.isa_note), std::string(sizeof plan.isa_note, 'x'));
+  EXPECT_TRUE(succeeds(tileloss_call("cross_entropy", pass, &c.args(), &options, &plan, nullptr)));
+}
+
 TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {
   LogitsCase c(spec());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   tileloss_plan_options options = plan_options();
-  for (const tileloss_isa isa : {tileloss_isa{TILELOSS_ISA_AVX512_BF16}, tileloss_isa{99}}) {
+  for (const tileloss_isa isa :
+       {tileloss_isa{TILELOSS_ISA_AVX512_BF16}, tileloss_isa{TILELOSS_ISA_AVX512_AMX}, tileloss_isa{99}}) {
     if (tileloss_isa_supported(isa) != 0) continue;
     options.isa = isa;
     EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),

@@ -170,6 +170,7 @@ TEST(Validation, NamesOfStatusesIsasAndSchedules) {
   EXPECT_STREQ(tileloss_status_name(99), "unknown");
   EXPECT_STREQ(tileloss_isa_name(TILELOSS_ISA_AVX512), "avx512");
   EXPECT_STREQ(tileloss_isa_name(TILELOSS_ISA_AVX512_BF16), "avx512_bf16");
+  EXPECT_STREQ(tileloss_isa_name(TILELOSS_ISA_AVX512_AMX), "avx512_amx");
   EXPECT_STREQ(tileloss_isa_name(77), "unknown");
   EXPECT_EQ(tileloss_isa_supported(TILELOSS_ISA_BASELINE), 1);
   EXPECT_EQ(tileloss_isa_supported(77), 0);

@@ -2,11 +2,13 @@
 """The project's own lints. Each prints what is wrong, a line a finding, and exits 1 when there is any.
 
   lint.py includes ROOT            includes point down: tools, frontends -> api -> cpu, cuda, losses -> core; reference alone
-  lint.py files ROOT               snake_case names; no file in src over 500 lines
+  lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
   lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
   lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
   lint.py needed LIBRARY           the library needs the C and C++ run times only, without a run path, and has a soname
   lint.py isa-objects BUILD        code compiled for one instruction set cannot be picked by the linker for another
+  lint.py tile-objects BUILD LIBRARY  AMX's tile instructions are in the object that is compiled for them and in no other, and the
+                                   library has them
 """
 import pathlib
 import re
@@ -35,7 +37,12 @@ NOT_IN_CORE = set(
 CODE = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
+PYTHON_NAME = re.compile(r"__init__\.py|_?[a-z0-9]+(_[a-z0-9]+)*\.py")  # _name.py: private to its package
 ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
+TILE_OBJECT = re.compile(r"\w+_amx\.cpp\.o")
+# Each that the products need, and whatever else works on tiles.
+TILE_INSTRUCTIONS = {"ldtilecfg", "tilezero", "tileloadd", "tileloaddt1", "tdpbf16ps", "tilestored", "tilerelease"}
+TILE_INSTRUCTION = re.compile(r"\t(\w*tile\w+|td\w+)\b")
 RUN_TIMES = re.compile(r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+")
 
 
@@ -91,9 +98,10 @@ def lint_files(root):
     for folder in ("src", "include", "tests", "examples", "benchmarks", "configs", "frontends"):
         for path in sorted((root / folder).rglob("*")):
             name = path.relative_to(root)
-            if path.is_file() and path.suffix in CODE | {".py", ".yaml", ".cmake"} and not SNAKE_CASE.fullmatch(path.name):
+            names = PYTHON_NAME if path.suffix == ".py" else SNAKE_CASE
+            if path.is_file() and path.suffix in CODE | {".py", ".yaml", ".cmake"} and not names.fullmatch(path.name):
                 findings.append(f"{name}: not snake_case")
-            if folder == "src" and path.suffix in CODE:
+            if folder in ("src", "frontends") and path.suffix in CODE | {".py"}:
                 lines = path.read_text().count("\n")
                 if lines > 500:
                     findings.append(f"{name}: {lines} lines, over 500")
@@ -148,9 +156,24 @@ def lint_isa_objects(build):
     return findings
 
 
+def tile_instructions(binary):
+    return set(TILE_INSTRUCTION.findall(output_of("objdump", "-d", "--no-show-raw-insn", "--no-addresses", str(binary))))
+
+
+def lint_tile_objects(build, library):
+    findings = []
+    for path in sorted(pathlib.Path(build).rglob("*.o")):
+        if not TILE_OBJECT.fullmatch(path.name):
+            findings += [f"{path.name}: {name}, a tile instruction" for name in sorted(tile_instructions(path))]
+    objects = [path for path in pathlib.Path(build).rglob("*.o") if TILE_OBJECT.fullmatch(path.name)]
+    for binary in (*objects, pathlib.Path(library)):
+        findings += [f"{binary.name}: no {name}" for name in sorted(TILE_INSTRUCTIONS - tile_instructions(binary))]
+    return findings if objects else [f"no <name>_amx.cpp.o under {build}"]
+
+
 def main(arguments):
     lints = {"includes": lint_includes, "files": lint_files, "format": lint_format, "symbols": lint_symbols,
-             "needed": lint_needed, "isa-objects": lint_isa_objects}
+             "needed": lint_needed, "isa-objects": lint_isa_objects, "tile-objects": lint_tile_objects}
     if not arguments or arguments[0] not in lints:
         sys.exit(__doc__)
     findings = lints[arguments[0]](*arguments[1:])

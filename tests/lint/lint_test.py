@@ -83,8 +83,21 @@ class Files(LintTest):
         self.write("tests/core/RowTest.cpp", "")
         self.assert_names(lint.lint_files(self.root), "RowTest.cpp", "snake_case")
 
+    def test_names_that_python_gives_meaning_to_pass(self):
+        self.write("frontends/python/tileloss/__init__.py", "")
+        self.write("frontends/python/tileloss/_library.py", "")
+        self.assertEqual(lint.lint_files(self.root), [])
+
+    def test_camel_case_module(self):
+        self.write("frontends/python/tileloss/_rowOutputs.py", "")
+        self.assert_names(lint.lint_files(self.root), "_rowOutputs.py", "snake_case")
+
     def test_long_file(self):
         self.write("src/core/long.h", "\n" * 501)
+        self.assert_names(lint.lint_files(self.root), "501 lines")
+
+    def test_long_module(self):
+        self.write("frontends/python/tileloss/long.py", "\n" * 501)
         self.assert_names(lint.lint_files(self.root), "501 lines")
 
 
@@ -164,6 +177,35 @@ class IsaObjects(LintTest):
 
     def test_no_objects_does_not_pass(self):
         self.assert_names(lint.lint_isa_objects(self.root), "no kernels_")
+
+
+class TileObjects(LintTest):
+    ALL = "ldtilecfg (%0); tilezero %%tmm0; tileloadd (%0,%0,1), %%tmm1; tileloaddt1 (%0,%0,1), %%tmm2; " \
+          "tdpbf16ps %%tmm2, %%tmm1, %%tmm0; tilestored %%tmm0, (%0,%0,1); tilerelease"
+
+    def object(self, name, instructions):
+        code = f'void f(void* p) {{ asm volatile("{instructions}" : : "r"(p)); }}'
+        return self.compile(name, code, "-shared", "-fPIC") if name.endswith(".so") else self.compile(name, code, "-c")
+
+    def test_the_object_for_them_passes(self):
+        library = self.object("libtileloss.so", self.ALL)
+        self.object("matmul_amx.cpp.o", self.ALL)
+        self.object("plain.cpp.o", "add %0, %0")
+        self.assertEqual(lint.lint_tile_objects(self.root, library), [])
+
+    def test_a_tile_instruction_elsewhere_is_named(self):
+        library = self.object("libtileloss.so", self.ALL)
+        self.object("matmul_amx.cpp.o", self.ALL)
+        self.object("kernels_avx512.cpp.o", "tilerelease")
+        self.assert_names(lint.lint_tile_objects(self.root, library), "kernels_avx512.cpp.o: tilerelease")
+
+    def test_a_missing_instruction_is_named(self):
+        library = self.object("libtileloss.so", self.ALL.replace("tilezero %%tmm0; ", ""))
+        self.object("matmul_amx.cpp.o", self.ALL)
+        self.assert_names(lint.lint_tile_objects(self.root, library), "libtileloss.so: no tilezero")
+
+    def test_no_object_does_not_pass(self):
+        self.assert_names(lint.lint_tile_objects(self.root, self.object("libtileloss.so", self.ALL)), "no <name>_amx.cpp.o")
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ TEST(Info, JsonNamesWhatTheMachineHas) {
   EXPECT_GE(info["threads"], 1);
   for (const char* roof : {"exp_g_per_s", "products_bfloat16_tflops", "products_float32_tflops"})
     EXPECT_GT(info["roofs"][roof], 0.0) << roof;
-  for (const char* key : {"version", "build", "cpu", "isa_chosen", "TILELOSS_ISA", "caches"})
+  for (const char* key : {"version", "build", "cpu", "amx", "isa_chosen", "TILELOSS_ISA", "caches"})
     EXPECT_TRUE(info.contains(key)) << key;
 }
 

@@ -1,0 +1,20 @@
+// AMX without AMX: see trapped_tiles.cpp.
+#ifndef TILELOSS_TESTS_AMX_TRAPPED_TILES_H_
+#define TILELOSS_TESTS_AMX_TRAPPED_TILES_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "cpu/amx_support.h"
+
+namespace tileloss::test {
+
+using cpu::AmxSupport;
+
+void answer_amx(AmxSupport support);  // what the library hears from now on; at first kReady
+std::int64_t products_so_far();       // of tiles, by all threads
+bool tiles_are_held();                // by this thread
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_AMX_TRAPPED_TILES_H_
