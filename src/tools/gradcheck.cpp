@@ -201,7 +201,6 @@ int run_gradcheck(const Command& command, const KernelCall& guarded) {
   GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
   config.mutants |= command.mutants;
   config.strict |= command.strict;
-  if (config.strict && config.is_linear()) throw ToolError(kExitUsage, "--strict: expected level: logits, got linear");
   // Opened before the work, so that a file that cannot be written is known at once.
   std::unique_ptr<ResultWriter> writer;
   if (config.output) writer = std::make_unique<ResultWriter>(*config.output);

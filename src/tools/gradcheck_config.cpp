@@ -166,10 +166,8 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
   config.mutants = reader.boolean("mutants", false);
-  if (!is_linear) {
-    config.strict = reader.boolean("strict", false);
-    config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
-  }
+  config.strict = reader.boolean("strict", false);
+  if (!is_linear) config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
   if (reader.has("output")) config.output = reader.path("output");
   reader.finish();
   return config;

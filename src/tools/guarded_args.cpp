@@ -39,6 +39,7 @@ unsigned char* row_of(const TensorView& view, int64_t row) {
 }
 
 std::string place(const TensorView& view, int64_t row, int64_t column) {
+  if (view.is_transposed) std::swap(row, column);
   return view.is_matrix ? fmt::format("row {}, column {}", row, column) : fmt::format("element {} of {}", row, view.rows);
 }
 
@@ -49,7 +50,7 @@ std::string bits(const unsigned char* element, size_t bytes) {
 }
 
 std::string overrun(const TensorView& view, int64_t row, size_t elements, bool past) {
-  const std::string whose = view.is_matrix ? fmt::format("row {}, ", row) : "";
+  const std::string whose = view.is_matrix ? fmt::format("{} {}, ", view.is_transposed ? "column" : "row", row) : "";
   const char* unit = view.element == 1 ? "byte" : "element";
   const std::string side = !past            ? "before the start"
                            : view.is_matrix ? "past the end"
@@ -83,9 +84,13 @@ GuardedArgs::GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLa
   });
 }
 
+bool GuardedArgs::is_apart(const TensorView& view) const {
+  return view.is_matrix && layout_.rows == GuardLayout::Rows::kApart && view.rows <= kMaxApartRows;
+}
+
 int64_t GuardedArgs::stride_of(const TensorView& view) const {
   if (!view.is_matrix || layout_.rows == GuardLayout::Rows::kAdjoining) return view.is_matrix ? view.cols : view.stride;
-  if (layout_.rows == GuardLayout::Rows::kGaps) return view.cols + kGapElements;
+  if (!is_apart(view)) return view.cols + kGapElements;
   const size_t page = GuardBuffer::page_bytes();
   return static_cast<int64_t>(((row_bytes(view) + page - 1) / page + 1) * page / view.element);
 }
@@ -95,7 +100,7 @@ void GuardedArgs::host(const TensorView& given, TensorView& view) {
   GuardBuffer buffer(extent(view), layout_.flush);
   view.data = buffer.data();
   fill_unwritten(buffer.as<unsigned char>(), buffer.bytes());
-  if (given.use == SlotUse::kInput) {
+  if (given.use == SlotUse::kInput || given.is_added_to) {
     for (int64_t i = 0; i < view.rows; ++i) std::memcpy(row_of(view, i), row_of(given, i), row_bytes(view));
   }
   const bool is_shared = view.is_matrix && is_in_place(args_);
@@ -104,7 +109,7 @@ void GuardedArgs::host(const TensorView& given, TensorView& view) {
   if (!is_writable) buffer.make_read_only();
   const bool is_written = is_writable && (pass_ != TILELOSS_BACKWARD || view.is_gradient || is_shared);
   regions_.push_back({view, std::move(buffer), is_writable, is_written});
-  if (view.is_matrix && layout_.rows == GuardLayout::Rows::kApart) insert_guard_pages(regions_.back());
+  if (is_apart(view)) insert_guard_pages(regions_.back());
 }
 
 // The rows' ends (flush right) or starts (flush left) are page-aligned, as the stride is a multiple of the page.
@@ -174,7 +179,7 @@ std::string GuardedArgs::compare_gaps(const Region& region) const {
   for (int64_t row = 0; row + 1 < view.rows; ++row) {
     size_t begin = static_cast<size_t>(row) * stride_bytes(view) + row_bytes(view);
     size_t end = static_cast<size_t>(row + 1) * stride_bytes(view);
-    if (layout_.rows == GuardLayout::Rows::kApart) {
+    if (is_apart(view)) {
       if (layout_.flush == Flush::kRight) {
         begin += GuardBuffer::page_bytes();
       } else {
@@ -211,7 +216,7 @@ std::string GuardedArgs::describe(const MemoryFault& fault) const {
     return fmt::format("{}: {}{}{}", view.name, place(view, row, static_cast<int64_t>(in_row / view.element)), how,
                        found->is_writable ? "" : ", which is an input");
   }
-  if (layout_.rows == GuardLayout::Rows::kApart && layout_.flush == Flush::kLeft) {
+  if (is_apart(view) && layout_.flush == Flush::kLeft) {
     return overrun(view, row + 1, (stride - in_row + view.element - 1) / view.element, false) + how;
   }
   return overrun(view, row, (in_row - row_bytes(view)) / view.element + 1, true) + how;

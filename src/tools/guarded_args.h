@@ -14,11 +14,15 @@
 
 namespace tileloss::tools {
 
+// Two mappings a row; Linux grants a process 65530, and a call with the LM head has two such matrices.
+constexpr int64_t kMaxApartRows = 8192;
+
 struct GuardLayout {
   enum class Rows {
     kAdjoining,  // row stride = columns: only the first and last row touch a guard page
     kGaps,       // some odd number of elements between the rows of a matrix, all NaN: every row starts at another alignment
-    kApart,      // a guard page between every two rows of a matrix, which the rows touch on the layout's side
+    kApart,      // a guard page between every two rows of a matrix, which the rows touch on the layout's side; beyond
+                 // kMaxApartRows, gaps
   };
 
   Flush flush;
@@ -33,8 +37,9 @@ struct MemoryFault {
   enum Access : int32_t { kRead, kWrite, kUnknown } access;
 };
 
-// Inputs are copied from the caller's tensors and mapped read-only. Outputs, the gaps between rows and the workspace start as a
-// NaN of an unusual pattern (0x7fa5 in every 16 bits), so that what is left unwritten shows.
+// Inputs are copied from the caller's tensors and mapped read-only; what a call adds to is copied too. Other outputs, the gaps
+// between rows and the workspace start as a NaN of an unusual pattern (0x7fa5 in every 16 bits), so that what is left unwritten
+// shows.
 class GuardedArgs {
  public:
   // `given`: the caller's tensors. `pass` decides whether the row state is an input.
@@ -60,6 +65,7 @@ class GuardedArgs {
     bool is_written;  // by this pass: a backward takes the forward's outputs along and leaves them alone
   };
 
+  bool is_apart(const TensorView& view) const;
   int64_t stride_of(const TensorView& view) const;
   void host(const TensorView& given, TensorView& view);
   void insert_guard_pages(Region& region);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <mutex>
 
 namespace tileloss::tools {
@@ -151,8 +150,7 @@ void LinearWitness::add_row(const LinearRow& row, const SoftmaxRow& softmax, con
     bound.weighted += term;
     bound.independent_sq += square(error * size);
     bound.common += common * size;
-    spread.first += term;
-    spread.second += square(term);
+    spread.add(term);
   };
   for (std::int64_t j = 0; j < softmax.vocab(); ++j) {
     const double dlogit = gradient.gradient[index(j)], magnitude = gradient.magnitude[index(j)];
@@ -196,6 +194,7 @@ struct LinearWitness::Target {
 
 struct LinearWitness::Verdict {
   double error_sq = 0, ideal_sq = 0, float32_sq = 0;
+  Spread stored;
   double cap = 0;
   std::int64_t nonfinite = 0, nonzero = 0;
 
@@ -203,11 +202,30 @@ struct LinearWitness::Verdict {
     error_sq += other.error_sq;
     ideal_sq += other.ideal_sq;
     float32_sq += other.float32_sq;
+    stored.merge(other.stored);
     cap = std::max(cap, other.cap);
     nonfinite += other.nonfinite;
     nonzero += other.nonzero;
   }
 };
+
+void LinearWitness::Spread::add(double term) {
+  first += term;
+  second += square(term);
+}
+
+void LinearWitness::Spread::merge(const Spread& other) {
+  first += other.first;
+  second += other.second;
+}
+
+// n = first^2 / second terms of equal size have this spread; 4 / sqrt(n) * first is 4 * sqrt(second).
+double LinearWitness::Spread::luck(double unit) const {
+  const bool is_few = square(first) < 64 * second;
+  return is_few ? 4 * std::sqrt(second) * square(unit) / 3 : 0;
+}
+
+double LinearWitness::unit() const { return operands_.compute == NumberFormat::kFloat32 ? 0x1p-24 : 0x1p-8; }
 
 double LinearWitness::share_of_float32(const Bound& bound, double terms, double size) const {
   return std::sqrt(bound.independent_sq) + bound.common + 0x1p-24 * std::sqrt(terms) * (std::sqrt(bound.weighted) + size);
@@ -236,15 +254,16 @@ void LinearWitness::judge_row(const Target& target, std::int64_t row, Verdict& v
     error_sq += square(value - expected);
     ideal_sq += square(ideal - expected);
     reference_sq += square(reference);
-    stored_sq += square(std::max(std::fabs(expected), info.smallest_normal));
+    const double stored = square(std::max(std::fabs(expected), info.smallest_normal));
+    stored_sq += stored;
+    verdict.stored.add(stored);
   }
   if (reference_sq == 0 && error_sq == 0) return;  // nothing that is finite, or nothing at all
   const Bound& bound = target.bounds[index(row)];
   const double float32 = share_of_float32(bound, target.terms, std::sqrt(reference_sq));
-  const double unit = operands_.compute == NumberFormat::kFloat32 ? 0x1p-24 : 0x1p-8;
   const double stored = std::ldexp(std::sqrt(stored_sq), -info.mantissa_bits - 1);
   const double rounding =
-      target.operand_size > 0 ? kCap * unit * std::sqrt(bound.square) * target.operand_size : unit * bound.absolute;
+      target.operand_size > 0 ? kCap * unit() * std::sqrt(bound.square) * target.operand_size : unit() * bound.absolute;
   const double cap = std::max(rounding, kIdealFactor * std::sqrt(ideal_sq)) + float32 + stored;
   verdict.error_sq += error_sq;
   verdict.ideal_sq += ideal_sq;
@@ -262,10 +281,11 @@ std::vector<Gate> LinearWitness::judge(const Target& target) const {
     verdict.merge(part);
   });
   const std::string name = target.name;
-  const double allowed = std::max(std::sqrt(verdict.ideal_sq), std::sqrt(verdict.float32_sq) / kIdealFactor);
+  const double unit_of_store = std::ldexp(1.0, -format_info(target.output.format).mantissa_bits - 1);
+  const double luck = target.spread.luck(unit()) + verdict.stored.luck(unit_of_store);
+  const double allowed = std::max(std::sqrt(verdict.ideal_sq + luck), std::sqrt(verdict.float32_sq) / kIdealFactor);
   const double ratio = verdict.error_sq > 0 ? std::sqrt(verdict.error_sq) / allowed : 0;
-  const double limit = target.spread.is_wide() ? kIdealFactor : std::numeric_limits<double>::infinity();
-  return {make_gate(name + "/frobenius", ratio, limit), make_gate(name + "/cap", verdict.cap, 1),
+  return {make_gate(name + "/frobenius", ratio, kIdealFactor), make_gate(name + "/cap", verdict.cap, 1),
           make_gate(name + "/nonfinite", static_cast<double>(verdict.nonfinite), 0),
           make_gate(name + "/nonzero_where_ignored", static_cast<double>(verdict.nonzero), 0)};
 }

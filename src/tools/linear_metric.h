@@ -4,9 +4,12 @@
 // The yardstick is the ideal implementation: it rounds each dlogit once to the compute type, is exact otherwise, and stores the
 // result in the output's type. For each gradient:
 //
-//   frobenius   ||g - g_ref||_F <= max(1.5 x the ideal's, float32's share). Judged where the sum is one of many terms (64 of
-//   equal
-//               size would do): the roundings of a few are luck, and another order of the same operations has other luck.
+//   frobenius   ||g - g_ref||_F <= max(1.5 x the ideal's, float32's share). The roundings of a few terms are luck, and another
+//               order of the same operations has other luck: where fewer than n = 64 of equal size would make the sum, the
+//               square of the ideal's error is given 4 / sqrt(n) more of what it is expected to be at most, u^2 / 3 times the
+//               sum of the squared terms (u = 2^-8 or 2^-24). A rounding error is uniform, so that its square has a standard
+//               deviation of 0.9 of its mean, and that of n of them one of 0.9 / sqrt(n): it takes more than 4 of those to fail.
+//               The roundings on store likewise, with the type's own u.
 //   cap         each row of dhidden, each row of dhead, each element of dbias:
 //               c * u * ||dlogits||_2 * max ||the other operand's row||_2 + float32's share + half an ULP of the stored row,
 //               with dlogits the row's or the column's, u = 2^-8 (compute type bfloat16) or 2^-24 (float32), c = kCap. dbias has
@@ -97,14 +100,18 @@ class LinearWitness {
     double independent_sq = 0;  // sum (error of dlogit)^2 ||operand||^2
     double common = 0;          // the errors that all dlogits of a row share
   };
-  struct Spread {  // sums of t and t^2 over all terms, t = (dlogit * ||operand||)^2
+  struct Spread {  // sums of t and t^2 over all terms, t = (dlogit * ||operand||)^2, or the square of what is stored
     double first = 0, second = 0;
-    bool is_wide() const { return first * first >= 64 * second; }
+
+    void add(double term);
+    void merge(const Spread& other);
+    double luck(double unit) const;
   };
   struct Verdict;
   struct Target;
 
   void flush();
+  double unit() const;  // half an ULP of 1 in the compute type
   double share_of_float32(const Bound& bound, double terms, double size) const;
   void judge_row(const Target& target, std::int64_t row, Verdict& verdict) const;
   std::vector<Gate> judge(const Target& target) const;

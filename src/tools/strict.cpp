@@ -27,8 +27,9 @@ constexpr GuardLayout kLayouts[] = {
     {Flush::kRight, Rows::kApart},     {Flush::kLeft, Rows::kApart},
 };
 
-// Two mappings a row and matrix; Linux grants a process 65530.
 constexpr int64_t kMaxRows = 1024;
+// Fused with the LM head, where each row costs a product: more than two of the kernels' tiles of 128 rows.
+constexpr int64_t kMaxLinearRows = 320;
 // A kernel that an overrun has made to loop must not hang the check. The calls take well below a second, sanitized ones seconds.
 constexpr unsigned kTimeLimitS = 300;
 
@@ -138,16 +139,40 @@ std::vector<std::string> run_in_child(const Work& work, const std::function<std:
   return lines_of(report.substr(1));
 }
 
-// The guarded tensors may have other strides, hence another plan; all else is what was planned.
-KernelWishes same_choices(const tileloss_plan& plan) {
-  return {tileloss_isa_name(plan.isa), tileloss_schedule_name(plan.schedule), plan.threads, plan.row_block, plan.vocab_block};
+// The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head the workspace
+// decides how the vocabulary is cut.
+KernelWishes same_choices(const Function& function, const tileloss_plan& plan) {
+  KernelWishes wishes{tileloss_isa_name(plan.isa), tileloss_schedule_name(plan.schedule), plan.threads, plan.row_block,
+                      plan.vocab_block};
+  if (function.is_linear()) wishes.workspace_bytes = plan.workspace_bytes;
+  return wishes;
 }
 
-// The config with at most `rows` rows: fewer sequences first, then shorter ones.
-GradcheckConfig reduced(const GradcheckConfig& config, const CheckInputs& inputs, int64_t rows) {
+struct Size {
+  int64_t rows, columns;
+};
+
+Size affordable(const GradcheckConfig& config, const CheckInputs& inputs) {
+  // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes.
+  constexpr int64_t kMatrices = 8;
+  const int64_t row_bytes =
+      inputs.linear ? inputs.linear->hidden_view.cols * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();
+  const int64_t most = std::max(kStrictBytes / kMatrices / row_bytes, int64_t{1});
+  const int64_t rows = std::min(most, inputs.linear ? kMaxLinearRows : kMaxRows);
+  // A file's head is taken as it is.
+  const bool is_fixed = !inputs.linear || config.source.is_file;
+  return {std::min(rows, inputs.rows), is_fixed ? inputs.cols : std::min({most, kMaxApartRows, inputs.cols})};
+}
+
+// The config of this size at most: fewer sequences first, then shorter ones.
+GradcheckConfig reduced(const GradcheckConfig& config, const CheckInputs& inputs, const Size& size) {
   GradcheckConfig small = config;
-  small.seq_len = std::min(inputs.seq_len, rows);
-  small.batch_size = std::min(inputs.batch_size, rows / small.seq_len);
+  small.seq_len = std::min(inputs.seq_len, size.rows);
+  small.batch_size = std::min(inputs.batch_size, size.rows / small.seq_len);
+  if (size.columns == inputs.cols) return small;
+  small.vocab_size = size.columns;
+  const int64_t padding = inputs.cols - inputs.valid;
+  if (padding > 0) small.function.set_integer("valid_vocab", std::max<int64_t>(size.columns - padding, 1));
   return small;
 }
 
@@ -156,12 +181,15 @@ GradcheckConfig reduced(const GradcheckConfig& config, const CheckInputs& inputs
 std::string StrictReport::text() const {
   std::string text;
   for (const std::string& finding : findings) text += "strict: " + finding + "\n";
-  text += fmt::format("strict: {} calls in {} layouts of guard-page buffers, {} of {} rows: {}\n", calls, layouts, rows, all_rows,
-                      findings.empty() ? "nothing found" : fmt::format("{} findings", findings.size()));
+  const std::string of_columns = columns == all_columns ? "" : fmt::format(", {} of {} columns", columns, all_columns);
+  text += fmt::format("strict: {} calls in {} layouts of guard-page buffers, {} of {} rows{}: {}\n", calls, layouts, rows,
+                      all_rows, of_columns, findings.empty() ? "nothing found" : fmt::format("{} findings", findings.size()));
   return text;
 }
 
-Json StrictReport::to_json() const { return {{"rows", rows}, {"calls", calls}, {"layouts", layouts}, {"findings", findings}}; }
+Json StrictReport::to_json() const {
+  return {{"rows", rows}, {"columns", columns}, {"calls", calls}, {"layouts", layouts}, {"findings", findings}};
+}
 
 void call_strictly(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
                    const KernelCall& kernel, StrictReport& report) {
@@ -170,7 +198,7 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
   for (const GuardLayout& layout : kLayouts) {
     check_stop();
     GuardedArgs guarded(pass, args, layout);
-    const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(plan));
+    const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(function, plan));
     const tileloss_run run = guarded.add_workspace(guarded_plan);
     const auto work = [&] {
       kernel(function, pass, guarded.args(), guarded_plan, &run);
@@ -186,11 +214,9 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
 }
 
 StrictReport check_strict(const GradcheckConfig& config, const CheckInputs& inputs, ThreadTeam& team, const KernelCall& kernel) {
-  // The logits, two gradients, guarded logits and gradient, and the two gradients that the child writes.
-  constexpr int64_t kMatrices = 8;
-  const int64_t rows = std::clamp(kStrictBytes / kMatrices / inputs.row_bytes(), int64_t{1}, kMaxRows);
-  const bool is_reduced = rows < inputs.rows;
-  const GradcheckConfig small_config = is_reduced ? reduced(config, inputs, rows) : config;
+  const Size size = affordable(config, inputs);
+  const bool is_reduced = size.rows < inputs.rows || size.columns < inputs.cols;
+  const GradcheckConfig small_config = is_reduced ? reduced(config, inputs, size) : config;
   CheckInputs small_inputs;
   if (is_reduced) small_inputs = make_inputs(small_config, team);
   const CheckInputs& used = is_reduced ? small_inputs : inputs;
@@ -198,6 +224,8 @@ StrictReport check_strict(const GradcheckConfig& config, const CheckInputs& inpu
   StrictReport report;
   report.rows = used.rows;
   report.all_rows = inputs.rows;
+  report.columns = used.cols;
+  report.all_columns = inputs.cols;
   // What comes after a call that was not made has no inputs.
   run_kernels(small_config, used,
               [&](const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,

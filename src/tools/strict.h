@@ -18,6 +18,8 @@ namespace tileloss::tools {
 struct StrictReport {
   int64_t rows = 0;  // that were looked at, of all_rows
   int64_t all_rows = 0;
+  int64_t columns = 0;  // likewise
+  int64_t all_columns = 0;
   int calls = 0;
   int layouts = 0;
   std::vector<std::string> findings;
@@ -31,8 +33,8 @@ struct StrictReport {
 void call_strictly(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
                    const KernelCall& kernel, StrictReport& report);
 
-// Every call that gradcheck makes, up to the first with findings. Of a large check only so many rows that the guarded copies stay
-// below kStrictBytes.
+// Every call that gradcheck makes, up to the first with findings. Of a large check only so many rows, and of a synthetic LM head
+// only so many classes, that the guarded copies stay below kStrictBytes.
 constexpr int64_t kStrictBytes = int64_t{256} << 20;
 StrictReport check_strict(const GradcheckConfig& config, const CheckInputs& inputs, ThreadTeam& team,
                           const KernelCall& kernel = call);

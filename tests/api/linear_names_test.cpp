@@ -1,6 +1,8 @@
 // The typed names of the functions with the LM head, in C and in C++: each is the generic call with its own name and pass.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <tileloss/tileloss.hpp>
 #include <vector>
 
@@ -85,6 +87,29 @@ TEST(LinearNames, PolicyLoss) {
               tileloss_linear_policy_loss_backward);
   expect_same(t, "linear_policy_loss", TILELOSS_VALUE_AND_GRAD, t.gradients(), args, options, linear_policy_loss_value_and_grad,
               tileloss_linear_policy_loss_value_and_grad);
+}
+
+TEST(LinearNames, ABiasMayBeFloatOrSixteenBits) {
+  Tensors t;
+  const std::vector<float> bias = {1, -2, 0.5F, 0, -1};
+  const std::vector<BFloat16> bias16 = {{0x3F80}, {0xC000}, {0x3F00}, {0x0000}, {0xBF80}};
+  const CrossEntropyArgs args{.labels = t.labels, .loss = t.loss};
+  std::vector<float> dbias(5);
+  std::vector<BFloat16> dbias16(5);
+  LinearHead head = t.forward_head();
+  head.bias = bias;
+  head.dbias = dbias;
+  ASSERT_TRUE(linear_cross_entropy_value_and_grad(head, args));
+  const float loss = t.loss[0];
+  head.bias = bias16;
+  head.dbias = dbias16;
+  ASSERT_TRUE(linear_cross_entropy_value_and_grad(head, args));
+  EXPECT_EQ(t.loss[0], loss);
+  for (std::size_t v = 0; v < 5; ++v) {
+    const std::uint32_t bits = std::uint32_t{dbias16[v].bits} << 16;
+    EXPECT_NEAR(std::bit_cast<float>(bits), dbias[v], 0x1p-8F * std::abs(dbias[v])) << v;
+    EXPECT_NE(dbias[v], 0.0F);
+  }
 }
 
 TEST(LinearNames, PlanAndRowState) {

@@ -93,6 +93,61 @@ TEST(Linear, EveryPairOfStorageComputeAndLayoutAgrees) {
   }
 }
 
+// A model in bfloat16 has its bias in bfloat16 too. Several row chunks: dbias is summed in float32, rounded once, added to once.
+TEST(Linear, ABiasOfAnyTypeAgrees) {
+  std::uint64_t seed = 60;
+  for (const NumberFormat bias_format : kFormats) {
+    for (const NumberFormat format : kFormats) {
+      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
+        for (const bool float32_dbias : {true, false}) {
+          ++seed;
+          LinearCase c({.row = {.rows = 100, .vocab = 300, .valid_vocab = 290, .seed = seed, .ignore_prob = 0.2},
+                        .hidden = 24,
+                        .format = format,
+                        .head_format = format,
+                        .bias = true,
+                        .bias_format = bias_format,
+                        .dbias = true,
+                        .float32_dbias = float32_dbias,
+                        .accumulate = seed / 2 % 2 == 0});
+          tileloss_cross_entropy_options options = cross_entropy_options();
+          options.logit.valid_vocab = 290;
+          tileloss_plan_options wishes = with_schedule(schedule);
+          wishes.row_block = 32;
+          EXPECT_TRUE(value_and_grad_agrees(c, options, wishes))
+              << name_of(c.spec()) << " bias " << format_info(bias_format).name << " schedule " << schedule;
+        }
+      }
+    }
+  }
+}
+
+// 20 row chunks: the float32 dbias, rounded once, to the bit.
+TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
+  for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat16}) {
+    std::vector<std::vector<float>> dbias;
+    for (const bool float32_dbias : {true, false}) {
+      LinearCase c({.row = {.rows = 320, .vocab = 40, .seed = 90},
+                    .hidden = 24,
+                    .bias = true,
+                    .bias_format = format,
+                    .dbias = true,
+                    .float32_dbias = float32_dbias});
+      tileloss_cross_entropy_options options = cross_entropy_options();
+      options.reduction = TILELOSS_REDUCTION_SUM;
+      tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
+      wishes.row_block = 16;
+      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
+      const reference::StoredMatrix& view = c.dbias().view();
+      std::vector<float>& values = dbias.emplace_back();
+      for (std::int64_t v = 0; v < view.rows; ++v) {
+        values.push_back(static_cast<float>(decode(format, encode(format, view.at(v, 0)))));
+      }
+    }
+    EXPECT_EQ(dbias[0], dbias[1]) << format_info(format).name;
+  }
+}
+
 TEST(Linear, EverySubsetOfGradientsAgrees) {
   for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_AUTO, TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
     for (int subset = 1; subset < 8; ++subset) {
@@ -208,7 +263,7 @@ tileloss_policy_loss_options policy_preset(const char* preset) {
 
 TEST(Linear, PoliciesAgreeAtTokenAndAtSequenceLevel) {
   for (const char* preset : {"grpo", "dapo", "cispo", "sapo", "gspo", "vespo", "reinforce"}) {
-    for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat32}) {
+    for (const NumberFormat format : kFormats) {
       tileloss_policy_loss_options options = policy_preset(preset);
       options.beta.value = 0.04;
       LinearCase c({.row = {.rows = 60, .vocab = 400, .seed = 11, .ignore_prob = 0.2, .loss_grad = Upstream::kScalar},

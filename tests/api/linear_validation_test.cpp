@@ -108,6 +108,18 @@ TEST(LinearValidation, TensorsAndShapes) {
        {"dhead", "head's shape [11,4]", "[11,3]", set(&A::dhead, &M::cols, 3)},
        {"dhead.dtype", "float32 or head's, float32", "bfloat16", set(&A::dhead, &M::dtype, TILELOSS_BFLOAT16)},
        {"bias.size", "11", "10", [](LinearCall& c) { c.args.bias.size = 10; }},
+       {"bias.dtype", "float32, bfloat16 or float16", "int32", [](LinearCall& c) { c.args.bias.dtype = TILELOSS_INT32; }},
+       {"dbias.dtype", "float32 or bias's, float32", "bfloat16", [](LinearCall& c) { c.args.dbias.dtype = TILELOSS_BFLOAT16; }},
+       {"dbias.dtype", "float32 or bias's, bfloat16", "float16",
+        [](LinearCall& c) {
+          c.args.bias.dtype = TILELOSS_BFLOAT16;
+          c.args.dbias.dtype = TILELOSS_FLOAT16;
+        }},
+       {"dbias.dtype", "float32 without a bias", "bfloat16",
+        [](LinearCall& c) {
+          c.args.bias = {};
+          c.args.dbias.dtype = TILELOSS_BFLOAT16;
+        }},
        {"dbias.stride", "not 0 for an output", "0", [](LinearCall& c) { c.args.dbias.stride = 0; }},
        {"dhidden", "it, dhead or dbias in a backward", "none of them",
         [](LinearCall& c) {

@@ -1,13 +1,18 @@
 // A call needs no more memory than was planned, and takes the caller's.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <new>
 #include <string>
 
 #include "tests/api/calls.h"
+#include "tests/support/linear_case.h"
 
 namespace {
 
@@ -170,6 +175,143 @@ TEST(Workspace, ANullWorkspaceIsAllocatedAndFreed) {
   for (int repeat = 0; repeat < 50; ++repeat)
     EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run)));
   EXPECT_LT(heap_in_use(), in_use + 16384);
+}
+
+// ---------------------------------------------------------------------------------------------------- with the LM head
+
+// All that is mapped, in bytes, without a use of the heap.
+std::int64_t mapped_bytes() {
+  char text[128] = {};
+  const int file = open("/proc/self/statm", O_RDONLY);
+  const ssize_t count = read(file, text, sizeof text - 1);
+  close(file);
+  return count <= 0 ? -1 : std::strtoll(text, nullptr, 10) * sysconf(_SC_PAGESIZE);
+}
+
+struct Bytes {
+  std::int64_t heap = 0, mapped = 0;
+  static Bytes now() { return {static_cast<std::int64_t>(heap_in_use()), mapped_bytes()}; }
+};
+
+// Looks at the memory in use each time that the call hands out work.
+void probe(void* most, std::int64_t count, tileloss_task task, void* data) {
+  auto& seen = *static_cast<Bytes*>(most);
+  const Bytes bytes = Bytes::now();
+  seen = {std::max(seen.heap, bytes.heap), std::max(seen.mapped, bytes.mapped)};
+  for (std::int64_t i = 0; i < count; ++i) task(data, i);
+}
+
+// Besides the workspace: the options, the row stage, the call's own objects.
+constexpr std::int64_t kSmallChange = 8192;
+// A sanitizer's malloc counts what it rounds up to, at most a quarter more.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::int64_t kRoundedUp = 4;
+#else
+constexpr std::int64_t kRoundedUp = std::numeric_limits<std::int64_t>::max();
+#endif
+// From this size on a workspace is mapped on huge pages of its own.
+constexpr std::int64_t kMappedFrom = 512 * 1024, kHugePage = 2 << 20;
+
+// The library's own workspace: as many bytes as were planned are taken, no others of size, and given back. `kinds` counts those
+// from the heap and those that are mapped.
+void expect_planned_bytes(const char* function, tileloss_pass pass, const tileloss_args& args, const void* options,
+                          tileloss_plan_options wishes, int (&kinds)[2]) {
+  Bytes most;
+  tileloss_executor executor;
+  tileloss_executor_init(&executor);
+  executor.context = &most;
+  executor.threads = 2;
+  executor.parallel_for = probe;
+  wishes.threads = 2;
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  ASSERT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &wishes, &executor, &plan)));
+  const bool is_mapped = plan.workspace_bytes >= kMappedFrom;
+  ++kinds[is_mapped ? 1 : 0];
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.executor = &executor;
+  largest_allocation = 0;
+  const Bytes before = Bytes::now();
+  counting = true;
+  const tileloss_status status = tileloss_call(function, pass, &args, options, &plan, &run);
+  counting = false;
+  const Bytes after = Bytes::now();
+  ASSERT_TRUE(succeeds(status));
+  const std::string what = std::string(function) + " pass " + std::to_string(pass) + " " + tileloss_schedule_name(plan.schedule);
+  EXPECT_LT(largest_allocation, 4096U) << what;
+  const std::int64_t on_heap = is_mapped ? 0 : plan.workspace_bytes;
+  EXPECT_GE(most.heap - before.heap, on_heap) << what;
+  EXPECT_LE(most.heap - before.heap, on_heap + on_heap / kRoundedUp + kSmallChange) << what;
+  if (is_mapped) {
+    EXPECT_GE(most.mapped - before.mapped, plan.workspace_bytes) << what;
+    EXPECT_LT(most.mapped - before.mapped, plan.workspace_bytes + 2 * kHugePage + kMappedFrom) << what;
+  }
+  EXPECT_LE(after.heap, before.heap + kSmallChange) << what;
+  EXPECT_LE(after.mapped, before.mapped + kHugePage / 2) << what;
+}
+
+LinearCaseSpec linear_spec(tileloss_pass pass, bool is_large) {
+  LinearCaseSpec with{.row = {.rows = is_large ? 300 : 40,
+                              .vocab = is_large ? 3001 : 200,
+                              .ignore_prob = 0.3,
+                              .loss = pass != TILELOSS_BACKWARD,
+                              .row_outputs = pass != TILELOSS_BACKWARD},
+                      .hidden = is_large ? 64 : 24,
+                      .bias = true,
+                      .bias_format = NumberFormat::kBfloat16};
+  with.dhidden = with.dhead = with.dbias = pass != TILELOSS_FORWARD;
+  with.float32_dhead = with.float32_dbias = false;  // sums of their own in the workspace, with several chunks of rows
+  return with;
+}
+
+TEST(LinearWorkspaceBytes, CrossEntropyTakesWhatWasPlanned) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  int kinds[2] = {};
+  for (const bool is_large : {false, true}) {
+    for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_BACKWARD, TILELOSS_VALUE_AND_GRAD}) {
+      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+        LinearCase c(linear_spec(pass, is_large));
+        tileloss_plan_options wishes = with_schedule(schedule);
+        wishes.row_block = is_large ? 128 : 32;
+        wishes.vocab_block = 64;
+        expect_planned_bytes("linear_cross_entropy", pass, c.args(), &options, wishes, kinds);
+        EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
+      }
+    }
+  }
+  EXPECT_GE(kinds[0], 3);
+  EXPECT_GE(kinds[1], 3);
+}
+
+TEST(LinearWorkspaceBytes, LogprobsAndPolicyLossTakeWhatWasPlanned) {
+  int kinds[2] = {};
+  for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_BACKWARD}) {
+    LinearCaseSpec with = linear_spec(pass, false);
+    with.row.loss = false;
+    if (pass == TILELOSS_BACKWARD) with.row.logp_grad = Upstream::kPerRow;
+    LinearCase c(with);
+    const tileloss_logprobs_options options = logprobs_options();
+    tileloss_plan_options wishes = plan_options();
+    wishes.vocab_block = 64;
+    expect_planned_bytes("linear_logprobs", pass, c.args(), &options, wishes, kinds);
+  }
+  for (const char* preset : {"grpo", "gspo"}) {  // rows alone, and rows that depend on each other
+    tileloss_policy_loss_options options;
+    tileloss_options_preset("policy_loss", preset, &options);
+    LinearCaseSpec with = linear_spec(TILELOSS_VALUE_AND_GRAD, false);
+    LinearCase c(with);
+    tools::PolicyDraw draw;
+    draw.rows = with.row.rows;
+    draw.sequences = 4;
+    draw.use_offsets = true;
+    draw.old_scale = 0.3;
+    const LinearPolicy policy(c, draw, options);
+    tileloss_plan_options wishes = plan_options();
+    wishes.vocab_block = 64;
+    expect_planned_bytes("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, kinds);
+    EXPECT_TRUE(agrees(policy.check())) << preset;
+  }
 }
 
 }  // namespace

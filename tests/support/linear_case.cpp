@@ -90,11 +90,12 @@ LinearCase::LinearCase(const LinearCaseSpec& spec)
       row_(without_logits(spec.row)),
       hidden_(spec.row.rows, spec.hidden, spec.format, spec.hidden_layout, spec.row.flush, spec.row.misalignment),
       head_(spec.row.vocab, spec.hidden, spec.head_format, spec.head_layout, spec.row.flush, spec.row.misalignment),
-      bias_(spec.bias ? spec.row.vocab : 0, 1, NumberFormat::kFloat32, MatrixLayout::kRows, spec.row.flush, 0),
+      bias_(spec.bias ? spec.row.vocab : 0, 1, spec.bias_format, MatrixLayout::kRows, spec.row.flush, 0),
       operands_([this] {
         for (const std::int64_t label : row_.labels()) used_.push_back(label == spec_.row.ignore_index ? 0 : 1);
         fill_operands();
-        const std::span<const float> bias(bias_.buffer().as<float>(), bias_.buffer().bytes() / sizeof(float));
+        std::vector<float> bias;
+        for (std::int64_t v = 0; v < bias_.view().rows; ++v) bias.push_back(static_cast<float>(bias_.view().at(v, 0)));
         return make_operands(hidden_.view(), head_.view(), valid_rows_of(spec_), bias, compute_format(spec_), used_, 1);
       }()),
       norms_(operands_) {
@@ -102,7 +103,7 @@ LinearCase::LinearCase(const LinearCaseSpec& spec)
   args.logits = {};
   args.hidden = hidden_.abi();
   args.head = head_.abi();
-  if (spec.bias) args.bias = tileloss_make_vector(bias_.view().data, TILELOSS_FLOAT32, spec.row.vocab);
+  if (spec.bias) args.bias = tileloss_make_vector(bias_.view().data, abi_dtype(spec.bias_format), spec.row.vocab);
   args.compute_dtype = spec.compute_dtype;
   make_gradients();
 }
@@ -140,8 +141,9 @@ void LinearCase::make_gradients() {
     args.dhead = dhead_.abi();
   }
   if (spec_.dbias) {
-    dbias_ = GuardedMatrix(row.vocab, 1, NumberFormat::kFloat32, MatrixLayout::kRows, row.flush, 0);
-    args.dbias = tileloss_make_vector(dbias_.view().data, TILELOSS_FLOAT32, row.vocab);
+    const NumberFormat format = spec_.float32_dbias ? NumberFormat::kFloat32 : spec_.bias_format;
+    dbias_ = GuardedMatrix(row.vocab, 1, format, MatrixLayout::kRows, row.flush, 0);
+    args.dbias = tileloss_make_vector(dbias_.view().data, abi_dtype(format), row.vocab);
   }
   args.accumulate = spec_.accumulate ? 1 : 0;
   prefill();

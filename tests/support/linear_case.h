@@ -34,8 +34,9 @@ struct LinearCaseSpec {
   MatrixLayout head_layout = MatrixLayout::kRows;  // and dhead's
   double logit_std = 2;
   bool bias = false;
+  reference::NumberFormat bias_format = reference::NumberFormat::kFloat32;
   bool dhidden = true, dhead = true, dbias = false;
-  bool float32_dhidden = false, float32_dhead = true;
+  bool float32_dhidden = false, float32_dhead = true, float32_dbias = true;  // or that of hidden, head, bias
   bool accumulate = false;
 };
 

@@ -6,136 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <numeric>
-#include <optional>
+#include <string>
 #include <vector>
 
-#include "tools/synthetic.h"
+#include "tests/tools/linear_problem.h"
 
 namespace tileloss::tools {
 namespace {
-
-using reference::NumberFormat;
-using reference::StoredMatrix;
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-double round_to(NumberFormat format, double value) { return decode(format, encode(format, value)); }
-
-std::vector<float> random_floats(std::int64_t count, std::int64_t stream, double size, NumberFormat format) {
-  Random random(11, Stream::kLogits, stream);
-  std::vector<float> values(index(count));
-  for (float& value : values) value = static_cast<float>(round_to(format, size * random.next_normal()));
-  return values;
-}
-
-struct Shape {
-  std::int64_t rows = 40, vocab = 700, hidden = 48;
-  NumberFormat compute = NumberFormat::kBfloat16;
-  double logit_std = 2;
-};
-
-// What an implementation gave.
-struct Gradients {
-  std::vector<double> dhidden, dhead, dbias;
-};
-
-// A cross-entropy over random hidden states, every eighth row ignored, its witness, and implementations of it in plain loops.
-class Problem {
- public:
-  explicit Problem(const Shape& shape) : shape_(shape) {
-    const double size = std::sqrt(shape.logit_std) / std::sqrt(std::sqrt(static_cast<double>(shape.hidden)));
-    hidden_ = random_floats(shape.rows * shape.hidden, 1, size, shape.compute);
-    head_ = random_floats(shape.vocab * shape.hidden, 2, size, shape.compute);
-    labels_ = make_labels({.vocab = shape.vocab}, 5, shape.rows);
-    for (std::size_t i = 3; i < labels_.size(); i += 8) labels_[i] = -100;
-    std::vector<std::int64_t> rows;
-    for (std::size_t i = 0; i < labels_.size(); ++i) {
-      used_.push_back(labels_[i] == -100 ? 0 : 1);
-      if (labels_[i] != -100) rows.push_back(static_cast<std::int64_t>(i));
-    }
-    operands_ = make_operands({hidden_.data(), NumberFormat::kFloat32, shape.rows, shape.hidden, shape.hidden, 1},
-                              {head_.data(), NumberFormat::kFloat32, shape.vocab, shape.hidden, shape.hidden, 1}, shape.vocab, {},
-                              shape.compute, used_, 2);
-    norms_.emplace(operands_);
-    witness_.emplace(operands_, *norms_, reference::LinearGradients::Wanted{true, true, true});
-    dlogits_.resize(index(shape.rows * shape.vocab));
-    // Without weights the labels' dlogits are all about -1/N, and so are their roundings.
-    std::vector<double> weights;
-    Random random(6, Stream::kWeights, 0);
-    for (std::int64_t i = 0; i < shape.rows; ++i) weights.push_back(0.5 + 1.5 * random.next_uniform());
-    const reference::CrossEntropy oracle({}, labels_, weights, {}, {});
-    for_each_linear_row(operands_, *norms_, rows, [&](const LinearRow& row) {
-      reference::SoftmaxRow softmax;
-      reference::GradientRow gradient;
-      softmax.compute({}, row.logits, labels_[index(row.row)]);
-      oracle.row_gradient(row.row, softmax, gradient);
-      witness_->add_row(row, softmax, gradient);
-      std::copy(gradient.gradient.begin(), gradient.gradient.end(), dlogits_.begin() + row.row * shape.vocab);
-    });
-    witness_->finish();
-  }
-
-  // Products in double of dlogits made by `round` from the exact ones.
-  Gradients ideal(const std::function<double(double)>& round) const {
-    std::vector<double> dlogits(dlogits_.size());
-    std::transform(dlogits_.begin(), dlogits_.end(), dlogits.begin(), round);
-    return multiply<double>(dlogits);
-  }
-  // Sums in T, one term after the other.
-  template <typename T>
-  Gradients multiply(const std::vector<double>& dlogits) const {
-    const Shape& s = shape_;
-    std::vector<T> dhidden(hidden_.size()), dhead(head_.size()), dbias(index(s.vocab));
-    for (std::int64_t i = 0; i < s.rows; ++i) {
-      for (std::int64_t v = 0; v < s.vocab; ++v) {
-        const T d = static_cast<T>(dlogits[index(i * s.vocab + v)]);
-        dbias[index(v)] += d;
-        for (std::int64_t h = 0; h < s.hidden; ++h) {
-          dhidden[index(i * s.hidden + h)] += d * static_cast<T>(head_[index(v * s.hidden + h)]);
-          dhead[index(v * s.hidden + h)] += d * static_cast<T>(hidden_[index(i * s.hidden + h)]);
-        }
-      }
-    }
-    const auto widen = [](const std::vector<T>& values) { return std::vector<double>(values.begin(), values.end()); };
-    return {widen(dhidden), widen(dhead), widen(dbias)};
-  }
-
-  // Stored in these types; `before` is already added where given.
-  std::vector<Gate> judge(const Gradients& g, NumberFormat dhidden = NumberFormat::kFloat32,
-                          NumberFormat dhead = NumberFormat::kFloat32, const Gradients* before = nullptr) const {
-    std::vector<Gate> all;
-    const auto add = [&](const std::vector<Gate>& gates) { all.insert(all.end(), gates.begin(), gates.end()); };
-    std::vector<std::vector<unsigned char>> kept;
-    const auto store = [&](const std::vector<double>& values, NumberFormat format, std::int64_t cols) {
-      std::vector<unsigned char>& bytes = kept.emplace_back(values.size() * 4);
-      encode_row(format, values, bytes.data());
-      return StoredMatrix{bytes.data(), format, static_cast<std::int64_t>(values.size()) / cols, cols, cols, 1};
-    };
-    const StoredMatrix none;
-    add(witness_->judge_dhidden(store(g.dhidden, dhidden, shape_.hidden)));
-    add(witness_->judge_dhead(store(g.dhead, dhead, shape_.hidden),
-                              before == nullptr ? none : store(before->dhead, dhead, shape_.hidden)));
-    add(witness_->judge_dbias(store(g.dbias, NumberFormat::kFloat32, 1),
-                              before == nullptr ? none : store(before->dbias, NumberFormat::kFloat32, 1)));
-    return all;
-  }
-
-  const Shape& shape() const { return shape_; }
-  const std::vector<double>& dlogits() const { return dlogits_; }
-  const std::vector<float>& hidden() const { return hidden_; }
-  const std::vector<std::int64_t>& labels() const { return labels_; }
-
- private:
-  Shape shape_;
-  std::vector<float> hidden_, head_;
-  std::vector<std::int64_t> labels_;
-  std::vector<std::uint8_t> used_;
-  reference::LinearOperands operands_;
-  std::optional<LinearNorms> norms_;
-  std::optional<LinearWitness> witness_;
-  std::vector<double> dlogits_;
-};
 
 std::string failures(const std::vector<Gate>& gates) {
   std::string names;
@@ -166,6 +43,10 @@ const std::vector<Shape>& shapes() {
   return kShapes;
 }
 
+void scale(std::vector<double>& values, double factor) {
+  for (double& value : values) value *= factor;
+}
+
 std::function<double(double)> rounding(NumberFormat format) {
   return [format](double value) { return round_to(format, value); };
 }
@@ -188,13 +69,50 @@ TEST(LinearMetric, TheIdealPassesInEveryOutputType) {
   EXPECT_LT(cap, 0.9);
 }
 
-// Each dlogit is rounded once, but another number than the dlogit: e^(z-m), whose factor is applied afterwards.
+const std::vector<Shape>& shapes_with_few_rows() {
+  static const std::vector<Shape> kShapes = {{.rows = 1, .vocab = 700},
+                                             {.rows = 2, .vocab = 700, .logit_std = 6},
+                                             {.rows = 3, .vocab = 50, .hidden = 2},
+                                             {.rows = 2, .vocab = 3, .hidden = 1, .logit_std = 0.5},
+                                             {.rows = 7, .vocab = 300, .logit_std = 0.1}};
+  return kShapes;
+}
+
+// Each dlogit is rounded once, but another number than the dlogit: e^(z-m), whose factor is applied afterwards. Of a few
+// dlogits each factor has a luck of its own.
 TEST(LinearMetric, AnotherSingleRoundingPasses) {
-  for (const Shape& shape : shapes()) {
-    const Problem problem(shape);
-    const std::vector<Gate> gates =
-        problem.judge(problem.ideal([](double value) { return round_to(NumberFormat::kBfloat16, value / 3.7) * 3.7; }));
-    EXPECT_EQ(failures(gates), "") << shape.rows << " " << shape.vocab << " " << shape.hidden;
+  for (const bool are_few : {false, true}) {
+    for (Shape shape : are_few ? shapes_with_few_rows() : shapes()) {
+      for (const NumberFormat compute : {NumberFormat::kBfloat16, NumberFormat::kFloat32}) {
+        shape.compute = compute;
+        const Problem problem(shape);
+        for (double factor = 3.7; factor < (are_few ? 7.3 : 3.8); factor += 0.09) {
+          const Gradients g = problem.ideal([&](double value) { return round_to(compute, value / factor) * factor; });
+          for (const NumberFormat output : {NumberFormat::kFloat32, NumberFormat::kBfloat16, NumberFormat::kFloat16}) {
+            EXPECT_EQ(failures(problem.judge(g, output, output)), "") << shape.rows << " " << shape.vocab << " " << shape.hidden;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The Frobenius gate alone, where only a few dlogits have weight.
+TEST(LinearMetric, FewRowsAreJudgedToo) {
+  for (Shape shape : shapes_with_few_rows()) {
+    for (const NumberFormat compute : {NumberFormat::kBfloat16, NumberFormat::kFloat32}) {
+      shape.compute = compute;
+      const Problem problem(shape);
+      const Gradients ideal = problem.ideal(rounding(compute));
+      for (const double factor : {0.5, 0.98, 1.02, -1.0}) {
+        Gradients wrong = ideal;
+        for (std::vector<double>* values : {&wrong.dhidden, &wrong.dhead, &wrong.dbias}) scale(*values, factor);
+        const std::vector<Gate> gates = problem.judge(wrong);
+        for (const char* name : {"dhidden/frobenius", "dhead/frobenius", "dbias/frobenius"}) {
+          EXPECT_GT(value_of(gates, name), kIdealFactor) << shape.rows << " " << shape.vocab << " times " << factor;
+        }
+      }
+    }
   }
 }
 
@@ -243,10 +161,6 @@ struct LinearMutant {
   const char* gradients;  // those that must be rejected: i dhidden, w dhead, b dbias
   std::function<Gradients(const Problem&, Gradients)> apply;
 };
-
-void scale(std::vector<double>& values, double factor) {
-  for (double& value : values) value *= factor;
-}
 
 Gradients with_dlogits(const Problem& p, const std::function<bool(std::int64_t, std::int64_t)>& keep) {
   std::vector<double> dlogits = p.dlogits();

@@ -23,9 +23,10 @@ inline constexpr const char* kConfig =
     "source: {kind: synthetic, distribution: normal, std: 2}\n"
     "outputs: [logp, lse, entropy, argmax, correct]\n";
 
-inline StrictReport strict_report(const std::vector<std::string>& sets, const KernelCall& kernel = call) {
+inline StrictReport strict_report(const std::vector<std::string>& sets, const KernelCall& kernel = call,
+                                  const char* yaml = kConfig) {
   const TemporaryFolder folder;
-  const GradcheckConfig config = read_gradcheck_config(folder.write("c.yaml", kConfig), sets);
+  const GradcheckConfig config = read_gradcheck_config(folder.write("c.yaml", yaml), sets);
   ThreadTeam team(1);
   const CheckInputs inputs = make_inputs(config, team);
   return check_strict(config, inputs, team, kernel);
