@@ -9,6 +9,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/cmake/copyrigh
 if(TARGET tileloss_program)
   # It contains the library and needs no libtileloss.so beside it.
   install(TARGETS tileloss_program)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE-THIRD-PARTY DESTINATION ${CMAKE_INSTALL_DOCDIR})
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tileloss)

@@ -7,6 +7,7 @@
   dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
   quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
                    at their names, continuous integration runs ./dev test itself) and those that change the machine
+                   (tests/python/test_install.py does what pip install does)
   self-test        each check above rejects a planted mistake
 """
 import argparse
@@ -19,7 +20,7 @@ import tempfile
 
 # Blocks may be indented (in a list); the marker comment is optional.
 BLOCK = re.compile(r"(?:<!-- (?P<marker>[^\n]*?) -->\s*\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
-NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ")
+NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ")
 
 
 def documents(root):
@@ -43,7 +44,7 @@ def check_snippets(root):
                 findings.append(f"{document.name} shows {marker}, which does not exist")
             elif example.read_text() != block["text"]:
                 findings.append(f"{document.name}: the block of {marker} differs from the file")
-    for example in sorted((root / "examples").glob("*.c*")):
+    for example in sorted(path for path in (root / "examples").iterdir() if path.suffix in (".c", ".cpp", ".py")):
         if f"examples/{example.name}" not in shown:
             findings.append(f"examples/{example.name} is shown nowhere")
     return findings
