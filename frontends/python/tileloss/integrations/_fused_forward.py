@@ -1,0 +1,260 @@
+"""The forward that ``tileloss.integrations.transformers.patch`` puts in place of a causal LM's own.
+
+One function for every model: a ``ForwardPlan`` says which base model to call with what and what the logits would go through.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.utils.generic import ModelOutput
+
+from tileloss.integrations._forward_plan import ForwardPlan
+from tileloss.torch import cross_entropy, linear_cross_entropy
+
+STATE = "_tileloss_patch"  # the attribute of a patched model that holds its PatchState
+
+
+@dataclass
+class PatchState:
+    """What ``patch`` leaves on a model."""
+
+    plan: ForwardPlan
+    forward: Callable[..., Any]
+    # Set by make_compute_loss_func: training calls without labels answer with HiddenForLoss.
+    hands_out_hidden: bool = False
+
+
+@dataclass
+class HiddenForLoss(ModelOutput):
+    """What a patched model answers in training without labels once a compute_loss_func wants to compute the loss itself.
+
+    ``compute_dtype`` is autocast's at the time of the forward: the loss function is called outside of autocast, and accelerate
+    turns the bfloat16 tensors of an output into float32 ones on the way.
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None  # [B, T, H]
+    shift_labels: torch.Tensor | None = None
+    compute_dtype: torch.dtype | None = None
+
+
+def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward for ``plan``; ``original`` (unbound) still serves whatever needs logits."""
+
+    @functools.wraps(original)
+    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        state: PatchState | None = getattr(self, STATE, None)
+        if state is None or not self.training:
+            return original(self, *args, **kwargs)
+        arguments, extra = _named_arguments(plan, args, kwargs)
+        labels = arguments["labels"]
+        if labels is None and not (state.hands_out_hidden and torch.is_grad_enabled()):
+            return original(self, *args, **kwargs)
+
+        return_dict = arguments.pop("return_dict", extra.pop("return_dict", None))
+        check_model(self, plan)
+        outputs = _call_base(self, plan, arguments, extra)
+        hidden = _kept_hidden(self, plan, outputs.last_hidden_state, arguments)
+        if labels is None:
+            return HiddenForLoss(
+                hidden=hidden,
+                shift_labels=extra.get("shift_labels"),
+                compute_dtype=_autocast_dtype(hidden.device),
+            )
+
+        loss = _loss(self, plan, hidden, _shifted(labels, hidden, extra), extra)
+        fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
+        if plan.router is not None and arguments["output_router_logits"]:
+            fields["aux_loss"] = _router_loss(self, plan, outputs, arguments["attention_mask"])
+            loss = loss + _resolve(self, plan.router.weight) * fields["aux_loss"].to(loss.device)
+        output = plan.output_type(loss=loss, **fields)
+        wants_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if wants_dict else output.to_tuple()
+
+    return forward
+
+
+def check_model(model: PreTrainedModel, plan: ForwardPlan) -> None:
+    """Raises ValueError where the head or the loss of this very model is not what the plan's formula says."""
+    name = type(model).__name__
+    head = _resolve(model, plan.head)
+    if type(head) is not torch.nn.Linear:
+        kind = f"{type(head).__module__}.{type(head).__qualname__}"
+        raise ValueError(
+            f"{name}.{plan.head}: expected a plain torch.nn.Linear as the LM head, got {kind}"
+        )
+    if model.loss_function is not ForCausalLMLoss:
+        raise ValueError(
+            f"{name}.loss_function: expected transformers' ForCausalLMLoss, got {model.loss_function}; tileloss would replace it"
+        )
+    for path in (*plan.multipliers, *plan.divisors, *plan.hidden_divisors):
+        if not isinstance(_resolve(model, path), int | float):
+            kind = type(_resolve(model, path)).__name__
+            raise ValueError(
+                f"{name}.{path}: expected a number as a scale of the logits, got {kind}"
+            )
+    for path in plan.must_be_zero:
+        if _resolve(model, path) != 0:
+            raise ValueError(
+                f"{name}.{path}: expected 0, got {_resolve(model, path)}; this term of its loss needs the logits"
+            )
+    if plan.hidden_divisors and head.bias is not None:
+        raise ValueError(
+            f"{name}.{plan.head}: expected a head without bias, as hidden states are scaled before it"
+        )
+
+
+def smoothed_loss(
+    model: PreTrainedModel,
+    outputs: Any,
+    labels: torch.Tensor,
+    num_items: torch.Tensor | int | None,
+    label_smoothing: float,
+    ignore_index: int,
+) -> torch.Tensor:
+    """Label-smoothed loss of a model's output: from the hidden states where they are there, else from its logits."""
+    options = {"num_items_in_batch": num_items, "ignore_index": ignore_index}
+    if isinstance(outputs, HiddenForLoss) and outputs.hidden is not None:
+        plan = getattr(model, STATE).plan
+        options["shift_labels"] = outputs.shift_labels
+        shifted = _shifted(labels, outputs.hidden, options)
+        return _loss(
+            model,
+            plan,
+            outputs.hidden,
+            shifted,
+            options,
+            label_smoothing=label_smoothing,
+            compute_dtype=outputs.compute_dtype,
+        )
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    return cross_entropy(
+        logits,
+        _shifted(labels, logits, options),
+        ignore_index=ignore_index,
+        num_items=num_items,
+        label_smoothing=label_smoothing,
+    )
+
+
+def _named_arguments(
+    plan: ForwardPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The call's arguments by the forward's own parameters, and the rest, which the forward takes as **kwargs."""
+    if len(args) > len(plan.parameters):
+        raise TypeError(
+            f"forward takes {len(plan.parameters)} positional arguments but {len(args)} were given"
+        )
+    arguments = {**plan.parameters, **dict(zip(plan.parameters, args, strict=False))}
+    extra: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        (arguments if name in plan.parameters else extra)[name] = value
+    unknown = [name for name in extra if name != "return_dict"]
+    if unknown and not plan.takes_kwargs:
+        raise TypeError(f"forward got an unexpected keyword argument {unknown[0]!r}")
+    return arguments, extra
+
+
+def _call_base(
+    model: PreTrainedModel, plan: ForwardPlan, arguments: dict[str, Any], extra: dict[str, Any]
+) -> Any:
+    for name, path in plan.config_defaults.items():
+        if name in arguments and arguments[name] is None:
+            arguments[name] = _resolve(model, path)
+    if plan.drops_cache and arguments["labels"] is not None:
+        arguments["use_cache"] = False
+    keywords = {
+        keyword: arguments[name]
+        for keyword, name in plan.base_keywords.items()
+        if name != "return_dict"
+    }
+    keywords |= plan.base_constants | (extra if plan.base_kwargs else {}) | {"return_dict": True}
+    return _resolve(model, plan.base)(
+        *(arguments[name] for name in plan.base_positional), **keywords
+    )
+
+
+def _kept_hidden(
+    model: PreTrainedModel, plan: ForwardPlan, hidden: torch.Tensor, arguments: dict[str, Any]
+) -> torch.Tensor:
+    if plan.keep is not None and not (plan.keeps_only_whole and _is_cut(hidden, arguments)):
+        hidden = plan.keep(hidden, arguments["logits_to_keep"])
+    return hidden.to(_resolve(model, plan.head).weight.dtype) if plan.casts_to_head else hidden
+
+
+def _is_cut(hidden: torch.Tensor, arguments: dict[str, Any]) -> bool:
+    """Whether the base model has already dropped positions (Gemma 4 hands it logits_to_keep)."""
+    ids = arguments["input_ids"]
+    tokens: torch.Tensor = arguments["inputs_embeds"] if ids is None else ids
+    return hidden.shape[1] != tokens.shape[1]
+
+
+def _shifted(labels: torch.Tensor, scored: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    """Labels shifted by one as ForCausalLMLoss does, so that no hidden state is copied; of the shape of ``scored``'s rows."""
+    shifted = options.get("shift_labels")
+    if shifted is None:
+        padded = torch.nn.functional.pad(labels, (0, 1), value=options.get("ignore_index", -100))
+        shifted = padded[..., 1:]
+    rows = scored.shape[:-1]
+    if shifted.numel() != rows.numel():
+        raise ValueError(
+            f"labels: expected one for each of the {tuple(rows)} rows, got shape {tuple(shifted.shape)}"
+        )
+    return shifted.to(scored.device).reshape(rows)
+
+
+def _loss(
+    model: PreTrainedModel,
+    plan: ForwardPlan,
+    hidden: torch.Tensor,
+    shifted: torch.Tensor,
+    options: dict[str, Any],
+    **more: Any,
+) -> torch.Tensor:
+    head = _resolve(model, plan.head)
+    scale = 1.0
+    for path in plan.multipliers:
+        scale *= _resolve(model, path)
+    for path in plan.divisors + plan.hidden_divisors:
+        scale /= _resolve(model, path)
+    softcap = None if plan.softcap is None else _resolve(model, plan.softcap)
+    return linear_cross_entropy(
+        hidden,
+        head.weight,
+        shifted,
+        head.bias,
+        ignore_index=options.get("ignore_index", -100),
+        num_items=options.get("num_items_in_batch"),
+        logit_scale=scale,
+        softcap=0.0 if softcap is None else softcap,
+        **more,
+    )
+
+
+def _router_loss(
+    model: PreTrainedModel, plan: ForwardPlan, outputs: Any, attention_mask: torch.Tensor | None
+) -> torch.Tensor:
+    assert plan.router is not None
+    counts = (_resolve(model, path) for path in plan.router.arguments)
+    loss: torch.Tensor = plan.router.function(outputs.router_logits, *counts, attention_mask)
+    return loss
+
+
+def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _resolve(model: PreTrainedModel, path: str) -> Any:
+    """The value at an attribute path; ``get_text_config()`` is the one call that a path may hold."""
+    value: Any = model
+    for name in path.split("."):
+        value = value.get_text_config() if name == "get_text_config()" else getattr(value, name)
+    return value

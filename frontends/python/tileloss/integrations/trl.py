@@ -1,0 +1,242 @@
+"""TRL's trainers on TileLoss: `patch()` and `unpatch()`, for TRL 1.16.
+
+TRL's SFT, DPO, KTO, GRPO and RLOO trainers give their models a fused LM head
+(`trl.trainer.utils.add_fused_lm_head`): instead of logits the model returns each token's
+log-probability, entropy, log sum p^2, mean logit and whether the label is the most likely token,
+all from one autograd function, `_ChunkedLogProbFunction`. `patch()` puts
+`tileloss.torch.linear_logprobs` in that function's place. TRL drops the masked tokens before the
+product with the head on Triton's devices only; with the patch it does so on the CPU too, so that
+prompts and padding cost nothing.
+
+Both names are looked up in `trl.trainer.utils` at each call: trainers made before the patch use
+TileLoss from then on, and trainers made under it use TRL's own function again after `unpatch()`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from tileloss.torch import linear_logprobs
+
+__all__ = ["LogProbFunction", "Patch", "is_patched", "patch", "unpatch"]
+
+_KNOWN_VERSIONS = r"1\.16\.\d+"  # a pre-release of 1.16 could be anything between 1.15 and 1.16
+
+# What LogProbFunction.apply has to take, in order: the parameters of TRL 1.16's function after
+# `ctx`.
+_PARAMETERS = (
+    "hidden",
+    "weight",
+    "bias",
+    "targets",
+    "temperature",
+    "chunk_size",
+    "final_logit_softcapping",
+    "logit_scale",
+    "outputs",
+)
+
+# TRL's names of the row outputs and ours, in the order in which TRL's function returns them.
+_ROW_OUTPUTS = {
+    "log_probs": "logp",
+    "entropy": "entropy",
+    "log_sum_sq_probs": "log_sum_sq_probs",
+    "mean_logits": "mean_logit",
+    "is_top1": "correct",
+}
+
+
+class LogProbFunction:
+    """Stands in for TRL's `_ChunkedLogProbFunction`, which is called through `apply` alone."""
+
+    @staticmethod
+    def apply(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        chunk_size: int,
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = tuple(_ROW_OUTPUTS),
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Per-token outputs of softmax(z), z = softcap(logit_scale * (hidden weight^T + bias)) / T.
+
+        Args:
+            hidden: [N, H] float32, bfloat16 or float16, on the CPU.
+            weight: [V, H], the LM head. bias: [V] or None. Both in any of the three types.
+            targets: [N] int64, each in [0, V).
+            temperature: T > 0. logit_scale: > 0. final_logit_softcapping: > 0, or None for none.
+            chunk_size: TRL's width of a logits tile. Not used: TileLoss plans its own within its
+                workspace.
+            outputs: which of "entropy", "log_sum_sq_probs", "mean_logits", "is_top1" to compute.
+
+        Returns:
+            (log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1), each [N], float32
+            (is_top1: bool), None where not asked for. log_probs is always there. log_probs and
+            entropy are differentiable by hidden, weight and bias.
+
+        The product is computed in the type in which TRL does it, autocast's or else hidden's, with
+        float32 in place of float16. Its sums, the logits and all that follows are float32, where
+        TRL rounds the logits to that type.
+
+        Raises:
+            NotImplementedError: hidden is not on the CPU, or DeepSpeed ZeRO-3 partitions the head.
+            IndexError: a target is out of range. ValueError: an option is. The message names it.
+        """
+        del chunk_size
+        if hidden.device.type != "cpu":
+            raise NotImplementedError(
+                "tileloss.integrations.trl: expected hidden states on the CPU, got them on "
+                f"{hidden.device}; unpatch() to train there on TRL's own function"
+            )
+        if torch.is_grad_enabled():
+            _refuse_zero3()
+        rows = linear_logprobs(
+            hidden,
+            weight,
+            targets,
+            bias,
+            outputs=tuple(
+                ours
+                for theirs, ours in _ROW_OUTPUTS.items()
+                if theirs == "log_probs" or theirs in outputs
+            ),
+            logit_scale=logit_scale,
+            softcap=final_logit_softcapping or 0.0,
+            temperature=temperature,
+            compute_dtype=_compute_dtype(hidden),
+        )
+        return tuple(getattr(rows, ours) for ours in _ROW_OUTPUTS.values())
+
+
+def _compute_dtype(hidden: torch.Tensor) -> torch.dtype:
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
+def _refuse_zero3() -> None:
+    """ZeRO-3 partitions the head again after the forward, and the backward needs it whole."""
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        raise NotImplementedError(
+            "tileloss.integrations.trl: DeepSpeed ZeRO-3 partitions the LM head, which TileLoss "
+            "needs whole in the backward; use ZeRO stage 1 or 2, or unpatch()"
+        )
+
+
+class Patch:
+    """What `patch()` returns. As a context manager it undoes on leaving what that call did."""
+
+    def __init__(self, installed: bool) -> None:
+        self._installed = installed
+
+    def undo(self) -> None:
+        """Undoes the patch if that call of `patch()` made it; else and later does nothing."""
+        if self._installed:
+            self._installed = False
+            unpatch()
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+# The names of trl.trainer.utils that are replaced, with TRL's own values; empty while not patched.
+_originals: dict[str, Any] = {}
+_replacements: dict[str, Any] = {}
+
+
+def patch() -> Patch:
+    """Makes the fused LM head of TRL's trainers run on TileLoss, in this process.
+
+    Patching twice is harmless: the second call changes nothing, and undoing its result neither.
+
+    Raises:
+        ImportError: trl is not installed.
+        RuntimeError: its version is not 1.16.x, or its function not the one of 1.16, because
+            somebody else has replaced it.
+    """
+    if _originals:
+        return Patch(installed=False)
+    utils = _known_utils()
+    own_use_triton: Callable[[torch.device], bool] = utils._use_triton
+
+    def drops_masked_rows(device: torch.device) -> bool:
+        return device.type == "cpu" or own_use_triton(device)
+
+    _replacements.update(_ChunkedLogProbFunction=LogProbFunction, _use_triton=drops_masked_rows)
+    for name, replacement in _replacements.items():
+        _originals[name] = getattr(utils, name)
+        setattr(utils, name, replacement)
+    return Patch(installed=True)
+
+
+def unpatch() -> None:
+    """Gives TRL its own function back. Without a patch it does nothing.
+
+    Raises:
+        RuntimeError: somebody has replaced TileLoss's function since `patch()`; nothing is changed
+            then.
+    """
+    if not _originals:
+        return
+    from trl.trainer import utils
+
+    for name, replacement in _replacements.items():
+        if getattr(utils, name) is not replacement:
+            raise RuntimeError(
+                f"tileloss.integrations.trl: expected trl.trainer.utils.{name} as patch() left it, "
+                f"got {getattr(utils, name)!r}; undo the later replacement first"
+            )
+    for name, original in _originals.items():
+        setattr(utils, name, original)
+    _originals.clear()
+    _replacements.clear()
+
+
+def is_patched() -> bool:
+    """Whether `patch()` is in force."""
+    return bool(_originals)
+
+
+def _known_utils() -> ModuleType:
+    """trl.trainer.utils, after making sure that it is the one this module was written for."""
+    try:
+        import trl
+    except ImportError as error:
+        raise ImportError(
+            "tileloss.integrations.trl: the package trl is not installed; expected trl 1.16.x "
+            "(pip install 'trl==1.16.*')"
+        ) from error
+    if not re.fullmatch(_KNOWN_VERSIONS, trl.__version__):
+        raise RuntimeError(
+            f"tileloss.integrations.trl: expected trl 1.16.x, got trl {trl.__version__}"
+        )
+    from trl.trainer import utils
+
+    function = getattr(utils, "_ChunkedLogProbFunction", None)
+    forward = getattr(function, "forward", None)
+    parameters = () if forward is None else tuple(inspect.signature(forward).parameters)[1:]
+    if parameters != _PARAMETERS or not callable(getattr(utils, "_use_triton", None)):
+        raise RuntimeError(
+            "tileloss.integrations.trl: expected trl 1.16's own trl.trainer.utils."
+            f"_ChunkedLogProbFunction with the parameters {', '.join(_PARAMETERS)}, got "
+            f"{function!r} with ({', '.join(parameters)})"
+        )
+    return utils

@@ -1,0 +1,264 @@
+"""Patched Hugging Face models against the same models unpatched: loss, gradients, outputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tileloss.integrations.transformers import patch, unpatch
+from tileloss.torch import call_counts
+from transformers_models import (
+    BATCH,
+    KINDS,
+    LENGTH,
+    VOCAB,
+    HeadCalls,
+    backward,
+    batch,
+    build,
+    check_gradients,
+    gradient_errors,
+    pair,
+)
+
+# Float32 sums of a few dozen terms in another order: 1.4e-6 of the largest element was the worst seen.
+TOLERANCE = 5e-6
+
+
+def linear_calls() -> int:
+    return sum(n for name, n in call_counts().items() if name.startswith("linear_cross_entropy"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_gradients_and_outputs_are_those_of_the_unpatched_model(kind: str) -> None:
+    unpatched, patched = pair(kind)
+    head_calls, calls = HeadCalls(patched), linear_calls()
+    inputs = batch()
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    assert linear_calls() > calls
+    assert head_calls.count == 0
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
+    assert type(got) is type(want)
+    assert list(got.keys()) == [key for key in want.keys() if key != "logits"]
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_and_generate_have_logits_as_before(kind: str) -> None:
+    unpatched, patched = pair(kind)
+    inputs = batch()
+    head_calls = HeadCalls(patched)
+    without_labels = {name: value for name, value in inputs.items() if name != "labels"}
+    torch.testing.assert_close(
+        patched(**without_labels).logits, unpatched(**without_labels).logits, rtol=0, atol=0
+    )
+    unpatched.eval(), patched.eval()
+    want, got = unpatched(**inputs), patched(**inputs)
+    torch.testing.assert_close(got.logits, want.logits, rtol=0, atol=0)
+    torch.testing.assert_close(got.loss, want.loss, rtol=0, atol=0)
+    if kind != "gpt2":  # sampling is the same loop for all; one model fewer saves a second
+        prompt = {"input_ids": inputs["input_ids"][:1, :4], "max_new_tokens": 3, "do_sample": False}
+        mask = torch.ones_like(prompt["input_ids"])
+        own, ours = (m.generate(**prompt, attention_mask=mask) for m in (unpatched, patched))
+        assert torch.equal(own, ours)
+    assert head_calls.count > 0
+
+
+def shift_labels_of(labels: torch.Tensor) -> torch.Tensor:
+    """Labels moved by hand, with one more position ignored than the labels themselves would give."""
+    moved = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].clone()
+    moved[0, 6] = -100
+    return moved
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_items_in_batch": torch.tensor(29)},
+        {"num_items_in_batch": 29},
+        {"shift_labels": shift_labels_of(batch()["labels"])},
+        {"shift_labels": shift_labels_of(batch()["labels"]).reshape(-1)},
+        {"ignore_index": 0, "labels": batch()["input_ids"]},
+        {"logits_to_keep": 5, "labels": batch()["labels"][:, -5:]},
+        {"logits_to_keep": torch.tensor([1, 4, 9]), "labels": batch()["labels"][:, [1, 4, 9]]},
+        {"output_hidden_states": True, "output_attentions": True, "use_cache": False},
+        {"labels": batch()["labels"].int()},
+    ],
+    ids=lambda options: "-".join(f"{k}.{type(v).__name__}" for k, v in options.items()),
+)
+def test_an_option_of_the_call_means_what_it_means_unpatched(options: dict[str, Any]) -> None:
+    unpatched, patched = pair("qwen2", attn_implementation="eager")
+    inputs = batch() | options
+    widened = inputs | {"labels": inputs["labels"].long()}  # torch's own loss takes int64 alone
+    want, got = backward(unpatched, widened), backward(patched, inputs)
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE)
+    assert list(got.keys()) == [key for key in want.keys() if key != "logits"]
+    for key in ("hidden_states", "attentions"):
+        torch.testing.assert_close(getattr(got, key), getattr(want, key), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gptj"])
+def test_return_dict_false_gives_the_tuple_without_logits(kind: str) -> None:
+    unpatched, patched = pair(kind)
+    want, got = unpatched(**batch()), patched(**batch(), return_dict=False)
+    assert isinstance(got, tuple)
+    torch.testing.assert_close(got[0], want.loss, rtol=TOLERANCE, atol=0)
+    assert len(got) == len(want.to_tuple()) - 1
+
+
+def test_labels_by_position_are_found() -> None:
+    unpatched, patched = pair("llama")
+    inputs = batch()
+    arguments = (inputs["input_ids"], inputs["attention_mask"], None, None, None, inputs["labels"])
+    got = patched(*arguments)
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, unpatched(*arguments).loss, rtol=TOLERANCE, atol=0)
+
+
+def test_embeddings_in_place_of_tokens() -> None:
+    unpatched, patched = pair("gpt2")
+    inputs = batch()
+    inputs["inputs_embeds"] = unpatched.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+def test_router_loss_only_when_router_logits_are_asked_for() -> None:
+    unpatched, patched = pair("mixtral")
+    inputs = batch() | {"output_router_logits": False}
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
+    assert got.aux_loss is None
+    assert patched(**batch()).loss > got.loss
+
+
+def test_every_label_ignored_gives_zero_and_no_gradient() -> None:
+    patched = patch(build("qwen2"))
+    got = backward(patched, batch() | {"labels": torch.full((BATCH, LENGTH), -100)})
+    assert float(got.loss.detach()) == 0
+    assert all(p.grad is None or not p.grad.any() for p in patched.parameters())
+
+
+def test_a_frozen_head_gets_no_gradient_and_the_rest_theirs() -> None:
+    unpatched, patched = pair("llama", lambda model: model.lm_head.requires_grad_(False))
+    backward(unpatched, batch()), backward(patched, batch())
+    assert patched.lm_head.weight.grad is None
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+def test_gradients_accumulate_over_backwards() -> None:
+    unpatched, patched = pair("qwen2")
+    for model in (unpatched, patched):
+        for _ in range(2):
+            model(**batch(), num_items_in_batch=29).loss.backward()
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+def checkpoint_activations(model: Any) -> None:
+    """transformers 5.23 renamed gradient_checkpointing_enable and warns of the old name."""
+    new = getattr(model, "activation_checkpointing_enable", None)
+    (new or model.gradient_checkpointing_enable)()
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def test_gradient_checkpointing() -> None:
+    unpatched, patched = pair("llama", checkpoint_activations)
+    want, got = backward(unpatched, batch()), backward(patched, batch())
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The largest number of elements that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(result, torch.Tensor):
+                self.elements = max(self.elements, result.numel())
+        return results
+
+
+def test_no_tensor_is_as_large_as_the_logits() -> None:
+    unpatched, patched = pair("llama", vocab_size=1024, hidden_size=8, intermediate_size=8)
+    ids = torch.randint(3, 1024, (4, 16))
+    largest = {}
+    for model in (unpatched, patched):
+        with LargestTensor() as seen:
+            backward(model, {"input_ids": ids, "labels": ids})
+        largest[model] = seen.elements
+    assert largest[unpatched] >= 64 * 1024
+    assert largest[patched] == 1024 * 8  # the head and its gradient
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "phi"])
+def test_a_bfloat16_model_is_as_near_to_float32_as_unpatched(kind: str) -> None:
+    """Both against the same weights in float32. transformers rounds the logits to bfloat16, TileLoss does not."""
+    unpatched, patched = pair(kind, lambda model: model.to(torch.bfloat16))
+    exact = copy.deepcopy(unpatched).float()
+    want = backward(exact, batch()).loss
+    own, ours = backward(unpatched, batch()).loss, backward(patched, batch()).loss
+    compare_errors(exact, unpatched, patched, want, own, ours)
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi"])
+def test_autocast_to_bfloat16_is_as_near_to_float32_as_unpatched(kind: str) -> None:
+    unpatched, patched = pair(kind)
+    exact = copy.deepcopy(unpatched)
+    want = backward(exact, batch()).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        own, ours = backward(unpatched, batch()).loss, backward(patched, batch()).loss
+    assert {p.grad.dtype for p in patched.parameters()} == {torch.float32}
+    compare_errors(exact, unpatched, patched, want, own, ours)
+
+
+def compare_errors(exact: Any, unpatched: Any, patched: Any, *losses: torch.Tensor) -> None:
+    want, own, ours = (float(loss.detach()) for loss in losses)
+    unit = 2.0**-8  # of bfloat16
+    assert abs(ours - want) <= abs(own - want) + unit * want
+    own_errors, our_errors = gradient_errors(unpatched, exact), gradient_errors(patched, exact)
+    assert own_errors
+    for name, error in our_errors.items():
+        assert error <= 1.25 * own_errors[name] + unit, name
+
+
+def test_compiled_whole_as_the_unpatched_model_is() -> None:
+    unpatched, patched = pair("gemma2")
+    torch._dynamo.reset()
+    compiled = {
+        m: torch.compile(m, fullgraph=True, backend="aot_eager") for m in (unpatched, patched)
+    }
+    inputs = batch() | {"use_cache": False, "num_items_in_batch": torch.tensor(29)}
+    outputs = {}
+    for model, function in compiled.items():
+        model.zero_grad()
+        outputs[model] = function(**inputs)
+        outputs[model].loss.backward()
+    assert outputs[patched].logits is None
+    torch.testing.assert_close(
+        outputs[patched].loss, outputs[unpatched].loss, rtol=TOLERANCE, atol=0
+    )
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+def test_a_copy_of_a_patched_model_is_patched_and_on_its_own() -> None:
+    patched = patch(build("llama"))
+    twin = copy.deepcopy(patched)
+    with torch.no_grad():
+        patched.lm_head.weight.zero_()  # equal logits
+    assert patched(**batch()).loss.detach() == pytest.approx(math.log(VOCAB), rel=1e-6)
+    assert twin(**batch()).loss.detach() != patched(**batch()).loss.detach()
+    unpatch(patched)
+    assert twin(**batch()).logits is None

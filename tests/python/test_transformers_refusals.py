@@ -1,0 +1,320 @@
+"""What tileloss.integrations.transformers refuses, what it reads from a forward, and how a patch ends."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from tileloss.integrations import transformers as integration
+from tileloss.integrations._forward_plan import UnknownForward, read_forward
+from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
+from transformers_models import batch, build
+
+
+def test_unpatch_gives_the_own_forward_back_and_may_come_twice() -> None:
+    model = patch(build("llama"))
+    assert "forward" in model.__dict__
+    assert unpatch(unpatch(model)) is model
+    assert not {"forward", "_tileloss_patch"} & model.__dict__.keys()
+    assert model(**batch()).logits is not None
+    assert patch(model)(**batch()).logits is None
+
+
+def test_patching_twice_changes_nothing() -> None:
+    model = patch(build("llama"))
+    forward = model.forward
+    assert patch(model) is model
+    assert model.forward == forward
+    assert unpatch(model)(**batch()).logits is not None
+
+
+def test_one_instance_is_patched_and_not_its_class() -> None:
+    patched, other = patch(build("llama")), build("llama")
+    assert patched(**batch()).logits is None
+    assert other(**batch()).logits is not None
+
+
+def test_unpatch_reaches_through_a_wrapper_put_on_later() -> None:
+    """As accelerate wraps a model's forward for mixed precision, and leaves it there."""
+    model = patch(build("llama"))
+    ours = model.forward
+    model.forward = types.MethodType(functools.wraps(ours)(lambda self, **k: ours(**k)), model)
+    assert model(**batch()).logits is None
+    wrapper = unpatch(model).forward
+    assert model.forward == wrapper
+    assert model(**batch()).logits is not None
+
+
+def test_the_signature_stays_that_of_the_model() -> None:
+    model = build("gpt2")
+    signature = inspect.signature(model.forward)
+    assert inspect.signature(patch(model).forward) == signature
+
+
+def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """transformers puts another module object into sys.modules while it loads lazily."""
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+
+
+@pytest.mark.parametrize("version", ["4.57.6", "6.0.0", "6.1.0.dev0"])
+def test_an_unknown_version_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    set_version(monkeypatch, version)
+    with pytest.raises(RuntimeError, match=f"from 5.0 to below 6.0.*got {version}"):
+        patch(model)
+    assert "forward" not in model.__dict__
+
+
+@pytest.mark.parametrize("version", ["5.0.0", "5.23.0", "5.99.1"])
+def test_a_known_version_is_taken(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    set_version(monkeypatch, version)
+    assert patch(model)(**batch()).logits is None
+
+
+def test_without_transformers_the_module_imports_and_patch_names_the_package() -> None:
+    program = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from tileloss.integrations.transformers import patch\n"
+        "try: patch(object())\n"
+        "except ImportError as error: print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "needs the package transformers" in run.stdout
+
+
+def test_other_modules_are_refused() -> None:
+    with pytest.raises(TypeError, match="PreTrainedModel, got Linear"):
+        patch(torch.nn.Linear(2, 2))
+    with pytest.raises(UnknownForward, match="LlamaModel.forward"):
+        patch(build("llama").model)
+
+
+def test_a_forward_replaced_on_the_instance_is_refused() -> None:
+    model = build("llama")
+    model.forward = model.forward
+    with pytest.raises(ValueError, match="replaced on this instance"):
+        patch(model)
+
+
+def test_a_head_that_is_not_plainly_linear_is_refused() -> None:
+    class Quantized(torch.nn.Linear):
+        pass
+
+    model = build("llama")
+    model.lm_head = Quantized(32, 96)
+    with pytest.raises(ValueError, match=r"lm_head: expected a plain torch\.nn\.Linear.*Quantized"):
+        patch(model)
+    patched = patch(build("llama"))
+    patched.lm_head = Quantized(32, 96)  # such as an adapter that wraps the head after the patch
+    with pytest.raises(ValueError, match="Quantized"):
+        patched(**batch())
+
+
+def test_a_logit_scale_that_is_learnt_is_refused() -> None:
+    model = build("cohere")
+    model.logit_scale = torch.nn.Parameter(torch.tensor(0.3))
+    with pytest.raises(ValueError, match="logit_scale: expected a number.*Parameter"):
+        patch(model)
+
+
+def test_a_loss_function_of_ones_own_is_refused() -> None:
+    model = build("llama")
+    model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
+    with pytest.raises(ValueError, match="loss_function: expected transformers' ForCausalLMLoss"):
+        patch(model)
+
+
+def test_bamba_is_taken_unless_its_loss_has_a_z_term() -> None:
+    options = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    options |= {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_indices": [0]}
+    options |= {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+    config = transformers.BambaConfig(**options)
+    patch(transformers.BambaForCausalLM(config))
+    config.z_loss_coefficient = 0.1
+    with pytest.raises(ValueError, match="z_loss_coefficient: expected 0, got 0.1"):
+        patch(transformers.BambaForCausalLM(config))
+
+
+def test_labels_of_another_length_are_refused() -> None:
+    model = patch(build("llama"))
+    with pytest.raises(ValueError, match=r"labels: expected one for each of the \(2, 5\) rows"):
+        model(**batch(), logits_to_keep=5)
+
+
+def test_too_many_positional_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="positional arguments but 30 were given"):
+        patch(build("llama"))(*[None] * 30)
+
+
+def test_a_compute_loss_func_needs_a_patched_model_and_labels() -> None:
+    model = build("llama")
+    with pytest.raises(ValueError, match="unpatched LlamaForCausalLM"):
+        make_compute_loss_func(model, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="labels: expected a tensor, got None"):
+        make_compute_loss_func(patch(model))({"logits": None}, None)
+
+
+# What the model's forward does to its logits, by hand from transformers' modeling files.
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "gemma2.Gemma2ForCausalLM": {"softcap": "config.final_logit_softcapping"},
+    "gemma3.Gemma3ForCausalLM": {"softcap": "config.final_logit_softcapping"},
+    "nanochat.NanoChatForCausalLM": {"softcap": "config.final_logit_softcapping"},
+    "recurrent_gemma.RecurrentGemmaForCausalLM": {"softcap": "config.logits_soft_cap"},
+    "cohere.CohereForCausalLM": {"multipliers": ("logit_scale",)},
+    "cohere2.Cohere2ForCausalLM": {"multipliers": ("logit_scale",)},
+    "granite.GraniteForCausalLM": {"divisors": ("config.logits_scaling",)},
+    "granitemoe.GraniteMoeForCausalLM": {"divisors": ("config.logits_scaling",)},
+    "falcon_h1.FalconH1ForCausalLM": {"multipliers": ("model.lm_head_multiplier",)},
+    "minicpm3.MiniCPM3ForCausalLM": {"hidden_divisors": ("config.logits_scaling",)},
+    "bamba.BambaForCausalLM": {"must_be_zero": ("z_loss_coefficient",)},
+    "mamba.MambaForCausalLM": {"casts_to_head": True},
+    "gemma4.Gemma4ForCausalLM": {
+        "softcap": "config.final_logit_softcapping",
+        "keeps_only_whole": True,
+    },
+    "phi.PhiForCausalLM": {},
+    "opt.OPTForCausalLM": {},
+    "gpt_neox.GPTNeoXForCausalLM": {},
+}
+NO_TRANSFORM = {"softcap": None, "multipliers": (), "divisors": (), "hidden_divisors": ()}
+NO_TRANSFORM |= {"must_be_zero": (), "casts_to_head": False, "keeps_only_whole": False}
+
+
+def model_class(name: str) -> type:
+    module, _, model = name.partition(".")
+    return getattr(
+        importlib.import_module(f"transformers.models.{module}.modeling_{module}"), model
+    )
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_the_reader_finds_what_a_forward_does_to_its_logits(name: str) -> None:
+    plan = read_forward(model_class(name))
+    for field, expected in (NO_TRANSFORM | TRANSFORMS[name]).items():
+        assert getattr(plan, field) == expected, field
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [
+        ("bart.BartForCausalLM", "loss_fct = CrossEntropyLoss()"),  # does not shift its labels
+        ("xlstm.xLSTMForCausalLM", "max_inference_chunksize"),
+        ("doge.DogeForCausalLM", "config.is_moe"),
+        ("git.GitForCausalLM", "decorated with @merge_with_config_defaults"),
+        ("xlnet.XLNetLMHeadModel", "CrossEntropyLoss"),
+        ("electra.ElectraForCausalLM", "self.generator_predictions"),
+    ],
+)
+def test_a_model_whose_forward_does_more_is_refused(name: str, quoted: str) -> None:
+    with pytest.raises(UnknownForward) as error:
+        read_forward(model_class(name))
+    assert name.partition(".")[2] in str(error.value)
+    assert quoted in str(error.value)
+
+
+def scaled_after_softcap(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    if self.config.cap is not None:
+        logits = logits / self.config.cap
+        logits = torch.tanh(logits)
+        logits = logits * self.config.cap
+    logits = logits * self.config.scale
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def head_of_something_else(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state  # noqa: F841
+    logits = self.lm_head(other_states)  # noqa: F821
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def returns_more_than_it_may(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=logits.exp())
+
+
+def without_a_loss(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    return CausalLMOutputWithPast(loss=None, logits=logits)
+
+
+def argument_of_its_own_making(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.model(input_ids=input_ids.flip(1), **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def cap_that_is_not_used(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    cap = self.config.cap  # noqa: F841
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def test_a_cap_counts_only_where_it_is_applied() -> None:
+    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": cap_that_is_not_used})
+    assert read_forward(own).softcap is None
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (scaled_after_softcap, "`logits = logits * self.config.scale`"),
+        (head_of_something_else, "`logits = self.lm_head(other_states)`"),
+        (returns_more_than_it_may, "returns hidden_states=logits.exp()"),
+        (without_a_loss, "no statement of the kind loss"),
+        (argument_of_its_own_making, "hands `input_ids=input_ids.flip(1)` to its base model"),
+        (eval("lambda self, labels: None"), "no source to read"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_forward_of_ones_own_is_refused_where_it_differs(forward: Any, message: str) -> None:
+    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
+    with pytest.raises(UnknownForward) as error:
+        read_forward(own)
+    assert message in str(error.value)
+
+
+def test_a_subclass_with_the_known_forward_is_taken() -> None:
+    model = build("llama")
+    model.__class__ = type("OwnForCausalLM", (LlamaForCausalLM,), {})
+    assert patch(model)(**batch()).logits is None
+    assert integration.unpatch(model)(**batch()).logits is not None

@@ -1,0 +1,196 @@
+"""transformers.Trainer on a patched model against the same run unpatched; label smoothing without logits."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
+
+from tileloss.integrations.transformers import make_compute_loss_func, patch
+from tileloss.torch import call_counts, linear_cross_entropy
+from transformers_models import VOCAB, HeadCalls, batch, build, check_gradients
+
+SMOOTHING = 0.1
+# See test_transformers_patch.py; a few optimizer steps multiply the difference.
+TOLERANCE = 5e-6
+
+
+def rows(count: int) -> list[dict[str, list[int]]]:
+    """Sequences of one length; each has another number of labels, so that num_items_in_batch matters."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(3, VOCAB, (count, 10), generator=generator)
+    return [
+        {"input_ids": row.tolist(), "labels": [-100] * (i % 7) + row.tolist()[i % 7 :]}
+        for i, row in enumerate(ids)
+    ]
+
+
+def train(model: PreTrainedModel, folder: Path, smooth: Any = None, **options: Any) -> Trainer:
+    defaults = {
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    trainer = Trainer(
+        model,
+        TrainingArguments(output_dir=str(folder), **(defaults | options)),
+        train_dataset=rows(12),
+        eval_dataset=rows(4),
+        compute_loss_func=smooth,
+    )
+    trainer.train()
+    return trainer
+
+
+def logged(trainer: Trainer, key: str = "loss") -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def check_weights(unpatched: PreTrainedModel, patched: PreTrainedModel, tolerance: float) -> None:
+    for (name, want), got in zip(unpatched.named_parameters(), patched.parameters(), strict=True):
+        atol = tolerance * float(want.detach().abs().max())
+        torch.testing.assert_close(got, want, rtol=0, atol=atol, msg=name)
+
+
+def test_a_run_with_gradient_accumulation_ends_at_the_same_weights(tmp_path: Path) -> None:
+    unpatched = build("qwen2")
+    start = {name: p.detach().clone() for name, p in unpatched.named_parameters()}
+    patched = patch(copy.deepcopy(unpatched))
+    own = train(unpatched, tmp_path)
+    calls, head_calls = dict(call_counts()), HeadCalls(patched)
+    ours = train(patched, tmp_path)
+    assert head_calls.count == 0
+    assert sum(call_counts().values()) - sum(calls.values()) >= 6  # 3 steps of 2 batches
+    assert len(logged(ours)) == 3
+    assert logged(ours) == pytest.approx(logged(own), rel=1e-5)
+    assert any((p - start[name]).abs().max() > 1e-3 for name, p in patched.named_parameters())
+    check_weights(unpatched, patched, 1e-5)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(own.evaluate()["eval_loss"], rel=1e-5)
+    assert head_calls.count > 0
+
+
+def test_a_run_in_mixed_precision(tmp_path: Path) -> None:
+    unpatched = build("llama")
+    patched = patch(copy.deepcopy(unpatched))
+    own, ours = (train(m, tmp_path, bf16=True) for m in (unpatched, patched))
+    assert logged(ours) == pytest.approx(logged(own), rel=2.0**-8)
+
+
+def test_a_run_with_label_smoothing_is_that_of_label_smoother(tmp_path: Path) -> None:
+    unpatched = build("gemma2")
+    patched = patch(copy.deepcopy(unpatched))
+    smooth = make_compute_loss_func(patched, label_smoothing=SMOOTHING)
+    head_calls = HeadCalls(patched)
+    own = train(unpatched, tmp_path, label_smoothing_factor=SMOOTHING)
+    ours = train(patched, tmp_path, smooth)
+    assert head_calls.count == 0
+    assert logged(ours) == pytest.approx(logged(own), rel=1e-5)
+    check_weights(unpatched, patched, 1e-5)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(own.evaluate()["eval_loss"], rel=1e-5)
+    assert head_calls.count > 0
+
+
+def test_label_smoothing_in_mixed_precision_multiplies_in_bfloat16(tmp_path: Path) -> None:
+    """Trainer calls the loss function outside of autocast, with an output that accelerate made float32."""
+    unpatched = build("llama")
+    patched = patch(copy.deepcopy(unpatched))
+    smooth = make_compute_loss_func(patched, label_smoothing=SMOOTHING)
+    seen = []
+
+    def recording(
+        outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor
+    ) -> torch.Tensor:
+        assert (outputs.hidden.dtype, outputs.compute_dtype) == (torch.float32, torch.bfloat16)
+        loss = smooth(outputs, labels, num_items_in_batch=num_items_in_batch)
+        moved = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        by_dtype = {
+            dtype: linear_cross_entropy(
+                outputs.hidden.detach(),
+                patched.lm_head.weight.detach(),
+                moved,
+                label_smoothing=SMOOTHING,
+                num_items=num_items_in_batch,
+                compute_dtype=dtype,
+            )
+            for dtype in (torch.bfloat16, torch.float32)
+        }
+        assert by_dtype[torch.bfloat16] != by_dtype[torch.float32]
+        torch.testing.assert_close(loss.detach(), by_dtype[torch.bfloat16], rtol=1e-6, atol=0)
+        seen.append(loss)
+        return loss
+
+    own = train(unpatched, tmp_path, bf16=True, label_smoothing_factor=SMOOTHING)
+    ours = train(patched, tmp_path, recording, bf16=True)
+    assert len(seen) == 6
+    assert logged(ours) == pytest.approx(logged(own), rel=2.0**-7)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "granite", "phi", "gpt2"])
+@pytest.mark.parametrize("num_items", [None, 29])
+def test_smoothed_loss_and_gradients_are_those_of_label_smoother(
+    kind: str, num_items: int | None
+) -> None:
+    unpatched = build(kind)
+    patched = patch(copy.deepcopy(unpatched))
+    smooth = make_compute_loss_func(patched, label_smoothing=SMOOTHING)
+    inputs = batch()
+    labels = inputs.pop("labels")
+    want = LabelSmoother(SMOOTHING)(
+        unpatched(**inputs), labels, shift_labels=True, num_items_in_batch=num_items
+    )
+    want.backward()
+    outputs = patched(**inputs)
+    assert outputs.logits is None
+    got = smooth(outputs, labels, num_items_in_batch=num_items)
+    got.backward()
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
+def test_shift_labels_reach_the_compute_loss_func() -> None:
+    patched = patch(build("llama"))
+    smooth = make_compute_loss_func(patched)
+    inputs = batch()
+    labels = inputs.pop("labels")
+    moved = torch.full_like(labels, -100)
+    moved[0, 5] = 7
+    want = patched(**inputs, labels=labels, shift_labels=moved).loss
+    got = smooth(patched(**inputs, shift_labels=moved), labels)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_only_training_with_gradients_hands_out_hidden_states() -> None:
+    patched = patch(build("llama"))
+    inputs = batch()
+    inputs.pop("labels")
+    make_compute_loss_func(patched)
+    assert patched(**inputs).logits is None
+    with torch.no_grad():
+        assert patched(**inputs).logits is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert patched.generate(inputs["input_ids"], max_new_tokens=2).shape[1] > 11
+    assert patched.eval()(**inputs).logits is not None
+
+
+def test_a_label_smoothing_out_of_range_is_refused() -> None:
+    patched = patch(build("llama"))
+    smooth = make_compute_loss_func(patched, label_smoothing=1.5)
+    inputs = batch()
+    labels = inputs.pop("labels")
+    with pytest.raises(ValueError, match=r"label_smoothing.*1\.5"):
+        smooth(patched(**inputs), labels)

@@ -1,0 +1,133 @@
+"""Tiny random causal LMs, one of each kind that a forward comes in, and how two of them compare."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from tileloss.integrations.transformers import patch
+
+VOCAB = 96
+BATCH, LENGTH = 2, 11
+
+_LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = _LLAMA | {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1}
+_GPT2 |= {"eos_token_id": 2, "pad_token_id": 0}
+
+# name -> (class, options of its config); what is special is said beside each.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", _LLAMA),
+    "qwen2": ("Qwen2", _LLAMA | {"tie_word_embeddings": True}),  # tied
+    "gemma2": ("Gemma2", _LLAMA | {"head_dim": 8, "final_logit_softcapping": 2.0}),  # soft-cap
+    "cohere": ("Cohere", _LLAMA | {"logit_scale": 0.3}),  # multiplies logits
+    "granite": ("Granite", _LLAMA | {"logits_scaling": 3.0}),  # divides logits
+    "phi": ("Phi", _LLAMA | {"resid_pdrop": 0.0}),  # a head with bias
+    "mixtral": ("Mixtral", _EXPERTS | {"num_local_experts": 4}),  # router loss
+    "qwen2_moe": (
+        "Qwen2Moe",
+        _EXPERTS
+        | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    ),
+    "gpt2": ("GPT2", _GPT2),  # base model "transformer", called by position, tied
+    "gptj": ("GPTJ", _GPT2 | {"rotary_dim": 4}),  # return_dict by hand, bias
+}
+
+
+def build(kind: str, **options: Any) -> PreTrainedModel:
+    """A model in training, float32, with weights large enough for logits that differ."""
+    name, defaults = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**(defaults | options))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(
+        config
+    )
+    with torch.no_grad():
+        for label, parameter in model.named_parameters():
+            if label.endswith("bias"):
+                parameter.normal_(0, 0.1)
+            elif parameter.dim() > 1:
+                parameter.mul_(5)
+    model.generation_config.pad_token_id = 0
+    return model.train()
+
+
+def pair(kind: str, prepare: Callable[[PreTrainedModel], Any] = lambda model: None, **options: Any):
+    """(unpatched, patched) with the same weights; ``prepare`` is done to both before the patch."""
+    unpatched = build(kind, **options)
+    prepare(unpatched)
+    return unpatched, patch(copy.deepcopy(unpatched))
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Two sequences: one with a masked prompt, one padded at its end; labels hold -100 at both."""
+    ids = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    ids[1, 8:], mask[1, 8:] = 0, 0
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[0, :4] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def backward(model: PreTrainedModel, inputs: dict[str, Any]) -> Any:
+    model.zero_grad()
+    outputs = model(**inputs)
+    outputs.loss.backward()
+    return outputs
+
+
+def check_gradients(unpatched: PreTrainedModel, patched: PreTrainedModel, tolerance: float) -> None:
+    """Every parameter's gradients agree to ``tolerance`` of that gradient's largest element."""
+    expected = dict(unpatched.named_parameters())
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in expected.values())
+    for name, parameter in patched.named_parameters():
+        want, got = expected[name].grad, parameter.grad
+        assert (want is None) == (got is None), name
+        if want is not None and got is not None:
+            scale = max(float(want.abs().max()), 1e-6)
+            assert float((got - want).abs().max()) <= tolerance * scale, name
+
+
+def gradient_errors(model: PreTrainedModel, exact: PreTrainedModel) -> dict[str, float]:
+    """||g - g_exact|| / ||g_exact|| of every parameter that has a gradient."""
+    errors = {}
+    for (name, parameter), reference in zip(
+        model.named_parameters(), exact.parameters(), strict=True
+    ):
+        if reference.grad is not None and reference.grad.norm() > 0:
+            difference = parameter.grad.float() - reference.grad
+            errors[name] = float(difference.norm() / reference.grad.norm())
+    return errors
+
+
+class HeadCalls:
+    """Counts calls of a model's LM head, by hook and by its forward."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.count = 0
+        head = model.get_output_embeddings()
+        own = head.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return own(*args, **kwargs)
+
+        head.forward = forward
+        head.register_forward_hook(lambda *_: setattr(self, "count", self.count + 1))
