@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Checks README.md, HACKING.md and docs/*.md against the tree. --root is the repository, --build the release build.
 
-  snippets         each code block under <!-- examples/FILE --> is that file, letter by letter; each example is in the README
-  example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME --> and exits 0
-  links            each relative link, and each path named with a folder we have, exists
-  dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
-  quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
-                   at their names, continuous integration runs ./dev test itself) and those that change the machine
-                   (tests/python/test_install.py does what pip install does)
-  self-test        each check above rejects a planted mistake
+snippets         each code block under <!-- examples/FILE --> is that file, letter by letter; each example is in the README
+example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME --> and exits 0
+links            each relative link, and each path named with a folder we have, exists
+dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
+quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
+                 at their names, continuous integration runs ./dev test itself) and those that change the machine
+                 (tests/python/test_install.py does what pip install does)
+self-test        each check above rejects a planted mistake
 """
+
 import argparse
 import os
 import pathlib
@@ -19,12 +20,19 @@ import sys
 import tempfile
 
 # Blocks may be indented (in a list); the marker comment is optional.
-BLOCK = re.compile(r"(?:<!-- (?P<marker>[^\n]*?) -->\s*\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?:<!-- (?P<marker>[^\n]*?) -->\s*\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
+    re.M | re.S,
+)
 NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ")
 
 
 def documents(root):
-    return [path for path in (root / "README.md", root / "HACKING.md", *sorted((root / "docs").glob("*.md"))) if path.is_file()]
+    return [
+        path
+        for path in (root / "README.md", root / "HACKING.md", *sorted((root / "docs").glob("*.md")))
+        if path.is_file()
+    ]
 
 
 def blocks(text):
@@ -44,7 +52,9 @@ def check_snippets(root):
                 findings.append(f"{document.name} shows {marker}, which does not exist")
             elif example.read_text() != block["text"]:
                 findings.append(f"{document.name}: the block of {marker} differs from the file")
-    for example in sorted(path for path in (root / "examples").iterdir() if path.suffix in (".c", ".cpp", ".py")):
+    for example in sorted(
+        path for path in (root / "examples").iterdir() if path.suffix in (".c", ".cpp", ".py")
+    ):
         if f"examples/{example.name}" not in shown:
             findings.append(f"examples/{example.name} is shown nowhere")
     return findings
@@ -52,12 +62,19 @@ def check_snippets(root):
 
 def check_example(root, program, name):
     marker = f"output of {name}"
-    expected = [b["text"] for document in documents(root) for b in blocks(document.read_text()) if b["marker"] == marker]
+    expected = [
+        b["text"]
+        for document in documents(root)
+        for b in blocks(document.read_text())
+        if b["marker"] == marker
+    ]
     if len(expected) != 1:
         return [f"there are {len(expected)} blocks under <!-- {marker} -->, expected 1"]
     done = subprocess.run([program], capture_output=True, text=True)
     if done.returncode or done.stdout != expected[0]:
-        return [f"{program} exited {done.returncode} and printed {done.stdout!r} {done.stderr!r}, the document says {expected[0]!r}"]
+        return [
+            f"{program} exited {done.returncode} and printed {done.stdout!r} {done.stderr!r}, the document says {expected[0]!r}"
+        ]
     return []
 
 
@@ -68,8 +85,14 @@ def check_links(root):
         named = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
         named_here = [(document.parent / name, name) for name in named]
         folders = "src|include|tests|examples|configs|docs|benchmarks|frontends"
-        named_here += [(root / name, name) for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
-        findings += [f"{document.name}: {name} does not exist" for path, name in named_here if not path.exists()]
+        named_here += [
+            (root / name, name) for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
+        ]
+        findings += [
+            f"{document.name}: {name} does not exist"
+            for path, name in named_here
+            if not path.exists()
+        ]
     return findings
 
 
@@ -113,11 +136,19 @@ def check_quick_commands(root, build):
                 if line.startswith(NEVER_RUN):
                     continue
                 ran += 1
-                done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120,
-                                      env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+                done = subprocess.run(
+                    ["bash", "-c", line],
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                )
                 print(f"exit {done.returncode}: {line}")
                 if done.returncode:
-                    findings.append(f"{document.name}: exit {done.returncode} of: {line}\n{done.stdout[-800:]}{done.stderr[-800:]}")
+                    findings.append(
+                        f"{document.name}: exit {done.returncode} of: {line}\n{done.stdout[-800:]}{done.stderr[-800:]}"
+                    )
     return findings if ran else ["no command found to run"]
 
 
@@ -143,16 +174,38 @@ def self_test():
         expect("changed snippet", shown.replace("main", "mean"), lambda: check_snippets(root), True)
         expect("example shown nowhere", "none\n", lambda: check_snippets(root), True)
         output = "<!-- output of a -->\n```text\nright\n```\n"
-        expect("true output", output, lambda: check_example(root, str(root / "program"), "a"), False)
-        expect("wrong output", output.replace("right", "wrong"), lambda: check_example(root, str(root / "program"), "a"), True)
+        expect(
+            "true output", output, lambda: check_example(root, str(root / "program"), "a"), False
+        )
+        expect(
+            "wrong output",
+            output.replace("right", "wrong"),
+            lambda: check_example(root, str(root / "program"), "a"),
+            True,
+        )
         expect("true link", "[a](examples/a.c) `examples/a.c`\n", lambda: check_links(root), False)
         expect("broken link", "[b](examples/b.c)\n", lambda: check_links(root), True)
         expect("broken path", "`examples/b.c`\n", lambda: check_links(root), True)
         expect("known command", "`./dev test -R x`\n", lambda: check_dev_commands(root), False)
         expect("unknown command", "`./dev fly`\n", lambda: check_dev_commands(root), True)
-        expect("good command", "```sh\ntrue  # fine\n```\n", lambda: check_quick_commands(root, root), False)
-        expect("failing command", "```sh\ntrue\nfalse\n```\n", lambda: check_quick_commands(root, root), True)
-        expect("failing command in a list", "1. do\n   ```sh\n   false\n   ```\n", lambda: check_quick_commands(root, root), True)
+        expect(
+            "good command",
+            "```sh\ntrue  # fine\n```\n",
+            lambda: check_quick_commands(root, root),
+            False,
+        )
+        expect(
+            "failing command",
+            "```sh\ntrue\nfalse\n```\n",
+            lambda: check_quick_commands(root, root),
+            True,
+        )
+        expect(
+            "failing command in a list",
+            "1. do\n   ```sh\n   false\n   ```\n",
+            lambda: check_quick_commands(root, root),
+            True,
+        )
         expect("no command", "text\n", lambda: check_quick_commands(root, root), True)
     return findings
 
@@ -161,17 +214,22 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=pathlib.Path, required=True)
     parser.add_argument("--build", type=pathlib.Path, required=True)
-    parser.add_argument("check", choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"])
+    parser.add_argument(
+        "check",
+        choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"],
+    )
     parser.add_argument("program", nargs="?")
     parser.add_argument("name", nargs="?")
     options = parser.parse_args()
     root, build = options.root.resolve(), options.build.resolve()
-    findings = {"snippets": lambda: check_snippets(root),
-                "example": lambda: check_example(root, options.program, options.name),
-                "links": lambda: check_links(root),
-                "dev-commands": lambda: check_dev_commands(root),
-                "quick-commands": lambda: check_quick_commands(root, build),
-                "self-test": self_test}[options.check]()
+    findings = {
+        "snippets": lambda: check_snippets(root),
+        "example": lambda: check_example(root, options.program, options.name),
+        "links": lambda: check_links(root),
+        "dev-commands": lambda: check_dev_commands(root),
+        "quick-commands": lambda: check_quick_commands(root, build),
+        "self-test": self_test,
+    }[options.check]()
     print("\n".join(findings) or f"{options.check}: nothing found")
     return 1 if findings else 0
 

@@ -8,6 +8,7 @@ for all that is made here.
   pkg-config C|CXX EXAMPLE      the same with pkg-config
   packages                      makes WORK/packages/*.deb and *.tar.gz; they are whole and what is in them runs
 """
+
 import argparse
 import os
 import pathlib
@@ -30,9 +31,13 @@ class Failure(Exception):
 
 def run(*command, environment=None, cwd=None):
     command = [str(part) for part in command]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **(environment or {})})
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **(environment or {})}
+    )
     if done.returncode:
-        raise Failure(f"exit {done.returncode} of {' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise Failure(
+            f"exit {done.returncode} of {' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
     return done.stdout
 
 
@@ -50,7 +55,9 @@ def check_files(root):
 
 class Test:
     def __init__(self, options):
-        self.build, self.source, self.work = (path.resolve() for path in (options.build, options.source, options.work))
+        self.build, self.source, self.work = (
+            path.resolve() for path in (options.build, options.source, options.work)
+        )
         self.prefix = self.work / "moved"
 
     def run_program(self, root):
@@ -71,11 +78,17 @@ class Test:
             if path.is_file():
                 content = path.read_bytes()
                 for place in (self.source, self.build, staged):
-                    expect(str(place).encode() not in content, f"{path.relative_to(self.prefix)} names {place}")
+                    expect(
+                        str(place).encode() not in content,
+                        f"{path.relative_to(self.prefix)} names {place}",
+                    )
 
     def program(self):
         version = self.run_program(self.prefix)
-        expect(f'"{version}"' in (self.prefix / "include/tileloss/tileloss.h").read_text(), f"the header is not of version {version}")
+        expect(
+            f'"{version}"' in (self.prefix / "include/tileloss/tileloss.h").read_text(),
+            f"the header is not of version {version}",
+        )
 
     def expected_output(self, language):
         return run(next(self.build.rglob(f"example_{'c' if language == 'C' else 'cpp'}")))
@@ -83,27 +96,60 @@ class Test:
     def cmake(self, language, example):
         build = self.work / f"cmake_{language}"
         version = run(self.prefix / "bin/tileloss", "--version").strip()
-        run("cmake", "-S", self.source / "tests/install/consumer", "-B", build, "-G", "Ninja", f"-DLANGUAGE={language}",
-            f"-DEXAMPLE={example}", f"-DVERSION={version}", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+        run(
+            "cmake",
+            "-S",
+            self.source / "tests/install/consumer",
+            "-B",
+            build,
+            "-G",
+            "Ninja",
+            f"-DLANGUAGE={language}",
+            f"-DEXAMPLE={example}",
+            f"-DVERSION={version}",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}",
+        )
         run("cmake", "--build", build)
         for library in ("tileloss", "tileloss_static"):
-            expect(run(build / f"with_{library}") == self.expected_output(language), f"with {library} it prints something else")
+            expect(
+                run(build / f"with_{library}") == self.expected_output(language),
+                f"with {library} it prints something else",
+            )
 
     def pkg_config(self, language, example):
         environment = {"PKG_CONFIG_PATH": str(self.prefix / "lib" / "pkgconfig")}
         flags = run("pkg-config", "--cflags", "--libs", "tileloss", environment=environment).split()
         program = self.work / f"pkg_config_{language}"
-        run(*COMPILERS[language], "-Wall", "-Wextra", "-Werror", example, *flags, f"-Wl,-rpath,{self.prefix}/lib", "-o", program)
-        expect(str(self.prefix / "lib") in run("ldd", program), "it does not use the installed library")
+        run(
+            *COMPILERS[language],
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            example,
+            *flags,
+            f"-Wl,-rpath,{self.prefix}/lib",
+            "-o",
+            program,
+        )
+        expect(
+            str(self.prefix / "lib") in run("ldd", program), "it does not use the installed library"
+        )
         expect(run(program) == self.expected_output(language), "it prints something else")
-        static = run("pkg-config", "--static", "--cflags", "--libs", "tileloss", environment=environment)
+        static = run(
+            "pkg-config", "--static", "--cflags", "--libs", "tileloss", environment=environment
+        )
         expect("-ltileloss " in static, f"no -ltileloss in: {static}")
         flags = static.replace("-ltileloss ", "-l:libtileloss.a ").split()
         run(*COMPILERS[language], example, *flags, "-o", program)
         expect("libtileloss" not in run("ldd", program), "the static one needs a libtileloss.so")
-        expect(run(program) == self.expected_output(language), "the static one prints something else")
+        expect(
+            run(program) == self.expected_output(language), "the static one prints something else"
+        )
         version = run("pkg-config", "--modversion", "tileloss", environment=environment).strip()
-        expect(version == run(self.prefix / "bin/tileloss", "--version").strip(), f"tileloss.pc is of version {version}")
+        expect(
+            version == run(self.prefix / "bin/tileloss", "--version").strip(),
+            f"tileloss.pc is of version {version}",
+        )
 
     def packages(self):
         folder = self.work / "packages"
@@ -119,19 +165,34 @@ class Test:
             (unpacked / "tar").mkdir()
             run("tar", "xzf", archive, "-C", unpacked / "tar", "--strip-components=1")
             check_files(unpacked / "tar")
-            expect(self.run_program(unpacked / "tar") == version, f"{archive.name} has another version")
-        fields = {name: run("dpkg-deb", "-f", deb, name).strip() for name in
-                  ("Package", "Version", "Depends", "Maintainer", "Description")}
-        expect(fields["Package"] == "tileloss" and fields["Version"] == version, f"{deb.name}: {fields}")
+            expect(
+                self.run_program(unpacked / "tar") == version, f"{archive.name} has another version"
+            )
+        fields = {
+            name: run("dpkg-deb", "-f", deb, name).strip()
+            for name in ("Package", "Version", "Depends", "Maintainer", "Description")
+        }
+        expect(
+            fields["Package"] == "tileloss" and fields["Version"] == version,
+            f"{deb.name}: {fields}",
+        )
         expect(all(fields.values()), f"{deb.name}: a field is empty: {fields}")
         needed = set(re.findall(r"([\w+.-]+)(?: \([^)]*\))?(?:, |$)", fields["Depends"]))
-        expect(needed == {"libc6", "libstdc++6", "libgcc-s1"}, f"{deb.name} depends on more or less than the run times: {needed}")
-        expect("ldconfig" in run("dpkg-deb", "-I", deb, "postinst"), f"{deb.name} does not tell ldconfig")
+        expect(
+            needed == {"libc6", "libstdc++6", "libgcc-s1"},
+            f"{deb.name} depends on more or less than the run times: {needed}",
+        )
+        expect(
+            "ldconfig" in run("dpkg-deb", "-I", deb, "postinst"),
+            f"{deb.name} does not tell ldconfig",
+        )
         print(run("dpkg-deb", "-I", deb) + run("dpkg-deb", "-c", deb) + f"{deb}\n{archive}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("source", "build", "work"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
     parser.add_argument("check", choices=["tree", "program", "cmake", "pkg-config", "packages"])

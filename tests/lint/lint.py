@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """The project's own lints. Each prints what is wrong, a line a finding, and exits 1 when there is any.
 
-  lint.py includes ROOT            includes point down: tools, frontends -> api -> cpu, cuda, losses -> core; reference alone
-  lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
-  lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
-  lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
-  lint.py needed LIBRARY           the library needs the C and C++ run times only, without a run path, and has a soname
-  lint.py isa-objects BUILD        code compiled for one instruction set cannot be picked by the linker for another
-  lint.py tile-objects BUILD LIBRARY  AMX's tile instructions are in the object that is compiled for them and in no other, and the
-                                   library has them
+lint.py includes ROOT            includes point down: tools, frontends -> api -> cpu, cuda, losses -> core; reference alone
+lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
+lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
+lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
+lint.py needed LIBRARY           the library needs the C and C++ run times only, without a run path, and has a soname
+lint.py isa-objects BUILD        code compiled for one instruction set cannot be picked by the linker for another
+lint.py tile-objects BUILD LIBRARY  AMX's tile instructions are in the object that is compiled for them and in no other, and the
+                                 library has them
 """
+
 import pathlib
 import re
 import shutil
@@ -33,17 +34,30 @@ SEES_PUBLIC = {"losses", "cpu", "cuda", "api", "tools", "frontends", "public"}
 NOT_IN_CORE = set(
     "vector string memory new deque list map set unordered_map unordered_set functional any thread mutex shared_mutex atomic "
     "future condition_variable semaphore barrier latch fstream iostream sstream ostream istream cstdio cstdlib filesystem "
-    "stdio.h stdlib.h pthread.h unistd.h immintrin.h cuda.h cuda_runtime.h hip/hip_runtime.h".split())
+    "stdio.h stdlib.h pthread.h unistd.h immintrin.h cuda.h cuda_runtime.h hip/hip_runtime.h".split()
+)
 CODE = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
-PYTHON_NAME = re.compile(r"__init__\.py|_?[a-z0-9]+(_[a-z0-9]+)*\.py")  # _name.py: private to its package
+PYTHON_NAME = re.compile(
+    r"__init__\.py|_?[a-z0-9]+(_[a-z0-9]+)*\.py"
+)  # _name.py: private to its package
 ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
 TILE_OBJECT = re.compile(r"\w+_amx\.cpp\.o")
 # Each that the products need, and whatever else works on tiles.
-TILE_INSTRUCTIONS = {"ldtilecfg", "tilezero", "tileloadd", "tileloaddt1", "tdpbf16ps", "tilestored", "tilerelease"}
+TILE_INSTRUCTIONS = {
+    "ldtilecfg",
+    "tilezero",
+    "tileloadd",
+    "tileloaddt1",
+    "tdpbf16ps",
+    "tilestored",
+    "tilerelease",
+}
 TILE_INSTRUCTION = re.compile(r"\t(\w*tile\w+|td\w+)\b")
-RUN_TIMES = re.compile(r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+")
+RUN_TIMES = re.compile(
+    r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+"
+)
 
 
 def output_of(*command):
@@ -56,7 +70,9 @@ def code_files(*folders):
 
 def room_of(path, root):
     parts = path.relative_to(root).parts
-    return {"include": "public", "frontends": "frontends"}.get(parts[0]) or (parts[1] if len(parts) > 2 else "")
+    return {"include": "public", "frontends": "frontends"}.get(parts[0]) or (
+        parts[1] if len(parts) > 2 else ""
+    )
 
 
 def include_finding(room, quote, name, root):
@@ -65,8 +81,11 @@ def include_finding(room, quote, name, root):
     if target == "tileloss":
         return None if room in SEES_PUBLIC else f"{room} must not see the public headers"
     if quote == "<":
-        return f"{room} includes <{name}>: no allocation, threads, files or vendor headers there" \
-            if room == "core" and name in NOT_IN_CORE else None
+        return (
+            f"{room} includes <{name}>: no allocation, threads, files or vendor headers there"
+            if room == "core" and name in NOT_IN_CORE
+            else None
+        )
     if not (root / "src" / name).is_file():
         return f'"{name}" is no file under src (includes are written from there)'
     if target != room and target not in BELOW[room]:
@@ -81,7 +100,9 @@ def lint_includes(root):
     for path in files:
         room = room_of(path, root)
         if room not in BELOW:
-            findings.append(f"{path.relative_to(root)}: '{room}' is no room of docs/architecture.md")
+            findings.append(
+                f"{path.relative_to(root)}: '{room}' is no room of docs/architecture.md"
+            )
             continue
         text = path.read_text()
         for match in INCLUDE.finditer(text):
@@ -99,7 +120,11 @@ def lint_files(root):
         for path in sorted((root / folder).rglob("*")):
             name = path.relative_to(root)
             names = PYTHON_NAME if path.suffix == ".py" else SNAKE_CASE
-            if path.is_file() and path.suffix in CODE | {".py", ".yaml", ".cmake"} and not names.fullmatch(path.name):
+            if (
+                path.is_file()
+                and path.suffix in CODE | {".py", ".yaml", ".cmake"}
+                and not names.fullmatch(path.name)
+            ):
                 findings.append(f"{name}: not snake_case")
             if folder in ("src", "frontends") and path.suffix in CODE | {".py"}:
                 lines = path.read_text().count("\n")
@@ -116,25 +141,41 @@ def lint_format(root):
         print("SKIPPED: no clang-format (./dev test installs it)")
         sys.exit(77)
     files = code_files(*(root / folder for folder in ("src", "include", "tests", "examples")))
-    done = subprocess.run(["clang-format", "--dry-run", *map(str, files)], capture_output=True, text=True)
-    return [line for line in done.stderr.splitlines() if "clang-format-violations" in line] or \
-        ([done.stderr] if done.returncode else [])
+    done = subprocess.run(
+        ["clang-format", "--dry-run", *map(str, files)], capture_output=True, text=True
+    )
+    return [line for line in done.stderr.splitlines() if "clang-format-violations" in line] or (
+        [done.stderr] if done.returncode else []
+    )
 
 
 def lint_symbols(library, header):
-    declared = set(re.findall(r"TILELOSS_API[^;(]*?\b(tileloss_\w+)\(", pathlib.Path(header).read_text()))
-    symbols = [line.split() for line in output_of("nm", "-D", "--defined-only", library).splitlines()]
+    declared = set(
+        re.findall(r"TILELOSS_API[^;(]*?\b(tileloss_\w+)\(", pathlib.Path(header).read_text())
+    )
+    symbols = [
+        line.split() for line in output_of("nm", "-D", "--defined-only", library).splitlines()
+    ]
     exported = {s[-1].split("@")[0] for s in symbols if s[-2] != "A"}  # A: the version node itself
-    return [f"{library} exports {name}, which {header} does not declare" for name in sorted(exported - declared)] + \
-        [f"{library} does not export {name} of {header}" for name in sorted(declared - exported)]
+    return [
+        f"{library} exports {name}, which {header} does not declare"
+        for name in sorted(exported - declared)
+    ] + [f"{library} does not export {name} of {header}" for name in sorted(declared - exported)]
 
 
 def lint_needed(library):
     dynamic = output_of("readelf", "-dW", library)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
-    needed |= set(re.findall(r"^\s(?:\S*/)?(\S+\.so\S*)", output_of("ldd", library), re.M))  # what those need in their turn
-    findings = [f"{library} needs {name}" for name in sorted(needed) if not RUN_TIMES.fullmatch(name)]
-    findings += [f"{library} has a run path: {path}" for path in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)]
+    needed |= set(
+        re.findall(r"^\s(?:\S*/)?(\S+\.so\S*)", output_of("ldd", library), re.M)
+    )  # what those need in their turn
+    findings = [
+        f"{library} needs {name}" for name in sorted(needed) if not RUN_TIMES.fullmatch(name)
+    ]
+    findings += [
+        f"{library} has a run path: {path}"
+        for path in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)
+    ]
     if "Dynamic section" not in dynamic:
         findings.append(f"{library} has no dynamic section")
     if not re.search(r"\(SONAME\).*\[libtileloss\.so\.\d+\]", dynamic):
@@ -145,9 +186,15 @@ def lint_needed(library):
 def lint_isa_objects(build):
     """A weak symbol of an object compiled with -mavx512... may be the copy that the linker keeps for everyone, and the baseline
     would then fault. So whatever is weak in <name>_<isa>.cpp must have a namespace called like the instruction set."""
-    objects = [(path, ISA_OBJECT.fullmatch(path.name)) for path in sorted(pathlib.Path(build).rglob("*.o"))]
+    objects = [
+        (path, ISA_OBJECT.fullmatch(path.name)) for path in sorted(pathlib.Path(build).rglob("*.o"))
+    ]
     objects = [(path, match[1]) for path, match in objects if match]
-    findings = [] if any(path.name.startswith("kernels_") for path, _ in objects) else [f"no kernels_<isa>.cpp.o under {build}"]
+    findings = (
+        []
+        if any(path.name.startswith("kernels_") for path, _ in objects)
+        else [f"no kernels_<isa>.cpp.o under {build}"]
+    )
     for path, isa in objects:
         for line in output_of("nm", "-C", "--defined-only", str(path)).splitlines():
             _, kind, name = line.split(" ", 2)
@@ -157,23 +204,42 @@ def lint_isa_objects(build):
 
 
 def tile_instructions(binary):
-    return set(TILE_INSTRUCTION.findall(output_of("objdump", "-d", "--no-show-raw-insn", "--no-addresses", str(binary))))
+    return set(
+        TILE_INSTRUCTION.findall(
+            output_of("objdump", "-d", "--no-show-raw-insn", "--no-addresses", str(binary))
+        )
+    )
 
 
 def lint_tile_objects(build, library):
     findings = []
     for path in sorted(pathlib.Path(build).rglob("*.o")):
         if not TILE_OBJECT.fullmatch(path.name):
-            findings += [f"{path.name}: {name}, a tile instruction" for name in sorted(tile_instructions(path))]
-    objects = [path for path in pathlib.Path(build).rglob("*.o") if TILE_OBJECT.fullmatch(path.name)]
+            findings += [
+                f"{path.name}: {name}, a tile instruction"
+                for name in sorted(tile_instructions(path))
+            ]
+    objects = [
+        path for path in pathlib.Path(build).rglob("*.o") if TILE_OBJECT.fullmatch(path.name)
+    ]
     for binary in (*objects, pathlib.Path(library)):
-        findings += [f"{binary.name}: no {name}" for name in sorted(TILE_INSTRUCTIONS - tile_instructions(binary))]
+        findings += [
+            f"{binary.name}: no {name}"
+            for name in sorted(TILE_INSTRUCTIONS - tile_instructions(binary))
+        ]
     return findings if objects else [f"no <name>_amx.cpp.o under {build}"]
 
 
 def main(arguments):
-    lints = {"includes": lint_includes, "files": lint_files, "format": lint_format, "symbols": lint_symbols,
-             "needed": lint_needed, "isa-objects": lint_isa_objects, "tile-objects": lint_tile_objects}
+    lints = {
+        "includes": lint_includes,
+        "files": lint_files,
+        "format": lint_format,
+        "symbols": lint_symbols,
+        "needed": lint_needed,
+        "isa-objects": lint_isa_objects,
+        "tile-objects": lint_tile_objects,
+    }
     if not arguments or arguments[0] not in lints:
         sys.exit(__doc__)
     findings = lints[arguments[0]](*arguments[1:])

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Plants one violation of each kind and expects the lint to name it, and a clean sample that it must let pass."""
+
 import pathlib
 import subprocess
 import tempfile
@@ -25,7 +26,9 @@ class LintTest(unittest.TestCase):
 
     def compile(self, name, text, *flags):
         source = self.write(name + ".cpp", text)
-        subprocess.run(["g++", "-std=c++20", "-O0", source, "-o", str(self.root / name), *flags], check=True)
+        subprocess.run(
+            ["g++", "-std=c++20", "-O0", source, "-o", str(self.root / name), *flags], check=True
+        )
         return str(self.root / name)
 
     def assert_names(self, findings, *words):
@@ -40,7 +43,9 @@ class Includes(LintTest):
 
     def test_upward_include_is_named_with_its_line(self):
         self.write("src/core/up.h", '#pragma once\n#include "api/call.cpp"\n')
-        self.assert_names(lint.lint_includes(self.root), "src/core/up.h:2", "core must not include api")
+        self.assert_names(
+            lint.lint_includes(self.root), "src/core/up.h:2", "core must not include api"
+        )
 
     def test_backends_and_losses_do_not_see_each_other(self):
         self.write("src/losses/loss.h", "")
@@ -53,7 +58,9 @@ class Includes(LintTest):
 
     def test_reference_does_not_see_the_public_header(self):
         self.write("src/reference/oracle.cpp", "#include <tileloss/tileloss.h>\n")
-        self.assert_names(lint.lint_includes(self.root), "reference must not see the public headers")
+        self.assert_names(
+            lint.lint_includes(self.root), "reference must not see the public headers"
+        )
 
     def test_public_header_includes_nothing_of_src(self):
         self.write("include/tileloss/tileloss.h", '#include "core/row.h"\n')
@@ -119,19 +126,27 @@ class Symbols(LintTest):
     HEADER = "#define TILELOSS_API\nTILELOSS_API int tileloss_a(void);\n"
 
     def library(self, text, *flags):
-        return self.compile("libtileloss.so", text, "-shared", "-fPIC", "-Wl,-soname,libtileloss.so.0", *flags)
+        return self.compile(
+            "libtileloss.so", text, "-shared", "-fPIC", "-Wl,-soname,libtileloss.so.0", *flags
+        )
 
     def test_declared_functions_alone_pass(self):
         header = self.write("tileloss.h", self.HEADER)
-        self.assertEqual(lint.lint_symbols(self.library('extern "C" int tileloss_a() { return 1; }'), header), [])
+        self.assertEqual(
+            lint.lint_symbols(self.library('extern "C" int tileloss_a() { return 1; }'), header), []
+        )
 
     def test_leaked_symbol_is_named(self):
         header = self.write("tileloss.h", self.HEADER)
-        library = self.library('extern "C" int tileloss_a() { return 1; }\nint helper() { return 2; }')
+        library = self.library(
+            'extern "C" int tileloss_a() { return 1; }\nint helper() { return 2; }'
+        )
         self.assert_names(lint.lint_symbols(library, header), "exports _Z6helperv")
 
     def test_missing_symbol_is_named(self):
-        header = self.write("tileloss.h", self.HEADER + "TILELOSS_API const char* tileloss_b(int);\n")
+        header = self.write(
+            "tileloss.h", self.HEADER + "TILELOSS_API const char* tileloss_b(int);\n"
+        )
         library = self.library('extern "C" int tileloss_a() { return 1; }')
         self.assert_names(lint.lint_symbols(library, header), "does not export tileloss_b")
 
@@ -139,20 +154,42 @@ class Symbols(LintTest):
         self.assertEqual(lint.lint_needed(self.library("int a() { return 1; }")), [])
 
     def test_further_library_is_named(self):
-        other = self.compile("libother.so", "int b() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libother.so.1")
-        library = self.compile("libtileloss.so", "int b(); int a() { return b(); }", "-shared", "-fPIC", other,
-                               "-Wl,-soname,libtileloss.so.0")
+        other = self.compile(
+            "libother.so", "int b() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libother.so.1"
+        )
+        library = self.compile(
+            "libtileloss.so",
+            "int b(); int a() { return b(); }",
+            "-shared",
+            "-fPIC",
+            other,
+            "-Wl,-soname,libtileloss.so.0",
+        )
         self.assert_names(lint.lint_needed(library), "needs libother.so.1")
 
     def test_library_behind_a_run_time_is_named(self):
-        third = self.compile("libthird.so", "int c() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libthird.so.1")
-        other = self.compile("libm.so.6", "int c(); int b() { return c(); }", "-shared", "-fPIC", third, "-Wl,-soname,libm.so.6")
-        library = self.library("int b(); int a() { return b(); }", other, "-Wl,-rpath-link," + str(self.root))
+        third = self.compile(
+            "libthird.so", "int c() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libthird.so.1"
+        )
+        other = self.compile(
+            "libm.so.6",
+            "int c(); int b() { return c(); }",
+            "-shared",
+            "-fPIC",
+            third,
+            "-Wl,-soname,libm.so.6",
+        )
+        library = self.library(
+            "int b(); int a() { return b(); }", other, "-Wl,-rpath-link," + str(self.root)
+        )
         with unittest.mock.patch.dict("os.environ", LD_LIBRARY_PATH=str(self.root)):
             self.assert_names(lint.lint_needed(library), "needs libthird.so.1")
 
     def test_run_path_is_named(self):
-        self.assert_names(lint.lint_needed(self.library("int a() { return 1; }", "-Wl,-rpath,/opt")), "run path: /opt")
+        self.assert_names(
+            lint.lint_needed(self.library("int a() { return 1; }", "-Wl,-rpath,/opt")),
+            "run path: /opt",
+        )
 
     def test_missing_soname_is_named(self):
         library = self.compile("libtileloss.so", "int a() { return 1; }", "-shared", "-fPIC")
@@ -161,18 +198,32 @@ class Symbols(LintTest):
 
 class IsaObjects(LintTest):
     def test_weak_symbols_of_the_own_namespace_pass(self):
-        self.compile("kernels_avx512.cpp.o", "namespace tileloss::cpu::avx512 { inline int f() { return 1; } int g() "
-                     "{ return f(); } }", "-c")
+        self.compile(
+            "kernels_avx512.cpp.o",
+            "namespace tileloss::cpu::avx512 { inline int f() { return 1; } int g() "
+            "{ return f(); } }",
+            "-c",
+        )
         self.assertEqual(lint.lint_isa_objects(self.root), [])
 
     def test_shared_inline_function_is_named(self):
-        self.compile("kernels_avx512.cpp.o", "namespace tileloss { inline int f() { return 1; } }\n"
-                     "namespace tileloss::cpu::avx512 { int g() { return f(); } }", "-c")
+        self.compile(
+            "kernels_avx512.cpp.o",
+            "namespace tileloss { inline int f() { return 1; } }\n"
+            "namespace tileloss::cpu::avx512 { int g() { return f(); } }",
+            "-c",
+        )
         self.assert_names(lint.lint_isa_objects(self.root), "tileloss::f()")
 
     def test_every_room_is_looked_at(self):
-        self.compile("kernels_avx512.cpp.o", "namespace tileloss::cpu::avx512 { int g() { return 1; } }", "-c")
-        self.compile("roof_avx2.cpp.o", "inline int f() { return 1; } int g() { return f(); }", "-c")
+        self.compile(
+            "kernels_avx512.cpp.o",
+            "namespace tileloss::cpu::avx512 { int g() { return 1; } }",
+            "-c",
+        )
+        self.compile(
+            "roof_avx2.cpp.o", "inline int f() { return 1; } int g() { return f(); }", "-c"
+        )
         self.assert_names(lint.lint_isa_objects(self.root), "roof_avx2.cpp.o", "f()")
 
     def test_no_objects_does_not_pass(self):
@@ -180,12 +231,18 @@ class IsaObjects(LintTest):
 
 
 class TileObjects(LintTest):
-    ALL = "ldtilecfg (%0); tilezero %%tmm0; tileloadd (%0,%0,1), %%tmm1; tileloaddt1 (%0,%0,1), %%tmm2; " \
-          "tdpbf16ps %%tmm2, %%tmm1, %%tmm0; tilestored %%tmm0, (%0,%0,1); tilerelease"
+    ALL = (
+        "ldtilecfg (%0); tilezero %%tmm0; tileloadd (%0,%0,1), %%tmm1; tileloaddt1 (%0,%0,1), %%tmm2; "
+        "tdpbf16ps %%tmm2, %%tmm1, %%tmm0; tilestored %%tmm0, (%0,%0,1); tilerelease"
+    )
 
     def object(self, name, instructions):
         code = f'void f(void* p) {{ asm volatile("{instructions}" : : "r"(p)); }}'
-        return self.compile(name, code, "-shared", "-fPIC") if name.endswith(".so") else self.compile(name, code, "-c")
+        return (
+            self.compile(name, code, "-shared", "-fPIC")
+            if name.endswith(".so")
+            else self.compile(name, code, "-c")
+        )
 
     def test_the_object_for_them_passes(self):
         library = self.object("libtileloss.so", self.ALL)
@@ -197,7 +254,9 @@ class TileObjects(LintTest):
         library = self.object("libtileloss.so", self.ALL)
         self.object("matmul_amx.cpp.o", self.ALL)
         self.object("kernels_avx512.cpp.o", "tilerelease")
-        self.assert_names(lint.lint_tile_objects(self.root, library), "kernels_avx512.cpp.o: tilerelease")
+        self.assert_names(
+            lint.lint_tile_objects(self.root, library), "kernels_avx512.cpp.o: tilerelease"
+        )
 
     def test_a_missing_instruction_is_named(self):
         library = self.object("libtileloss.so", self.ALL.replace("tilezero %%tmm0; ", ""))
@@ -205,7 +264,10 @@ class TileObjects(LintTest):
         self.assert_names(lint.lint_tile_objects(self.root, library), "libtileloss.so: no tilezero")
 
     def test_no_object_does_not_pass(self):
-        self.assert_names(lint.lint_tile_objects(self.root, self.object("libtileloss.so", self.ALL)), "no <name>_amx.cpp.o")
+        self.assert_names(
+            lint.lint_tile_objects(self.root, self.object("libtileloss.so", self.ALL)),
+            "no <name>_amx.cpp.o",
+        )
 
 
 if __name__ == "__main__":

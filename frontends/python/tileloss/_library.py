@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +88,10 @@ class Args(Structure):
         *[(name, Vector) for name in ("log_sum_sq_probs", "mean_logit")],
         ("dlogits", Matrix),
         ("row_state", RowState),
-        *[(name, Vector) for name in ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages")],
+        *[
+            (name, Vector)
+            for name in ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages")
+        ],
         *[(name, Vector) for name in ("sequence_offsets", "metrics")],
         ("sequence_length", c_int64),
         ("hidden", Matrix),
@@ -124,6 +138,7 @@ class Plan(Structure):
         ("fingerprint", c_uint64),
         ("buffer_count", c_int64),
         ("buffers", PlanBuffer * 16),
+        ("isa_note", c_char * 48),
     ]
 
 
@@ -164,7 +179,9 @@ def _find_library() -> Path:
     override = os.environ.get("TILELOSS_LIBRARY")
     if override:
         if not Path(override).is_file():
-            raise ImportError(f"tileloss: TILELOSS_LIBRARY: expected the path of libtileloss.so, got {override}")
+            raise ImportError(
+                f"tileloss: TILELOSS_LIBRARY: expected the path of libtileloss.so, got {override}"
+            )
         return Path(override)
     path = packaged_file("lib/libtileloss.so")
     if path is None:
@@ -237,6 +254,7 @@ class Option(NamedTuple):
     offset: int
     kind: type
     choices: tuple[str, ...]
+    default: float  # NaN: not given
 
 
 class Function:
@@ -253,11 +271,15 @@ class Function:
         for i in range(info.num_fields):
             field = info.fields[i]
             choices = tuple(field.choices.decode().split("|")) if field.choices else ()
-            self.options[field.name.decode()] = Option(field.offset, _FIELD_TYPES[field.type], choices)
+            self.options[field.name.decode()] = Option(
+                field.offset, _FIELD_TYPES[field.type], choices, field.default_value
+            )
 
     def option(self, name: str) -> Option:
         if name not in self.options:
-            raise TypeError(f"{self.name}: expected an option among {', '.join(self.options)}, got {name!r}")
+            raise TypeError(
+                f"{self.name}: expected an option among {', '.join(self.options)}, got {name!r}"
+            )
         return self.options[name]
 
     def choice(self, name: str, value: str) -> int:
@@ -294,7 +316,9 @@ class Function:
         place = self._place(options, name)
         if not isinstance(place, Scalar):
             scalars = [n for n, option in self.options.items() if option.kind is Scalar]
-            raise TypeError(f"{name}: expected a number, got a tensor (only {', '.join(scalars)} can be tensors)")
+            raise TypeError(
+                f"{name}: expected a number, got a tensor (only {', '.join(scalars)} can be tensors)"
+            )
         place.pointer = address
 
 
@@ -313,7 +337,9 @@ FUNCTIONS = _all_functions()
 
 @lru_cache(maxsize=64)
 def _plan_options(threads: int, workspace_bytes: int) -> PlanOptions:
-    return PlanOptions(struct_size=ctypes.sizeof(PlanOptions), threads=threads, workspace_bytes=workspace_bytes)
+    return PlanOptions(
+        struct_size=ctypes.sizeof(PlanOptions), threads=threads, workspace_bytes=workspace_bytes
+    )
 
 
 _calls: dict[str, int] = {}
@@ -338,9 +364,13 @@ def call(
     plan = Plan(struct_size=ctypes.sizeof(Plan))
     args_pointer, plan_pointer = ctypes.byref(args), ctypes.byref(plan)
     wishes = ctypes.byref(_plan_options(threads, workspace_bytes))
-    status = _lib.tileloss_make_plan(function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer)
+    status = _lib.tileloss_make_plan(
+        function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer
+    )
     if status == 0:
-        status = _lib.tileloss_call(function.encoded, call_pass, args_pointer, options, plan_pointer, None)
+        status = _lib.tileloss_call(
+            function.encoded, call_pass, args_pointer, options, plan_pointer, None
+        )
     raise_on_error(status, renamed)
     key = f"{function.name}/{PASS_NAMES[call_pass]}"
     _calls[key] = _calls.get(key, 0) + 1
@@ -348,11 +378,12 @@ def call(
 
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 << 20
+_madvise: Any = None
 try:
     _madvise = ctypes.CDLL(None).madvise
     _madvise.argtypes = [c_void_p, c_size_t, c_int32]
 except AttributeError:  # not Linux: no advice to give
-    _madvise = None
+    pass
 
 
 def advise_huge_pages(address: int, size: int) -> None:

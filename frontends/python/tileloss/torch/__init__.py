@@ -1,12 +1,17 @@
 """TileLoss for PyTorch: cross-entropy, log-probabilities and policy losses over a vocabulary, with autograd and torch.compile.
 
-From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`. Fused with the LM head, hidden [..., H] and weight [V, H], so that
-the logits are never held: `linear_cross_entropy`, `linear_logprobs`, `linear_policy_loss`.
+From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`. Fused with the LM head, hidden [..., H] and weight [V, H], so
+that the logits are never held: `linear_cross_entropy`, `linear_logprobs`, `linear_policy_loss`.
 """
 
 from tileloss._library import call_counts
 from tileloss.torch._apply import RowOutputs
-from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy, linear_logprobs, logprobs
+from tileloss.torch.cross_entropy import (
+    cross_entropy,
+    linear_cross_entropy,
+    linear_logprobs,
+    logprobs,
+)
 from tileloss.torch.modules import CrossEntropyLoss, LinearCrossEntropyLoss, PolicyLoss
 from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
 

@@ -1,4 +1,4 @@
-"""From a public function's arguments to the operator that serves them: the choice between forward, value and gradient, in place."""
+"""From a public function's arguments to the operator that serves them: forward, value and gradient, or in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tileloss._library import FUNCTIONS
 from tileloss.torch import _autograd
 from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
 from tileloss.torch._options import Value, encode
-from tileloss.torch._tensors import DTYPES, check_cpu, check_float, check_labels
+from tileloss.torch._tensors import DTYPES, check_cpu, check_float, check_labels, refuse_transforms
 
 _ops = torch.ops.tileloss
 
@@ -44,25 +44,36 @@ def _autocast_dtype() -> torch.dtype | None:
 
 
 def make_head(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, compute_dtype: torch.dtype | None, workspace_bytes: int | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    compute_dtype: torch.dtype | None,
+    workspace_bytes: int | None,
 ) -> Head:
     check_float("hidden", hidden)
     check_float("weight", weight)
     if hidden.dim() == 0:
         raise ValueError("hidden: expected at least one dimension, got a scalar")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
-        raise ValueError(f"weight: expected shape [V, {hidden.shape[-1]}], as hidden's last dimension, got {list(weight.shape)}")
+        raise ValueError(
+            f"weight: expected shape [V, {hidden.shape[-1]}], as hidden's last dimension, got {list(weight.shape)}"
+        )
     if bias is not None:
         check_float("bias", bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {list(bias.shape)}")
+    refuse_transforms(hidden, weight, bias)
     if workspace_bytes is not None and workspace_bytes < 1:
         raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
     dtype = compute_dtype if compute_dtype is not None else _autocast_dtype()
     if compute_dtype is None and dtype == torch.float16:
-        dtype = torch.float32  # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing
+        dtype = (
+            torch.float32
+        )  # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing
     if dtype is not None and dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}")
+        raise ValueError(
+            f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}"
+        )
     code = 0 if dtype is None else DTYPES[dtype]
     return Head(hidden, weight, bias, code, workspace_bytes or 0)
 
@@ -98,6 +109,7 @@ def loss_of_logits(
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for."""
     check_float("logits", logits)
+    refuse_transforms(logits)
     check_labels(labels, logits, "logits")
     _check_extra(function, extra, renamed or {})
     options = encode(function, given, preset)
@@ -107,7 +119,7 @@ def loss_of_logits(
     if wants_grad and grad_in_forward:
         _refuse_per_row(given)
         if inplace_backward and not compiling:
-            return _autograd.InPlaceLoss.apply(logits, function, (*inputs, wants_metrics))  # type: ignore[no-any-return]
+            return _autograd.InPlaceLoss.apply(logits, function, (*inputs, wants_metrics))
         value_and_grad = getattr(_ops, f"{function}_value_and_grad")
         loss, _, metrics = value_and_grad(logits, *inputs, not compiling, wants_metrics)
         return loss, metrics
@@ -117,7 +129,10 @@ def loss_of_logits(
 
 
 def _is_per_row(given: Mapping[str, Value]) -> bool:
-    return "none" in (given.get("reduction"), given.get("aggregation"))  # no preset aggregates by none
+    return "none" in (
+        given.get("reduction"),
+        given.get("aggregation"),
+    )  # no preset aggregates by none
 
 
 def _refuse_per_row(given: Mapping[str, Value]) -> None:
@@ -150,7 +165,9 @@ def loss_of_hidden(
     if any(needs) and grad_in_forward and not _is_per_row(given):
         value_and_grad = getattr(_ops, f"{name}_value_and_grad")
         rescale_in_place = not torch.compiler.is_compiling()
-        loss, _, _, _, metrics = value_and_grad(*tensors, *head_options, *needs, rescale_in_place, wants_metrics)
+        loss, _, _, _, metrics = value_and_grad(
+            *tensors, *head_options, *needs, rescale_in_place, wants_metrics
+        )
         return loss, metrics
     loss, _, metrics = getattr(_ops, name)(*tensors, *head_options, any(needs), wants_metrics)
     return loss, metrics
@@ -158,7 +175,7 @@ def loss_of_hidden(
 
 def _wanted(outputs: Sequence[str]) -> str:
     unknown = [name for name in outputs if name not in ROW_OUTPUTS]
-    if isinstance(outputs, str) or unknown:
+    if isinstance(outputs, str) or unknown or not outputs:
         raise ValueError(f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {outputs!r}")
     return ",".join(outputs)
 
@@ -171,23 +188,38 @@ def _row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutput
 
 
 def rows_of_logits(
-    logits: Tensor, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value], *, inplace_backward: bool
+    logits: Tensor,
+    labels: Tensor,
+    outputs: Sequence[str],
+    given: Mapping[str, Value],
+    *,
+    inplace_backward: bool,
 ) -> RowOutputs:
     check_float("logits", logits)
+    refuse_transforms(logits)
     check_labels(labels, logits, "logits")
     options = encode("logprobs", given)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     in_place = inplace_backward and not torch.compiler.is_compiling()
-    return _row_outputs(_ops.logprobs(logits, labels, *options, _wanted(outputs), wants_grad, in_place), outputs)
+    return _row_outputs(
+        _ops.logprobs(logits, labels, *options, _wanted(outputs), wants_grad, in_place), outputs
+    )
 
 
-def rows_of_hidden(head: Head, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value]) -> RowOutputs:
+def rows_of_hidden(
+    head: Head, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value]
+) -> RowOutputs:
     check_labels(labels, head.hidden, "hidden")
     options = encode("linear_logprobs", given)
-    wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in head[:3])
+    wants_grad = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in head[:3]
+    )
     head_options = (head.compute_dtype, head.workspace_bytes)
     tensors = (head.hidden, head.weight, head.bias, labels)
-    return _row_outputs(_ops.linear_logprobs(*tensors, *options, *head_options, _wanted(outputs), wants_grad), outputs)
+    return _row_outputs(
+        _ops.linear_logprobs(*tensors, *options, *head_options, _wanted(outputs), wants_grad),
+        outputs,
+    )
 
 
 def metrics_by_name(function: str, metrics: Tensor) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Formulas of autograd for the operators of _ops.py.
 
-The forward of an operator f saves its row state (3 or 4 floats a row), from which f_backward computes the gradient at one exponential
-an element. An operator f_value_and_grad has computed the gradients with the value; its backward multiplies them by the upstream
-gradient, and hands them over as they are when that is 1. Double backward is refused.
+The forward of an operator f saves its row state (3 or 4 floats a row), from which f_backward computes the gradient at one
+exponential an element. An operator f_value_and_grad has computed the gradients with the value; its backward multiplies them by
+the upstream gradient, and hands them over as they are when that is 1. Double backward is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
 from tileloss.torch._call import EXTRA_INPUTS
-from tileloss.torch._ops import LOSSES
+from tileloss.torch._define import LOSSES
 
 Ctx = Any
 _ops = torch.ops.tileloss
@@ -26,28 +27,46 @@ _keeps_graph: Callable[[], bool] = getattr(
 )
 
 
-def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
+class _Final(torch.autograd.Function):
+    """Gradients as they are, which cannot be differentiated. `sources` are what they were made of: every way back to those
+    leads through here, also that of callers who take "not used" for a zero (torch.autograd.functional.hessian)."""
+
+    @staticmethod
+    def forward(ctx: Ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx: Ctx, *grads: Any) -> Any:
+        raise RuntimeError(
+            "tileloss: double backward is not supported: the gradients of these losses cannot be differentiated again"
+        )
+
+
+def _once(
+    backward: Callable[..., tuple[Tensor | None, ...]],
+) -> Callable[..., tuple[Tensor | None, ...]]:
     """Runs without recording, and makes a second differentiation (create_graph=True) an error that says so."""
 
     @wraps(backward)
     def wrapper(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        sources = [t for t in (*ctx.saved_tensors, *grads) if t is not None and t.requires_grad]
         with torch.no_grad():
             results = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return results
-        message = "tileloss: double backward is not supported: the gradients of these losses cannot be differentiated again"
-        refuse = torch._C._functions.DelayedError(message.encode(), sum(r is not None for r in results))  # type: ignore[arg-type]
-        marked = refuse(*(r.detach().requires_grad_() for r in results if r is not None))
-        remaining = iter((marked,) if isinstance(marked, Tensor) else marked)
-        return tuple(None if r is None else next(remaining) for r in results)
+        given = [r.detach().requires_grad_() for r in results if r is not None]
+        final = iter(_Final.apply(len(given), *given, *sources))
+        return tuple(None if r is None else next(final) for r in results)
 
     return wrapper
 
 
 def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
-    """gradient * upstream (a scalar): `gradient` itself when that is 1, over itself if the graph is not needed again."""
-    if not in_place:
-        return gradient * upstream.to(gradient.dtype)
+    """gradient * upstream (a scalar): `gradient` itself when that is 1, over itself if the graph is not needed again.
+
+    While AOTAutograd traces, `upstream` is of a subclass and has no value yet."""
+    if not in_place or type(upstream) is not Tensor:
+        return gradient * upstream  # of the gradient's type, but the factor is not rounded to it
     factor = upstream.item()
     if factor == 1:
         return gradient
@@ -62,19 +81,25 @@ class _Saved:
     """The arguments of an operator between its forward and its backward: tensors with autograd, the rest on the context."""
 
     @staticmethod
-    def keep(ctx: Ctx, function: str, tensors: Sequence[Tensor | None], rest: Sequence[Any], state: Tensor) -> None:
+    def keep(
+        ctx: Ctx,
+        function: str,
+        tensors: Sequence[Tensor | None],
+        rest: Sequence[Any],
+        state: Tensor,
+    ) -> None:
         n = len(EXTRA_INPUTS[function])
         extra, options, values, scalars = rest[:n], rest[n], rest[n + 1], rest[n + 2]
         ctx.save_for_backward(*tensors, *extra, scalars, state)
-        ctx.counts = len(tensors), n
+        ctx.num_tensors = len(tensors)
         ctx.options, ctx.values = options, values
 
     @staticmethod
     def restore(ctx: Ctx) -> tuple[tuple[Any, ...], tuple[Any, ...], Tensor]:
         """(tensors, extra inputs and options, row state)"""
-        num_tensors, n = ctx.counts
         *inputs, scalars, state = ctx.saved_tensors
-        return tuple(inputs[:num_tensors]), (*inputs[num_tensors:], ctx.options, ctx.values, scalars), state
+        n = ctx.num_tensors
+        return tuple(inputs[:n]), (*inputs[n:], ctx.options, ctx.values, scalars), state
 
 
 # ------------------------------------------------------------------------------------------------------- from logits
@@ -108,7 +133,9 @@ def _register_loss(f: str) -> None:
         ctx.save_for_backward(dlogits)
         ctx.in_place, ctx.num_inputs = inputs[num_extra + 5], len(inputs)
 
-    def backward_value_and_grad(ctx: Ctx, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward_value_and_grad(
+        ctx: Ctx, grad: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
         if grad is None:
             return _nones(ctx.num_inputs)
         (dlogits,) = saved_gradients(ctx)
@@ -122,6 +149,8 @@ def saved_gradients(ctx: Ctx) -> tuple[Tensor, ...]:
     try:
         return tuple(ctx.saved_tensors)
     except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
         raise RuntimeError(
             "tileloss: the gradients that the forward computed were handed over by an earlier backward and have been changed "
             "since; call with grad_in_forward=False to go through the graph twice"
@@ -133,7 +162,9 @@ class InPlaceLoss(torch.autograd.Function):
     its own, hence this class; under torch.compile the functional operator stands in."""
 
     @staticmethod
-    def forward(ctx: Ctx, logits: Tensor, function: str, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Ctx, logits: Tensor, function: str, rest: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
         dlogits = logits.detach()
         loss, metrics = getattr(_ops, f"{function}_value_and_grad_")(dlogits, *rest)
         ctx.mark_non_differentiable(metrics)
@@ -158,7 +189,9 @@ def _backward_in_place(ctx: Ctx, grad: Tensor | None, *_: Any) -> tuple[Tensor |
 
 
 def _head_gradients(ctx: Ctx, gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+    return tuple(
+        g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad, strict=False)
+    )
 
 
 def _register_linear_loss(f: str) -> None:
@@ -177,7 +210,9 @@ def _register_linear_loss(f: str) -> None:
             return _nones(ctx.num_inputs)
         tensors, rest, state = _Saved.restore(ctx)
         needs = ctx.needs_input_grad[:3]
-        gradients = getattr(_ops, f"{name}_backward")(grad, *tensors, *rest, *ctx.head_options, state, *needs)
+        gradients = getattr(_ops, f"{name}_backward")(
+            grad, *tensors, *rest, *ctx.head_options, state, *needs
+        )
         return *_head_gradients(ctx, gradients), *_nones(ctx.num_inputs - 3)
 
     def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
@@ -187,7 +222,9 @@ def _register_linear_loss(f: str) -> None:
         ctx.save_for_backward(*gradients)
         ctx.in_place, ctx.num_inputs = inputs[num_extra + 12], len(inputs)
 
-    def backward_value_and_grad(ctx: Ctx, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward_value_and_grad(
+        ctx: Ctx, grad: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
         if grad is None:
             return _nones(ctx.num_inputs)
         gradients = [rescaled(g, grad, ctx.in_place) for g in saved_gradients(ctx)]
@@ -237,7 +274,9 @@ def _register_linear_logprobs() -> None:
             return _nones(ctx.num_inputs)
         tensors, rest, state = _Saved.restore(ctx)
         needs = ctx.needs_input_grad[:3]
-        gradients = _ops.linear_logprobs_backward(*upstream, *tensors, *rest, *ctx.head_options, state, *needs)
+        gradients = _ops.linear_logprobs_backward(
+            *upstream, *tensors, *rest, *ctx.head_options, state, *needs
+        )
         return *_head_gradients(ctx, gradients), *_nones(ctx.num_inputs - 3)
 
     _register("linear_logprobs", setup, backward)

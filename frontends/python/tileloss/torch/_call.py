@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -16,7 +17,14 @@ from tileloss.torch import _options, _tensors
 EXTRA_INPUTS = {
     "cross_entropy": ("class_weights", "token_weights"),
     "logprobs": (),
-    "policy_loss": ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages", "sequence_offsets"),
+    "policy_loss": (
+        "mask",
+        "old_logp",
+        "ref_logp",
+        "sampler_logp",
+        "advantages",
+        "sequence_offsets",
+    ),
 }
 ROW_OUTPUTS = {
     "logp": torch.float32,
@@ -36,7 +44,9 @@ _RENAMED = {"cross_entropy": {"class_weights": "weight"}}
 class Call:
     """The arguments of one call under construction; keeps alive what they point to."""
 
-    def __init__(self, name: str, options: str, values: Sequence[float], scalars: Tensor | None) -> None:
+    def __init__(
+        self, name: str, options: str, values: Sequence[float], scalars: Tensor | None
+    ) -> None:
         self.function: Function = FUNCTIONS[name]
         self.args = Args(_ARGS_BYTES)
         self.alive: list[Tensor | None] = [scalars]
@@ -70,9 +80,16 @@ class Call:
             keeps_type = name in ("mask", "sequence_offsets")
             self.vector(name, tensor, None if keeps_type else torch.float32)
         if "sequence_offsets" in names and extra[-1] is None:
-            self.args.sequence_length = labels.shape[-1] if labels.dim() > 1 else labels.numel()
+            length = labels.shape[-1] if labels.dim() > 1 else labels.numel()
+            self.args.sequence_length = length
+            if length == 0:  # sequences without a token: only offsets can say how many
+                self.vector(
+                    "sequence_offsets", torch.zeros(prod(labels.shape[:-1]) + 1, dtype=torch.int64)
+                )
 
-    def new_output(self, slot: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    def new_output(
+        self, slot: str, shape: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         output = torch.empty(shape, dtype=dtype)
         self.vector(slot, output)
         return output
@@ -102,4 +119,8 @@ def is_per_row(name: str, options: str, values: Sequence[float]) -> bool:
 def state_arrays(name: str, options: str) -> int:
     """How many arrays of the row state the backward of a loss reads: max, sum, target, and entropy_sum where it is used."""
     given = options.partition(":")[2]
-    return 4 if any(n in given for n in ("entropy_coef", "entropy_quantile", "entropy_threshold")) else 3
+    return (
+        4
+        if any(n in given for n in ("entropy_coef", "entropy_quantile", "entropy_threshold"))
+        else 3
+    )

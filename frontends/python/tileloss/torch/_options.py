@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
-from tileloss._library import FUNCTIONS, Function
+from tileloss._library import FUNCTIONS, Function, Scalar
 
 Value = float | int | bool | str | Tensor | None
 
@@ -31,29 +31,44 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
     values: list[float] = []
     tensor_names: list[str] = []
     tensors: list[Tensor] = []
+    described, compiling = FUNCTIONS[function], torch.compiler.is_compiling()
     for name, value in given.items():
         if value is None:
             continue
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise ValueError(f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}")
+                raise ValueError(
+                    f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}"
+                )
             tensor_names.append(name)
             tensors.append(value.detach().to(device="cpu", dtype=torch.float32).reshape(1))
             continue
-        names.append(name)
+        option = described.option(name)
         if isinstance(value, str):
-            values.append(float(FUNCTIONS[function].choice(name, value)))
-        elif isinstance(value, (int, float)) or _is_symbolic(value):
-            values.append(value)
-        else:
-            raise TypeError(f"{name}: expected a number or a tensor of one element, got {type(value).__name__}")
+            value = float(described.choice(name, value))
+        elif not _is_number(value):
+            raise TypeError(
+                f"{name}: expected a number or a tensor of one element, got {type(value).__name__}"
+            )
+        elif option.choices and not isinstance(value, bool):
+            raise TypeError(f"{name}: expected one of {', '.join(option.choices)}, got {value}")
+        elif compiling and not preset and value == option.default:
+            continue
+        elif compiling and option.kind is Scalar and isinstance(value, float):
+            # As one of `values` a changing number would be a constant of the graph, compiled anew at each change; torch.compile
+            # keeps it symbolic where it is a factor.
+            tensor_names.append(name)
+            tensors.append(torch.ones(1) * value)
+            continue
+        names.append(name)
+        values.append(value)
     key = f"{preset}:{','.join(names)};{','.join(tensor_names)}"
     scalars = None if not tensors else tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     return Options(key, values, scalars)
 
 
-def _is_symbolic(value: object) -> bool:
-    return isinstance(value, (torch.SymFloat, torch.SymInt))
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float, torch.SymFloat, torch.SymInt))
 
 
 class _Key(NamedTuple):
@@ -66,11 +81,15 @@ class _Key(NamedTuple):
 def _parse(names: str) -> _Key:
     preset, _, rest = names.partition(":")
     plain, _, tensors = rest.partition(";")
-    return _Key(preset, tuple(filter(None, plain.split(","))), tuple(filter(None, tensors.split(","))))
+    return _Key(
+        preset, tuple(filter(None, plain.split(","))), tuple(filter(None, tensors.split(",")))
+    )
 
 
 @lru_cache(maxsize=256)
-def _struct(function: Function, names: str, values: tuple[float, ...]) -> ctypes.Array[ctypes.c_char]:
+def _struct(
+    function: Function, names: str, values: tuple[float, ...]
+) -> ctypes.Array[ctypes.c_char]:
     key = _parse(names)
     options = function.new_options(key.preset)
     for name, value in zip(key.names, values, strict=True):

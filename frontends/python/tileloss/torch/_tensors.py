@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tileloss import _library
 from tileloss._library import Args, Matrix, RowState, Vector
@@ -35,9 +36,32 @@ def check_float(name: str, tensor: Tensor) -> None:
     check_cpu(name, tensor)
 
 
+def _tangent(tensor: Tensor) -> Tensor | None:
+    tangent: Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent
+
+
+def refuse_transforms(*tensors: Tensor | None) -> None:
+    """Raises inside torch.func's transforms, and for dual tensors of forward-mode differentiation: the operators
+    would lose the tangent in silence, or fail far from here."""
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError(
+            "tileloss: the transforms of torch.func (vmap, grad, jvp, ...) are not supported: logits and hidden states take any "
+            "leading shape, torch.autograd.grad and backward() give gradients"
+        )
+    if forward_ad._current_level >= 0:
+        duals = (t for t in tensors if t is not None and _tangent(t) is not None)
+        if next(duals, None) is not None:
+            raise NotImplementedError("tileloss: forward-mode differentiation is not supported")
+
+
 def check_cpu(name: str, tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise NotImplementedError(f"{name}: expected a CPU tensor, the only device of this version, got {tensor.device}")
+        raise NotImplementedError(
+            f"{name}: expected a CPU tensor, the only device of this version, got {tensor.device}"
+        )
 
 
 def check_labels(labels: Tensor, rows_of: Tensor, name: str) -> None:
@@ -123,7 +147,11 @@ def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> None:
 def set_strided_matrix(args: Args, slot: str, tensor: Tensor) -> None:
     """[R,C] with any strides: the LM head, its gradient."""
     rows, cols = tensor.shape
-    setattr(args, slot, Matrix(tensor.data_ptr(), rows, cols, *tensor.stride(), DTYPES[tensor.dtype], 0, 0, 0))
+    setattr(
+        args,
+        slot,
+        Matrix(tensor.data_ptr(), rows, cols, *tensor.stride(), DTYPES[tensor.dtype], 0, 0, 0),
+    )
 
 
 def flat(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -136,7 +164,11 @@ def flat(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def set_vector(args: Args, slot: str, tensor: Tensor) -> None:
     """``tensor`` comes from `flat`, and outlives the call."""
     stride = tensor.stride(0)
-    setattr(args, slot, Vector(tensor.data_ptr(), tensor.shape[0], stride, DTYPES[tensor.dtype], 0, 0, 0))
+    setattr(
+        args,
+        slot,
+        Vector(tensor.data_ptr(), tensor.shape[0], stride, DTYPES[tensor.dtype], 0, 0, 0),
+    )
 
 
 def set_row_state(args: Args, state: Tensor) -> None:

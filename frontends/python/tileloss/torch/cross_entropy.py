@@ -75,10 +75,12 @@ def cross_entropy(
         reduction: "none", "sum" or "mean".
         token_weights: [...] w, converted to float32. Not differentiable.
         num_items: mean's denominator: a number or a tensor of one element.
-        temperature: > 0: a number or a tensor of one element. ``temperature_on="logprob"``: log p of the softmax at T = 1, over T.
+        temperature: > 0: a number or a tensor of one element. ``temperature_on="logprob"``: log p of the softmax at T = 1,
+            divided by T.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
-            even that where the upstream gradient is 1. One exponential an element instead of two.
+            even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
+            rounded a second time where it is scaled (not by powers of 2).
         inplace_backward: write the gradient over ``logits``, which cannot be used after it (a second backward raises). With
             ``grad_in_forward`` the forward already does so. Under torch.compile, which plans memory itself, it has no effect.
 
@@ -93,7 +95,12 @@ def cross_entropy(
     given: dict[str, Value] = _logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
-    given |= {"reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss, "num_items": num_items}
+    given |= {
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "num_items": num_items,
+    }
     loss, _ = loss_of_logits(
         "cross_entropy",
         logits,
@@ -147,11 +154,20 @@ def linear_cross_entropy(
     The other arguments, the formula, the result and the errors: `cross_entropy`. Gradients have their tensors' dtypes and are
     given for those of hidden, weight and bias that ask for them; weight's is summed in float32 and rounded once.
     """
-    given = _logit_options(ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab)
-    given |= {"reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss, "num_items": num_items}
+    given = _logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
+    given |= {
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "num_items": num_items,
+    }
     head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
     extra = (class_weights, token_weights)
-    loss, _ = loss_of_hidden("cross_entropy", head, labels, extra, given, grad_in_forward=grad_in_forward)
+    loss, _ = loss_of_hidden(
+        "cross_entropy", head, labels, extra, given, grad_in_forward=grad_in_forward
+    )
     return loss
 
 
@@ -171,15 +187,17 @@ def logprobs(
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
     Args:
-        outputs: names of `RowOutputs`. logp, lse and entropy are differentiable: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse -
-            g_H (H + log p_j)), so any loss written on top of them differentiates exactly.
+        outputs: names of `RowOutputs`. logp, lse and entropy are differentiable: dL/dz_j = g_logp [j = y] + p_j (-g_logp +
+            g_lse - g_H (H + log p_j)), so any loss written on top of them differentiates exactly.
 
     The other arguments and the errors: `cross_entropy`.
 
     Returns:
         RowOutputs: tensors of the labels' shape, None for what was not asked for.
     """
-    given = _logit_options(ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab)
+    given = _logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
     return rows_of_logits(logits, labels, outputs, given, inplace_backward=inplace_backward)
 
 
@@ -200,6 +218,8 @@ def linear_logprobs(
     workspace_bytes: int | None = None,
 ) -> RowOutputs:
     """`logprobs` of the logits hidden @ weight.T + bias, which are never held. Arguments: `linear_cross_entropy`, `logprobs`."""
-    given = _logit_options(ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab)
+    given = _logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
     head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
     return rows_of_hidden(head, labels, outputs, given)

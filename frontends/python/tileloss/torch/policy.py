@@ -20,10 +20,16 @@ class PolicyOptions(TypedDict, total=False):
     """
 
     kind: str | None  # clip (default), cispo, sapo, vespo, reinforce
-    ratio_level: str | None  # token (default), sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
-    aggregation: str | None  # seq_mean_token_mean (default), token_mean, seq_mean_token_sum_norm, seq_mean_token_sum, sum, none
+    ratio_level: (
+        str | None
+    )  # token (default), sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
+    aggregation: (
+        str | None
+    )  # seq_mean_token_mean (default), token_mean, seq_mean_token_sum_norm, seq_mean_token_sum, sum, none
     advantage_level: str | None  # sequence or token; default: by the advantages' shape
-    cispo_cap: str | None  # raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
+    cispo_cap: (
+        str | None
+    )  # raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
     epsilon_low: Number | None  # 0.2
     epsilon_high: Number | None  # 0.2; kind cispo requires it
     delta: Number | None  # clip: upper bound of rho
@@ -60,14 +66,24 @@ class PolicyOptions(TypedDict, total=False):
     valid_vocab: int | None
 
 
-def _given(options: PolicyOptions, labels: Tensor, advantages: Tensor) -> dict[str, Value]:
+def _given(
+    name: str, options: PolicyOptions, labels: Tensor, advantages: Tensor
+) -> dict[str, Value]:
     unknown = options.keys() - PolicyOptions.__annotations__.keys()
     if unknown:
         expected = ", ".join(PolicyOptions.__annotations__)
-        raise TypeError(f"policy_loss: expected options among {expected}, got {', '.join(sorted(unknown))}")
+        raise TypeError(
+            f"{name}: expected options among {expected}, got {', '.join(sorted(unknown))}"
+        )
     given: dict[str, Any] = dict(options)
-    if given.get("advantage_level") is None and isinstance(advantages, Tensor):
-        per_token = labels.dim() > 1 and advantages.shape == labels.shape and advantages.shape[-1] > 1
+    if (
+        given.get("advantage_level") is None
+        and isinstance(advantages, Tensor)
+        and isinstance(labels, Tensor)
+    ):
+        per_token = (
+            labels.dim() > 1 and advantages.shape == labels.shape and advantages.shape[-1] > 1
+        )
         given["advantage_level"] = "token" if per_token else "sequence"
     return given
 
@@ -139,8 +155,8 @@ def policy_loss(
         advantages: [B] or [B, 1] of a sequence, or of the labels' shape. For [N] labels with one advantage a token say
             ``advantage_level="token"``.
         mask: of the labels' shape, bool, integer or float32: tokens with 0 are neither read nor counted.
-        old_logp, ref_logp, sampler_logp: of the labels' shape, of the policy that sampled, the reference model, and the engine that
-            sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
+        old_logp, ref_logp, sampler_logp: of the labels' shape, of the policy that sampled, the reference model, and the engine
+            that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
         sequence_offsets: [S+1] integers: sequence b is rows offsets[b] to offsets[b+1]. Default: the rows of the batch.
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo or reinforce: a kind, a ratio level and an
             aggregation, on top of which options apply.
@@ -159,7 +175,7 @@ def policy_loss(
         logits,
         labels,
         (mask, old_logp, ref_logp, sampler_logp, advantages, sequence_offsets),
-        _given(options, labels, advantages),
+        _given("policy_loss", options, labels, advantages),
         preset=preset or "",
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
@@ -242,7 +258,7 @@ def linear_policy_loss(
         head,
         labels,
         (mask, old_logp, ref_logp, sampler_logp, advantages, sequence_offsets),
-        _given(options, labels, advantages),
+        _given("linear_policy_loss", options, labels, advantages),
         preset=preset or "",
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,

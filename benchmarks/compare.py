@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""TileLoss against what PyTorch users have: torch eager, torch.compile, torch's linear_cross_entropy, TRL.
+
+Everything is bfloat16. Each contestant's answer is checked before it is timed, its peak memory measured in a
+process of its own. Prints a Markdown table, and as the last line which bars passed. Exit codes: 0 all bars
+that were measured passed, 1 one failed or an answer is wrong, 2 usage, 3 the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="compare", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument("--tokens", type=positive, default=2048, metavar="N")
+    parser.add_argument("--vocab", type=positive, default=151936, metavar="V")
+    parser.add_argument("--hidden", type=positive, default=1536, metavar="H")
+    parser.add_argument(
+        "--rounds", type=positive, default=5, help="of each contestant; the slowest have fewer"
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all CPUs"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="PATTERN",
+        help="contestants to take, a shell pattern over GROUP/NAME such as 'grpo/*'; may be repeated",
+    )
+    parser.add_argument("--list", action="store_true", help="print the contestants and stop")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    parser.add_argument("--measure-peak", metavar="ORDER", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.readme and options.only:
+        parser.error("--readme takes every contestant: leave out --only")
+    return options
+
+
+def use_threads(count: int) -> None:
+    """The same for all, before either library has started its own."""
+    os.environ["TILELOSS_NUM_THREADS"] = str(count)
+    # A pool of compiler processes would idle beside the measurements.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def run_child(order: str) -> int:
+    """Measures one contestant's peak memory, prints it."""
+    asked = json.loads(order)
+    use_threads(asked["threads"])
+    from comparison.contestants import by_key
+    from comparison.inputs import Shape
+    from comparison.measure import peak_of_step
+
+    print(peak_of_step(by_key(asked["key"]), Shape(**asked["shape"]), asked["workspace_bytes"]))
+    return 0
+
+
+def log(line: str) -> None:
+    print(f"compare: {line}", file=sys.stderr, flush=True)
+
+
+def compare(options: argparse.Namespace) -> int:
+    use_threads(options.threads)
+    from comparison import bars, measure, report
+    from comparison.contestants import GROUPS
+    from comparison.inputs import Shape
+
+    patterns = options.only or ["*"]
+    everyone = [entry for group in GROUPS.values() for entry in group.contestants]
+    chosen = [each for each in everyone if any(fnmatch.fnmatch(each.key, p) for p in patterns)]
+    if not chosen:
+        log(f"--only: no contestant matches {patterns}; --list prints them all")
+        return 2
+    if options.list:
+        print("\n".join(entry.key for entry in chosen))
+        return 0
+    shape = Shape(options.tokens, options.vocab, options.hidden)
+    try:
+        if options.readme:
+            report.find_markers(README)
+        measurements = measure.measure(chosen, shape, options.threads, options.rounds, log)
+    except measure.WrongAnswer as error:
+        log(f"wrong answer: {error}")
+        return 1
+    except report.NoMarkers as error:
+        log(str(error))
+        return 2
+    verdicts = bars.judge({each.contestant.key: each for each in measurements})
+    table = report.table(measurements, shape, options.threads, options.rounds)
+    print(table)
+    if options.json:
+        figures = report.as_json(measurements, verdicts, shape, options.threads)
+        report.write_json(options.json, figures)
+    if options.readme:
+        report.write_readme(README, table)
+    print(bars.last_line(verdicts, shape))
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    if options.measure_peak:
+        return run_child(options.measure_peak)
+    try:
+        return compare(options)
+    except ImportError as error:
+        log(f"{error}: every contestant's package must be installed, or left out by --only")
+    except (OSError, subprocess.CalledProcessError) as error:
+        log(str(error))
+    return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""How fast TileLoss has to be, and whether it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from comparison.inputs import Shape
+from comparison.measure import Measurement
+
+# What the bars are stated for: the logits and the LM head of Qwen2.5-1.5B.
+SHAPE = Shape(tokens=2048, vocab=151936, hidden=1536)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The contestant has to be `at_least` times as fast as the fastest of `peers`, and `goal` times would be
+    good. `memory_share`: with at most this share of that peer's peak memory. All of one group."""
+
+    group: str
+    contestant: str
+    peers: tuple[str, ...]
+    at_least: float
+    goal: float | None = None
+    memory_share: float | None = None
+
+
+EAGER = ("torch eager",)
+COMPILED = ("torch.compile", "torch.compile, float32 logits")
+QUARTER = "TileLoss, a quarter of torch.compile's memory"
+BARS = (
+    Bar("cross_entropy", "TileLoss, in place", COMPILED, 7, 10),
+    Bar("cross_entropy", "TileLoss, in place", EAGER, 9, 13),
+    Bar("cross_entropy", "TileLoss, gradient in the forward", COMPILED, 10, 14),
+    Bar("cross_entropy", "TileLoss, gradient in the forward", EAGER, 12, 18),
+    Bar("cross_entropy", "TileLoss, fresh gradient", COMPILED, 4),
+    Bar("cross_entropy", "TileLoss, fresh gradient", EAGER, 5),
+    Bar("grpo", "TileLoss, in place", COMPILED, 8, 12),
+    Bar("linear_cross_entropy", QUARTER, ("torch.compile",), 2, 3, memory_share=0.25),
+    Bar("linear_cross_entropy", "TileLoss", ("torch.compile",), 2.8, 3.5),
+    Bar("linear_cross_entropy", "TileLoss", EAGER, 4, 5),
+    Bar("linear_cross_entropy", "TileLoss", ("TRL chunked",), 18, 22),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`ratio`: the peer's median time over the contestant's. `memory`: the share of the peer's peak."""
+
+    bar: Bar
+    peer: str
+    ratio: float
+    memory: float | None
+    passed: bool
+    reached_goal: bool
+
+    def __str__(self) -> str:
+        goal = "" if self.bar.goal is None else f", goal {self.bar.goal:g}"
+        memory = (
+            ""
+            if self.memory is None
+            else f" with {self.memory:.2f} of its memory (bar {self.bar.memory_share:g})"
+        )
+        return (
+            f"{'pass' if self.passed else 'FAIL'} {self.bar.group}: {self.bar.contestant} "
+            f"{self.ratio:.2f} x {self.peer}"
+            f"{memory} (bar {self.bar.at_least:g}{goal})"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        fields = asdict(self)
+        return fields.pop("bar") | fields
+
+
+def judge(measurements: Mapping[str, Measurement]) -> list[Verdict]:
+    """Of the bars whose contestant and at least one peer were measured; measurements by "group/name"."""
+    verdicts = []
+    for bar in BARS:
+        own = measurements.get(f"{bar.group}/{bar.contestant}")
+        peers = [measurements.get(f"{bar.group}/{name}") for name in bar.peers]
+        measured = [peer for peer in peers if peer is not None]
+        if own is None or not measured:
+            continue
+        peer = min(measured, key=lambda each: each.median)
+        ratio = peer.median / own.median
+        memory = None if bar.memory_share is None else own.peak_bytes / max(peer.peak_bytes, 1)
+        fits = bar.memory_share is None or memory is None or memory <= bar.memory_share
+        reached = bar.goal is not None and ratio >= bar.goal and fits
+        verdicts.append(
+            Verdict(
+                bar, peer.contestant.name, ratio, memory, ratio >= bar.at_least and fits, reached
+            )
+        )
+    return verdicts
+
+
+def last_line(verdicts: list[Verdict], shape: Shape) -> str:
+    """Every bar, passed or failed, in one line."""
+    if not verdicts:
+        return "bars: none was measured"
+    elsewhere = (
+        ""
+        if shape == SHAPE
+        else f" (they are stated for N={SHAPE.tokens} V={SHAPE.vocab} H={SHAPE.hidden})"
+    )
+    missing = len(BARS) - len(verdicts)
+    left_out = f", {missing} not measured" if missing else ""
+    passed = sum(verdict.passed for verdict in verdicts)
+    return f"bars{elsewhere}: {passed} of {len(verdicts)} pass{left_out}: " + "; ".join(
+        map(str, verdicts)
+    )

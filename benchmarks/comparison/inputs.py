@@ -1,0 +1,186 @@
+"""What the contestants of a group are given, and what their answers must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+SEED = 7
+LOGIT_STD = 2.0
+SAMPLES = 32  # rows and classes whose gradients are checked
+EPSILON = 0.2  # GRPO's clip range
+CHUNK = 64  # rows that are float32 or float64 at a time
+
+
+@dataclass(frozen=True)
+class Shape:
+    """tokens N, vocab V, hidden H."""
+
+    tokens: int
+    vocab: int
+    hidden: int
+
+    @property
+    def sequences(self) -> int:
+        """B of the [B, T, V] that policy losses are given: 8, or 1 where 8 does not divide N."""
+        return 8 if self.tokens % 8 == 0 else 1
+
+
+@dataclass
+class Inputs:
+    """Everything bfloat16 but labels (int64) and what is per token or sequence (float32).
+
+    logits [N, V] with `pristine` a copy to restore it from, or hidden [N, H] and head [V, H]; labels
+    [N]; advantages [B]; old_logp [N]. `workspace_bytes` is the budget of the contestant that has one.
+    """
+
+    shape: Shape
+    labels: torch.Tensor
+    advantages: torch.Tensor
+    old_logp: torch.Tensor
+    logits: torch.Tensor | None = None
+    pristine: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    head: torch.Tensor | None = None
+    workspace_bytes: int | None = None
+
+    def restore(self) -> None:
+        """Undoes what an in-place backward wrote."""
+        if self.logits is not None and self.pristine is not None:
+            self.logits.detach().copy_(self.pristine)
+
+    def sequence(self, per_token: torch.Tensor) -> torch.Tensor:
+        """[N, ...] as [B, T, ...]."""
+        return per_token.view(self.shape.sequences, -1, *per_token.shape[1:])
+
+
+LossOfLogp = Callable[[Inputs, torch.Tensor], torch.Tensor]
+
+
+def cross_entropy_of_logp(_inputs: Inputs, logp: torch.Tensor) -> torch.Tensor:
+    """-mean(logp), logp [N]."""
+    return -logp.mean()
+
+
+def grpo_of_logp(inputs: Inputs, logp: torch.Tensor) -> torch.Tensor:
+    """mean over sequences and their tokens of -min(r A, clip(r) A), r = exp(logp - old_logp)."""
+    ratio = inputs.sequence(torch.exp(logp - inputs.old_logp.to(logp.dtype)))
+    advantages = inputs.advantages.to(logp.dtype)[:, None]
+    clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+    return -torch.min(ratio * advantages, clipped * advantages).mean(-1).mean()
+
+
+def make_inputs(shape: Shape, *, linear: bool, policy: bool) -> Inputs:
+    """The same numbers every time. Each page is written here: no contestant pays its first touch.
+
+    old_logp is that of a model a step away: ratios lie inside, outside and on both sides of the clip range.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+
+    def normal(*size: int, std: float, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype).normal_(0, std, generator=generator)
+
+    labels = torch.randint(0, shape.vocab, (shape.tokens,), generator=generator)
+    advantages = normal(shape.sequences, std=1.0, dtype=torch.float32)
+    old_logp = normal(shape.tokens, std=0.25, dtype=torch.float32)
+    inputs = Inputs(shape, labels, advantages, old_logp)
+    if linear:
+        inputs.hidden = normal(shape.tokens, shape.hidden, std=1.0).requires_grad_()
+        inputs.head = normal(
+            shape.vocab, shape.hidden, std=LOGIT_STD * shape.hidden**-0.5
+        ).requires_grad_()
+    else:
+        inputs.pristine = normal(shape.tokens, shape.vocab, std=LOGIT_STD)
+        inputs.logits = inputs.pristine.clone().requires_grad_()
+    if policy:
+        inputs.old_logp += true_logp(inputs)[0].float()
+    return inputs
+
+
+def logits_chunk(inputs: Inputs, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of some rows, [rows, V]: a product in `dtype` of the bfloat16 operands with an LM head."""
+    if inputs.pristine is not None:
+        return inputs.pristine[rows].to(dtype)
+    assert inputs.hidden is not None and inputs.head is not None
+    return inputs.hidden.detach()[rows].to(dtype) @ inputs.head.detach().to(dtype).T
+
+
+def true_logp(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """logp and lse of each token, float64 [N], sums and exps in float32: good to 1e-6, a thousand times
+    better than what is judged by them."""
+    logp, lse = (torch.empty(inputs.shape.tokens, dtype=torch.float64) for _ in range(2))
+    chunk = CHUNK if inputs.pristine is not None else inputs.shape.tokens // 8 + 1
+    for begin in range(0, inputs.shape.tokens, chunk):
+        rows = slice(begin, begin + chunk)
+        z = logits_chunk(inputs, rows, torch.float32)
+        lse[rows] = torch.logsumexp(z, -1).double()
+        logp[rows] = z.gather(-1, inputs.labels[rows, None])[:, 0].double() - lse[rows]
+    return logp, lse
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The loss, and its gradient at some places, computed in float64.
+
+    scale: what an error of the loss is relative to: |loss|, or where its terms cancel sum |dL/dlogp|.
+    rows, classes: indices [SAMPLES]. dlogits [SAMPLES, V] at `rows`, or dhidden [SAMPLES, H] at `rows` and
+    dhead [SAMPLES, H] at `classes`, half of which are labels.
+    """
+
+    loss: float
+    scale: float
+    rows: torch.Tensor
+    classes: torch.Tensor
+    dlogits: torch.Tensor | None = None
+    dhidden: torch.Tensor | None = None
+    dhead: torch.Tensor | None = None
+
+
+def make_truth(inputs: Inputs, loss_of_logp: LossOfLogp) -> Truth:
+    """By the definition: dL/dz_ij = dL/dlogp_i ([j = label] - p_ij)."""
+    logp, lse = true_logp(inputs)
+    logp.requires_grad_()
+    loss = loss_of_logp(inputs, logp)
+    (dlogp,) = torch.autograd.grad(loss, logp)
+    value, scale = loss.item(), max(abs(loss.item()), dlogp.abs().sum().item())
+    shape = inputs.shape
+    generator = torch.Generator().manual_seed(SEED)
+    rows = torch.randperm(shape.tokens, generator=generator)[:SAMPLES]
+    classes = torch.cat(
+        [
+            inputs.labels[rows][::2],
+            torch.randint(0, shape.vocab, (SAMPLES // 2,), generator=generator),
+        ]
+    )
+    z = logits_of(inputs, rows, None)
+    dlogits = -dlogp[rows, None] * torch.exp(z - lse[rows, None])
+    dlogits[torch.arange(len(rows)), inputs.labels[rows]] += dlogp[rows]
+    if inputs.hidden is None or inputs.head is None:
+        return Truth(value, scale, rows, classes, dlogits=dlogits)
+    # dhead needs every row's column, not whole rows.
+    columns = -dlogp[:, None] * torch.exp(logits_of(inputs, None, classes) - lse[:, None])
+    columns += dlogp[:, None] * (inputs.labels[:, None] == classes)
+    dhidden = dlogits @ inputs.head.detach().double()
+    return Truth(
+        value,
+        scale,
+        rows,
+        classes,
+        dhidden=dhidden,
+        dhead=columns.T @ inputs.hidden.detach().double(),
+    )
+
+
+def logits_of(
+    inputs: Inputs, rows: torch.Tensor | None, classes: torch.Tensor | None
+) -> torch.Tensor:
+    """Exact logits in float64 of chosen rows, or of chosen classes with an LM head; None: of all."""
+    if inputs.pristine is not None:
+        return inputs.pristine[rows].double()
+    assert inputs.hidden is not None and inputs.head is not None
+    hidden, head = inputs.hidden.detach(), inputs.head.detach()
+    return (hidden if rows is None else hidden[rows]).double() @ (
+        head if classes is None else head[classes]
+    ).double().T

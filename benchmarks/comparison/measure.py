@@ -1,0 +1,255 @@
+"""Time, peak memory, and whether an answer is right."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
+from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
+
+MEASURE_PEAK = "--measure-peak"  # what the child process is told
+MEBIBYTE = 1 << 20
+# What a process needs besides a workspace: thread stacks, Python, the allocator's slack.
+RESERVE = 8 * MEBIBYTE
+# No budget is smaller: at shapes where a quarter of nothing much is asked for, the bar fails, not the run.
+LEAST_BUDGET = 16 * MEBIBYTE
+WARM_UP_TOKENS = 64
+
+
+class WrongAnswer(Exception):
+    """A contestant computes something else: its time would mean nothing."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors against float64: of the loss, and of the worst gradient in the Frobenius norm."""
+
+    loss: float
+    gradient: float
+
+
+@dataclass
+class Measurement:
+    """`peak_bytes`: above inputs and outputs. Times in seconds, in the order of the rounds."""
+
+    contestant: Contestant
+    peak_bytes: int
+    workspace_bytes: int | None = None
+    errors: Errors | None = None
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+
+def group_inputs(group: Group, shape: Shape) -> Inputs:
+    return make_inputs(shape, linear=group.linear, policy=group.policy)
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+def relative(output: torch.Tensor, truth: torch.Tensor) -> float:
+    """||output - truth|| / ||truth||."""
+    return ((output.double() - truth).norm() / truth.norm()).item()
+
+
+def dlogits_error(output: torch.Tensor, truth: Truth, labels: torch.Tensor) -> float:
+    """Of sampled rows, the labels' entries and all others apart: those weigh more than these together."""
+    assert truth.dlogits is not None
+    rows = torch.arange(len(truth.rows))
+    labels = labels[truth.rows]
+    sampled, expected = output[truth.rows].double(), truth.dlogits.clone()
+    on_label = relative(sampled[rows, labels], expected[rows, labels])
+    sampled[rows, labels] = 0
+    expected[rows, labels] = 0
+    return max(on_label, relative(sampled, expected))
+
+
+def check(contestant: Contestant, output: Output, truth: Truth, inputs: Inputs) -> Errors:
+    """Raises WrongAnswer."""
+    loss, gradients = output
+    if truth.dlogits is not None:
+        gradient = dlogits_error(gradients[0], truth, inputs.labels)
+    else:
+        assert truth.dhidden is not None and truth.dhead is not None
+        gradient = max(
+            relative(gradients[0][truth.rows], truth.dhidden),
+            relative(gradients[1][truth.classes], truth.dhead),
+        )
+    errors = Errors(abs(loss.item() - truth.loss) / truth.scale, gradient)
+    tolerance = Errors(contestant.loss_tolerance or contestant.tolerance, contestant.tolerance)
+    if not (errors.loss <= tolerance.loss and errors.gradient <= tolerance.gradient):
+        raise WrongAnswer(f"{contestant.key}: {errors}, tolerance {tolerance}")
+    if (
+        contestant.in_place
+        and inputs.logits is not None
+        and gradients[0].data_ptr() != inputs.logits.data_ptr()
+    ):
+        raise WrongAnswer(f"{contestant.key}: the gradient does not lie where the logits lay")
+    return errors
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+def time_step(step: Step) -> float:
+    """Seconds of one step. What the step allocates is freed after the clock stopped."""
+    gc.collect()
+    begin = time.perf_counter()
+    output = step()
+    seconds = time.perf_counter() - begin
+    del output
+    return seconds
+
+
+def checked_step(measurement: Measurement, inputs: Inputs, truth: Truth) -> Step:
+    """A contestant that is set up, warm and right."""
+    step = measurement.contestant.setup(inputs)
+    measurement.errors = check(measurement.contestant, step(), truth, inputs)
+    inputs.restore()
+    return step
+
+
+def time_group(
+    group: Group,
+    shape: Shape,
+    rounds: int,
+    measurements: Sequence[Measurement],
+    log: Callable[[str], None],
+) -> None:
+    """Fills errors and times. Rounds are interleaved, and each round starts with another contestant, so that a
+    noisy moment meets all of them."""
+    inputs = group_inputs(group, shape)
+    truth = make_truth(inputs, group.loss_of_logp)
+    steps: list[Step] = []
+    for measurement in measurements:
+        inputs.workspace_bytes = measurement.workspace_bytes
+        steps.append(checked_step(measurement, inputs, truth))
+        log(f"{measurement.contestant.key}: right ({measurement.errors})")
+    for current in range(rounds):
+        for offset in range(len(steps)):
+            index = (current + offset) % len(steps)
+            measurement = measurements[index]
+            limit = measurement.contestant.max_rounds
+            if limit is not None and current >= limit:
+                continue
+            measurement.times.append(time_step(steps[index]))
+            if measurement.contestant.in_place:
+                inputs.restore()
+        log(f"{group.name}: round {current + 1} of {rounds}")
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def resident(field: str) -> int:
+    """VmRSS or VmHWM of this process, bytes."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise OSError(f"/proc/self/status has no {field}")
+    return int(found[1]) * 1024
+
+
+def reset_peak() -> int:
+    """Gives free memory back to the kernel, sets VmHWM to VmRSS, returns it."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmHWM")
+
+
+def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | None) -> int:
+    """What a step needs above its inputs and outputs, bytes, in this process. A first step compiles and starts
+    threads; it does not count. The slow ones compile nothing: few tokens do there."""
+    warm_up = shape
+    if contestant.max_rounds is not None:
+        warm_up = Shape(min(shape.tokens, WARM_UP_TOKENS), shape.vocab, shape.hidden)
+        contestant.setup(group_inputs(GROUPS[contestant.group], warm_up))()
+    inputs = group_inputs(GROUPS[contestant.group], shape)
+    inputs.workspace_bytes = workspace_bytes
+    step = contestant.setup(inputs)
+    if warm_up == shape:
+        step()
+    inputs.restore()
+    before = reset_peak()
+    _, gradients = step()
+    held = {
+        tensor.data_ptr()
+        for tensor in (inputs.logits, inputs.hidden, inputs.head)
+        if tensor is not None
+    }
+    outputs = sum(gradient.nbytes for gradient in gradients if gradient.data_ptr() not in held)
+    return max(0, resident("VmHWM") - before - outputs)
+
+
+def peak_in_child(
+    contestant: Contestant, shape: Shape, threads: int, workspace_bytes: int | None
+) -> int:
+    """The same in a process of its own, where no other contestant has left anything."""
+    order = {
+        "key": contestant.key,
+        "shape": asdict(shape),
+        "threads": threads,
+        "workspace_bytes": workspace_bytes,
+    }
+    command = [sys.executable, sys.argv[0], MEASURE_PEAK, json.dumps(order)]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return int(child.stdout.split()[-1])
+
+
+def measure_peaks(
+    contestants: Sequence[Contestant], peak_of: Callable[[Contestant, int | None], int]
+) -> list[Measurement]:
+    """In order. A contestant that is to have a quarter of another's memory gets that as its budget."""
+    peaks: dict[str, int] = {}
+
+    def peak(contestant: Contestant, budget: int | None) -> int:
+        if contestant.key not in peaks:
+            peaks[contestant.key] = peak_of(contestant, budget)
+        return peaks[contestant.key]
+
+    measurements = []
+    for contestant in contestants:
+        budget = None
+        if contestant.quarter_of is not None:
+            budget = max(peak(by_key(contestant.quarter_of), None) // 4 - RESERVE, LEAST_BUDGET)
+        measurements.append(Measurement(contestant, peak(contestant, budget), budget))
+    return measurements
+
+
+# --------------------------------------------------------------------------------------------------------------- both
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    shape: Shape,
+    threads: int,
+    rounds: int,
+    log: Callable[[str], None],
+) -> list[Measurement]:
+    """Memory first: the children have the machine for themselves. Then time, a group after the other."""
+
+    def peak_of(contestant: Contestant, budget: int | None) -> int:
+        log(f"{contestant.key}: measuring its memory")
+        return peak_in_child(contestant, shape, threads, budget)
+
+    measurements = measure_peaks(contestants, peak_of)
+    for group in GROUPS.values():
+        members = [each for each in measurements if each.contestant.group == group.name]
+        if members:
+            time_group(group, shape, rounds, members, log)
+    return measurements

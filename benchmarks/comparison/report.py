@@ -1,0 +1,137 @@
+"""The Markdown table, the JSON file, the README."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from comparison.bars import Verdict
+from comparison.contestants import GROUPS
+from comparison.inputs import Shape
+from comparison.measure import Measurement
+
+BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
+HEAD = ("time", "rounds", "memory above inputs and outputs", "error of loss", "of gradient")
+
+
+class NoMarkers(Exception):
+    """The file has no place for the table."""
+
+
+def machine() -> str:
+    """The processor's name."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown processor"
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    return {package: installed(package) for package in ("torch", "trl", "transformers")}
+
+
+def seconds(value: float) -> str:
+    """Three digits, in ms below 2 s."""
+    return f"{value * 1000:.3g} ms" if value < 2 else f"{value:.3g} s"
+
+
+def megabytes(value: int) -> str:
+    return f"{value / 1e6:.3g} MB" if value < 1e9 else f"{value / 1e6:.0f} MB"
+
+
+def row(measurement: Measurement) -> str:
+    assert measurement.errors is not None
+    cells = [
+        measurement.contestant.name,
+        seconds(measurement.median),
+        str(len(measurement.times)),
+        megabytes(measurement.peak_bytes),
+        f"{measurement.errors.loss:.0e}",
+        f"{measurement.errors.gradient:.0e}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table(measurements: Sequence[Measurement], shape: Shape, threads: int, rounds: int) -> str:
+    """One table a group, and what the figures mean."""
+    sizes = {
+        False: f"[{shape.tokens}, {shape.vocab}]",
+        True: f"hidden [{shape.tokens}, {shape.hidden}], head [{shape.vocab}, {shape.hidden}]",
+    }
+    parts = []
+    for group in GROUPS.values():
+        rows = [row(each) for each in measurements if each.contestant.group == group.name]
+        if rows:
+            heading = f"| {group.title}, {sizes[group.linear]} bfloat16 | {' | '.join(HEAD)} |"
+            parts.append("\n".join([heading, "|---" * (len(HEAD) + 1) + "|", *rows]))
+    packages = ", ".join(f"{name} {found}" for name, found in versions().items() if found)
+    parts.append(
+        f"{machine()}, {threads} threads, {packages}. A step is a forward and a backward; medians of {rounds} interleaved\n"
+        "rounds in one process, fewer for those that take tens of seconds. Inputs are reused, every page of them touched\n"
+        "before; what a step allocates it allocates anew each time, as in training. Memory: the peak of a step in a process\n"
+        "of its own. Errors: relative to float64; of logits' gradients the label's column and all others apart, the worse."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def as_json(
+    measurements: Sequence[Measurement], verdicts: Sequence[Verdict], shape: Shape, threads: int
+) -> dict[str, object]:
+    contestants = [
+        {
+            "group": each.contestant.group,
+            "name": each.contestant.name,
+            "median_s": each.median,
+            "times_s": each.times,
+            "peak_bytes": each.peak_bytes,
+            "workspace_bytes": each.workspace_bytes,
+            "errors": None if each.errors is None else asdict(each.errors),
+        }
+        for each in measurements
+    ]
+    return {
+        "shape": asdict(shape),
+        "dtype": "bfloat16",
+        "machine": machine(),
+        "threads": threads,
+        "versions": versions(),
+        "contestants": contestants,
+        "bars": [verdict.as_json() for verdict in verdicts],
+    }
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Written beside and renamed: never half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    replace_file(path, json.dumps(content, indent=2) + "\n")
+
+
+def find_markers(path: Path) -> tuple[int, int]:
+    """Where the table's text begins and ends in the file. Raises NoMarkers."""
+    text = path.read_text()
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 or end < begin:
+        raise NoMarkers(f"{path}: expected {BEGIN} and {END}, each on a line of its own")
+    return begin + len(BEGIN), end
+
+
+def write_readme(path: Path, new_table: str) -> None:
+    """Puts the table between the two markers. Raises NoMarkers."""
+    begin, end = find_markers(path)
+    text = path.read_text()
+    replace_file(path, f"{text[:begin]}\n{new_table}{text[end:]}")

@@ -1,0 +1,224 @@
+"""benchmarks/compare.py at a size where it takes seconds: every contestant is right, and table, JSON, README and bars
+say what was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from comparison import bars, contestants, measure, report
+from comparison.contestants import GROUPS, Contestant, by_key
+from comparison.inputs import Inputs, Shape, make_inputs, make_truth
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compare.py"
+SHAPE = Shape(tokens=8, vocab=500, hidden=16)
+EVERYONE = [entry for group in GROUPS.values() for entry in group.contestants]
+
+
+def compare(*options: str) -> subprocess.CompletedProcess[str]:
+    sizes = ("--tokens=8", "--vocab=500", "--hidden=16", "--threads=1")
+    command = [sys.executable, str(SCRIPT), *sizes, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, Inputs]:
+    return {name: measure.group_inputs(group, SHAPE) for name, group in GROUPS.items()}
+
+
+@pytest.mark.parametrize("entry", EVERYONE, ids=lambda entry: entry.key)
+def test_every_contestant_is_right(
+    entry: Contestant, inputs: dict[str, Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Traced as for a measurement, but not put through a C++ compiler, which takes 10 s each.
+    compiled = partial(torch.compile, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(contestants, "compiled", compiled)
+    mine = inputs[entry.group]
+    mine.workspace_bytes = measure.LEAST_BUDGET if entry.quarter_of else None
+    measurement = measure.Measurement(entry, 0)
+    truth = make_truth(mine, GROUPS[entry.group].loss_of_logp)
+    step = measure.checked_step(measurement, mine, truth)
+    assert measurement.errors is not None
+    step()
+    mine.restore()
+    if mine.logits is not None:
+        assert torch.equal(mine.logits, mine.pristine)
+
+
+@pytest.mark.parametrize("wrong", ["loss", "gradient", "place"])
+def test_wrong_answers_are_not_timed(wrong: str, inputs: dict[str, Inputs]) -> None:
+    def setup(given: Inputs) -> measure.Step:
+        step = by_key("cross_entropy/torch eager, float32 logits").setup(given)
+
+        def spoiled() -> measure.Output:
+            loss, (gradient,) = step()
+            if wrong == "gradient":
+                gradient[:, 10:] *= 0.9
+            return loss * (0.9 if wrong == "loss" else 1), (gradient,)
+
+        return spoiled
+
+    entry = Contestant("spoiled", "cross_entropy", setup, in_place=wrong == "place")
+    mine = inputs["cross_entropy"]
+    truth = make_truth(mine, GROUPS["cross_entropy"].loss_of_logp)
+    with pytest.raises(measure.WrongAnswer, match="lay" if wrong == "place" else wrong):
+        measure.checked_step(measure.Measurement(entry, 0), mine, truth)
+
+
+def test_truth_is_autograd_in_float64() -> None:
+    mine = make_inputs(SHAPE, linear=True, policy=True)
+    assert mine.hidden is not None
+    assert mine.head is not None
+    hidden, head = (x.detach().double().requires_grad_() for x in (mine.hidden, mine.head))
+    logp = torch.log_softmax(hidden @ head.T, -1).gather(1, mine.labels[:, None])[:, 0]
+    loss = GROUPS["grpo"].loss_of_logp(mine, logp)
+    loss.backward()
+    truth = make_truth(mine, GROUPS["grpo"].loss_of_logp)
+    assert truth.loss == pytest.approx(loss.item(), abs=1e-6)
+    assert truth.scale >= abs(truth.loss)
+    torch.testing.assert_close(truth.dhidden, hidden.grad[truth.rows], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(truth.dhead, head.grad[truth.classes], rtol=1e-5, atol=1e-8)
+
+
+# ------------------------------------------------------------------------------------------- from end to end
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, int]:
+    """Output, JSON and exit code of a run of two groups with one peer each."""
+    path = tmp_path_factory.mktemp("compare") / "figures.json"
+    chosen = [
+        "cross_entropy/TileLoss, in place",
+        "cross_entropy/torch eager",
+        "linear_cross_entropy/TileLoss",
+        "linear_cross_entropy/torch eager",
+    ]
+    done = compare("--rounds=3", f"--json={path}", *(f"--only={name}" for name in chosen))
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout, json.loads(path.read_text()), done.returncode
+
+
+def test_table_and_json_have_every_contestant(run: tuple[str, dict, int]) -> None:
+    output, figures, _ = run
+    names = [(each["group"], each["name"]) for each in figures["contestants"]]
+    assert ("cross_entropy", "TileLoss, in place") in names
+    assert ("linear_cross_entropy", "torch eager") in names
+    rows = [
+        line for line in output.splitlines() if line.startswith("| T") or line.startswith("| t")
+    ]
+    assert [line.split(" | ")[0].lstrip("| ") for line in rows] == [name for _, name in names]
+    for each in figures["contestants"]:
+        assert len(each["times_s"]) == 3
+        assert each["median_s"] == sorted(each["times_s"])[1]
+        assert each["peak_bytes"] >= 0
+        assert each["errors"]["gradient"] < 0.05
+    assert figures["shape"] == {"tokens": 8, "vocab": 500, "hidden": 16}
+    assert figures["threads"] == 1
+
+
+def test_last_line_states_every_bar(run: tuple[str, dict, int]) -> None:
+    output, figures, code = run
+    last = output.splitlines()[-1]
+    passed = [bar["passed"] for bar in figures["bars"]]
+    assert last.startswith("bars (they are stated for N=2048 V=151936 H=1536): ")
+    assert f"{sum(passed)} of {len(passed)} pass" in last
+    assert last.count("(bar ") == len(passed) >= 2
+    assert code == (0 if all(passed) else 1)
+
+
+def test_bad_usage_names_what_is_wrong() -> None:
+    for options, message in (
+        (("--only=nobody/*",), "no contestant matches"),
+        (("--rounds=0",), "expected at least 1, got 0"),
+        (("--readme", "--only=grpo/*"), "leave out --only"),
+    ):
+        done = compare(*options)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- memory and bars
+
+
+def test_peak_memory_counts_scratch_and_not_outputs() -> None:
+    """A step that holds 96 MB beside the 64 MB it returns."""
+    shape = Shape(tokens=8, vocab=4_000_000, hidden=1)
+
+    def setup(given: Inputs) -> measure.Step:
+        def step() -> measure.Output:
+            scratch = torch.ones(24_000_000)
+            gradient = torch.ones_like(given.logits) * scratch[0].bfloat16()
+            return scratch.sum(), (gradient,)
+
+        return step
+
+    peak = measure.peak_of_step(Contestant("scratch", "cross_entropy", setup), shape, None)
+    assert 90e6 < peak < 170e6  # ones_like's own 64 MB come and go
+
+
+def test_a_quarter_of_the_peers_memory_is_the_budget() -> None:
+    ours, peer = (
+        by_key(f"linear_cross_entropy/{bars.QUARTER}"),
+        "linear_cross_entropy/torch.compile",
+    )
+    calls: list[tuple[str, int | None]] = []
+
+    def peak_of(entry: Contestant, budget: int | None) -> int:
+        calls.append((entry.key, budget))
+        return 1 << 30
+
+    (measured,) = measure.measure_peaks([ours], peak_of)
+    assert calls == [(peer, None), (ours.key, (1 << 28) - measure.RESERVE)]
+    assert measured.workspace_bytes == (1 << 28) - measure.RESERVE
+
+
+def measured(key: str, seconds: Sequence[float], peak: int = 0) -> measure.Measurement:
+    entry = measure.Measurement(by_key(key), peak, errors=measure.Errors(0.0, 0.001))
+    entry.times.extend(seconds)
+    return entry
+
+
+def test_bars_are_held_against_the_fastest_peer() -> None:
+    entries = [
+        measured("grpo/TileLoss, in place", [1.0, 5.0, 1.0]),
+        measured("grpo/torch.compile", [20.0]),
+        measured("grpo/torch.compile, float32 logits", [9.0, 9.0]),
+    ]
+    (verdict,) = bars.judge({each.contestant.key: each for each in entries})
+    assert (verdict.ratio, verdict.passed, verdict.reached_goal) == (9.0, True, False)
+    assert verdict.peer == "torch.compile, float32 logits"
+    line = bars.last_line([verdict], bars.SHAPE)
+    assert line == (
+        "bars: 1 of 1 pass, 10 not measured: pass grpo: TileLoss, in place 9.00 x torch.compile, float32 logits "
+        "(bar 8, goal 12)"
+    )
+    assert "FAIL" in bars.last_line([replace(verdict, passed=False)], bars.SHAPE)
+
+
+@pytest.mark.parametrize(("peak", "passed"), [(250, True), (260, False)])
+def test_too_much_memory_fails_a_bar(peak: int, passed: bool) -> None:
+    peer, ours = "linear_cross_entropy/torch.compile", f"linear_cross_entropy/{bars.QUARTER}"
+    entries = {peer: measured(peer, [3.0], 1000), ours: measured(ours, [1.0], peak)}
+    (verdict,) = bars.judge(entries)
+    assert verdict.passed == passed
+
+
+def test_readme_gets_the_table_between_its_markers(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    table = report.table([measured("grpo/torch eager", [0.5])], SHAPE, 2, 5)
+    report.write_readme(readme, table)
+    text = readme.read_text()
+    assert text == f"before\n{report.BEGIN}\n{table}{report.END}\nafter\n"
+    assert "| torch eager | 500 ms | 1 | 0 MB | 0e+00 | 1e-03 |" in text
+    readme.write_text("no markers")
+    with pytest.raises(report.NoMarkers, match="compare: begin"):
+        report.write_readme(readme, table)

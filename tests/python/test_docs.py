@@ -1,0 +1,40 @@
+"""The Python of the documents runs: the README's example, and every python block of docs/."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{document.name}-{number}")
+    for document in DOCUMENTS
+    for number, block in enumerate(BLOCK.findall(document.read_text()))
+]
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_blocks_run(block: str, tmp_path: Path) -> None:
+    run(block, tmp_path)
+
+
+def test_the_readmes_example_is_the_file_and_learns(tmp_path: Path) -> None:
+    code = (ROOT / "examples" / "train_pytorch.py").read_text()
+    assert code in BLOCK.findall((ROOT / "README.md").read_text())
+    printed = re.fullmatch(r"loss ([\d.]+) -> ([\d.]+)\n", run(code, tmp_path))
+    assert printed is not None
+    first, last = map(float, printed.groups())
+    assert 6 < first < 7  # log 500 = 6.2
+    assert last < 1

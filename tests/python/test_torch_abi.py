@@ -1,0 +1,222 @@
+"""The ctypes structs against tileloss.h and the library; options by name; call counts; the public names' signatures."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tileloss
+from tileloss import _library
+from tileloss import torch as tl
+from torch_problems import FUNCTIONS, problem, run
+
+HEADER = (Path(__file__).parents[2] / "include" / "tileloss" / "tileloss.h").read_text()
+STRUCTS = {
+    "tileloss_matrix": _library.Matrix,
+    "tileloss_vector": _library.Vector,
+    "tileloss_scalar": _library.Scalar,
+    "tileloss_row_state": _library.RowState,
+    "tileloss_row_groups": _library.RowGroups,
+    "tileloss_args": _library.Args,
+    "tileloss_plan_options": _library.PlanOptions,
+    "tileloss_plan_buffer": _library.PlanBuffer,
+    "tileloss_plan": _library.Plan,
+    "tileloss_field": _library.Field,
+    "tileloss_function_info": _library.FunctionInfo,
+}
+TYPES = {
+    "double": ctypes.c_double, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64,
+}  # fmt: skip
+RENAMED = {"pass": "call_pass"}  # a keyword of Python
+
+
+def constants() -> dict[str, int]:
+    return {
+        name: int(value) for name, value in re.findall(r"\b(TILELOSS_[A-Z0-9_]+) = (\d+)", HEADER)
+    }
+
+
+def fields_of(struct: str) -> list[tuple[str, str, str]]:
+    """(type, name, array size or "") of each field, in the header's order."""
+    body = re.search(rf"typedef struct {struct} {{(.*?)}} {struct};", HEADER, re.DOTALL)
+    assert body, struct
+    text = re.sub(r"//[^\n]*", "", body.group(1))
+    found = []
+    for declaration in filter(None, (d.strip() for d in text.split(";"))):
+        kind, _, names = re.sub(r"\s+", " ", declaration).rpartition(" ") if "," not in declaration else (
+            *re.match(r"(\w+)(\s)(.*)", declaration, re.DOTALL).groups(),
+        )  # fmt: skip
+        for name in names.split(","):
+            match = re.fullmatch(r"(\w+)(?:\[(\w+)\])?", name.strip())
+            assert match, declaration
+            found.append((kind, match.group(1), match.group(2) or ""))
+    return found
+
+
+def ctype_of(kind: str, size: str) -> type:
+    if size:
+        length = int(size) if size.isdigit() else constants()[size]
+        return (ctypes.c_char if kind == "char" else ctype_of(kind, "")) * length
+    if kind.endswith("char*"):
+        return ctypes.c_char_p
+    if kind.endswith("*"):
+        return ctypes.c_void_p
+    return STRUCTS.get(kind) or TYPES.get(kind) or ctypes.c_int32  # int32_t: the enumerations
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_fields_are_the_headers_in_its_order(struct: str) -> None:
+    expected = fields_of(struct)
+    ours = STRUCTS[struct]._fields_
+    assert [RENAMED.get(name, name) for _, name, _ in expected] == [field[0] for field in ours]
+    for (kind, name, size), field in zip(expected, ours, strict=True):
+        wanted = ctype_of(kind, size)
+        if issubclass(field[1], ctypes._Pointer):
+            assert wanted is ctypes.c_void_p, name
+        elif issubclass(field[1], ctypes.Array):
+            assert (field[1]._type_, field[1]._length_) == (wanted._type_, wanted._length_), name
+        else:
+            assert field[1] is wanted, name
+
+
+@pytest.mark.parametrize(
+    ("struct", "initialise"),
+    [
+        (_library.Args, "tileloss_args_init"),
+        (_library.Plan, "tileloss_plan_init"),
+        (_library.PlanOptions, "tileloss_plan_options_init"),
+        (_library.RowState, "tileloss_row_state_init"),
+    ],
+)
+def test_sizes_are_the_librarys(struct: type[ctypes.Structure], initialise: str) -> None:
+    value = struct()
+    function = getattr(ctypes.CDLL(str(tileloss.library_path())), initialise)
+    function.argtypes = [ctypes.c_void_p]
+    function(ctypes.byref(value))
+    assert value.struct_size == ctypes.sizeof(struct)
+
+
+def test_numbers_are_the_headers() -> None:
+    named = constants()
+    for name in ("NONE", "FLOAT32", "BFLOAT16", "FLOAT16", "INT32", "INT64", "UINT8"):
+        assert getattr(_library, name) == named[f"TILELOSS_{name}"]
+    for name in ("FORWARD", "BACKWARD", "VALUE_AND_GRAD"):
+        assert getattr(_library, name) == named[f"TILELOSS_{name}"]
+        assert _library.PASS_NAMES[named[f"TILELOSS_{name}"]] == name.lower()
+    statuses = re.search(r"TILELOSS_OK = 0,(.*?)};", HEADER, re.DOTALL)
+    assert statuses
+    assert len(_library._ERRORS) == statuses.group(1).count(" = ")
+
+
+def test_every_input_of_the_header_is_known_to_the_functions() -> None:
+    """A tensor that the ABI gains has to reach Python as well."""
+    from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
+
+    vectors = [name for kind, name, _ in fields_of("tileloss_args") if kind == "tileloss_vector"]
+    known = {"labels", "loss", "metrics", "bias", "dbias", *ROW_OUTPUTS}
+    known |= {"loss_grad", "logp_grad", "lse_grad", "entropy_grad"}
+    known |= {name for names in EXTRA_INPUTS.values() for name in names}
+    assert set(vectors) == known
+
+
+def test_every_option_of_the_library_is_an_argument() -> None:
+    shards = {"vocab_start", "vocab_total"}  # this version's Python has no shards
+    for name in FUNCTIONS:
+        options = set(_library.FUNCTIONS[name].options) - shards
+        if "policy" in name:
+            given = set(tl.PolicyOptions.__annotations__)
+        else:
+            given = set(inspect.signature(getattr(tl, name)).parameters)
+        assert options <= given, name
+        if "policy" in name:
+            assert given == options
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_defaults_are_the_librarys(name: str) -> None:
+    for option, parameter in inspect.signature(getattr(tl, name)).parameters.items():
+        described = _library.FUNCTIONS[name].options.get(option)
+        if described is None or parameter.default is None:
+            continue
+        default = parameter.default
+        index = described.choices.index(default) if described.choices else default
+        assert index == described.default, option
+
+
+def test_names_and_defaults_are_torchs() -> None:
+    theirs = inspect.signature(F.cross_entropy).parameters
+    ours = inspect.signature(tl.cross_entropy).parameters
+    assert list(theirs)[:3] == ["input", "target", "weight"]
+    assert list(ours)[:3] == ["logits", "labels", "weight"]
+    shared = set(ours) & set(theirs)
+    assert shared == {"weight", "ignore_index", "reduction", "label_smoothing"}
+    assert all(ours[n].default == theirs[n].default for n in shared)
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(ours.values())[3:])
+
+
+def test_names_of_the_head_are_torchs() -> None:
+    theirs = inspect.signature(F.linear_cross_entropy).parameters
+    ours = inspect.signature(tl.linear_cross_entropy).parameters
+    assert list(theirs)[:2] == ["input", "linear_weight"]
+    assert list(ours)[:4] == ["hidden", "weight", "labels", "bias"]
+    # weight is the head here, as in torch.nn.Linear; their weight is our class_weights, as in both cross_entropy.
+    shared = {"ignore_index", "reduction", "label_smoothing"}
+    defaults = {n: theirs[n].default for n in shared} | {
+        "ignore_index": -100
+    }  # None there stands for -100
+    assert theirs["ignore_index"].default is None
+    assert all(ours[n].default == defaults[n] for n in shared)
+    assert ours["class_weights"].default is theirs["weight"].default is None
+    assert ours["bias"].default is theirs["linear_bias"].default is None
+
+
+@pytest.mark.parametrize(
+    "name", ["logprobs", "policy_loss", "linear_logprobs", "linear_policy_loss"]
+)
+def test_tensors_come_by_position_and_options_by_name(name: str) -> None:
+    positional = [
+        p.name for p in inspect.signature(getattr(tl, name)).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]  # fmt: skip
+    head = ["hidden", "weight", "labels"] if "linear" in name else ["logits", "labels"]
+    advantages = ["advantages"] if "policy" in name else []
+    assert positional == head + advantages + (["bias"] if "linear" in name else [])
+
+
+@pytest.mark.parametrize("name", tl.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    documented = inspect.getdoc(getattr(tl, name))
+    assert documented
+    assert len(documented) > 60
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_calls_are_counted(name: str) -> None:
+    p = problem()
+    options = {} if name.endswith("logprobs") else {"grad_in_forward": False}
+    modes = [(options, {f"{name}/forward": 2, f"{name}/backward": 2})]
+    if options:
+        modes.append(({"grad_in_forward": True}, {f"{name}/value_and_grad": 2}))
+    for mode, expected in modes:
+        before = tl.call_counts()
+        for _ in range(2):
+            run(name, p, *p.leaves(name), **mode).backward()
+        after = tl.call_counts()
+        assert {
+            k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)
+        } == expected
+    tl.call_counts().clear()
+    assert tl.call_counts() == after
+
+
+def test_a_call_that_fails_is_not_counted() -> None:
+    before = tl.call_counts()
+    with pytest.raises(IndexError):
+        tl.cross_entropy(torch.zeros(1, 3), torch.tensor([3]))
+    assert tl.call_counts() == before

@@ -1,0 +1,197 @@
+"""torch.compile: the whole graph, shapes and numbers that change without a recompilation, results as in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tileloss import torch as tl
+from torch_problems import (
+    FUNCTIONS,
+    LINEAR_FUNCTIONS,
+    LOGIT_FUNCTIONS,
+    Problem,
+    assert_same,
+    problem,
+    run,
+)
+
+V, H = 67, 16
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Compilations:
+    """A backend that counts its graphs and leaves the work to aot_eager."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        self.count += 1
+        return lookup_backend("aot_eager")(module, inputs)
+
+
+def forward_and_backward(
+    function: Callable[..., Tensor], name: str, p: Problem, **options: Any
+) -> tuple[Tensor, ...]:
+    leaves = tuple(x.detach().requires_grad_() for x in p.leaves(name))
+    loss = function(name, p, *leaves, **options)
+    return loss.detach(), *torch.autograd.grad(2 * loss, leaves)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_and_mode_is_one_graph(name: str) -> None:
+    """fullgraph=True raises where a graph would break."""
+    backend = Compilations()
+    compiled = torch.compile(run, fullgraph=True, dynamic=False, backend=backend)
+    p = problem()
+    modes: list[dict[str, Any]] = [{}]
+    modes += [{"inplace_backward": True}] if name in LOGIT_FUNCTIONS else []
+    modes += [] if name.endswith("logprobs") else [{"grad_in_forward": "linear" not in name}]
+    modes += (
+        [{"grad_in_forward": True, "inplace_backward": True}] if name == "cross_entropy" else []
+    )
+    for number, mode in enumerate(modes):
+        ours = forward_and_backward(compiled, name, p, **mode)
+        assert_same(ours, forward_and_backward(run, name, p, **mode), 1e-6)
+        assert backend.count == number + 1
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_inductor(name: str, dtype: torch.dtype) -> None:
+    """65536: the scale that AMP begins with, above float16's range."""
+    p = problem(dtype)
+    options = {"grad_in_forward": True}
+
+    def scaled(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
+        return 65536 * run(name, p, *leaves, **options)
+
+    compiled = torch.compile(scaled, fullgraph=True)
+    ours = forward_and_backward(compiled, name, p, **options)
+    expected = forward_and_backward(scaled, name, p, **options)
+    assert_same(ours, expected, 1e-6 if dtype == torch.float32 else 2.0**-10)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_shapes_that_change_compile_twice_at_most(name: str) -> None:
+    backend = Compilations()
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    for batch in (3, 4, 7, 6, 2):
+        p = problem(batch=batch)
+        assert_same(
+            forward_and_backward(compiled, name, p), forward_and_backward(run, name, p), 1e-6
+        )
+    assert backend.count <= 2
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dynamic_shapes_compile_for_the_first_call_only(name: str) -> None:
+    """Where an argument's default is a float, torch.compile starts a second time once it is found to be constant."""
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (3, 5, 8):
+        p = problem(batch=batch)
+        with torch._dynamo.config.patch(error_on_recompile=batch > 3):
+            ours = forward_and_backward(compiled, name, p)
+        assert_same(ours, forward_and_backward(run, name, p), 1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_temperature_that_is_a_tensor_compiles_once(name: str) -> None:
+    backend = Compilations()
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    p = problem()
+    for value in (1.0, 0.7, 1.3):
+        given = {"temperature": torch.tensor(value)}
+        ours = forward_and_backward(compiled, name, p, **given)
+        assert_same(ours, forward_and_backward(run, name, p, temperature=value), 1e-6)
+    assert backend.count == 1
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_policy_loss"])
+def test_a_temperature_that_is_a_number_compiles_twice_at_most(name: str) -> None:
+    backend = Compilations()
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    p = problem()
+    for value in (1.5, 0.7, 1.3, 0.9):
+        ours = forward_and_backward(compiled, name, p, temperature=value)
+        assert_same(ours, forward_and_backward(run, name, p, temperature=value), 1e-6)
+    assert backend.count <= 2
+
+
+def test_metrics_and_offsets_in_a_graph() -> None:
+    def loss(x: Tensor, labels: Tensor, advantages: Tensor, offsets: Tensor) -> Any:
+        options: dict[str, Any] = {"preset": "gspo", "beta": 0.1, "ref_logp": -3 - torch.rand(15)}
+        return tl.policy_loss(
+            x, labels, advantages, sequence_offsets=offsets, return_metrics=True, **options
+        )
+
+    p = problem()
+    offsets = torch.tensor([0, 4, 9, 15])
+    given = (p.logits.detach().view(-1, V), p.labels.view(-1), p.advantages, offsets)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(3)
+    value, metrics = compiled(*given)
+    torch.manual_seed(3)
+    expected, expected_metrics = loss(*given)
+    assert torch.equal(value, expected)
+    torch.testing.assert_close(metrics, expected_metrics, rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_row_output_in_a_graph() -> None:
+    p = problem()
+
+    def rows(x: Tensor) -> tl.RowOutputs:
+        return tl.logprobs(x, p.labels, outputs=tl.RowOutputs._fields)
+
+    compiled = torch.compile(rows, fullgraph=True, backend="aot_eager")
+    for value, expected in zip(compiled(p.logits), rows(p.logits), strict=True):
+        assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", *LINEAR_FUNCTIONS])
+def test_modules_and_autocast_in_a_graph(name: str) -> None:
+    p = problem()
+
+    def cast(name: str, p: Problem, *leaves: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run(name, p, *leaves)
+
+    compiled = torch.compile(cast, fullgraph=True, backend="aot_eager")
+    assert_same(forward_and_backward(compiled, name, p), forward_and_backward(cast, name, p), 1e-6)
+
+
+def test_a_module_in_a_graph() -> None:
+    module = tl.LinearCrossEntropyLoss(H, V, bias=True, label_smoothing=0.1)
+    p = problem()
+    hidden = p.hidden.detach()
+    expected = module(hidden, p.labels)
+    expected.backward()
+    gradient = module.weight.grad.clone()
+    module.zero_grad()
+    loss = torch.compile(module, fullgraph=True, backend="aot_eager")(hidden, p.labels)
+    loss.backward()
+    assert torch.equal(loss, expected)
+    torch.testing.assert_close(module.weight.grad, gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_double_backward_is_refused_in_a_graph() -> None:
+    p = problem()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    logits = p.logits * 1
+    loss = compiled("cross_entropy", p, logits)
+    with pytest.raises(RuntimeError, match="double backward"):
+        (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+        gradient.sum().backward()

@@ -1,0 +1,159 @@
+"""cross_entropy against its definition in float64, in every type and with every option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from checks import check_cross_entropy, leaf
+from oracle import CrossEntropy, RowValues, Transform
+from tileloss.torch import cross_entropy
+from torch_definitions import hold
+
+V = 131
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "label smoothing": {"label_smoothing": 0.1},
+    "all smoothing": {"label_smoothing": 1.0},
+    "z-loss": {"z_loss": 1e-2},
+    "class weights": {"weight": torch.linspace(0.1, 2, V)},
+    "token weights": {"token_weights": torch.linspace(0, 2, 22).view(2, 11)},
+    "num_items": {"num_items": 7.0},
+    "scale": {"transform": Transform(logit_scale=0.3)},
+    "softcap": {"transform": Transform(softcap=4.0)},
+    "temperature": {"transform": Transform(temperature=1.7)},
+    "ignored label": {"ignore_index": 3},
+    "everything": {
+        "label_smoothing": 0.2,
+        "z_loss": 1e-3,
+        "weight": torch.linspace(0.1, 2, V),
+        "token_weights": torch.linspace(0, 2, 22).view(2, 11),
+        "transform": Transform(1.5, 6.0, 0.8),
+    },
+}
+
+
+def batch(dtype: torch.dtype = torch.float32, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
+    """Logits [2, 11, V] and labels of which some are ignored and one is far above the rest."""
+    x, labels = 3 * torch.randn(2, 11, V), torch.randint(4, V, (2, 11))
+    x[0, 1, labels[0, 1]] = 30
+    labels[0, ::3] = ignore_index
+    return leaf(x.to(dtype)), labels
+
+
+@pytest.mark.parametrize(
+    ("reduction", "one_pass"),
+    [("mean", False), ("sum", False), ("none", False), ("mean", True), ("sum", True)],
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option(name: str, dtype: torch.dtype, reduction: str, one_pass: bool) -> None:
+    options = OPTIONS[name]
+    x, labels = batch(dtype, options.get("ignore_index", -100))
+    check_cross_entropy(
+        x,
+        labels,
+        reduction=reduction,
+        # One pass rounds the gradient before it is scaled: -1 costs no second rounding.
+        upstream=torch.randn(2, 11)
+        if reduction == "none"
+        else torch.tensor(-1.0 if one_pass else 0.7),
+        grad_in_forward=one_pass,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_temperature_on_the_log_probability(dtype: torch.dtype) -> None:
+    x, labels = batch(dtype)
+    loss = cross_entropy(x, labels, temperature=1.7, temperature_on="logprob", z_loss=0.01)
+    loss.backward()
+    used = labels != -100
+
+    def definition(rows: RowValues) -> Tensor:
+        return (-rows.logp / 1.7 + 0.01 * rows.lse.square()).mean()
+
+    hold(x, x.grad, loss, labels, used, definition)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_padding_columns_are_outside_the_softmax(dtype: torch.dtype, smoothing: float) -> None:
+    x, labels = batch(dtype)
+    with torch.no_grad():
+        x[..., 100:] = float("nan")
+    labels %= 100
+    labels[0, ::3] = -100
+    loss = cross_entropy(x, labels, valid_vocab=100, label_smoothing=smoothing)
+    loss.backward()
+    used = labels != -100
+    loss_of = CrossEntropy(label_smoothing=smoothing).loss_of(labels[used], None, 100, None)
+    hold(x[..., :100], x.grad[..., :100], loss, labels, used, loss_of)
+    assert torch.equal(x.grad[..., 100:], torch.zeros(2, 11, 31, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["num_items", "temperature"])
+def test_numbers_that_change_may_be_tensors(name: str) -> None:
+    x, labels = batch()
+    gradients = []
+    for value in (3.5, torch.tensor(3.5), torch.tensor([3.5]), torch.tensor(3.5).double()):
+        loss = cross_entropy(x, labels, **{name: value})
+        gradients.append(torch.autograd.grad(loss, x)[0])
+    assert all(torch.equal(g, gradients[0]) for g in gradients)
+    plain = torch.autograd.grad(cross_entropy(x, labels), x)[0]
+    assert not torch.equal(plain, gradients[0])
+
+
+@pytest.mark.parametrize("grad_in_forward", [False, True])
+def test_ignored_rows_are_never_read(grad_in_forward: bool) -> None:
+    x, labels = batch()
+    clean = cross_entropy(x, labels)
+    (expected,) = torch.autograd.grad(clean, x)
+    with torch.no_grad():
+        x[labels == -100] = float("nan")
+    loss = cross_entropy(x, labels, grad_in_forward=grad_in_forward)
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert torch.equal(gradient, expected)
+    assert (gradient[labels == -100] == 0).all()
+    torch.testing.assert_close(loss, clean, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_no_row_to_count_gives_zero(reduction: str) -> None:
+    x, labels = batch()
+    loss = cross_entropy(x, torch.full_like(labels, -100), reduction=reduction)
+    loss.backward()
+    assert loss.item() == 0
+    assert (x.grad == 0).all()
+
+
+def test_labels_of_32_bits_are_the_same() -> None:
+    x, labels = batch()
+    assert torch.equal(cross_entropy(x, labels), cross_entropy(x, labels.int()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_weights_of_other_types_are_converted(dtype: torch.dtype) -> None:
+    x, labels = batch()
+    classes = torch.randint(1, 5, (V,))
+    tokens = torch.randint(0, 3, labels.shape)
+    expected = cross_entropy(x, labels, classes.float(), token_weights=tokens.float())
+    given = cross_entropy(x, labels, classes.to(dtype), token_weights=tokens.to(dtype))
+    assert torch.equal(given, expected)
+
+
+def test_weights_get_no_gradient() -> None:
+    """They are constants here, as PyTorch's class weights are: documented in cross_entropy."""
+    x, labels = batch()
+    classes, tokens = torch.ones(V, requires_grad=True), torch.ones(2, 11, requires_grad=True)
+    cross_entropy(x, labels, classes, token_weights=tokens).backward()
+    assert x.grad is not None
+    assert classes.grad is None
+    assert tokens.grad is None
+    with torch.no_grad():
+        plain = x.detach()
+    assert not cross_entropy(plain, labels, classes, token_weights=tokens).requires_grad

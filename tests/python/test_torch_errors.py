@@ -1,0 +1,204 @@
+"""Bad input: the exception's type and message, which name the Python argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tileloss import torch as tl
+from torch_problems import FUNCTIONS, LINEAR_FUNCTIONS, LOGIT_FUNCTIONS, problem
+
+V, H = 67, 16
+Call = Callable[..., Any]
+
+
+def call(name: str, **changed: Any) -> Any:
+    """The function on [3, 5] rows, with some arguments changed."""
+    p = problem()
+    given: dict[str, Any] = {"labels": p.labels}
+    given |= {"hidden": p.hidden, "weight": p.weight} if "linear" in name else {"logits": p.logits}
+    if "policy" in name:
+        given["advantages"] = p.advantages
+    return getattr(tl, name)(**{**given, **changed})
+
+
+def refused(name: str, error: type[Exception], message: str, **changed: Any) -> None:
+    with pytest.raises(error) as raised:
+        call(name, **changed)
+    assert type(raised.value) is error
+    assert str(raised.value).startswith(message), str(raised.value)
+
+
+FIRST = {name: "hidden" if "linear" in name else "logits" for name in FUNCTIONS}
+WIDTH = {name: H if "linear" in name else V for name in FUNCTIONS}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_first_tensor(name: str) -> None:
+    first, width = FIRST[name], WIDTH[name]
+    expected = f"{first}: expected float32, bfloat16 or float16, got torch."
+    refused(name, TypeError, f"{expected}float64", **{first: torch.randn(3, 5, width).double()})
+    refused(
+        name, TypeError, f"{expected}int64", **{first: torch.ones(3, 5, width, dtype=torch.int64)}
+    )
+    refused(name, TypeError, f"{first}: expected a Tensor, got list", **{first: [[1.0]]})
+    refused(
+        name,
+        ValueError,
+        f"{first}: expected at least one dimension, got a scalar",
+        **{first: torch.tensor(1.0)},
+    )
+    message = f"{first}: expected a CPU tensor, the only device of this version, got meta"
+    refused(name, NotImplementedError, message, **{first: torch.randn(3, 5, width, device="meta")})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_labels(name: str) -> None:
+    first = FIRST[name]
+    refused(
+        name,
+        TypeError,
+        "labels: expected int64 or int32, got torch.float32",
+        labels=torch.ones(3, 5),
+    )
+    refused(name, TypeError, "labels: expected a Tensor, got int", labels=3)
+    shape = f"labels: expected the leading shape of {first}, [3, 5], got "
+    refused(name, ValueError, f"{shape}[15]", labels=torch.ones(15, dtype=torch.int64))
+    refused(name, ValueError, f"{shape}[3, 6]", labels=torch.ones(3, 6, dtype=torch.int64))
+    meta = torch.ones(3, 5, dtype=torch.int64, device="meta")
+    refused(name, NotImplementedError, "labels: expected a CPU tensor", labels=meta)
+
+
+@pytest.mark.parametrize("value", [V, -1, 2**32, -(2**62)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_labels_out_of_range_name_row_and_value(name: str, value: int) -> None:
+    labels = torch.zeros(3, 5, dtype=torch.int64)
+    labels[1, 2] = value
+    message = f"labels[7]: expected 0 <= label < {V} or ignore_index -100, got {value}"
+    refused(name, IndexError, message, labels=labels)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_label_in_the_padding_is_out_of_range(name: str) -> None:
+    labels = torch.full((3, 5), 50)
+    refused(name, IndexError, "labels[0]: expected 0 <= label < 50", labels=labels, valid_vocab=50)
+
+
+@pytest.mark.parametrize("inplace_backward", [False, True])
+def test_labels_out_of_range_leave_the_logits_alone(inplace_backward: bool) -> None:
+    x = torch.randn(4, V)
+    logits = x.clone().requires_grad_()
+    labels = torch.tensor([1, 2, 3, V])
+    mode = {"grad_in_forward": True, "inplace_backward": inplace_backward}
+    with pytest.raises(IndexError):
+        tl.cross_entropy(logits * 1 if not inplace_backward else logits, labels, **mode)
+    assert torch.equal(logits.detach(), x)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("", {"temperature": 0.0}, ValueError, "temperature: expected a number > 0, got 0"),
+    ("", {"temperature": torch.tensor(-1.0)}, ValueError, "temperature: expected a number > 0, got -1"),
+    ("", {"temperature": "hot"}, ValueError, "temperature: expected a number, got 'hot'"),
+    ("", {"temperature": [1.0]}, TypeError, "temperature: expected a number or a tensor of one element, got list"),
+    ("", {"temperature": torch.ones(2)}, ValueError, "temperature: expected a number or a tensor of one element, got shape [2]"),
+    ("", {"temperature_on": "rows"}, ValueError, "temperature_on: expected one of logits, logprob, got 'rows'"),
+    ("", {"softcap": -1.0}, ValueError, "softcap: expected a number >= 0, got -1"),
+    ("", {"softcap": torch.tensor(1.0)}, TypeError, "softcap: expected a number, got a tensor (only "),
+    ("", {"logit_scale": 0.0}, ValueError, "logit_scale: expected a number > 0, got 0"),
+    ("", {"logit_scale": float("nan")}, ValueError, "logit_scale: expected"),
+    ("", {"valid_vocab": V + 1}, ValueError, "valid_vocab: expected"),
+    ("", {"valid_vocab": 0}, ValueError, "valid_vocab: expected"),
+    ("", {"ignore_index": 0.5}, TypeError, "ignore_index: expected an integer, got 0.5"),
+    ("cross_entropy", {"reduction": "avg"}, ValueError, "reduction: expected one of none, sum, mean, got 'avg'"),
+    ("cross_entropy", {"reduction": 1}, TypeError, "reduction: expected one of none, sum, mean, got 1"),
+    ("cross_entropy", {"label_smoothing": 1.5}, ValueError, "label_smoothing: expected"),
+    ("cross_entropy", {"label_smoothing": -0.1}, ValueError, "label_smoothing: expected"),
+    ("cross_entropy", {"z_loss": -1.0}, ValueError, "z_loss: expected a number >= 0, got -1"),
+    ("cross_entropy", {"num_items": -1.0}, ValueError, "num_items: expected"),
+    ("cross_entropy", {"token_weights": torch.ones(4)}, ValueError, "token_weights.size: expected 15, got 4"),
+    ("cross_entropy", {"token_weights": [1.0]}, TypeError, "token_weights: expected a Tensor, got list"),
+    ("cross_entropy", {"token_weights": torch.ones(3, 5, dtype=torch.complex64)}, TypeError, "token_weights: expected numbers"),
+    ("cross_entropy", {"label_smoothing": 0.1, "temperature": 2.0, "temperature_on": "logprob"}, ValueError, "label_smoothing: "),
+    ("logprobs", {"outputs": ("logp", "nope")}, ValueError, "outputs: expected names among logp, lse, "),
+    ("logprobs", {"outputs": "logp"}, ValueError, "outputs: expected names among logp, lse, "),
+    ("logprobs", {"outputs": ()}, ValueError, "outputs: expected"),
+    ("policy_loss", {"preset": "ppo"}, ValueError, "preset: expected one of grpo"),
+    ("policy_loss", {"kind": "trpo"}, ValueError, "kind: expected one of clip, cispo, sapo, vespo, reinforce, got 'trpo'"),
+    ("policy_loss", {"aggregation": "mean"}, ValueError, "aggregation: expected one of seq_mean_token_mean"),
+    ("policy_loss", {"preset": "cispo"}, ValueError, "epsilon_high: expected"),
+    ("policy_loss", {"beta": 0.1}, ValueError, "ref_logp: expected"),
+    ("policy_loss", {"sampler_correction": "mask"}, ValueError, "sampler_logp: expected"),
+    ("policy_loss", {"epsilon_low": -0.1}, ValueError, "epsilon_low: expected a number >= 0, got -0.1"),
+    ("policy_loss", {"mask": torch.ones(3, 4)}, ValueError, "mask.size: expected 15, got 12"),
+    ("policy_loss", {"old_logp": torch.ones(5)}, ValueError, "old_logp.size: expected 15, got 5"),
+    ("policy_loss", {"advantages": torch.ones(4)}, ValueError, "advantages.size: expected 3"),
+    ("policy_loss", {"advantages": [1.0]}, TypeError, "advantages: expected a Tensor, got list"),
+    ("policy_loss", {"sequence_offsets": torch.tensor([0, 4, 9, 14])}, ValueError, "sequence_offsets"),
+    ("policy_loss", {"sequence_offsets": torch.tensor([0, 9, 4, 15])}, ValueError, "sequence_offsets"),
+    ("policy_loss", {"not_an_option": 1}, TypeError, "policy_loss: expected options among kind, "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "changed", "error", "message"), OPTIONS, ids=lambda v: str(v)[:40]
+)
+@pytest.mark.parametrize("linear", [False, True], ids=["", "linear"])
+def test_options(
+    function: str, changed: dict[str, Any], error: type[Exception], message: str, linear: bool
+) -> None:
+    prefix = "linear_" if linear else ""
+    for name in [function] if function else LOGIT_FUNCTIONS:
+        shown = prefix + message if message.startswith("policy_loss:") else message
+        refused(prefix + name, error, shown, **changed)
+
+
+def test_class_weights_have_the_name_of_the_argument() -> None:
+    for weight in (torch.ones(V - 1), torch.ones(V + 1)):
+        refused(
+            "cross_entropy",
+            ValueError,
+            f"weight.size: expected {V}, got {len(weight)}",
+            weight=weight,
+        )
+        message = f"class_weights.size: expected {V}, got {len(weight)}"
+        refused("linear_cross_entropy", ValueError, message, class_weights=weight)
+    refused("cross_entropy", TypeError, "weight: expected a Tensor, got float", weight=1.0)
+    meta = torch.ones(V, device="meta")
+    refused("cross_entropy", NotImplementedError, "weight: expected a CPU tensor", weight=meta)
+
+
+HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"weight": torch.ones(H, V)}, ValueError, f"weight: expected shape [V, {H}], as hidden's last dimension, got [{H}, {V}]"),
+    ({"weight": torch.ones(H)}, ValueError, f"weight: expected shape [V, {H}]"),
+    ({"weight": torch.ones(V, H).double()}, TypeError, "weight: expected float32, bfloat16 or float16, got torch.float64"),
+    ({"weight": torch.ones(V, H, device="meta")}, NotImplementedError, "weight: expected a CPU tensor"),
+    ({"weight": torch.ones(1, H).expand(V, H)}, ValueError, "weight"),
+    ({"bias": torch.ones(V - 1)}, ValueError, f"bias: expected shape [{V}], got [{V - 1}]"),
+    ({"bias": torch.ones(1, V)}, ValueError, f"bias: expected shape [{V}], got [1, {V}]"),
+    ({"bias": torch.ones(V).double()}, TypeError, "bias: expected float32, bfloat16 or float16, got torch.float64"),
+    ({"compute_dtype": torch.float16}, ValueError, "compute_dtype: expected torch.float32 or torch.bfloat16, got torch.float16"),
+    ({"workspace_bytes": 0}, ValueError, "workspace_bytes: expected >= 1, got 0"),
+    ({"workspace_bytes": 64}, ValueError, "workspace_bytes: expected"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), HEAD, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize("name", LINEAR_FUNCTIONS)
+def test_the_head(name: str, changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    refused(name, error, message, **changed)
+
+
+def of_wide_advantages(logits: Tensor) -> Tensor:
+    p = problem()
+    return tl.policy_loss(logits, p.labels, torch.ones(3, 4), advantage_level="token")
+
+
+def test_advantages_of_another_shape() -> None:
+    with pytest.raises(
+        ValueError, match=r"^advantages.size: expected 15 with advantage_level = token, got 12"
+    ):
+        of_wide_advantages(problem().logits)

@@ -1,0 +1,149 @@
+"""logprobs and linear_logprobs: every row output and its gradient against the definition in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from checks import check_logprobs, leaf
+from linear_checks import check_linear_logprobs
+from oracle import Transform
+from tileloss.torch import RowOutputs, linear_logprobs, logprobs
+
+V, H = 131, 24
+ALL = RowOutputs._fields
+TRANSFORMS = [Transform(), Transform(temperature=0.6), Transform(1.5, 6.0, 0.8)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+GRADIENTS = [("logp",), ("lse",), ("entropy",), ("logp", "lse", "entropy")]
+
+
+def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    x, labels = 3 * torch.randn(2, 11, V), torch.randint(0, V, (2, 11))
+    x[0, 1, labels[0, 1]] = 30
+    labels[1, 4:6] = -100
+    return leaf(x.to(dtype)), labels
+
+
+def definition(x: Tensor, labels: Tensor, transform: Transform) -> RowOutputs:
+    z, _ = transform.apply(x.detach().double())
+    log_p = torch.log_softmax(z, -1)
+    logp = log_p.gather(-1, labels[..., None])[..., 0]
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    argmax = z.argmax(-1)
+    collision = torch.logsumexp(2 * log_p, -1)
+    return RowOutputs(
+        logp, z.logsumexp(-1), entropy, argmax, argmax == labels, collision, z.mean(-1)
+    )
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_output(dtype: torch.dtype, transform: Transform) -> None:
+    x, labels = batch(dtype)
+    rows = logprobs(x, labels, outputs=ALL, **vars(transform))
+    used = labels != -100
+    expected = definition(x, labels.clamp(min=0), transform)
+    for name, value, exact in zip(ALL, rows, expected, strict=True):
+        assert value.shape == labels.shape, name
+        if exact.is_floating_point():
+            assert value.dtype == torch.float32, name
+            torch.testing.assert_close(
+                value[used].double(), exact[used], rtol=3e-6, atol=3e-6, msg=name
+            )
+            assert (value[~used] == 0).all(), name
+        else:
+            assert torch.equal(value[used], exact[used]), name
+    assert rows.argmax.dtype == torch.int64
+    assert rows.correct.dtype == torch.bool
+    assert (rows.argmax[~used] == -1).all()
+    assert not rows.correct[~used].any()
+    assert 0 < rows.correct.sum() < used.sum()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_output_alone_is_the_same_and_the_others_are_none(name: str) -> None:
+    x, labels = batch()
+    alone = logprobs(x, labels, outputs=(name,))
+    assert torch.equal(getattr(alone, name), getattr(logprobs(x, labels, outputs=ALL), name))
+    assert [n for n in ALL if getattr(alone, n) is not None] == [name]
+
+
+def test_logp_is_what_is_given_unless_told_otherwise() -> None:
+    x, labels = batch()
+    rows = logprobs(x, labels)
+    assert [n for n in ALL if getattr(rows, n) is not None] == ["logp"]
+
+
+def test_only_logp_lse_and_entropy_are_differentiable() -> None:
+    x, labels = batch()
+    rows = logprobs(x, labels, outputs=ALL)
+    assert [v.requires_grad for v in rows] == [True, True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("names", GRADIENTS, ids="-".join)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients(dtype: torch.dtype, transform: Transform, names: tuple[str, ...]) -> None:
+    x, labels = batch(dtype)
+    upstream = {name: torch.randn(labels.shape) for name in names}
+    check_logprobs(x, labels, upstream, transform=transform)
+
+
+@pytest.mark.parametrize("names", GRADIENTS, ids="-".join)
+@pytest.mark.parametrize("transform", TRANSFORMS[::2], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_with_the_head(
+    dtype: torch.dtype, transform: Transform, names: tuple[str, ...]
+) -> None:
+    labels = torch.randint(0, V, (3, 7))
+    labels[1, 2:4] = -100
+    hidden = leaf(torch.randn(3, 7, H).to(dtype))
+    weight, bias = leaf((0.3 * torch.randn(V, H)).to(dtype)), leaf(torch.randn(V).to(dtype))
+    upstream = {name: torch.randn(labels.shape) for name in names}
+    check_linear_logprobs(hidden, weight, labels, upstream, bias, transform=transform)
+
+
+def test_an_output_that_the_loss_leaves_out_has_no_part_in_the_gradient() -> None:
+    x, labels = batch()
+    rows = logprobs(x, labels, outputs=("logp", "entropy"))
+    (both,) = torch.autograd.grad(rows.logp.sum(), x)
+    (alone,) = torch.autograd.grad(logprobs(x, labels).logp.sum(), x)
+    torch.testing.assert_close(both, alone, rtol=1e-6, atol=1e-9)
+
+
+def test_a_loss_written_on_top_differentiates_exactly() -> None:
+    x, labels = batch()
+    rows = logprobs(x, labels, outputs=("logp", "entropy"))
+    used = labels != -100
+    loss = ((rows.logp.exp() - 0.1 * rows.entropy) * used).sum()
+    (gradient,) = torch.autograd.grad(loss, x)
+    exact = x.detach().double().requires_grad_()
+    log_p = torch.log_softmax(exact, -1)
+    p = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].exp()
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    (expected,) = torch.autograd.grad(((p - 0.1 * entropy) * used).sum(), exact)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_the_head_gives_every_output_of_its_logits() -> None:
+    hidden, weight, bias = torch.randn(2, 11, H), torch.randn(V, H), torch.randn(V)
+    labels = torch.randint(0, V, (2, 11))
+    logits = (hidden.double() @ weight.double().T + bias).float()
+    rows = linear_logprobs(hidden, weight, labels, bias, outputs=ALL, temperature=1.3)
+    expected = logprobs(logits, labels, outputs=ALL, temperature=1.3)
+    for name, value, same in zip(ALL, rows, expected, strict=True):
+        torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_temperature_on_the_log_probability() -> None:
+    x, labels = batch()
+    names = ("logp", "lse", "entropy")
+    plain = logprobs(x, labels, outputs=names)
+    rows = logprobs(x, labels, outputs=names, temperature=2.0, temperature_on="logprob")
+    torch.testing.assert_close(rows.logp, plain.logp / 2)
+    assert torch.equal(rows.lse, plain.lse)
+    assert torch.equal(rows.entropy, plain.entropy)
+    (gradient,) = torch.autograd.grad(rows.logp.sum(), x)
+    (expected,) = torch.autograd.grad(plain.logp.sum(), x)
+    torch.testing.assert_close(gradient, expected / 2)

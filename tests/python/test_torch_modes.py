@@ -1,0 +1,259 @@
+"""When gradients are computed and where they are written: grad_in_forward, inplace_backward, retained graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tileloss import torch as tl
+from torch_problems import (
+    FUNCTIONS,
+    LOGIT_FUNCTIONS,
+    allocations,
+    assert_same,
+    gradients,
+    plain,
+    problem,
+    run,
+)  # fmt: skip
+
+LOSSES = [f for f in FUNCTIONS if not f.endswith("logprobs")]
+IN_PLACE: list[tuple[str, dict[str, Any]]] = [
+    *((f, {"inplace_backward": True}) for f in LOGIT_FUNCTIONS),
+    ("cross_entropy", {"inplace_backward": True, "grad_in_forward": True}),
+    ("policy_loss", {"inplace_backward": True, "grad_in_forward": True}),
+]
+ONE_PASS = [(f, {"grad_in_forward": True}) for f in LOSSES]
+TWO_PASSES = [(f, {} if f.endswith("logprobs") else {"grad_in_forward": False}) for f in FUNCTIONS]
+MODES = [*TWO_PASSES, *ONE_PASS, *IN_PLACE]
+UPSTREAMS = [1.0, -1.0, 0.37, 0.0, 65536.0]
+
+
+def mode_id(value: Any) -> str | None:
+    return (
+        "-".join(n for n, v in value.items() if v) or "two passes"
+        if isinstance(value, dict)
+        else None
+    )
+
+
+def non_leaves(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, tuple[Tensor, ...]]:
+    """A problem, and what its leaves become by an operation that does not need its result again."""
+    p = problem(dtype)
+    return p, tuple(x * 1 for x in p.leaves(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
+def test_every_mode_gives_the_loss_and_gradients_of_plain_torch(
+    name: str, mode: dict[str, Any], dtype: torch.dtype
+) -> None:
+    p = problem(dtype)
+    expected = gradients(name, p, plain)
+    # The products with the head round dlogits to bfloat16, of which 2^-8 is one unit in the last place.
+    rtol = 2e-5 if dtype == torch.float32 else 2.0**-7
+    assert_same(
+        gradients(name, p, **mode), tuple(e.to(dtype) if e.dim() else e for e in expected), rtol
+    )
+
+
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("name", "mode"), [*ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+def test_one_pass_scales_by_the_upstream_gradient(
+    name: str, mode: dict[str, Any], dtype: torch.dtype, upstream: float
+) -> None:
+    """A second rounding: half a unit in the last place more. float16's largest number is 65504."""
+    p, inputs = non_leaves(name, dtype)
+    loss = run(name, p, *inputs, **mode)
+    scaled = torch.autograd.grad(loss, inputs, torch.tensor(upstream))
+    ones = gradients(name, p, **mode)[1:]
+    for ours, one in zip(scaled, ones, strict=True):
+        torch.testing.assert_close(ours, (one.float() * upstream).to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+def test_a_retained_graph_can_be_gone_through_again(name: str, mode: dict[str, Any]) -> None:
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    first = [g.clone() for g in torch.autograd.grad(loss, inputs, retain_graph=True)]
+    twice = [g.clone() for g in torch.autograd.grad(2 * loss, inputs, retain_graph=True)]
+    last = torch.autograd.grad(loss, inputs)
+    for one, two, three in zip(first, twice, last, strict=True):
+        assert torch.equal(two, 2 * one)
+        assert torch.equal(three, one)
+
+
+@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS], ids=mode_id)
+def test_gradients_of_leaves_accumulate_over_a_retained_graph(
+    name: str, mode: dict[str, Any]
+) -> None:
+    p = problem()
+    expected = gradients(name, p, **mode)[1:]
+    loss = run(name, p, *p.leaves(name), **mode)
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for x, one in zip(p.leaves(name), expected, strict=True):
+        torch.testing.assert_close(x.grad, 3 * one, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
+def test_a_second_backward_raises(name: str, mode: dict[str, Any]) -> None:
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    torch.autograd.grad(loss, inputs)
+    with pytest.raises(RuntimeError, match="(?i)backward"):
+        torch.autograd.grad(loss, inputs)
+
+
+@pytest.mark.parametrize(("name", "mode"), ONE_PASS, ids=mode_id)
+def test_gradients_handed_over_and_changed_are_not_used_again(
+    name: str, mode: dict[str, Any]
+) -> None:
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    for g in torch.autograd.grad(loss, inputs, retain_graph=True):
+        g.zero_()
+    with pytest.raises(RuntimeError, match=r"^tileloss: .* call with grad_in_forward=False"):
+        torch.autograd.grad(loss, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
+def test_in_place_the_gradient_is_where_the_logits_were(
+    name: str, mode: dict[str, Any], dtype: torch.dtype
+) -> None:
+    p, (logits,) = non_leaves(name, dtype)
+    expected = gradients(name, p)[1]
+    address = logits.data_ptr()
+    (gradient,) = torch.autograd.grad(run(name, p, logits, **mode), logits)
+    assert gradient.data_ptr() == address
+    assert logits.data_ptr() == address
+    assert torch.equal(gradient, expected)
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
+def test_logits_that_their_producer_needs_raise_torchs_own_error(
+    name: str, mode: dict[str, Any]
+) -> None:
+    p = problem()
+    logits = p.logits.sigmoid()  # its formula reads its result
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run(name, p, logits, **mode).backward()
+
+
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
+def test_in_place_works_through_a_slice(name: str, mode: dict[str, Any]) -> None:
+    """[:, :-1] of [B, T + 1, V]: rows in groups, written where they lie, the last position untouched."""
+    p = problem()
+    expected = gradients(name, p)[1]
+    longer = torch.cat([p.logits.detach(), torch.full((3, 1, 67), 7.0)], 1).requires_grad_()
+    whole = longer * 1
+    run(name, p, whole[:, :-1], **mode).backward()
+    assert torch.equal(whole[:, :-1], expected)
+    assert (whole[:, -1] == 7).all()
+    assert torch.equal(longer.grad[:, :-1], expected)
+    assert (longer.grad[:, -1] == 0).all()
+
+
+@pytest.mark.parametrize("name", LOGIT_FUNCTIONS)
+def test_in_place_refuses_logits_that_would_be_copied(name: str) -> None:
+    p = problem()
+    logits = (p.logits * 1).transpose(0, 2).contiguous().transpose(0, 2)
+    with pytest.raises(
+        ValueError, match="^inplace_backward: expected logits whose rows can be written"
+    ):
+        run(name, p, logits, inplace_backward=True).backward()
+
+
+@pytest.mark.parametrize(("name", "mode"), [*ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+def test_an_upstream_gradient_of_one_costs_no_copy(name: str, mode: dict[str, Any]) -> None:
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    blocks = allocations(lambda: torch.autograd.grad(loss, inputs))
+    assert sum(blocks) <= 64, blocks
+
+
+@pytest.mark.parametrize(("name", "mode"), ONE_PASS, ids=mode_id)
+def test_another_upstream_gradient_is_multiplied_in_place(name: str, mode: dict[str, Any]) -> None:
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    upstream = torch.tensor(0.3)
+    blocks = allocations(lambda: torch.autograd.grad(loss, inputs, upstream))
+    assert sum(blocks) <= 64, blocks
+    loss = run(name, p, *(x * 1 for x in p.leaves(name)), **mode)
+    assert sum(allocations(lambda: loss.backward(upstream, retain_graph=True))) > p.bias.nbytes
+
+
+@pytest.mark.parametrize(("name", "mode"), ONE_PASS, ids=mode_id)
+def test_leaves_take_the_gradient_over_without_a_copy(name: str, mode: dict[str, Any]) -> None:
+    p = problem()
+    loss = run(name, p, *p.leaves(name), **mode)
+    blocks = allocations(loss.backward)
+    assert sum(blocks) <= 64, blocks
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
+def test_double_backward_is_refused(name: str, mode: dict[str, Any]) -> None:
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    once = torch.autograd.grad(loss, inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="^tileloss: double backward is not supported"):
+        sum(g.square().sum() for g in once).backward()
+
+
+@pytest.mark.parametrize(("name", "mode"), TWO_PASSES, ids=mode_id)
+def test_a_second_derivative_is_never_a_zero(name: str, mode: dict[str, Any]) -> None:
+    """allow_unused=True makes zeros of what is not in the graph: torch.autograd.functional does so unless it is strict."""
+    p, inputs = non_leaves(name)
+    once = torch.autograd.grad(run(name, p, *inputs, **mode), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="^tileloss: double backward is not supported"):
+        torch.autograd.grad(once[0].sum(), inputs, allow_unused=True)
+
+    def of_first(x: Tensor) -> Tensor:
+        return run(name, p, x, *inputs[1:], **mode)
+
+    for second in (torch.autograd.functional.hessian, torch.autograd.functional.jvp):
+        with pytest.raises(RuntimeError, match="^tileloss: double backward is not supported"):
+            second(of_first, inputs[0], *([inputs[0]] if "jvp" in second.__name__ else []))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transforms_of_torch_func_are_refused(name: str) -> None:
+    p = problem()
+    first, *rest = (x.detach() for x in p.leaves(name))
+
+    def loss(x: Tensor) -> Tensor:
+        return run(name, p, x, *rest)
+
+    batch = first.expand(2, *first.shape)
+    for transform in (
+        lambda: torch.vmap(loss)(batch),
+        lambda: torch.func.grad(loss)(first),
+        lambda: torch.func.jacrev(loss)(first),
+        lambda: torch.func.jvp(loss, (first,), (first,)),
+    ):
+        with pytest.raises(NotImplementedError, match=r"^tileloss: the transforms of torch.func"):
+            transform()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(first, first)
+        with pytest.raises(NotImplementedError, match="^tileloss: forward-mode"):
+            loss(dual)
+        loss(first)
+
+
+@pytest.mark.parametrize("outputs", [("logp",), ("logp", "lse", "entropy")])
+def test_per_row_upstream_gradients_in_place(outputs: tuple[str, ...]) -> None:
+    p, (logits,) = non_leaves("logprobs")
+    upstream = [torch.randn(p.labels.shape) for _ in outputs]
+    rows = tl.logprobs(p.logits, p.labels, outputs=outputs)
+    (expected,) = torch.autograd.grad([getattr(rows, n) for n in outputs], p.logits, upstream)
+    rows = tl.logprobs(logits, p.labels, outputs=outputs, inplace_backward=True)
+    (gradient,) = torch.autograd.grad([getattr(rows, n) for n in outputs], logits, upstream)
+    assert torch.equal(gradient, expected)
+    assert gradient.data_ptr() == logits.data_ptr()

@@ -1,0 +1,107 @@
+"""torch.library.opcheck over every operator of torch.ops.tileloss, called as the public functions call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tileloss import torch as tl
+from torch_problems import FUNCTIONS, LOGIT_FUNCTIONS, problem, run
+
+
+def registered() -> list[str]:
+    """Every operator of the library, from torch's registry."""
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted(n.removeprefix("tileloss::") for n in names if n.startswith("tileloss::"))
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps each operator's arguments as the public functions and their formulas make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple[Any, ...]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        namespace, _, name = func.name().partition("::")
+        if namespace == "tileloss":
+            self.calls[name] = tuple(
+                a.detach().clone() if isinstance(a, Tensor) else a for a in args
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def recorded(names: tuple[str, ...] = FUNCTIONS) -> dict[str, tuple[Any, ...]]:
+    """Arguments of each operator, from every function in every mode."""
+    calls: dict[str, tuple[Any, ...]] = {}
+    for name in names:
+        modes: list[dict[str, Any]] = [{}, {"temperature": torch.tensor(1.3)}]
+        modes += [{"inplace_backward": True}] if name in LOGIT_FUNCTIONS else []
+        modes += (
+            []
+            if name.endswith("logprobs")
+            else [{"grad_in_forward": True}, {"grad_in_forward": False}]
+        )
+        if name in LOGIT_FUNCTIONS[::2]:
+            modes.append({"grad_in_forward": True, "inplace_backward": True})
+        for mode in modes:
+            p = problem()
+            with Recorder() as recorder:
+                inputs = tuple(x * 1 for x in p.leaves(name))
+                torch.autograd.grad(run(name, p, *inputs, **mode), inputs)
+            calls |= recorder.calls
+    return calls
+
+
+CALLS = recorded()
+
+
+def test_every_operator_is_called_by_a_function() -> None:
+    assert sorted(CALLS) == registered()
+    assert len(CALLS) >= 2 * 5 + 3 + 2 * 3 + 2
+
+
+@pytest.mark.parametrize("name", registered())
+def test_opcheck(name: str) -> None:
+    operator = getattr(torch.ops.tileloss, name).default
+    arguments = list(CALLS[name])
+    differentiable = "_backward" not in name and not name.endswith("_")
+    if differentiable:
+        for i, a in enumerate(arguments[:3]):
+            if isinstance(a, Tensor) and a.is_floating_point():
+                arguments[i] = a.requires_grad_()
+        assert any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+    torch.library.opcheck(operator, tuple(arguments))
+
+
+def test_opcheck_finds_a_wrong_fake() -> None:
+    """The check can fail: an operator whose fake kernel gives another shape."""
+    operator = torch.library.custom_op(
+        "tileloss_test::wrong", lambda x: x.sum(-1), mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    operator.register_fake(lambda x: x.new_empty(x.shape))
+    with pytest.raises(torch.testing._internal.optests.generate_tests.OpCheckError):
+        torch.library.opcheck(operator, (torch.randn(3, 4),))
+
+
+@pytest.mark.parametrize("function", [tl.cross_entropy, tl.logprobs], ids=lambda f: f.__name__)
+def test_fake_tensors_need_no_kernel(function: Callable[..., Any]) -> None:
+    """Shapes, types and which outputs need gradients, as torch.export sees them."""
+    from torch._subclasses import FakeTensorMode
+
+    p = problem(torch.bfloat16)
+    before = tl.call_counts()
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        logits = mode.from_tensor(p.logits)
+        result = function(logits, mode.from_tensor(p.labels))
+    loss = result if isinstance(result, Tensor) else result.logp
+    assert loss.dtype == torch.float32
+    assert loss.shape == (() if isinstance(result, Tensor) else p.labels.shape)
+    assert tl.call_counts() == before

@@ -1,0 +1,193 @@
+"""As a training loop uses the functions: checkpointing, accumulation, tied weights, modules and what is saved of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tileloss import torch as tl
+from torch_problems import FUNCTIONS, H, V, gradients, problem, run
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_activation_checkpointing(name: str, reentrant: bool) -> None:
+    """The loss inside the checkpoint: its forward runs again in the backward."""
+    p = problem()
+    expected = gradients(name, p)
+    leaves = p.leaves(name)
+
+    def block(*inputs: Tensor) -> Tensor:
+        return run(name, p, *(x * 1 for x in inputs))
+
+    loss = checkpoint(block, *leaves, use_reentrant=reentrant)
+    loss.backward()
+    assert torch.equal(loss, expected[0])
+    for x, gradient in zip(leaves, expected[1:], strict=True):
+        assert torch.equal(x.grad, gradient)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_micro_batches_with_num_items_are_one_batch(name: str, one_pass: bool) -> None:
+    p = problem()
+    loss, *expected = gradients(name, p, grad_in_forward=one_pass)
+    num_items = int((p.labels != -100).sum())
+    leaves = p.leaves(name)
+    total = torch.zeros(())
+    for i in range(len(p.labels)):
+        arguments = (leaves[0][i], *leaves[1:2], p.labels[i])
+        options: dict[str, Any] = {"bias": leaves[2]} if "linear" in name else {}
+        part = getattr(tl, name)(
+            *arguments, num_items=num_items, grad_in_forward=one_pass, **options
+        )
+        part.backward()
+        total += part.detach()
+    torch.testing.assert_close(total, loss, rtol=1e-6, atol=1e-7)
+    for x, gradient in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(x.grad, gradient, rtol=1e-5, atol=1e-8)
+
+
+def test_tied_embeddings_get_both_gradients() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(V, H)
+            self.loss = tl.LinearCrossEntropyLoss(H, V)
+            self.loss.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+            return self.loss(self.embedding(tokens), labels)
+
+    model, tokens = Tied(), torch.randint(0, V, (2, 9))
+    assert len(list(model.parameters())) == 1
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    weight = model.embedding.weight.detach().double().requires_grad_()
+    logits = nn.functional.embedding(tokens[:, :-1], weight) @ weight.T
+    exact = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    (gradient,) = torch.autograd.grad(exact, weight)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(model.embedding.weight.grad.double(), gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_a_model_learns() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(V, H), nn.Linear(H, H), nn.GELU())
+    loss_of = tl.LinearCrossEntropyLoss(H, V)
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss_of.parameters()], lr=0.03)
+    tokens = torch.arange(40).repeat(2, 1) % 7
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 3
+    assert losses[-1] < 0.1
+
+
+# ------------------------------------------------------------------------------------------------- modules
+
+
+def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
+    p = problem()
+    return {
+        "CrossEntropyLoss": (tl.CrossEntropyLoss(torch.rand(V), label_smoothing=0.1), (p.logits, p.labels)),
+        "LinearCrossEntropyLoss": (tl.LinearCrossEntropyLoss(H, V, bias=True, z_loss=1e-3), (p.hidden, p.labels)),
+        "PolicyLoss": (tl.PolicyLoss("dapo", beta=0.0), (p.logits, p.labels, p.advantages)),
+    }  # fmt: skip
+
+
+NAMES = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "PolicyLoss"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_are_their_functions(name: str) -> None:
+    module, inputs = modules()[name]
+    expected = {
+        "CrossEntropyLoss": lambda: tl.cross_entropy(*inputs, module.weight, label_smoothing=0.1),
+        "LinearCrossEntropyLoss": lambda: tl.linear_cross_entropy(
+            inputs[0], module.weight, inputs[1], module.bias, z_loss=1e-3
+        ),
+        "PolicyLoss": lambda: tl.policy_loss(*inputs, preset="dapo"),
+    }[name]()
+    assert torch.equal(module(*inputs), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_are_copied_pickled_and_restored(name: str) -> None:
+    module, inputs = modules()[name]
+    expected = module(*inputs)
+    other, _ = modules()[name]
+    if list(module.state_dict()):
+        assert not torch.equal(other(*inputs), expected)
+    other.load_state_dict(module.state_dict())
+    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), other):
+        assert torch.equal(same(*inputs), expected)
+
+
+def test_what_modules_save() -> None:
+    saved = {name: list(module.state_dict()) for name, (module, _) in modules().items()}
+    assert saved == {
+        "CrossEntropyLoss": ["weight"],
+        "LinearCrossEntropyLoss": ["weight", "bias"],
+        "PolicyLoss": [],
+    }
+    assert not list(tl.CrossEntropyLoss().state_dict())
+    assert list(tl.LinearCrossEntropyLoss(H, V).state_dict()) == ["weight"]
+    assert list(nn.CrossEntropyLoss(torch.ones(V)).state_dict()) == ["weight"]  # as torch's
+
+
+def test_modules_show_their_options() -> None:
+    shown = {name: repr(module) for name, (module, _) in modules().items()}
+    assert shown["CrossEntropyLoss"] == "CrossEntropyLoss(label_smoothing=0.1)"
+    assert shown["LinearCrossEntropyLoss"].endswith("z_loss=0.001)")
+    assert f"in_features={H}, out_features={V}, bias=True" in shown["LinearCrossEntropyLoss"]
+    assert shown["PolicyLoss"] == "PolicyLoss(preset='dapo', beta=0.0)"
+
+
+def test_modules_change_type() -> None:
+    module = tl.LinearCrossEntropyLoss(H, V, bias=True, dtype=torch.bfloat16)
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    hidden, labels = torch.randn(4, H), torch.randint(0, V, (4,))
+    module(hidden.bfloat16(), labels).backward()
+    assert module.weight.grad.dtype == torch.bfloat16
+    module = module.to(torch.float32)
+    assert module(hidden, labels).dtype == torch.float32
+    weighted = tl.CrossEntropyLoss(torch.rand(V)).to(torch.bfloat16)
+    assert weighted.weight.dtype == torch.bfloat16
+    assert weighted(torch.randn(4, V), labels).dtype == torch.float32
+
+
+@pytest.mark.parametrize("option", ["labels_smoothing", "num_items", "token_weights", "mask"])
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_refuse_what_is_no_option_when_they_are_made(name: str, option: str) -> None:
+    arguments: tuple[Any, ...] = (H, V) if "Linear" in name else ()
+    with pytest.raises(TypeError, match=f"^{name}: expected options among .*, got {option}$"):
+        getattr(tl, name)(*arguments, **{option: 1.0})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_take_what_changes_at_every_call(name: str) -> None:
+    module, inputs = modules()[name]
+    assert not torch.equal(module(*inputs, num_items=3), module(*inputs))
+    if name != "PolicyLoss":
+        weights = torch.rand(inputs[1].shape)
+        assert not torch.equal(module(*inputs, token_weights=weights), module(*inputs))
+
+
+def test_the_head_is_drawn_as_a_linear_layer() -> None:
+    torch.manual_seed(7)
+    module = tl.LinearCrossEntropyLoss(H, V, bias=True)
+    torch.manual_seed(7)
+    linear = nn.Linear(H, V)
+    assert torch.equal(module.weight, linear.weight)
+    assert torch.equal(module.bias, linear.bias)

@@ -1,0 +1,122 @@
+"""One small batch on which every function of tileloss.torch runs, each of them made a scalar, and plain torch beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tileloss import torch as tl
+
+B, T, V, H = 3, 5, 67, 16
+ROWS = ("logp", "lse", "entropy")
+LOGIT_FUNCTIONS = ("cross_entropy", "logprobs", "policy_loss")
+LINEAR_FUNCTIONS = ("linear_cross_entropy", "linear_logprobs", "linear_policy_loss")
+FUNCTIONS = LOGIT_FUNCTIONS + LINEAR_FUNCTIONS
+
+
+@dataclass
+class Problem:
+    """logits [B, T, V], or hidden [B, T, H], weight [V, H], bias [V]; labels, row_weights, old_logp [B, T]."""
+
+    logits: Tensor
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor
+    labels: Tensor
+    row_weights: Tensor
+    old_logp: Tensor
+    advantages: Tensor
+
+    def leaves(self, name: str) -> tuple[Tensor, ...]:
+        return (self.hidden, self.weight, self.bias) if "linear" in name else (self.logits,)
+
+
+def problem(dtype: torch.dtype = torch.float32, batch: int = B) -> Problem:
+    weight, hidden = 0.3 * torch.randn(V, H), torch.randn(batch, T, H)
+    labels = torch.randint(0, V, (batch, T))
+    labels[:, 0] = -100
+    return Problem(
+        *(x.to(dtype).requires_grad_() for x in (2 * torch.randn(batch, T, V), hidden, weight, torch.randn(V))),
+        labels,
+        torch.rand(batch, T) + 0.5,
+        -3 - torch.rand(batch, T),
+        torch.linspace(-1, 1, batch),
+    )  # fmt: skip
+
+
+def of_rows(rows: tl.RowOutputs, p: Problem) -> Tensor:
+    assert rows.logp is not None
+    assert rows.lse is not None
+    assert rows.entropy is not None
+    return (p.row_weights * (rows.logp - 0.3 * rows.lse + 0.2 * rows.entropy)).sum()
+
+
+def run(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
+    """The function's loss of `leaves` (logits, or hidden, weight and bias); of row outputs a weighted sum."""
+    head = leaves[:2] if "linear" in name else leaves
+    given = {"bias": leaves[2], **options} if "linear" in name else options
+    function = getattr(tl, name)
+    if name.endswith("logprobs"):
+        return of_rows(function(*head, p.labels, outputs=ROWS, **given), p)
+    if name.endswith("policy_loss"):
+        result: Tensor = function(*head, p.labels, p.advantages, old_logp=p.old_logp, **given)
+        return result
+    result = function(*head, p.labels, **given)
+    return result
+
+
+def plain(name: str, p: Problem, *leaves: Tensor) -> Tensor:
+    """The same of plain torch, in float64."""
+    exact = [x.double() for x in leaves]
+    x = F.linear(*exact) if "linear" in name else exact[0]
+    used = p.labels != -100
+    if name.endswith("cross_entropy"):
+        return F.cross_entropy(x.flatten(0, -2), p.labels.flatten())
+    log_p = torch.log_softmax(x, -1)
+    logp = log_p.gather(-1, p.labels.clamp(min=0)[..., None])[..., 0]
+    if name.endswith("logprobs"):
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        rows = p.row_weights * (logp - 0.3 * x.logsumexp(-1) + 0.2 * entropy)
+        return rows[used].sum()
+    rho, a = (logp - p.old_logp).exp(), p.advantages[:, None]
+    loss = -torch.minimum(rho * a, rho.clamp(0.8, 1.2) * a) * used
+    return (loss.sum(-1) / used.sum(-1)).mean()
+
+
+def gradients(
+    name: str, p: Problem, of: Callable[..., Tensor] = run, **options: Any
+) -> tuple[Tensor, ...]:
+    """The loss, and the gradient of each leaf."""
+    leaves = p.leaves(name)
+    loss = of(name, p, *leaves, **options)
+    return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+
+def assert_same(
+    values: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float = 2e-5
+) -> None:
+    """Each to `rtol` of the largest element of what is expected,."""
+    assert len(values) == len(expected)
+    for value, exact in zip(values, expected, strict=True):
+        assert value.shape == exact.shape
+        bound = rtol * float(exact.abs().max())
+        worst = float((value.detach().double() - exact.detach().double()).abs().max())
+        assert worst <= bound, (worst, bound)
+
+
+def allocations(function: Callable[[], Any]) -> list[int]:
+    """The bytes of each block that torch's allocator gives while `function` runs, largest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        kept = function()
+    del kept
+    events = profiled.profiler.kineto_results.events()
+    return sorted(
+        (e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0), reverse=True
+    )
