@@ -42,7 +42,7 @@ def versions() -> dict[str, str | None]:
 
 def seconds(value: float) -> str:
     """Three digits, in ms below 2 s."""
-    return f"{value * 1000:.3g} ms" if value < 2 else f"{value:.3g} s"
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
 def megabytes(value: int) -> str:
@@ -77,9 +77,10 @@ def table(measurements: Sequence[Measurement], shape: Shape, threads: int, round
     packages = ", ".join(f"{name} {found}" for name, found in versions().items() if found)
     parts.append(
         f"{machine()}, {threads} threads, {packages}. A step is a forward and a backward; medians of {rounds} interleaved\n"
-        "rounds in one process, fewer for those that take tens of seconds. Inputs are reused, every page of them touched\n"
-        "before; what a step allocates it allocates anew each time, as in training. Memory: the peak of a step in a process\n"
-        "of its own. Errors: relative to float64; of logits' gradients the label's column and all others apart, the worse."
+        "rounds in one process, fewer for those that take tens of seconds; from logits a turn is two steps, the second timed.\n"
+        "Inputs are reused, every page of them touched before; what a step allocates it allocates anew each time, as in\n"
+        "training. Memory: the peak of a step in a process of its own. Errors: relative to float64;\n"
+        "of logits' gradients the label's column and all others apart, the worse."
     )
     return "\n\n".join(parts) + "\n"
 
