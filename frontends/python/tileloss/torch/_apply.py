@@ -67,9 +67,8 @@ def make_head(
         raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
     dtype = compute_dtype if compute_dtype is not None else _autocast_dtype()
     if compute_dtype is None and dtype == torch.float16:
-        dtype = (
-            torch.float32
-        )  # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing
+        # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing.
+        dtype = torch.float32
     if dtype is not None and dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(
             f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}"
@@ -129,10 +128,8 @@ def loss_of_logits(
 
 
 def _is_per_row(given: Mapping[str, Value]) -> bool:
-    return "none" in (
-        given.get("reduction"),
-        given.get("aggregation"),
-    )  # no preset aggregates by none
+    # No preset aggregates by none.
+    return "none" in (given.get("reduction"), given.get("aggregation"))
 
 
 def _refuse_per_row(given: Mapping[str, Value]) -> None:

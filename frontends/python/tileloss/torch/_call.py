@@ -116,11 +116,8 @@ def is_per_row(name: str, options: str, values: Sequence[float]) -> bool:
     return _options.choice_of(function, options, values, choice) == "none"
 
 
-def state_arrays(name: str, options: str) -> int:
+def state_arrays(options: str) -> int:
     """How many arrays of the row state the backward of a loss reads: max, sum, target, and entropy_sum where it is used."""
     given = options.partition(":")[2]
-    return (
-        4
-        if any(n in given for n in ("entropy_coef", "entropy_quantile", "entropy_threshold"))
-        else 3
-    )
+    reads_entropy = ("entropy_coef", "entropy_quantile", "entropy_threshold")
+    return 4 if any(name in given for name in reads_entropy) else 3

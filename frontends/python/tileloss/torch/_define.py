@@ -81,6 +81,10 @@ ROWS = "(" + ", ".join(["Tensor"] * (len(ROW_OUTPUTS) + 1)) + ")"
 ROW_GRADS = "Tensor? logp_grad, Tensor? lse_grad, Tensor? entropy_grad"
 
 
+def _row_state_arrays(wanted: Sequence[str]) -> int:
+    return 4 if "entropy" in wanted else 3  # its gradient reads entropy_sum
+
+
 def new_row_outputs(
     call: Call, labels: Tensor, outputs: str, keep_state: bool
 ) -> tuple[Tensor, ...]:
@@ -89,7 +93,7 @@ def new_row_outputs(
         call.new_output(name, labels.shape, dtype) if name in wanted else empty()
         for name, dtype in ROW_OUTPUTS.items()
     ]
-    results.append(new_state(call, labels, (4 if "entropy" in wanted else 3) if keep_state else 0))
+    results.append(new_state(call, labels, _row_state_arrays(wanted) if keep_state else 0))
     return tuple(results)
 
 
@@ -101,7 +105,7 @@ def fake_row_outputs(labels: Tensor, outputs: str, keep_state: bool) -> tuple[Te
         else labels.new_empty((0,), dtype=torch.float32)
         for name, dtype in ROW_OUTPUTS.items()
     ]
-    arrays = (4 if "entropy" in wanted else 3) if keep_state else 0
+    arrays = _row_state_arrays(wanted) if keep_state else 0
     results.append(labels.new_empty((arrays, labels.numel()), dtype=torch.float32))
     return tuple(results)
 

@@ -57,7 +57,7 @@ def _define_loss(f: str) -> None:
     def forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         call, (keep_state, _, wants_metrics) = start(logits, labels, rest, None)
         loss = new_loss(call, labels, call.names, call.values)
-        state = new_state(call, labels, state_arrays(f, call.names) if keep_state else 0)
+        state = new_state(call, labels, state_arrays(call.names) if keep_state else 0)
         metrics = new_metrics(call, wants_metrics)
         call.run(FORWARD)
         return loss, state, metrics
@@ -65,7 +65,7 @@ def _define_loss(f: str) -> None:
     def fake_forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         _, options, values, _, (keep_state, _, wants_metrics) = split(f, rest)
         loss, metrics = fake_loss(f, labels, options, values, wants_metrics)
-        arrays = state_arrays(f, options) if keep_state else 0
+        arrays = state_arrays(options) if keep_state else 0
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -81,7 +81,7 @@ def _define_linear_loss(f: str) -> None:
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         call, budget, (keep_state, wants_metrics) = _start_linear(f, args[:4], args[4:])
         loss = new_loss(call, args[3], call.names, call.values)
-        state = new_state(call, args[3], state_arrays(f, call.names) if keep_state else 0)
+        state = new_state(call, args[3], state_arrays(call.names) if keep_state else 0)
         metrics = new_metrics(call, wants_metrics)
         call.run(FORWARD, budget)
         return loss, state, metrics
@@ -90,7 +90,7 @@ def _define_linear_loss(f: str) -> None:
         labels = args[3]
         _, options, values, _, (_, _, keep_state, wants_metrics) = split(f, args[4:])
         loss, metrics = fake_loss(name, labels, options, values, wants_metrics)
-        arrays = state_arrays(f, options) if keep_state else 0
+        arrays = state_arrays(options) if keep_state else 0
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
