@@ -53,7 +53,7 @@ struct BlockLoop {
   // additions to one, and leave registers to the pipeline.
   struct Accumulators {
     F sum[2], entropy[2], collision[2];
-    // Of the raw logits; the lowest only with Transform::kFused.
+    // Of the raw logits; the lowest only with Transform::kNeedsLowest.
     decltype(Simd::max_start(kType)) max, lowest;
     Accumulators() {
       clear_sums();
@@ -77,6 +77,16 @@ struct BlockLoop {
     template <Features kF>
     [[gnu::always_inline]] void add(int k, [[maybe_unused]] F t, F e) {
       sum[k] = Simd::add(sum[k], e);
+      add_moments<kF>(k, t, e);
+    }
+    // The same for an e in two factors: the addition does not wait for their product.
+    template <Features kF>
+    [[gnu::always_inline]] void add_product(int k, [[maybe_unused]] F t, F e, F factor, F other) {
+      sum[k] = Simd::fma(factor, other, sum[k]);
+      add_moments<kF>(k, t, e);
+    }
+    template <Features kF>
+    [[gnu::always_inline]] void add_moments(int k, [[maybe_unused]] F t, [[maybe_unused]] F e) {
       // 0 * -inf must not arise: exp2 is 0 from -150 on.
       if constexpr (kF.entropy) entropy[k] = Simd::fma(Simd::max(Simd::set(-200), t), e, entropy[k]);
       if constexpr (kF.collision) collision[k] = Simd::fma(e, e, collision[k]);
@@ -118,11 +128,16 @@ struct BlockLoop {
   // What the software pipeline carries of a pair.
   template <class Transform>
   static auto nothing_carried() {
-    if constexpr (Transform::kFused) {
+    if constexpr (Transform::kIsQuick) {
       return typename Transform::Started{};
     } else {
       return Reduced{};
     }
+  }
+  // Whether an exp comes in two factors and is added as their product: of every schedule, so that their sums are the same.
+  template <class Transform>
+  static constexpr bool sums_products() {
+    return Transform::kIsQuick && !Transform::kHasSlope;
   }
   template <class Transform>
   using Carried = decltype(nothing_carried<Transform>());
@@ -131,7 +146,6 @@ struct BlockLoop {
 
   template <class Transform>
   [[gnu::always_inline]] static Pair exponents(const Block<Transform>& b, Pair u, F offset) {
-    if constexpr (Transform::kFused) return {Simd::sub(u.a, offset), Simd::sub(u.b, offset)};
     return {Simd::scale_minus(u.a, b.scale, offset), Simd::scale_minus(u.b, b.scale, offset)};
   }
 
@@ -172,11 +186,11 @@ struct BlockLoop {
     const T* p = b.x + i;
     if constexpr (kPrefetch) Simd::prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
     // A maximum of 0 that is none is found out like a negative one.
-    constexpr float kFill = Transform::kFused ? 0 : -kInfinity;
+    constexpr float kFill = Transform::kIsQuick ? 0 : -kInfinity;
     const auto raw = kMasked && n < kPair ? Simd::load_raw_partial(p, n, kFill) : Simd::load_raw(p);
     acc.max = Simd::max_raw(acc.max, raw);
-    if constexpr (Transform::kFused) {
-      acc.lowest = Simd::lowest_raw(acc.lowest, raw);
+    if constexpr (Transform::kIsQuick) {
+      if constexpr (Transform::kNeedsLowest) acc.lowest = Simd::lowest_raw(acc.lowest, raw);
       out = b.transform.start(Simd::unpack(raw, kType));
     } else {
       reduce(b, i, Simd::unpack(raw, kType), b.offset, out);
@@ -188,17 +202,23 @@ struct BlockLoop {
                                               Accumulators& acc) {
     Pair e, t;
     [[maybe_unused]] Pair slope;
-    if constexpr (Transform::kFused) {
-      e = b.transform.finish(in, t, slope);
-      t = exponents(b, t, b.offset);
+    if constexpr (Transform::kIsQuick) {
+      const auto f = b.transform.finish(in, t, slope);
+      e = {Simd::mul(f.power.a, f.rest.a), Simd::mul(f.power.b, f.rest.b)};
+      if constexpr (!kMasked && sums_products<Transform>()) {
+        acc.template add_product<kF>(0, t.a, e.a, f.power.a, f.rest.a);
+        acc.template add_product<kF>(1, t.b, e.b, f.power.b, f.rest.b);
+      }
     } else {
       e = exp2(in);
       t = in.t;
       slope = in.slope;
     }
     if constexpr (kMasked) e = Simd::keep(e, n, static_cast<int>(b.hole - i), b.x);
-    acc.template add<kF>(0, t.a, e.a);
-    acc.template add<kF>(1, t.b, e.b);
+    if constexpr (kMasked || !sums_products<Transform>()) {
+      acc.template add<kF>(0, t.a, e.a);
+      acc.template add<kF>(1, t.b, e.b);
+    }
     if constexpr (kF.write_stash) {
       // With the slope in the stash, a backward without a uniform part never looks at x.
       if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, slope.a), Simd::mul(e.b, slope.b)};
@@ -298,7 +318,7 @@ struct BlockLoop {
     const Block<Transform> b = block;
     Accumulators acc;
     acc.template copy_from<kF>(out);
-    if constexpr (kF.forward && Transform::kFused) {
+    if constexpr (kF.forward && Transform::kIsQuick && Transform::kHasSlope) {
       pair_by_pair<kF>(b, begin, end, acc);
     } else {
       two_pairs<kF>(b, begin, end, acc);

@@ -39,7 +39,7 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static constexpr int kLanes = 16;
   static constexpr int kPair = 2 * kLanes;
   using F = __m512;
-  static constexpr bool kFoldsSoftcap = true;  // see SmallSoftcap
+  static constexpr bool kHasTable = true;  // see SmallSoftcap
   struct Pair {
     F a, b;
   };

@@ -46,7 +46,7 @@ struct Simd : PortableLanes<Simd, Vectors> {
 
   // Without a fused multiply-add: (x - offset) * scale, so that a common offset of the logits costs nothing.
   static F scale_minus(F x, const Scale& s, F offset) { return (x - offset) * s.scale; }
-  static constexpr bool kFoldsSoftcap = false;  // its offsets are no exponents
+  static constexpr bool kHasTable = false;  // its offsets are no exponents
   static float offset_for(double wanted, float scale) { return static_cast<float>(wanted / scale); }
   static double effective_offset(float offset, float scale) { return static_cast<double>(offset) * scale; }
 

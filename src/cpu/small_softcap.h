@@ -2,15 +2,7 @@
 // loop.
 //
 // E, the exponent without its offset, is an odd polynomial in x that has the exponent's scale in its coefficients; the slope is
-// scale^2 - E^2 (Softcap's slope_unit). 2^E comes from a table of 32 powers that fits two registers and a square:
-//
-//   m = E + 1.5 * 2^18       its last 5 bits are the 32nds of k, the multiple of 1/32 next to E
-//   n = m - (1.5 * 2^18 + c)  k - c, exact; c = 46/32
-//   y = E - n                E - k + c
-//   2^E = table[32nds of k] * 2^floor(n) * (y^2 + d)
-//
-// as 2^y is nearly a multiple of y^2 + d around c: relative error 1.3e-7 for |E - k| <= 1/64 (with c = 1 / log 2 it would be
-// 0.6e-7, but n must be exact).
+// scale^2 - E^2 (Softcap's slope_unit). 2^E is TableExp's, whose table holds 2^-offset.
 //
 // 16 elements cost 11 multiplications and fma (x^2, tanh 4, E, the slope, y^2 + d, 2^E, two for stash and gradient), where tanh
 // in a loop of its own and exp2_polynomial cost 14 and a detour through L1: 13.7 cycles a step against 15.8, from L2.
@@ -18,6 +10,7 @@
 #define TILELOSS_CPU_SMALL_SOFTCAP_H_
 
 #include "core/logit_transform.h"
+#include "cpu/table_exp.h"
 #include "cpu/transforms.h"
 
 namespace tileloss::cpu {
@@ -28,21 +21,21 @@ struct SmallSoftcap {
   using Pair = typename Simd::Pair;
   using General = Softcap<Simd, false>;
   static constexpr bool kHasSlope = true;
-  static constexpr bool kFused = true;
+  static constexpr bool kIsQuick = true;
+  static constexpr bool kNeedsLowest = true;
   static constexpr float kSmall = 0.5625f;
   static constexpr double kMaxOffset = 120;  // the table holds 2^-offset
   F coefficients[5];                         // of x, x^3, ..., x^9
-  F unit, magic, magic_and_center, square_term;
-  typename Simd::Table table;
+  F unit, offset, magic;
+  TableExp<Simd> exp{0};
   float inner;
   bool is_possible;  // all of them are in float's range
 
   // Minimax for tanh(u)/u in u^2 with constant 1: relative error 4.6e-8.
   explicit SmallSoftcap(const LogitTransform& t)
       : unit(Simd::set(static_cast<float>(General::slope_unit(t)))),
-        magic(Simd::set(kMagic)),
-        magic_and_center(Simd::set(kMagic + 1.4375f)),
-        square_term(Simd::set(0x1.0a66bap+1f)),
+        offset(Simd::set(0)),
+        magic(Simd::set(TableExp<Simd>::kMagic)),
         inner(t.inner),
         is_possible(General::has_slope_unit(t)) {
     constexpr float kTanh[] = {1, -0x1.555422p-2f, 0x1.10c676p-3f, -0x1.ae9d0cp-5f, 0x1.09f5ccp-6f};
@@ -55,22 +48,18 @@ struct SmallSoftcap {
   static double slope_unit(const LogitTransform& t) { return General::slope_unit(t); }
 
   // What finish() subtracts from E. False if it cannot.
-  bool set_offset(float offset) {
-    // 2^(i/32 - floor(i/32 - c)) / (c^2 + d) for i = 0, 1, ..., 31, which spreads the error evenly.
-    alignas(64) static constexpr float kPowers[] = {
-        0x1.edc588p-1f, 0x1.f89574p-1f, 0x1.01d0fep+0f, 0x1.07763ap+0f, 0x1.0d3b1ap+0f, 0x1.132054p+0f, 0x1.192698p+0f,
-        0x1.1f4ea2p+0f, 0x1.25992ep+0f, 0x1.2c06fep+0f, 0x1.3298dap+0f, 0x1.394f88p+0f, 0x1.402bd8p+0f, 0x1.472eap+0f,
-        0x1.4e58b2p-1f, 0x1.55aaeep-1f, 0x1.5d2636p-1f, 0x1.64cb6cp-1f, 0x1.6c9b8p-1f,  0x1.74975ep-1f, 0x1.7cbffep-1f,
-        0x1.85165ap-1f, 0x1.8d9b72p-1f, 0x1.96504cp-1f, 0x1.9f35f6p-1f, 0x1.a84d7ep-1f, 0x1.b197fep-1f, 0x1.bb1694p-1f,
-        0x1.c4ca62p-1f, 0x1.ceb494p-1f, 0x1.d8d65ap-1f, 0x1.e330ecp-1f};
-    table = Simd::make_table(kPowers, -offset);
-    return is_possible && __builtin_fabsf(offset) <= kMaxOffset;
+  bool set_offset(float x) {
+    offset = Simd::set(x);
+    exp = TableExp<Simd>(-x);
+    return is_possible && __builtin_fabsf(x) <= kMaxOffset;
   }
   // Whether it may be used for logits up to this magnitude; not if it is NaN.
   bool is_small(float magnitude) const { return magnitude * inner <= kSmall; }
 
-  // E.
-  [[gnu::always_inline]] Pair operands(Pair x) const { return finish_tanh(start(x)); }
+  // Whether that was so, from what the loop found.
+  bool was_right(float max, float lowest, double) const { return is_small(max) && is_small(lowest); }
+
+  [[gnu::always_inline]] Pair exponents(Pair x) const { return without_offset(finish_tanh(start(x))); }
 
   // A pair on its way through the software pipeline, cut in the middle of the polynomial; cut at the slope it takes 7 % longer.
   struct Started {
@@ -84,15 +73,22 @@ struct SmallSoftcap {
     s.p = step(s, coefficients[2]);
     return s;
   }
-  // 2^(E - offset), E itself and the slope.
-  [[gnu::always_inline]] Pair finish(const Started& s, Pair& e, Pair& slope) const {
-    e = finish_tanh(s);
+  // 2^t = power * rest, t = E - offset, and the slope.
+  struct Finished {
+    Pair power, rest;
+  };
+  [[gnu::always_inline]] Finished finish(const Started& s, Pair& t, Pair& slope) const {
+    const Pair e = finish_tanh(s);
     slope = {Simd::negative_fma(e.a, e.a, unit), Simd::negative_fma(e.b, e.b, unit)};
-    return {power(e.a), power(e.b)};
+    t = without_offset(e);
+    Finished f;
+    exp.factors(e.a, Simd::add(e.a, magic), f.power.a, f.rest.a);
+    exp.factors(e.b, Simd::add(e.b, magic), f.power.b, f.rest.b);
+    return f;
   }
 
  private:
-  static constexpr float kMagic = 0x1.8p18f;
+  [[gnu::always_inline]] Pair without_offset(Pair e) const { return {Simd::sub(e.a, offset), Simd::sub(e.b, offset)}; }
   [[gnu::always_inline]] static Pair step(const Started& s, F c) {
     return {Simd::fma(s.p.a, s.square.a, c), Simd::fma(s.p.b, s.square.b, c)};
   }
@@ -100,10 +96,6 @@ struct SmallSoftcap {
     s.p = step(s, coefficients[1]);
     s.p = step(s, coefficients[0]);
     return {Simd::mul(s.p.a, s.x.a), Simd::mul(s.p.b, s.x.b)};
-  }
-  [[gnu::always_inline]] F power(F e) const {
-    const F m = Simd::add(e, magic), n = Simd::sub(m, magic_and_center), y = Simd::sub(e, n);
-    return Simd::mul(Simd::scale_by_power_of_two(Simd::look_up(table, m), n), Simd::fma(y, y, square_term));
   }
 };
 

@@ -14,6 +14,7 @@
 #include "cpu/running_sums.h"
 #include "cpu/small_softcap.h"
 #include "cpu/sweep_limits.h"
+#include "cpu/table_linear.h"
 
 namespace tileloss::cpu {
 
@@ -60,13 +61,14 @@ class Sweeps {
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
       const bool partial = count < kPair;
       const Pair v = partial ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
-      Pair u;
-      if constexpr (Transform::kHasSlope && !Transform::kFused) {
-        u = Loop::load_floats(b.operands + i);
+      Pair d;
+      if constexpr (Transform::kIsQuick) {
+        d = b.transform.exponents(v);
+      } else if constexpr (Transform::kHasSlope) {
+        d = Loop::exponents(b, Loop::load_floats(b.operands + i), offset);
       } else {
-        u = b.transform.operands(v);
+        d = Loop::exponents(b, b.transform.operands(v), offset);
       }
-      Pair d = Loop::exponents(b, u, offset);
       if (partial) d = Simd::keep(d, count, -1, x);
       if (weights == nullptr) {
         sum0 = Simd::add(sum0, d.a);
@@ -85,7 +87,7 @@ class Sweeps {
 
   struct Extremes {
     float max = -kInfinity;  // see Simd::max_raw
-    float lowest = 0;        // magnitude of the most negative one; only with Transform::kFused
+    float lowest = 0;        // magnitude of the most negative one; only with Transform::kNeedsLowest
   };
 
   template <Features kF, class Transform>
@@ -104,7 +106,9 @@ class Sweeps {
     }
     if (extremes == nullptr) return;
     extremes->max = acc.total_max();
-    if constexpr (Transform::kFused) extremes->lowest = Simd::lowest_magnitude(acc.lowest, Loop::kType);
+    if constexpr (Transform::kIsQuick) {
+      if constexpr (Transform::kNeedsLowest) extremes->lowest = Simd::lowest_magnitude(acc.lowest, Loop::kType);
+    }
   }
 
   template <bool kStash, class Transform>
@@ -148,8 +152,13 @@ class Sweeps {
   }
 
   template <class Transform>
-  using Operands = std::conditional_t<Transform::kHasSlope && !Transform::kFused, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
-  using Small = std::conditional_t<!Loop::kFine && Simd::kFoldsSoftcap, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>;
+  using Operands = std::conditional_t<Transform::kHasSlope && !Transform::kIsQuick, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
+  // What is tried first for a block; Transform itself if there is nothing quicker.
+  static constexpr bool kHasQuick = !Loop::kFine && Simd::kHasTable;
+  template <class Transform>
+  using Quick = std::conditional_t<Transform::kHasSlope,
+                                   std::conditional_t<kHasQuick, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>,
+                                   std::conditional_t<kHasQuick, TableLinear<Simd>, Transform>>;
 
   // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than kMaxLag, again
   // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps the
@@ -175,8 +184,8 @@ class Sweeps {
     } else {
       forward_only(b, n, row, r, &found);
     }
-    if constexpr (Transform::kFused) {
-      if (!(b.transform.is_small(found.max) && b.transform.is_small(found.lowest))) {
+    if constexpr (Transform::kIsQuick) {
+      if (!b.transform.was_right(found.max, found.lowest, r.sum)) {
         r = before;
         return false;
       }
@@ -201,7 +210,7 @@ class Sweeps {
   template <class Transform>
   static bool set_offset(Block<Transform>& b, float offset) {
     b.offset = Simd::set(offset);
-    if constexpr (Transform::kFused) return b.transform.set_offset(offset);
+    if constexpr (Transform::kIsQuick) return b.transform.set_offset(offset);
     return true;
   }
 
@@ -228,6 +237,7 @@ class Sweeps {
   static bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 64 == 0; }
 
   // A look at the beginning of the block from `start` on, after one that was not small: a loop in vain would cost more.
+  template <class Small>
   static bool begins_small(const ForwardRow& row, std::int64_t start) {
     const T* x = static_cast<const T*>(row.x) + start;
     auto largest = Simd::abs_max_start(Loop::kType);
@@ -241,26 +251,28 @@ class Sweeps {
   static void forward_row(ForwardRow& row, const BackwardRow* previous) {
     Running r;
     std::int64_t index = 0;
+    using Small = Quick<Transform>;
     bool expect_small = true;
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       const BackwardRow* pending = previous;
       bool is_done = false;
-      if constexpr (Transform::kHasSlope) is_done = expect_small && forward_block<Small>(row, pending, start, n, r);
+      if constexpr (!std::is_same_v<Small, Transform>) is_done = expect_small && forward_block<Small>(row, pending, start, n, r);
       if (!is_done) forward_block<Transform>(row, pending, start, n, r);
-      if constexpr (Small::kFused) expect_small = is_done || begins_small(row, start + n);
+      if constexpr (Small::kIsQuick) expect_small = is_done || begins_small<Small>(row, start + n);
       if (row.references != nullptr) row.references[index] = r.reference;
     }
-    if (is_extreme(row.transform, r.raw_max)) {
+    if (is_extreme(row.transform, static_cast<double>(row.transform.exponent_scale) * r.raw_max)) {
       forward_extreme(row, r);
     } else {
       finish(row, r);
     }
   }
 
-  // |z| log2(e) beyond 2^126: a maximum of 2.3e38, such as a row that is masked with the lowest finite number throughout.
-  static bool is_extreme(const LogitTransform& t, float x) {
-    return !(t.softcap > 0) && __builtin_isfinite(x) && __builtin_fabs(static_cast<double>(t.exponent_scale) * x) > 0x1p126;
+  // A maximum, in units of log 2, beyond which offsets are no longer exact (and from 2^126 on exponents overflow): such as a row
+  // that is masked with -1e9 or the lowest finite number throughout.
+  static bool is_extreme(const LogitTransform& t, double exponent) {
+    return !(t.softcap > 0) && __builtin_isfinite(exponent) && __builtin_fabs(exponent) > 0x1p24;
   }
 
   // The forward of such a row, whose maximum the usual one has found: once more, with exponents (x - maximum) * scale.
@@ -401,7 +413,7 @@ class Sweeps {
   template <class Transform>
   static void backward_row(const BackwardRow& row) {
     const bool general = is_general(row);
-    if ((row.stash == nullptr || general) && is_extreme(row.transform, row.max)) {
+    if ((row.stash == nullptr || general) && is_extreme(row.transform, Running::log2e(row.transform) * row.max)) {
       backward_extreme(row);
       return;
     }

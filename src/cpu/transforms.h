@@ -1,6 +1,9 @@
 // The logit transform in vectors: from a pair of stored logits to the numbers u that their exponents are a multiple of (see
 // LogitTransform::exponent_scale), and to dz/dx as far as it differs from column to column. One type per shape of transform, so
 // that the plain one costs nothing.
+//
+// A quick transform (kIsQuick) goes from logits to 2^exponent by a way of its own that not every block can take:
+// cpu/table_linear.h and cpu/small_softcap.h.
 #ifndef TILELOSS_CPU_TRANSFORMS_H_
 #define TILELOSS_CPU_TRANSFORMS_H_
 
@@ -15,7 +18,7 @@ struct Linear {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
-  static constexpr bool kFused = false;
+  static constexpr bool kIsQuick = false;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Linear(const LogitTransform&) {}
   [[gnu::always_inline]] Pair operands(Pair x) const { return x; }
@@ -27,8 +30,8 @@ struct Centered {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
+  static constexpr bool kIsQuick = false;
   F center;
-  static constexpr bool kFused = false;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Centered(const LogitTransform&) : center(Simd::set(0)) {}
   [[gnu::always_inline]] Pair operands(Pair x) const { return {Simd::sub(x.a, center), Simd::sub(x.b, center)}; }
@@ -47,8 +50,8 @@ struct Softcap {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = true;
-  static constexpr bool kFused = false;
-  static constexpr bool kHasSlopeUnit = !kFine && Simd::kFoldsSoftcap;
+  static constexpr bool kIsQuick = false;
+  static constexpr bool kHasSlopeUnit = !kFine && Simd::kHasTable;
   static constexpr float kSmall = kAllSmall && !kFine ? 0.5625f : 0.75f;
   static constexpr bool kSlopeFromOperand = kAllSmall;
   typename Simd::Factor inner;

@@ -50,12 +50,12 @@ class SweepExp : public testing::TestWithParam<NumberFormat> {
 INSTANTIATE_TEST_SUITE_P(Formats, SweepExp, testing::ValuesIn(kFormats),
                          [](const auto& param) { return std::string(reference::format_info(param.param).name); });
 
-// In units in the last place: a constant for the polynomial (under 16-bit storage one term shorter), and 1.25 |x| for the
-// exponent x log2(e), which is rounded to float32 once and whose log2(e) is a float32 too.
+// In units in the last place: a constant for the exponential itself (under 16-bit storage a polynomial one term shorter, or a
+// table), and 1.25 |x| for the exponent x log2(e), which is rounded to float32 once and whose log2(e) is a float32 too.
 TEST_P(SweepExp, StaysWithinItsStatedErrorOverItsRange) {
-  const double constant = GetParam() == NumberFormat::kFloat32 ? 1.1 : 2.0;
+  const double constant = GetParam() == NumberFormat::kFloat32 ? 1.1 : 6.5;
   for (const auto& [from, to] :
-       {std::pair{-1e-3, 0.0}, {-1.0, -1e-3}, {-4.0, -1.0}, {-16.0, -4.0}, {-50.0, -16.0}, {-87.0, -50.0}}) {
+       {std::pair{-1e-3, 0.0}, {-1.0, -1e-3}, {-4.0, -1.0}, {-16.0, -4.0}, {-50.0, -16.0}, {-85.2, -50.0}}) {
     const std::vector<double> x = numbers(from, to, 100000);
     const std::vector<float> e = exp(x);
     double worst = 0, worst_of_allowed = 0;
@@ -76,12 +76,12 @@ TEST_P(SweepExp, IsExactAtZero) { EXPECT_EQ(exp({0.0, -0.0}), (std::vector<float
 TEST_P(SweepExp, UnderflowsToZeroAndNothingElse) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const float e : exp({-104, -128, -1000, -65504, -1e15, -1.2345678e30, -2e38, -kInf})) EXPECT_EQ(e, 0.0F);
-  // Between the smallest normal number and 0 a flush is allowed, anything else is not.
-  const std::vector<double> x = numbers(-104, -87, 2000);
+  // Between 8 times the smallest normal number and 0 a flush is allowed, anything else is not.
+  const std::vector<double> x = numbers(-104, -85.2, 2000);
   const std::vector<float> e = exp(x);
   for (std::size_t i = 0; i < x.size(); ++i) {
     EXPECT_GE(e[i], 0.0F);
-    EXPECT_LE(std::fabs(e[i] - std::exp(x[i])), 1.01 * static_cast<double>(std::numeric_limits<float>::min())) << x[i];
+    EXPECT_LE(std::fabs(e[i] - std::exp(x[i])), 8.08 * static_cast<double>(std::numeric_limits<float>::min())) << x[i];
   }
 }
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "tests/api/calls.h"
 
@@ -151,19 +152,23 @@ TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
   }
 }
 
-// A soft-capped block with logits near the cap or beyond, of either sign, goes another way than its neighbours, after the row
-// before it was finished in the same loop.
-TEST_P(SweepsOf, CappedBlocksWithAndWithoutLargeLogits) {
+// A block that its quick way cannot take goes another than its neighbours, after the row before it was finished in the same loop:
+// soft-capped with logits near the cap or beyond, of either sign; plain with masks.
+void check_blocks_apart(NumberFormat format, double softcap, const std::vector<double>& heights) {
   constexpr std::int64_t kVocab = 1000;
   tileloss_cross_entropy_options options = cross_entropy_options();
-  options.logit.softcap = 30;
+  options.logit.softcap = softcap;
   int turn = 0;
   for (const std::int64_t block : {64, 128, 512}) {
     for (const std::int64_t column : {std::int64_t{0}, block - 1, block, 2 * block % kVocab, kVocab - 1}) {
-      for (const double height : {20.0, 60.0, -20.0, -60.0, -std::numeric_limits<double>::infinity()}) {
+      for (const double height : heights) {
         // Without further sums a row's backward and the next one's forward share a loop.
         const LogitsCaseSpec spec{
-            .rows = 8, .vocab = kVocab, .format = GetParam(), .extra_outputs = ++turn % 2 == 0, .in_place = true};
+            .rows = 8,
+            .vocab = kVocab,
+            .format = format,
+            .extra_outputs = ++turn % 2 == 0 && (height > -1e37 || std::isinf(height)),  // the mean logit would overflow
+            .in_place = true};
         LogitsCase c(spec, LogitsCase::Open{});
         // Even rows: one in one block; rows 1 and 5: none; rows 3 and 7: one in every second block.
         for (std::int64_t i = 0; i < 8; ++i) {
@@ -181,6 +186,35 @@ TEST_P(SweepsOf, CappedBlocksWithAndWithoutLargeLogits) {
               << "block " << block << " column " << column << " height " << height << " schedule " << schedule;
         }
       }
+    }
+  }
+}
+
+TEST_P(SweepsOf, CappedBlocksWithAndWithoutLargeLogits) {
+  check_blocks_apart(GetParam(), 30, {20.0, 60.0, -20.0, -60.0, -std::numeric_limits<double>::infinity()});
+}
+
+TEST_P(SweepsOf, PlainBlocksWithAndWithoutMasks) {
+  // -2^87: where the square in TableExp overflows.
+  check_blocks_apart(GetParam(), 0,
+                     {-1e4, -6e4, -1e15, -0x1p85, -0x1p87, -0x1p89, -1e30, -3.3e38, -std::numeric_limits<double>::infinity()});
+}
+
+// Maxima beyond what TableLinear can subtract, beyond what is an exact offset, and just within.
+TEST_P(SweepsOf, LogitsFarFromZero) {
+  for (const double center :
+       {-6e4, 6e4, 90000.0, 91000.0, -91000.0, 1e6, 1.1e7, -1.2e7, -1e8, -1e9, 1e10, 1e15, -1e30, 1e37, -3e38}) {
+    if (GetParam() == NumberFormat::kFloat16 && std::fabs(center) > 65000) continue;  // has no such numbers
+    LogitsCase c({.rows = 3, .vocab = 1000, .format = GetParam(), .in_place = true}, LogitsCase::Open{});
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t j = 0; j < 1000; ++j) c.set_logit(i, j, center * (1 + static_cast<double>((i + 7 * j) % 5) / 128));
+    }
+    c.seal();
+    for (const tileloss_schedule schedule : kSchedules) {
+      c.reset();
+      const tileloss_cross_entropy_options options = cross_entropy_options();
+      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
+      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << center;
     }
   }
 }
