@@ -51,13 +51,6 @@ Status resolve_linear(Problem& p) {
   for (const auto& [name, is_present] : gradients) {
     if (is_present && !is_backward) return expected(name, "none in this pass", "a tensor");
   }
-  if (p.pass == TILELOSS_FROM_ROW_STATE) {
-    if (present(a.hidden) || present(a.head))
-      return expected(present(a.hidden) ? "hidden" : "head", "none with the pass from_row_state", "a matrix");
-    if (a.labels.size < 0) return expected("labels.size", ">= 0", to_string(a.labels.size));
-    p.rows = a.labels.size;
-    return {};
-  }
   if (!present(a.hidden)) return expected("hidden", "a float32, bfloat16 or float16 matrix [N,H]", "none");
   if (!present(a.head)) return expected("head", "a float32, bfloat16 or float16 matrix [V,H]", "none");
   if (Status s = check_matrix("hidden", a.hidden, Layout::kAnyStrides); !s.ok()) return s;

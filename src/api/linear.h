@@ -7,7 +7,7 @@
 
 namespace tileloss::api {
 
-// Shapes, dtypes and strides of hidden, head and their gradients.
+// Shapes, dtypes and strides of hidden, head and their gradients, in a pass that has them.
 Status resolve_linear(Problem& problem);
 Status check_linear_pointers(const Problem& problem);
 

@@ -64,21 +64,28 @@ Status resolve_vocabulary(Problem& p) {
   return {};
 }
 
+// What sees the vocabulary is over: there are no columns, and the labels say how many rows there are.
+Status resolve_from_row_state(Problem& p) {
+  const tileloss_args& a = p.args;
+  const std::pair<const char*, bool> of_the_vocabulary[] = {
+      {"logits", present(a.logits)}, {"dlogits", present(a.dlogits)}, {"hidden", present(a.hidden)}, {"head", present(a.head)},
+      {"bias", present(a.bias)},     {"dhidden", present(a.dhidden)}, {"dhead", present(a.dhead)},   {"dbias", present(a.dbias)}};
+  for (const auto& [name, is_present] : of_the_vocabulary) {
+    if (is_present) return expected(name, "none with the pass from_row_state", "a tensor");
+  }
+  if (a.labels.size < 0) return expected("labels.size", ">= 0", to_string(a.labels.size));
+  p.rows = a.labels.size;
+  return {};
+}
+
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
+  if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
   if (p.loss->is_linear) return resolve_linear(p);
   const std::pair<const char*, const tileloss_matrix*> of_the_head[] = {
       {"hidden", &a.hidden}, {"head", &a.head}, {"dhidden", &a.dhidden}, {"dhead", &a.dhead}};
   for (const auto& [name, m] : of_the_head) {
     if (present(*m)) return expected(name, "none: " + p.loss->name + " does not take it", "a matrix");
-  }
-  const bool stage_only = p.pass == TILELOSS_FROM_ROW_STATE;
-  if (stage_only) {
-    if (present(a.logits)) return expected("logits", "none with the pass from_row_state", "a matrix");
-    if (present(a.dlogits)) return expected("dlogits", "none with the pass from_row_state", "a matrix");
-    if (a.labels.size < 0) return expected("labels.size", ">= 0", to_string(a.labels.size));
-    p.rows = a.labels.size;
-    return {};
   }
   if (!present(a.logits)) return expected("logits", "a float32, bfloat16 or float16 matrix", "none");
   if (Status s = check_matrix("logits", a.logits); !s.ok()) return s;

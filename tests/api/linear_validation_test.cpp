@@ -135,6 +135,12 @@ TEST(LinearValidation, TensorsAndShapes) {
         [](LinearCall& c) { c.args.logits = c.args.hidden; }},
        {"dlogits", "none: linear_cross_entropy never holds them", "a matrix",
         [](LinearCall& c) { c.args.dlogits = c.args.hidden; }},
+       {"hidden", "none with the pass from_row_state", "a tensor", [](LinearCall& c) { c.pass = TILELOSS_FROM_ROW_STATE; }},
+       {"bias", "none with the pass from_row_state", "a tensor",
+        [](LinearCall& c) {
+          c.pass = TILELOSS_FROM_ROW_STATE;
+          c.args.hidden = c.args.head = {};
+        }},
        {"compute_dtype", "none, float32 or bfloat16", "float16", [](LinearCall& c) { c.args.compute_dtype = TILELOSS_FLOAT16; }},
        {"accumulate", "0 or 1", "2", [](LinearCall& c) { c.args.accumulate = 2; }},
        {"valid_vocab", "<= the logits' columns = 11", "12", [](LinearCall& c) { c.options.logit.valid_vocab = 12; }},

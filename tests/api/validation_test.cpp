@@ -133,13 +133,13 @@ TEST(Validation, Matrices) {
                   {"dlogits.row_stride", ">= cols = 10", "1", dlogits(&M::row_stride, 1)},
                   {"dlogits.col_stride", "1", "0", dlogits(&M::col_stride, 0)},
                   {"dlogits", "none in a forward", "a matrix", [](Call& c) { c.pass = TILELOSS_FORWARD; }},
-                  {"logits", "none with the pass from_row_state", "a matrix",
+                  {"logits", "none with the pass from_row_state", "a tensor",
                    [](Call& c) {
                      const tileloss_matrix m = c.args().logits;
                      c.make_from_row_state();
                      c.args().logits = m;
                    }},
-                  {"dlogits", "none with the pass from_row_state", "a matrix",
+                  {"dlogits", "none with the pass from_row_state", "a tensor",
                    [](Call& c) {
                      const tileloss_matrix m = c.args().dlogits;
                      c.make_from_row_state();
