@@ -19,6 +19,18 @@ inline tileloss_cross_entropy_options cross_entropy_options() {
   return options;
 }
 
+// Options that select different loops: smoothing's sum, a softcap that logits reach and one far from them, a scale.
+inline std::vector<tileloss_cross_entropy_options> option_sets() {
+  std::vector<tileloss_cross_entropy_options> sets(5, cross_entropy_options());
+  sets[1].label_smoothing = 0.1;
+  sets[2].logit.softcap = 30;
+  sets[3].logit.temperature.value = 0.7;
+  sets[4].logit.softcap = 15;
+  sets[4].label_smoothing = 0.2;
+  sets[4].z_loss = 1e-3;
+  return sets;
+}
+
 inline tileloss_logprobs_options logprobs_options() {
   tileloss_logprobs_options options;
   tileloss_logprobs_options_init(&options);
@@ -40,6 +52,27 @@ inline tileloss_plan_options with_schedule(tileloss_schedule schedule) {
 inline testing::AssertionResult succeeds(tileloss_status status) {
   if (status == TILELOSS_OK) return testing::AssertionSuccess();
   return testing::AssertionFailure() << tileloss_status_name(status) << ": " << tileloss_last_error();
+}
+
+// Exactly this status and message.
+inline testing::AssertionResult refused(tileloss_status status, tileloss_status wanted, const std::string& message) {
+  if (status == wanted && tileloss_last_error() == message) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << tileloss_last_error() << "\", not \"" << message
+                                     << "\"";
+}
+
+// What the suites of plans and of their workspaces plan: more rows than a row block, more columns than a tile.
+inline LogitsCaseSpec spec_of_plans() {
+  return {.rows = 40, .vocab = 3000, .format = reference::NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true};
+}
+
+// A cross-entropy's plan, which must succeed.
+inline tileloss_plan plan_of(const LogitsCase& c, const tileloss_cross_entropy_options& options,
+                             const tileloss_plan_options& wishes, tileloss_pass pass = TILELOSS_VALUE_AND_GRAD) {
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  EXPECT_TRUE(succeeds(tileloss_make_plan("cross_entropy", pass, &c.args(), &options, &wishes, nullptr, &plan)));
+  return plan;
 }
 
 // Plans and runs. `plan_out`, if given, receives the plan.

@@ -12,23 +12,9 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
-
-tileloss_plan make_plan(const LogitsCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& wishes,
-                        tileloss_pass pass = TILELOSS_VALUE_AND_GRAD) {
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
-  EXPECT_TRUE(succeeds(tileloss_make_plan("cross_entropy", pass, &c.args(), &options, &wishes, nullptr, &plan)));
-  return plan;
-}
-
-LogitsCaseSpec spec() {
-  return {.rows = 40, .vocab = 3000, .format = NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true};
-}
-
 TEST(Plan, SaysWhatWillBeDone) {
-  LogitsCase c(spec());
-  const tileloss_plan plan = make_plan(c, cross_entropy_options(), plan_options());
+  LogitsCase c(spec_of_plans());
+  const tileloss_plan plan = plan_of(c, cross_entropy_options(), plan_options());
   EXPECT_STREQ(plan.function, "cross_entropy");
   EXPECT_EQ(plan.pass, TILELOSS_VALUE_AND_GRAD);
   EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_STASH);
@@ -56,25 +42,19 @@ TEST(Plan, TouchesNoData) {
 }
 
 TEST(Plan, WishesAreGranted) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_plan_options wishes = plan_options();
   wishes.isa = TILELOSS_ISA_BASELINE;
   wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   wishes.threads = 3;
   wishes.row_block = 5;
   wishes.vocab_block = 192;
-  const tileloss_plan plan = make_plan(c, cross_entropy_options(), wishes);
+  const tileloss_plan plan = plan_of(c, cross_entropy_options(), wishes);
   EXPECT_EQ(plan.isa, TILELOSS_ISA_BASELINE);
   EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
   EXPECT_EQ(plan.threads, 3);
   EXPECT_EQ(plan.row_block, 5);
   EXPECT_EQ(plan.vocab_block, 192);
-}
-
-testing::AssertionResult refused(tileloss_status status, tileloss_status wanted, const std::string& message) {
-  if (status == wanted && tileloss_last_error() == message) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << tileloss_last_error() << "\", not \"" << message
-                                     << "\"";
 }
 
 TEST(Plan, WishesThatCannotBeAreRefused) {
@@ -92,7 +72,7 @@ TEST(Plan, WishesThatCannotBeAreRefused) {
       {"vocab_block: expected a multiple of 64 up to 8192, got -64", [](auto& o) { o.vocab_block = -64; }},
       {"vocab_block: expected a multiple of 64 up to 8192, got 8256", [](auto& o) { o.vocab_block = 8256; }},
       {"workspace_bytes: expected >= 0, got -1", [](auto& o) { o.workspace_bytes = -1; }}};
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   for (const Wish& wish : wishes) {
@@ -116,8 +96,8 @@ TEST(Plan, WishesThatCannotBeAreRefused) {
 
 // A caller built against a header without isa_note.
 TEST(Plan, AShorterStructOfAnEarlierHeaderIsServed) {
-  LogitsCase c(spec());
-  const tileloss_plan whole = make_plan(c, cross_entropy_options(), plan_options());
+  LogitsCase c(spec_of_plans());
+  const tileloss_plan whole = plan_of(c, cross_entropy_options(), plan_options());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   std::memset(plan.isa_note, 'x', sizeof plan.isa_note);
@@ -132,7 +112,7 @@ TEST(Plan, AShorterStructOfAnEarlierHeaderIsServed) {
 }
 
 TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   tileloss_plan_options options = plan_options();
@@ -163,7 +143,7 @@ TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {
 }
 
 TEST(Plan, ExecutorsMustSayHowToRunTasks) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   const auto planned_with = [&](const tileloss_executor& e) {
@@ -192,7 +172,7 @@ TEST(Plan, ExecutorsMustSayHowToRunTasks) {
 TEST(Plan, ACallThatWasNotPlannedIsRefused) {
   LogitsCase c({.rows = 4, .vocab = 100, .stride_extra = 3, .token_weights = true});
   const tileloss_cross_entropy_options options = cross_entropy_options();
-  const tileloss_plan plan = make_plan(c, options, plan_options());
+  const tileloss_plan plan = plan_of(c, options, plan_options());
   using Change = std::function<void(tileloss_args&, tileloss_cross_entropy_options&)>;
   const std::vector<float> weights(100, 1.0F);
   const Change changes[] = {
@@ -240,11 +220,11 @@ TEST(Plan, ACallThatWasNotPlannedIsRefused) {
 
 // Other data of the same shape, other labels, another mask, another temperature: the plan serves them.
 TEST(Plan, ServesOtherDataOfTheSameShape) {
-  LogitsCase first(spec());
+  LogitsCase first(spec_of_plans());
   tileloss_cross_entropy_options options = cross_entropy_options();
-  const tileloss_plan plan = make_plan(first, options, plan_options());
+  const tileloss_plan plan = plan_of(first, options, plan_options());
   for (const double ignore_prob : {0.0, 0.5, 1.0}) {
-    LogitsCaseSpec other = spec();
+    LogitsCaseSpec other = spec_of_plans();
     other.seed = 77;
     other.ignore_prob = ignore_prob;
     LogitsCase c(other);
@@ -256,7 +236,7 @@ TEST(Plan, ServesOtherDataOfTheSameShape) {
 
 // Callers built against an older header pass smaller structs: what they do not have is absent.
 TEST(Structs, OlderAndSmallerOnesAreAccepted) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   const tileloss_cross_entropy_options options = cross_entropy_options();
   ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, nullptr, nullptr)));
   const auto expected = bytes_of(c.args().dlogits);

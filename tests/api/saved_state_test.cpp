@@ -10,17 +10,6 @@ class SavedState : public testing::TestWithParam<reference::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SavedState, testing::ValuesIn(kFormats),
                          [](const auto& param) { return std::string(reference::format_info(param.param).name); });
 
-std::vector<tileloss_cross_entropy_options> option_sets() {
-  std::vector<tileloss_cross_entropy_options> sets(5, cross_entropy_options());
-  sets[1].label_smoothing = 0.1;
-  sets[2].logit.softcap = 15;
-  sets[3].logit.temperature.value = 0.7;
-  sets[4].logit.softcap = 20;
-  sets[4].label_smoothing = 0.2;
-  sets[4].z_loss = 1e-3;
-  return sets;
-}
-
 TEST_P(SavedState, ForwardThenBackwardAgreesLikeValueAndGrad) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
     for (const bool in_place : {false, true}) {

@@ -57,33 +57,15 @@ std::size_t heap_in_use() {
 
 using reference::NumberFormat;
 
-tileloss_plan make_plan(const LogitsCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& wishes,
-                        tileloss_pass pass = TILELOSS_VALUE_AND_GRAD) {
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
-  EXPECT_TRUE(succeeds(tileloss_make_plan("cross_entropy", pass, &c.args(), &options, &wishes, nullptr, &plan)));
-  return plan;
-}
-
-LogitsCaseSpec spec() {
-  return {.rows = 40, .vocab = 3000, .format = NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true};
-}
-
-testing::AssertionResult refused(tileloss_status status, tileloss_status wanted, const std::string& message) {
-  if (status == wanted && tileloss_last_error() == message) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << tileloss_status_name(status) << " \"" << tileloss_last_error() << "\", not \"" << message
-                                     << "\"";
-}
-
 TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_plan_options wishes = plan_options();
-  const tileloss_plan roomy = make_plan(c, cross_entropy_options(), wishes);
+  const tileloss_plan roomy = plan_of(c, cross_entropy_options(), wishes);
   ASSERT_EQ(roomy.schedule, TILELOSS_SCHEDULE_STASH);
   wishes.workspace_bytes = roomy.workspace_bytes;
-  EXPECT_EQ(make_plan(c, cross_entropy_options(), wishes).schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_EQ(plan_of(c, cross_entropy_options(), wishes).schedule, TILELOSS_SCHEDULE_STASH);
   wishes.workspace_bytes = roomy.workspace_bytes - 1;
-  const tileloss_plan tight = make_plan(c, cross_entropy_options(), wishes);
+  const tileloss_plan tight = plan_of(c, cross_entropy_options(), wishes);
   EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
   EXPECT_LE(tight.workspace_bytes, wishes.workspace_bytes);
   const tileloss_cross_entropy_options options = cross_entropy_options();
@@ -92,9 +74,9 @@ TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
 }
 
 TEST(Workspace, ABudgetThatIsTooSmallIsRefusedWithBothNumbers) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
-  const std::int64_t needed = make_plan(c, cross_entropy_options(), wishes).workspace_bytes;
+  const std::int64_t needed = plan_of(c, cross_entropy_options(), wishes).workspace_bytes;
   wishes = plan_options();
   wishes.workspace_bytes = 64;
   tileloss_plan plan;
@@ -105,8 +87,8 @@ TEST(Workspace, ABudgetThatIsTooSmallIsRefusedWithBothNumbers) {
 }
 
 TEST(Workspace, TheCallersMustBeAlignedAndLargeEnough) {
-  LogitsCase c(spec());
-  const tileloss_plan plan = make_plan(c, cross_entropy_options(), plan_options());
+  LogitsCase c(spec_of_plans());
+  const tileloss_plan plan = plan_of(c, cross_entropy_options(), plan_options());
   const auto bytes = static_cast<std::size_t>(plan.workspace_bytes);
   void* memory = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
   tileloss_run run;
@@ -133,7 +115,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
     for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_VALUE_AND_GRAD, TILELOSS_BACKWARD}) {
       for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
         for (const int threads : {1, 3}) {
-          LogitsCaseSpec with = spec();
+          LogitsCaseSpec with = spec_of_plans();
           with.format = format;
           with.vocab = 5001;
           with.dlogits = pass != TILELOSS_FORWARD;
@@ -141,7 +123,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
           LogitsCase c(with);
           tileloss_plan_options wishes = with_schedule(schedule);
           wishes.threads = threads;
-          const tileloss_plan plan = make_plan(c, options, wishes, pass);
+          const tileloss_plan plan = plan_of(c, options, wishes, pass);
           ASSERT_EQ(plan.workspace_bytes % 64, 0);
           const GuardBuffer workspace(static_cast<std::size_t>(plan.workspace_bytes), Flush::kRight);
           tileloss_run run;
@@ -166,7 +148,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
 }
 
 TEST(Workspace, ANullWorkspaceIsAllocatedAndFreed) {
-  LogitsCase c(spec());
+  LogitsCase c(spec_of_plans());
   tileloss_run run;
   tileloss_run_init(&run);
   for (int repeat = 0; repeat < 3; ++repeat)

@@ -14,18 +14,6 @@ class SchedulesOf : public testing::TestWithParam<NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SchedulesOf, testing::ValuesIn(kFormats),
                          [](const auto& param) { return std::string(reference::format_info(param.param).name); });
 
-// Options that select different loops: entropy and collision sums, smoothing, softcap, scale.
-std::vector<tileloss_cross_entropy_options> option_sets() {
-  std::vector<tileloss_cross_entropy_options> sets(5, cross_entropy_options());
-  sets[1].label_smoothing = 0.1;
-  sets[2].logit.softcap = 30;
-  sets[3].logit.temperature.value = 0.7;
-  sets[4].logit.softcap = 20;
-  sets[4].label_smoothing = 0.2;
-  sets[4].z_loss = 1e-3;
-  return sets;
-}
-
 TEST_P(SchedulesOf, LogpAndTheOtherOutputsAreBitwiseTheSameInEverySchedule) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
     for (const std::string distribution : {"normal", "wide", "spike_tile_edge"}) {
