@@ -84,8 +84,9 @@ void for_each_linear_row(const LinearOperands& o, const LinearNorms& norms, std:
       const std::span<const double> row(logits.data() + r * index(o.vocab), index(o.vocab));
       const double length = norms.hidden[index(block[r])];
       for (std::size_t j = 0; j < row.size(); ++j) {
-        const double size = is_exact ? terms * spread[r * row.size() + j] : length * norms.head[j];
-        errors[j] = 0x1p-24 * (size + std::fabs(row[j]) + (o.bias.empty() ? 0.0 : 2 * std::fabs(o.bias[j])));
+        const double x = std::fabs(row[j]);
+        const double size = is_exact ? terms * (spread[r * row.size() + j] + x) : length * norms.head[j];
+        errors[j] = 0x1p-24 * (size + x + (o.bias.empty() ? 0.0 : 2 * std::fabs(o.bias[j])));
       }
       work({block[r], row, errors, 0x1p-24 * (terms * length * norms.max_head + 2 * norms.max_bias)});
     }

@@ -134,8 +134,8 @@ class LinearCase:
     dlogits: Gradient
 
     def logit_errors(self) -> Tensor:
-        """What float32 may get wrong in each logit x, [n, V]. A sum of H terms, one after the other, loses
-        0.4 * 2^-24 sqrt(H) of their spread, and as much of the logit where that is far from 0."""
+        """What float32 may get wrong in each logit x, [n, V]: in float32's products 2^-24 sqrt(H) of the
+        spread of its terms and of |x|, which the partial sums reach where it is far from 0."""
         if self.compute == torch.float32:
             spread = (self.hidden.square() @ self.head.square().T).sqrt()
             size = self.hidden.shape[1] ** 0.5 * (spread + self.rows.x.abs())

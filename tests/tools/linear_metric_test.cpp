@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -125,6 +126,36 @@ TEST(LinearMetric, SumsInFloat32Pass) {
       for (const double value : problem.dlogits()) dlogits.push_back(round_to(compute, value));
       const std::vector<Gate> gates = problem.judge(problem.multiply<float>(dlogits));
       EXPECT_EQ(failures(gates), "") << shape.rows << " " << shape.vocab << " " << shape.hidden;
+    }
+  }
+}
+
+// Of the logits, which a softmax cares for only if they differ: terms with a common offset make all of a row large.
+TEST(LinearMetric, SumsInFloat32StayWithinALogitsErrorFarFromZeroToo) {
+  constexpr std::int64_t kRows = 8, kVocab = 25;
+  for (const std::int64_t width : {48, 1536, 4096}) {
+    for (const float offset : {0.0F, 0.1F, 1.0F, 10.0F}) {
+      std::vector<float> hidden = random_floats(kRows * width, 1, 1, NumberFormat::kFloat32);
+      std::vector<float> head = random_floats(kVocab * width, 2, 1, NumberFormat::kFloat32);
+      for (std::vector<float>* values : {&hidden, &head}) {
+        for (float& value : *values) value += offset;
+      }
+      const reference::LinearOperands operands = make_operands({hidden.data(), NumberFormat::kFloat32, kRows, width, width, 1},
+                                                               {head.data(), NumberFormat::kFloat32, kVocab, width, width, 1},
+                                                               kVocab, {}, NumberFormat::kFloat32, {}, 1);
+      const LinearNorms norms(operands);
+      std::vector<std::int64_t> rows(kRows);
+      std::iota(rows.begin(), rows.end(), 0);
+      double worst = 0;
+      for_each_linear_row(operands, norms, rows, [&](const LinearRow& row) {
+        for (std::int64_t v = 0; v < kVocab; ++v) {
+          float sum = 0;
+          for (std::int64_t h = 0; h < width; ++h) sum += hidden[index(row.row * width + h)] * head[index(v * width + h)];
+          worst = std::max(worst, std::fabs(static_cast<double>(sum) - row.logits[index(v)]) / row.errors[index(v)]);
+        }
+      });
+      EXPECT_LT(worst, 1) << "H = " << width << ", offset " << offset;
+      EXPECT_GT(worst, 0.2) << "H = " << width << ", offset " << offset;
     }
   }
 }
