@@ -1,5 +1,8 @@
 #include "tools/bench_run.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -16,11 +19,22 @@ constexpr int64_t kSequenceLength = 256;
 // The reference takes seconds a call at full size.
 constexpr int kMaxReferenceIterations = 5;
 
+void check_preset(const std::string& preset, const Function& function) {
+  const std::vector<std::string> presets = function.presets();
+  if (std::find(presets.begin(), presets.end(), preset) != presets.end()) return;
+  const std::string wanted = presets.empty() ? fmt::format("none, as {} has no presets", function.name())
+                                             : fmt::format("one of {}", fmt::join(presets, ", "));
+  throw ToolError(kExitUsage, fmt::format("--preset: expected {}, got '{}'", wanted, preset));
+}
+
 // Options stand in --set as in a config file.
 Function make_function(const BenchSettings& settings) {
   Function function(settings.loss);
   std::vector<std::string> overrides = settings.options;
-  if (!settings.preset.empty()) overrides.push_back("preset=" + settings.preset);
+  if (!settings.preset.empty()) {
+    check_preset(settings.preset, function);
+    overrides.push_back("preset=" + settings.preset);
+  }
   const ConfigNode options = parse_overrides(overrides);
   ConfigReader reader(options);
   function.read_options(reader);
