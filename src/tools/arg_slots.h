@@ -106,24 +106,40 @@ struct TensorView {
   bool is_gradient = false;    // an output of a backward
   bool is_transposed = false;  // its rows are the matrix's columns
   bool is_added_to = false;    // by a call that accumulates
+  // Of logits and dlogits, whose rows may come in groups (row_groups): rows of a group, and elements from one to the next.
+  bool may_be_grouped = false;
+  int64_t group_rows = 0;  // 0: the stride holds for all rows
+  int64_t group_stride = 0;
 };
 
 // Calls visit(TensorView&) for every tensor that is present, in the order of the tables. What it changes of data, and of the
-// stride of a matrix, is written back. A row state is an input where `pass` starts from one.
+// stride and the groups of a matrix, is written back. A row state is an input where `pass` starts from one.
 template <class Visit>
 void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit) {
+  const int64_t group_rows = args.row_groups.rows;
   for (const auto& slot : kMatrixSlots) {
     tileloss_matrix& m = args.*slot.view;
     if (m.dtype == TILELOSS_NONE) continue;
+    int64_t* const group_stride = slot.view == &tileloss_args::logits    ? &args.row_groups.logits_stride
+                                  : slot.view == &tileloss_args::dlogits ? &args.row_groups.dlogits_stride
+                                                                         : nullptr;
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
     TensorView view{slot.name, m.data,   element_bytes(m.dtype),       m.rows,       m.cols, stride,
                     true,      slot.use, slot.use == SlotUse::kOutput, is_transposed};
     view.is_added_to = args.accumulate != 0 && slot.view == &tileloss_args::dhead;
     if (is_transposed) std::swap(view.rows, view.cols);
+    if (group_stride != nullptr) {
+      view.may_be_grouped = true;
+      view.group_rows = group_rows;
+      view.group_stride = *group_stride;
+    }
     visit(view);
     m.data = view.data;
     stride = view.stride;
+    if (group_stride == nullptr) continue;
+    args.row_groups.rows = view.group_rows;
+    *group_stride = view.group_stride;
   }
   for (const auto& slot : kVectorSlots) {
     tileloss_vector& v = args.*slot.view;

@@ -30,12 +30,41 @@ bool is_unwritten(const unsigned char* data, size_t bytes, size_t offset) {
 size_t row_bytes(const TensorView& view) { return static_cast<size_t>(view.cols) * view.element; }
 size_t stride_bytes(const TensorView& view) { return static_cast<size_t>(view.stride) * view.element; }
 
-size_t extent(const TensorView& view) {
-  return view.rows == 0 ? 0 : static_cast<size_t>(view.rows - 1) * stride_bytes(view) + row_bytes(view);
+size_t group_bytes(const TensorView& view) { return static_cast<size_t>(view.group_stride) * view.element; }
+
+// In bytes from the tensor's start.
+size_t row_offset(const TensorView& view, int64_t row) {
+  if (view.group_rows == 0) return static_cast<size_t>(row) * stride_bytes(view);
+  return static_cast<size_t>(row / view.group_rows) * group_bytes(view) +
+         static_cast<size_t>(row % view.group_rows) * stride_bytes(view);
 }
 
+// The row whose start is the last one up to there.
+int64_t row_at(const TensorView& view, size_t offset) {
+  const size_t stride = std::max(stride_bytes(view), view.element);
+  if (view.group_rows == 0) return static_cast<int64_t>(offset / stride);
+  const auto in_group = static_cast<int64_t>(offset % group_bytes(view) / stride);
+  return static_cast<int64_t>(offset / group_bytes(view)) * view.group_rows + std::min(in_group, view.group_rows - 1);
+}
+
+size_t extent(const TensorView& view) { return view.rows == 0 ? 0 : row_offset(view, view.rows - 1) + row_bytes(view); }
+
 unsigned char* row_of(const TensorView& view, int64_t row) {
-  return static_cast<unsigned char*>(view.data) + static_cast<size_t>(row) * stride_bytes(view);
+  return static_cast<unsigned char*>(view.data) + row_offset(view, row);
+}
+
+// As few groups as there can be; at least two.
+int64_t rows_of_a_group(int64_t rows) {
+  for (int64_t groups = 2; groups <= rows; ++groups) {
+    if (rows % groups == 0) return rows / groups;
+  }
+  return 0;
+}
+
+// So many elements that a guard page fits between two pieces of `bytes` bytes, each flush with a page.
+int64_t elements_apart(size_t bytes, size_t element) {
+  const size_t page = GuardBuffer::page_bytes();
+  return static_cast<int64_t>(((bytes + page - 1) / page + 1) * page / element);
 }
 
 std::string place(const TensorView& view, int64_t row, int64_t column) {
@@ -65,8 +94,15 @@ const char* access_name(MemoryFault::Access access) {
 }  // namespace
 
 std::string GuardLayout::name() const {
-  const char* apart = rows == Rows::kGaps ? ", gaps between rows" : rows == Rows::kApart ? ", rows apart" : "";
+  const char* apart = rows == Rows::kGaps     ? ", gaps between rows"
+                      : rows == Rows::kApart  ? ", rows apart"
+                      : rows == Rows::kGroups ? ", groups of rows"
+                                              : "";
   return fmt::format("flush {}{}", flush == Flush::kRight ? "right" : "left", apart);
+}
+
+bool GuardedArgs::is_of_use(const tileloss_args& given, GuardLayout layout) {
+  return layout.rows != GuardLayout::Rows::kGroups || (given.logits.dtype != TILELOSS_NONE && given.logits.rows > 1);
 }
 
 GuardedArgs::GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout)
@@ -77,6 +113,8 @@ GuardedArgs::GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLa
       region_of_tensor_.push_back(0);
       view.data = regions_.front().view.data;
       view.stride = regions_.front().view.stride;
+      view.group_rows = regions_.front().view.group_rows;
+      view.group_stride = regions_.front().view.group_stride;
       return;
     }
     region_of_tensor_.push_back(regions_.size());
@@ -88,15 +126,28 @@ bool GuardedArgs::is_apart(const TensorView& view) const {
   return view.is_matrix && layout_.rows == GuardLayout::Rows::kApart && view.rows <= kMaxApartRows;
 }
 
-int64_t GuardedArgs::stride_of(const TensorView& view) const {
-  if (!view.is_matrix || layout_.rows == GuardLayout::Rows::kAdjoining) return view.is_matrix ? view.cols : view.stride;
-  if (!is_apart(view)) return view.cols + kGapElements;
-  const size_t page = GuardBuffer::page_bytes();
-  return static_cast<int64_t>(((row_bytes(view) + page - 1) / page + 1) * page / view.element);
+bool GuardedArgs::is_break(const TensorView& view, int64_t row) const {
+  if (row == 0 || row >= view.rows) return false;
+  return view.group_rows > 0 ? row % view.group_rows == 0 : is_apart(view);
+}
+
+void GuardedArgs::place_rows(TensorView& view) const {
+  view.group_rows = view.group_stride = 0;
+  if (!view.is_matrix) return;
+  view.stride = view.cols;
+  if (is_apart(view)) {
+    view.stride = elements_apart(row_bytes(view), view.element);
+  } else if (layout_.rows == GuardLayout::Rows::kGroups) {
+    if (!view.may_be_grouped) return;
+    view.group_rows = rows_of_a_group(view.rows);
+    view.group_stride = elements_apart(static_cast<size_t>(view.group_rows) * row_bytes(view), view.element);
+  } else if (layout_.rows != GuardLayout::Rows::kAdjoining) {
+    view.stride += kGapElements;
+  }
 }
 
 void GuardedArgs::host(const TensorView& given, TensorView& view) {
-  view.stride = stride_of(given);
+  place_rows(view);
   GuardBuffer buffer(extent(view), layout_.flush);
   view.data = buffer.data();
   fill_unwritten(buffer.as<unsigned char>(), buffer.bytes());
@@ -109,14 +160,15 @@ void GuardedArgs::host(const TensorView& given, TensorView& view) {
   if (!is_writable) buffer.make_read_only();
   const bool is_written = is_writable && (pass_ != TILELOSS_BACKWARD || view.is_gradient || is_shared);
   regions_.push_back({view, std::move(buffer), is_writable, is_written});
-  if (is_apart(view)) insert_guard_pages(regions_.back());
+  insert_guard_pages(regions_.back());
 }
 
-// The rows' ends (flush right) or starts (flush left) are page-aligned, as the stride is a multiple of the page.
+// What touches the page ends (flush right) or starts (flush left) with a page, as all of them do: the stride is whole pages.
 void GuardedArgs::insert_guard_pages(Region& region) {
   for (int64_t i = 1; i < region.view.rows; ++i) {
-    const size_t start = static_cast<size_t>(i) * stride_bytes(region.view);
-    const size_t previous_end = start - stride_bytes(region.view) + row_bytes(region.view);
+    if (!is_break(region.view, i)) continue;
+    const size_t start = row_offset(region.view, i);
+    const size_t previous_end = row_offset(region.view, i - 1) + row_bytes(region.view);
     region.buffer.make_guard_page(layout_.flush == Flush::kRight ? previous_end : start - GuardBuffer::page_bytes());
   }
 }
@@ -177,9 +229,9 @@ std::string GuardedArgs::compare_rows(const Region& region, const TensorView& ex
 std::string GuardedArgs::compare_gaps(const Region& region) const {
   const TensorView& view = region.view;
   for (int64_t row = 0; row + 1 < view.rows; ++row) {
-    size_t begin = static_cast<size_t>(row) * stride_bytes(view) + row_bytes(view);
-    size_t end = static_cast<size_t>(row + 1) * stride_bytes(view);
-    if (is_apart(view)) {
+    size_t begin = row_offset(view, row) + row_bytes(view);
+    size_t end = row_offset(view, row + 1);
+    if (is_break(view, row + 1)) {
       if (layout_.flush == Flush::kRight) {
         begin += GuardBuffer::page_bytes();
       } else {
@@ -188,7 +240,7 @@ std::string GuardedArgs::compare_gaps(const Region& region) const {
     }
     for (size_t i = begin; i < end; ++i) {
       if (region.buffer.as<unsigned char>()[i] == unwritten_byte(i)) continue;
-      const size_t element = (i - static_cast<size_t>(row) * stride_bytes(view)) / view.element;
+      const size_t element = (i - row_offset(view, row)) / view.element;
       return overrun(view, row, element - static_cast<size_t>(view.cols) + 1, true) + " (write)";
     }
   }
@@ -209,15 +261,14 @@ std::string GuardedArgs::describe(const MemoryFault& fault) const {
   if (offset >= found->buffer.bytes()) {
     return overrun(view, view.rows - 1, (offset - found->buffer.bytes()) / view.element + 1, true) + how;
   }
-  const size_t stride = std::max(stride_bytes(view), view.element);
-  const auto row = static_cast<int64_t>(offset / stride);
-  const size_t in_row = offset % stride;
+  const int64_t row = row_at(view, offset);
+  const size_t in_row = offset - row_offset(view, row);
   if (in_row < row_bytes(view)) {
     return fmt::format("{}: {}{}{}", view.name, place(view, row, static_cast<int64_t>(in_row / view.element)), how,
                        found->is_writable ? "" : ", which is an input");
   }
-  if (is_apart(view) && layout_.flush == Flush::kLeft) {
-    return overrun(view, row + 1, (stride - in_row + view.element - 1) / view.element, false) + how;
+  if (is_break(view, row + 1) && layout_.flush == Flush::kLeft) {
+    return overrun(view, row + 1, (row_offset(view, row + 1) - offset + view.element - 1) / view.element, false) + how;
   }
   return overrun(view, row, (in_row - row_bytes(view)) / view.element + 1, true) + how;
 }

@@ -23,6 +23,7 @@ struct GuardLayout {
     kGaps,       // some odd number of elements between the rows of a matrix, all NaN: every row starts at another alignment
     kApart,      // a guard page between every two rows of a matrix, which the rows touch on the layout's side; beyond
                  // kMaxApartRows, gaps
+    kGroups,     // logits and dlogits as two or more groups of adjoining rows (row_groups), with a guard page between two groups
   };
 
   Flush flush;
@@ -44,6 +45,8 @@ class GuardedArgs {
  public:
   // `given`: the caller's tensors. `pass` decides whether the row state is an input.
   GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout);
+  // Whether `layout` is another one for these tensors than adjoining rows: there are no groups without logits of two rows.
+  static bool is_of_use(const tileloss_args& given, GuardLayout layout);
 
   const tileloss_args& args() const { return args_; }
   // As large as the plan says, and not a byte more.
@@ -66,7 +69,9 @@ class GuardedArgs {
   };
 
   bool is_apart(const TensorView& view) const;
-  int64_t stride_of(const TensorView& view) const;
+  // Whether a guard page lies before this row.
+  bool is_break(const TensorView& view, int64_t row) const;
+  void place_rows(TensorView& view) const;
   void host(const TensorView& given, TensorView& view);
   void insert_guard_pages(Region& region);
   std::string compare_rows(const Region& region, const TensorView& expected) const;

@@ -24,7 +24,8 @@ using Rows = GuardLayout::Rows;
 
 constexpr GuardLayout kLayouts[] = {
     {Flush::kRight, Rows::kAdjoining}, {Flush::kLeft, Rows::kAdjoining}, {Flush::kRight, Rows::kGaps},
-    {Flush::kRight, Rows::kApart},     {Flush::kLeft, Rows::kApart},
+    {Flush::kRight, Rows::kApart},     {Flush::kLeft, Rows::kApart},     {Flush::kRight, Rows::kGroups},
+    {Flush::kLeft, Rows::kGroups},
 };
 
 constexpr int64_t kMaxRows = 1024;
@@ -194,9 +195,11 @@ Json StrictReport::to_json() const {
 void call_strictly(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
                    const KernelCall& kernel, StrictReport& report) {
   ++report.calls;
-  report.layouts = static_cast<int>(std::size(kLayouts));
+  report.layouts = 0;
   for (const GuardLayout& layout : kLayouts) {
+    if (!GuardedArgs::is_of_use(args, layout)) continue;
     check_stop();
+    ++report.layouts;
     GuardedArgs guarded(pass, args, layout);
     const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(function, plan));
     const tileloss_run run = guarded.add_workspace(guarded_plan);

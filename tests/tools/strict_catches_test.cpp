@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <string>
 #include <thread>
@@ -205,6 +206,55 @@ TEST(StrictCatches, AnOverrunOfEveryTensor) {
   EXPECT_EQ(overrun_every_tensor("policy_loss", TILELOSS_VALUE_AND_GRAD), 19 + 7);
 }
 
+TEST(StrictCatches, AnOverrunOfAGroupOfRows) {
+  const auto last_of_group = [](const tileloss_args& args) {
+    return args.row_groups.rows == 0 ? 0 : (args.row_groups.rows - 1) * args.logits.row_stride;
+  };
+  const auto read = [&](const tileloss_args& args, const tileloss_run&) {
+    if (args.row_groups.rows != 0) read_at<uint16_t>(args.logits.data, last_of_group(args) + 1000);
+  };
+  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, read)),
+                    "logits overrun: row 3, 1 element past the end (read), flush right, groups of rows, cross_entropy forward"));
+  const auto write = [&](const tileloss_args& args, const tileloss_run&) {
+    if (args.row_groups.rows != 0) write_at<uint16_t>(args.dlogits.data, last_of_group(args) + 1000 + 1);
+  };
+  const StrictReport report = strict_report({}, planted(TILELOSS_BACKWARD, write));
+  EXPECT_TRUE(finds(report, "dlogits overrun: row 3, 2 elements past the end (write), flush right, groups of rows"));
+  EXPECT_TRUE(finds(report, "dlogits overrun: row 3, 2 elements past the end (write), flush left, groups of rows"));
+  const auto before = [](const tileloss_args& args, const tileloss_run&) {
+    if (args.row_groups.rows != 0) read_at<uint16_t>(args.logits.data, args.row_groups.logits_stride - 2);
+  };
+  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, before)),
+                    "logits overrun: row 4, 2 elements before the start (read), flush left, groups of rows"));
+}
+
+// A caller's own groups: what lies between them is no part of the tensors, and may be anything.
+TEST(StrictCatches, GroupsThatTheCallerHas) {
+  constexpr int64_t kRows = 6, kColumns = 100, kGroupRows = 3, kGroupStride = 5 * kColumns;
+  std::vector<float> logits(2 * kGroupStride, NAN), dlogits(logits.size()), loss(1);
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t j = 0; j < kColumns; ++j) {
+      logits[static_cast<size_t>(i / kGroupRows * kGroupStride + i % kGroupRows * kColumns + j)] =
+          static_cast<float>((i * 31 + j * 7) % 19);
+    }
+    labels.push_back(3 * i);
+  }
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = tileloss_make_matrix(logits.data(), TILELOSS_FLOAT32, kRows, kColumns, kColumns);
+  args.dlogits = tileloss_make_matrix(dlogits.data(), TILELOSS_FLOAT32, kRows, kColumns, kColumns);
+  args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
+  args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, 1);
+  args.row_groups = {kGroupRows, kGroupStride, kGroupStride};
+  const Function function("cross_entropy");
+  StrictReport report;
+  call_strictly(function, TILELOSS_VALUE_AND_GRAD, args, make_plan(function, TILELOSS_VALUE_AND_GRAD, args, {}), call, report);
+  EXPECT_TRUE(report.findings.empty()) << report.text();
+  EXPECT_EQ(report.layouts, 7);
+  EXPECT_TRUE(std::isfinite(loss[0]));
+}
+
 TEST(StrictCatches, AnOverrunInPlace) {
   const auto plant = [](const tileloss_args& args, const tileloss_run&) {
     write_at<uint16_t>(args.dlogits.data, 7 * args.dlogits.row_stride + 1000);
@@ -255,7 +305,7 @@ TEST(StrictCatches, OutputsThatAreNotWrittenOrDiffer) {
     static_cast<uint16_t*>(args.dlogits.data)[2 * args.dlogits.row_stride + 9] ^= 1;
   };
   const StrictReport report = strict_report({}, planted(TILELOSS_BACKWARD, flip_bit));
-  ASSERT_EQ(report.findings.size(), 5U) << report.text();
+  ASSERT_EQ(report.findings.size(), 7U) << report.text();
   EXPECT_TRUE(report.findings[0].starts_with("dlogits: row 2, column 9 is 0x")) << report.text();
 }
 
