@@ -206,7 +206,7 @@ enum { TILELOSS_ENTROPY_TOKEN_MEAN = 0, TILELOSS_ENTROPY_AS_LOSS = 1 };
 typedef int32_t tileloss_cispo_cap;
 enum { TILELOSS_CISPO_CAP_RAW = 0, TILELOSS_CISPO_CAP_ONE_PLUS = 1 };
 
-// NaN stands for "not given".
+// NaN stands for "not given", behind a pointer as well.
 typedef struct tileloss_policy_loss_options {
   size_t struct_size;
   tileloss_logit_options logit;

@@ -235,6 +235,9 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
 
 Status check_data(const Problem& p) {
   if (Status s = check_options(*p.loss, p.options.data(), true); !s.ok()) return s;
+  if (p.loss->info.check_numbers != nullptr) {
+    if (std::string message = p.loss->info.check_numbers(p.options.data()); !message.empty()) return invalid(std::move(message));
+  }
   return check_pointers(p);
 }
 

@@ -70,6 +70,8 @@ struct LossInfo {
   std::unique_ptr<RowStage> (*make)(const LossContext& context);
   // Checks that concern more than one option or tensor; empty: fine. May be null.
   std::string (*check)(const LossContext& context);
+  // The same for numbers behind pointers, which only the call may read. May be null.
+  std::string (*check_numbers)(const void* options) = nullptr;
   // Whether the output is one loss per row rather than the sum of what `row` returns; null: the sum.
   bool (*is_per_row)(const void* options);
   // "a|b|c": names that set_preset knows, and what `metrics` holds. Null: none.

@@ -107,6 +107,7 @@ class PolicyLoss final : public RowStage {
             .inputs = kLossGrad | kMask | kSequences | kPolicyLogps | kAdvantages | kStepMetrics,
             .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<PolicyLoss>(c); },
             .check = &policy::check_options,
+            .check_numbers = &policy::check_numbers,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->aggregation == TILELOSS_AGGREGATION_NONE; },
             .presets = policy::kPresetNames,
             .set_preset = &policy::set_preset,

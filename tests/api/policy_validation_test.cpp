@@ -97,6 +97,16 @@ TEST(PolicyValidation, OptionsOutsideTheirRange) {
                    {"options.reserved", "0", "another value", option(&O::reserved, 1)}});
 }
 
+TEST(PolicyValidation, CisposCapMayNotBeMissingBehindAPointerEither) {
+  expect_refusals({{"epsilon_high", "kind = cispo takes its cap from it", "none",
+                    [](PolicyCall& c) {
+                      c.options.kind = TILELOSS_POLICY_CISPO;
+                      c.scalar = std::numeric_limits<float>::quiet_NaN();
+                      c.options.epsilon_high.pointer = &c.scalar;
+                    }}},
+                  When::kCall);
+}
+
 TEST(PolicyValidation, OptionsThatExcludeEachOther) {
   expect_refusals(
       {{"epsilon_high", "kind = cispo takes its cap from it", "none", option(&O::kind, TILELOSS_POLICY_CISPO)},

@@ -104,11 +104,18 @@ inline std::string check_tensors(const LossContext& c, const Options& o) {
   return {};
 }
 
+inline constexpr const char* kCapMissing = "epsilon_high: expected a number, as kind = cispo takes its cap from it, got none";
+
+// NaN behind a pointer is "not given", too.
+inline std::string check_numbers(const void* options) {
+  const auto& o = *static_cast<const Options*>(options);
+  return o.kind == TILELOSS_POLICY_CISPO && std::isnan(scalar_value(o.epsilon_high)) ? kCapMissing : "";
+}
+
 inline std::string check_options(const LossContext& context) {
   const auto& o = context.options_as<Options>();
   if (o.reserved != 0 || o.reserved2 != 0) return "options.reserved: expected 0, got another value";
-  if (o.kind == TILELOSS_POLICY_CISPO && !is_given(o.epsilon_high))
-    return "epsilon_high: expected a number, as kind = cispo takes its cap from it, got none";
+  if (o.kind == TILELOSS_POLICY_CISPO && !is_given(o.epsilon_high)) return kCapMissing;
   if (o.kind == TILELOSS_POLICY_VESPO && o.sampler_correction != TILELOSS_SAMPLER_OFF &&
       o.sampler_level == TILELOSS_LEVEL_SEQUENCE)
     return "sampler_level: expected token with kind = vespo, got sequence";
