@@ -321,8 +321,8 @@ typedef struct tileloss_args {
   // Policy losses. Rows (tokens) belong to sequences: B of them, back to back. Rows with mask 0 are neither read nor counted.
   tileloss_vector mask;              // [N] uint8, int32, int64 or float32; 0: not in use; default: all rows are
   tileloss_vector old_logp;          // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
-  tileloss_vector ref_logp;          // [N] float32, of the reference model
-  tileloss_vector sampler_logp;      // [N] float32, of the engine that sampled the tokens
+  tileloss_vector ref_logp;          // [N] float32, of the reference model; of NaN here or in old_logp: docs/losses.md
+  tileloss_vector sampler_logp;      // [N] float32, of the engine that sampled the tokens; NaN: no difference
   tileloss_vector advantages;        // [B] or [N] float32, as options.advantage_level says
   tileloss_vector sequence_offsets;  // [B+1] int32, int64: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
   tileloss_vector metrics;           // out: [TILELOSS_POLICY_METRICS] float32, or its first so many

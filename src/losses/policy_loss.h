@@ -142,10 +142,9 @@ class PolicyLoss final : public RowStage {
   bool has_mean_bonus() const {
     return may_differ(options_.entropy_coef, 0) && options_.entropy_reduction == TILELOSS_ENTROPY_TOKEN_MEAN;
   }
+  bool uses_ratio() const { return policy::kKinds[options_.kind].uses_ratio; }
   bool is_sequence_level() const { return options_.ratio_level == TILELOSS_LEVEL_SEQUENCE; }
-  bool needs_sequence_ratio() const {
-    return is_sequence_level() && (policy::kKinds[options_.kind].uses_ratio || has_importance() || has_metrics());
-  }
+  bool needs_sequence_ratio() const { return is_sequence_level() && (uses_ratio() || has_importance() || has_metrics()); }
 
   std::int64_t sequence_of(std::int64_t i) const {
     if (scratch_.sequence_of != nullptr) return scratch_.sequence_of[i];
@@ -256,17 +255,18 @@ class PolicyLoss final : public RowStage {
     return numbers_.beta * (has_importance() ? t.ratio * t.kl.value : t.kl.value);
   }
 
+  // A ratio that the loss is not made of may be NaN, and has no share in the gradient either.
   double logp_gradient(const Terms& t, double upstream) const {
     double g = policy::scaled(t.factor, t.policy.dlogp);
     double kl = t.kl.dlogp;
     if (has_importance()) kl *= t.ratio;
     if (!is_sequence_level()) {
-      g += policy::scaled(t.ratio_slope, policy::scaled(t.factor, policy::scaled(t.policy.dratio, t.ratio)));
+      if (uses_ratio()) g += policy::scaled(t.ratio_slope, policy::scaled(t.factor, policy::scaled(t.policy.dratio, t.ratio)));
       if (has_importance()) kl += policy::scaled(t.ratio_slope, t.ratio * t.kl.value);
     }
     if (numbers_.beta != 0) g += numbers_.beta * kl;
     g = t.weight == 0 ? 0 : g * upstream * t.weight;
-    if (is_sequence_level())
+    if (is_sequence_level() && (uses_ratio() || has_importance()))
       g += policy::scaled(t.ratio_slope, policy::scaled(t.sequence->ratio_gradient, t.ratio) / std::max(t.sequence->tokens, 1.0));
     return g;
   }

@@ -34,8 +34,7 @@ Dual PolicyEvaluation::clip_term(std::size_t i) {
 
 Dual PolicyEvaluation::policy_term(std::size_t i) {
   const double advantage = tokens_[i].advantage;
-  const bool has_ratio = opt_.kind != PolicyKind::kVespo && opt_.kind != PolicyKind::kReinforce;
-  const bool nan = std::isnan(logp_[i]) || (has_ratio && std::isnan(ratio(i).value));
+  const bool nan = std::isnan(logp_[i]) || (has_ratio() && std::isnan(ratio(i).value));
   if (advantage == 0.0) return nan ? kNan * variable(0.0, kLogp) : Dual{};
   const Dual logp = variable(logp_[i], kLogp);
   switch (opt_.kind) {
@@ -63,6 +62,7 @@ Dual PolicyEvaluation::kl_term(std::size_t i) {
   if (opt_.kl_estimator == KlEstimator::kK3) kl = expm1(d) - d;
   decide(i, std::fabs(kl.value), opt_.kl_clamp);
   kl = clamp(kl, -opt_.kl_clamp, opt_.kl_clamp);
+  if (std::isnan(kl.value)) kl.slopes[kLogp] = kNan;  // k1's is a constant
   if (!opt_.kl_importance) return kl;
   Dual product = ratio(i) * kl;
   if (std::isnan(product.value)) product.slopes[kLogp] = product.slopes[kLogRatio] = kNan;  // 0 times infinity
@@ -127,11 +127,12 @@ void PolicyEvaluation::add_gradient(std::size_t i, const Dual& loss) {
   }
 }
 
-// d log rho_b / dlogp_t = 1 / n_b for every token in use whose D is not clamped. NaN goes to all of them.
+// d log rho_b / dlogp_t = 1 / n_b for every token in use whose D is not clamped. NaN goes to all of them, but rho's to those of a
+// loss that is made of rho.
 void PolicyEvaluation::add_ratio_gradients() {
   if (!sequence_ratio()) return;
   for (const PolicySequence& sequence : sequences_) {
-    const bool nan = std::isnan(sequence.log_ratio) || std::isnan(sequence.through_ratio);
+    const bool nan = (has_ratio() && std::isnan(sequence.log_ratio)) || std::isnan(sequence.through_ratio);
     for (const std::size_t i : sequence.tokens) {
       if (tokens_[i].ratio_moves) out_.dlogp[i] += sequence.through_ratio / sequence.size();
       if (nan) out_.dlogp[i] = kNan;

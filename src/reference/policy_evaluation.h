@@ -79,6 +79,7 @@ class PolicyEvaluation {
   double high() const { return 1.0 + (is_given(opt_.epsilon_high) ? opt_.epsilon_high : 0.2); }
   double low() const { return 1.0 - opt_.epsilon_low; }
   double cispo_cap() const { return opt_.cispo_cap == CispoCap::kRaw ? opt_.epsilon_high : 1.0 + opt_.epsilon_high; }
+  bool has_ratio() const { return opt_.kind != PolicyKind::kVespo && opt_.kind != PolicyKind::kReinforce; }
   bool sequence_ratio() const { return opt_.ratio_level == Level::kSequence; }
   // Another rounding of the two may turn which is larger.
   void decide(std::size_t token, double value, double bound);

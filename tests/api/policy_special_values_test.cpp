@@ -118,6 +118,64 @@ TEST(PolicySpecialLogits, AMinusInfiniteLogitElsewhereGetsNoGradient) {
   }
 }
 
+// The rule of docs/losses.md on NaN in the other policies' logp: every kind, level, estimator and correction.
+TEST(PolicySpecialLogps, NanIsWhereTheOracleHasIt) {
+  for (const auto tensor :
+       {&tools::PolicyTensors::old_logp, &tools::PolicyTensors::ref_logp, &tools::PolicyTensors::sampler_logp}) {
+    for (const char* preset : {"grpo", "cispo", "sapo", "gspo", "vespo", "reinforce"}) {
+      for (const int estimator : {TILELOSS_KL_K1, TILELOSS_KL_K2, TILELOSS_KL_K3}) {
+        for (const int variant : {0, 1, 2, 3}) {
+          tileloss_policy_loss_options options;
+          ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+          options.epsilon_high.value = 4;
+          options.beta.value = variant == 0 ? 0 : 0.1;
+          options.kl_estimator = estimator;
+          options.kl_importance = variant == 2 ? 1 : 0;
+          options.aggregation = TILELOSS_AGGREGATION_NONE;
+          if (variant > 1) options.sampler_correction = TILELOSS_SAMPLER_TRUNCATE;
+          if (variant == 3) options.ratio_level = TILELOSS_LEVEL_SEQUENCE;
+          if (variant == 3) options.off_policy_threshold = 0.05;
+          PolicyCase c({.logits = {.rows = 9, .vocab = 70, .ignore_prob = 0.2},
+                        .mask_dtype = TILELOSS_UINT8,
+                        .ref_logp = true,
+                        .sampler_logp = true,
+                        .metrics = variant % 2 == 0,
+                        .with_nan = tensor},
+                       options);
+          ASSERT_TRUE(runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+          EXPECT_TRUE(agrees(c.check())) << preset << ", estimator " << estimator << ", variant " << variant;
+        }
+      }
+    }
+  }
+}
+
+// As docs/losses.md has it: rows 4 and 5 are a sequence.
+TEST(PolicySpecialLogps, NanInOldLogpReachesWhatIsMadeOfTheRatio) {
+  const struct {
+    const char* preset;
+    std::int64_t first, last;  // rows of NaN; first > last: none
+  } cases[] = {{"grpo", 5, 5}, {"cispo", 5, 5}, {"sapo", 5, 5}, {"gspo", 4, 5}, {"reinforce", 1, 0}};
+  for (const auto& [preset, first, last] : cases) {
+    Spoilt clean(preset, kNothing), s(preset, kNothing);
+    s.old_logp[kSpoilt] = static_cast<float>(kNan);
+    ASSERT_TRUE(clean.run());
+    ASSERT_TRUE(s.run());
+    for (std::int64_t i = first; i <= last; ++i) {
+      EXPECT_TRUE(std::isnan(s.loss[static_cast<std::size_t>(i)])) << preset;
+      for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isnan(s.gradient(i, j))) << preset << " " << i << " " << j;
+    }
+    expect_others_untouched(s, clean, first, last);
+  }
+  Spoilt vespo("vespo", kNothing);  // phi is 0
+  vespo.old_logp[kSpoilt] = static_cast<float>(kNan);
+  ASSERT_TRUE(vespo.run());
+  for (const std::int64_t i : {4, 5}) {
+    EXPECT_EQ(vespo.loss[static_cast<std::size_t>(i)], 0);
+    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(vespo.gradient(i, j), 0) << i << " " << j;
+  }
+}
+
 TEST(PolicySpecialLogits, NoRowsAndNoRowInUse) {
   for (const char* preset : {"grpo", "gspo", "vespo", "dapo"}) {
     tileloss_policy_loss_options options;

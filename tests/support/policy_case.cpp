@@ -1,5 +1,6 @@
 #include "tests/support/policy_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -49,6 +50,10 @@ PolicyCase::PolicyCase(const PolicyCaseSpec& spec, tileloss_policy_loss_options&
   clear_entropy_masks(options);
   const reference::PolicyOptions oracle_options = tools::make_policy_options(options, tensors_.sequence_length);
   tools::draw_policy_logps(draw, oracle_options, used_, rows_, tensors_);
+  if (spec.with_nan != nullptr) {
+    const auto first = std::find(used_.begin(), used_.end(), 1) - used_.begin();
+    (tensors_.*spec.with_nan).at(index(first)) = std::numeric_limits<float>::quiet_NaN();
+  }
   add_tensors();
 }
 

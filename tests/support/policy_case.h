@@ -28,6 +28,7 @@ struct PolicyCaseSpec {
   bool ref_logp = false;
   bool sampler_logp = false;
   bool metrics = true;
+  std::vector<float> tools::PolicyTensors::*with_nan = nullptr;  // in this tensor the first row in use holds NaN
 };
 
 class PolicyCase {

@@ -1,5 +1,6 @@
 // Estimators of the KL to the reference policy from one token, d = ref - logp, with the optional clamps of d and of the estimate:
-//   k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1;  dk1/dlogp = 1, dk2/dlogp = -d, dk3/dlogp = 1 - exp(d); 0 beyond a clamp.
+//   k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1;  dk1/dlogp = 1, dk2/dlogp = -d, dk3/dlogp = 1 - exp(d); 0 beyond a clamp. NaN in
+// d is NaN in both.
 // Source: Schulman 2020, "Approximating KL divergence"; the clamps as in verl.
 #ifndef TILELOSS_LOSSES_POLICY_KL_H_
 #define TILELOSS_LOSSES_POLICY_KL_H_
@@ -18,7 +19,7 @@ inline Kl estimate_kl(double difference, const tileloss_policy_loss_options& o) 
   const double d = is_clamped ? std::copysign(o.kl_log_ratio_clamp, difference) : difference;
   Kl kl;
   switch (o.kl_estimator) {
-    case TILELOSS_KL_K1: kl = {-d, 1}; break;
+    case TILELOSS_KL_K1: kl = {-d, std::isnan(d) ? d : 1}; break;
     case TILELOSS_KL_K2: kl = {d * d / 2, -d}; break;
     default: kl = {std::expm1(d) - d, -std::expm1(d)}; break;
   }
