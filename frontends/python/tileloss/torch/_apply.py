@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from tileloss._library import FUNCTIONS
-from tileloss.torch import _autograd
+from tileloss.torch._autograd import apply
 from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
+from tileloss.torch._define import is_traced
 from tileloss.torch._options import Value, encode
 from tileloss.torch._tensors import DTYPES, check_cpu, check_float, check_labels, refuse_transforms
-
-_ops = torch.ops.tileloss
 
 
 class RowOutputs(NamedTuple):
@@ -111,19 +110,22 @@ def loss_of_logits(
     refuse_transforms(logits)
     check_labels(labels, logits, "logits")
     _check_extra(function, extra, renamed or {})
-    options = encode(function, given, preset)
-    inputs = (labels, *_detached(extra), *options)
+    inputs = (labels, *_detached(extra), *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
-    compiling = torch.compiler.is_compiling()
     if wants_grad and grad_in_forward:
         _refuse_per_row(given)
-        if inplace_backward and not compiling:
-            return _autograd.InPlaceLoss.apply(logits, function, (*inputs, wants_metrics))
-        value_and_grad = getattr(_ops, f"{function}_value_and_grad")
-        loss, _, metrics = value_and_grad(logits, *inputs, not compiling, wants_metrics)
+        if inplace_backward and not is_traced():
+            loss, metrics = apply(
+                f"{function}_value_and_grad_", (logits, *inputs, wants_metrics), True, True
+            )
+            return loss, metrics
+        loss, _, metrics = apply(
+            f"{function}_value_and_grad", (logits, *inputs, wants_metrics), True, True
+        )
         return loss, metrics
-    in_place = inplace_backward and not compiling
-    loss, _, metrics = getattr(_ops, function)(logits, *inputs, wants_grad, in_place, wants_metrics)
+    loss, _, metrics = apply(
+        function, (logits, *inputs, wants_grad, wants_metrics), wants_grad, inplace_backward
+    )
     return loss, metrics
 
 
@@ -158,16 +160,21 @@ def loss_of_hidden(
     options = encode(name, given, preset)
     tensors = (head.hidden, head.weight, head.bias, labels, *_detached(extra), *options)
     head_options = (head.compute_dtype, head.workspace_bytes)
-    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in head[:3]]
+    needs = _needs(head)
     if any(needs) and grad_in_forward and not _is_per_row(given):
-        value_and_grad = getattr(_ops, f"{name}_value_and_grad")
-        rescale_in_place = not torch.compiler.is_compiling()
-        loss, _, _, _, metrics = value_and_grad(
-            *tensors, *head_options, *needs, rescale_in_place, wants_metrics
-        )
+        inputs = (*tensors, *head_options, *needs, wants_metrics)
+        loss, _, _, _, metrics = apply(f"{name}_value_and_grad", inputs, True, True)
         return loss, metrics
-    loss, _, metrics = getattr(_ops, name)(*tensors, *head_options, any(needs), wants_metrics)
+    wants_grad = any(needs)
+    inputs = (*tensors, *head_options, wants_grad, wants_metrics)
+    loss, _, metrics = apply(name, inputs, wants_grad, False)
     return loss, metrics
+
+
+def _needs(head: Head) -> list[bool]:
+    """Whether gradients of hidden, weight and bias are asked for."""
+    enabled = torch.is_grad_enabled()
+    return [enabled and t is not None and t.requires_grad for t in head[:3]]
 
 
 def _wanted(outputs: Sequence[str]) -> str:
@@ -195,28 +202,20 @@ def rows_of_logits(
     check_float("logits", logits)
     refuse_transforms(logits)
     check_labels(labels, logits, "logits")
-    options = encode("logprobs", given)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
-    in_place = inplace_backward and not torch.compiler.is_compiling()
-    return _row_outputs(
-        _ops.logprobs(logits, labels, *options, _wanted(outputs), wants_grad, in_place), outputs
-    )
+    inputs = (logits, labels, *encode("logprobs", given), _wanted(outputs), wants_grad)
+    return _row_outputs(apply("logprobs", inputs, wants_grad, inplace_backward), outputs)
 
 
 def rows_of_hidden(
     head: Head, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value]
 ) -> RowOutputs:
     check_labels(labels, head.hidden, "hidden")
-    options = encode("linear_logprobs", given)
-    wants_grad = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in head[:3]
-    )
+    wants_grad = any(_needs(head))
+    tensors = (head.hidden, head.weight, head.bias, labels, *encode("linear_logprobs", given))
     head_options = (head.compute_dtype, head.workspace_bytes)
-    tensors = (head.hidden, head.weight, head.bias, labels)
-    return _row_outputs(
-        _ops.linear_logprobs(*tensors, *options, *head_options, _wanted(outputs), wants_grad),
-        outputs,
-    )
+    inputs = (*tensors, *head_options, _wanted(outputs), wants_grad)
+    return _row_outputs(apply("linear_logprobs", inputs, wants_grad, False), outputs)
 
 
 def metrics_by_name(function: str, metrics: Tensor) -> dict[str, Tensor]:

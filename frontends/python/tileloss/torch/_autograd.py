@@ -16,9 +16,12 @@ from torch import Tensor
 
 from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
 from tileloss.torch._call import EXTRA_INPUTS
-from tileloss.torch._define import LOSSES
+from tileloss.torch._define import LOSSES, is_traced, run
 
 Ctx = Any
+Gradients = tuple[Tensor | None, ...]  # of the first inputs; the others have none
+Setup = Callable[[Ctx, Sequence[Any], Any], None]
+Backward = Callable[..., Gradients]
 _ops = torch.ops.tileloss
 
 # Whether the caller passed retain_graph=True. A private name of torch 2.10 and newer; without it gradients are copied.
@@ -42,13 +45,11 @@ class _Final(torch.autograd.Function):
         )
 
 
-def _once(
-    backward: Callable[..., tuple[Tensor | None, ...]],
-) -> Callable[..., tuple[Tensor | None, ...]]:
+def _once(backward: Backward) -> Backward:
     """Runs without recording, and makes a second differentiation (create_graph=True) an error that says so."""
 
     @wraps(backward)
-    def wrapper(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         sources = [t for t in (*ctx.saved_tensors, *grads) if t is not None and t.requires_grad]
@@ -64,17 +65,13 @@ def _once(
 def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
     """gradient * upstream (a scalar): `gradient` itself when that is 1, over itself if the graph is not needed again.
 
-    While AOTAutograd traces, `upstream` is of a subclass and has no value yet."""
-    if not in_place or type(upstream) is not Tensor:
+    While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet."""
+    if not in_place or is_traced() or type(upstream) is not Tensor:
         return gradient * upstream  # of the gradient's type, but the factor is not rounded to it
     factor = upstream.item()
     if factor == 1:
         return gradient
     return gradient * factor if _keeps_graph() else gradient.mul_(factor)
-
-
-def _nones(count: int) -> tuple[None, ...]:
-    return (None,) * count
 
 
 class _Saved:
@@ -102,52 +99,100 @@ class _Saved:
         return tuple(inputs[:n]), (*inputs[n:], ctx.options, ctx.values, scalars), state
 
 
+def _never_in_place(setup: Setup) -> Setup:
+    """What torch.compile plans is never written in place."""
+
+    def wrapper(ctx: Ctx, inputs: Sequence[Any], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        setup(ctx, inputs, output)
+        ctx.in_place, ctx.num_inputs = False, len(inputs)
+
+    return wrapper
+
+
+def _padded(backward: Backward) -> Backward:
+    def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
+        gradients = backward(ctx, *grads)
+        return *gradients, *(None,) * (ctx.num_inputs - len(gradients))
+
+    return wrapper
+
+
+_functions: dict[str, type[torch.autograd.Function]] = {}
+
+
+def _define_function(name: str, setup: Setup, backward: Backward) -> None:
+    """A torch.autograd.Function around the operator ``name``, for eager calls. Its last input is whether the backward may
+    write in place."""
+
+    def forward(ctx: Ctx, *inputs: Any) -> Any:
+        output = run(name, *inputs[:-1])
+        ctx.set_materialize_grads(False)
+        setup(ctx, inputs[:-1], output)
+        ctx.in_place, ctx.num_inputs = inputs[-1], len(inputs)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(_padded(_once(backward)))}
+    _functions[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
+
+
+def _register(name: str, setup: Setup, backward: Backward) -> None:
+    """The same formula for the operator itself, as torch.compile sees it, and for eager calls."""
+    torch.library.register_autograd(
+        f"tileloss::{name}", _padded(_once(backward)), setup_context=_never_in_place(setup)
+    )
+    _define_function(name, setup, backward)
+
+
+def apply(name: str, inputs: Sequence[Any], wants_grad: bool, in_place: bool) -> Any:
+    """The operator ``name``, with autograd where that is asked for. ``in_place``: whether its backward may write over its
+    inputs, or over the gradients that its forward computed; not so where torch plans memory itself."""
+    if is_traced():
+        return getattr(_ops, name)(*inputs)
+    return _functions[name].apply(*inputs, in_place) if wants_grad else run(name, *inputs)
+
+
 # ------------------------------------------------------------------------------------------------------- from logits
 
 
 def _register_loss(f: str) -> None:
-    num_extra = len(EXTRA_INPUTS[f])
-
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         _, state, metrics = output
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(state, metrics)
         _Saved.keep(ctx, f, inputs[:2], inputs[2:], state)
-        ctx.in_place, ctx.num_inputs = inputs[num_extra + 6], len(inputs)
 
-    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
         if grad is None or not ctx.needs_input_grad[0]:
-            return _nones(ctx.num_inputs)
+            return ()
         (logits, labels), rest, state = _Saved.restore(ctx)
         if ctx.in_place:
             dlogits = logits.detach()
-            getattr(_ops, f"{f}_backward_")(grad, dlogits, labels, *rest, state)
-        else:
-            dlogits = getattr(_ops, f"{f}_backward")(grad, logits, labels, *rest, state)
-        return dlogits, *_nones(ctx.num_inputs - 1)
+            run(f"{f}_backward_", grad, dlogits, labels, *rest, state)
+            return (dlogits,)
+        return (run(f"{f}_backward", grad, logits, labels, *rest, state),)
 
     def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         _, dlogits, metrics = output
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(dlogits, metrics)
         ctx.save_for_backward(dlogits)
-        ctx.in_place, ctx.num_inputs = inputs[num_extra + 5], len(inputs)
 
-    def backward_value_and_grad(
-        ctx: Ctx, grad: Tensor | None, *_: Any
-    ) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return _nones(ctx.num_inputs)
-        (dlogits,) = saved_gradients(ctx)
-        return rescaled(dlogits, grad, ctx.in_place), *_nones(ctx.num_inputs - 1)
+    def setup_value_and_grad_(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        _, metrics = output
+        ctx.mark_non_differentiable(metrics)
+        ctx.save_for_backward(inputs[0].detach())
 
     _register(f, setup, backward)
-    _register(f"{f}_value_and_grad", setup_value_and_grad, backward_value_and_grad)
+    _register(f"{f}_value_and_grad", setup_value_and_grad, _hand_over)
+    # An operator that writes its input can have no formula of its own; torch.compile gets the functional one.
+    _define_function(f"{f}_value_and_grad_", setup_value_and_grad_, _hand_over)
 
 
-def saved_gradients(ctx: Ctx) -> tuple[Tensor, ...]:
+def _hand_over(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
+    """The gradients that a forward computed."""
+    if grad is None:
+        return ()
     try:
-        return tuple(ctx.saved_tensors)
+        gradients = ctx.saved_tensors
     except RuntimeError as error:
         if "inplace" not in str(error):
             raise
@@ -155,43 +200,16 @@ def saved_gradients(ctx: Ctx) -> tuple[Tensor, ...]:
             "tileloss: the gradients that the forward computed were handed over by an earlier backward and have been changed "
             "since; call with grad_in_forward=False to go through the graph twice"
         ) from error
-
-
-class InPlaceLoss(torch.autograd.Function):
-    """f_value_and_grad_: the loss, with dlogits over the logits. An operator that writes its input can have no formula of
-    its own, hence this class; under torch.compile the functional operator stands in."""
-
-    @staticmethod
-    def forward(
-        ctx: Ctx, logits: Tensor, function: str, rest: tuple[Any, ...]
-    ) -> tuple[Tensor, Tensor]:
-        dlogits = logits.detach()
-        loss, metrics = getattr(_ops, f"{function}_value_and_grad_")(dlogits, *rest)
-        ctx.mark_non_differentiable(metrics)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(dlogits)
-        return loss, metrics
-
-    @staticmethod
-    def backward(ctx: Ctx, *grads: Any) -> Any:
-        return _backward_in_place(ctx, *grads)
-
-
-@_once
-def _backward_in_place(ctx: Ctx, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return None, None, None
-    (dlogits,) = saved_gradients(ctx)
-    return rescaled(dlogits, grad, True), None, None
+    needed = zip(gradients, ctx.needs_input_grad, strict=False)
+    return tuple(rescaled(g, grad, ctx.in_place) if needs else None for g, needs in needed)
 
 
 # ---------------------------------------------------------------------------------------------- fused with the LM head
 
 
-def _head_gradients(ctx: Ctx, gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    return tuple(
-        g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad, strict=False)
-    )
+def _head_gradients(ctx: Ctx, gradients: Sequence[Tensor]) -> Gradients:
+    needed = zip(gradients, ctx.needs_input_grad, strict=False)
+    return tuple(g if needs else None for g, needs in needed)
 
 
 def _register_linear_loss(f: str) -> None:
@@ -200,38 +218,25 @@ def _register_linear_loss(f: str) -> None:
 
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         _, state, metrics = output
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(state, metrics)
         _Saved.keep(ctx, f, inputs[:4], inputs[4:], state)
-        ctx.head_options, ctx.num_inputs = inputs[num_extra + 7 : num_extra + 9], len(inputs)
+        ctx.head_options = inputs[num_extra + 7 : num_extra + 9]
 
-    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
         if grad is None:
-            return _nones(ctx.num_inputs)
+            return ()
         tensors, rest, state = _Saved.restore(ctx)
         needs = ctx.needs_input_grad[:3]
-        gradients = getattr(_ops, f"{name}_backward")(
-            grad, *tensors, *rest, *ctx.head_options, state, *needs
-        )
-        return *_head_gradients(ctx, gradients), *_nones(ctx.num_inputs - 3)
+        gradients = run(f"{name}_backward", grad, *tensors, *rest, *ctx.head_options, state, *needs)
+        return _head_gradients(ctx, gradients)
 
     def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         _, *gradients, metrics = output
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*gradients, metrics)
         ctx.save_for_backward(*gradients)
-        ctx.in_place, ctx.num_inputs = inputs[num_extra + 12], len(inputs)
-
-    def backward_value_and_grad(
-        ctx: Ctx, grad: Tensor | None, *_: Any
-    ) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return _nones(ctx.num_inputs)
-        gradients = [rescaled(g, grad, ctx.in_place) for g in saved_gradients(ctx)]
-        return *_head_gradients(ctx, gradients), *_nones(ctx.num_inputs - 3)
 
     _register(name, setup, backward)
-    _register(f"{name}_value_and_grad", setup_value_and_grad, backward_value_and_grad)
+    _register(f"{name}_value_and_grad", setup_value_and_grad, _hand_over)
 
 
 # ------------------------------------------------------------------------------------------------------ row outputs
@@ -240,22 +245,19 @@ def _register_linear_loss(f: str) -> None:
 def _register_logprobs() -> None:
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         *outputs, state = output
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*outputs[3:], state)
         _Saved.keep(ctx, "logprobs", inputs[:2], inputs[2:], state)
-        ctx.in_place, ctx.num_inputs = inputs[7], len(inputs)
 
-    def backward(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
         upstream = grads[:3]
         if all(g is None for g in upstream):
-            return _nones(ctx.num_inputs)
+            return ()
         (logits, labels), rest, state = _Saved.restore(ctx)
         if ctx.in_place:
             dlogits = logits.detach()
-            _ops.logprobs_backward_(*upstream, dlogits, labels, *rest, state)
-        else:
-            dlogits = _ops.logprobs_backward(*upstream, logits, labels, *rest, state)
-        return dlogits, *_nones(ctx.num_inputs - 1)
+            run("logprobs_backward_", *upstream, dlogits, labels, *rest, state)
+            return (dlogits,)
+        return (run("logprobs_backward", *upstream, logits, labels, *rest, state),)
 
     _register("logprobs", setup, backward)
 
@@ -263,27 +265,22 @@ def _register_logprobs() -> None:
 def _register_linear_logprobs() -> None:
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         *outputs, state = output
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*outputs[3:], state)
         _Saved.keep(ctx, "logprobs", inputs[:4], inputs[4:], state)
-        ctx.head_options, ctx.num_inputs = inputs[7:9], len(inputs)
+        ctx.head_options = inputs[7:9]
 
-    def backward(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
         upstream = grads[:3]
         if all(g is None for g in upstream):
-            return _nones(ctx.num_inputs)
+            return ()
         tensors, rest, state = _Saved.restore(ctx)
         needs = ctx.needs_input_grad[:3]
-        gradients = _ops.linear_logprobs_backward(
-            *upstream, *tensors, *rest, *ctx.head_options, state, *needs
+        gradients = run(
+            "linear_logprobs_backward", *upstream, *tensors, *rest, *ctx.head_options, state, *needs
         )
-        return *_head_gradients(ctx, gradients), *_nones(ctx.num_inputs - 3)
+        return _head_gradients(ctx, gradients)
 
     _register("linear_logprobs", setup, backward)
-
-
-def _register(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
-    torch.library.register_autograd(f"tileloss::{name}", _once(backward), setup_context=setup)
 
 
 for _loss in LOSSES:

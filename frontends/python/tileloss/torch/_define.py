@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ LOSSES = ("cross_entropy", "policy_loss")
 Extra = Sequence[Tensor | None]
 
 OPTIONS = "str options, float[] values, Tensor? scalars"
-RESCALE = "bool rescale_in_place"  # for the formula of autograd
 
 
 def extra_schema(function: str) -> str:
@@ -67,6 +66,42 @@ def define(
         f"tileloss::{name}", kernel, mutates_args=mutates, device_types="cpu", schema=schema
     )
     operator.register_fake(fake)
+    arguments = [a.name for a in operator._opoverload._schema.arguments]
+    _kernels[name] = _Kernel(kernel, arguments.index(mutates[0]) if mutates else None)
+
+
+class _Kernel(NamedTuple):
+    function: Callable[..., Any]
+    mutated: int | None  # which argument it writes
+
+
+_kernels: dict[str, _Kernel] = {}
+# What the arguments of an eager call are. Subclasses of Tensor have their own ideas of an operator.
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), str, list, bool, int, float})
+
+
+def is_traced() -> bool:
+    """Whether torch.compile or torch.jit.trace is looking: they get operators, with formulas that write nothing in place."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def run(name: str, *inputs: Any) -> Any:
+    """The operator ``name`` without autograd. Where nobody can be watching its kernel is called directly: the dispatcher
+    and custom_op's wrapping cost 20 us, and the first such call 1.4 s, as it imports torch._dynamo. Tracers, modes, functorch's
+    batching and tensor subclasses see the operator."""
+    if (
+        is_traced()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+        or not _PLAIN.issuperset(map(type, inputs))
+    ):
+        return getattr(torch.ops.tileloss, name)(*inputs)
+    kernel = _kernels[name]
+    result = kernel.function(*inputs)
+    if kernel.mutated is not None:
+        torch.autograd.graph.increment_version(inputs[kernel.mutated])
+    return result
 
 
 def fake_loss(

@@ -22,7 +22,6 @@ from tileloss.torch._call import Call, state_arrays
 from tileloss.torch._define import (
     LOSSES,
     OPTIONS,
-    RESCALE,
     ROW_GRADS,
     ROWS,
     define,
@@ -37,8 +36,6 @@ from tileloss.torch._define import (
     split,
 )
 from tileloss.torch._tensors import as_rows, new_gradient, set_row_state
-
-_KEEP = "bool keep_state, bool inplace_backward"  # the second is for the formula of autograd
 
 
 def _define_loss(f: str) -> None:
@@ -55,7 +52,7 @@ def _define_loss(f: str) -> None:
         return call, left
 
     def forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        call, (keep_state, _, wants_metrics) = start(logits, labels, rest, None)
+        call, (keep_state, wants_metrics) = start(logits, labels, rest, None)
         loss = new_loss(call, labels, call.names, call.values)
         state = new_state(call, labels, state_arrays(call.names) if keep_state else 0)
         metrics = new_metrics(call, wants_metrics)
@@ -63,14 +60,14 @@ def _define_loss(f: str) -> None:
         return loss, state, metrics
 
     def fake_forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        _, options, values, _, (keep_state, _, wants_metrics) = split(f, rest)
+        _, options, values, _, (keep_state, wants_metrics) = split(f, rest)
         loss, metrics = fake_loss(f, labels, options, values, wants_metrics)
         arrays = state_arrays(options) if keep_state else 0
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         dlogits = new_gradient(logits)
-        call, (_, wants_metrics) = start(logits, labels, rest, dlogits)
+        call, (wants_metrics,) = start(logits, labels, rest, dlogits)
         loss = new_loss(call, labels, call.names, call.values)
         metrics = new_metrics(call, wants_metrics)
         call.run(VALUE_AND_GRAD)
@@ -79,7 +76,7 @@ def _define_loss(f: str) -> None:
     def fake_value_and_grad(
         logits: Tensor, labels: Tensor, *rest: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        _, options, values, _, (_, wants_metrics) = split(f, rest)
+        _, options, values, _, (wants_metrics,) = split(f, rest)
         loss, metrics = fake_loss(f, labels, options, values, wants_metrics)
         return loss, logits.new_empty(logits.shape), metrics
 
@@ -114,13 +111,13 @@ def _define_loss(f: str) -> None:
 
     define(
         f,
-        f"({inputs}, {_KEEP}, bool wants_metrics) -> (Tensor, Tensor, Tensor)",
+        f"({inputs}, bool keep_state, bool wants_metrics) -> (Tensor, Tensor, Tensor)",
         forward,
         fake_forward,
     )
     define(
         f"{f}_value_and_grad",
-        f"({inputs}, {RESCALE}, bool wants_metrics) -> (Tensor, Tensor, Tensor)",
+        f"({inputs}, bool wants_metrics) -> (Tensor, Tensor, Tensor)",
         value_and_grad,
         fake_value_and_grad,
     )
@@ -167,7 +164,7 @@ def _define_logprobs() -> None:
         return call
 
     def forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *options, outputs, keep_state, _ = rest
+        *options, outputs, keep_state = rest
         call = start(logits, labels, options, None)
         results = new_row_outputs(call, labels, outputs, keep_state)
         call.run(FORWARD)
@@ -196,9 +193,9 @@ def _define_logprobs() -> None:
         return args[3].new_empty(args[3].shape)
 
     def fake_forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return fake_row_outputs(labels, *rest[-3:-1])
+        return fake_row_outputs(labels, *rest[-2:])
 
-    define("logprobs", f"({inputs}, str outputs, {_KEEP}) -> {ROWS}", forward, fake_forward)
+    define("logprobs", f"({inputs}, str outputs, bool keep_state) -> {ROWS}", forward, fake_forward)
     define(
         "logprobs_backward",
         f"({ROW_GRADS}, {inputs}, Tensor state) -> Tensor",

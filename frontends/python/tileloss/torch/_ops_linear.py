@@ -13,7 +13,6 @@ from tileloss.torch._call import Call, state_arrays
 from tileloss.torch._define import (
     LOSSES,
     OPTIONS,
-    RESCALE,
     ROW_GRADS,
     ROWS,
     define,
@@ -94,7 +93,7 @@ def _define_linear_loss(f: str) -> None:
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        call, budget, (*needs, _, wants_metrics) = _start_linear(f, args[:4], args[4:])
+        call, budget, (*needs, wants_metrics) = _start_linear(f, args[:4], args[4:])
         loss = new_loss(call, args[3], call.names, call.values)
         metrics = new_metrics(call, wants_metrics)
         gradients = _new_head_gradients(call, args[:4], needs)
@@ -102,7 +101,7 @@ def _define_linear_loss(f: str) -> None:
         return loss, *gradients, metrics
 
     def fake_value_and_grad(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        _, options, values, _, (_, _, *needs, _, wants_metrics) = split(f, args[4:])
+        _, options, values, _, (_, _, *needs, wants_metrics) = split(f, args[4:])
         loss, metrics = fake_loss(name, args[3], options, values, wants_metrics)
         return loss, *_fake_head_gradients(args[:4], needs), metrics
 
@@ -125,7 +124,7 @@ def _define_linear_loss(f: str) -> None:
     )
     define(
         f"{name}_value_and_grad",
-        f"({inputs}, {_NEEDS}, {RESCALE}, bool wants_metrics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        f"({inputs}, {_NEEDS}, bool wants_metrics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
         value_and_grad,
         fake_value_and_grad,
     )

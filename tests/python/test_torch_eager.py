@@ -1,0 +1,125 @@
+"""Eager calls go to the kernels directly; whoever watches torch's operators sees them as before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from test_torch_modes import IN_PLACE, MODES, TWO_PASSES, mode_id, non_leaves
+from tileloss import torch as tl
+from torch_problems import FUNCTIONS, of_rows, problem, run
+
+
+class Watcher(TorchDispatchMode):
+    """The names of the operators that were called while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+    def ours(self) -> list[str]:
+        return [name for name in self.names if name.startswith("tileloss::")]
+
+
+def loss_and_gradients(p: Any, name: str, mode: dict[str, Any]) -> tuple[Tensor, ...]:
+    inputs = tuple(x * 1 for x in p.leaves(name))
+    loss = run(name, p, *inputs, **mode)
+    return loss.detach(), *(g.clone() for g in torch.autograd.grad(loss, inputs))
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
+def test_a_watched_call_is_the_operator_and_gives_the_same(name: str, mode: dict[str, Any]) -> None:
+    p = problem()
+    direct = loss_and_gradients(p, name, mode)
+    with Watcher() as watcher:
+        watched = loss_and_gradients(p, name, mode)
+    passes = 1 if mode.get("grad_in_forward", "linear" in name) and "logprobs" not in name else 2
+    assert len(watcher.ours()) == passes
+    assert all(torch.equal(a, b) for a, b in zip(direct, watched, strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_tensor_subclass_meets_the_operator(name: str) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    p = problem()
+    expected = loss_and_gradients(p, name, {})
+    leaves = tuple(
+        TwoTensor(x.detach().clone(), x.detach().clone()).requires_grad_() for x in p.leaves(name)
+    )
+    loss = run(name, p, *leaves)
+    gradients = torch.autograd.grad(loss, leaves)
+    for ours, one in zip((loss, *gradients), expected, strict=True):
+        assert torch.equal(ours.a, one)
+        assert torch.equal(ours.b, one)
+
+
+@pytest.mark.parametrize(("name", "mode"), TWO_PASSES, ids=mode_id)
+def test_batched_upstream_gradients(name: str, mode: dict[str, Any]) -> None:
+    """torch.autograd.grad(is_grads_batched=True), which torch.autograd.functional.jacobian(vectorize=True) calls."""
+    p, inputs = non_leaves(name)
+    loss = run(name, p, *inputs, **mode)
+    one = torch.autograd.grad(loss, inputs, retain_graph=True)
+    upstream = torch.tensor([1.0, 2.0, -0.5])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the batch is gone through one by one
+        batched = torch.autograd.grad(loss, inputs, upstream, is_grads_batched=True)
+    for g, expected in zip(batched, one, strict=True):
+        for factor, scaled in zip(upstream, g, strict=True):
+            torch.testing.assert_close(scaled, expected * factor, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated; shapes become constants
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_trace_holds_the_operator(requires_grad: bool) -> None:
+    p = problem()
+    logits = p.logits.detach().requires_grad_(requires_grad)
+    traced = torch.jit.trace(tl.cross_entropy, (logits, p.labels), check_trace=False)
+    assert "tileloss::cross_entropy(" in str(traced.graph)
+    torch.testing.assert_close(traced(2 * logits, p.labels), tl.cross_entropy(2 * logits, p.labels))
+
+
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
+def test_writing_over_the_logits_is_known_to_autograd(name: str, mode: dict[str, Any]) -> None:
+    p, (logits,) = non_leaves(name)
+    before = logits._version
+    torch.autograd.grad(run(name, p, logits, **mode), logits)
+    assert logits._version == before + 1
+
+
+def test_graphs_name_the_function() -> None:
+    p = problem()
+    loss = tl.cross_entropy(p.logits, p.labels)
+    assert loss.grad_fn is not None
+    assert loss.grad_fn.name() == "tileloss_cross_entropyBackward"
+    assert of_rows(tl.logprobs(p.logits, p.labels, outputs=("logp", "lse", "entropy")), p).grad_fn
+
+
+SCRIPT = """
+import sys, torch
+from tileloss import torch as tl
+x, h, w, y = (torch.randn(s, requires_grad=True) for s in ((3, 9), (3, 4), (9, 4), 3))
+y = torch.tensor([1, 2, 3])
+for loss in (tl.cross_entropy(x, y), tl.linear_cross_entropy(h, w, y), tl.logprobs(x, y).logp.sum(),
+             tl.cross_entropy(x * 1, y, grad_in_forward=True, inplace_backward=True)):
+    loss.backward()
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+def test_eager_calls_do_not_import_dynamo() -> None:
+    """Which takes 1.4 s. torch's custom_op imports it at an operator's first call."""
+    assert subprocess.run([sys.executable, "-c", SCRIPT]).returncode == 0
