@@ -54,9 +54,7 @@ class Call:
         self.names, self.values = options, values
 
     def logits(self, logits: Tensor, dlogits: Tensor | None = None) -> None:
-        rows = _tensors.as_rows(logits)
-        self.alive.append(rows)
-        _tensors.set_logits(self.args, rows, rows if dlogits is logits else dlogits)
+        self.alive.append(_tensors.set_logits(self.args, logits, dlogits))
 
     def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
         rows = hidden.reshape(-1, hidden.shape[-1])
@@ -67,11 +65,8 @@ class Call:
         self.args.compute_dtype = compute_dtype
 
     def vector(self, slot: str, tensor: Tensor | None, dtype: torch.dtype | None = None) -> None:
-        if tensor is None:
-            return
-        tensor = _tensors.flat(tensor, dtype)
-        self.alive.append(tensor)
-        _tensors.set_vector(self.args, slot, tensor)
+        if tensor is not None:
+            self.alive.append(_tensors.set_vector(self.args, slot, tensor, dtype))
 
     def inputs(self, labels: Tensor, extra: Sequence[Tensor | None]) -> None:
         self.vector("labels", labels)

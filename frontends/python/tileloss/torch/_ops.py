@@ -35,7 +35,7 @@ from tileloss.torch._define import (
     row_grads,
     split,
 )
-from tileloss.torch._tensors import as_rows, new_gradient, set_row_state
+from tileloss.torch._tensors import lies_in_rows, new_gradient, set_row_state
 
 
 def _define_loss(f: str) -> None:
@@ -145,7 +145,7 @@ def _fake_dlogits(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
 
 
 def _check_in_place(logits: Tensor) -> None:
-    if as_rows(logits) is not logits:
+    if not lies_in_rows(logits):
         raise ValueError(
             "inplace_backward: expected logits whose rows can be written where they lie (last stride 1, no broadcast), "
             f"got shape {list(logits.shape)} with strides {list(logits.stride())}"

@@ -52,9 +52,9 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
             )
         elif option.choices and not isinstance(value, bool):
             raise TypeError(f"{name}: expected one of {', '.join(option.choices)}, got {value}")
-        elif compiling and not preset and value == option.default:
+        if not preset and value == option.default:
             continue
-        elif compiling and option.kind is Scalar and isinstance(value, float):
+        if compiling and option.kind is Scalar and isinstance(value, float):
             # As one of `values` a changing number would be a constant of the graph, compiled anew at each change; torch.compile
             # keeps it symbolic where it is a factor.
             tensor_names.append(name)
