@@ -66,6 +66,27 @@ class PolicyOptions(TypedDict, total=False):
     valid_vocab: int | None
 
 
+class _PolicyCall(PolicyOptions, total=False):
+    """The keywords of both policy losses but ``return_metrics``, which decides what they return: for their overloads."""
+
+    mask: Tensor | None
+    old_logp: Tensor | None
+    ref_logp: Tensor | None
+    sampler_logp: Tensor | None
+    sequence_offsets: Tensor | None
+    preset: str | None
+    grad_in_forward: bool
+
+
+class _LogitsCall(_PolicyCall, total=False):
+    inplace_backward: bool
+
+
+class _LinearCall(_PolicyCall, total=False):
+    compute_dtype: torch.dtype | None
+    workspace_bytes: int | None
+
+
 def _given(
     name: str, options: PolicyOptions, labels: Tensor, advantages: Tensor
 ) -> dict[str, Value]:
@@ -94,16 +115,8 @@ def policy_loss(
     labels: Tensor,
     advantages: Tensor,
     *,
-    mask: Tensor | None = ...,
-    old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ...,
-    sequence_offsets: Tensor | None = ...,
-    preset: str | None = ...,
     return_metrics: Literal[False] = ...,
-    grad_in_forward: bool = ...,
-    inplace_backward: bool = ...,
-    **options: Unpack[PolicyOptions],
+    **options: Unpack[_LogitsCall],
 ) -> Tensor: ...
 
 
@@ -113,16 +126,8 @@ def policy_loss(
     labels: Tensor,
     advantages: Tensor,
     *,
-    mask: Tensor | None = ...,
-    old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ...,
-    sequence_offsets: Tensor | None = ...,
-    preset: str | None = ...,
     return_metrics: Literal[True],
-    grad_in_forward: bool = ...,
-    inplace_backward: bool = ...,
-    **options: Unpack[PolicyOptions],
+    **options: Unpack[_LogitsCall],
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
@@ -192,17 +197,8 @@ def linear_policy_loss(
     advantages: Tensor,
     bias: Tensor | None = ...,
     *,
-    mask: Tensor | None = ...,
-    old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ...,
-    sequence_offsets: Tensor | None = ...,
-    preset: str | None = ...,
     return_metrics: Literal[False] = ...,
-    compute_dtype: torch.dtype | None = ...,
-    workspace_bytes: int | None = ...,
-    grad_in_forward: bool = ...,
-    **options: Unpack[PolicyOptions],
+    **options: Unpack[_LinearCall],
 ) -> Tensor: ...
 
 
@@ -214,17 +210,8 @@ def linear_policy_loss(
     advantages: Tensor,
     bias: Tensor | None = ...,
     *,
-    mask: Tensor | None = ...,
-    old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ...,
-    sequence_offsets: Tensor | None = ...,
-    preset: str | None = ...,
     return_metrics: Literal[True],
-    compute_dtype: torch.dtype | None = ...,
-    workspace_bytes: int | None = ...,
-    grad_in_forward: bool = ...,
-    **options: Unpack[PolicyOptions],
+    **options: Unpack[_LinearCall],
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
