@@ -17,6 +17,7 @@ from transformers.utils.generic import ModelOutput
 
 from tileloss.integrations._forward_plan import ForwardPlan
 from tileloss.torch import cross_entropy, linear_cross_entropy
+from tileloss.torch._tensors import autocast_dtype
 
 STATE = "_tileloss_patch"  # the attribute of a patched model that holds its PatchState
 
@@ -67,7 +68,7 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
             return HiddenForLoss(
                 hidden=hidden,
                 shift_labels=extra.get("shift_labels"),
-                compute_dtype=_autocast_dtype(hidden.device),
+                compute_dtype=autocast_dtype(hidden.device.type),
             )
 
         loss = _loss(self, plan, hidden, _shifted(labels, hidden, extra), extra)
@@ -246,10 +247,6 @@ def _router_loss(
     counts = (_resolve(model, path) for path in plan.router.arguments)
     loss: torch.Tensor = plan.router.function(outputs.router_logits, *counts, attention_mask)
     return loss
-
-
-def _autocast_dtype(device: torch.device) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def _resolve(model: PreTrainedModel, path: str) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from tileloss.torch import linear_logprobs
+from tileloss.torch._tensors import autocast_dtype
 
 __all__ = ["LogProbFunction", "Patch", "is_patched", "patch", "unpatch"]
 
@@ -118,7 +119,7 @@ class LogProbFunction:
 
 
 def _compute_dtype(hidden: torch.Tensor) -> torch.dtype:
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+    dtype = autocast_dtype() or hidden.dtype
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 

@@ -13,7 +13,14 @@ from tileloss.torch._autograd import apply
 from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
 from tileloss.torch._define import is_traced
 from tileloss.torch._options import Value, encode
-from tileloss.torch._tensors import DTYPES, check_cpu, check_float, check_labels, refuse_transforms
+from tileloss.torch._tensors import (
+    DTYPES,
+    autocast_dtype,
+    check_cpu,
+    check_float,
+    check_labels,
+    refuse_transforms,
+)
 
 
 class RowOutputs(NamedTuple):
@@ -38,10 +45,6 @@ class Head(NamedTuple):
     workspace_bytes: int
 
 
-def _autocast_dtype() -> torch.dtype | None:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-
-
 def make_head(
     hidden: Tensor,
     weight: Tensor,
@@ -64,7 +67,7 @@ def make_head(
     refuse_transforms(hidden, weight, bias)
     if workspace_bytes is not None and workspace_bytes < 1:
         raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
-    dtype = compute_dtype if compute_dtype is not None else _autocast_dtype()
+    dtype = compute_dtype if compute_dtype is not None else autocast_dtype()
     if compute_dtype is None and dtype == torch.float16:
         # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing.
         dtype = torch.float32

@@ -41,6 +41,11 @@ def check_float(name: str, tensor: Tensor) -> None:
     check_cpu(name, tensor)
 
 
+def autocast_dtype(device_type: str = "cpu") -> torch.dtype | None:
+    """What `torch.autocast` computes in on that type of device, None outside of it."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
 def _tangent(tensor: Tensor) -> Tensor | None:
     tangent: Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
     return tangent
