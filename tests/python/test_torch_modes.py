@@ -161,6 +161,23 @@ def test_in_place_works_through_a_slice(name: str, mode: dict[str, Any]) -> None
     assert (longer.grad[:, -1] == 0).all()
 
 
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
+def test_which_views_torch_finds_in_the_graph(name: str, mode: dict[str, Any]) -> None:
+    """docs/pytorch.md: not those that the forward has written to; their base is always found."""
+    p, (base,) = non_leaves(name)
+    expected = gradients(name, p)[1]
+    (gradient,) = torch.autograd.grad(run(name, p, base[:], **mode), base)
+    assert torch.equal(gradient, expected)
+    p, (base,) = non_leaves(name)
+    view = base[:]
+    loss = run(name, p, view, **mode)
+    if mode.get("grad_in_forward"):
+        with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+            torch.autograd.grad(loss, view)
+    else:
+        assert torch.autograd.grad(loss, view)[0].data_ptr() == base.data_ptr()
+
+
 @pytest.mark.parametrize("name", LOGIT_FUNCTIONS)
 def test_in_place_refuses_logits_that_would_be_copied(name: str) -> None:
     p = problem()

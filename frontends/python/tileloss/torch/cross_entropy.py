@@ -82,7 +82,8 @@ def cross_entropy(
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
             rounded a second time where it is scaled (not by powers of 2).
         inplace_backward: write the gradient over ``logits``, which cannot be used after it (a second backward raises). With
-            ``grad_in_forward`` the forward already does so. Under torch.compile, which plans memory itself, it has no effect.
+            ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds ``logits`` that are a view
+            (backward() and their base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
 
     Returns:
         float32: a scalar, or [...] with reduction "none".
