@@ -359,8 +359,10 @@ enum {
 typedef int32_t tileloss_schedule;
 enum {
   TILELOSS_SCHEDULE_AUTO = 0,
-  TILELOSS_SCHEDULE_STASH = 1,      // value and gradient, one exp an element: exp(z - m) of a row waits in cache for its backward
-  TILELOSS_SCHEDULE_RECOMPUTE = 2,  // value and gradient, two exps an element: for rows whose stash would leave the cache
+  TILELOSS_SCHEDULE_STASH = 1,  // value and gradient, one exp an element: exp(z - m) of a row waits in cache for its backward;
+                                // with the LM head: as many logits as the workspace has room for wait for it
+  TILELOSS_SCHEDULE_RECOMPUTE = 2,  // value and gradient, two exps an element: for rows whose stash would leave the cache;
+                                    // with the LM head: all logits are made twice
   TILELOSS_SCHEDULE_SWEEPS = 3      // a forward sweep over all rows and/or a backward sweep over all rows
 };
 
@@ -408,6 +410,8 @@ typedef struct tileloss_plan {
   int64_t buffer_count;     // what workspace_bytes is made of, rounded up to 64 bytes each
   tileloss_plan_buffer buffers[TILELOSS_MAX_PLAN_BUFFERS];
   char isa_note[48];  // why the planner's own choice of isa was not avx512_amx ("AMX: permission refused", ...), else empty
+  // With the LM head, schedule stash: the logits of so many columns are kept for the backward, those of the others made again.
+  int64_t kept_columns;
 } tileloss_plan;
 
 typedef void (*tileloss_task)(void* task_data, int64_t index);

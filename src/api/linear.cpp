@@ -1,6 +1,5 @@
 #include "api/linear.h"
 
-#include <algorithm>
 #include <string>
 
 #include "api/arguments.h"
@@ -10,17 +9,6 @@ namespace tileloss::api {
 namespace {
 
 using std::to_string;
-
-// Fewer rows than this at a time re-read the head too often for the product that they save.
-constexpr std::int64_t kLeastStashedRows = 256;
-// Few rows have small logits: half of those would never hold a stash, and no machine with an LM head misses this much.
-constexpr std::int64_t kLeastDefaultBudget = std::int64_t{128} << 20;
-constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
-
-std::int64_t bytes_of(const Problem& p, tileloss_plan plan) {
-  plan.workspace_bytes = 0;
-  return workspace_layout(p, plan).bytes;
-}
 
 Status check_like(const char* name, const tileloss_matrix& gradient, const char* of_name, const tileloss_matrix& of) {
   if (!present(gradient)) return {};
@@ -93,77 +81,6 @@ Status check_linear_pointers(const Problem& p) {
   }
   if (present(a.dhidden) && present(a.dhead) && overlap(a.dhidden, a.dhead))
     return expected("dhead.data", "a buffer apart from dhidden", "one that overlaps it");
-  return {};
-}
-
-cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
-  cpu::LinearShape s;
-  s.rows = p.rows;
-  s.columns = p.columns;
-  s.total_columns = p.total_columns;
-  s.width = p.args.hidden.cols;
-  s.hidden_bytes = present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0;
-  s.compute = p.compute;
-  s.forward = p.needs_forward && p.total_columns > 0;
-  s.dhidden = p.needs_backward && present(p.args.dhidden);
-  s.dhead = p.needs_backward && present(p.args.dhead);
-  s.dbias = p.needs_backward && present(p.args.dbias);
-  const bool adds_in_place = s.dhead && p.args.dhead.dtype == TILELOSS_FLOAT32;
-  s.dhead_across = adds_in_place && p.args.dhead.col_stride != 1 && p.args.dhead.row_stride == 1;
-  s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
-  s.bias = present(p.args.bias);
-  s.threads = plan.threads;
-  s.tile = plan.vocab_block;
-  s.is_stash = plan.schedule == TILELOSS_SCHEDULE_STASH;
-  s.row_chunk = s.is_stash ? std::min(plan.row_block, p.rows) : p.rows;
-  s.chunk = s.tile;
-  const cpu::MatmulTable& matmul = cpu::kernels(plan.isa).matmul;
-  for (const std::int64_t chunk : kChunks) {
-    s.chunk = std::max<std::int64_t>(chunk / s.tile, 1) * s.tile;
-    if (plan.workspace_bytes == 0 || cpu::linear_layout(s, matmul).bytes + fixed_bytes(p, plan) <= plan.workspace_bytes) break;
-  }
-  return s;
-}
-
-Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
-  const bool is_both = p.needs_forward && p.needs_backward;
-  const bool may_stash = is_both && !p.couples_rows;
-  const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
-  tileloss_plan lean = *plan;
-  lean.schedule = may_stash ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_SWEEPS;
-  lean.row_block = std::max<std::int64_t>(p.rows, 1);
-  lean.workspace_bytes = 1;  // so small that the narrowest chunk is taken
-  const std::int64_t least = workspace_layout(p, lean).bytes;
-  const std::int64_t cap = budget > 0 ? budget : std::max({logits / 2, kLeastDefaultBudget, bytes_of(p, lean)});
-  if (may_stash && wish != TILELOSS_SCHEDULE_RECOMPUTE && wish != TILELOSS_SCHEDULE_SWEEPS) {
-    tileloss_plan stash = *plan;
-    stash.schedule = TILELOSS_SCHEDULE_STASH;
-    const std::int64_t panel = cpu::kernels(plan->isa).matmul.a_panel;
-    const auto whole_panels = [&](std::int64_t rows) { return std::max<std::int64_t>((rows + panel - 1) / panel, 1) * panel; };
-    const std::int64_t most = whole_panels(row_block > 0 ? std::min(row_block, p.rows) : p.rows);
-    const bool is_wished = wish == TILELOSS_SCHEDULE_STASH;
-    const std::int64_t fewest = is_wished && budget > 0 ? panel : std::min(most, whole_panels(kLeastStashedRows));
-    for (std::int64_t rows = most;; rows = std::max(fewest, whole_panels(rows - std::max(panel, std::int64_t{64})))) {
-      stash.row_block = rows;
-      stash.workspace_bytes = bytes_of(p, stash);
-      if (stash.workspace_bytes <= cap || (rows == fewest && is_wished && budget == 0)) {
-        *plan = stash;
-        return {};
-      }
-      if (rows == fewest) break;
-    }
-    if (is_wished) {
-      return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(stash.workspace_bytes) +
-                                                " for schedule stash, got a budget of " + to_string(cap)};
-    }
-  }
-  if (budget > 0 && least > budget) {
-    return {TILELOSS_WORKSPACE_TOO_SMALL,
-            "workspace_bytes: expected at least " + to_string(least) + ", got a budget of " + to_string(budget)};
-  }
-  lean.workspace_bytes = std::max(least, cap);
-  lean.workspace_bytes = workspace_layout(p, lean).bytes;
-  *plan = lean;
   return {};
 }
 

@@ -16,8 +16,9 @@ Status check_linear_pointers(const Problem& problem);
 Status plan_linear(const Problem& problem, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget,
                    tileloss_plan* plan);
 
-// How a plan cuts the work.
+// How a plan cuts the work: what follows of it is not in the plan, so that one in an earlier header's struct says the same.
 cpu::LinearShape linear_shape(const Problem& problem, const tileloss_plan& plan);
+double predict_linear_ms(const Problem& problem, const tileloss_plan& plan);
 
 cpu::LinearJob linear_job(const Problem& problem, const tileloss_plan& plan, const LossContext& context,
                           const std::int64_t* targets, std::byte* workspace);

@@ -37,16 +37,9 @@ bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
 
 // Rough: bandwidth and exp rate of a current server core. An orientation, and what schedules are compared by.
 double predict_ms(const Problem& p, const tileloss_plan& plan) {
-  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
+  if (p.loss->is_linear) return predict_linear_ms(p, plan);
+  constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns);
-  if (p.loss->is_linear) {
-    const bool again = p.needs_backward && plan.schedule != TILELOSS_SCHEDULE_STASH;
-    const double products = (p.needs_forward ? 1 : 0) + (again ? 1 : 0) + (p.needs_backward && present(p.args.dhidden) ? 1 : 0) +
-                            (p.needs_backward && present(p.args.dhead) ? 1 : 0);
-    const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && p.compute == cpu::Compute::kBfloat16;
-    const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
-    return 1e3 * products * elements * static_cast<double>(p.args.hidden.cols) / rate;
-  }
   const double width = p.storage == cpu::kStorageFloat32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.schedule != TILELOSS_SCHEDULE_STASH;
   const double passes =
@@ -195,6 +188,7 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
     b.bytes = buffer.bytes;
   }
   plan.predicted_ms = predict_ms(p, plan);
+  plan.kept_columns = p.loss->is_linear ? linear_shape(p, plan).kept : 0;
   plan.fingerprint = fingerprint(p);
   std::memcpy(out, &plan, out->struct_size);
   return {};

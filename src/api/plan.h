@@ -29,7 +29,8 @@ WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& pl
 Status make_plan(const Problem& problem, const tileloss_plan_options* options, const tileloss_executor* executor,
                  tileloss_plan* plan);
 
-// The struct grew at its end: a caller that was built before isa_note was there has a shorter one, and gets no more than that.
+// The struct grew at its end: a caller that was built before isa_note or kept_columns was there has a shorter one, and gets no
+// more than that.
 inline bool is_plan_size(std::size_t size) { return size >= offsetof(tileloss_plan, isa_note) && size <= sizeof(tileloss_plan); }
 
 Status check_executor(const tileloss_executor* executor);

@@ -107,12 +107,11 @@ void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t e
     const double weight = weight_of(column, columns);
     for (std::int64_t u = first; u < last; u += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, last - u);
-      const std::int64_t stride = shape().is_stash ? shape().columns : shape().tile;
-      float* z = shape().is_stash ? piece<float>(job_.layout.dz) + (u - begin) * stride + column : z_tile;
-      multiply_z(scratch, bias, u, rows, columns, z, stride);
+      float* z = is_kept(column) ? kept_row(u, column) : z_tile;
+      multiply_z(scratch, bias, u, rows, columns, z, shape().tile);
       for (std::int64_t r = 0; r < rows; ++r) {
         RowState& state = states_[(u + r) * kSlices + slice];
-        state = merge(state, weight_before, tile_state(u + r, column, columns, z + r * stride), weight);
+        state = merge(state, weight_before, tile_state(u + r, column, columns, z + r * shape().tile), weight);
       }
     }
     weight_before += weight;
@@ -132,6 +131,7 @@ void LinearWalk::merge_slices(std::int64_t u) const {
 }
 
 void LinearWalk::forward(std::int64_t begin, std::int64_t end) {
+  first_row_ = begin;
   const std::int64_t groups = ceil_div(end - begin, row_group(matmul()));
   parallel(groups * kSlices, [&](std::int64_t slot, std::int64_t task) { forward_task(scratch(slot), begin, end, task); });
   parallel(ceil_div(end - begin, kRowTile), [&](std::int64_t, std::int64_t task) {
@@ -150,7 +150,7 @@ void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_execut
   }
   const bool runs_products = job.hidden.data != nullptr && (!job.from_saved_state || job.wants_gradients);
   if (runs_products) walk.pack_hidden();
-  const std::int64_t chunk = job.shape.is_stash ? job.shape.row_chunk : std::max<std::int64_t>(walk.used(), 1);
+  const std::int64_t chunk = std::max<std::int64_t>(job.shape.row_chunk, 1);
   for (std::int64_t begin = 0; begin < walk.used(); begin += chunk) {
     const std::int64_t end = std::min(walk.used(), begin + chunk);
     if (!job.from_saved_state && runs_products) walk.forward(begin, end);

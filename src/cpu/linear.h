@@ -4,11 +4,12 @@
 // Products, each 2 N H V flops, N the rows in use:
 //   forward     z = hidden head^T, tiles of rows x `tile` columns. A row's state is that of its tiles merged in the order of the
 //               vocabulary: slices of it are tasks, the same cut for any N and any threads.
-//   backward    the vocabulary in chunks, each in two phases. First dz of all rows, from z computed again or kept, and the chunk
+//   backward    the vocabulary in chunks, each in two phases. First dz of all rows, from z kept or computed again, and the chunk
 //               of the head packed for the second: dhead's rows of the chunk (dz^T hidden, done at once), dhidden += dz head.
 //               dz is float32 and is rounded to the compute type once, while it is packed.
-// Schedules: recompute does 4 products and holds dz of one chunk. stash keeps z of as many rows as the budget allows, 3 products;
-// dhead is then added up over the row chunks in float32.
+// Schedules: recompute keeps no z and does 4 products. stash keeps what the budget allows: of all rows the first K columns, the
+// others are computed again, 3 + (1 - K/V) products; or of some rows at a time all columns, 3 products, but head and dhead go
+// through the caches once for each chunk of rows, and dhead is added up over those in float32.
 #ifndef TILELOSS_CPU_LINEAR_H_
 #define TILELOSS_CPU_LINEAR_H_
 
@@ -40,8 +41,8 @@ struct LinearShape {
 
   std::int64_t tile = 256;     // columns of a product's block
   std::int64_t chunk = 2048;   // columns of a backward's chunk, a multiple of the tile
-  std::int64_t row_chunk = 0;  // rows whose z is kept (stash), or all
-  bool is_stash = false;
+  std::int64_t row_chunk = 0;  // rows at a time
+  std::int64_t kept = 0;       // columns whose z is kept from the forward: the first ones, whole tiles, or all
 
   bool backward() const { return dhidden || dhead || dbias; }
   // Several row chunks and no place in the output: dhead is added up in the workspace.
@@ -65,7 +66,8 @@ struct LinearLayout {
   std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
   std::int64_t states = 0;         // RowState [slices, N]
   std::int64_t gradients = 0;      // RowGradient [N]
-  std::int64_t dz = 0;             // float [row_chunk, chunk], or z [row_chunk, V]
+  std::int64_t kept = 0;           // z: float [tiles kept, row_chunk, tile]
+  std::int64_t dz = 0;             // float [row_chunk, chunk]
   std::int64_t packed_head = 0;    // a chunk of the head for dhidden
   std::int64_t dhidden = 0;        // float [N, H]
   std::int64_t dhead = 0;          // float [V, H], with several row chunks and no place in the output

@@ -3,11 +3,12 @@
 
 namespace tileloss::cpu {
 
-// One row's columns of a tile: z becomes dL/dz.
-void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const {
+// One row's columns of a tile: from z, which may lie where dz goes, dL/dz.
+void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const {
   const RowGradient& g = gradients_[u];
   BackwardRow row = make_backward(g, job_.transform);
-  row.x = row.dx = dz;
+  row.x = z;
+  row.dx = dz;
   row.columns = columns;
   row.vocab_block = shape().tile;
   row.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
@@ -16,7 +17,7 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
   double at_target = 0;
   if (has_target) {
     const double weight = row.class_weights == nullptr ? 1 : static_cast<double>(row.class_weights[target]);
-    at_target = target_gradient(g, weight) * job_.transform.derivative(dz[target]);
+    at_target = target_gradient(g, weight) * job_.transform.derivative(z[target]);
   }
   job_.kernels->run[kStorageFloat32](nullptr, &row);
   if (has_target) dz[target] = static_cast<float>(at_target);
@@ -25,16 +26,19 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
 void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                          float* dz) const {
   const float* bias = nullptr;
-  if (!shape().is_stash) {
+  if (!is_kept(column)) {
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
     bias = tile_of_bias(column, columns,
                         scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute));
   }
   for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
     const std::int64_t rows = std::min(row_tile(matmul()), end - u);
-    float* tile = dz + (u - begin) * dz_stride();
-    if (!shape().is_stash) multiply_z(scratch, bias, u, rows, columns, tile, dz_stride());
-    for (std::int64_t r = 0; r < rows; ++r) dz_row(u + r, column, columns, tile + r * dz_stride());
+    float* tile = dz + (u - begin) * chunk_columns_;
+    if (!is_kept(column)) multiply_z(scratch, bias, u, rows, columns, tile, chunk_columns_);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float* row = tile + r * chunk_columns_;
+      dz_row(u + r, column, columns, is_kept(column) ? kept_row(u + r, column) : row, row);
+    }
   }
 }
 
@@ -75,7 +79,7 @@ void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end
   } else if (shape().sums_dhead()) {
     sums = piece<float>(job_.layout.dhead) + column * width;
   }
-  const Operand down{dz, kStorageFloat32, 1, dz_stride()};
+  const Operand down{dz, kStorageFloat32, 1, chunk_columns_};
   for (std::int64_t k = 0; k < end - begin; k += kAcrossDepth) {
     const std::int64_t depth = std::min(kAcrossDepth, end - begin - k);
     const float* across = piece<float>(job_.layout.packed_across) + k / kAcrossDepth * across_block(shape(), matmul());
@@ -106,7 +110,7 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
   auto* sums = reinterpret_cast<double*>(scratch);
   std::fill(sums, sums + columns, 0.0);
   for (std::int64_t u = begin; u < end; ++u) {
-    const float* row = dz + (u - begin) * dz_stride();
+    const float* row = dz + (u - begin) * chunk_columns_;
     for (std::int64_t j = 0; j < columns; ++j) sums[j] += static_cast<double>(row[j]);
   }
   const bool is_partial = shape().sums_dbias();
@@ -122,7 +126,7 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
 
 void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t chunk,
                               std::int64_t chunk_columns, const float* dz) const {
-  const Operand along{dz, kStorageFloat32, dz_stride(), 1};
+  const Operand along{dz, kStorageFloat32, chunk_columns_, 1};
   matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
   float* sums = piece<float>(job_.layout.dhidden) + first * shape().width;
   matmul().multiply(scratch, piece<float>(job_.layout.packed_head), rows, shape().width, chunk_columns, shape().compute, sums,
@@ -130,25 +134,26 @@ void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t r
 }
 
 void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
+  first_row_ = begin;
   if (shape().dhead) pack_across(begin, end);
   const std::int64_t tile = shape().tile, group = row_group(matmul()), row_step = row_tile(matmul());
   const std::int64_t groups = ceil_div(end - begin, group), row_tasks = shape().dhidden ? ceil_div(end - begin, row_step) : 0;
   const std::int64_t pack_tasks = shape().dhidden ? ceil_div(shape().width, kPanelsATask * matmul().b_panel) : 0;
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const std::int64_t columns = std::min(chunk_columns_, shape().columns - chunk), tiles = ceil_div(columns, tile);
-    float* dz = piece<float>(job_.layout.dz) + (shape().is_stash ? chunk : 0);
+    float* dz = piece<float>(job_.layout.dz);
     const auto tile_columns = [&](std::int64_t t) { return std::min(tile, columns - t * tile); };
     parallel(tiles * groups + pack_tasks, [&](std::int64_t slot, std::int64_t task) {
       if (task >= tiles * groups) return pack_head_task(task - tiles * groups, chunk, columns);
       const std::int64_t t = task % tiles, first = begin + task / tiles * group;
       dz_task(scratch(slot), first, std::min(end, first + group), chunk + t * tile, tile_columns(t),
-              dz + (first - begin) * dz_stride() + t * tile);
+              dz + (first - begin) * chunk_columns_ + t * tile);
     });
     parallel(tiles + row_tasks, [&](std::int64_t slot, std::int64_t task) {
       if (task >= tiles) {
         const std::int64_t first = begin + (task - tiles) * row_step;
         return dhidden_task(scratch(slot), first, std::min(row_step, end - first), chunk, columns,
-                            dz + (first - begin) * dz_stride());
+                            dz + (first - begin) * chunk_columns_);
       }
       const std::int64_t column = chunk + task * tile;
       if (shape().dhead) dhead_task(scratch(slot), begin, end, column, tile_columns(task), dz + task * tile);

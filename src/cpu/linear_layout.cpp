@@ -45,8 +45,8 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   if (s.backward()) {
     l.gradients = take("row gradients", s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
     const std::int64_t chunk = head_chunk(s);
-    l.dz = take(s.is_stash ? "logits of a row chunk" : "dlogits of a chunk",
-                s.row_chunk * (s.is_stash ? s.columns : chunk) * kFloat);
+    l.kept = take("logits kept", ceil_div(s.kept, s.tile) * s.row_chunk * s.tile * kFloat);
+    l.dz = take("dlogits of a chunk", s.row_chunk * chunk * kFloat);
     if (s.dhead) {
       l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
       if (s.sums_dhead()) l.dhead = take("dhead sums", s.columns * s.width * kFloat);

@@ -55,6 +55,11 @@ class LinearWalk {
 
   float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
   Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
+  bool is_kept(std::int64_t column) const { return column < shape().kept; }
+  // z of a row in use of this row chunk, from the first column of a tile on.
+  float* kept_row(std::int64_t u, std::int64_t column) const {
+    return piece<float>(job_.layout.kept) + column * shape().row_chunk + (u - first_row_) * shape().tile;
+  }
   const float* tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const;
   void multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns, float* z,
                   std::int64_t z_stride) const;
@@ -64,7 +69,7 @@ class LinearWalk {
   void merge_slices(std::int64_t u) const;
 
   void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
-  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const;
+  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const;
   void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
   void pack_across(std::int64_t begin, std::int64_t end);
   void dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
@@ -74,11 +79,11 @@ class LinearWalk {
   void dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t chunk, std::int64_t chunk_columns,
                     const float* dz) const;
   void write_dhead(std::int64_t column, std::int64_t columns, const float* sums) const;
-  std::int64_t dz_stride() const { return shape().is_stash ? shape().columns : chunk_columns_; }
 
   const LinearJob& job_;
   const tileloss_executor* executor_;
   std::int64_t used_ = 0;
+  std::int64_t first_row_ = 0;  // of the row chunk at hand
   std::int64_t chunk_columns_ = 0;
   std::int64_t slice_columns_ = 0;
   std::int64_t* rows_;

@@ -88,7 +88,10 @@ Json to_json(const Timing& timing) {
     json["buffers"] = Json::object();
     for (const tileloss_plan_buffer& buffer : timing.buffers) json["buffers"][buffer.name] = buffer.bytes;
   }
-  if (timing.flops > 0) json["tflops"] = tflops(timing);
+  if (timing.flops > 0) {
+    json["tflops"] = tflops(timing);
+    json["kept_columns"] = timing.kept_columns;
+  }
   return json;
 }
 
@@ -233,6 +236,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   timing.row_block = plan.row_block;
   timing.vocab_block = plan.vocab_block;
   timing.workspace_bytes = plan.workspace_bytes;
+  timing.kept_columns = plan.kept_columns;
   timing.predicted_ms = plan.predicted_ms;
   timing.buffers.assign(plan.buffers, plan.buffers + plan.buffer_count);
   return timing;

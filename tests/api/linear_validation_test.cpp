@@ -233,11 +233,17 @@ TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   call.wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   const std::int64_t wide = tight.workspace_bytes;
-  call.wishes.schedule = TILELOSS_SCHEDULE_AUTO;
   call.wishes.workspace_bytes = wide - 1;  // a narrower chunk of the vocabulary
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   EXPECT_LE(tight.workspace_bytes, wide - 1);
   EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  ASSERT_TRUE(call.run());
+  call.wishes.schedule = TILELOSS_SCHEDULE_AUTO;  // and some logits in what that leaves
+  ASSERT_TRUE(succeeds(call.plan(&tight)));
+  EXPECT_LE(tight.workspace_bytes, wide - 1);
+  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_GT(tight.kept_columns, 0);
+  EXPECT_LT(tight.kept_columns, 6000);
   ASSERT_TRUE(call.run());
   call.wishes.workspace_bytes = 1000;
   EXPECT_EQ(call.plan(&tight), TILELOSS_WORKSPACE_TOO_SMALL);
@@ -256,7 +262,7 @@ TEST(LinearWorkspace, ThePlanNamesItsBuffers) {
     for (std::int64_t i = 0; i < plan.buffer_count; ++i) {
       EXPECT_GT(plan.buffers[i].bytes, 0) << plan.buffers[i].name;
       sum += plan.buffers[i].bytes;
-      names_logits = names_logits || std::strcmp(plan.buffers[i].name, "logits of a row chunk") == 0;
+      names_logits = names_logits || std::strcmp(plan.buffers[i].name, "logits kept") == 0;
     }
     EXPECT_EQ(sum, plan.workspace_bytes);
     EXPECT_EQ(names_logits, schedule == TILELOSS_SCHEDULE_STASH);

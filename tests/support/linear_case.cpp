@@ -120,11 +120,22 @@ void LinearCase::fill_operands() {
   }
   for (std::int64_t v = 0; v < valid_rows_of(spec_); ++v) {
     for (std::int64_t h = 0; h < spec_.hidden; ++h) head_.set(v, h, head_std * random.next_normal());
-    if (spec_.bias) bias_.set(v, 0, random.next_normal());
+    if (spec_.bias) bias_.set(v, 0, spec_.bias_of ? spec_.bias_of(v) : random.next_normal());
   }
+  if (spec_.label_logit > 0) point_at_labels();
   hidden_.buffer().make_read_only();
   head_.buffer().make_read_only();
   if (spec_.bias) bias_.buffer().make_read_only();
+}
+
+void LinearCase::point_at_labels() {
+  for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
+    if (used_[index(i)] == 0) continue;
+    const std::int64_t label = row_.labels()[index(i)];
+    double square = 0;
+    for (std::int64_t h = 0; h < spec_.hidden; ++h) square += head_.view().at(label, h) * head_.view().at(label, h);
+    for (std::int64_t h = 0; h < spec_.hidden; ++h) hidden_.set(i, h, spec_.label_logit / square * head_.view().at(label, h));
+  }
 }
 
 void LinearCase::make_gradients() {

@@ -33,7 +33,9 @@ struct LinearCaseSpec {
   MatrixLayout hidden_layout = MatrixLayout::kRows;
   MatrixLayout head_layout = MatrixLayout::kRows;  // and dhead's
   double logit_std = 2;
+  double label_logit = 0;  // > 0: each row of hidden points at its label's class, whose logit is this before the bias
   bool bias = false;
+  std::function<double(std::int64_t)> bias_of = {};  // by class; none: normal
   reference::NumberFormat bias_format = reference::NumberFormat::kFloat32;
   bool dhidden = true, dhead = true, dbias = false;
   bool float32_dhidden = false, float32_dhead = true, float32_dbias = true;  // or that of hidden, head, bias
@@ -92,6 +94,7 @@ class LinearCase {
  private:
   static LogitsCaseSpec without_logits(LogitsCaseSpec spec);
   void fill_operands();
+  void point_at_labels();
   void make_gradients();
   void prefill();
 

@@ -99,11 +99,14 @@ TEST(BenchLinear, TheWorkspaceIsACapOnThePlanAndOnWhatIsMeasured) {
   };
   const Json stash = run({"--schedule", "stash"});
   EXPECT_EQ(stash["schedule"], "stash");
+  EXPECT_EQ(stash["kept_columns"], 20000);
   EXPECT_TRUE(stash["workspace"].is_null());
   EXPECT_GT(stash["workspace_bytes"], 20'000'000);
   EXPECT_LE(stash["mem_scratch"].get<int64_t>(), stash["workspace_bytes"].get<int64_t>() + kOtherBytes);
   const Json capped = run({"--workspace", "4MiB"});
-  EXPECT_EQ(capped["schedule"], "recompute");
+  EXPECT_EQ(capped["schedule"], "stash");
+  EXPECT_GT(capped["kept_columns"], 0);
+  EXPECT_LT(capped["kept_columns"], 5000);
   EXPECT_EQ(capped["workspace"], 4 << 20);
   EXPECT_LE(capped["workspace_bytes"], 4 << 20);
   EXPECT_LE(capped["mem_scratch"].get<int64_t>(), (4 << 20) + kOtherBytes);
@@ -179,7 +182,7 @@ TEST(SweepLinear, MeasuresEveryWorkspaceAndNamesTheBest) {
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_EQ(lines[0]["case"]["workspace"], 1 << 20);
   EXPECT_LE(lines[0]["workspace_bytes"], 1 << 20);
-  EXPECT_EQ(lines[0]["schedule"], "recompute");
+  EXPECT_EQ(lines[0]["schedule"], "stash");
   EXPECT_EQ(lines[1]["case"]["workspace"], 0);
   for (const Json& line : lines) EXPECT_GT(line["tflops"].get<double>(), 0);
 }

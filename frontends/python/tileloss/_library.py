@@ -139,6 +139,7 @@ class Plan(Structure):
         ("buffer_count", c_int64),
         ("buffers", PlanBuffer * 16),
         ("isa_note", c_char * 48),
+        ("kept_columns", c_int64),
     ]
 
 

@@ -1,0 +1,170 @@
+// What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of cpu/linear.h.
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "api/arguments.h"
+#include "api/linear.h"
+#include "cpu/isa.h"
+
+namespace tileloss::api {
+namespace {
+
+using std::to_string;
+
+// Few rows have small logits: half of those would never hold a stash, and no machine with an LM head misses this much.
+constexpr std::int64_t kLeastDefaultBudget = std::int64_t{128} << 20;
+// Fewer rows at a time leave threads without work while dhidden is made: 128 of them take 1.5 times as long as 256 do.
+constexpr std::int64_t kLeastRowsAtOnce = 256;
+constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
+
+std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
+  return cpu::linear_layout(s, cpu::kernels(plan.isa).matmul).bytes + fixed_bytes(p, plan);
+}
+
+std::int64_t bytes_within(const Problem& p, tileloss_plan plan, std::int64_t budget) {
+  plan.workspace_bytes = budget;
+  return workspace_layout(p, plan).bytes;
+}
+
+// The largest n in [0, most] with fits(n), which is true up to some n and false beyond; 0 if there is none.
+template <class Fits>
+std::int64_t largest(std::int64_t most, const Fits& fits) {
+  if (most <= 0 || fits(most)) return std::max<std::int64_t>(most, 0);
+  std::int64_t low = 0, high = most;  // high does not fit
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+std::int64_t whole_panels(const tileloss_plan& plan, std::int64_t rows) {
+  const std::int64_t panel = cpu::kernels(plan.isa).matmul.a_panel;
+  return std::max<std::int64_t>((rows + panel - 1) / panel, 1) * panel;
+}
+
+}  // namespace
+
+// What fits in plan.workspace_bytes (0: anything): the widest chunk, then the most columns.
+cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
+  cpu::LinearShape s;
+  s.rows = p.rows;
+  s.columns = p.columns;
+  s.total_columns = p.total_columns;
+  s.width = p.args.hidden.cols;
+  s.hidden_bytes = present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0;
+  s.compute = p.compute;
+  s.forward = p.needs_forward && p.total_columns > 0;
+  s.dhidden = p.needs_backward && present(p.args.dhidden);
+  s.dhead = p.needs_backward && present(p.args.dhead);
+  s.dbias = p.needs_backward && present(p.args.dbias);
+  const bool adds_in_place = s.dhead && p.args.dhead.dtype == TILELOSS_FLOAT32;
+  s.dhead_across = adds_in_place && p.args.dhead.col_stride != 1 && p.args.dhead.row_stride == 1;
+  s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
+  s.bias = present(p.args.bias);
+  s.threads = plan.threads;
+  s.tile = plan.vocab_block;
+  const bool keeps = plan.schedule == TILELOSS_SCHEDULE_STASH;
+  s.row_chunk = keeps ? std::min(plan.row_block, p.rows) : p.rows;
+  const bool keeps_all = keeps && s.row_chunk < p.rows;
+  s.kept = keeps_all ? p.columns : keeps ? std::min(s.tile, p.columns) : 0;
+  const auto fits = [&] { return plan.workspace_bytes == 0 || layout_bytes(p, plan, s) <= plan.workspace_bytes; };
+  for (const std::int64_t chunk : kChunks) {
+    s.chunk = std::max<std::int64_t>(chunk / s.tile, 1) * s.tile;
+    if (fits()) break;
+  }
+  if (keeps && !keeps_all) {
+    const auto keep = [&](std::int64_t tiles) { s.kept = std::min(tiles * s.tile, p.columns); };
+    keep(std::max<std::int64_t>(1, largest((p.columns + s.tile - 1) / s.tile, [&](std::int64_t tiles) {
+                                  keep(tiles);
+                                  return fits();
+                                })));
+  }
+  return s;
+}
+
+// Rough, as predict_ms is: products at a server core's rate; for each chunk of rows but the first the head is read and packed
+// twice more, and dhead, or its sums, read and written. On two Zen 4 cores that took 0.7 ns an element of the head, 0.26 without
+// dhead: 17e9 bytes a second.
+double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
+  constexpr double kBytesPerSecond = 17e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
+  if (p.rows == 0 || p.columns == 0) return 0;
+  const cpu::LinearShape s = linear_shape(p, plan);
+  const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
+  const double again = s.backward() ? 1 - static_cast<double>(s.kept) / columns : 0;
+  const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
+  const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && s.compute == cpu::Compute::kBfloat16;
+  const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
+  const double more_chunks = static_cast<double>((s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1));
+  const double moved = more_chunks * weights * (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
+  return 1e3 * (products * static_cast<double>(s.rows) * weights / rate + moved / kBytesPerSecond);
+}
+
+namespace {
+
+// The fastest plan of schedule stash within the cap: columns of all rows, or all columns of some rows at a time. None: its
+// workspace_bytes say how many would do.
+tileloss_plan plan_stash(const Problem& p, const tileloss_plan& base, std::int64_t row_block, std::int64_t fewest,
+                         std::int64_t cap) {
+  tileloss_plan stash = base, best = base;
+  stash.schedule = best.schedule = TILELOSS_SCHEDULE_STASH;
+  best.workspace_bytes = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t most = whole_panels(base, row_block > 0 ? std::min(row_block, p.rows) : p.rows);
+  const auto consider = [&](std::int64_t rows, std::int64_t budget) {
+    stash.row_block = rows;
+    stash.workspace_bytes = bytes_within(p, stash, budget);
+    stash.predicted_ms = predict_linear_ms(p, stash);
+    const bool fits = stash.workspace_bytes <= cap, is_first = best.workspace_bytes > cap;
+    if (is_first ? stash.workspace_bytes < best.workspace_bytes : fits && stash.predicted_ms < best.predicted_ms) best = stash;
+  };
+  if (most >= p.rows) consider(most, cap);
+  const std::int64_t panel = whole_panels(base, 1);
+  const auto fits = [&](std::int64_t panels) {
+    stash.row_block = panels * panel;
+    return bytes_within(p, stash, 0) <= cap;
+  };
+  const std::int64_t at_once = panel * std::max<std::int64_t>(1, largest(most / panel, fits));
+  if (at_once < p.rows && at_once >= std::min(fewest, most)) {
+    const std::int64_t chunks = (p.rows + at_once - 1) / at_once;
+    consider(whole_panels(base, (p.rows + chunks - 1) / chunks), 0);
+  }
+  return best;
+}
+
+Status too_small(std::int64_t least, const char* for_what, std::int64_t budget) {
+  return {TILELOSS_WORKSPACE_TOO_SMALL,
+          "workspace_bytes: expected at least " + to_string(least) + for_what + ", got a budget of " + to_string(budget)};
+}
+
+}  // namespace
+
+Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
+  const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
+  const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
+  tileloss_plan lean = *plan;
+  lean.schedule = may_stash ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_SWEEPS;
+  lean.row_block = std::max<std::int64_t>(p.rows, 1);
+  const std::int64_t least = bytes_within(p, lean, 1);  // so little that the narrowest chunk is taken
+  const std::int64_t cap = budget > 0 ? budget : std::max({logits / 2, kLeastDefaultBudget, bytes_within(p, lean, 0)});
+  lean.workspace_bytes = bytes_within(p, lean, std::max(least, cap));
+  lean.predicted_ms = predict_linear_ms(p, lean);
+  if (may_stash && (wish == TILELOSS_SCHEDULE_STASH || wish == TILELOSS_SCHEDULE_AUTO)) {
+    const bool is_wished = wish == TILELOSS_SCHEDULE_STASH;
+    // Rows that were asked for without a budget are given.
+    const bool is_free = is_wished && row_block > 0 && budget == 0;
+    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_wished && budget > 0 ? 1 : kLeastRowsAtOnce,
+                                           is_free ? std::numeric_limits<std::int64_t>::max() - 1 : cap);
+    const bool fits = stash.workspace_bytes <= cap;
+    if (is_wished && !fits && budget > 0) return too_small(stash.workspace_bytes, " for schedule stash", budget);
+    if (is_wished || (fits && stash.predicted_ms <= lean.predicted_ms)) {
+      *plan = stash;
+      return {};
+    }
+  }
+  if (budget > 0 && least > budget) return too_small(least, "", budget);
+  *plan = lean;
+  return {};
+}
+
+}  // namespace tileloss::api

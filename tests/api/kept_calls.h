@@ -1,0 +1,104 @@
+// For the tests of what schedule stash keeps of the LM head's logits: plans at a model's shape, and calls within a budget.
+#ifndef TILELOSS_TESTS_API_KEPT_CALLS_H_
+#define TILELOSS_TESTS_API_KEPT_CALLS_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/api/calls.h"
+#include "tests/support/linear_case.h"
+
+namespace tileloss::test {
+
+inline constexpr tileloss_pass kBoth = TILELOSS_VALUE_AND_GRAD;
+
+// Qwen2.5-1.5B's head; no data.
+struct HeadShape {
+  std::int64_t rows = 2048, vocab = 151936, hidden = 1536;
+  tileloss_dtype dtype = TILELOSS_BFLOAT16, dhead_dtype = TILELOSS_BFLOAT16;
+  bool dhead = true;
+};
+
+inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tileloss_schedule schedule = TILELOSS_SCHEDULE_AUTO,
+                             const tileloss_cross_entropy_options& options = cross_entropy_options()) {
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.hidden = tileloss_make_matrix(nullptr, shape.dtype, shape.rows, shape.hidden, shape.hidden);
+  args.head = tileloss_make_matrix(nullptr, shape.dtype, shape.vocab, shape.hidden, shape.hidden);
+  args.dhidden = args.hidden;
+  if (shape.dhead) args.dhead = tileloss_make_matrix(nullptr, shape.dhead_dtype, shape.vocab, shape.hidden, shape.hidden);
+  args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, shape.rows);
+  args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
+  tileloss_plan_options wishes = with_schedule(schedule);
+  wishes.workspace_bytes = budget;
+  wishes.threads = 2;
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  EXPECT_TRUE(succeeds(tileloss_make_plan("linear_cross_entropy", kBoth, &args, &options, &wishes, nullptr, &plan)));
+  return plan;
+}
+
+inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+// 47 tiles, a last one of 57 columns; two chunks of the vocabulary, or more where the budget is small.
+inline LinearCaseSpec kept_spec(reference::NumberFormat format, std::uint64_t seed) {
+  return {
+      .row = {.rows = 45, .vocab = 3001, .flush = seed % 2 == 0 ? Flush::kRight : Flush::kLeft, .seed = seed, .ignore_prob = 0.2},
+      .hidden = 24,
+      .format = format,
+      .head_format = format,
+      .bias = true,
+      .dbias = true,
+      .float32_dhead = false};
+}
+
+struct KeptRun {
+  tileloss_plan plan;
+  std::vector<unsigned char> bytes;
+};
+
+// In a workspace of as many bytes as were planned, a page without access behind them.
+inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& wishes,
+                          std::size_t plan_size = sizeof(tileloss_plan)) {
+  KeptRun r;
+  tileloss_plan_init(&r.plan);
+  r.plan.struct_size = plan_size;
+  const tileloss_status planned =
+      tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &wishes, nullptr, &r.plan);
+  EXPECT_TRUE(succeeds(planned));
+  if (planned != TILELOSS_OK) return r;
+  const tools::GuardBuffer workspace(static_cast<std::size_t>(r.plan.workspace_bytes), tools::Flush::kRight);
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.workspace = workspace.data();
+  run.workspace_bytes = workspace.bytes();
+  c.reset();
+  EXPECT_TRUE(succeeds(tileloss_call("linear_cross_entropy", kBoth, &c.args(), &options, &r.plan, &run)));
+  EXPECT_TRUE(workspace.canary_intact());
+  r.bytes = c.gradient_bytes();
+  const std::vector<unsigned char> outputs = outputs_of(c.args());
+  r.bytes.insert(r.bytes.end(), outputs.begin(), outputs.end());
+  return r;
+}
+
+inline tileloss_plan_options stash_of_columns(std::int64_t budget = 0) {
+  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
+  wishes.vocab_block = 64;
+  wishes.workspace_bytes = budget;
+  return wishes;
+}
+
+// The workspace that keeps this share of the columns with chunks of 2048.
+inline std::int64_t budget_for(const tileloss_plan& keeping_all, double share) {
+  std::int64_t logits = 0;
+  for (std::int64_t i = 0; i < keeping_all.buffer_count; ++i) {
+    if (std::string(keeping_all.buffers[i].name) == "logits kept") logits = keeping_all.buffers[i].bytes;
+  }
+  EXPECT_GT(logits, 0);
+  return keeping_all.workspace_bytes - static_cast<std::int64_t>((1 - share) * static_cast<double>(logits));
+}
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_API_KEPT_CALLS_H_

@@ -1,0 +1,159 @@
+// What schedule stash keeps of the LM head's logits: all columns, some of them, or all columns of some rows at a time. The plan
+// keeps to its budget, the results to the oracle's bound, and a bit never depends on how much was kept.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/api/kept_calls.h"
+
+namespace tileloss::test {
+namespace {
+
+using reference::NumberFormat;
+
+// ------------------------------------------------------------------------------------------------------------ the choice
+
+TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
+  const HeadShape shape;
+  const double of_recompute = plan_of(shape, 64 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).predicted_ms;
+  std::int64_t before = 0;
+  for (const std::int64_t budget : {64 * kMiB, 128 * kMiB, std::int64_t{0}, 512 * kMiB, 768 * kMiB, 1536 * kMiB}) {
+    const tileloss_plan plan = plan_of(shape, budget);
+    const std::int64_t cap = budget > 0 ? budget : shape.rows * shape.vocab;  // by default half of the logits
+    EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_STASH) << budget;
+    EXPECT_GE(plan.row_block, shape.rows);
+    EXPECT_GT(plan.kept_columns, before) << budget;
+    EXPECT_LE(plan.workspace_bytes, cap);
+    const bool keeps_all = plan.kept_columns == shape.vocab;
+    if (!keeps_all) {
+      EXPECT_EQ(plan.kept_columns % plan.vocab_block, 0);
+      EXPECT_GT(plan.workspace_bytes, cap - 2 * plan.vocab_block * shape.rows * 4);  // one more tile would not have fitted
+    }
+    const double kept = static_cast<double>(plan.kept_columns) / static_cast<double>(shape.vocab);
+    EXPECT_NEAR(plan.predicted_ms / of_recompute, (4 - kept) / 4, 1e-9);
+    before = keeps_all ? before : plan.kept_columns;
+  }
+}
+
+TEST(LinearPlan, AFloat32DheadTakesRowsWhereColumnsWouldBeSlower) {
+  const HeadShape shape{.dhead_dtype = TILELOSS_FLOAT32};
+  const tileloss_plan rows = plan_of(shape, 0);
+  EXPECT_EQ(rows.schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_LT(rows.row_block, shape.rows);
+  EXPECT_EQ(rows.kept_columns, shape.vocab);
+  EXPECT_LT(rows.predicted_ms, plan_of({}, 0).predicted_ms);
+  // Chunks of a few rows read and write dhead more often than a product is worth.
+  const tileloss_plan columns = plan_of(shape, 64 * kMiB);
+  EXPECT_GE(columns.row_block, shape.rows);
+  EXPECT_LT(columns.kept_columns, shape.vocab);
+  EXPECT_EQ(plan_of(shape, 1536 * kMiB).kept_columns, shape.vocab);
+  EXPECT_GE(plan_of(shape, 1536 * kMiB).row_block, shape.rows);
+}
+
+TEST(LinearPlan, RecomputeAndSweepsKeepNothing) {
+  EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).kept_columns, 0);
+  EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+}
+
+// ----------------------------------------------------------------------------------------------------------- the results
+
+class LinearKept : public testing::TestWithParam<NumberFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, LinearKept, testing::ValuesIn(kFormats),
+                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+
+TEST_P(LinearKept, AnyNumberOfColumnsAgreesAndGivesTheSameBits) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  LinearCase c(kept_spec(GetParam(), 31));
+  const KeptRun all = run_within(c, options, stash_of_columns());
+  EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
+  EXPECT_EQ(all.plan.kept_columns, 3001);
+  std::int64_t before = 3001;
+  for (const double share : {0.99, 0.75, 0.5, 0.1, 0.03}) {
+    const KeptRun some = run_within(c, options, stash_of_columns(budget_for(all.plan, share)));
+    EXPECT_LT(some.plan.kept_columns, before) << share;
+    EXPECT_GT(some.plan.kept_columns, 0) << share;
+    EXPECT_EQ(some.plan.kept_columns % 64, 0) << share;
+    EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << share;
+    EXPECT_TRUE(same_bits(some.bytes, all.bytes)) << share;
+    before = some.plan.kept_columns;
+  }
+  EXPECT_LE(before, 128);
+}
+
+// The least workspace: chunks of one tile, one of them kept.
+TEST_P(LinearKept, TheLeastThatAStashTakesIsSaidAndIsEnough) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  LinearCase c(kept_spec(GetParam(), 32));
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  const tileloss_plan_options wishes = stash_of_columns(64);
+  ASSERT_EQ(tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &wishes, nullptr, &plan),
+            TILELOSS_WORKSPACE_TOO_SMALL);
+  const std::string message = tileloss_last_error(), start = "workspace_bytes: expected at least ";
+  ASSERT_EQ(message.rfind(start, 0), 0U) << message;
+  const std::int64_t least = std::stoll(message.substr(start.size()));
+  EXPECT_EQ(message, start + std::to_string(least) + " for schedule stash, got a budget of 64");
+  const KeptRun r = run_within(c, options, stash_of_columns(least));
+  EXPECT_EQ(r.plan.workspace_bytes, least);
+  EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
+  const tileloss_plan_options less = stash_of_columns(least - 1);
+  EXPECT_EQ(tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &less, nullptr, &plan),
+            TILELOSS_WORKSPACE_TOO_SMALL);
+}
+
+// Each thread's scratch leaves less room for logits; what is kept changes, the results do not.
+TEST_P(LinearKept, ThreadsChangeWhatIsKeptButNoBit) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  LinearCaseSpec with = kept_spec(GetParam(), 33);
+  with.row.rows = 120;
+  with.row.vocab = 12001;
+  with.head_layout = MatrixLayout::kGaps;  // a dhead that is not added to in place: no rows at a time
+  LinearCase c(with);
+  tileloss_plan_options wishes = stash_of_columns();
+  wishes.threads = 1;
+  wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, 0.9);
+  const KeptRun one = run_within(c, options, wishes);
+  std::int64_t before = one.plan.kept_columns;
+  for (const int threads : {2, 3}) {
+    wishes.threads = threads;
+    const KeptRun more = run_within(c, options, wishes);
+    EXPECT_LT(more.plan.kept_columns, before);
+    EXPECT_TRUE(same_bits(more.bytes, one.bytes)) << threads;
+    before = more.plan.kept_columns;
+  }
+}
+
+// Rows at a time, or all of them: every gradient within the bound, logp to the bit.
+TEST_P(LinearKept, RowsAtATimeAgree) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  for (const bool float32_dhead : {true, false}) {
+    LinearCaseSpec with = kept_spec(GetParam(), 34);
+    with.float32_dhead = float32_dhead;
+    LinearCase c(with);
+    tileloss_plan_options wishes = stash_of_columns();
+    wishes.row_block = 16;
+    const KeptRun r = run_within(c, options, wishes);
+    EXPECT_LE(r.plan.row_block, 32);  // whole panels
+    EXPECT_EQ(r.plan.kept_columns, 3001);
+    EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
+  }
+}
+
+// A caller built against a header without kept_columns: the plan says all that the call has to know without it.
+TEST_P(LinearKept, AShorterPlanKeepsTheSame) {
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  LinearCase c(kept_spec(GetParam(), 35));
+  const tileloss_plan_options wishes = stash_of_columns(budget_for(run_within(c, options, stash_of_columns()).plan, 0.4));
+  const KeptRun whole = run_within(c, options, wishes);
+  for (const std::size_t size : {offsetof(tileloss_plan, isa_note), offsetof(tileloss_plan, kept_columns)}) {
+    const KeptRun shorter = run_within(c, options, wishes, size);
+    EXPECT_EQ(shorter.plan.workspace_bytes, whole.plan.workspace_bytes);
+    EXPECT_EQ(shorter.plan.kept_columns, 0);
+    EXPECT_TRUE(same_bits(shorter.bytes, whole.bytes));
+  }
+}
+
+}  // namespace
+}  // namespace tileloss::test
