@@ -69,6 +69,7 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.row_chunk = keeps ? std::min(plan.row_block, p.rows) : p.rows;
   const bool keeps_all = keeps && s.row_chunk < p.rows;
   s.kept = keeps_all ? p.columns : keeps ? std::min(s.tile, p.columns) : 0;
+  s.kept_in_words = keeps && s.compute == cpu::Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
   const auto fits = [&] { return plan.workspace_bytes == 0 || layout_bytes(p, plan, s) <= plan.workspace_bytes; };
   for (const std::int64_t chunk : kChunks) {
     s.chunk = std::max<std::int64_t>(chunk / s.tile, 1) * s.tile;

@@ -227,6 +227,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   }
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   p.stage_bytes = stage->scratch_bytes();
+  p.is_multiple_of_p = stage->is_multiple_of_p();
   if (Status s = resolve_passes(p, stage->forward_sums(), stage->backward_sums()); !s.ok()) return s;
   // A forward for row outputs or the row state alone needs no loss of any row.
   p.couples_rows = stage->couples_rows() && (p.needs_backward || present(p.args.loss) || present(p.args.metrics));

@@ -34,6 +34,7 @@ struct Problem {
   std::int64_t num_metrics = 0;                   // that the function reports
   bool couples_rows = false;                      // the row stage needs all rows' statistics before it can do any row
   cpu::Compute compute = cpu::Compute::kFloat32;  // of the products with the LM head
+  bool is_multiple_of_p = false;                  // the row stage's gradient
   std::int64_t stage_bytes = 0;                   // the row stage's scratch
 };
 

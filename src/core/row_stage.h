@@ -32,6 +32,9 @@ class RowStage {
   // Which sums the loss's value needs, and which its coefficients.
   virtual std::uint32_t forward_sums() const { return kNoSums; }
   virtual std::uint32_t backward_sums() const { return kNoSums; }
+  // Whether off the label the gradient is p times one number of the row: prob_logp and uniform are 0, whatever the data. An error
+  // of p is then no larger in the gradient.
+  virtual bool is_multiple_of_p() const { return false; }
   // Memory that the stage works in, the same for any mask: the context's `scratch`.
   virtual std::int64_t scratch_bytes() const { return 0; }
   // Whether a row's result depends on other rows' statistics: all rows are then swept forward before the first `row`, and

@@ -1,3 +1,4 @@
+#include "cpu/kept_logits.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul_kernels.h"
 #include "cpu/simd_avx512.h"
@@ -9,6 +10,7 @@ const KernelTable kAvx512Kernels = {
     {&Sweeps<avx512::Simd, float>::run, &Sweeps<avx512::Simd, Bfloat16>::run, &Sweeps<avx512::Simd, Float16>::run},
     &exp_sum<avx512::Simd>,
     MatmulKernels<avx512::Simd, 8, 3>::table(),
+    KeptLogits<avx512::Simd>::table(),
 };
 
 }  // namespace tileloss::cpu

@@ -1,3 +1,4 @@
+#include "cpu/kept_logits.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul_kernels.h"
 #include "cpu/simd_baseline.h"
@@ -9,6 +10,7 @@ const KernelTable kBaselineKernels = {
     {&Sweeps<baseline::Simd, float>::run, &Sweeps<baseline::Simd, Bfloat16>::run, &Sweeps<baseline::Simd, Float16>::run},
     &exp_sum<baseline::Simd>,
     MatmulKernels<baseline::Simd, 4, 3>::table(),
+    KeptLogits<baseline::Simd>::table(),
 };
 
 }  // namespace tileloss::cpu

@@ -9,7 +9,8 @@
 //               dz is float32 and is rounded to the compute type once, while it is packed.
 // Schedules: recompute keeps no z and does 4 products. stash keeps what the budget allows: of all rows the first K columns, the
 // others are computed again, 3 + (1 - K/V) products; or of some rows at a time all columns, 3 products, but head and dhead go
-// through the caches once for each chunk of rows, and dhead is added up over those in float32.
+// through the caches once for each chunk of rows, and dhead is added up over those in float32. Where the gradient off the label
+// is p times a number and is rounded to bfloat16, z is kept in 16 bits (cpu/kept_logits.h), else in float32.
 #ifndef TILELOSS_CPU_LINEAR_H_
 #define TILELOSS_CPU_LINEAR_H_
 
@@ -43,6 +44,7 @@ struct LinearShape {
   std::int64_t chunk = 2048;   // columns of a backward's chunk, a multiple of the tile
   std::int64_t row_chunk = 0;  // rows at a time
   std::int64_t kept = 0;       // columns whose z is kept from the forward: the first ones, whole tiles, or all
+  bool kept_in_words = false;  // in 16 bits; z of the other columns is rounded like it, so that no bit depends on `kept`
 
   bool backward() const { return dhidden || dhead || dbias; }
   // Several row chunks and no place in the output: dhead is added up in the workspace.
@@ -66,7 +68,8 @@ struct LinearLayout {
   std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
   std::int64_t states = 0;         // RowState [slices, N]
   std::int64_t gradients = 0;      // RowGradient [N]
-  std::int64_t kept = 0;           // z: float [tiles kept, row_chunk, tile]
+  std::int64_t kept = 0;           // z: float or 16-bit words [tiles kept, row_chunk, tile]
+  std::int64_t kept_max = 0;       // with words: float [tiles kept, row_chunk], the tiles' maxima; a part of that buffer
   std::int64_t dz = 0;             // float [row_chunk, chunk]
   std::int64_t packed_head = 0;    // a chunk of the head for dhidden
   std::int64_t dhidden = 0;        // float [N, H]

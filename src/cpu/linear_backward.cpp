@@ -23,13 +23,21 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
   if (has_target) dz[target] = static_cast<float>(at_target);
 }
 
+// z of a tile from 16 bits. One that was computed again takes the same way, through `words`.
+void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const {
+  const float max = is_kept(column) ? kept_max(u, column) : to_words(z, columns, words);
+  const std::uint16_t* from = is_kept(column) ? kept_row<std::uint16_t>(u, column) : words;
+  job_.kernels->kept_logits.restore(from, columns, max, steps_per_unit_, z);
+}
+
 void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                          float* dz) const {
+  float* const after_head = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
+  auto* const words = reinterpret_cast<std::uint16_t*>(after_head + (shape().bias ? shape().tile : 0));
   const float* bias = nullptr;
   if (!is_kept(column)) {
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
-    bias = tile_of_bias(column, columns,
-                        scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute));
+    bias = tile_of_bias(column, columns, after_head);
   }
   for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
     const std::int64_t rows = std::min(row_tile(matmul()), end - u);
@@ -37,7 +45,8 @@ void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, s
     if (!is_kept(column)) multiply_z(scratch, bias, u, rows, columns, tile, chunk_columns_);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = tile + r * chunk_columns_;
-      dz_row(u + r, column, columns, is_kept(column) ? kept_row(u + r, column) : row, row);
+      if (has_words_) restore_row(u + r, column, columns, words, row);
+      dz_row(u + r, column, columns, is_kept(column) && !has_words_ ? kept_row<float>(u + r, column) : row, row);
     }
   }
 }

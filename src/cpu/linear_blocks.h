@@ -15,6 +15,8 @@ inline constexpr std::int64_t kRowTile = 128;       // about so many rows of z o
 
 inline constexpr std::int64_t kPanelsATask = 4;  // when the head or hidden is packed across
 
+inline constexpr float kKeptStepsPerExponent = 0x1p9F;  // of cpu/kept_logits.h
+
 inline std::int64_t ceil_div(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
 // The operands of dhead's product: hidden across, and dz down a tile's columns. dhead as [H,V] has them in each other's place.

@@ -13,7 +13,7 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
   const std::int64_t tile_of_bias = s.bias ? s.tile : 0;
   if (s.forward) most = std::max(most, tile_of_head + row_tile(m) * s.tile + tile_of_bias);
   if (!s.backward()) return most;
-  most = std::max(most, tile_of_head + tile_of_bias);
+  most = std::max(most, tile_of_head + tile_of_bias + (s.kept_in_words ? ceil_div(s.tile, 2) : 0));
   if (s.dhead) {
     const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
     most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
@@ -45,7 +45,10 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   if (s.backward()) {
     l.gradients = take("row gradients", s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
     const std::int64_t chunk = head_chunk(s);
-    l.kept = take("logits kept", ceil_div(s.kept, s.tile) * s.row_chunk * s.tile * kFloat);
+    const std::int64_t kept_rows = ceil_div(s.kept, s.tile) * s.row_chunk;
+    const std::int64_t kept_bytes = kept_rows * s.tile * (s.kept_in_words ? 2 : kFloat);
+    l.kept = take("logits kept", kept_bytes + (s.kept_in_words ? kept_rows * kFloat : 0));
+    l.kept_max = l.kept + kept_bytes;
     l.dz = take("dlogits of a chunk", s.row_chunk * chunk * kFloat);
     if (s.dhead) {
       l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);

@@ -55,10 +55,18 @@ class LinearWalk {
 
   float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
   Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
-  bool is_kept(std::int64_t column) const { return column < shape().kept; }
-  // z of a row in use of this row chunk, from the first column of a tile on.
-  float* kept_row(std::int64_t u, std::int64_t column) const {
-    return piece<float>(job_.layout.kept) + column * shape().row_chunk + (u - first_row_) * shape().tile;
+  bool is_kept(std::int64_t column) const { return column < kept_columns_; }
+  // z of a row in use of this row chunk, from the first column of a tile on: T is float, or std::uint16_t with a maximum.
+  template <class T>
+  T* kept_row(std::int64_t u, std::int64_t column) const {
+    return piece<T>(job_.layout.kept) + column * shape().row_chunk + (u - first_row_) * shape().tile;
+  }
+  float& kept_max(std::int64_t u, std::int64_t column) const {
+    return piece<float>(job_.layout.kept_max)[column / shape().tile * shape().row_chunk + u - first_row_];
+  }
+  // Returns the maximum that they are relative to.
+  float to_words(const float* z, std::int64_t columns, std::uint16_t* words) const {
+    return job_.kernels->kept_logits.keep(z, columns, steps_per_unit_, words);
   }
   const float* tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const;
   void multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns, float* z,
@@ -69,6 +77,7 @@ class LinearWalk {
   void merge_slices(std::int64_t u) const;
 
   void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
+  void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
   void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const;
   void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
   void pack_across(std::int64_t begin, std::int64_t end);
@@ -84,6 +93,9 @@ class LinearWalk {
   const tileloss_executor* executor_;
   std::int64_t used_ = 0;
   std::int64_t first_row_ = 0;  // of the row chunk at hand
+  std::int64_t kept_columns_ = 0;
+  bool has_words_ = false;
+  float steps_per_unit_ = 0;  // of the words, in z before its scale
   std::int64_t chunk_columns_ = 0;
   std::int64_t slice_columns_ = 0;
   std::int64_t* rows_;

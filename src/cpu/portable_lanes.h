@@ -10,13 +10,15 @@
 
 namespace tileloss::cpu {
 
-// Vectors: F, I, U and H, of one width, of float, std::int32_t, std::uint32_t and std::int16_t.
+// Vectors: F, I, U and H, of one width, of float, std::int32_t, std::uint32_t and std::int16_t, and W, of half that width, of
+// std::uint16_t.
 template <class Self, class Vectors>
 struct PortableLanes {
   using F = typename Vectors::F;
   using I = typename Vectors::I;
   using U = typename Vectors::U;
   using H = typename Vectors::H;
+  using W = typename Vectors::W;
   static constexpr int kLanes = sizeof(F) / sizeof(float);
   static constexpr int kPair = 2 * kLanes;
   struct Pair {
@@ -30,6 +32,16 @@ struct PortableLanes {
     return v;
   }
   static void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
+  // Numbers from 0 to 65535 as words; what is stored is cut to whole ones.
+  static void store_words(std::uint16_t* p, F x) {
+    const W words = __builtin_convertvector(__builtin_convertvector(x, I), W);
+    __builtin_memcpy(p, &words, sizeof words);
+  }
+  static F load_words(const std::uint16_t* p) {
+    W words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return __builtin_convertvector(__builtin_convertvector(words, I), F);
+  }
   static F add(F a, F b) { return a + b; }
   static F sub(F a, F b) { return a - b; }
   static F mul(F a, F b) { return a * b; }

@@ -53,11 +53,19 @@ struct BackwardRow {
 // stash block after `previous` has read it. Same results as one after the other.
 using RowFunction = void (*)(ForwardRow* next, const BackwardRow* previous);
 
+// A row's logits of a tile to 16 bits and back: cpu/kept_logits.h. Reads and writes `columns` logits; `to` has room for a
+// multiple of 64.
+struct KeptLogitsTable {
+  float (*keep)(const float* z, std::int64_t columns, float steps_per_unit, std::uint16_t* to);  // returns their maximum
+  void (*restore)(const std::uint16_t* from, std::int64_t columns, float max, float steps_per_unit, float* z);
+};
+
 struct KernelTable {
   RowFunction run[kStorageTypes];
   // The exp of the sweeps over an array that lies in L1: `count` values, `repeats` times; returns their sum. For the roof.
   float (*exp_sum)(const float* x, std::int64_t count, std::int64_t repeats);
   MatmulTable matmul;
+  KeptLogitsTable kept_logits;
 };
 
 }  // namespace tileloss::cpu

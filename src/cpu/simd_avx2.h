@@ -15,6 +15,7 @@ struct Vectors {
   using I = std::int32_t __attribute__((vector_size(32)));
   using U = std::uint32_t __attribute__((vector_size(32)));
   using H = std::int16_t __attribute__((vector_size(32)));
+  using W = std::uint16_t __attribute__((vector_size(16)));
 };
 
 struct Lanes : PortableLanes<Lanes, Vectors> {

@@ -46,6 +46,13 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  // Numbers from 0 to 65535 as words; what is stored is cut to whole ones.
+  static void store_words(std::uint16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvttps_epi32(x)));
+  }
+  static F load_words(const std::uint16_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F negative_fma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }

@@ -14,6 +14,7 @@ struct Vectors {
   using I = std::int32_t __attribute__((vector_size(16)));
   using U = std::uint32_t __attribute__((vector_size(16)));
   using H = std::int16_t __attribute__((vector_size(16)));
+  using W = std::uint16_t __attribute__((vector_size(8)));
 };
 
 struct Simd : PortableLanes<Simd, Vectors> {

@@ -18,6 +18,8 @@ class CrossEntropy final : public RowStage {
 
   std::uint32_t forward_sums() const override { return options_.label_smoothing > 0 ? kSmoothingSum : kNoSums; }
 
+  bool is_multiple_of_p() const override { return !(options_.label_smoothing > 0); }
+
   void prepare() override {
     const double classes = static_cast<double>(context_.classes);
     class_weight_sum_ = classes;

@@ -36,6 +36,8 @@ class PolicyLoss final : public RowStage {
     return has_quantile() || has_threshold() || may_differ(options_.entropy_coef, 0) ? kEntropySum : kNoSums;
   }
 
+  bool is_multiple_of_p() const override { return !may_differ(options_.entropy_coef, 0); }
+
   bool couples_rows() const override {
     const bool sampler_needs_logp = has_sampler() && !context_.old_logp && options_.sampler_level == TILELOSS_LEVEL_SEQUENCE;
     return needs_sequence_ratio() || options_.kind == TILELOSS_POLICY_VESPO || has_off_policy_mask() || has_quantile() ||
