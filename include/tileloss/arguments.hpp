@@ -145,7 +145,7 @@ struct PolicyLossOptions {
   // aggregation; another name: a Status that lists them, nothing is changed.
   [[nodiscard]] Status set_preset(const char* preset) noexcept {
     tileloss_policy_loss_options options;
-    Status status(tileloss_options_preset("policy_loss", preset, &options));
+    Status status(tileloss_options_preset("policy_loss", preset, &options, sizeof options));
     if (!status) return status;
     kind = static_cast<PolicyKind>(options.kind);
     ratio_level = static_cast<Level>(options.ratio_level);

@@ -3,7 +3,8 @@
 // Conventions
 //   * Every function returns a tileloss_status; tileloss_last_error() holds this thread's message. No exception, abort or print
 //     leaves the library. Calls from several threads at once are fine.
-//   * Structs that can grow start with `struct_size`; obtain them from their *_init function, which sets it and the defaults.
+//   * Structs that can grow start with `struct_size`; obtain them from their *_init function, which sets it and the defaults. A
+//     struct may end before fields that were added later.
 //     The views (tileloss_matrix, tileloss_vector, tileloss_scalar) are frozen: they will never grow.
 //   * Views do not own memory. Strides count elements. A zeroed view (dtype TILELOSS_NONE) means "absent".
 //   * Notation, per row i: logits x_i, transformed logits z_i = softcap(logit_scale * x_i) / temperature,
@@ -127,7 +128,18 @@ typedef struct tileloss_row_state {
   int32_t device_index;
 } tileloss_row_state;
 
-TILELOSS_API void tileloss_row_state_init(tileloss_row_state* state);
+// What the *_init functions are made of. Those are inline, so that they fill the struct that the caller was compiled with: the
+// library's may have grown since.
+TILELOSS_API void tileloss_struct_init(void* value, size_t struct_size);  // zeros, and struct_size; null: nothing
+// A function's defaults; the first member becomes options_size, which may be less than the library knows (or, a newer header's,
+// more).
+TILELOSS_API tileloss_status tileloss_options_init(const char* function, void* options, size_t options_size);
+// The same, and on top of them what a preset sets. policy_loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo,
+// reinforce: a kind, a ratio level and an aggregation (docs/losses.md).
+TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options,
+                                                     size_t options_size);
+
+static inline void tileloss_row_state_init(tileloss_row_state* state) { tileloss_struct_init(state, sizeof *state); }
 // Fills every array present with the identity: max = target = -inf, sums 0, argmax -1; smoothing_weight = 0.
 TILELOSS_API tileloss_status tileloss_row_state_set_identity(tileloss_row_state* state);
 // into = into + from, row by row, for every array present in both. max, sum and target are required. NaN survives.
@@ -271,9 +283,15 @@ enum {
   TILELOSS_POLICY_METRICS = 13
 };
 
-TILELOSS_API void tileloss_logprobs_options_init(tileloss_logprobs_options* options);
-TILELOSS_API void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options);
-TILELOSS_API void tileloss_policy_loss_options_init(tileloss_policy_loss_options* options);
+static inline void tileloss_logprobs_options_init(tileloss_logprobs_options* options) {
+  (void)tileloss_options_init("logprobs", options, sizeof *options);
+}
+static inline void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options) {
+  (void)tileloss_options_init("cross_entropy", options, sizeof *options);
+}
+static inline void tileloss_policy_loss_options_init(tileloss_policy_loss_options* options) {
+  (void)tileloss_options_init("policy_loss", options, sizeof *options);
+}
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
@@ -342,7 +360,7 @@ typedef struct tileloss_args {
   tileloss_row_groups row_groups;
 } tileloss_args;
 
-TILELOSS_API void tileloss_args_init(tileloss_args* args);
+static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }
 
 // ---------------------------------------------------------------------------------------------------------- plan and run
 
@@ -438,10 +456,10 @@ typedef struct tileloss_run {
   void* stream;                       // GPUs: the stream to enqueue on; null on the CPU
 } tileloss_run;
 
-TILELOSS_API void tileloss_plan_options_init(tileloss_plan_options* options);
-TILELOSS_API void tileloss_plan_init(tileloss_plan* plan);
-TILELOSS_API void tileloss_executor_init(tileloss_executor* executor);
-TILELOSS_API void tileloss_run_init(tileloss_run* run);
+static inline void tileloss_plan_options_init(tileloss_plan_options* options) { tileloss_struct_init(options, sizeof *options); }
+static inline void tileloss_plan_init(tileloss_plan* plan) { tileloss_struct_init(plan, sizeof *plan); }
+static inline void tileloss_executor_init(tileloss_executor* executor) { tileloss_struct_init(executor, sizeof *executor); }
+static inline void tileloss_run_init(tileloss_run* run) { tileloss_struct_init(run, sizeof *run); }
 
 // Any function by name ("logprobs", "cross_entropy", ...), with the options struct that belongs to it (null: defaults). Front
 // ends and tools use these two; the named functions below are the same with types.
@@ -550,11 +568,6 @@ typedef struct tileloss_function_info {
 TILELOSS_API int64_t tileloss_function_count(void);
 // Fills `info` (set info->struct_size first) with function `index`, in order of registration.
 TILELOSS_API tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info);
-// Fills `options` (info->options_size bytes) with a function's defaults.
-TILELOSS_API tileloss_status tileloss_options_init(const char* function, void* options);
-// The same, and on top of them what a preset sets. policy_loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo,
-// reinforce: a kind, a ratio level and an aggregation (docs/losses.md).
-TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options);
 
 TILELOSS_API const char* tileloss_isa_name(tileloss_isa isa);
 TILELOSS_API int32_t tileloss_isa_supported(tileloss_isa isa);  // 1 if compiled in and this machine has it

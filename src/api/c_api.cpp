@@ -1,6 +1,9 @@
 // The C entry points: every one validates, plans if need be, dispatches and returns a status.
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "api/options.h"
 #include "api/plan.h"
@@ -55,31 +58,32 @@ Status call(const char* function, tileloss_pass pass, const tileloss_args* args,
   return run(problem, *plan, given);
 }
 
-template <class T>
-void init(T* value) {
-  if (value == nullptr) return;
-  *value = T{};
-  value->struct_size = sizeof(T);
+void init(void* value, std::size_t struct_size) {
+  std::memset(value, 0, struct_size);
+  std::memcpy(value, &struct_size, sizeof struct_size);
 }
 
 // The defaults, and on top of them a preset; null: none.
-Status init_options(const char* function, const char* preset, void* options) {
+Status init_options(const char* function, const char* preset, void* options, std::size_t options_size) {
   const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
   if (loss == nullptr) return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
   if (options == nullptr) return expected("options", "a pointer", "null");
+  if (options_size < sizeof(std::size_t))
+    return expected("options_size", "that of the struct, at least " + std::to_string(sizeof(std::size_t)),
+                    std::to_string(options_size));
   if (preset != nullptr) {
     if (loss->info.presets == nullptr) return expected("preset", std::string("none: ") + function + " has no presets", preset);
     const std::string all = std::string("|") + loss->info.presets + "|";
     if (*preset == '\0' || all.find(std::string("|") + preset + "|") == std::string::npos)
       return expected("preset", "one of " + std::string(loss->info.presets), preset);
   }
-  fill_defaults(*loss, options);
-  if (preset != nullptr) loss->info.set_preset(preset, options);
+  std::vector<std::max_align_t> own((loss->info.options_size + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
+  fill_defaults(*loss, own.data());
+  if (preset != nullptr) loss->info.set_preset(preset, own.data());
+  init(options, options_size);
+  const std::size_t known = std::min(options_size, loss->info.options_size), head = sizeof options_size;
+  std::memcpy(static_cast<std::byte*>(options) + head, reinterpret_cast<const std::byte*>(own.data()) + head, known - head);
   return {};
-}
-
-void init_defaults(const char* function, void* options) {
-  if (options != nullptr) fill_defaults(*find_loss(function), options);
 }
 
 }  // namespace
@@ -116,15 +120,9 @@ tileloss_vector tileloss_make_vector(const void* data, tileloss_dtype dtype, int
   return {const_cast<void*>(data), size, 1, dtype, TILELOSS_CPU, 0, 0};
 }
 
-void tileloss_row_state_init(tileloss_row_state* state) { init(state); }
-void tileloss_args_init(tileloss_args* args) { init(args); }
-void tileloss_plan_options_init(tileloss_plan_options* options) { init(options); }
-void tileloss_plan_init(tileloss_plan* plan) { init(plan); }
-void tileloss_executor_init(tileloss_executor* executor) { init(executor); }
-void tileloss_run_init(tileloss_run* run) { init(run); }
-void tileloss_logprobs_options_init(tileloss_logprobs_options* options) { init_defaults("logprobs", options); }
-void tileloss_cross_entropy_options_init(tileloss_cross_entropy_options* options) { init_defaults("cross_entropy", options); }
-void tileloss_policy_loss_options_init(tileloss_policy_loss_options* options) { init_defaults("policy_loss", options); }
+void tileloss_struct_init(void* value, size_t struct_size) {
+  if (value != nullptr && struct_size >= sizeof struct_size) init(value, struct_size);
+}
 
 tileloss_status tileloss_make_plan(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options,
                                    const tileloss_plan_options* plan_options, const tileloss_executor* executor,
@@ -231,11 +229,11 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
   });
 }
 
-tileloss_status tileloss_options_init(const char* function, void* options) {
-  return guarded([&] { return init_options(function, nullptr, options); });
+tileloss_status tileloss_options_init(const char* function, void* options, size_t options_size) {
+  return guarded([&] { return init_options(function, nullptr, options, options_size); });
 }
-tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options) {
-  return guarded([&] { return init_options(function, preset == nullptr ? "" : preset, options); });
+tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options, size_t options_size) {
+  return guarded([&] { return init_options(function, preset == nullptr ? "" : preset, options, options_size); });
 }
 
 const char* tileloss_isa_name(tileloss_isa isa) { return cpu::isa_name(isa); }

@@ -93,7 +93,7 @@ Function::Function(std::string_view name) : name_(name) {
     info_ = function_info(index);
     if (name_ != info_.name) continue;
     options_.resize((info_.options_size + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
-    check_status(tileloss_options_init(info_.name, options_.data()), name_);
+    check_status(tileloss_options_init(info_.name, options_.data(), info_.options_size), name_);
     return;
   }
   throw ToolError(kExitUsage, fmt::format("loss '{}' is unknown; there are: {}", name, fmt::join(names(), ", ")));
@@ -141,7 +141,7 @@ std::vector<std::string> Function::metrics() const {
 void Function::read_options(ConfigReader& config) {
   if (info_.presets != nullptr && config.has("preset")) {
     preset_ = config.choice("preset", std::nullopt, presets());
-    check_status(tileloss_options_preset(name_.c_str(), preset_.c_str(), options_.data()), name_);
+    check_status(tileloss_options_preset(name_.c_str(), preset_.c_str(), options_.data(), info_.options_size), name_);
   }
   for (const tileloss_field& field : fields()) {
     const std::string key = field.name;

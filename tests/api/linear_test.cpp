@@ -256,7 +256,7 @@ TEST(Linear, LogprobsForwardAndBackwardAgree) {
 
 tileloss_policy_loss_options policy_preset(const char* preset) {
   tileloss_policy_loss_options options;
-  tileloss_options_preset("policy_loss", preset, &options);
+  tileloss_options_preset("policy_loss", preset, &options, sizeof options);
   if (options.kind == TILELOSS_POLICY_CISPO) options.epsilon_high.value = 5;
   return options;
 }

@@ -93,7 +93,7 @@ TEST(LinearKeptWords, AgreeForEveryKindOfLogits) {
 TEST(LinearKeptWords, PoliciesAgreeWithAndWithoutAnEntropyBonus) {
   for (const double entropy_coef : {0.0, 0.01}) {
     tileloss_policy_loss_options options;
-    tileloss_options_preset("policy_loss", "grpo", &options);
+    tileloss_options_preset("policy_loss", "grpo", &options, sizeof options);
     options.entropy_coef.value = entropy_coef;
     options.beta.value = 0.04;
     LinearCaseSpec with = kept_spec(NumberFormat::kBfloat16, 37);

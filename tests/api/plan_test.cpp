@@ -1,11 +1,13 @@
 // Plan, then run: what the planner promises and what it refuses.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tests/api/calls.h"
 
@@ -109,6 +111,37 @@ TEST(Plan, AShorterStructOfAnEarlierHeaderIsServed) {
   EXPECT_EQ(plan.workspace_bytes, whole.workspace_bytes);
   EXPECT_EQ(std::string(plan.isa_note, sizeof plan.isa_note), std::string(sizeof plan.isa_note, 'x'));
   EXPECT_TRUE(succeeds(tileloss_call("cross_entropy", pass, &c.args(), &options, &plan, nullptr)));
+}
+
+// Nor does an init write beyond the struct that it was compiled with.
+TEST(Plan, InitFillsAnEarlierHeadersStructsAndNoMore) {
+  const auto all_from = [](const unsigned char* bytes, std::size_t begin, std::size_t end, unsigned char value) {
+    return std::all_of(bytes + begin, bytes + end, [&](unsigned char byte) { return byte == value; });
+  };
+  constexpr std::size_t kShorter = offsetof(tileloss_plan, isa_note);
+  std::vector<unsigned char> plan(sizeof(tileloss_plan), 'x');
+  tileloss_struct_init(plan.data(), kShorter);
+  std::size_t size = 0;
+  std::memcpy(&size, plan.data(), sizeof size);
+  EXPECT_EQ(size, kShorter);
+  EXPECT_TRUE(all_from(plan.data(), sizeof size, kShorter, 0));
+  EXPECT_TRUE(all_from(plan.data(), kShorter, plan.size(), 'x'));
+  tileloss_struct_init(nullptr, kShorter);
+
+  const tileloss_cross_entropy_options whole = cross_entropy_options();
+  constexpr std::size_t kCut = offsetof(tileloss_cross_entropy_options, z_loss), kLonger = sizeof whole + 16;
+  for (const std::size_t length : {kCut, sizeof whole, kLonger}) {
+    std::vector<unsigned char> options(kLonger + 16, 'x');
+    ASSERT_TRUE(succeeds(tileloss_options_init("cross_entropy", options.data(), length)));
+    std::memcpy(&size, options.data(), sizeof size);
+    EXPECT_EQ(size, length);
+    const std::size_t known = std::min(length, sizeof whole);
+    EXPECT_EQ(std::memcmp(options.data() + sizeof size, reinterpret_cast<const unsigned char*>(&whole) + sizeof size,
+                          known - sizeof size),
+              0);
+    EXPECT_TRUE(all_from(options.data(), known, length, 0));
+    EXPECT_TRUE(all_from(options.data(), length, options.size(), 'x'));
+  }
 }
 
 TEST(Plan, InstructionSetsThatAreNotThereAreRefused) {

@@ -14,7 +14,7 @@ constexpr const char* kPresets[] = {"grpo", "dr_grpo", "cispo", "sapo", "gspo", 
 
 tileloss_policy_loss_options with_preset(const char* preset) {
   tileloss_policy_loss_options options;
-  EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+  EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
   options.epsilon_high.value = 0.3;
   options.max_length = 50;
   return options;

@@ -23,7 +23,7 @@ struct Spoilt {
   std::vector<std::int64_t> labels;
 
   Spoilt(const char* preset, auto&& spoil) {
-    EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+    EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
     options.aggregation = TILELOSS_AGGREGATION_NONE;
     options.epsilon_high.value = 4;
     for (std::int64_t i = 0; i < kRows * kVocab; ++i) x.push_back(static_cast<float>(i % 37) * 0.125F - 2);
@@ -126,7 +126,7 @@ TEST(PolicySpecialLogps, NanIsWhereTheOracleHasIt) {
       for (const int estimator : {TILELOSS_KL_K1, TILELOSS_KL_K2, TILELOSS_KL_K3}) {
         for (const int variant : {0, 1, 2, 3}) {
           tileloss_policy_loss_options options;
-          ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+          ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
           options.epsilon_high.value = 4;
           options.beta.value = variant == 0 ? 0 : 0.1;
           options.kl_estimator = estimator;
@@ -179,7 +179,7 @@ TEST(PolicySpecialLogps, NanInOldLogpReachesWhatIsMadeOfTheRatio) {
 TEST(PolicySpecialLogits, NoRowsAndNoRowInUse) {
   for (const char* preset : {"grpo", "gspo", "vespo", "dapo"}) {
     tileloss_policy_loss_options options;
-    ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options), TILELOSS_OK);
+    ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
     for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{6}}) {
       PolicyCase c({.logits = {.rows = rows, .vocab = 30, .ignore_prob = 1}}, options);
       ASSERT_TRUE(runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options())) << preset << rows;

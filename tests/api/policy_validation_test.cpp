@@ -12,7 +12,7 @@ namespace {
 
 tileloss_policy_loss_options policy_options(const char* preset = "grpo") {
   tileloss_policy_loss_options options;
-  EXPECT_TRUE(succeeds(tileloss_options_preset("policy_loss", preset, &options)));
+  EXPECT_TRUE(succeeds(tileloss_options_preset("policy_loss", preset, &options, sizeof options)));
   return options;
 }
 
@@ -233,10 +233,10 @@ TEST(PolicyPresets, AreKindLevelAndAggregation) {
     EXPECT_EQ(o.struct_size, sizeof o) << p.name;
   }
   tileloss_policy_loss_options o;
-  EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "grp", {}}, tileloss_options_preset("policy_loss", "grp", &o)));
-  EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "", {}}, tileloss_options_preset("policy_loss", nullptr, &o)));
-  EXPECT_TRUE(
-      names({"preset", "none: cross_entropy has no presets", "grpo", {}}, tileloss_options_preset("cross_entropy", "grpo", &o)));
+  EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "grp", {}}, tileloss_options_preset("policy_loss", "grp", &o, sizeof o)));
+  EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "", {}}, tileloss_options_preset("policy_loss", nullptr, &o, sizeof o)));
+  EXPECT_TRUE(names({"preset", "none: cross_entropy has no presets", "grpo", {}},
+                    tileloss_options_preset("cross_entropy", "grpo", &o, sizeof o)));
 }
 
 }  // namespace

@@ -157,9 +157,10 @@ TEST(Validation, Introspection) {
   info.struct_size = 3;
   EXPECT_TRUE(names({"info", "struct_size", "another", {}}, tileloss_get_function_info(0, &info)));
   tileloss_cross_entropy_options options;
-  EXPECT_TRUE(names({"function", "registered", "nothing", {}}, tileloss_options_init("nothing", &options)));
-  EXPECT_TRUE(names({"function", "registered", "null", {}}, tileloss_options_init(nullptr, &options)));
-  EXPECT_TRUE(names({"options", "a pointer", "null", {}}, tileloss_options_init("cross_entropy", nullptr)));
+  EXPECT_TRUE(names({"function", "registered", "nothing", {}}, tileloss_options_init("nothing", &options, sizeof options)));
+  EXPECT_TRUE(names({"function", "registered", "null", {}}, tileloss_options_init(nullptr, &options, sizeof options)));
+  EXPECT_TRUE(names({"options", "a pointer", "null", {}}, tileloss_options_init("cross_entropy", nullptr, sizeof options)));
+  EXPECT_TRUE(names({"options_size", "at least", "7", {}}, tileloss_options_init("cross_entropy", &options, 7)));
 }
 
 TEST(Validation, NamesOfStatusesIsasAndSchedules) {

@@ -280,7 +280,7 @@ TEST(LinearWorkspaceBytes, LogprobsAndPolicyLossTakeWhatWasPlanned) {
   }
   for (const char* preset : {"grpo", "gspo"}) {  // rows alone, and rows that depend on each other
     tileloss_policy_loss_options options;
-    tileloss_options_preset("policy_loss", preset, &options);
+    tileloss_options_preset("policy_loss", preset, &options, sizeof options);
     LinearCaseSpec with = linear_spec(TILELOSS_VALUE_AND_GRAD, false);
     LinearCase c(with);
     tools::PolicyDraw draw;

@@ -36,7 +36,7 @@ class Focal : public testing::TestWithParam<NumberFormat> {
 
   static FocalOptions options() {
     FocalOptions o;
-    EXPECT_TRUE(succeeds(tileloss_options_init("focal", &o)));
+    EXPECT_TRUE(succeeds(tileloss_options_init("focal", &o, sizeof o)));
     return o;
   }
 

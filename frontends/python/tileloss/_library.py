@@ -202,9 +202,9 @@ def _load(path: Path) -> ctypes.CDLL:
     lib.tileloss_get_function_info.restype = status
     lib.tileloss_get_function_info.argtypes = [c_int64, c_void_p]
     lib.tileloss_options_preset.restype = status
-    lib.tileloss_options_preset.argtypes = [c_char_p, c_char_p, c_void_p]
+    lib.tileloss_options_preset.argtypes = [c_char_p, c_char_p, c_void_p, c_size_t]
     lib.tileloss_options_init.restype = status
-    lib.tileloss_options_init.argtypes = [c_char_p, c_void_p]
+    lib.tileloss_options_init.argtypes = [c_char_p, c_void_p, c_size_t]
     lib.tileloss_make_plan.restype = status
     lib.tileloss_make_plan.argtypes = [c_char_p, c_int32, *[c_void_p] * 5]
     lib.tileloss_call.restype = status
@@ -295,9 +295,13 @@ class Function:
         """An options struct: the defaults, or those of ``preset`` when it is not ""."""
         options = ctypes.create_string_buffer(self.options_size)
         if preset:
-            raise_on_error(_lib.tileloss_options_preset(self.encoded, preset.encode(), options))
+            raise_on_error(
+                _lib.tileloss_options_preset(
+                    self.encoded, preset.encode(), options, self.options_size
+                )
+            )
         else:
-            raise_on_error(_lib.tileloss_options_init(self.encoded, options))
+            raise_on_error(_lib.tileloss_options_init(self.encoded, options, self.options_size))
         return options
 
     def _place(self, options: ctypes.Array[c_char], name: str) -> Any:
