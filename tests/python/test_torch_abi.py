@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import re
 from pathlib import Path
+from struct import Struct
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 import tileloss
 from tileloss import _library
 from tileloss import torch as tl
+from tileloss.torch import _tensors
 from torch_problems import FUNCTIONS, problem, run
 
 HEADER = (Path(__file__).parents[2] / "include" / "tileloss" / "tileloss.h").read_text()
@@ -101,6 +103,24 @@ def test_sizes_are_the_librarys(struct: type[ctypes.Structure], initialise: str)
     function.argtypes = [ctypes.c_void_p]
     function(ctypes.byref(value))
     assert value.struct_size == ctypes.sizeof(struct)
+
+
+@pytest.mark.parametrize(
+    ("packed", "struct"),
+    [
+        (_tensors._MATRIX, _library.Matrix),
+        (_tensors._VECTOR, _library.Vector),
+        (_tensors._ROW_STATE, _library.RowState),
+    ],
+)
+def test_packed_views_are_the_structs(packed: Struct, struct: type[ctypes.Structure]) -> None:
+    """Numbers packed in a row are the struct's first fields in a row."""
+    value = struct()
+    numbers = range(1, len(packed.unpack(bytes(packed.size))) + 1)
+    packed.pack_into(value, 0, *numbers)
+    assert [getattr(value, f[0]) for f in struct._fields_[: len(numbers)]] == list(numbers)
+    if struct is not _library.RowState:
+        assert packed.size == ctypes.sizeof(struct)
 
 
 def test_numbers_are_the_headers() -> None:
