@@ -65,7 +65,7 @@ const float* LinearWalk::tile_of_bias(std::int64_t column, std::int64_t columns,
 
 void LinearWalk::multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns,
                             float* z, std::int64_t z_stride) const {
-  matmul().multiply(packed_rows(u), head, rows, columns, shape().width, shape().compute, z, z_stride, false);
+  matmul().multiply(packed_rows(u), head, rows, columns, shape().width, shape().compute, z, z_stride, Store::kReplace);
   if (bias == nullptr) return;
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = z + r * z_stride;

@@ -83,13 +83,6 @@ struct LinearLayout {
 
 LinearLayout linear_layout(const LinearShape& shape, const MatmulTable& matmul);
 
-// A matrix to write, any strides.
-struct OutputMatrix {
-  void* data = nullptr;
-  StorageType storage = kStorageFloat32;
-  std::int64_t row_stride = 0, col_stride = 1;
-};
-
 struct LinearJob {
   LinearShape shape;
   LinearLayout layout;

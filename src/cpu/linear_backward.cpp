@@ -51,12 +51,19 @@ void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, s
   }
 }
 
-// The chunk of the head across, for dhidden: panels of columns of the hidden size, along the vocabulary.
+// The chunk of the head across, for dhidden: panels of columns of the hidden size, along the vocabulary. A task is a part of the
+// head as it lies in memory: classes of an [V,H] head, columns of the hidden size of an [H,V] one.
 void LinearWalk::pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const {
-  const std::int64_t panels = kPanelsATask * matmul().b_panel, h = task * panels;
   const Operand across{job_.head.data, job_.head.storage, job_.head.k_stride, job_.head.row_stride};
-  float* out = piece<float>(job_.layout.packed_head) + h * matmul().words(chunk_columns, shape().compute);
-  matmul().pack_b(across, h, std::min(panels, shape().width - h), chunk, chunk_columns, shape().compute, out);
+  const std::int64_t words = matmul().words(chunk_columns, shape().compute);
+  float* out = piece<float>(job_.layout.packed_head);
+  if (packs_by_classes()) {
+    const std::int64_t v = task * shape().tile, classes = std::min(shape().tile, chunk_columns - v);
+    out += matmul().words(v, shape().compute) * matmul().b_panel;
+    return matmul().pack_b_part(across, 0, shape().width, chunk + v, classes, shape().compute, out, words);
+  }
+  const std::int64_t panels = kPanelsATask * matmul().b_panel, h = task * panels;
+  matmul().pack_b(across, h, std::min(panels, shape().width - h), chunk, chunk_columns, shape().compute, out + h * words);
 }
 
 // A row chunk's hidden across, for dhead: columns of the hidden size, along the rows, cut every kAcrossDepth.
@@ -73,43 +80,43 @@ void LinearWalk::pack_across(std::int64_t begin, std::int64_t end) {
   });
 }
 
-// dhead's rows of a tile: into the output itself, or into sums of the whole chunk's or of this task's.
+// dhead's rows of a tile: into the output itself, or into sums of the whole chunk's or of this task's, which are rounded into the
+// output a few rows at a time, while they are in L2.
 void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                             const float* dz) const {
   const std::int64_t width = shape().width;
+  const bool is_rounded = !shape().dhead_in_place && !shape().sums_dhead();
   float* sums = scratch + dz_block(shape(), matmul());
-  std::int64_t stride = width;
+  std::int64_t stride = width, rows_at_once = columns;
   bool accumulate = begin > 0;
+  Store alone = Store::kReplace;  // in the only product of these rows
   if (shape().dhead_in_place) {
     const std::int64_t along = shape().dhead_across ? 1 : job_.dhead.row_stride;
     sums = static_cast<float*>(job_.dhead.data) + column * along;
     stride = shape().dhead_across ? job_.dhead.col_stride : along;
     accumulate = accumulate || job_.accumulate;
+    alone = Store::kStream;
   } else if (shape().sums_dhead()) {
     sums = piece<float>(job_.layout.dhead) + column * width;
+  } else if (end - begin <= kAcrossDepth) {
+    rows_at_once = kRoundedRows;
   }
   const Operand down{dz, kStorageFloat32, 1, chunk_columns_};
   for (std::int64_t k = 0; k < end - begin; k += kAcrossDepth) {
-    const std::int64_t depth = std::min(kAcrossDepth, end - begin - k);
+    const std::int64_t depth = std::min(kAcrossDepth, end - begin - k), words = matmul().words(depth, shape().compute);
+    const bool is_last = k + depth == end - begin;
     const float* across = piece<float>(job_.layout.packed_across) + k / kAcrossDepth * across_block(shape(), matmul());
+    const Store how = accumulate || k > 0 ? Store::kAdd : is_last ? alone : Store::kReplace;
     if (shape().dhead_across) {
       matmul().pack_b(down, 0, columns, k, depth, shape().compute, scratch);
-      matmul().multiply(across, scratch, width, columns, depth, shape().compute, sums, stride, accumulate || k > 0);
-    } else {
-      matmul().pack_a(down, 0, columns, k, depth, shape().compute, scratch);
-      matmul().multiply(scratch, across, columns, width, depth, shape().compute, sums, stride, accumulate || k > 0);
+      matmul().multiply(across, scratch, width, columns, depth, shape().compute, sums, stride, how);
+      continue;
     }
-  }
-  if (!shape().dhead_in_place && !shape().sums_dhead()) write_dhead(column, columns, sums);
-}
-
-void LinearWalk::write_dhead(std::int64_t column, std::int64_t columns, const float* sums) const {
-  const OutputMatrix& out = job_.dhead;
-  for (std::int64_t v = 0; v < columns; ++v) {
-    for (std::int64_t h = 0; h < shape().width; ++h) {
-      const std::int64_t at = (column + v) * out.row_stride + h * out.col_stride;
-      const float sum = sums[v * shape().width + h];
-      store_element(out.storage, out.data, at, job_.accumulate ? load_element(out.storage, out.data, at) + sum : sum);
+    matmul().pack_a(down, 0, columns, k, depth, shape().compute, scratch);
+    for (std::int64_t row = 0; row < columns; row += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, columns - row);
+      matmul().multiply(scratch + row * words, across, rows, width, depth, shape().compute, sums, stride, how);
+      if (is_rounded && is_last) matmul().write(sums, width, rows, width, job_.dhead, column + row, job_.accumulate);
     }
   }
 }
@@ -133,23 +140,28 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
   }
 }
 
-void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t chunk,
-                              std::int64_t chunk_columns, const float* dz) const {
+// Columns [h, h + width) of dhidden's rows in use [first, first + rows).
+void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,
+                              std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const {
   const Operand along{dz, kStorageFloat32, chunk_columns_, 1};
   matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
-  float* sums = piece<float>(job_.layout.dhidden) + first * shape().width;
-  matmul().multiply(scratch, piece<float>(job_.layout.packed_head), rows, shape().width, chunk_columns, shape().compute, sums,
-                    shape().width, chunk > 0);
+  const float* head = piece<float>(job_.layout.packed_head) + h * matmul().words(chunk_columns, shape().compute);
+  float* sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
+  matmul().multiply(scratch, head, rows, width, chunk_columns, shape().compute, sums, shape().width,
+                    chunk > 0 ? Store::kAdd : Store::kReplace);
 }
 
 void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
   first_row_ = begin;
   if (shape().dhead) pack_across(begin, end);
   const std::int64_t tile = shape().tile, group = row_group(matmul()), row_step = row_tile(matmul());
-  const std::int64_t groups = ceil_div(end - begin, group), row_tasks = shape().dhidden ? ceil_div(end - begin, row_step) : 0;
-  const std::int64_t pack_tasks = shape().dhidden ? ceil_div(shape().width, kPanelsATask * matmul().b_panel) : 0;
+  const std::int64_t groups = ceil_div(end - begin, group), row_tiles = ceil_div(end - begin, row_step);
+  const std::int64_t part = dhidden_part(shape(), matmul(), row_tiles), parts = ceil_div(shape().width, part);
+  const std::int64_t dhidden_tasks = shape().dhidden ? row_tiles * parts : 0;
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const std::int64_t columns = std::min(chunk_columns_, shape().columns - chunk), tiles = ceil_div(columns, tile);
+    const std::int64_t parts_of_head = packs_by_classes() ? tiles : ceil_div(shape().width, kPanelsATask * matmul().b_panel);
+    const std::int64_t pack_tasks = shape().dhidden ? parts_of_head : 0;
     float* dz = piece<float>(job_.layout.dz);
     const auto tile_columns = [&](std::int64_t t) { return std::min(tile, columns - t * tile); };
     parallel(tiles * groups + pack_tasks, [&](std::int64_t slot, std::int64_t task) {
@@ -158,15 +170,15 @@ void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
       dz_task(scratch(slot), first, std::min(end, first + group), chunk + t * tile, tile_columns(t),
               dz + (first - begin) * chunk_columns_ + t * tile);
     });
-    parallel(tiles + row_tasks, [&](std::int64_t slot, std::int64_t task) {
-      if (task >= tiles) {
-        const std::int64_t first = begin + (task - tiles) * row_step;
-        return dhidden_task(scratch(slot), first, std::min(row_step, end - first), chunk, columns,
-                            dz + (first - begin) * chunk_columns_);
+    parallel(dhidden_tasks + tiles, [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
+      if (task < dhidden_tasks) {
+        const std::int64_t first = begin + task / parts * row_step, h = task % parts * part;
+        return dhidden_task(scratch(slot), first, std::min(row_step, end - first), h, std::min(part, shape().width - h), chunk,
+                            columns, dz + (first - begin) * chunk_columns_);
       }
-      const std::int64_t column = chunk + task * tile;
-      if (shape().dhead) dhead_task(scratch(slot), begin, end, column, tile_columns(task), dz + task * tile);
-      if (shape().dbias) dbias_task(scratch(slot), begin, end, column, tile_columns(task), dz + task * tile);
+      const std::int64_t t = task - dhidden_tasks, column = chunk + t * tile;
+      if (shape().dhead) dhead_task(scratch(slot), begin, end, column, tile_columns(t), dz + t * tile);
+      if (shape().dbias) dbias_task(scratch(slot), begin, end, column, tile_columns(t), dz + t * tile);
     });
   }
 }
@@ -178,13 +190,14 @@ void LinearWalk::finish() {
       const std::int64_t last = std::min(shape().rows, (task + 1) * kRowTile);
       std::int64_t u = std::lower_bound(rows_, rows_ + used_, task * kRowTile) - rows_;
       for (std::int64_t i = task * kRowTile; i < last; ++i) {
-        const bool is_used = u < used_ && rows_[u] == i;
-        const float* sums = piece<float>(job_.layout.dhidden) + u * width;
-        for (std::int64_t h = 0; h < width; ++h) {
-          store_element(job_.dhidden.storage, job_.dhidden.data, i * job_.dhidden.row_stride + h * job_.dhidden.col_stride,
-                        is_used ? sums[h] : 0);
+        if (u < used_ && rows_[u] == i) {
+          matmul().write(piece<float>(job_.layout.dhidden) + u * width, width, 1, width, job_.dhidden, i, false);
+          ++u;
+          continue;
         }
-        u += is_used ? 1 : 0;
+        for (std::int64_t h = 0; h < width; ++h) {
+          store_element(job_.dhidden.storage, job_.dhidden.data, i * job_.dhidden.row_stride + h * job_.dhidden.col_stride, 0);
+        }
       }
     });
   }
@@ -192,7 +205,8 @@ void LinearWalk::finish() {
   if (shape().sums_dhead() && !nothing_used) {
     parallel(ceil_div(shape().columns, shape().tile), [&](std::int64_t, std::int64_t task) {
       const std::int64_t column = task * shape().tile, columns = std::min(shape().tile, shape().columns - column);
-      write_dhead(column, columns, piece<float>(job_.layout.dhead) + column * width);
+      matmul().write(piece<float>(job_.layout.dhead) + column * width, width, columns, width, job_.dhead, column,
+                     job_.accumulate);
     });
   }
   if (shape().sums_dbias() && !nothing_used) {

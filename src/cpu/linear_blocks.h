@@ -13,7 +13,9 @@ inline constexpr std::int64_t kRowGroup = 1024;     // rows that share a packed 
 inline constexpr std::int64_t kAcrossDepth = 2048;  // rows along k in dhead's product
 inline constexpr std::int64_t kRowTile = 128;       // about so many rows of z or dhidden at a time
 
-inline constexpr std::int64_t kPanelsATask = 4;  // when the head or hidden is packed across
+inline constexpr std::int64_t kPanelsATask = 4;   // when the head or hidden is packed across
+inline constexpr std::int64_t kRoundedRows = 64;  // of a 16-bit dhead at a time: 393 KB of sums at a width of 1536
+inline constexpr std::int64_t kDhiddenTasks = 4;  // of a chunk at least: each packs its rows of dz anew
 
 inline constexpr float kKeptStepsPerExponent = 0x1p9F;  // of cpu/kept_logits.h
 
@@ -32,6 +34,11 @@ inline std::int64_t dz_block(const LinearShape& s, const MatmulTable& m) {
 // A row tile is whole panels.
 inline std::int64_t row_tile(const MatmulTable& m) { return std::max<std::int64_t>(1, kRowTile / m.a_panel) * m.a_panel; }
 inline std::int64_t row_group(const MatmulTable& m) { return kRowGroup / row_tile(m) * row_tile(m); }
+// Columns of dhidden a task, whole panels: all of them where the tiles of rows are tasks enough.
+inline std::int64_t dhidden_part(const LinearShape& s, const MatmulTable& m, std::int64_t row_tiles) {
+  const std::int64_t panels = std::max<std::int64_t>(ceil_div(s.width, m.b_panel), 1);
+  return ceil_div(panels, ceil_div(kDhiddenTasks, row_tiles)) * m.b_panel;
+}
 // Columns of a backward's chunk.
 inline std::int64_t head_chunk(const LinearShape& s) { return std::min(s.chunk, ceil_div(s.columns, s.tile) * s.tile); }
 

@@ -79,15 +79,15 @@ class LinearWalk {
   void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
   void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const;
+  bool packs_by_classes() const { return job_.head.k_stride == 1; }
   void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
   void pack_across(std::int64_t begin, std::int64_t end);
   void dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                   const float* dz) const;
   void dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                   const float* dz) const;
-  void dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t chunk, std::int64_t chunk_columns,
-                    const float* dz) const;
-  void write_dhead(std::int64_t column, std::int64_t columns, const float* sums) const;
+  void dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width, std::int64_t chunk,
+                    std::int64_t chunk_columns, const float* dz) const;
 
   const LinearJob& job_;
   const tileloss_executor* executor_;

@@ -19,12 +19,23 @@ namespace tileloss::cpu {
 // the control word says; the others do as it says.
 enum class Compute { kFloat32, kBfloat16 };
 
+// What a product does to c. kStream replaces a c that is not read again soon, around the caches where its lines are stored
+// whole, so that no line is read first: by AVX-512's vector kernels, with c and its rows on 64-byte boundaries.
+enum class Store { kReplace, kAdd, kStream };
+
 // A matrix operand as it lies in memory: element (i, k) is at data + i * row_stride + k * k_stride, in elements of `storage`.
 struct Operand {
   const void* data = nullptr;
   StorageType storage = kStorageFloat32;
   std::int64_t row_stride = 0;
   std::int64_t k_stride = 0;
+};
+
+// A matrix to write, any strides.
+struct OutputMatrix {
+  void* data = nullptr;
+  StorageType storage = kStorageFloat32;
+  std::int64_t row_stride = 0, col_stride = 1;
 };
 
 // Packs rows [row, row + rows) and k in [k, k + depth) of x. Missing rows of the last panel and, for pairs, a missing last k are
@@ -38,11 +49,19 @@ struct MatmulTable {
   std::int64_t bfloat16_in_word;  // 2: kBfloat16 packs neighbours along k into one 32-bit word; 1: a word is always one float
   std::int64_t whole_words;       // words along k come in multiples of this if they are of two bfloat16; those beyond depth are 0
   PackFunction pack_a, pack_b;
+  // As pack_b, but for some of the k of a block whose panels are panel_words words long: dst is where the first of them goes, of
+  // a number that is a multiple of whole_words.
+  void (*pack_b_part)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
+                      float* dst, std::int64_t panel_words);
 
-  // c[i * c_stride + j] = (accumulate: +=) sum over k of a(i, k) * b(j, k) for i < m, j < n; `depth` is that of both packs. The
+  // c[i * c_stride + j] = (kAdd: +=) sum over k of a(i, k) * b(j, k) for i < m, j < n; `depth` is that of both packs. The
   // order of the sum along k is the same for any m, n and place in the tile. Writes nothing outside c's m x n.
   void (*multiply)(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute, float* c,
-                   std::int64_t c_stride, bool accumulate);
+                   std::int64_t c_stride, Store how);
+
+  // Row row + i, column j of `to` = (adds: +=) sums[i * sums_stride + j] for i < rows, j < columns, rounded once.
+  void (*write)(const float* sums, std::int64_t sums_stride, std::int64_t rows, std::int64_t columns, const OutputMatrix& to,
+                std::int64_t row, bool adds);
 
   // The inner loop alone over one panel of each, `repeats` times, without touching c; returns a sum so that it is not dropped.
   // It does 2 * a_panel * b_panel * depth flops a repeat. For the roof: choose a depth at which both panels lie in L1.

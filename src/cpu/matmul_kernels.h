@@ -13,6 +13,10 @@
 // (VDPBF16PS at the rate of FMA, twice its flops), avx512 0.97 of 118, avx2 0.96 of 117, baseline 0.99 of 41. Shapes tried:
 // 14 x 2 and 12 x 2 0.96, 6 x 4 0.96; AVX2 6 x 2 the same; SSE2 4 x 2 10 % slower, 6 x 2 7 %. No prefetch: the two streams are
 // contiguous.
+//
+// With few words a tile of c is soon done (64 tokens: 32 words, 800 cycles for 1.5 KB of dhead), and memory is the bound beside
+// the products. Streamed and in long runs, c costs its bytes once instead of a read and a write. (Prefetching a
+// c that is added to, a tile ahead of its use: no difference at 112 words.)
 #ifndef TILELOSS_CPU_MATMUL_KERNELS_H_
 #define TILELOSS_CPU_MATMUL_KERNELS_H_
 
@@ -20,6 +24,7 @@
 
 #include "cpu/matmul.h"
 #include "cpu/matmul_pack.h"
+#include "cpu/matmul_write.h"
 
 namespace tileloss::cpu {
 
@@ -27,6 +32,7 @@ template <class Simd, int kRows, int kVectors>
 struct MatmulKernels {
   using F = typename Simd::F;
   static constexpr int kLanes = Simd::kLanes, kWidth = kVectors * kLanes;
+  static constexpr std::int64_t kBlockBytes = std::int64_t{256} << 10;
 
   static constexpr MatmulTable table() {
     return {kRows,
@@ -35,7 +41,9 @@ struct MatmulKernels {
             1,
             &MatmulPacking<Simd, kRows>::pack,
             &MatmulPacking<Simd, kWidth>::pack,
+            &MatmulPacking<Simd, kWidth>::pack_part,
             &multiply,
+            &MatmulWriting<Simd>::write,
             &tile_loop};
   }
 
@@ -48,11 +56,11 @@ struct MatmulKernels {
   };
 
   static void multiply(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute,
-                       float* c, std::int64_t c_stride, bool accumulate) {
+                       float* c, std::int64_t c_stride, Store how) {
     if constexpr (MultipliesPairs<Simd>) {
-      if (compute == Compute::kBfloat16) return multiply<PairProducts>(a, b, m, n, (depth + 1) / 2, c, c_stride, accumulate);
+      if (compute == Compute::kBfloat16) return multiply<PairProducts>(a, b, m, n, (depth + 1) / 2, c, c_stride, how);
     }
-    multiply<Fma>(a, b, m, n, depth, c, c_stride, accumulate);
+    multiply<Fma>(a, b, m, n, depth, c, c_stride, how);
   }
 
   static float tile_loop(const float* a, const float* b, std::int64_t depth, std::int64_t repeats, Compute compute) {
@@ -67,20 +75,32 @@ struct MatmulKernels {
     float* c;
     std::int64_t c_stride;
     std::int64_t rows, columns;
-    bool accumulate;
+    Store how;
   };
 
-  // A panel of B stays in L2 while all of A passes by.
+  // Panels of B, kBlockBytes of them, stay in L2 while all of A passes by: with few words a row of c is written in long runs.
   template <class Op>
   static void multiply(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t words, float* c,
-                       std::int64_t c_stride, bool accumulate) {
-    for (std::int64_t j = 0; j < n; j += kWidth) {
+                       std::int64_t c_stride, Store how) {
+    if (how == Store::kStream && !can_stream(c, c_stride)) how = Store::kReplace;
+    const std::int64_t panel_bytes = kWidth * words * 4;
+    const std::int64_t block = (panel_bytes < kBlockBytes ? kBlockBytes / panel_bytes : 1) * kWidth;
+    for (std::int64_t first = 0; first < n; first += block) {
+      const std::int64_t last = n - first < block ? n : first + block;
       for (std::int64_t i = 0; i < m; i += kRows) {
-        const Place place{c + i * c_stride + j, c_stride, m - i < kRows ? m - i : kRows, n - j < kWidth ? n - j : kWidth,
-                          accumulate};
-        choose_vectors<Op, kVectors>(a + i * words, b + j * words, words, place);
+        for (std::int64_t j = first; j < last; j += kWidth) {
+          const Place place{c + i * c_stride + j, c_stride, m - i < kRows ? m - i : kRows, n - j < kWidth ? n - j : kWidth, how};
+          choose_vectors<Op, kVectors>(a + i * words, b + j * words, words, place);
+        }
       }
     }
+    if (how == Store::kStream) Simd::fence();
+  }
+
+  // A line that is streamed in parts costs reads of the memory: only vectors of a whole line.
+  static constexpr bool kStreams = kLanes * sizeof(float) == 64;
+  static bool can_stream(const float* c, std::int64_t c_stride) {
+    return kStreams && reinterpret_cast<std::uintptr_t>(c) % 64 == 0 && c_stride % 16 == 0;
   }
 
   // The least tile that holds the part that exists: a few rows or columns do not cost a whole tile.
@@ -114,7 +134,7 @@ struct MatmulKernels {
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
           float* const c = place.c + i * place.c_stride + v * kLanes;
-          Simd::store(c, place.accumulate ? Simd::add(Simd::load(c), sum[i][v]) : sum[i][v]);
+          put(c, sum[i][v], place.how);
         }
       }
     } else {
@@ -126,9 +146,16 @@ struct MatmulKernels {
       }
       for (std::int64_t i = 0; i < place.rows; ++i) {
         float* const c = place.c + i * place.c_stride;
-        for (std::int64_t j = 0; j < place.columns; ++j) c[j] = place.accumulate ? c[j] + all[i][j] : all[i][j];
+        for (std::int64_t j = 0; j < place.columns; ++j) c[j] = place.how == Store::kAdd ? c[j] + all[i][j] : all[i][j];
       }
     }
+  }
+
+  [[gnu::always_inline]] static void put(float* c, F sum, Store how) {
+    if constexpr (kStreams) {
+      if (how == Store::kStream) return Simd::stream(c, sum);
+    }
+    Simd::store(c, how == Store::kAdd ? Simd::add(Simd::load(c), sum) : sum);
   }
 
   template <class Op, int rows, int vectors>

@@ -34,6 +34,7 @@
 #include "cpu/matmul_kernels.h"
 #include "cpu/matmul_pack.h"
 #include "cpu/matmul_pack_tiles.h"
+#include "cpu/matmul_write.h"
 
 namespace tileloss::cpu {
 
@@ -52,7 +53,16 @@ struct TileMatmul {
   static_assert(Float32::table().b_panel == kPanelB && kPanelA % Float32::table().a_panel == 0);
 
   static constexpr MatmulTable table() {
-    return {kPanelA, kPanelB, 2, kStepWords, &pack_a, &MatmulPacking<Simd, kPanelB, kStepWords>::pack, &multiply, &tile_loop};
+    return {kPanelA,
+            kPanelB,
+            2,
+            kStepWords,
+            &pack_a,
+            &MatmulPacking<Simd, kPanelB, kStepWords>::pack,
+            &MatmulPacking<Simd, kPanelB, kStepWords>::pack_part,
+            &multiply,
+            &MatmulWriting<Simd>::write,
+            &tile_loop};
   }
 
  private:
@@ -72,7 +82,7 @@ struct TileMatmul {
     float* c;
     std::int64_t c_stride;
     std::int64_t rows, columns;
-    bool accumulate;
+    Store how;
   };
   // Lines of the next right panel to fetch at every step.
   struct Ahead {
@@ -83,8 +93,8 @@ struct TileMatmul {
   // A right panel is used for all of the left operand, which stays in L2. The rows go forward and backward by turns: the left
   // panel used last is the next one's first.
   static void multiply(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute,
-                       float* c, std::int64_t c_stride, bool accumulate) {
-    if (compute == Compute::kFloat32) return Float32::table().multiply(a, b, m, n, depth, compute, c, c_stride, accumulate);
+                       float* c, std::int64_t c_stride, Store how) {
+    if (compute == Compute::kFloat32) return Float32::table().multiply(a, b, m, n, depth, compute, c, c_stride, how);
     Tiles tiles;
     const std::int64_t steps = ceil_div(depth, kStepDepth), words = steps * kStepWords;
     const std::int64_t panels_a = ceil_div(m, kPanelA), panels_b = ceil_div(n, kPanelB);
@@ -95,7 +105,7 @@ struct TileMatmul {
       for (std::int64_t turn = 0; turn < panels_a; ++turn) {
         const std::int64_t p = q % 2 == 0 ? turn : panels_a - 1 - turn, i = p * kPanelA;
         const Place place{c + i * c_stride + j, c_stride, m - i < kPanelA ? m - i : kPanelA, n - j < kPanelB ? n - j : kPanelB,
-                          accumulate};
+                          how};
         const std::int64_t first = turn * lines, left = kLines - first;
         const bool fetches = q + 1 < panels_b && left > 0;
         const Ahead ahead{b + (j + kPanelB) * words, first, !fetches ? 0 : left < lines ? left : lines};
@@ -129,9 +139,10 @@ struct TileMatmul {
       for (std::int64_t line = 0; line < ahead.lines; ++line) Simd::prefetch(next + line * 16);
     }
     constexpr std::make_integer_sequence<int, rows * columns> kSums{};
-    if (place.rows == rows * kTileRows && place.columns == columns * kTileRows && !place.accumulate) {
+    if (place.rows == rows * kTileRows && place.columns == columns * kTileRows && place.how != Store::kAdd) {
       return store_sums<columns>(tiles, place.c, place.c_stride, kSums);
     }
+    const bool adds = place.how == Store::kAdd;
     alignas(64) float sums[rows * kTileRows][columns * kTileRows];
     store_sums<columns>(tiles, sums[0], columns * kTileRows, kSums);
     for (std::int64_t i = 0; i < place.rows; ++i) {
@@ -139,9 +150,9 @@ struct TileMatmul {
       std::int64_t j = 0;
       for (; j + Simd::kLanes <= place.columns; j += Simd::kLanes) {
         const typename Simd::F sum = Simd::load(sums[i] + j);
-        Simd::store(c + j, place.accumulate ? Simd::add(Simd::load(c + j), sum) : sum);
+        Simd::store(c + j, adds ? Simd::add(Simd::load(c + j), sum) : sum);
       }
-      for (; j < place.columns; ++j) c[j] = place.accumulate ? c[j] + sums[i][j] : sums[i][j];
+      for (; j < place.columns; ++j) c[j] = adds ? c[j] + sums[i][j] : sums[i][j];
     }
   }
 

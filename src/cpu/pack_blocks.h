@@ -78,12 +78,30 @@ struct PackBlocks {
     return __builtin_shufflevector(even_odd.a, even_odd.b, (lane / 2 + lane % 2 * kLanes)...);
   }
 
+  // The first n <= kPair words from p on, 0 in the others.
+  using WholeVector [[gnu::vector_size(sizeof(F))]] = std::uint16_t;
+  static WholeVector load_whole(const Bfloat16* p, int n) {
+    return reinterpret_cast<WholeVector>(n == kPair ? Simd::load_raw(p) : Simd::load_raw_partial(p, n, 0));
+  }
+  // Pairs of a word of `low` and one of `high`, in their order.
+  static Pair interleave_words(WholeVector low, WholeVector high) {
+    return interleave_words(low, high, std::make_integer_sequence<int, kPair>{});
+  }
+  template <int... word>
+  static Pair interleave_words(WholeVector low, WholeVector high, std::integer_sequence<int, word...>) {
+    return {reinterpret_cast<F>(__builtin_shufflevector(low, high, (word / 2 + word % 2 * kPair)...)),
+            reinterpret_cast<F>(__builtin_shufflevector(low, high, (kLanes + word / 2 + word % 2 * kPair)...))};
+  }
+
   template <Contiguous contiguous, class T>
   [[gnu::always_inline]] static void load_slices(const Source<T>& x, std::int64_t r, std::int64_t k, int rows, int steps,
                                                  F (&slices)[kLanes]) {
     if constexpr (contiguous == Contiguous::kAlongK) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) slices[i] = i < rows ? load_run(x.at(r + i, k), steps) : Simd::set(0);
+      for (int i = 0; i < kLanes; ++i) {
+        slices[i] = i < rows ? load_run(x.at(r + i, k), steps) : Simd::set(0);
+        prefetch_below(x, r + i, k);
+      }
       transpose(slices);
     } else if constexpr (contiguous == Contiguous::kAlongRows) {
 #pragma GCC unroll 16
@@ -100,6 +118,12 @@ struct PackBlocks {
     }
   }
 
+  // What the next kLanes rows will need, a line of each: they are too many streams for the hardware to follow.
+  template <class T>
+  [[gnu::always_inline]] static void prefetch_below(const Source<T>& x, std::int64_t row, std::int64_t k) {
+    if (row + kLanes < x.rows) Simd::prefetch(x.at(row + kLanes, k));
+  }
+
   // Neighbours along k stay together, as they lie in memory: kPair k of a row are one vector.
   [[gnu::always_inline]] static void raw_pairs(const Source<Bfloat16>& x, std::int64_t r, std::int64_t k, int rows, int steps,
                                                F (&pairs)[kLanes]) {
@@ -110,6 +134,7 @@ struct PackBlocks {
         continue;
       }
       const Bfloat16* const p = x.at(r + i, k);
+      prefetch_below(x, r + i, k);
       pairs[i] = reinterpret_cast<F>(steps == kPair ? Simd::load_raw(p) : Simd::load_raw_partial(p, steps, 0));
     }
     transpose(pairs);

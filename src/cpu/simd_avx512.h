@@ -53,6 +53,7 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static F load_words(const std::uint16_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   }
+  static void stream(float* p, F x) { _mm512_stream_ps(p, x); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F negative_fma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }

@@ -72,7 +72,8 @@ std::vector<float> multiply(const MatmulTable& table, const Shape& s, const std:
   const tools::GuardBuffer left = packed(a, s.m, table.a_panel, table.pack_a),
                            right = packed(b, s.n, table.b_panel, table.pack_b);
   std::vector<float> c(static_cast<std::size_t>(s.m * (s.n + 3)), 7.0F);
-  table.multiply(left.as<float>(), right.as<float>(), s.m, s.n, s.depth, compute, c.data(), s.n + 3, accumulate);
+  table.multiply(left.as<float>(), right.as<float>(), s.m, s.n, s.depth, compute, c.data(), s.n + 3,
+                 accumulate ? cpu::Store::kAdd : cpu::Store::kReplace);
   return c;
 }
 
