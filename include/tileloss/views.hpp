@@ -217,10 +217,9 @@ class AnyVector {
   template <Element T>
   requires(Accepts<T>::value) AnyVector(const Vector<T>& vector)
   noexcept : c_(vector.c()) {}
-  template <detail::Storage Range>
+  template <detail::Storage Range>  // an AnyVector is no range: NOLINTNEXTLINE(bugprone-forwarding-reference-overload)
   requires(Accepts<detail::ElementOf<Range>>::value) AnyVector(Range&& storage)
-  noexcept  // NOLINT(bugprone-forwarding-reference-overload): an AnyVector is no range
-      : c_(Vector<detail::ElementOf<Range>>(storage).c()) {}
+  noexcept : c_(Vector<detail::ElementOf<Range>>(storage).c()) {}
   [[nodiscard]] const tileloss_vector& c() const noexcept { return c_; }
 
  private:

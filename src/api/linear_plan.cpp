@@ -97,8 +97,9 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
   const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && s.compute == cpu::Compute::kBfloat16;
   const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
-  const double more_chunks = static_cast<double>((s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1));
-  const double moved = more_chunks * weights * (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
+  const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);
+  const double moved = static_cast<double>(more_chunks) * weights *
+                       (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
   return 1e3 * (products * static_cast<double>(s.rows) * weights / rate + moved / kBytesPerSecond);
 }
 

@@ -179,7 +179,7 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   const std::int64_t available = wishes.threads > 0    ? wishes.threads
                                  : executor != nullptr ? executor->threads
                                                        : cpu::default_threads();
-  const Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
+  Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
   if (!cut.ok()) return cut;
   for (const cpu::NamedBytes& buffer : workspace_layout(p, plan).buffers) {
     if (plan.buffer_count == TILELOSS_MAX_PLAN_BUFFERS) break;

@@ -42,7 +42,7 @@ class Tiles {
     asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(t), "r"(p), "r"(stride) : "memory");
   }
   template <int t>
-  [[gnu::always_inline]] void store(float* p, std::int64_t stride) {
+  [[gnu::always_inline]] void store(float* p, std::int64_t stride) {  // NOLINT(readability-non-const-parameter): asm writes there
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(t), "r"(p), "r"(stride) : "memory");
   }
   template <int sum, int left, int right>

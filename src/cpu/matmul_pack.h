@@ -41,7 +41,8 @@ struct MatmulPacking : private PackBlocks<Simd> {
   }
   // panel_words 0: no more than these k.
   static void pack_part(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
-                        Compute compute, float* dst, std::int64_t panel_words) {
+                        Compute compute, float* dst,  // NOLINT(readability-non-const-parameter): a Block writes there
+                        std::int64_t panel_words) {
     Blocks::with_source(x, row, rows, k, depth, [&](const auto& source) {
       pack_source(source, compute, Block{dst, panel_words});
     });
@@ -105,6 +106,7 @@ struct MatmulPacking : private PackBlocks<Simd> {
   static void pack_blocks(const Source<T>& x, const Block& to) {
     constexpr bool kRaw = std::is_same_v<T, Bfloat16> && contiguous == Contiguous::kAlongK;
     constexpr int kSteps = kRaw ? kPair : kLanes;
+    // NOLINTNEXTLINE(bugprone-branch-clone): kWholePairs is 1 but for tiles
     constexpr std::int64_t kWhole = words == Words::kPairs ? kWholePairs : 1;
     const std::int64_t all_rows = (x.rows + kPanel - 1) / kPanel * kPanel;
     const std::int64_t filled = words == Words::kPairs ? (x.depth + 1) / 2 : x.depth;
