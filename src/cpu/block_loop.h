@@ -41,8 +41,8 @@ struct BlockLoop {
   static constexpr std::int64_t kStep = 2 * kPair;  // 4 vectors
   // float32 results are held to 4 + |z - m| ULP, so exp is computed with more care; 16-bit ones would not show it.
   static constexpr bool kFine = sizeof(T) == 4;
-  // Bytes ahead in the row that is read from memory. For a forward of 311 M bfloat16 elements: 2048 29 ms, 4096 22.1 to 23.1, 8192 20.1
-  // to 21.2, 12288 and 16384 the same; a step differs by 3 %.
+  // Bytes ahead in the row that is read from memory. For a forward of 311 M bfloat16 elements: 2048 29 ms, 4096 22.1 to 23.1,
+  // 8192 20.1 to 21.2, 12288 and 16384 the same; a step differs by 3 %.
   static constexpr std::int64_t kPrefetchBytes = 8192;
   // Or else the first pair of a step has fetched it: asking twice costs AVX2 5 % of a forward.
   static constexpr bool kSecondPairHasALine = kPair * sizeof(T) >= 64;
