@@ -10,7 +10,9 @@
 //   * Notation, per row i: logits x_i, transformed logits z_i = softcap(logit_scale * x_i) / temperature,
 //     lse_i = log sum_j exp(z_ij), logp_i = z_i,label - lse_i. All arithmetic and row outputs are float32 or better.
 //   * Determinism: for a given instruction set, schedule and vocab_block, results are bitwise the same run to run and for any
-//     number of threads; a row's outputs do not depend on the other rows; logp is bitwise the same in every schedule.
+//     number of threads; a row's outputs do not depend on the other rows; logp is bitwise the same in every schedule. One
+//     exception: with the LM head and a budget that is only just enough, more threads, whose scratch it holds too, may leave room
+//     for narrower chunks only, and gradients are then added up in another order.
 #ifndef TILELOSS_TILELOSS_H_
 #define TILELOSS_TILELOSS_H_
 

@@ -88,21 +88,26 @@ def test_fields_are_the_headers_in_its_order(struct: str) -> None:
             assert field[1] is wanted, name
 
 
-@pytest.mark.parametrize(
-    ("struct", "initialise"),
-    [
-        (_library.Args, "tileloss_args_init"),
-        (_library.Plan, "tileloss_plan_init"),
-        (_library.PlanOptions, "tileloss_plan_options_init"),
-        (_library.RowState, "tileloss_row_state_init"),
-    ],
-)
-def test_sizes_are_the_librarys(struct: type[ctypes.Structure], initialise: str) -> None:
-    value = struct()
-    function = getattr(ctypes.CDLL(str(tileloss.library_path())), initialise)
-    function.argtypes = [ctypes.c_void_p]
-    function(ctypes.byref(value))
-    assert value.struct_size == ctypes.sizeof(struct)
+@pytest.mark.parametrize("struct", [_library.Args, _library.PlanOptions])
+def test_sizes_are_the_librarys(struct: type[ctypes.Structure]) -> None:
+    """A larger struct is refused, and the message says how large the library's own is."""
+    library = ctypes.CDLL(str(tileloss.library_path()))
+    library.tileloss_last_error.restype = ctypes.c_char_p
+    args, options, plan = _library.Args(), _library.PlanOptions(), _library.Plan()
+    for value in (args, options, plan):
+        value.struct_size = ctypes.sizeof(value)
+    vector = ctypes.create_string_buffer(64)
+    args.logits = _library.Matrix(ctypes.addressof(vector), 1, 2, 2, 1, _library.FLOAT32)
+    args.labels = _library.Vector(ctypes.addressof(vector), 1, 1, _library.INT64)
+    larger = args if struct is _library.Args else options
+    larger.struct_size += 1
+    wanted = [ctypes.byref(value) for value in (args, options, plan)]
+    status = library.tileloss_make_plan(
+        b"logprobs", ctypes.c_int(0), wanted[0], None, wanted[1], None, wanted[2]
+    )
+    message = library.tileloss_last_error().decode()
+    assert status != 0
+    assert f"struct_size: expected at most {ctypes.sizeof(struct)}, got" in message
 
 
 @pytest.mark.parametrize(
