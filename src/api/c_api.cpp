@@ -77,12 +77,12 @@ Status init_options(const char* function, const char* preset, void* options, std
     if (*preset == '\0' || all.find(std::string("|") + preset + "|") == std::string::npos)
       return expected("preset", "one of " + std::string(loss->info.presets), preset);
   }
-  std::vector<std::max_align_t> own((loss->info.options_size + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
+  std::vector<std::byte> own(loss->info.options_size);
   fill_defaults(*loss, own.data());
   if (preset != nullptr) loss->info.set_preset(preset, own.data());
   init(options, options_size);
   const std::size_t known = std::min(options_size, loss->info.options_size), head = sizeof options_size;
-  std::memcpy(static_cast<std::byte*>(options) + head, reinterpret_cast<const std::byte*>(own.data()) + head, known - head);
+  std::memcpy(static_cast<std::byte*>(options) + head, own.data() + head, known - head);
   return {};
 }
 

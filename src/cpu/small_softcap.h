@@ -73,18 +73,12 @@ struct SmallSoftcap {
     s.p = step(s, coefficients[2]);
     return s;
   }
-  // 2^t = power * rest, t = E - offset, and the slope.
-  struct Finished {
-    Pair power, rest;
-  };
-  [[gnu::always_inline]] Finished finish(const Started& s, Pair& t, Pair& slope) const {
+  // 2^t, t = E - offset, and the slope.
+  [[gnu::always_inline]] typename TableExp<Simd>::Factors finish(const Started& s, Pair& t, Pair& slope) const {
     const Pair e = finish_tanh(s);
     slope = {Simd::negative_fma(e.a, e.a, unit), Simd::negative_fma(e.b, e.b, unit)};
     t = without_offset(e);
-    Finished f;
-    exp.factors(e.a, Simd::add(e.a, magic), f.power.a, f.rest.a);
-    exp.factors(e.b, Simd::add(e.b, magic), f.power.b, f.rest.b);
-    return f;
+    return exp.factors(e, {Simd::add(e.a, magic), Simd::add(e.b, magic)});
   }
 
  private:

@@ -16,6 +16,7 @@ namespace tileloss::cpu {
 template <class Simd>
 struct TableExp {
   using F = typename Simd::F;
+  using Pair = typename Simd::Pair;
   static constexpr float kMagic = 0x1.8p18f;
 
   // With every power times 2^shift.
@@ -23,13 +24,23 @@ struct TableExp {
       : magic_and_center(Simd::set(kMagic + 1.4375f)), square_term(Simd::set(0x1.0a66bap+1f)), table(make_table(shift)) {}
 
   // 2^t = power * rest; m as above.
+  struct Factors {
+    Pair power, rest;
+  };
+  [[gnu::always_inline]] Factors factors(Pair t, Pair m) const {
+    Factors f;
+    factors(t.a, m.a, f.power.a, f.rest.a);
+    factors(t.b, m.b, f.power.b, f.rest.b);
+    return f;
+  }
+
+ private:
   [[gnu::always_inline]] void factors(F t, F m, F& power, F& rest) const {
     const F n = Simd::sub(m, magic_and_center), y = Simd::sub(t, n);
     power = Simd::scale_by_power_of_two(Simd::look_up(table, m), n);
     rest = Simd::fma(y, y, square_term);
   }
 
- private:
   static typename Simd::Table make_table(float shift) {
     // 2^(i/32 - floor(i/32 - c)) / (c^2 + d) for i = 0, 1, ..., 31, a little less to spread the error evenly; the first so that
     // 2^0 is 1.

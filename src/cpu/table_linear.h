@@ -52,16 +52,10 @@ struct TableLinear {
   [[gnu::always_inline]] Started start(Pair x) const {
     return {exponents(x), {Simd::fma(x.a, scale, magic), Simd::fma(x.b, scale, magic)}};
   }
-  // 2^t = power * rest, and t.
-  struct Finished {
-    Pair power, rest;
-  };
-  [[gnu::always_inline]] Finished finish(const Started& s, Pair& t, Pair&) const {
-    Finished f;
-    exp.factors(s.t.a, s.m.a, f.power.a, f.rest.a);
-    exp.factors(s.t.b, s.m.b, f.power.b, f.rest.b);
+  // 2^t, and t.
+  [[gnu::always_inline]] typename TableExp<Simd>::Factors finish(const Started& s, Pair& t, Pair&) const {
     t = s.t;
-    return f;
+    return exp.factors(s.t, s.m);
   }
 };
 
