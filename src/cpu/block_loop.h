@@ -76,21 +76,12 @@ struct BlockLoop {
         if constexpr (kF.collision) collision[i] = other.collision[i];
       }
     }
-    template <Features kF>
+    // `kFinite`: t is never -inf.
+    template <Features kF, bool kFinite>
     [[gnu::always_inline]] void add(int k, [[maybe_unused]] F t, F e) {
       sum[k] = Simd::add(sum[k], e);
-      add_moments<kF>(k, t, e);
-    }
-    // The same for an e in two factors: the addition does not wait for their product.
-    template <Features kF>
-    [[gnu::always_inline]] void add_product(int k, [[maybe_unused]] F t, F e, F factor, F other) {
-      sum[k] = Simd::fma(factor, other, sum[k]);
-      add_moments<kF>(k, t, e);
-    }
-    template <Features kF>
-    [[gnu::always_inline]] void add_moments(int k, [[maybe_unused]] F t, [[maybe_unused]] F e) {
       // 0 * -inf must not arise: exp2 is 0 from -150 on.
-      if constexpr (kF.entropy) entropy[k] = Simd::fma(Simd::max(Simd::set(-200), t), e, entropy[k]);
+      if constexpr (kF.entropy) entropy[k] = Simd::fma(kFinite ? t : Simd::max(Simd::set(-200), t), e, entropy[k]);
       if constexpr (kF.collision) collision[k] = Simd::fma(e, e, collision[k]);
     }
     static float total(const F* v) { return Simd::reduce_add(Simd::add(v[0], v[1])); }
@@ -135,11 +126,6 @@ struct BlockLoop {
     } else {
       return Reduced{};
     }
-  }
-  // Whether an exp comes in two factors and is added as their product: of every schedule, so that their sums are the same.
-  template <class Transform>
-  static constexpr bool sums_products() {
-    return Transform::kIsQuick && !Transform::kHasSlope;
   }
   template <class Transform>
   using Carried = decltype(nothing_carried<Transform>());
@@ -205,22 +191,16 @@ struct BlockLoop {
     Pair e, t;
     [[maybe_unused]] Pair slope;
     if constexpr (Transform::kIsQuick) {
-      const auto f = b.transform.finish(in, t, slope);
-      e = {Simd::mul(f.power.a, f.rest.a), Simd::mul(f.power.b, f.rest.b)};
-      if constexpr (!kMasked && sums_products<Transform>()) {
-        acc.template add_product<kF>(0, t.a, e.a, f.power.a, f.rest.a);
-        acc.template add_product<kF>(1, t.b, e.b, f.power.b, f.rest.b);
-      }
+      e = b.transform.finish(in, t, slope);
     } else {
       e = exp2(in);
       t = in.t;
       slope = in.slope;
     }
     if constexpr (kMasked) e = Simd::keep(e, n, static_cast<int>(b.hole - i), b.x);
-    if constexpr (kMasked || !sums_products<Transform>()) {
-      acc.template add<kF>(0, t.a, e.a);
-      acc.template add<kF>(1, t.b, e.b);
-    }
+    constexpr bool kFinite = Transform::kIsQuick && !kMasked;  // the hole may be anything
+    acc.template add<kF, kFinite>(0, t.a, e.a);
+    acc.template add<kF, kFinite>(1, t.b, e.b);
     if constexpr (kF.write_stash) {
       // With the slope in the stash, a backward without a uniform part never looks at x.
       if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, slope.a), Simd::mul(e.b, slope.b)};

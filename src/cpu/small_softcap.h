@@ -74,11 +74,12 @@ struct SmallSoftcap {
     return s;
   }
   // 2^t, t = E - offset, and the slope.
-  [[gnu::always_inline]] typename TableExp<Simd>::Factors finish(const Started& s, Pair& t, Pair& slope) const {
+  [[gnu::always_inline]] Pair finish(const Started& s, Pair& t, Pair& slope) const {
     const Pair e = finish_tanh(s);
     slope = {Simd::negative_fma(e.a, e.a, unit), Simd::negative_fma(e.b, e.b, unit)};
     t = without_offset(e);
-    return exp.factors(e, {Simd::add(e.a, magic), Simd::add(e.b, magic)});
+    const Pair m = {Simd::add(e.a, magic), Simd::add(e.b, magic)}, n = exp.centered(m);
+    return exp.exp2(m, n, {Simd::sub(e.a, n.a), Simd::sub(e.b, n.b)});
   }
 
  private:

@@ -23,22 +23,16 @@ struct TableExp {
   explicit TableExp(float shift)
       : magic_and_center(Simd::set(kMagic + 1.4375f)), square_term(Simd::set(0x1.0a66bap+1f)), table(make_table(shift)) {}
 
-  // 2^t = power * rest; m as above.
-  struct Factors {
-    Pair power, rest;
-  };
-  [[gnu::always_inline]] Factors factors(Pair t, Pair m) const {
-    Factors f;
-    factors(t.a, m.a, f.power.a, f.rest.a);
-    factors(t.b, m.b, f.power.b, f.rest.b);
-    return f;
+  // n for m, as above.
+  [[gnu::always_inline]] Pair centered(Pair m) const {
+    return {Simd::sub(m.a, magic_and_center), Simd::sub(m.b, magic_and_center)};
   }
+  // 2^t from m, n and y, as above.
+  [[gnu::always_inline]] Pair exp2(Pair m, Pair n, Pair y) const { return {exp2(m.a, n.a, y.a), exp2(m.b, n.b, y.b)}; }
 
  private:
-  [[gnu::always_inline]] void factors(F t, F m, F& power, F& rest) const {
-    const F n = Simd::sub(m, magic_and_center), y = Simd::sub(t, n);
-    power = Simd::scale_by_power_of_two(Simd::look_up(table, m), n);
-    rest = Simd::fma(y, y, square_term);
+  [[gnu::always_inline]] F exp2(F m, F n, F y) const {
+    return Simd::mul(Simd::scale_by_power_of_two(Simd::look_up(table, m), n), Simd::fma(y, y, square_term));
   }
 
   static typename Simd::Table make_table(float shift) {
