@@ -57,12 +57,14 @@ struct BlockLoop {
     F sum[2], entropy[2], collision[2];
     // Of the raw logits; the lowest only with Transform::kNeedsLowest.
     decltype(Simd::max_start(kType)) max, lowest;
-    Accumulators() {
-      clear_sums();
-      max = lowest = Simd::max_start(kType);
-    }
+    Accumulators() : max(Simd::max_start(kType)), lowest(max) {}
+    template <Features kF>
     void clear_sums() {
-      for (int i = 0; i < 2; ++i) sum[i] = entropy[i] = collision[i] = Simd::set(0);
+      for (int i = 0; i < 2; ++i) {
+        sum[i] = Simd::set(0);
+        if constexpr (kF.entropy) entropy[i] = sum[i];
+        if constexpr (kF.collision) collision[i] = sum[i];
+      }
     }
     // What the loop of these features touches.
     template <Features kF>
@@ -105,6 +107,7 @@ struct BlockLoop {
     const float* previous_stash = nullptr;
     const float* class_weights = nullptr;
     F max_offset, prob, prob_logp, uniform;
+    double previous_reference = __builtin_nan("");  // the backward's, which the coefficients are relative to
 
     explicit Block(const LogitTransform& t) : transform(t), scale(t.exponent_scale, t.exact_exponent_scale) {
       offset = max_offset = prob = prob_logp = uniform = Simd::set(0);

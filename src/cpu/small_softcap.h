@@ -78,11 +78,16 @@ struct SmallSoftcap {
     const Pair e = finish_tanh(s);
     slope = {Simd::negative_fma(e.a, e.a, unit), Simd::negative_fma(e.b, e.b, unit)};
     t = without_offset(e);
-    const Pair m = {Simd::add(e.a, magic), Simd::add(e.b, magic)}, n = exp.centered(m);
-    return exp.exp2(m, n, {Simd::sub(e.a, n.a), Simd::sub(e.b, n.b)});
+    const Pair m = {Simd::add(e.a, magic), Simd::add(e.b, magic)};
+    const auto a = factors(e.a, m.a), b = factors(e.b, m.b);
+    return {a.product(), b.product()};
   }
 
  private:
+  [[gnu::always_inline]] typename TableExp<Simd>::Factors factors(F e, F m) const {
+    const F n = exp.centered(m);
+    return exp.factors(m, n, Simd::sub(e, n));
+  }
   [[gnu::always_inline]] Pair without_offset(Pair e) const { return {Simd::sub(e.a, offset), Simd::sub(e.b, offset)}; }
   [[gnu::always_inline]] static Pair step(const Started& s, F c) {
     return {Simd::fma(s.p.a, s.square.a, c), Simd::fma(s.p.b, s.square.b, c)};

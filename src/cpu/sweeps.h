@@ -96,7 +96,7 @@ class Sweeps {
     const std::int64_t chunk = Loop::kFine ? 16 * Loop::kStep / 2 : n;
     Accumulators acc;
     for (std::int64_t start = 0; start < n; start += chunk) {
-      acc.clear_sums();
+      acc.template clear_sums<kF>();
       Loop::template run<kF>(b, start, start + chunk < n ? start + chunk : n, acc);
       if constexpr (kF.forward) {
         r.sum += Accumulators::total(acc.sum);
@@ -164,11 +164,11 @@ class Sweeps {
   // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps the
   // backward half (`previous` is null then), if the block's logits are too large for the transform.
   template <class Transform>
-  static bool forward_block(const ForwardRow& row, const BackwardRow*& previous, std::int64_t start, std::int64_t n, Running& r) {
+  static bool forward_block(Block<Transform>& b, const ForwardRow& row, const BackwardRow*& previous, std::int64_t start,
+                            std::int64_t n, Running& r) {
     const T* x = static_cast<const T*>(row.x) + start;
-    Block<Transform> b(row.transform);
     b.x = x;
-    if (row.target >= start && row.target < start + n) b.hole = row.target - start;
+    b.hole = row.target >= start && row.target < start + n ? row.target - start : -1;
     Operands<Transform> operands;
     if (!operands.compute(b, x, n)) return false;
     // Should it be too low, the block is done again like any other.
@@ -253,13 +253,21 @@ class Sweeps {
     std::int64_t index = 0;
     using Small = Quick<Transform>;
     bool expect_small = true;
+    Block<Small> block(row.transform);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       const BackwardRow* pending = previous;
       bool is_done = false;
-      if constexpr (!std::is_same_v<Small, Transform>) is_done = expect_small && forward_block<Small>(row, pending, start, n, r);
-      if (!is_done) forward_block<Transform>(row, pending, start, n, r);
-      if constexpr (Small::kIsQuick) expect_small = is_done || begins_small<Small>(row, start + n);
+      if (expect_small) is_done = forward_block<Small>(block, row, pending, start, n, r);
+      if constexpr (!std::is_same_v<Small, Transform>) {
+        if (!is_done) {
+          Block<Transform> general(row.transform);
+          forward_block<Transform>(general, row, pending, start, n, r);
+        }
+      }
+      if constexpr (Small::kIsQuick) {
+        expect_small = is_done || (__builtin_fabsf(r.offset) <= Small::kMaxOffset && begins_small<Small>(row, start + n));
+      }
       if (row.references != nullptr) row.references[index] = r.reference;
     }
     if (is_extreme(row.transform, static_cast<double>(row.transform.exponent_scale) * r.raw_max)) {
@@ -368,13 +376,15 @@ class Sweeps {
     const float offset = Simd::offset_for(max, t.exponent_scale);
     const double own = Running::effective_offset(t, offset);
     const double reference = row.stash == nullptr ? own : row.references[start / row.vocab_block];
-    const double factor = __builtin_exp2(reference - max) * slope;
-    // prob_logp (z - max - log_sum) = prob_logp / log2e * (exponent + own - max) - prob_logp * log_sum
-    const double rest = row.prob_logp == 0 ? 0 : row.prob_logp * ((own - max) / Running::log2e(t) - row.log_sum);
     b.previous_x = static_cast<const T*>(row.x) + start;
     b.dx = static_cast<T*>(row.dx) + start;
     b.previous_stash = row.stash + start;
     b.class_weights = row.class_weights == nullptr ? nullptr : row.class_weights + start;
+    if (reference == b.previous_reference) return;
+    b.previous_reference = reference;
+    const double factor = __builtin_exp2(reference - max) * slope;
+    // prob_logp (z - max - log_sum) = prob_logp / log2e * (exponent + own - max) - prob_logp * log_sum
+    const double rest = row.prob_logp == 0 ? 0 : row.prob_logp * ((own - max) / Running::log2e(t) - row.log_sum);
     b.max_offset = Simd::set(offset);
     b.prob = coefficient((row.prob + rest) * factor);
     b.prob_logp = coefficient(row.prob_logp / Running::log2e(t) * factor);

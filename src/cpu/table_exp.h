@@ -23,18 +23,18 @@ struct TableExp {
   explicit TableExp(float shift)
       : magic_and_center(Simd::set(kMagic + 1.4375f)), square_term(Simd::set(0x1.0a66bap+1f)), table(make_table(shift)) {}
 
-  // n for m, as above.
-  [[gnu::always_inline]] Pair centered(Pair m) const {
-    return {Simd::sub(m.a, magic_and_center), Simd::sub(m.b, magic_and_center)};
+  // 2^t = power * rest; m, n and y as above. The order of a pair's steps is left to the caller: GCC schedules by it, which is
+  // worth 5 % of a step.
+  struct Factors {
+    F power, rest;
+    [[gnu::always_inline]] F product() const { return Simd::mul(power, rest); }
+  };
+  [[gnu::always_inline]] F centered(F m) const { return Simd::sub(m, magic_and_center); }
+  [[gnu::always_inline]] Factors factors(F m, F n, F y) const {
+    return {Simd::scale_by_power_of_two(Simd::look_up(table, m), n), Simd::fma(y, y, square_term)};
   }
-  // 2^t from m, n and y, as above.
-  [[gnu::always_inline]] Pair exp2(Pair m, Pair n, Pair y) const { return {exp2(m.a, n.a, y.a), exp2(m.b, n.b, y.b)}; }
 
  private:
-  [[gnu::always_inline]] F exp2(F m, F n, F y) const {
-    return Simd::mul(Simd::scale_by_power_of_two(Simd::look_up(table, m), n), Simd::fma(y, y, square_term));
-  }
-
   static typename Simd::Table make_table(float shift) {
     // 2^(i/32 - floor(i/32 - c)) / (c^2 + d) for i = 0, 1, ..., 31, a little less to spread the error evenly; the first so that
     // 2^0 is 1.

@@ -1,12 +1,12 @@
 // Plain logits of 16-bit storage: 2^(x scale - offset) by TableExp. Of a block with a logit that this cannot take (-inf, a mask
 // of -1e30, NaN) the sum turns NaN, and the block is done again the general way.
 //
-// k, the multiple of 1/32, counts from 0 and not from the offset, which is an integer and in the table: y = x scale - n is rounded
-// once, at its own size, and t is only needed for an entropy. 16 elements cost, of Zen 4's two 512-bit operations a cycle: m, y,
-// y^2 + d and the product, a multiplication each; n and the sum; the table and 2^floor(n), 3; unpacking and the maximum 1.5: 10.5
-// where exp2_polynomial makes it 12.5, and a chain half as long. From L2, in cycles for 16 elements: forward 6.1 against 7.1, a
-// step from the stash 7.8 against 8.9; with the entropy 7.8 and 9.2. Taking the sum as an fma of the product's factors makes that
-// 5.9, 8.2, 8.3 and 9.7; with y = t - n from t = x scale - offset it was 6.2, 8.4, 8.5 and 9.8.
+// k, the multiple of 1/32, counts from 0 and not from the offset, which is an integer and in the table: y = x scale - n is
+// rounded once, at its own size, and t is only needed for an entropy. 16 elements cost, of Zen 4's two 512-bit operations a
+// cycle: m, y, y^2 + d and the product, a multiplication each; n and the sum; the table and 2^floor(n), 3; unpacking and the
+// maximum 1.5: 10.5 where exp2_polynomial makes it 12.5, and a chain half as long. From L2, in cycles for 16 elements:
+// forward 6.1 against 7.1, a step from the stash 7.8 against 8.9; with the entropy 7.8 and 9.2. Taking the sum as an fma of the
+// product's factors makes that 5.9, 8.2, 8.3 and 9.7; with y = t - n from t = x scale - offset it was 6.2, 8.4, 8.5 and 9.8.
 #ifndef TILELOSS_CPU_TABLE_LINEAR_H_
 #define TILELOSS_CPU_TABLE_LINEAR_H_
 
@@ -51,14 +51,12 @@ struct TableLinear {
   struct Started {
     Pair x, m;
   };
-  [[gnu::always_inline]] Started start(Pair x) const {
-    return {x, {Simd::fma(x.a, scale, magic), Simd::fma(x.b, scale, magic)}};
-  }
+  [[gnu::always_inline]] Started start(Pair x) const { return {x, {Simd::fma(x.a, scale, magic), Simd::fma(x.b, scale, magic)}}; }
   // 2^t, and t.
   [[gnu::always_inline]] Pair finish(const Started& s, Pair& t, Pair&) const {
     t = exponents(s.x);
-    const Pair n = exp.centered(s.m);
-    return exp.exp2(s.m, n, minus(s.x, n));
+    const Pair n = {exp.centered(s.m.a), exp.centered(s.m.b)}, y = minus(s.x, n);
+    return {exp.factors(s.m.a, n.a, y.a).product(), exp.factors(s.m.b, n.b, y.b).product()};
   }
 
  private:
