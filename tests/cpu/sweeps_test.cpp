@@ -200,10 +200,10 @@ TEST_P(SweepsOf, PlainBlocksWithAndWithoutMasks) {
                      {-1e4, -6e4, -1e15, -0x1p85, -0x1p87, -0x1p89, -1e30, -3.3e38, -std::numeric_limits<double>::infinity()});
 }
 
-// Maxima beyond what TableLinear can subtract, beyond what is an exact offset, and just within.
+// Maxima beyond what TableLinear's table can hold (120 log 2, about 83), beyond what is an exact offset, and just within.
 TEST_P(SweepsOf, LogitsFarFromZero) {
-  for (const double center :
-       {-6e4, 6e4, 90000.0, 91000.0, -91000.0, 1e6, 1.1e7, -1.2e7, -1e8, -1e9, 1e10, 1e15, -1e30, 1e37, -3e38}) {
+  for (const double center : {80.5,     -80.5, 83.0,  -83.0,  84.0, -84.0, 100.0, -100.0, -6e4,  6e4,  90000.0, 91000.0,
+                              -91000.0, 1e6,   1.1e7, -1.2e7, -1e8, -1e9,  1e10,  1e15,   -1e30, 1e37, -3e38}) {
     if (GetParam() == NumberFormat::kFloat16 && std::fabs(center) > 65000) continue;  // has no such numbers
     LogitsCase c({.rows = 3, .vocab = 1000, .format = GetParam(), .in_place = true}, LogitsCase::Open{});
     for (std::int64_t i = 0; i < 3; ++i) {
@@ -216,6 +216,24 @@ TEST_P(SweepsOf, LogitsFarFromZero) {
       ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
       ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << center;
     }
+  }
+}
+
+// Row by row, block by block: some can have their maximum in TableLinear's table, some cannot.
+TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
+  constexpr double kCenters[][4] = {{80, 90, 70, 85}, {-90, -80, -95, -70}, {-120, -40, 10, 120}, {83, 83.5, 82.5, 84}};
+  LogitsCase c({.rows = 4, .vocab = 1000, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
+  for (std::int64_t i = 0; i < 4; ++i) {
+    for (std::int64_t j = 0; j < 1000; ++j) c.set_logit(i, j, kCenters[i][j / 256] + static_cast<double>((i + 7 * j) % 5) / 4);
+  }
+  c.seal();
+  for (const tileloss_schedule schedule : kSchedules) {
+    tileloss_plan_options wishes = with_schedule(schedule);
+    wishes.vocab_block = 256;
+    c.reset();
+    const tileloss_cross_entropy_options options = cross_entropy_options();
+    ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+    ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
   }
 }
 
