@@ -59,6 +59,9 @@ struct SmallSoftcap {
   // Whether that was so, from what the loop found.
   bool was_right(float max, float lowest, double) const { return is_small(max) && is_small(lowest); }
 
+  // The sum of t 2^t: see TableLinear.
+  double entropy(double moment, double) const { return moment; }
+
   [[gnu::always_inline]] Pair exponents(Pair x) const { return without_offset(finish_tanh(start(x))); }
 
   // A pair on its way through the software pipeline, cut in the middle of the polynomial; cut at the slope it takes 7 % longer.

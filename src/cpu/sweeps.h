@@ -99,8 +99,16 @@ class Sweeps {
       acc.template clear_sums<kF>();
       Loop::template run<kF>(b, start, start + chunk < n ? start + chunk : n, acc);
       if constexpr (kF.forward) {
-        r.sum += Accumulators::total(acc.sum);
-        if constexpr (kF.entropy) r.entropy += Accumulators::total(acc.entropy);
+        const float sum = Accumulators::total(acc.sum);
+        r.sum += sum;
+        if constexpr (kF.entropy) {
+          const float moment = Accumulators::total(acc.entropy);
+          if constexpr (Transform::kIsQuick) {
+            r.entropy += b.transform.entropy(moment, sum);
+          } else {
+            r.entropy += moment;
+          }
+        }
         if constexpr (kF.collision) r.collision += Accumulators::total(acc.collision);
       }
     }
