@@ -1,3 +1,4 @@
+#include "cpu/exp_sum.h"
 #include "cpu/kept_logits.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul_kernels.h"
