@@ -78,7 +78,7 @@ struct BlockLoop {
         if constexpr (kF.collision) collision[i] = other.collision[i];
       }
     }
-    // `kFinite`: t is never -inf.
+    // `kFinite`: t is never -inf, and not cut off: a quick transform's may have any unit.
     template <Features kF, bool kFinite>
     [[gnu::always_inline]] void add(int k, [[maybe_unused]] F t, F e) {
       sum[k] = Simd::add(sum[k], e);
@@ -200,10 +200,13 @@ struct BlockLoop {
       t = in.t;
       slope = in.slope;
     }
-    if constexpr (kMasked) e = Simd::keep(e, n, static_cast<int>(b.hole - i), b.x);
-    constexpr bool kFinite = Transform::kIsQuick && !kMasked;  // the hole may be anything
-    acc.template add<kF, kFinite>(0, t.a, e.a);
-    acc.template add<kF, kFinite>(1, t.b, e.b);
+    if constexpr (kMasked) {
+      const int hole = static_cast<int>(b.hole - i);
+      e = Simd::keep(e, n, hole, b.x);
+      if constexpr (Transform::kIsQuick && kF.entropy) t = Simd::keep(t, n, hole, b.x);  // the hole may be -inf
+    }
+    acc.template add<kF, Transform::kIsQuick>(0, t.a, e.a);
+    acc.template add<kF, Transform::kIsQuick>(1, t.b, e.b);
     if constexpr (kF.write_stash) {
       // With the slope in the stash, a backward without a uniform part never looks at x.
       if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, slope.a), Simd::mul(e.b, slope.b)};

@@ -274,7 +274,7 @@ class Sweeps {
         }
       }
       if constexpr (Small::kIsQuick) {
-        expect_small = is_done || (__builtin_fabsf(r.offset) <= Small::kMaxOffset && begins_small<Small>(row, start + n));
+        expect_small = is_done || (set_offset(block, r.offset) && begins_small<Small>(row, start + n));
       }
       if (row.references != nullptr) row.references[index] = r.reference;
     }
@@ -435,9 +435,9 @@ class Sweeps {
       backward_extreme(row);
       return;
     }
+    Block<Transform> b(row.transform);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
-      Block<Transform> b(row.transform);
       set_backward(b, row, start);
       Operands<Transform> operands;
       if (row.stash == nullptr || general) operands.compute(b, b.previous_x, n);

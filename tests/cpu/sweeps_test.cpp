@@ -237,6 +237,25 @@ TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
   }
 }
 
+// Many logits far below the maximum whose exps count all the same, next to the label and at the row's end too.
+TEST_P(SweepsOf, EntropyOfWideLogitsUnderASmallScale) {
+  for (const std::int64_t vocab : {20, 70, 1000}) {
+    LogitsCase c({.rows = 3, .vocab = vocab, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t j = 0; j < vocab; ++j)
+        c.set_logit(i, j, j % 7 == 3 ? 500 : -8.0 * static_cast<double>((i + 5 * j) % 100));
+    }
+    c.seal();
+    tileloss_cross_entropy_options options = cross_entropy_options();
+    options.logit.logit_scale = 0.01;
+    for (const tileloss_schedule schedule : kSchedules) {
+      c.reset();
+      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
+      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << vocab;
+    }
+  }
+}
+
 TEST_P(SweepsOf, AgreeForEveryVocabularyBlock) {
   for (std::int64_t block = 64; block <= 8192; block += block < 1024 ? 64 : 1024) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
