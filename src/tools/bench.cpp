@@ -228,7 +228,7 @@ constexpr const char* kFooter =
     "materialises float32 logits and softmax (8 bytes an element) and runs at most 5 iterations.\n"
     "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
     "2 N H V for the logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof is\n"
-    "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs and outputs.";
+    "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.";
 
 }  // namespace
 

@@ -200,6 +200,7 @@ Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int ite
   run();
   timing.first_call_s = first.seconds();
   timing.mem_peak = peak_resident_bytes();
+  timing.mem_peak_data = timing.mem_peak - resident_file_bytes();
 
   std::vector<double> times;
   for (int i = -settings_.warmup; i < iterations; ++i) {
@@ -219,7 +220,7 @@ Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int ite
 Timing Bench::time_kernel(tileloss_pass pass) {
   const tileloss_args args = make_args(pass);
   const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
-  const int64_t mem_before = resident_bytes();
+  const int64_t mem_before = resident_bytes() - resident_file_bytes();
   HugeBuffer workspace(plan.workspace_bytes, "workspace");
   if (!workspace.empty()) std::memset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes()));
   tileloss_run run;
@@ -228,7 +229,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   run.workspace_bytes = static_cast<size_t>(workspace.bytes());
 
   Timing timing = time([&] { call(function_, pass, args, plan, &run); }, pass, settings_.iterations);
-  timing.mem_scratch = timing.mem_peak - mem_before;
+  timing.mem_scratch = timing.mem_peak_data - mem_before;
   timing.implementation = "kernel";
   timing.isa = tileloss_isa_name(plan.isa);
   timing.schedule = tileloss_schedule_name(plan.schedule);

@@ -46,7 +46,8 @@ struct Timing {
   int iterations = 0;
   int64_t mem_after_alloc = 0;
   int64_t mem_peak = 0;
-  int64_t mem_scratch = 0;  // the peak above inputs and outputs: the workspace, and what the process needs besides
+  int64_t mem_peak_data = 0;  // without the code that the call brought in
+  int64_t mem_scratch = 0;    // mem_peak_data above inputs and outputs: the workspace, and the pages of the threads' stacks
   // Of the kernel's plan.
   std::string isa = "-";
   std::string schedule = "-";

@@ -10,6 +10,8 @@
 namespace tileloss::tools {
 
 int64_t resident_bytes();
+// Of them, those that are pages of files: the code of the program and of its libraries, as far as it has run.
+int64_t resident_file_bytes();
 // The largest resident size since the start or the last reset_peak(). Where /proc/self/clear_refs is not writable the reset does
 // nothing and the peak is the whole life's.
 int64_t peak_resident_bytes();

@@ -16,12 +16,12 @@ using test::ProgramResult;
 using test::run_program;
 using test::TemporaryFolder;
 
-// What a process needs besides: the kernel counts resident pages in batches a thread, and the first call makes threads.
+// What a process needs besides: the threads' stacks; and Linux counts resident pages in batches of 64 a thread.
 // Sanitizers keep records of their own.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int64_t kOtherBytes = int64_t{64} << 20;
 #else
-constexpr int64_t kOtherBytes = 3 << 19;
+constexpr int64_t kOtherBytes = 1 << 19;
 #endif
 
 ProgramResult bench(const std::string& loss, const std::vector<std::string>& more) {
