@@ -198,7 +198,7 @@ struct BlockLoop {
     } else {
       e = exp2(in);
       t = in.t;
-      slope = in.slope;
+      if constexpr (Transform::kHasSlope) slope = in.slope;
     }
     if constexpr (kMasked) {
       const int hole = static_cast<int>(b.hole - i);

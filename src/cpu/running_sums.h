@@ -13,6 +13,10 @@ namespace tileloss::cpu {
 // that instruction sets do not share its functions.
 template <class Simd, bool kFine>
 struct RunningSums {
+  // A block's share.
+  struct Block {
+    double sum = 0, entropy = 0, collision = 0;
+  };
   double sum = 0, entropy = 0, collision = 0, smoothing = 0, smoothing_weight = 0;
   float raw_max = -kInfinity;  // of x, the target's included
   std::int64_t max_start = 0;  // of the first block that holds raw_max
@@ -25,6 +29,12 @@ struct RunningSums {
   static double effective_offset(const LogitTransform& t, float offset) {
     const double exact = Simd::effective_offset(offset, t.exponent_scale);
     return kFine ? exact * (t.exact_exponent_scale / t.exponent_scale) : exact;
+  }
+
+  void add(const Block& block) {
+    sum += block.sum;
+    entropy += block.entropy;
+    collision += block.collision;
   }
 
   void move_reference(double to) {

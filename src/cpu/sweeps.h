@@ -25,6 +25,7 @@ class Sweeps {
   using Pair = typename Simd::Pair;
   using Accumulators = typename Loop::Accumulators;
   using Running = RunningSums<Simd, Loop::kFine>;
+  using BlockSums = typename Running::Block;
   template <class Transform>
   using Block = typename Loop::template Block<Transform>;
   static constexpr std::int64_t kPair = Simd::kPair;
@@ -91,47 +92,49 @@ class Sweeps {
   };
 
   template <Features kF, class Transform>
-  static void run_block(const Block<Transform>& b, std::int64_t n, Running& r, Extremes* extremes) {
+  static BlockSums run_block(const Block<Transform>& b, std::int64_t n, Extremes* extremes) {
     // float32 results show the rounding of long sums: there a lane adds 16 terms before the sums move on to double.
     const std::int64_t chunk = Loop::kFine ? 16 * Loop::kStep / 2 : n;
     Accumulators acc;
+    BlockSums sums;
     for (std::int64_t start = 0; start < n; start += chunk) {
       acc.template clear_sums<kF>();
       Loop::template run<kF>(b, start, start + chunk < n ? start + chunk : n, acc);
       if constexpr (kF.forward) {
         const float sum = Accumulators::total(acc.sum);
-        r.sum += sum;
+        sums.sum += sum;
         if constexpr (kF.entropy) {
           const float moment = Accumulators::total(acc.entropy);
           if constexpr (Transform::kIsQuick) {
-            r.entropy += b.transform.entropy(moment, sum);
+            sums.entropy += b.transform.entropy(moment, sum);
           } else {
-            r.entropy += moment;
+            sums.entropy += moment;
           }
         }
-        if constexpr (kF.collision) r.collision += Accumulators::total(acc.collision);
+        if constexpr (kF.collision) sums.collision += Accumulators::total(acc.collision);
       }
     }
-    if (extremes == nullptr) return;
+    if (extremes == nullptr) return sums;
     extremes->max = acc.total_max();
     if constexpr (Transform::kIsQuick) {
       if constexpr (Transform::kNeedsLowest) extremes->lowest = Simd::lowest_magnitude(acc.lowest, Loop::kType);
     }
+    return sums;
   }
 
   template <bool kStash, class Transform>
-  static void forward_only(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, Extremes* extremes) {
+  static BlockSums forward_only(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Extremes* extremes) {
     if (sums & kCollisionSum) {
-      run_block<Features{.forward = true, .write_stash = kStash, .entropy = true, .collision = true}>(b, n, r, extremes);
-    } else if (sums & kEntropySum) {
-      run_block<Features{.forward = true, .write_stash = kStash, .entropy = true}>(b, n, r, extremes);
-    } else {
-      run_block<Features{.forward = true, .write_stash = kStash}>(b, n, r, extremes);
+      return run_block<Features{.forward = true, .write_stash = kStash, .entropy = true, .collision = true}>(b, n, extremes);
     }
+    if (sums & kEntropySum) {
+      return run_block<Features{.forward = true, .write_stash = kStash, .entropy = true}>(b, n, extremes);
+    }
+    return run_block<Features{.forward = true, .write_stash = kStash}>(b, n, extremes);
   }
 
   template <bool kStream, bool kUniform, class Transform>
-  static void interleaved(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Running& r, Extremes* extremes) {
+  static BlockSums interleaved(const Block<Transform>& b, std::int64_t n, std::uint32_t sums, Extremes* extremes) {
     constexpr Features kPlain{
         .forward = true, .write_stash = true, .backward = true, .read_stash = true, .stream = kStream, .uniform = kUniform};
     constexpr Features kEntropy{.forward = true,
@@ -141,22 +144,17 @@ class Sweeps {
                                 .read_stash = true,
                                 .stream = kStream,
                                 .uniform = kUniform};
-    if (sums & kEntropySum) {
-      run_block<kEntropy>(b, n, r, extremes);
-    } else {
-      run_block<kPlain>(b, n, r, extremes);
-    }
+    return sums & kEntropySum ? run_block<kEntropy>(b, n, extremes) : run_block<kPlain>(b, n, extremes);
   }
 
   template <class Transform>
-  static void interleaved(const Block<Transform>& b, const BackwardRow& previous, std::int64_t n, std::uint32_t sums, Running& r,
-                          Extremes* extremes) {
+  static BlockSums interleaved(const Block<Transform>& b, const BackwardRow& previous, std::int64_t n, std::uint32_t sums,
+                               Extremes* extremes) {
     const bool stream = previous.stream && is_aligned(b.dx);
     if (previous.uniform != 0) {
-      stream ? interleaved<true, true>(b, n, sums, r, extremes) : interleaved<false, true>(b, n, sums, r, extremes);
-    } else {
-      stream ? interleaved<true, false>(b, n, sums, r, extremes) : interleaved<false, false>(b, n, sums, r, extremes);
+      return stream ? interleaved<true, true>(b, n, sums, extremes) : interleaved<false, true>(b, n, sums, extremes);
     }
+    return stream ? interleaved<true, false>(b, n, sums, extremes) : interleaved<false, false>(b, n, sums, extremes);
   }
 
   template <class Transform>
@@ -183,31 +181,24 @@ class Sweeps {
     if (start == 0) look_at_maximum(row, block_max(x, n < kFirstLook ? n : kFirstLook), start, r);
     if (!set_offset(b, r.offset)) return false;
     if (row.stash != nullptr) b.stash = row.stash + start;
-    const Running before = r;
+    BlockSums sums;
     Extremes found;
     if (previous != nullptr) {
       set_backward(b, *previous, start);
-      interleaved(b, *previous, n, row.sums, r, &found);
+      sums = interleaved(b, *previous, n, row.sums, &found);
       previous = nullptr;
     } else {
-      forward_only(b, n, row, r, &found);
+      sums = forward_only(b, n, row, &found);
     }
     if constexpr (Transform::kIsQuick) {
-      if (!b.transform.was_right(found.max, found.lowest, r.sum)) {
-        r = before;
-        return false;
-      }
+      if (!b.transform.was_right(found.max, found.lowest, sums.sum)) return false;
     }
     if (!(found.max > 0)) found.max = block_max(x, n);  // 16-bit formats: see Simd::max_raw
-    Running moved = before;
-    if (look_at_maximum(row, found.max, start, moved)) {
-      r = moved;
+    if (look_at_maximum(row, found.max, start, r)) {
       if (!set_offset(b, r.offset)) return false;
-      forward_only(b, n, row, r, &found);
-    } else {
-      r.raw_max = moved.raw_max;
-      r.max_start = moved.max_start;
+      sums = forward_only(b, n, row, &found);
     }
+    r.add(sums);
     if (row.sums & kSmoothingSum) {
       const float* weights = row.class_weights == nullptr ? nullptr : row.class_weights + start;
       smoothing_block(b, weights, n, r);
@@ -223,12 +214,8 @@ class Sweeps {
   }
 
   template <class Transform>
-  static void forward_only(const Block<Transform>& b, std::int64_t n, const ForwardRow& row, Running& r, Extremes* extremes) {
-    if (row.stash != nullptr) {
-      forward_only<true>(b, n, row.sums, r, extremes);
-    } else {
-      forward_only<false>(b, n, row.sums, r, extremes);
-    }
+  static BlockSums forward_only(const Block<Transform>& b, std::int64_t n, const ForwardRow& row, Extremes* extremes) {
+    return row.stash != nullptr ? forward_only<true>(b, n, row.sums, extremes) : forward_only<false>(b, n, row.sums, extremes);
   }
 
   // Takes note of a block's maximum; true if the reference had to move.
@@ -307,10 +294,8 @@ class Sweeps {
       if (row.stash != nullptr) {
         b.stash = row.stash + start;
         row.references[index] = r.reference;
-        forward_only<true>(b, n, row.sums, r, nullptr);
-      } else {
-        forward_only<false>(b, n, row.sums, r, nullptr);
       }
+      r.add(forward_only(b, n, row, nullptr));
       if (row.sums & kSmoothingSum) smoothing_block(b, row.class_weights == nullptr ? nullptr : row.class_weights + start, n, r);
     }
     finish(row, r);
