@@ -23,9 +23,10 @@ constexpr std::int64_t kInlineProducts = 1 << 21;  // multiply-adds with the LM 
 constexpr std::int64_t kMaxRowBlock = 8;
 // Each look at the running maximum costs some 150 cycles: 26.2 ms for a step with blocks of 8192 columns against 28.0 with 2048.
 // Soft-capped blocks are shorter where their tanh waits in L1 (on AVX2 85 ms for a step against 109), as it does but for 16-bit
-// logits on AVX-512 (45 ms against 40 to 42: see SmallSoftcap).
+// logits on AVX-512 (45 ms against 40 to 42: see SmallSoftcap). With float32 logits what tanh's rounding lost waits there too:
+// [1024, 151936] 43 to 45 ms for a step against 61.
 constexpr std::int64_t kVocabBlock = 8192;
-constexpr std::int64_t kCappedVocabBlock = 2048;
+constexpr std::int64_t kCappedVocabBlock = 2048, kFineCappedVocabBlock = 1024;
 // 786,432 classes. Within a core's L2 cache (1 MB of 32-bit exps: 262,144 classes) or in its share of a large L3, reading the
 // stash costs less than a second exp: 89 ps an element against 140 at 786,432 classes on Zen 4. docs/performance.md has the
 // table.
@@ -115,7 +116,8 @@ namespace {
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != cpu::kStorageFloat32;
-  return p.logit.softcap > 0 && !is_fused ? kCappedVocabBlock : kVocabBlock;
+  if (!(p.logit.softcap > 0) || is_fused) return kVocabBlock;
+  return p.storage == cpu::kStorageFloat32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }
 
 // Schedule, blocks, threads and bytes of a call on logits.

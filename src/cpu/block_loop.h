@@ -99,7 +99,8 @@ struct BlockLoop {
     // With Transform::kHasSlope, computed before the loop, in pair order: the forward's, or those of a backward without stash.
     const float* operands = nullptr;
     const float* slopes = nullptr;
-    std::int64_t hole = -1;  // forward: the target's column, which counts for the maximum only
+    const float* operands_lost = nullptr;  // with kFine, what rounding the operands lost
+    std::int64_t hole = -1;                // forward: the target's column, which counts for the maximum only
     float* stash = nullptr;
     F offset;
     const T* previous_x = nullptr;
@@ -158,6 +159,10 @@ struct BlockLoop {
     if constexpr (kFine) {
       out.r = {Simd::fine_remainder(u.a, b.scale, offset, out.t.a, out.n.a),
                Simd::fine_remainder(u.b, b.scale, offset, out.t.b, out.n.b)};
+      if constexpr (Transform::kHasSlope) {
+        const Pair lost = load_floats(b.operands_lost + i);
+        out.r = {Simd::fma(lost.a, b.scale.scale, out.r.a), Simd::fma(lost.b, b.scale.scale, out.r.b)};
+      }
     } else {
       out.r = {Simd::remainder(out.t.a, out.n.a), Simd::remainder(out.t.b, out.n.b)};
     }

@@ -17,26 +17,29 @@ struct CappedOperands {
   using Pair = typename Simd::Pair;
   static constexpr std::int64_t kPair = Simd::kPair;
   alignas(64) float operands[kMaxVocabBlock], slopes[kMaxVocabBlock];
+  alignas(64) float lost[Loop::kFine ? kMaxVocabBlock : 1];  // by rounding the operands
 
   // False, and nothing to be used, if the transform is for small logits and some are not.
   template <class Transform>
   bool compute(typename Loop::template Block<Transform>& b, const T* x, std::int64_t n) {
     auto largest = Simd::abs_max_start(Loop::kType);
     for (std::int64_t i = 0; i < n; i += Loop::kStep) {
-      Pair v[2], t[2], slope[2];
+      Pair v[2], t[2], rest[2], slope[2];
       for (int k = 0; k < 2; ++k) {
         const auto raw = load_raw(x, i + k * kPair, n);
         if constexpr (Transform::kSlopeFromOperand) largest = Simd::abs_max_raw(largest, raw);
         v[k] = Simd::unpack(raw, Loop::kType);
       }
-      b.transform.operands(v, t, slope);
+      b.transform.operands(v, t, rest, slope);
       for (int k = 0; k < 2; ++k) {
         store(operands + i + k * kPair, t[k]);
+        if constexpr (Loop::kFine) store(lost + i + k * kPair, rest[k]);
         if constexpr (!Transform::kSlopeFromOperand) store(slopes + i + k * kPair, slope[k]);
       }
     }
     b.operands = operands;
     b.slopes = slopes;
+    b.operands_lost = lost;
     return !Transform::kSlopeFromOperand || b.transform.is_small(Simd::max_value(largest, Loop::kType));
   }
 

@@ -12,9 +12,11 @@
 
 namespace tileloss::cpu {
 
-// How far a block's maximum may exceed the reference, in units of log 2, before the block is redone: exp stays below 2^6, so no
-// sum loses digits.
+// How far a block's maximum may exceed the reference, in units of log 2, before the block is redone: exp stays below 2^6, so
+// neither exponents nor moments lose digits.
 inline constexpr double kMaxLag = 6;
+// The same where exponents are not rounded relative to the reference and no moments are taken: far from overflow.
+inline constexpr double kMaxExactLag = 60;
 
 // Forward of one row: logits -> row state, and 2^(z log2(e) - reference) of every column into the stash if there is one.
 struct ForwardRow {

@@ -20,9 +20,13 @@ struct RunningSums {
   double sum = 0, entropy = 0, collision = 0, smoothing = 0, smoothing_weight = 0;
   float raw_max = -kInfinity;  // of x, the target's included
   std::int64_t max_start = 0;  // of the first block that holds raw_max
-  float offset = 0;            // what the exponents are computed with; 0 until a logit above -inf was seen
+  float offset = 0;            // what the exponents are computed with
   double reference = 0;        // what that subtracts
-  bool is_started = false;     // a logit above -inf was seen
+  // What both ought to be, by the logits so far; 0 until one above -inf was seen. Of 16-bit logits they are integers, so that
+  // catching up late multiplies the sums by a power of 2 and changes no bit of the result.
+  float due_offset = 0;
+  double due_reference = 0;
+  bool is_started = false;
 
   // log2(e) and what an offset subtracts, as the exponents have them: exact where the loop makes up for rounding the scale.
   static double log2e(const LogitTransform& t) { return kFine ? LogitTransform::kExactLog2E : t.log2e; }
@@ -46,11 +50,16 @@ struct RunningSums {
     smoothing += smoothing_weight == 0 ? 0 : shift * smoothing_weight;
     reference = to;
   }
-  // The nearest reference that the vectors can have.
+  // The nearest reference that the vectors can have is due.
   void choose_reference(const LogitTransform& t, double wanted) {
-    offset = Simd::offset_for(wanted, t.exponent_scale);
-    move_reference(effective_offset(t, offset));
+    due_offset = Simd::offset_for(wanted, t.exponent_scale);
+    due_reference = effective_offset(t, due_offset);
     is_started = true;
+  }
+  void catch_up() {
+    if (reference == due_reference) return;
+    move_reference(due_reference);
+    offset = due_offset;
   }
 };
 

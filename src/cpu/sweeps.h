@@ -179,6 +179,7 @@ class Sweeps {
     if (!operands.compute(b, x, n)) return false;
     // Should it be too low, the block is done again like any other.
     if (start == 0) look_at_maximum(row, block_max(x, n < kFirstLook ? n : kFirstLook), start, r);
+    if (start == 0 || !may_lag<Transform>(row, r)) r.catch_up();
     if (!set_offset(b, r.offset)) return false;
     if (row.stash != nullptr) b.stash = row.stash + start;
     BlockSums sums;
@@ -194,7 +195,8 @@ class Sweeps {
       if (!b.transform.was_right(found.max, found.lowest, sums.sum)) return false;
     }
     if (!(found.max > 0)) found.max = block_max(x, n);  // 16-bit formats: see Simd::max_raw
-    if (look_at_maximum(row, found.max, start, r)) {
+    if (look_at_maximum(row, found.max, start, r) && !may_lag<Transform>(row, r)) {
+      r.catch_up();
       if (!set_offset(b, r.offset)) return false;
       sums = forward_only(b, n, row, &found);
     }
@@ -218,13 +220,25 @@ class Sweeps {
     return row.stash != nullptr ? forward_only<true>(b, n, row.sums, extremes) : forward_only<false>(b, n, row.sums, extremes);
   }
 
-  // Takes note of a block's maximum; true if the reference had to move.
+  // Whether the reference may stay behind the one that is due: a quick transform rounds no exponent relative to it. The sums have
+  // the same bits then, but for a power of 2, as with those that may not.
+  template <class Transform>
+  static bool may_lag(const ForwardRow& row, const Running& r) {
+    if constexpr (Transform::kIsQuick) {
+      const double limit =
+          r.reference + kMaxExactLag < Transform::kMaxOffset ? r.reference + kMaxExactLag : Transform::kMaxOffset;
+      return !(row.sums & (kEntropySum | kCollisionSum)) && r.due_reference <= limit;
+    }
+    return false;
+  }
+
+  // Takes note of a block's maximum; true if the reference has to move.
   static bool look_at_maximum(const ForwardRow& row, float max, std::int64_t start, Running& r) {
     if (!(max > r.raw_max)) return false;
     r.raw_max = max;
     r.max_start = start;
     const double exponent = Running::log2e(row.transform) * row.transform.value(max);
-    if (r.is_started && !(exponent > r.reference + kMaxLag)) return false;
+    if (r.is_started && !(exponent > r.due_reference + kMaxLag)) return false;
     r.choose_reference(row.transform, exponent);
     return true;
   }
@@ -283,7 +297,7 @@ class Sweeps {
     Running r;
     r.raw_max = seen.raw_max;
     r.max_start = seen.max_start;
-    r.reference = Running::log2e(row.transform) * row.transform.value(r.raw_max);
+    r.reference = r.due_reference = Running::log2e(row.transform) * row.transform.value(r.raw_max);
     std::int64_t index = 0;
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
@@ -317,6 +331,7 @@ class Sweeps {
     const double log2_of_e = Running::log2e(row.transform);
     if (row.target >= 0) s.target = row.transform.value(Simd::to_float(x[row.target]));
     if (__builtin_isfinite(max)) {
+      r.catch_up();
       r.move_reference(log2_of_e * max);
     } else if (row.sums & kSmoothingSum) {
       r.smoothing = infinite_sum(row) * log2_of_e;

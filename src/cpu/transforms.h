@@ -41,7 +41,8 @@ struct Centered {
 // sech^2 is the slope. Where both vectors have |u| <= 3/4 (logits below 0.75 of the cap: nearly all of a model's), an odd
 // polynomial and 1 - tanh^2. Elsewhere, with q = e^(-2|u|): tanh |u| = 1 - 2 q / (1 + q), or the polynomial again where |u| is
 // small, and sech^2 u = 4 q / (1 + q)^2, which keeps its digits when tanh is near 1. kFine (float32 storage, held to a few ULP):
-// one more coefficient, and tanh takes in what rounding the product inner * x lost.
+// one more coefficient, tanh takes in what rounding the product inner * x lost, and hands on what rounding itself loses: an
+// exponent of 30 tanh(u) would show it.
 //
 // kAllSmall: for blocks of which the caller knows that |u| <= kSmall throughout; 16-bit storage then saves a coefficient. Where
 // SmallSoftcap stands in for that, slope_unit is such that slopes are scale^2 - exponent^2.
@@ -67,14 +68,16 @@ struct Softcap {
     return kHasSlopeUnit && t.exact_exponent_scale > 0x1p-10 && t.exact_exponent_scale < 0x1p10;
   }
 
-  // Operands and slopes of two pairs.
-  [[gnu::always_inline]] void operands(const Pair* x, Pair* t, Pair* slope) const {
+  // Operands and slopes of two pairs; with kFine also what the operands' rounding lost.
+  [[gnu::always_inline]] void operands(const Pair* x, Pair* t, Pair* lost, Pair* slope) const {
     const Pair u[2] = {times_inner(x[0]), times_inner(x[1])};
     if (kAllSmall || (Simd::all_abs_at_most(u[0], kSmall) && Simd::all_abs_at_most(u[1], kSmall))) {
-      for (int k = 0; k < 2; ++k) t[k] = {small_tanh(x[k].a, u[k].a), small_tanh(x[k].b, u[k].b)};
+      for (int k = 0; k < 2; ++k) t[k] = {small_tanh(x[k].a, u[k].a, lost[k].a), small_tanh(x[k].b, u[k].b, lost[k].b)};
       for (int k = 0; k < 2; ++k) slope[k] = {small_slope(t[k].a), small_slope(t[k].b)};
     } else {
-      for (int k = 0; k < 2; ++k) t[k] = {any_tanh(x[k].a, u[k].a, slope[k].a), any_tanh(x[k].b, u[k].b, slope[k].b)};
+      for (int k = 0; k < 2; ++k) {
+        t[k] = {any_tanh(x[k].a, u[k].a, lost[k].a, slope[k].a), any_tanh(x[k].b, u[k].b, lost[k].b, slope[k].b)};
+      }
     }
   }
 
@@ -95,7 +98,7 @@ struct Softcap {
     return slope;
   }
   // Minimax for tanh(u)/u in u^2 with constant 1: relative error 4.6e-8, 3e-8, and 2e-9 with kFine.
-  [[gnu::always_inline]] F small_tanh([[maybe_unused]] F x, F u) const {
+  [[gnu::always_inline]] F small_tanh([[maybe_unused]] F x, F u, [[maybe_unused]] F& lost) const {
     const F w = Simd::mul(u, u);
     if constexpr (kAllSmall && !kFine) {
       F p = Simd::set(0x1.09f5ccp-6f);
@@ -117,20 +120,31 @@ struct Softcap {
       p = Simd::fma(p, w, Simd::set(-0x1.b97d3cp-5f));
       p = Simd::fma(p, w, Simd::set(0x1.110db8p-3f));
       p = Simd::fma(p, w, Simd::set(-0x1.55554ap-2f));
-      return Simd::add(u, Simd::fma(Simd::mul(p, w), u, Simd::product_error(x, inner, u)));
+      const F rest = Simd::fma(Simd::mul(p, w), u, Simd::product_error(x, inner, u)), t = Simd::add(u, rest);
+      lost = Simd::sub(rest, Simd::sub(t, u));
+      return t;
     }
   }
   // Out of line, as it is seldom needed.
-  [[gnu::noinline, gnu::cold]] F any_tanh(F x, F u, F& slope) const {
+  [[gnu::noinline, gnu::cold]] F any_tanh(F x, F u, [[maybe_unused]] F& lost, F& slope) const {
     const F q = exp2_fine<Simd>(Simd::negate(Simd::abs(x)), twice_inner);
     const F one = Simd::set(1), sum = Simd::add(one, q);
-    const F lost = Simd::sub(q, Simd::sub(sum, one));  // what rounding the sum lost: it would count twice in the slope
+    const F sum_lost = Simd::sub(q, Simd::sub(sum, one));  // what rounding the sum lost: it would count twice in the slope
     const F rough = Simd::reciprocal(sum);
-    const F inverse = Simd::negative_fma(rough, Simd::mul(lost, rough), rough);
+    const F inverse = Simd::negative_fma(rough, Simd::mul(sum_lost, rough), rough);
     const F q_inverse = Simd::mul(q, inverse);
-    const F large = Simd::flip_sign(Simd::negative_fma(Simd::set(2), q_inverse, one), u);
-    const F small = small_tanh(x, u);
+    const F rough_large = Simd::negative_fma(Simd::set(2), q_inverse, one), large = Simd::flip_sign(rough_large, u);
+    const F small = small_tanh(x, u, lost);
     F large_slope = Simd::mul(Simd::mul(q_inverse, inverse), Simd::set(4));
+    if constexpr (kFine) {
+      const F left = Simd::negative_fma(q_inverse, sum_lost, Simd::negative_fma(q_inverse, sum, q));  // of q by q_inverse (1 + q)
+      const F rest = Simd::negative_fma(Simd::set(2), q_inverse, Simd::sub(one, rough_large));
+      const F correction = Simd::mul(left, inverse), large_lost = Simd::negative_fma(Simd::set(2), correction, rest);
+      lost = Simd::select_abs_at_most(u, kSmall, lost, Simd::flip_sign(large_lost, u));
+      // (1 - tanh) (1 + tanh)
+      const F twice = Simd::mul(Simd::set(2), Simd::add(one, rough_large));
+      large_slope = Simd::fma(correction, twice, Simd::mul(q_inverse, twice));
+    }
     if constexpr (kHasSlopeUnit) large_slope = Simd::mul(large_slope, unit);
     slope = Simd::select_abs_at_most(u, kSmall, small_slope(small), large_slope);
     return Simd::select_abs_at_most(u, kSmall, small, large);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <numeric>
 
 #include "tests/api/calls.h"
@@ -123,6 +125,45 @@ TEST_P(Determinism, TheScalarLossHasTheSameBitsForAnyNumberOfThreads) {
       ASSERT_TRUE(runs_value_and_grad(c, o, wishes));
       if (expected.empty()) expected = outputs_of(c.args());
       ASSERT_TRUE(same_bits(outputs_of(c.args()), expected)) << threads;
+    }
+  }
+}
+
+// Neither do a row's log-probabilities depend on which outputs are asked for besides: without entropies the kernels need not do a
+// block again whose logits lie far above all before them. Rows that rise by little, much and too much from block to block, some
+// of whose blocks hold a mask and have to be done the general way.
+TEST_P(Determinism, LogProbabilitiesDoNotDependOnTheOtherOutputs) {
+  constexpr double kSteps[] = {0.5, 3, 5, 9, 17, 30, 45, 60, -20};
+  constexpr std::int64_t kBlock = 128, kVocab = 7 * kBlock + 50;
+  const auto rows = static_cast<std::int64_t>(std::size(kSteps));
+  for (const double mask : {0.0, -1e30, -std::numeric_limits<double>::infinity()}) {
+    if (GetParam() == reference::NumberFormat::kFloat16 && mask == -1e30) continue;  // has no such number
+    LogitsCase c({.rows = rows, .vocab = kVocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true},
+                 LogitsCase::Open{});
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < kVocab; ++j) {
+        const auto block = static_cast<double>(j / kBlock - 3);
+        const bool is_masked = mask != 0 && (j / kBlock + i) % 3 == 0 && j % 5 == 1;
+        c.set_logit(i, j, is_masked ? mask : kSteps[i] * block + static_cast<double>((13 * i + 7 * j) % 31) / 8);
+      }
+    }
+    c.seal();
+    for (const double softcap : {0.0, 30.0, 200.0}) {
+      tileloss_cross_entropy_options o = options();
+      o.logit.softcap = softcap;
+      tileloss_plan_options wishes = plan_options();
+      wishes.vocab_block = kBlock;
+      c.reset();
+      ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, wishes));
+      ASSERT_TRUE(agrees(check_cross_entropy(c, o))) << mask << ", softcap " << softcap;
+      const auto loss = bytes_of(c.args().loss), logp = bytes_of(c.args().logp), lse = bytes_of(c.args().lse);
+      c.reset();
+      c.args().entropy = c.args().log_sum_sq_probs = tileloss_vector{};
+      ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, wishes));
+      ASSERT_TRUE(agrees(check_cross_entropy(c, o))) << mask << ", softcap " << softcap;
+      EXPECT_TRUE(same_bits(bytes_of(c.args().loss), loss)) << mask << ", softcap " << softcap;
+      EXPECT_TRUE(same_bits(bytes_of(c.args().logp), logp)) << mask << ", softcap " << softcap;
+      EXPECT_TRUE(same_bits(bytes_of(c.args().lse), lse)) << mask << ", softcap " << softcap;
     }
   }
 }

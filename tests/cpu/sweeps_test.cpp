@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -215,6 +216,31 @@ TEST_P(SweepsOf, LogitsFarFromZero) {
       const tileloss_cross_entropy_options options = cross_entropy_options();
       ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
       ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << center;
+    }
+  }
+}
+
+// A capped logit of 30 tanh(u) shows every rounding of tanh 30 times: most where its slope is computed in another way, 0.75 of
+// the cap, and beyond.
+TEST_P(SweepsOf, SoftcapOfLogitsNearTheCap) {
+  constexpr double kRanges[][2] = {{0, 0.75}, {0.4, 0.42}, {0.55, 0.57}, {0.74, 0.76}, {0.76, 1}, {1, 1.5}, {1.5, 6}};
+  constexpr auto kRows = static_cast<std::int64_t>(std::size(kRanges));
+  constexpr std::int64_t kVocab = 3000;
+  for (const double cap : {5.0, 30.0, 50.0}) {
+    LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      for (std::int64_t j = 0; j < kVocab; ++j) {
+        const double place = static_cast<double>((1237 * j) % kVocab) / kVocab;
+        c.set_logit(i, j, cap * (j % 2 == 0 ? 1 : -1) * std::lerp(kRanges[i][0], kRanges[i][1], place));
+      }
+    }
+    c.seal();
+    tileloss_cross_entropy_options options = cross_entropy_options();
+    options.logit.softcap = cap;
+    for (const tileloss_schedule schedule : kSchedules) {
+      c.reset();
+      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
+      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << cap;
     }
   }
 }
