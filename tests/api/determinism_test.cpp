@@ -2,6 +2,7 @@
 // block, in any schedule.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <limits>
@@ -130,21 +131,24 @@ TEST_P(Determinism, TheScalarLossHasTheSameBitsForAnyNumberOfThreads) {
 }
 
 // Neither do a row's log-probabilities depend on which outputs are asked for besides: without entropies the kernels need not do a
-// block again whose logits lie far above all before them. Rows that rise by little, much and too much from block to block, some
-// of whose blocks hold a mask and have to be done the general way.
+// block again whose logits lie far above all before them. Rows that rise by little, much and too much from block to block, to
+// the end or half-way, some of whose blocks hold a mask and have to be done the general way; lse is near 0, where it has most
+// digits.
 TEST_P(Determinism, LogProbabilitiesDoNotDependOnTheOtherOutputs) {
-  constexpr double kSteps[] = {0.5, 3, 5, 9, 17, 30, 45, 60, -20};
+  constexpr double kSteps[] = {0.5, 3, 5, 9, 9, 17, 17, 30, 30, 60, -20, 5};
   constexpr std::int64_t kBlock = 128, kVocab = 7 * kBlock + 50;
-  const auto rows = static_cast<std::int64_t>(std::size(kSteps));
+  constexpr auto kLevels = static_cast<std::int64_t>(std::size(kSteps));
+  constexpr std::int64_t kRows = 8 * kLevels;
   for (const double mask : {0.0, -1e30, -std::numeric_limits<double>::infinity()}) {
     if (GetParam() == reference::NumberFormat::kFloat16 && mask == -1e30) continue;  // has no such number
-    LogitsCase c({.rows = rows, .vocab = kVocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true},
+    LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true},
                  LogitsCase::Open{});
-    for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t i = 0; i < kRows; ++i) {
       for (std::int64_t j = 0; j < kVocab; ++j) {
-        const auto block = static_cast<double>(j / kBlock - 3);
-        const bool is_masked = mask != 0 && (j / kBlock + i) % 3 == 0 && j % 5 == 1;
-        c.set_logit(i, j, is_masked ? mask : kSteps[i] * block + static_cast<double>((13 * i + 7 * j) % 31) / 8);
+        const auto block = static_cast<double>(std::min(j / kBlock - 3, i % 2 == 0 ? kVocab : std::int64_t{0}));
+        const bool is_masked = mask != 0 && (j / kBlock + i) % 3 != 1 && j % 5 == 1;
+        const double step = static_cast<double>((13 * i + (7 + i) * j) % (29 + i % 5)) / 8;
+        c.set_logit(i, j, is_masked ? mask : kSteps[i % kLevels] * block + step - 8.5);
       }
     }
     c.seal();
