@@ -166,9 +166,9 @@ class Sweeps {
                                    std::conditional_t<kHasQuick, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>,
                                    std::conditional_t<kHasQuick, TableLinear<Simd>, Transform>>;
 
-  // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than kMaxLag, again
-  // (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps the
-  // backward half (`previous` is null then), if the block's logits are too large for the transform.
+  // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than it may lag,
+  // again (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps
+  // the backward half (`previous` is null then), if the block's logits are too large for the transform.
   template <class Transform>
   static bool forward_block(Block<Transform>& b, const ForwardRow& row, const BackwardRow*& previous, std::int64_t start,
                             std::int64_t n, Running& r) {
