@@ -183,12 +183,13 @@ void probe(void* most, std::int64_t count, tileloss_task task, void* data) {
   for (std::int64_t i = 0; i < count; ++i) task(data, i);
 }
 
-// Besides the workspace: the options, the row stage, the call's own objects.
-constexpr std::int64_t kSmallChange = 8192;
-// A sanitizer's malloc counts what it rounds up to, at most a quarter more.
+// Besides the workspace: the options, the row stage, the call's own objects (kSmallChange). A sanitizer's malloc counts what it
+// rounds up to, at most a quarter more, and the pages of a size that it has not met before.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::int64_t kSmallChange = 65536;
 constexpr std::int64_t kRoundedUp = 4;
 #else
+constexpr std::int64_t kSmallChange = 8192;
 constexpr std::int64_t kRoundedUp = std::numeric_limits<std::int64_t>::max();
 #endif
 // From this size on a workspace is mapped on huge pages of its own.
