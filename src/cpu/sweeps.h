@@ -227,7 +227,8 @@ class Sweeps {
     if constexpr (Transform::kIsQuick) {
       const double limit =
           r.reference + kMaxExactLag < Transform::kMaxOffset ? r.reference + kMaxExactLag : Transform::kMaxOffset;
-      return !(row.sums & (kEntropySum | kCollisionSum)) && r.due_reference <= limit;
+      // Below the reference only where nothing above -inf was seen before: exps would vanish.
+      return !(row.sums & (kEntropySum | kCollisionSum)) && r.reference <= r.due_reference && r.due_reference <= limit;
     }
     return false;
   }

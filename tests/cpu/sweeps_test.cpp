@@ -263,6 +263,25 @@ TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
   }
 }
 
+// Nothing but a mask in the first blocks, then logits so far below 0 that a reference of 0 would make most of their exps vanish.
+TEST_P(SweepsOf, LowLogitsAfterAMask) {
+  LogitsCase c({.rows = 3, .vocab = 2000, .format = GetParam()}, LogitsCase::Open{});
+  for (std::int64_t i = 0; i < 3; ++i) {
+    for (std::int64_t j = 0; j < 2000; ++j) {
+      c.set_logit(i, j, j < 1024 ? -std::numeric_limits<double>::infinity() : -80 - static_cast<double>((i + 7 * j) % 59) / 4);
+    }
+  }
+  c.seal();
+  for (const tileloss_schedule schedule : kSchedules) {
+    tileloss_plan_options wishes = with_schedule(schedule);
+    wishes.vocab_block = 256;
+    c.reset();
+    const tileloss_cross_entropy_options options = cross_entropy_options();
+    ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+    ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
+  }
+}
+
 // Many logits far below the maximum whose exps count all the same, next to the label and at the row's end too.
 TEST_P(SweepsOf, EntropyOfWideLogitsUnderASmallScale) {
   for (const std::int64_t vocab : {20, 70, 1000}) {
