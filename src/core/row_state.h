@@ -54,7 +54,8 @@ inline RowState rescale(const RowState& state, float to, double weight) {
   // All columns, the label's too: its term is exp(target - max).
   const double all = state.sum + (state.target == -kInfinity ? 0.0 : std::exp(static_cast<double>(state.target) - state.max));
   r.entropy_sum = factor == 0 ? 0 : static_cast<float>(factor * (state.entropy_sum + shift * all));
-  r.smoothing_sum = static_cast<float>(state.smoothing_sum + shift * weight);
+  // Relative to +inf there would be nothing left to tell of the columns: their own z then, as of the ones that hold it.
+  r.smoothing_sum = static_cast<float>(state.smoothing_sum + (std::isinf(to) ? state.max : shift) * weight);
   return r;
 }
 

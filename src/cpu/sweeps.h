@@ -1,4 +1,5 @@
-// The two sweeps over a row, block by block: what happens between blocks. The loop inside a block is cpu/block_loop.h.
+// The two sweeps over a row, block by block: what happens between blocks, the backward's side in cpu/backward_sweep.h. The loop
+// inside a block is cpu/block_loop.h.
 //
 // Memory, bfloat16: 2 bytes read and 2 written an element; the stash (4 bytes, written and read) stays in the L2 cache. With the
 // next row's forward in the same loop as a row's backward from its stash, DRAM and arithmetic overlap. Measured:
@@ -8,48 +9,38 @@
 
 #include <type_traits>
 
-#include "cpu/block_loop.h"
-#include "cpu/capped_operands.h"
-#include "cpu/row_kernel.h"
-#include "cpu/running_sums.h"
-#include "cpu/small_softcap.h"
+#include "cpu/backward_sweep.h"
 #include "cpu/sweep_limits.h"
-#include "cpu/table_linear.h"
 
 namespace tileloss::cpu {
 
 template <class Simd, class T>
-class Sweeps {
-  using Loop = BlockLoop<Simd, T>;
-  using F = typename Simd::F;
-  using Pair = typename Simd::Pair;
-  using Accumulators = typename Loop::Accumulators;
-  using Running = RunningSums<Simd, Loop::kFine>;
+class Sweeps : BackwardSweep<Simd, T> {
+  using Base = BackwardSweep<Simd, T>;
+  using typename Base::Accumulators;
+  using typename Base::F;
+  using typename Base::Loop;
+  using typename Base::Pair;
+  using typename Base::Running;
   using BlockSums = typename Running::Block;
   template <class Transform>
-  using Block = typename Loop::template Block<Transform>;
-  static constexpr std::int64_t kPair = Simd::kPair;
+  using Block = typename Base::template Block<Transform>;
+  template <class Transform>
+  using Operands = typename Base::template Operands<Transform>;
+  template <class Transform>
+  using Quick = typename Base::template Quick<Transform>;
+  using Base::block_max;
+  using Base::is_aligned;
+  using Base::is_extreme;
+  using Base::is_general;
+  using Base::kMaxExactOffset;
+  using Base::kPair;
+  using Base::set_backward;
   // Columns that give a row's first idea of its maximum. With float32 storage a whole block: what the reference is off by is
   // rounded into every exponent.
   static constexpr std::int64_t kFirstLook = Loop::kFine ? kMaxVocabBlock : 1024;
 
   // ------------------------------------------------------------------------------------------------------------- forward
-
-  static float block_max(const T* x, std::int64_t n) {
-    F m0 = Simd::set(-kInfinity), m1 = m0;
-    std::int64_t i = 0;
-    for (; i + kPair <= n; i += kPair) {
-      const Pair v = Loop::load(x + i);
-      m0 = Simd::max(v.a, m0);
-      m1 = Simd::max(v.b, m1);
-    }
-    if (i < n) {
-      const Pair v = Loop::load_partial(x + i, static_cast<int>(n - i), -kInfinity);
-      m0 = Simd::max(v.a, m0);
-      m1 = Simd::max(v.b, m1);
-    }
-    return Simd::reduce_max(Simd::max(m0, m1));
-  }
 
   // sum_j c_j (z_j log2(e) - reference) of a block, and the sum of its c_j. A loop of its own, over logits that lie in L1: the
   // target is in here, and -inf must stay -inf.
@@ -157,15 +148,6 @@ class Sweeps {
     return stream ? interleaved<true, false>(b, n, sums, extremes) : interleaved<false, false>(b, n, sums, extremes);
   }
 
-  template <class Transform>
-  using Operands = std::conditional_t<Transform::kHasSlope && !Transform::kIsQuick, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
-  // What is tried first for a block; Transform itself if there is nothing quicker.
-  static constexpr bool kHasQuick = !Loop::kFine && Simd::kHasTable;
-  template <class Transform>
-  using Quick = std::conditional_t<Transform::kHasSlope,
-                                   std::conditional_t<kHasQuick, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>,
-                                   std::conditional_t<kHasQuick, TableLinear<Simd>, Transform>>;
-
   // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than it may lag,
   // again (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps
   // the backward half (`previous` is null then), if the block's logits are too large for the transform.
@@ -235,16 +217,17 @@ class Sweeps {
 
   // Takes note of a block's maximum; true if the reference has to move.
   static bool look_at_maximum(const ForwardRow& row, float max, std::int64_t start, Running& r) {
-    if (!(max > r.raw_max)) return false;
+    const bool begins_capped = !r.is_started && row.transform.softcap > 0 && max == -kInfinity;  // z is -cap there
+    if (!(max > r.raw_max) && !begins_capped) return false;
     r.raw_max = max;
     r.max_start = start;
     const double exponent = Running::log2e(row.transform) * row.transform.value(max);
     if (r.is_started && !(exponent > r.due_reference + kMaxLag)) return false;
-    r.choose_reference(row.transform, exponent);
+    // A block that is masked with -1e30 throughout, before others: its exps vanish against any of these. Larger offsets would
+    // round by more than exp can take.
+    r.choose_reference(row.transform, exponent < -kMaxExactOffset ? -kMaxExactOffset : exponent);
     return true;
   }
-
-  static bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 64 == 0; }
 
   // A look at the beginning of the block from `start` on, after one that was not small: a loop in vain would cost more.
   template <class Small>
@@ -264,9 +247,14 @@ class Sweeps {
     using Small = Quick<Transform>;
     bool expect_small = true;
     Block<Small> block(row.transform);
+    const typename Base::StashRange range(previous);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       const BackwardRow* pending = previous;
+      if (previous != nullptr && Base::template is_lost<Transform>(*previous, range, start)) {
+        Base::template backward_again<Transform>(*previous, start, n);
+        pending = nullptr;
+      }
       bool is_done = false;
       if (expect_small) is_done = forward_block<Small>(block, row, pending, start, n, r);
       if constexpr (!std::is_same_v<Small, Transform>) {
@@ -285,12 +273,6 @@ class Sweeps {
     } else {
       finish(row, r);
     }
-  }
-
-  // A maximum, in units of log 2, beyond which offsets are no longer exact (and from 2^126 on exponents overflow): such as a row
-  // that is masked with -1e9 or the lowest finite number throughout.
-  static bool is_extreme(const LogitTransform& t, double exponent) {
-    return !(t.softcap > 0) && __builtin_isfinite(exponent) && __builtin_fabs(exponent) > 0x1p24;
   }
 
   // The forward of such a row, whose maximum the usual one has found: once more, with exponents (x - maximum) * scale.
@@ -370,90 +352,7 @@ class Sweeps {
     return i;
   }
 
-  // ------------------------------------------------------------------------------------------------------------ backward
-
-  // NaN without a payload: rounded to bfloat16, one of all ones would become 0.
-  static F coefficient(double x) { return Simd::set(x == x ? static_cast<float>(x) : __builtin_nanf("")); }
-
-  // A block's stash is relative to that block's reference, exponents computed again are relative to one near the maximum: the
-  // factor to the maximum itself goes into the coefficients.
-  template <class Transform>
-  static void set_backward(Block<Transform>& b, const BackwardRow& row, std::int64_t start) {
-    const LogitTransform& t = row.transform;
-    const double slope = t.scale / Transform::slope_unit(t);
-    const double max = Running::log2e(t) * row.max;
-    const float offset = Simd::offset_for(max, t.exponent_scale);
-    const double own = Running::effective_offset(t, offset);
-    const double reference = row.stash == nullptr ? own : row.references[start / row.vocab_block];
-    b.previous_x = static_cast<const T*>(row.x) + start;
-    b.dx = static_cast<T*>(row.dx) + start;
-    b.previous_stash = row.stash + start;
-    b.class_weights = row.class_weights == nullptr ? nullptr : row.class_weights + start;
-    if (reference == b.previous_reference) return;
-    b.previous_reference = reference;
-    const double factor = __builtin_exp2(reference - max) * slope;
-    // prob_logp (z - max - log_sum) = prob_logp / log2e * (exponent + own - max) - prob_logp * log_sum
-    const double rest = row.prob_logp == 0 ? 0 : row.prob_logp * ((own - max) / Running::log2e(t) - row.log_sum);
-    b.max_offset = Simd::set(offset);
-    b.prob = coefficient((row.prob + rest) * factor);
-    b.prob_logp = coefficient(row.prob_logp / Running::log2e(t) * factor);
-    b.uniform = coefficient(row.uniform * slope);
-  }
-
-  static bool is_general(const BackwardRow& row) {
-    return row.prob_logp != 0 || (row.uniform != 0 && (row.class_weights != nullptr || row.transform.softcap > 0));
-  }
-
-  template <bool kStash, bool kGeneral, class Transform>
-  static void backward_only(const Block<Transform>& b, std::int64_t n, bool stream) {
-    Accumulators unused;
-    if (stream) {
-      Loop::template run<Features{.backward = true, .read_stash = kStash, .general = kGeneral, .stream = true}>(b, 0, n, unused);
-    } else {
-      Loop::template run<Features{.backward = true, .read_stash = kStash, .general = kGeneral}>(b, 0, n, unused);
-    }
-  }
-
-  // Exponents relative to the maximum itself.
-  [[gnu::cold]] static void backward_extreme(const BackwardRow& row) {
-    const float max = block_max(static_cast<const T*>(row.x), row.columns);
-    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
-      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
-      Block<Centered<Simd>> b(row.transform);
-      set_backward(b, row, start);
-      b.transform.center = Simd::set(max);
-      b.max_offset = Simd::set(0);
-      b.prob = coefficient((row.prob - row.prob_logp * row.log_sum) * row.transform.scale);
-      b.prob_logp = coefficient(row.prob_logp / Running::log2e(row.transform) * row.transform.scale);
-      backward_only<false, true>(b, n, false);
-    }
-  }
-
-  template <class Transform>
-  static void backward_row(const BackwardRow& row) {
-    const bool general = is_general(row);
-    if ((row.stash == nullptr || general) && is_extreme(row.transform, Running::log2e(row.transform) * row.max)) {
-      backward_extreme(row);
-      return;
-    }
-    Block<Transform> b(row.transform);
-    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
-      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
-      set_backward(b, row, start);
-      Operands<Transform> operands;
-      if (row.stash == nullptr || general) operands.compute(b, b.previous_x, n);
-      const bool stream = row.stream && is_aligned(b.dx);
-      if (row.stash != nullptr && general) {
-        backward_only<true, true>(b, n, stream);
-      } else if (row.stash != nullptr) {
-        backward_only<true, false>(b, n, stream);
-      } else if (general) {
-        backward_only<false, true>(b, n, stream);
-      } else {
-        backward_only<false, false>(b, n, stream);
-      }
-    }
-  }
+  // ---------------------------------------------------------------------------------------------------------------- both
 
   template <class Transform>
   static void run_transformed(ForwardRow* next, const BackwardRow* previous) {
@@ -462,7 +361,7 @@ class Sweeps {
     if (interleave) {
       forward_row<Transform>(*next, previous);
     } else {
-      if (previous != nullptr) backward_row<Transform>(*previous);
+      if (previous != nullptr) Base::template backward_row<Transform>(*previous);
       if (next != nullptr) forward_row<Transform>(*next, nullptr);
     }
     if (previous != nullptr && previous->stream) Simd::fence();

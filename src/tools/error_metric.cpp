@@ -304,8 +304,8 @@ OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax) {
   // The logits that hold the mass lie within 16 of the maximum.
   const double blur = softmax.transform().is_identity() ? 0.0 : max + 16.0;
   // log S keeps its relative precision near 0 only where the sum without the label lacks the maximum's exp, which is 1 give or
-  // take its rounding and that of z.
-  if (label_z < softmax.max()) magnitudes.entropy += 1.0 + blur;
+  // take its rounding (3.9e-7 for 16-bit logits), that of the float32 sums, and that of z.
+  if (label_z < softmax.max()) magnitudes.entropy += 3.0 + blur;
   if (blur > 0.0) {
     magnitudes.logp += (target + blur) * std::min(1.0, log_p);
     magnitudes.entropy += 2.0 * blur * std::min(1.0, entropy);

@@ -149,6 +149,24 @@ TEST_P(Shards, AShardOfMinusInfinityAndASingleShard) {
   EXPECT_TRUE(agrees(check_cross_entropy(c, cross_entropy_options())));
 }
 
+// Logits far from 0, a shard's maximum far below the row's, or all -inf.
+TEST_P(Shards, FarFromZeroAndFarApart) {
+  if (GetParam() == reference::NumberFormat::kFloat16) return;  // ends at 65504
+  for (const double first : {-2e9, -1e9, -std::numeric_limits<double>::infinity()}) {
+    LogitsCase c(spec(), LogitsCase::Open{});
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      for (std::int64_t j = 0; j < kVocab; ++j) {
+        if (c.labels()[static_cast<std::size_t>(i)] != -100) c.set_logit(i, j, j < 300 ? first : -1e9);
+      }
+    }
+    c.seal();
+    tileloss_cross_entropy_options options = cross_entropy_options();
+    options.reduction = TILELOSS_REDUCTION_SUM;
+    run_sharded(c, options, uneven());
+    EXPECT_TRUE(agrees(check_cross_entropy(c, options))) << first;
+  }
+}
+
 TEST_P(Shards, ANanInOneShardMakesTheRowNanInAll) {
   LogitsCase c(spec(), LogitsCase::Open{});
   std::int64_t row = 0;
