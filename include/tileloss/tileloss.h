@@ -91,7 +91,8 @@ typedef struct tileloss_vector {
 } tileloss_vector;
 
 // A number that may change from step to step: `*pointer` (in the data's memory space, read during the call) when pointer is
-// not null, else `value`.
+// not null, else `value`. A plan made with a pointer serves all numbers behind it. Where a coefficient of 0 saves work, a `value`
+// of 0 and one that is not need a plan each.
 typedef struct tileloss_scalar {
   double value;
   const float* pointer;
@@ -353,7 +354,7 @@ typedef struct tileloss_args {
   tileloss_matrix head;    // [V,H] float32, bfloat16, float16; any strides: one that lies as [H,V] has row_stride 1, col_stride V
   tileloss_vector bias;    // [V] float32, bfloat16, float16; default none
   tileloss_matrix dhidden;  // out: [N,H] float32 or hidden's dtype; any subset of the three gradients
-  tileloss_matrix dhead;    // out: [V,H] float32 or head's dtype, accumulated in float32; any strides
+  tileloss_matrix dhead;    // out: [V,H] float32 or head's dtype, accumulated in float32; any strides; scratch until it is stored
   tileloss_vector dbias;    // out: [V] float32 or bias's dtype, accumulated in float32
   tileloss_dtype
       compute_dtype;   // what the products see: bfloat16 or float32; none (default): bfloat16 if hidden and head are that
@@ -430,8 +431,11 @@ typedef struct tileloss_plan {
   int64_t buffer_count;     // what workspace_bytes is made of, rounded up to 64 bytes each
   tileloss_plan_buffer buffers[TILELOSS_MAX_PLAN_BUFFERS];
   char isa_note[48];  // why the planner's own choice of isa was not avx512_amx ("AMX: permission refused", ...), else empty
-  // With the LM head, schedule stash: the logits of so many columns are kept for the backward, those of the others made again.
+  // With the LM head, schedule stash: logits that are kept for the backward, the others are made again. Of the first kept_rows
+  // rows in use all, in dhead's memory until dhead itself is stored there; of the other rows the first kept_columns columns, in
+  // the workspace. (0 rows: none in dhead. All of them: kept_columns is V.)
   int64_t kept_columns;
+  int64_t kept_rows;
 } tileloss_plan;
 
 typedef void (*tileloss_task)(void* task_data, int64_t index);

@@ -95,8 +95,9 @@ class Plan {
   [[nodiscard]] std::int64_t vocab_block() const noexcept { return c_.vocab_block; }
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return c_.workspace_bytes; }
   [[nodiscard]] double predicted_ms() const noexcept { return c_.predicted_ms; }
-  // With the LM head, Schedule::kStash: columns whose logits are kept for the backward.
+  // With the LM head, Schedule::kStash: columns whose logits are kept for the backward, and rows whose logits all are, in dhead.
   [[nodiscard]] std::int64_t kept_columns() const noexcept { return c_.kept_columns; }
+  [[nodiscard]] std::int64_t kept_rows() const noexcept { return c_.kept_rows; }
   // What the workspace is made of: name and bytes of each part.
   [[nodiscard]] std::span<const tileloss_plan_buffer> buffers() const& noexcept {
     return {c_.buffers, static_cast<std::size_t>(c_.buffer_count)};

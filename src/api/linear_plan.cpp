@@ -6,6 +6,7 @@
 #include "api/arguments.h"
 #include "api/linear.h"
 #include "cpu/isa.h"
+#include "cpu/linear_blocks.h"
 
 namespace tileloss::api {
 namespace {
@@ -45,6 +46,36 @@ std::int64_t whole_panels(const tileloss_plan& plan, std::int64_t rows) {
   return std::max<std::int64_t>((rows + panel - 1) / panel, 1) * panel;
 }
 
+// Where dhead can hold z of all rows' tiles before it is written: [V,H] without gaps, or [H,V].
+cpu::KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
+  cpu::KeptInDhead kept;
+  if (!s.dhead || p.args.accumulate != 0 || s.columns < s.tile) return kept;
+  const tileloss_matrix& dhead = p.args.dhead;
+  const std::int64_t bytes = element_bytes(dhead.dtype), elements = bytes / (s.kept_in_words ? 2 : 4);  // of z, in one of dhead's
+  std::int64_t lines = 1;
+  if (dhead.col_stride == 1 && dhead.row_stride == s.width) {
+    kept.rows_of_line = s.width * elements;
+    kept.column_bytes = s.width * bytes;
+  } else if (dhead.row_stride == 1 && dhead.col_stride >= s.total_columns) {
+    kept.rows_of_line = elements;
+    kept.line_bytes = dhead.col_stride * bytes;
+    kept.column_bytes = bytes;
+    lines = s.width;
+  } else {
+    return kept;
+  }
+  const std::int64_t most = kept.rows_of_line * lines, row_tile = cpu::row_tile(cpu::kernels(plan.isa).matmul);
+  kept.rows = most >= s.rows ? s.rows : most / row_tile * row_tile;
+  return kept.rows > 0 ? kept : cpu::KeptInDhead{};
+}
+
+// Of the logits, in [0, 1].
+double share_kept(const cpu::LinearShape& s) {
+  const auto in_dhead = static_cast<double>(s.kept_in_dhead.rows) * static_cast<double>(s.whole_tiles() * s.tile);
+  const auto others = static_cast<double>(s.row_chunk - s.kept_in_dhead.rows) * static_cast<double>(s.kept);
+  return (in_dhead + others) / (static_cast<double>(s.row_chunk) * static_cast<double>(s.columns));
+}
+
 }  // namespace
 
 // What fits in plan.workspace_bytes (0: anything): the widest chunk, then the most columns.
@@ -69,19 +100,20 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   const bool keeps = plan.schedule == TILELOSS_SCHEDULE_STASH;
   s.row_chunk = keeps ? std::min(plan.row_block, p.rows) : p.rows;
   const bool keeps_all = keeps && s.row_chunk < p.rows;
-  s.kept = keeps_all ? p.columns : keeps ? std::min(s.tile, p.columns) : 0;
   s.kept_in_words = keeps && s.compute == cpu::Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
+  if (keeps && !keeps_all) s.kept_in_dhead = kept_in_dhead(p, plan, s);
+  s.kept = keeps_all ? p.columns : 0;
   const auto fits = [&] { return plan.workspace_bytes == 0 || layout_bytes(p, plan, s) <= plan.workspace_bytes; };
   for (const std::int64_t chunk : kChunks) {
     s.chunk = std::max<std::int64_t>(chunk / s.tile, 1) * s.tile;
     if (fits()) break;
   }
-  if (keeps && !keeps_all) {
+  if (keeps && !keeps_all && s.kept_in_dhead.rows < s.rows) {
     const auto keep = [&](std::int64_t tiles) { s.kept = std::min(tiles * s.tile, p.columns); };
-    keep(std::max<std::int64_t>(1, largest((p.columns + s.tile - 1) / s.tile, [&](std::int64_t tiles) {
-                                  keep(tiles);
-                                  return fits();
-                                })));
+    keep(largest((p.columns + s.tile - 1) / s.tile, [&](std::int64_t tiles) {
+      keep(tiles);
+      return fits();
+    }));
   }
   return s;
 }
@@ -94,7 +126,7 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.rows == 0 || p.columns == 0) return 0;
   const cpu::LinearShape s = linear_shape(p, plan);
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
-  const double again = s.backward() ? 1 - static_cast<double>(s.kept) / columns : 0;
+  const double again = s.backward() ? 1 - share_kept(s) : 0;
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
   const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && s.compute == cpu::Compute::kBfloat16;
   const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
@@ -160,7 +192,7 @@ Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_bl
                                            is_free ? std::numeric_limits<std::int64_t>::max() - 1 : cap);
     const bool fits = stash.workspace_bytes <= cap;
     if (is_wished && !fits && budget > 0) return too_small(stash.workspace_bytes, " for schedule stash", budget);
-    if (is_wished || (fits && stash.predicted_ms <= lean.predicted_ms)) {
+    if (is_wished || (fits && stash.predicted_ms < lean.predicted_ms)) {
       *plan = stash;
       return {};
     }

@@ -31,6 +31,9 @@ constexpr std::int64_t kCappedVocabBlock = 2048, kFineCappedVocabBlock = 1024;
 // stash costs less than a second exp: 89 ps an element against 140 at 786,432 classes on Zen 4. docs/performance.md has the
 // table.
 constexpr std::int64_t kMaxStashBytes = std::int64_t{3} << 20;
+constexpr std::int32_t kMaxThreads = 1024;
+// Of logits; so that no size of a workspace leaves 64 bits.
+constexpr double kMaxElements = 0x1p56;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -53,7 +56,7 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
 Status check_wishes(const tileloss_plan_options& o) {
   if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
     return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
-  if (o.threads < 0 || o.threads > 1024) return expected("threads", "0 to 1024", to_string(o.threads));
+  if (o.threads < 0 || o.threads > kMaxThreads) return expected("threads", "0 to 1024", to_string(o.threads));
   if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
   if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > cpu::kMaxVocabBlock) {
     return expected("vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(o.vocab_block));
@@ -103,6 +106,17 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
 WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) { return lay_out(p, plan, true); }
 std::int64_t fixed_bytes(const Problem& p, const tileloss_plan& plan) { return lay_out(p, plan, false).bytes; }
 
+Status check_plan(const tileloss_plan& plan) {
+  if (plan.schedule <= TILELOSS_SCHEDULE_AUTO || plan.schedule > TILELOSS_SCHEDULE_SWEEPS)
+    return expected("plan.schedule", "stash, recompute or sweeps (1 to 3)", to_string(plan.schedule));
+  if (plan.threads < 1 || plan.threads > kMaxThreads) return expected("plan.threads", "1 to 1024", to_string(plan.threads));
+  if (plan.row_block < 1) return expected("plan.row_block", ">= 1", to_string(plan.row_block));
+  if (plan.vocab_block < 1 || plan.vocab_block % 64 != 0 || plan.vocab_block > cpu::kMaxVocabBlock)
+    return expected("plan.vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(plan.vocab_block));
+  if (plan.workspace_bytes < 0) return expected("plan.workspace_bytes", ">= 0", to_string(plan.workspace_bytes));
+  return {};
+}
+
 Status check_executor(const tileloss_executor* e) {
   if (e == nullptr) return {};
   if (e->struct_size != sizeof *e) return expected("executor.struct_size", to_string(sizeof *e), to_string(e->struct_size));
@@ -127,7 +141,8 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
   plan.schedule = choose_schedule(p, wishes);
   const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
-  plan.row_block = wishes.row_block > 0 ? wishes.row_block : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
+  plan.row_block = wishes.row_block > 0 ? std::min(wishes.row_block, std::max<std::int64_t>(p.rows, 1))
+                                        : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
   const std::int64_t blocks = (p.rows + plan.row_block - 1) / plan.row_block;
   plan.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
@@ -169,6 +184,10 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
                     tileloss_schedule_name(wishes.schedule));
   }
   if (Status s = check_executor(executor); !s.ok()) return s;
+  if (static_cast<double>(p.rows) * static_cast<double>(std::max<std::int64_t>(p.total_columns, 1)) > kMaxElements) {
+    return expected(p.loss->is_linear ? "hidden.rows" : "logits.rows", "at most 2^56 logits in all",
+                    shape(p.rows, p.total_columns));
+  }
   const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
   if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
 
@@ -179,7 +198,7 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   plan.isa = isa.isa;
   std::strncpy(plan.isa_note, isa.note, sizeof plan.isa_note - 1);
   const std::int64_t available = wishes.threads > 0    ? wishes.threads
-                                 : executor != nullptr ? executor->threads
+                                 : executor != nullptr ? std::min(executor->threads, kMaxThreads)
                                                        : cpu::default_threads();
   Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
   if (!cut.ok()) return cut;
@@ -190,7 +209,11 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
     b.bytes = buffer.bytes;
   }
   plan.predicted_ms = predict_ms(p, plan);
-  plan.kept_columns = p.loss->is_linear ? linear_shape(p, plan).kept : 0;
+  if (p.loss->is_linear) {
+    const cpu::LinearShape shape = linear_shape(p, plan);
+    plan.kept_rows = shape.kept_in_dhead.rows;
+    plan.kept_columns = plan.kept_rows > 0 && plan.kept_rows == shape.rows ? shape.columns : shape.kept;
+  }
   plan.fingerprint = fingerprint(p);
   std::memcpy(out, &plan, out->struct_size);
   return {};

@@ -33,6 +33,9 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* options, c
 // more than that.
 inline bool is_plan_size(std::size_t size) { return size >= offsetof(tileloss_plan, isa_note) && size <= sizeof(tileloss_plan); }
 
+// A plan is plain data: whether one that was stored, or written by hand, can be run.
+Status check_plan(const tileloss_plan& plan);
+
 Status check_executor(const tileloss_executor* executor);
 
 }  // namespace tileloss::api

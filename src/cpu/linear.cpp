@@ -18,7 +18,10 @@ LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
   // Beyond these scales a step leaves float's range; nothing is kept then, and nothing rounded.
   const bool is_extreme = !(job.transform.scale > 0x1p-64F && job.transform.scale < 0x1p64F);
   has_words_ = shape().kept_in_words && !is_extreme;
-  kept_columns_ = shape().kept_in_words && is_extreme ? 0 : shape().kept;
+  if (!(shape().kept_in_words && is_extreme)) {
+    kept_in_dhead_ = shape().kept_in_dhead;
+    kept_columns_ = shape().kept;
+  }
   steps_per_unit_ = job.transform.scale * kKeptStepsPerExponent;
   for (std::int64_t i = 0; i < shape().rows; ++i) {
     if (job.targets[i] != kIgnoredRow) rows_[used_++] = i;
@@ -112,13 +115,15 @@ void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t e
     const double weight = weight_of(column, columns);
     for (std::int64_t u = first; u < last; u += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, last - u);
-      float* z = is_kept(column) && !has_words_ ? kept_row<float>(u, column) : z_tile;
-      multiply_z(scratch, bias, u, rows, columns, z, shape().tile);
+      const bool keeps = is_kept(u, column), keeps_floats = keeps && !has_words_;
+      float* z = keeps_floats ? kept_row<float>(u, column) : z_tile;
+      const std::int64_t stride = keeps_floats ? kept_stride(u) : shape().tile;
+      multiply_z(scratch, bias, u, rows, columns, z, stride);
       for (std::int64_t r = 0; r < rows; ++r) {
         RowState& state = states_[(u + r) * kSlices + slice];
-        float* row = z + r * shape().tile;
+        float* row = z + r * stride;
         state = merge(state, weight_before, tile_state(u + r, column, columns, row), weight);
-        if (is_kept(column) && has_words_) {
+        if (keeps && has_words_) {
           kept_max(u + r, column) = to_words(row, columns, kept_row<std::uint16_t>(u + r, column));
         }
       }

@@ -7,10 +7,13 @@
 //   backward    the vocabulary in chunks, each in two phases. First dz of all rows, from z kept or computed again, and the chunk
 //               of the head packed for the second: dhead's rows of the chunk (dz^T hidden, done at once), dhidden += dz head.
 //               dz is float32 and is rounded to the compute type once, while it is packed.
-// Schedules: recompute keeps no z and does 4 products. stash keeps what the budget allows: of all rows the first K columns, the
+// Schedules: recompute keeps no z and does 4 products. stash keeps what there is room for: of all rows the first K columns, the
 // others are computed again, 3 + (1 - K/V) products; or of some rows at a time all columns, 3 products, but head and dhead go
 // through the caches once for each chunk of rows, and dhead is added up over those in float32. Where the gradient off the label
 // is p times a number and is rounded to bfloat16, z is kept in 16 bits (cpu/kept_logits.h), else in float32.
+//
+// There is room in dhead itself: until a tile's rows of it are written, their memory holds the tile's z of the first rows in use,
+// H of them in 16 bits where dhead is in 16 bits, 2 H where it is in float32.
 #ifndef TILELOSS_CPU_LINEAR_H_
 #define TILELOSS_CPU_LINEAR_H_
 
@@ -26,6 +29,14 @@
 namespace tileloss::cpu {
 
 // What a plan has to know: shapes, what is asked for, and how it is cut.
+// Where a tile's z lies in dhead: in lines side by side, z of `rows` rows after one another in each.
+struct KeptInDhead {
+  std::int64_t rows = 0;          // in all, of those in use; 0: none is kept there
+  std::int64_t rows_of_line = 1;  // whose z of a tile fit side by side
+  std::int64_t line_bytes = 0;    // from a line to the next
+  std::int64_t column_bytes = 0;  // from a column's beginning to the next one's
+};
+
 struct LinearShape {
   std::int64_t rows = 0;           // N, used or not
   std::int64_t columns = 0;        // V, valid ones
@@ -43,10 +54,12 @@ struct LinearShape {
   std::int64_t tile = 256;     // columns of a product's block
   std::int64_t chunk = 2048;   // columns of a backward's chunk, a multiple of the tile
   std::int64_t row_chunk = 0;  // rows at a time
-  std::int64_t kept = 0;       // columns whose z is kept from the forward: the first ones, whole tiles, or all
-  bool kept_in_words = false;  // in 16 bits; z of the other columns is rounded like it, so that no bit depends on `kept`
+  KeptInDhead kept_in_dhead;   // with all rows at a time: those whose z of every whole tile is kept from the forward, in dhead
+  std::int64_t kept = 0;       // columns of the other rows whose z is kept in the workspace: the first ones, whole tiles, or all
+  bool kept_in_words = false;  // in 16 bits; z that is not kept is rounded like it, so that no bit depends on what is
 
   bool backward() const { return dhidden || dhead || dbias; }
+  std::int64_t whole_tiles() const { return columns / tile; }
   // Several row chunks and no place in the output: dhead is added up in the workspace.
   bool sums_dhead() const { return dhead && row_chunk < rows && !dhead_in_place; }
   // Several row chunks: dbias is added up in the workspace, so that it is rounded once, and added to once.
@@ -68,8 +81,9 @@ struct LinearLayout {
   std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
   std::int64_t states = 0;         // RowState [slices, N]
   std::int64_t gradients = 0;      // RowGradient [N]
-  std::int64_t kept = 0;           // z: float or 16-bit words [tiles kept, row_chunk, tile]
-  std::int64_t kept_max = 0;       // with words: float [tiles kept, row_chunk], the tiles' maxima; a part of that buffer
+  std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
+  std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
+  std::int64_t max_in_dhead = 0;   // the same of the rows that dhead holds: float [whole tiles, rows]
   std::int64_t dz = 0;             // float [row_chunk, chunk]
   std::int64_t packed_head = 0;    // a chunk of the head for dhidden
   std::int64_t dhidden = 0;        // float [N, H]

@@ -25,8 +25,9 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
 
 // z of a tile from 16 bits. One that was computed again takes the same way, through `words`.
 void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const {
-  const float max = is_kept(column) ? kept_max(u, column) : to_words(z, columns, words);
-  const std::uint16_t* from = is_kept(column) ? kept_row<std::uint16_t>(u, column) : words;
+  const bool is_there = is_kept(u, column);
+  const float max = is_there ? kept_max(u, column) : to_words(z, columns, words);
+  const std::uint16_t* from = is_there ? kept_row<std::uint16_t>(u, column) : words;
   job_.kernels->kept_logits.restore(from, columns, max, steps_per_unit_, z);
 }
 
@@ -35,18 +36,19 @@ void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, s
   float* const after_head = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
   auto* const words = reinterpret_cast<std::uint16_t*>(after_head + (shape().bias ? shape().tile : 0));
   const float* bias = nullptr;
-  if (!is_kept(column)) {
+  if (!(is_kept(begin, column) && is_kept(end - 1, column))) {
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
     bias = tile_of_bias(column, columns, after_head);
   }
   for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
     const std::int64_t rows = std::min(row_tile(matmul()), end - u);
     float* tile = dz + (u - begin) * chunk_columns_;
-    if (!is_kept(column)) multiply_z(scratch, bias, u, rows, columns, tile, chunk_columns_);
+    const bool is_there = is_kept(u, column);
+    if (!is_there) multiply_z(scratch, bias, u, rows, columns, tile, chunk_columns_);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = tile + r * chunk_columns_;
       if (has_words_) restore_row(u + r, column, columns, words, row);
-      dz_row(u + r, column, columns, is_kept(column) && !has_words_ ? kept_row<float>(u + r, column) : row, row);
+      dz_row(u + r, column, columns, is_there && !has_words_ ? kept_row<float>(u + r, column) : row, row);
     }
   }
 }

@@ -45,10 +45,12 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   if (s.backward()) {
     l.gradients = take("row gradients", s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
     const std::int64_t chunk = head_chunk(s);
-    const std::int64_t kept_rows = ceil_div(s.kept, s.tile) * s.row_chunk;
+    const std::int64_t kept_rows = ceil_div(s.kept, s.tile) * (s.row_chunk - s.kept_in_dhead.rows);
     const std::int64_t kept_bytes = kept_rows * s.tile * (s.kept_in_words ? 2 : kFloat);
     l.kept = take("logits kept", kept_bytes + (s.kept_in_words ? kept_rows * kFloat : 0));
     l.kept_max = l.kept + kept_bytes;
+    const std::int64_t rows_in_dhead = s.whole_tiles() * s.kept_in_dhead.rows;
+    l.max_in_dhead = take("maxima of kept logits", s.kept_in_words ? rows_in_dhead * kFloat : 0);
     l.dz = take("dlogits of a chunk", s.row_chunk * chunk * kFloat);
     if (s.dhead) {
       l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);

@@ -55,14 +55,31 @@ class LinearWalk {
 
   float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
   Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
-  bool is_kept(std::int64_t column) const { return column < kept_columns_; }
+  // Of a tile of columns, the same for all rows of a row tile.
+  bool is_in_dhead(std::int64_t u) const { return u - first_row_ < kept_in_dhead_.rows; }
+  bool is_kept(std::int64_t u, std::int64_t column) const {
+    return is_in_dhead(u) ? column + shape().tile <= shape().columns : column < kept_columns_;
+  }
   // z of a row in use of this row chunk, from the first column of a tile on: T is float, or std::uint16_t with a maximum.
   template <class T>
   T* kept_row(std::int64_t u, std::int64_t column) const {
-    return piece<T>(job_.layout.kept) + column * shape().row_chunk + (u - first_row_) * shape().tile;
+    const KeptInDhead& d = kept_in_dhead_;
+    std::int64_t row = u - first_row_;
+    if (!is_in_dhead(u)) {
+      row -= d.rows;
+      return piece<T>(job_.layout.kept) + column * (shape().row_chunk - d.rows) + row * shape().tile;
+    }
+    auto* const line = static_cast<std::byte*>(job_.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
+    return reinterpret_cast<T*>(line) + row % d.rows_of_line * shape().tile;
+  }
+  // From a row's z to the next one's, in a row tile whose z is kept in float32.
+  std::int64_t kept_stride(std::int64_t u) const {
+    return is_in_dhead(u) && kept_in_dhead_.line_bytes > 0 ? kept_in_dhead_.line_bytes / 4 : shape().tile;
   }
   float& kept_max(std::int64_t u, std::int64_t column) const {
-    return piece<float>(job_.layout.kept_max)[column / shape().tile * shape().row_chunk + u - first_row_];
+    const std::int64_t tile = column / shape().tile, rows = kept_in_dhead_.rows, row = u - first_row_;
+    if (is_in_dhead(u)) return piece<float>(job_.layout.max_in_dhead)[tile * rows + row];
+    return piece<float>(job_.layout.kept_max)[tile * (shape().row_chunk - rows) + row - rows];
   }
   // Returns the maximum that they are relative to.
   float to_words(const float* z, std::int64_t columns, std::uint16_t* words) const {
@@ -93,6 +110,7 @@ class LinearWalk {
   const tileloss_executor* executor_;
   std::int64_t used_ = 0;
   std::int64_t first_row_ = 0;  // of the row chunk at hand
+  KeptInDhead kept_in_dhead_;
   std::int64_t kept_columns_ = 0;
   bool has_words_ = false;
   float steps_per_unit_ = 0;  // of the words, in z before its scale

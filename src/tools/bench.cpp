@@ -106,7 +106,8 @@ std::vector<Cell> cells(const Bench& bench, const Report& report, const Timing& 
                              {"min ms", fmt::format("{:.2f}", timing.min_ms)},
                              {"mean ms", fmt::format("{:.2f}", timing.mean_ms)}};
   if (bench.function().is_linear()) {
-    cells.emplace_back("kept", fmt::format("{}", timing.kept_columns));
+    cells.emplace_back("kept columns", fmt::format("{}", timing.kept_columns));
+    cells.emplace_back("rows in dhead", fmt::format("{}", timing.kept_rows));
     cells.emplace_back("TFLOP/s", fmt::format("{:.3f}", tflops(timing)));
     cells.emplace_back("of roof", fmt::format("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
   } else {

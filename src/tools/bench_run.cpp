@@ -91,6 +91,7 @@ Json to_json(const Timing& timing) {
   if (timing.flops > 0) {
     json["tflops"] = tflops(timing);
     json["kept_columns"] = timing.kept_columns;
+    json["kept_rows"] = timing.kept_rows;
   }
   return json;
 }
@@ -238,6 +239,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   timing.vocab_block = plan.vocab_block;
   timing.workspace_bytes = plan.workspace_bytes;
   timing.kept_columns = plan.kept_columns;
+  timing.kept_rows = plan.kept_rows;
   timing.predicted_ms = plan.predicted_ms;
   timing.buffers.assign(plan.buffers, plan.buffers + plan.buffer_count);
   return timing;

@@ -55,7 +55,7 @@ struct Timing {
   int64_t row_block = 0;
   int64_t vocab_block = 0;
   int64_t workspace_bytes = 0;
-  int64_t kept_columns = 0;  // with the LM head
+  int64_t kept_columns = 0, kept_rows = 0;  // with the LM head, as the plan has them
   double predicted_ms = 0;
   std::vector<tileloss_plan_buffer> buffers;  // the workspace's parts
 };

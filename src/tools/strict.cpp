@@ -141,7 +141,7 @@ std::vector<std::string> run_in_child(const Work& work, const std::function<std:
 }
 
 // The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head the workspace
-// decides how the vocabulary is cut.
+// decides how the vocabulary is cut; a dhead with gaps keeps less of the logits, which changes no bit.
 KernelWishes same_choices(const Function& function, const tileloss_plan& plan) {
   KernelWishes wishes{tileloss_isa_name(plan.isa), tileloss_schedule_name(plan.schedule), plan.threads, plan.row_block,
                       plan.vocab_block};

@@ -1,5 +1,5 @@
-// What schedule stash keeps of the LM head's logits: all columns, some of them, or all columns of some rows at a time. The plan
-// keeps to its budget, the results to the oracle's bound, and a bit never depends on how much was kept.
+// What schedule stash keeps of the LM head's logits in its workspace: all columns, some of them, or all columns of some rows at a
+// time. The plan keeps to its budget, the results to the oracle's bound, and a bit never depends on how much was kept.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -16,7 +16,7 @@ using reference::NumberFormat;
 // ------------------------------------------------------------------------------------------------------------ the choice
 
 TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
-  const HeadShape shape;
+  const HeadShape shape{.dhead_layout = MatrixLayout::kGaps};
   const double of_recompute = plan_of(shape, 64 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).predicted_ms;
   std::int64_t before = 0;
   for (const std::int64_t budget : {64 * kMiB, 128 * kMiB, std::int64_t{0}, 512 * kMiB, 768 * kMiB, 1536 * kMiB}) {
@@ -38,12 +38,12 @@ TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
 }
 
 TEST(LinearPlan, AFloat32DheadTakesRowsWhereColumnsWouldBeSlower) {
-  const HeadShape shape{.dhead_dtype = TILELOSS_FLOAT32};
+  const HeadShape shape{.dhead_dtype = TILELOSS_FLOAT32, .dhead_layout = MatrixLayout::kGaps};
   const tileloss_plan rows = plan_of(shape, 0);
   EXPECT_EQ(rows.schedule, TILELOSS_SCHEDULE_STASH);
   EXPECT_LT(rows.row_block, shape.rows);
   EXPECT_EQ(rows.kept_columns, shape.vocab);
-  EXPECT_LT(rows.predicted_ms, plan_of({}, 0).predicted_ms);
+  EXPECT_LT(rows.predicted_ms, plan_of({.dhead_layout = MatrixLayout::kGaps}, 0).predicted_ms);
   // Chunks of a few rows read and write dhead more often than a product is worth.
   const tileloss_plan columns = plan_of(shape, 64 * kMiB);
   EXPECT_GE(columns.row_block, shape.rows);

@@ -66,7 +66,7 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
   // Hidden states of thousands, which lead to gradients beyond float16.
   const std::vector<Forbidden> forbidden = {{"logit_std", "0.01", "label_logit", "25"}};
   PairwiseSampler sampler(factors(), forbidden, 13);
-  int failures = 0, partly_kept = 0;
+  int failures = 0, partly_kept = 0, in_dhead = 0;
   for (int k = 0; k < kLinearCases && failures < kMaxFailures; ++k) {
     sampler.next();
     LinearCase c(spec_of(sampler, GetParam(), static_cast<std::uint64_t>(2000 + k)));
@@ -89,11 +89,13 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
     const KeptRun r = run_within(c, options, wishes);
     const std::int64_t valid = c.spec().row.valid_vocab < 0 ? c.spec().row.vocab : c.spec().row.valid_vocab;
     partly_kept += r.plan.kept_columns > 0 && r.plan.kept_columns < valid ? 1 : 0;
+    in_dhead += r.plan.kept_rows > 0 ? 1 : 0;
     const testing::AssertionResult result = agrees(check_linear_cross_entropy(c, options));
     EXPECT_TRUE(result) << "case " << k << ": " << sampler.describe();
     failures += result ? 0 : 1;
   }
   EXPECT_GT(partly_kept, kLinearCases / 20);
+  EXPECT_GT(in_dhead, 0);
   if (failures == 0) report_coverage("linear_cross_entropy", kLinearCases, GetParam(), sampler);
 }
 

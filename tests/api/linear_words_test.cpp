@@ -30,7 +30,7 @@ double bytes_of_logit(const tileloss_plan& plan, std::int64_t rows) {
 TEST(LinearPlan, LogitsAreKeptIn16BitsWhereThatIsExactEnough) {
   constexpr std::int64_t kBudget = 400 * kMiB;
   constexpr double kWord = 2 + 4.0 / 256;  // and the tile's maximum
-  const HeadShape shape;
+  const HeadShape shape{.dhead_layout = MatrixLayout::kGaps};
   tileloss_cross_entropy_options options = cross_entropy_options();
   const auto bytes = [&](const HeadShape& s) {
     return bytes_of_logit(plan_of(s, kBudget, TILELOSS_SCHEDULE_STASH, options), s.rows);
@@ -38,7 +38,9 @@ TEST(LinearPlan, LogitsAreKeptIn16BitsWhereThatIsExactEnough) {
   EXPECT_DOUBLE_EQ(bytes(shape), kWord);
   options.z_loss = 0.1;
   EXPECT_DOUBLE_EQ(bytes(shape), kWord);
-  EXPECT_DOUBLE_EQ(bytes({.dtype = TILELOSS_FLOAT16, .dhead_dtype = TILELOSS_FLOAT16}), 4);  // products in float32
+  const HeadShape in_float32{
+      .dtype = TILELOSS_FLOAT16, .dhead_dtype = TILELOSS_FLOAT16, .dhead_layout = MatrixLayout::kGaps};  // the products
+  EXPECT_DOUBLE_EQ(bytes(in_float32), 4);
   options.label_smoothing = 0.1;
   EXPECT_DOUBLE_EQ(bytes(shape), 4);
   options.label_smoothing = 0;
@@ -118,11 +120,12 @@ TEST(LinearKeptWords, PoliciesAgreeWithAndWithoutAnEntropyBonus) {
 // A small head in float32, multiplied in bfloat16, whose bias and hidden states can hold anything. So few rows that the planner
 // cannot take them in parts.
 struct Special {
-  static constexpr std::int64_t kRows = 4, kVocab = 300, kWidth = 8;
+  static constexpr std::int64_t kRows = 4, kVocab = 300, kWidth = 8, kDheadStride = 9;
   std::vector<float> hidden, head, bias = std::vector<float>(kVocab), dhidden, dhead, dbias, logp = std::vector<float>(kRows);
   std::vector<std::int64_t> labels;
+  std::int64_t dhead_stride = kDheadStride;  // kWidth: without gaps, so that it holds the logits first
 
-  Special() : dhidden(kRows * kWidth), dhead(kVocab * kWidth), dbias(kVocab) {
+  Special() : dhidden(kRows * kWidth), dhead(kVocab * kDheadStride), dbias(kVocab) {
     tools::Random random(5, tools::Stream::kLogits, -1);
     for (std::int64_t i = 0; i < kRows * kWidth; ++i) hidden.push_back(static_cast<float>(random.next_normal()));
     for (std::int64_t i = 0; i < kVocab * kWidth; ++i) head.push_back(static_cast<float>(random.next_normal()));
@@ -141,7 +144,7 @@ struct Special {
     args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
     args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, kRows);
     args.dhidden = tileloss_make_matrix(dhidden.data(), TILELOSS_FLOAT32, kRows, kWidth, kWidth);
-    args.dhead = tileloss_make_matrix(dhead.data(), TILELOSS_FLOAT32, kVocab, kWidth, kWidth);
+    args.dhead = tileloss_make_matrix(dhead.data(), TILELOSS_FLOAT32, kVocab, kWidth, dhead_stride);
     args.dbias = tileloss_make_vector(dbias.data(), TILELOSS_FLOAT32, kVocab);
     tileloss_cross_entropy_options options = cross_entropy_options();
     options.logit.logit_scale = logit_scale;
@@ -200,22 +203,32 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
       {"a scale whose steps leave float's range", [](Special&) {}, 1e37},
       {"a scale below float's normal numbers", [](Special&) {}, 1e-42},
   };
+  tileloss_plan_options all = stash_of_columns();
+  all.threads = 1;
+  tileloss_plan_options recompute = all;
+  recompute.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  struct Where {
+    double share;
+    std::int64_t dhead_stride;
+  };
   for (const Kind& kind : kinds) {
-    Special exact;
-    kind.spoil(exact);
-    tileloss_plan_options wishes = stash_of_columns();
-    wishes.threads = 1;
-    const tileloss_plan_options all = wishes;
-    tileloss_plan_options recompute = wishes;
-    recompute.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
-    exact.run(recompute, kind.logit_scale);
-    for (const double share : {1.0, 0.6, 0.25}) {
-      Special kept;
-      kind.spoil(kept);
-      if (share < 1) wishes.workspace_bytes = budget_for(kept.run(all, kind.logit_scale), share);
+    for (const Where& where : {Where{1, Special::kDheadStride},
+                               {0.6, Special::kDheadStride},
+                               {0.25, Special::kDheadStride},
+                               Where{1, Special::kWidth}}) {
+      Special exact, kept;
+      for (Special* s : {&exact, &kept}) {
+        kind.spoil(*s);
+        s->dhead_stride = where.dhead_stride;
+      }
+      exact.run(recompute, kind.logit_scale);
+      tileloss_plan_options wishes = all;
+      if (where.share < 1) wishes.workspace_bytes = budget_for(kept.run(all, kind.logit_scale), where.share);
       const tileloss_plan plan = kept.run(wishes, kind.logit_scale);
-      EXPECT_EQ(plan.kept_columns < Special::kVocab, share < 1);
-      const std::string what = std::string(kind.name) + ", " + std::to_string(plan.kept_columns) + " kept";
+      EXPECT_EQ(plan.kept_columns < Special::kVocab, where.share < 1);
+      EXPECT_EQ(plan.kept_rows, where.dhead_stride == Special::kWidth ? Special::kRows : 0);
+      const std::string what = std::string(kind.name) + ", " + std::to_string(plan.kept_columns) + " columns and " +
+                               std::to_string(plan.kept_rows) + " rows kept";
       expect_alike(kept.dhidden, exact.dhidden, what + ", dhidden");
       expect_alike(kept.dhead, exact.dhead, what + ", dhead");
       expect_alike(kept.dbias, exact.dbias, what + ", dbias");

@@ -140,6 +140,7 @@ class Plan(Structure):
         ("buffers", PlanBuffer * 16),
         ("isa_note", c_char * 48),
         ("kept_columns", c_int64),
+        ("kept_rows", c_int64),
     ]
 
 
