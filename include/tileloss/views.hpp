@@ -329,9 +329,9 @@ class RowState {
   static RowStateView view_of(RowState& state) noexcept {
     const auto pointer = [](auto& array) { return array.empty() ? nullptr : array.data(); };
     return {.rows = state.rows_,
-            .max = pointer(state.max_),
-            .sum = pointer(state.sum_),
-            .target = pointer(state.target_),
+            .max = state.rows_ == 0 ? &state.no_rows_ : state.max_.data(),
+            .sum = state.rows_ == 0 ? &state.no_rows_ : state.sum_.data(),
+            .target = state.rows_ == 0 ? &state.no_rows_ : state.target_.data(),
             .entropy_sum = pointer(state.entropy_sum_),
             .collision_sum = pointer(state.collision_sum_),
             .smoothing_sum = pointer(state.smoothing_sum_),
@@ -343,6 +343,7 @@ class RowState {
   std::vector<float> max_, sum_, target_, entropy_sum_, collision_sum_, smoothing_sum_;
   std::vector<std::int64_t> argmax_;
   double smoothing_weight_ = 0;
+  float no_rows_ = 0;  // where the arrays point that must be there, without rows
 };
 
 }  // namespace v0

@@ -48,11 +48,13 @@ Status call(const char* function, tileloss_pass pass, const tileloss_args* args,
   }
   if (!is_plan_size(plan->struct_size))
     return expected("plan.struct_size", std::to_string(sizeof *plan), std::to_string(plan->struct_size));
-  if (plan->fingerprint != fingerprint(problem) || plan->pass != pass || std::strcmp(plan->function, function) != 0) {
+  const std::string planned(plan->function, strnlen(plan->function, sizeof plan->function));
+  if (plan->fingerprint != fingerprint(problem) || plan->pass != pass || planned != function) {
     return {TILELOSS_PLAN_MISMATCH, std::string("plan: expected one made for this ") + function +
                                         " (same shapes, dtypes, strides and options), got one made for another call of " +
-                                        plan->function};
+                                        planned};
   }
+  if (Status s = check_plan(*plan); !s.ok()) return s;
   if (!cpu::isa_supported(plan->isa))
     return {TILELOSS_UNSUPPORTED, std::string("plan.isa: expected one that this machine has, got ") + cpu::isa_name(plan->isa)};
   return run(problem, *plan, given);
@@ -73,8 +75,8 @@ Status init_options(const char* function, const char* preset, void* options, std
                     std::to_string(options_size));
   if (preset != nullptr) {
     if (loss->info.presets == nullptr) return expected("preset", std::string("none: ") + function + " has no presets", preset);
-    const std::string all = std::string("|") + loss->info.presets + "|";
-    if (*preset == '\0' || all.find(std::string("|") + preset + "|") == std::string::npos)
+    const std::string all = std::string("|") + loss->info.presets + "|", name = preset;
+    if (name.empty() || name.find('|') != std::string::npos || all.find("|" + name + "|") == std::string::npos)
       return expected("preset", "one of " + std::string(loss->info.presets), preset);
   }
   std::vector<std::byte> own(loss->info.options_size);

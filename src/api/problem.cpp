@@ -250,6 +250,10 @@ std::uint64_t fingerprint(const Problem& p) {
   h.add(p.rows);
   h.add(p.sums);
   h.add(p.needs_forward);
+  // What numbers that may change decide if they leave 0: the plan is cut by it.
+  h.add(p.couples_rows);
+  h.add(p.stage_bytes);
+  if (p.loss->is_linear) h.add(p.is_multiple_of_p);
   hash_options(*p.loss, p.options.data(), h);
   return h.value();
 }

@@ -203,6 +203,10 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run* give
   if (Status s = check_data(p); !s.ok()) return s;
   if (Status s = check_workspace(given, plan); !s.ok()) return s;
   const WorkspaceLayout layout = workspace_layout(p, plan);
+  if (layout.bytes > plan.workspace_bytes) {
+    return expected("plan.workspace_bytes", "at least the " + to_string(layout.bytes) + " that its blocks and threads need",
+                    to_string(plan.workspace_bytes));
+  }
   std::unique_ptr<cpu::ScratchMemory> own;
   auto* workspace = given == nullptr ? nullptr : static_cast<std::byte*>(given->workspace);
   if (workspace == nullptr) {

@@ -98,7 +98,7 @@ class PolicyLoss final : public RowStage {
   }
 
   void finish() const override {
-    if (scratch_.records != nullptr) policy::MetricsReport(context_, options_, scratch_).write(corrected(1));
+    if (has_metrics()) policy::MetricsReport(context_, options_, scratch_).write(corrected(1));
   }
 
   static LossInfo info() {

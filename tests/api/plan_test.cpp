@@ -6,10 +6,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "tests/api/calls.h"
+#include "tests/support/policy_case.h"
 
 namespace tileloss::test {
 namespace {
@@ -249,6 +251,94 @@ TEST(Plan, ACallThatWasNotPlannedIsRefused) {
   broken.struct_size = 3;
   EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &broken, nullptr), TILELOSS_INVALID_ARGUMENT);
   EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr)));
+}
+
+// Whether a coefficient is 0 decides what the plan has room for: annealing one from 0 needs another plan, or a pointer.
+TEST(Plan, ACoefficientThatLeavesZeroNeedsAnotherPlan) {
+  tileloss_policy_loss_options options;
+  tileloss_policy_loss_options_init(&options);
+  options.entropy_threshold.value = 0.1;
+  PolicyCase c({.logits = {.rows = 64, .vocab = 40}, .metrics = false}, options);
+  const auto plan_for = [&](tileloss_plan* plan) {
+    tileloss_plan_init(plan);
+    return tileloss_make_plan("policy_loss", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, nullptr, nullptr, plan);
+  };
+  const auto call = [&](const tileloss_plan& plan) {
+    return tileloss_call("policy_loss", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, &plan, nullptr);
+  };
+  tileloss_plan without, with;
+  ASSERT_TRUE(succeeds(plan_for(&without)));
+  options.entropy_coef.value = 0.1;
+  EXPECT_EQ(call(without), TILELOSS_PLAN_MISMATCH);
+  float coefficient = 0;
+  options.entropy_coef.pointer = &coefficient;
+  ASSERT_TRUE(succeeds(plan_for(&with)));
+  EXPECT_GT(with.workspace_bytes, without.workspace_bytes);
+  EXPECT_TRUE(succeeds(call(with)));
+  coefficient = 0.1F;
+  EXPECT_TRUE(succeeds(call(with)));
+}
+
+// A plan is plain data, so it may come from a file, or be changed.
+TEST(Plan, OneThatCannotBeRunIsRefused) {
+  LogitsCase c(spec_of_plans());
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  const tileloss_plan plan = plan_of(c, options, plan_options());
+  const struct {
+    const char* name;
+    std::function<void(tileloss_plan&)> change;
+  } changes[] = {{"plan.vocab_block", [](auto& p) { p.vocab_block = 0; }},
+                 {"plan.vocab_block", [](auto& p) { p.vocab_block = -64; }},
+                 {"plan.vocab_block", [](auto& p) { p.vocab_block = 1 << 20; }},
+                 {"plan.row_block", [](auto& p) { p.row_block = 0; }},
+                 {"plan.threads", [](auto& p) { p.threads = 0; }},
+                 {"plan.threads", [](auto& p) { p.threads = 1 << 20; }},
+                 {"plan.schedule", [](auto& p) { p.schedule = static_cast<tileloss_schedule>(9); }},
+                 {"plan.workspace_bytes", [](auto& p) { p.workspace_bytes -= 64; }}};
+  for (const auto& [name, change] : changes) {
+    tileloss_plan broken = plan;
+    change(broken);
+    EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &broken, nullptr), TILELOSS_INVALID_ARGUMENT) << name;
+    EXPECT_EQ(std::string(tileloss_last_error()).rfind(std::string(name) + ": expected", 0), 0U) << tileloss_last_error();
+  }
+  tileloss_plan endless = plan;
+  std::memset(endless.function, 'x', sizeof endless.function);
+  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &endless, nullptr), TILELOSS_PLAN_MISMATCH);
+}
+
+TEST(Plan, SizesAreBounded) {
+  LogitsCase c(spec_of_plans());
+  const tileloss_cross_entropy_options options = cross_entropy_options();
+  tileloss_plan_options wishes = plan_options();
+  wishes.row_block = std::numeric_limits<std::int64_t>::max();
+  const tileloss_plan plan = plan_of(c, options, wishes);
+  EXPECT_EQ(plan.row_block, c.args().logits.rows);
+  EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr)));
+  EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
+
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, (std::int64_t{1} << 59) + 7, 1, 1);
+  args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, args.logits.rows);
+  args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
+  tileloss_plan huge;
+  tileloss_plan_init(&huge);
+  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, &args, &options, nullptr, nullptr, &huge),
+            TILELOSS_INVALID_ARGUMENT);
+  EXPECT_STREQ(tileloss_last_error(), "logits.rows: expected at most 2^56 logits in all, got [576460752303423495,1]");
+
+  tileloss_executor executor{};
+  executor.struct_size = sizeof executor;
+  executor.threads = std::numeric_limits<std::int32_t>::max();
+  executor.parallel_for = [](void*, std::int64_t count, tileloss_task task, void* data) {
+    for (std::int64_t i = 0; i < count; ++i) task(data, i);
+  };
+  tileloss_plan many;
+  tileloss_plan_init(&many);
+  LogitsCase tall({.rows = 20000, .vocab = 100});
+  ASSERT_TRUE(
+      succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &tall.args(), &options, nullptr, &executor, &many)));
+  EXPECT_LE(many.threads, 1024);
 }
 
 // Other data of the same shape, other labels, another mask, another temperature: the plan serves them.
