@@ -78,6 +78,9 @@ tileloss_dtype abi_dtype(reference::NumberFormat format);
 std::vector<std::string> isa_names();
 std::vector<std::string> schedule_names();
 
+// More the library refuses.
+inline constexpr int64_t kMaxThreads = 1024;
+
 // What --isa, --threads, ... and the config's kernel section ask of the planner.
 struct KernelWishes {
   std::string isa = "auto";

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "tools/bench_run.h"
 #include "tools/exit_codes.h"
 #include "tools/signals.h"
+#include "tools/standard_streams.h"
 #include "tools/subcommands.h"
 #include "tools/table.h"
 
@@ -62,7 +64,8 @@ Json to_json(const Command& command, const Bench& bench, const Report& report, c
                {"options", bench.function().to_json()},
                {"preset", bench.function().preset().empty() ? Json() : Json(bench.function().preset())},
                {"workspace", settings.kernel.workspace_bytes > 0 ? Json(settings.kernel.workspace_bytes) : Json()},
-               {"warmup", settings.warmup}};
+               {"warmup", settings.warmup},
+               {"seed", settings.seed}};
   if (is_linear) {
     json.update({{"head_layout", command.head_layout},
                  {"dhead_dtype", settings.head.is_frozen ? Json() : Json(reference::format_info(settings.head.dhead_dtype).name)},
@@ -170,8 +173,9 @@ void print(const Command& command, const Bench& bench, const Report& report) {
   }
   if (report.roofs_difference > kMaxRoofDifference) {
     std::fflush(stdout);
-    fmt::print(stderr, "tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
-               report.roofs_difference * 100);
+    write_stderr(
+        fmt::format("tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
+                    report.roofs_difference * 100));
   }
 }
 
@@ -207,13 +211,15 @@ int run_bench(Command command) {
   Report report;
   report.roofs = bench.measure_roofs();
   report.roofs_description = bench.roofs_description();
+  Roofs at_end;
   try {
     time_all(command, bench, report);
+    at_end = bench.measure_roofs();
+    check_stop();
   } catch (const Stopped&) {
     print(command, bench, report);  // what was measured so far, against the first roofs
     throw;
   }
-  const Roofs at_end = bench.measure_roofs();
   report.roofs_difference = largest_difference(report.roofs, at_end);
   report.roofs = faster_of(report.roofs, at_end);
   print(command, bench, report);
@@ -224,9 +230,10 @@ constexpr const char* kFooter =
     "Roofs are measured on the same buffers with the same number of threads before and after the passes, each the median of the\n"
     "fastest of several loops; the faster of both counts. Buffers are reused, touched and on huge pages; logits are random\n"
     "(64 rows, repeated down the matrix). Policy losses get sequences of 256 tokens, advantages of both signs and old_logp near\n"
-    "the kernel's logp. An in-place pass overwrites them: they are put back before each call, outside the\n"
-    "timing. The copy roof of an in-place run copies one half of the matrix over the other and counts it twice. The reference\n"
-    "materialises float32 logits and softmax (8 bytes an element) and runs at most 5 iterations.\n"
+    "the kernel's logp; max_length, where one is needed and none given, is the longest sequence's. An in-place pass overwrites\n"
+    "the logits: they are put back before each call, outside the timing. The copy roof of an in-place run copies one half of\n"
+    "the matrix over the other and counts it twice. The reference materialises float32 logits and softmax (8 bytes an element)\n"
+    "and runs at most 5 iterations.\n"
     "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
     "2 N H V for the logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof is\n"
     "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.";
@@ -262,13 +269,15 @@ void add_bench(CLI::App& program, Action& action) {
       ->capture_default_str();
   app->add_option("--iters", settings.iterations, "Timed calls")->check(CLI::Range(1, 1000000))->capture_default_str();
   app->add_option("--warmup", settings.warmup, "Calls before them")->check(CLI::Range(0, 1000000))->capture_default_str();
-  app->add_option("--seed", settings.seed, "Of the logits and labels")->capture_default_str();
+  app->add_option("--seed", settings.seed, "Of the logits and labels")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
+      ->capture_default_str();
   app->add_option("--isa", settings.kernel.isa, "Instruction set")->check(CLI::IsMember(isa_names()))->capture_default_str();
   app->add_option("--schedule", settings.kernel.schedule, "Of value_and_grad")
       ->check(CLI::IsMember(schedule_names()))
       ->capture_default_str();
   app->add_option("--threads", settings.kernel.threads, "0: as many as the library takes")
-      ->check(CLI::Range(0, 4096))
+      ->check(CLI::Range(int64_t{0}, kMaxThreads))
       ->capture_default_str();
   app->add_option("--row-block", settings.kernel.row_block, "Rows a thread takes at a time; 0: the planner's choice")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))

@@ -1,11 +1,14 @@
 #include "tools/bench_matrices.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "cpu/isa.h"
 #include "tools/abi.h"
+#include "tools/exit_codes.h"
 #include "tools/synthetic.h"
 
 namespace tileloss::tools {
@@ -20,6 +23,14 @@ constexpr int kRepetitions = 7;
 
 int64_t bytes_of(int64_t rows, int64_t columns, NumberFormat format) {
   return rows * columns * static_cast<int64_t>(reference::format_info(format).bytes);
+}
+
+// Rows and columns may each be 2^31: more bytes than an int64_t counts, and than any machine has.
+HugeBuffer logits_buffer(int64_t rows, int64_t columns, NumberFormat format) {
+  const double bytes =
+      static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(reference::format_info(format).bytes);
+  if (bytes >= 0x1p63) throw OutOfMemory(fmt::format("logits: needs {:.1f} MB", bytes / 1e6));
+  return {bytes_of(rows, columns, format), "logits"};
 }
 
 void touch(HugeBuffer& buffer, ThreadTeam& team) {
@@ -47,7 +58,7 @@ LogitsMatrices::LogitsMatrices(int64_t rows, int64_t columns, NumberFormat forma
       columns_(columns),
       format_(format),
       team_(team),
-      logits_(bytes_of(rows, columns, format), "logits"),
+      logits_(logits_buffer(rows, columns, format)),
       dlogits_(in_place ? 0 : logits_.bytes(), "dlogits") {
   const int64_t stride = bytes_of(1, columns, format);
   pattern_.resize(static_cast<size_t>(std::min(rows, kPatternRows) * stride));

@@ -39,6 +39,10 @@ Function make_function(const BenchSettings& settings) {
   ConfigReader reader(options);
   function.read_options(reader);
   reader.finish();
+  // What this aggregation divides by, as a preset chooses it without the length.
+  if (function.get_choice("aggregation", "") == "seq_mean_token_sum_norm" && function.get_integer("max_length", 0) < 0) {
+    function.set_integer("max_length", std::min(settings.tokens, kSequenceLength));
+  }
   return function;
 }
 

@@ -6,8 +6,10 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -21,7 +23,7 @@ namespace {
 // Limits that no honest config meets; they stop recursive aliases.
 constexpr int kMaxDepth = 16;
 constexpr int64_t kMaxNodes = 10000;
-constexpr uintmax_t kMaxFileBytes = 1 << 20;
+constexpr size_t kMaxFileBytes = 1 << 20;
 
 [[noreturn]] void usage_error(const std::string& message) { throw ToolError(kExitUsage, message); }
 
@@ -83,10 +85,11 @@ class Ignore : public YAML::EventHandler {
 };
 
 // The document, or nothing if there is none. Not by YAML::LoadAll, which yaml-cpp 0.7 never leaves when a document begins with a
-// comma: each further one is empty, and stands at the same place.
+// comma: each further one is empty, and stands at the same place. The parser sees the text without the white space at its end:
+// before that, yaml-cpp takes a quoted value which is never closed.
 std::optional<YAML::Node> parse_yaml(const std::string& text, const Source& source) {
   try {
-    std::istringstream stream(text);
+    std::istringstream stream(text.substr(0, text.find_last_not_of(" \t\r\n") + 1));
     YAML::Parser parser(stream);
     Ignore ignore;
     if (!parser.HandleNextDocument(ignore)) return std::nullopt;
@@ -95,6 +98,24 @@ std::optional<YAML::Node> parse_yaml(const std::string& text, const Source& sour
   } catch (const YAML::Exception& error) {
     usage_error(fmt::format("{}: not YAML: {}", source.origin(error.mark), error.msg));
   }
+}
+
+// Of a file, a pipe or a device.
+std::string read_text(const std::filesystem::path& file) {
+  const auto fail = [&](const std::string& problem) {
+    throw ToolError(kExitEnvironment, fmt::format("{}: {}", file.string(), problem));
+  };
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(file, error).type();
+  if (type == std::filesystem::file_type::not_found) fail("no such config file");
+  if (type == std::filesystem::file_type::directory) fail("a folder, not a config file");
+  std::ifstream in(file, std::ios::binary);
+  std::string text(kMaxFileBytes + 1, '\0');
+  in.read(text.data(), std::ssize(text));
+  if (!in.is_open() || in.bad()) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  if (in.gcount() == std::ssize(text)) usage_error(fmt::format("{}: larger than 1 MB", file.string()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  return text;
 }
 
 void apply_override(ConfigNode& root, const std::string& text) {
@@ -141,16 +162,11 @@ const char* kind_name(ConfigNode::Kind kind) {
 }  // namespace
 
 ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(file, error)) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: no such config file", file.string()));
-  }
-  if (std::filesystem::file_size(file, error) > kMaxFileBytes) usage_error(fmt::format("{}: larger than 1 MB", file.string()));
-  std::ifstream in(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in.is_open() || in.bad()) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be read", file.string()));
-
-  Source source{file.string(), true, std::filesystem::absolute(file).parent_path(), 0};
+  const std::string text = read_text(file);
+  // What `<(...)` gives has no folder of its own.
+  const bool is_file = std::filesystem::is_regular_file(file);
+  Source source{file.string(), true, is_file ? std::filesystem::absolute(file).parent_path() : std::filesystem::current_path(),
+                0};
   const std::optional<YAML::Node> document = parse_yaml(text, source);
   if (!document) usage_error(fmt::format("{}: expected one YAML document, got none", file.string()));
   ConfigNode root = convert(*document, source, "", 0);
@@ -314,7 +330,7 @@ std::filesystem::path ConfigReader::path(const std::string& key, std::optional<s
   const ConfigNode* node = ask_scalar(key, !fallback, "a path");
   if (node == nullptr) return *fallback;
   if (node->text.empty()) fail(key, "has no value");
-  return (node->directory / node->text).lexically_normal();
+  return node->directory / node->text;  // as it stands: behind a link, ".." is not what the text before it says
 }
 
 ConfigReader ConfigReader::section(const std::string& key) {

@@ -88,7 +88,7 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
 void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
   out.kernel.isa = kernel.choice("isa", out.kernel.isa, isa_names());
   out.kernel.schedule = kernel.choice("schedule", out.kernel.schedule, schedule_names());
-  out.kernel.threads = kernel.integer("threads", 0, 0, 4096);
+  out.kernel.threads = kernel.integer("threads", 0, 0, kMaxThreads);
   out.kernel.row_block = kernel.integer("row_block", 0, 0, kMaxCount);
   out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
   out.kernel.workspace_bytes = out.is_linear() ? kernel.integer("workspace_bytes", 0, 0, int64_t{1} << 50) : 0;

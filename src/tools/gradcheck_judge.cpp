@@ -57,6 +57,13 @@ Gate same_losses(const KernelResults& results) {
   return metric.gates().front();
 }
 
+// NaN beside NaN passes every other gate: at least one row must have numbers to compare. Limit: all rows but one.
+Gate finite_rows(const Checks& checks) {
+  const auto rows = static_cast<double>(checks.rows);
+  if (checks.rows == 0) return make_gate("mistrusted/nonfinite_fraction", 0, 0);
+  return make_gate("mistrusted/nonfinite_fraction", static_cast<double>(checks.nonfinite_rows) / rows, (rows - 1) / rows);
+}
+
 }  // namespace
 
 void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
@@ -67,6 +74,7 @@ void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, cons
   if (config.per_row_loss()) verdict.gates.push_back(same_losses(results));
   if (oracle.policy() != nullptr) check_metrics(config, *oracle.policy(), results, verdict);
   append(verdict.gates, row_gates(config, results, verdict.checks));
+  verdict.gates.push_back(finite_rows(verdict.checks));
 }
 
 Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, ThreadTeam& team) {
@@ -87,6 +95,7 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
         continue;
       }
       const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
+      count_row(scratch, checks);
       losses[static_cast<size_t>(row)] = loss;
       const double magnitude = oracle->row_magnitude(row, scratch.softmax, loss);
       magnitudes[static_cast<size_t>(row)].cross_entropy = magnitude;

@@ -28,6 +28,8 @@ struct Checks {
   ExactMetric argmax{"argmax"};
   ExactMetric correct{"correct"};
   ExactMetric fused_logp_bits{"value_and_grad/logp_same_bits"};
+  int64_t rows = 0;            // not ignored
+  int64_t nonfinite_rows = 0;  // of them, those whose gradient the oracle has as NaN or infinite at the label
 };
 
 struct Verdict {

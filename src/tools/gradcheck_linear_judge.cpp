@@ -89,6 +89,7 @@ void LinearJudge::check_rows(const KernelResults& results, Verdict& verdict) {
     const reference::SoftmaxRow& softmax = scratch.softmax;
     scratch.softmax.compute(oracle->transform, row.logits, inputs_.labels[index(row.row)]);
     oracle->row_gradient(row.row, softmax, scratch.gradient);
+    count_row(scratch, verdict.checks);
     witness_.add_row(row, softmax, scratch.gradient);
     const RowLoss loss = oracle->row_loss(row.row, softmax);
     losses[index(row.row)] = loss;

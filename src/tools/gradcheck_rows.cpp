@@ -56,6 +56,11 @@ RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_
   return view;
 }
 
+void count_row(const Scratch& scratch, Checks& checks) {
+  ++checks.rows;
+  if (!std::isfinite(scratch.gradient.gradient[static_cast<size_t>(scratch.softmax.label())])) ++checks.nonfinite_rows;
+}
+
 RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch) {
   scratch.logits.resize(static_cast<size_t>(inputs.valid));
   reference::decode_row(inputs.format, inputs.row(row), scratch.logits);
@@ -122,6 +127,8 @@ void Checks::merge(const Checks& other) {
   argmax.merge(other.argmax);
   correct.merge(other.correct);
   fused_logp_bits.merge(other.fused_logp_bits);
+  rows += other.rows;
+  nonfinite_rows += other.nonfinite_rows;
 }
 
 }  // namespace tileloss::tools

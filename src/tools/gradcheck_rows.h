@@ -37,6 +37,9 @@ RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_
 // The oracle's row: softmax, loss and gradient.
 reference::RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch);
 
+// Counts a row that is not ignored, once it is computed.
+void count_row(const Scratch& scratch, Checks& checks);
+
 // `magnitude`: of the row's loss.
 void check_row(const CheckInputs& inputs, int64_t row, const RowView& view, const Scratch& scratch,
                const reference::RowLoss& loss, double magnitude, Checks& checks);

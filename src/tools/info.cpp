@@ -16,6 +16,7 @@
 #include "tools/matmul_roof.h"
 #include "tools/memory.h"
 #include "tools/roofs.h"
+#include "tools/signals.h"
 #include "tools/subcommands.h"
 #include "tools/table.h"
 
@@ -160,6 +161,7 @@ void add_info(CLI::App& program, Action& action) {
   app->callback([json, &action] {
     action = [json] {
       const Json info = collect();
+      check_stop();
       if (*json) {
         fmt::print("{}\n", info.dump());
       } else {

@@ -9,6 +9,7 @@
 
 #include "tools/exit_codes.h"
 #include "tools/signals.h"
+#include "tools/standard_streams.h"
 #include "tools/subcommands.h"
 
 namespace tileloss::tools {
@@ -21,9 +22,10 @@ constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
     add_info,
 };
 
+// In pieces: to put them together takes memory, which may be what is lacking.
 int report(int code, const char* message) {
   std::fflush(stdout);
-  fmt::print(stderr, "tileloss: {}\n", message);
+  for (const char* piece : {"tileloss: ", message, "\n"}) write_stderr(piece);
   return code;
 }
 
@@ -48,6 +50,7 @@ int run(const Action& action) {
 }
 
 int main_program(int argc, char** argv) {
+  occupy_standard_descriptors();
   CLI::App program{
       "TileLoss: tiled cross-entropy, log-probabilities and policy losses over large vocabularies, checked and measured."};
   program.set_version_flag("--version", tileloss_version());
@@ -61,8 +64,10 @@ int main_program(int argc, char** argv) {
     return finish(program.exit(error) == 0 ? kExitPass : kExitUsage);
   }
   if (!action) {
-    fmt::print("{}", program.help());
-    return finish(kExitUsage);
+    action = [&program] {
+      fmt::print("{}", program.help());
+      return kExitUsage;
+    };
   }
   install_signal_handlers();
   return run(action);

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "tools/roofs.h"
+#include "tools/signals.h"
 #include "tools/synthetic.h"
 #include "tools/timer.h"
 
@@ -51,7 +52,10 @@ double MatmulRoof::tflops(ThreadTeam& team, int repetitions) {
   const double flops =
       2.0 * static_cast<double>(matmul_.a_panel * matmul_.b_panel * depth_) * static_cast<double>(repeats_) * team.size();
   std::vector<double> rates;
-  for (int i = 0; i < repetitions; ++i) rates.push_back(flops / run_s(team) / 1e12);
+  for (int i = 0; i < repetitions; ++i) {
+    check_stop();
+    rates.push_back(flops / run_s(team) / 1e12);
+  }
   return median(rates);
 }
 

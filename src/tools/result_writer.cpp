@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 
 #include "tools/exit_codes.h"
+#include "tools/standard_streams.h"
 
 namespace tileloss::tools {
 namespace {
@@ -68,7 +68,7 @@ ResultWriter::ResultWriter(const std::filesystem::path& path) : name_(path.strin
   file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (file_ < 0) fail(name_, "open");
   if (earlier.torn_bytes > 0) {
-    fmt::print(stderr, "tileloss: warning: {}: dropped a torn last line of {} bytes\n", name_, earlier.torn_bytes);
+    write_stderr(fmt::format("tileloss: warning: {}: dropped a torn last line of {} bytes\n", name_, earlier.torn_bytes));
     if (ftruncate(file_, earlier.complete_bytes) != 0) {
       const int error = errno;
       close(file_);
@@ -86,7 +86,7 @@ void ResultWriter::write(const Json& result) {
   if (write_all(file_, line) && sync(file_)) return;
   const int error = errno;
   if (regular_ && ftruncate(file_, before) != 0) {
-    fmt::print(stderr, "tileloss: warning: {}: a torn last line is left behind\n", name_);
+    write_stderr(fmt::format("tileloss: warning: {}: a torn last line is left behind\n", name_));
   }
   errno = error;
   fail(name_, "write");

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "cpu/isa.h"
+#include "tools/signals.h"
 #include "tools/timer.h"
 
 namespace tileloss::tools {
@@ -70,6 +71,7 @@ double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* f
       for (const int64_t distance : kDistances) {
         if (!variant.prefetches && distance != kDistances[0]) continue;
         for (int i = 0; i < 3; ++i) {
+          check_stop();
           const double ms = time_pass(variant.*pass, from, to, bytes, distance);
           if (ms < best) {
             best = ms;
@@ -81,6 +83,7 @@ double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* f
   }
   std::vector<double> times;
   for (int i = 0; i < repetitions; ++i) {
+    check_stop();
     times.push_back(time_pass(loops_.variants[choice.variant].*pass, from, to, bytes, choice.distance));
   }
   return median(times);
@@ -91,6 +94,7 @@ double RoofMeter::best_exp(int64_t elements, int repetitions) {
   const auto sum = cpu::kernels(cpu::best_isa()).exp_sum;
   std::vector<double> times;
   for (int repetition = 0; repetition < repetitions; ++repetition) {
+    check_stop();
     std::atomic<uint64_t> sink = 0;
     const Timer timer;
     team_.run([&](int thread) {

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "tools/exit_codes.h"
+#include "tools/memory.h"
 #include "tools/signals.h"
 #include "tools/subcommands.h"
 #include "tools/sweep_case.h"
@@ -49,6 +50,18 @@ void run_cases(const SweepConfig& config, const std::vector<std::string>& case_c
     file.add(line);
     progress.finished(description, line);
   }
+}
+
+// A case that cannot even start would be recorded as a crash: the loader's, not the case's. It starts as this process did, and
+// has room for that where there is room for this process.
+void check_memory_limit(const ChildLimits& limits, int64_t own_bytes) {
+  constexpr int64_t kMegabyte = 1'000'000;
+  const int64_t least_mb = (own_bytes + kMegabyte - 1) / kMegabyte;
+  if (limits.memory_mb == 0 || limits.memory_mb >= least_mb) return;
+  throw ToolError(
+      kExitUsage,
+      fmt::format("memory_limit_mb: expected 0 (no limit) or at least {}, the address space of the program itself, got {}",
+                  least_mb, limits.memory_mb));
 }
 
 int finish(const std::vector<Json>& lines) {
@@ -99,7 +112,10 @@ void add_sweep(CLI::App& program, Action& action) {
   app->footer(kFooter);
   app->callback([command, &action] {
     action = [command] {
-      return run_sweep(read_sweep_config(command->config, command->overrides), {"/proc/self/exe", kCaseCommand});
+      const int64_t own_bytes = virtual_bytes();  // before the cases, which are the parent's alone
+      const SweepConfig config = read_sweep_config(command->config, command->overrides);
+      check_memory_limit(config.limits, own_bytes);
+      return run_sweep(config, {"/proc/self/exe", kCaseCommand});
     };
   });
 

@@ -18,6 +18,7 @@
 
 #include "tools/exit_codes.h"
 #include "tools/signals.h"
+#include "tools/standard_streams.h"
 #include "tools/timer.h"
 
 namespace tileloss::tools {
@@ -67,7 +68,7 @@ class Descriptor {
     setrlimit(RLIMIT_AS, &limit);
   }
   execv(argv[0], argv.data());
-  fmt::print(stderr, "cannot start {}: {}\n", argv[0], std::strerror(errno));
+  write_stderr(fmt::format("cannot start {}: {}\n", argv[0], std::strerror(errno)));
   _exit(127);
 }
 

@@ -111,7 +111,7 @@ std::vector<Axis> read_axes(ConfigReader& reader) {
           choice_axis(reader, "pass", pass_name(TILELOSS_VALUE_AND_GRAD),
                       {pass_name(TILELOSS_FORWARD), pass_name(TILELOSS_VALUE_AND_GRAD)}),
           choice_axis(reader, "isa", "auto", isa_names()),
-          integer_axis(reader, "threads", 4096),
+          integer_axis(reader, "threads", kMaxThreads),
           choice_axis(reader, "schedule", "auto", schedule_names()),
           integer_axis(reader, "row_block", kMaxCount),
           integer_axis(reader, "vocab_block", kMaxCount),

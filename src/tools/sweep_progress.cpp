@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+
+#include "tools/standard_streams.h"
 
 namespace tileloss::tools {
 namespace {
@@ -40,10 +41,7 @@ SweepProgress::~SweepProgress() {
   if (terminal_) show("");
 }
 
-void SweepProgress::show(const std::string& line) const {
-  fmt::print(stderr, "{}{}", kClearLine, line.substr(0, terminal_width() - 1));
-  std::fflush(stderr);
-}
+void SweepProgress::show(const std::string& line) const { write_stderr(kClearLine + line.substr(0, terminal_width() - 1)); }
 
 void SweepProgress::starting(const std::string& description) {
   if (!terminal_) return;
@@ -59,7 +57,8 @@ void SweepProgress::starting(const std::string& description) {
 void SweepProgress::finished(const std::string& description, const Json& result) {
   ++done_;
   if (terminal_ && result.at("status") == "ok") return;
-  fmt::print(stderr, "{}[{}/{}] {}: {}\n", terminal_ ? kClearLine : "", done_, total_, description, describe_result(result));
+  write_stderr(
+      fmt::format("{}[{}/{}] {}: {}\n", terminal_ ? kClearLine : "", done_, total_, description, describe_result(result)));
 }
 
 }  // namespace tileloss::tools

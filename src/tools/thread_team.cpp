@@ -1,15 +1,32 @@
 #include "tools/thread_team.h"
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <exception>
+#include <system_error>
+
+#include "tools/exit_codes.h"
 
 namespace tileloss::tools {
 
 ThreadTeam::ThreadTeam(int threads) {
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { worker(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { worker(thread); });
+  } catch (const std::system_error& error) {
+    const size_t started = workers_.size();
+    stop();
+    throw OutOfMemory(
+        fmt::format("threads: {} wanted, but no more than {} can be started: {}", threads, started + 1, error.what()));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { stop(); }
+
+void ThreadTeam::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

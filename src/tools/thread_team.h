@@ -13,6 +13,7 @@ namespace tileloss::tools {
 
 class ThreadTeam {
  public:
+  // Throws OutOfMemory if so many cannot be started.
   explicit ThreadTeam(int threads);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
@@ -28,6 +29,7 @@ class ThreadTeam {
   void for_each(int64_t count, const std::function<void(int64_t, int)>& work);
 
  private:
+  void stop();
   void worker(int thread);
   void run_one(int thread);
 

@@ -37,6 +37,21 @@ TEST(BenchPolicy, TimesForwardAndGradientOfAPreset) {
   }
 }
 
+// What dr_grpo divides by is the longest sequence that the bench draws, unless it is given.
+TEST(BenchPolicy, SuppliesTheMaxLengthThatAPresetNeeds) {
+  const auto max_length = [](const std::string& tokens, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"bench", "--loss",  "policy_loss", "--preset", "dr_grpo", "--tokens",
+                                          tokens,  "--vocab", "64",          "--iters",  "1",       "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.exit_code == 0 ? Json::parse(result.last_line())["options"].value("max_length", 0) : -1;
+  };
+  EXPECT_EQ(max_length("300", {}), 256);
+  EXPECT_EQ(max_length("17", {}), 17);
+  EXPECT_EQ(max_length("17", {"--set", "max_length=1000"}), 1000);
+}
+
 TEST(BenchPolicy, TakesTokensOfEveryNumberAndLossesPerToken) {
   for (const char* tokens : {"1", "257"}) {
     const ProgramResult result = run_program({"bench", "--loss", "policy_loss", "--tokens", tokens, "--vocab", "64", "--iters",

@@ -1,8 +1,10 @@
 #include "tools/config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <functional>
+#include <iterator>
 
 #include "tests/tools/temporary_folder.h"
 #include "tools/exit_codes.h"
@@ -106,11 +108,14 @@ TEST(Config, MissingAndEmptyValuesAreNamed) {
 }
 
 TEST(Config, BrokenYamlNamesTheLine) {
-  expect_names(config_error("a: 1\nb: [1, 2\n", nothing), "c.yaml:3", "not YAML");
+  expect_names(config_error("a: 1\nb: [1, 2\n", nothing), "c.yaml:2", "not YAML");
   expect_names(config_error("", nothing), "c.yaml", "one YAML document");
   expect_names(config_error("a: 1\n---\nb: 2\n", nothing), "c.yaml", "got 2");
   expect_names(config_error(", a\n", nothing), "c.yaml", "one YAML document");
   expect_names(config_error("- a\n- b\n", nothing), "c.yaml:1", "expected keys");
+  for (const char* open : {"a: \"abc", "a: \"abc\n", "a: 'abc\n \n", "a: \"abc\nb: 1\n"}) {
+    expect_names(config_error(open, nothing), "c.yaml:", "not YAML");
+  }
 }
 
 TEST(Config, RecursiveAliasEndsInAnError) { expect_names(config_error("a: &x\n  b: *x\n", nothing), "c.yaml", "a"); }
@@ -155,6 +160,55 @@ TEST(Config, PathsInAFileAreRelativeToItAndOverridesToTheWorkingDirectory) {
   EXPECT_EQ(reader.path("c"), std::filesystem::current_path() / "here");
 }
 
+// ".." of a folder behind a link is the target's parent: the path may not be shortened as text.
+TEST(Config, APathUpFromALinkedFolderIsTheTargetsParent) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path() / "real/configs");
+  folder.write("real/c_data", "x");
+  folder.write("real/configs/c.yaml", "a: ../c_data\n");
+  std::filesystem::create_directory_symlink("real/configs", folder.path() / "link");
+  const ConfigNode root = load_config(folder.path() / "link/c.yaml", {});
+  ConfigReader reader(root);
+  EXPECT_EQ(test::read_text(reader.path("a")), "x");
+}
+
+std::string environment_error(const std::filesystem::path& file) {
+  try {
+    load_config(file, {});
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitEnvironment) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+TEST(Config, AFolderIsNamedAsOne) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(environment_error(folder.path()), folder.path().string() + ": a folder, not a config file");
+  EXPECT_EQ(environment_error(folder.path() / "c.yaml"), (folder.path() / "c.yaml").string() + ": no such config file");
+}
+
+// As `--config <(...)` hands it over. What stands in it starts at the working directory: a pipe has no folder.
+TEST(Config, APipeIsRead) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const std::string text = "count: 7\na: data/x\n";
+  ASSERT_EQ(write(ends[1], text.data(), text.size()), std::ssize(text));
+  close(ends[1]);
+  const ConfigNode root = load_config("/dev/fd/" + std::to_string(ends[0]), {});
+  close(ends[0]);
+  ConfigReader reader(root);
+  EXPECT_EQ(reader.integer("count", std::nullopt, 0, 9), 7);
+  EXPECT_EQ(reader.path("a"), std::filesystem::current_path() / "data/x");
+}
+
+TEST(Config, MoreThanAMegabyteIsRefused) {
+  const auto read = [] { load_config("/dev/zero", {}); };
+  EXPECT_NE(usage_error(read).find("larger than 1 MB"), std::string::npos);
+  expect_names(config_error("# " + std::string(1 << 20, 'x'), nothing), "c.yaml", "larger than 1 MB");
+}
+
 // ----------------------------------------------------------------------------------------------------- gradcheck's keys
 
 constexpr const char* kMinimal = "loss: cross_entropy\nbatch_size: 1\nseq_len: 4\nvocab_size: 64\ndtype: bf16\n";
@@ -193,6 +247,7 @@ TEST(GradcheckConfig, RefusesUnknownNames) {
   expect_names(gradcheck_error("source:\n  kind: synthetic\n  distribution: cauchy\n"), "c.yaml:8", "source.distribution");
   expect_names(gradcheck_error("source:\n  kind: pickle\n"), "c.yaml:7", "source.kind");
   expect_names(gradcheck_error("kernel:\n  isa: mmx\n"), "c.yaml:7", "kernel.isa");
+  expect_names(gradcheck_error("kernel:\n  threads: 1025\n"), "c.yaml:7", "1025 is out of range: expected 0 to 1024");
   expect_names(gradcheck_error("tolerances:\n  ulps: 1\n"), "c.yaml:7", "tolerances.ulps: unknown key");
   expect_names(gradcheck_error("outputs: [logp, perplexity]\n"), "c.yaml:6", "outputs: 'perplexity'");
   expect_names(gradcheck_error("", {"loss=focal"}), "--set loss=focal", "loss: 'focal' is none of");

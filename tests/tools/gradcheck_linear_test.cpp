@@ -1,11 +1,14 @@
 // gradcheck's level linear, end to end: losses, storages, layouts, policies, real data, mutants, and what it refuses.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/program.h"
 #include "tools/result_writer.h"
+#include "tools/safetensors.h"
 
 namespace tileloss::tools {
 namespace {
@@ -52,6 +55,26 @@ int caught(const Json& line) {
     if (mutant["planted"].get<bool>() && !mutant["caught_by"].empty()) ++count;
   }
   return count;
+}
+
+TEST(GradcheckLinear, HiddenStatesWithoutOneFiniteRowAreMistrusted) {
+  constexpr int64_t kRows = 2, kHidden = 32, kColumns = 64;
+  const std::vector<float> head(kColumns * kHidden, 0.25F);
+  const std::vector<int64_t> labels = {1, 2};
+  for (const int finite_rows : {0, 1}) {
+    const TemporaryFolder folder;
+    std::vector<float> hidden(kRows * kHidden, NAN);
+    for (int i = 0; i < finite_rows * kHidden; ++i) hidden[static_cast<size_t>(i)] = 0.01F * static_cast<float>(i);
+    write_safetensors(folder.path() / "x.safetensors",
+                      {{"hidden", "F32", {kRows, kHidden}, hidden.data(), std::ssize(hidden) * 4},
+                       {"lm_head", "F32", {kColumns, kHidden}, head.data(), std::ssize(head) * 4},
+                       {"labels", "I64", {kRows}, labels.data(), std::ssize(labels) * 8}});
+    const std::string config = folder.write("c.yaml",
+                                            "level: linear\nloss: logprobs\ngradients: [dhidden]\n"
+                                            "source: {kind: safetensors, path: x.safetensors}\n");
+    const ProgramResult result = run_program({"gradcheck", "--config", config});
+    EXPECT_EQ(result.last_line(), finite_rows > 0 ? "PASS" : "FAIL: mistrusted/nonfinite_fraction") << result.out << result.err;
+  }
 }
 
 TEST(GradcheckLinear, AgreesInEveryStorageLayoutAndComputeTypeWithEveryMutantCaught) {

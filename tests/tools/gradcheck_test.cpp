@@ -1,11 +1,16 @@
 // tileloss gradcheck, end to end: the built program on small configs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tests/tools/program.h"
 #include "tools/result_writer.h"
+#include "tools/safetensors.h"
 
 namespace tileloss::tools {
 namespace {
@@ -127,6 +132,40 @@ TEST(Gradcheck, AMostlyZeroGradientIsMistrustedUnlessExpected) {
   EXPECT_EQ(mistrusted.exit_code, 1) << mistrusted.out << mistrusted.err;
   EXPECT_EQ(mistrusted.last_line(), "FAIL: mistrusted/zero_fraction");
   EXPECT_EQ(gradcheck(folder, kSmall, {sets[0], sets[1], sets[2], "expect_mostly_zero=true"}).exit_code, 0);
+}
+
+// Three rows of logits in a file, the third ignored.
+constexpr int64_t kFileColumns = 40;
+ProgramResult gradcheck_rows(float first, float second, const std::vector<std::string>& sets = {}) {
+  const TemporaryFolder folder;
+  std::vector<float> logits(3 * kFileColumns, second);
+  std::fill_n(logits.begin(), kFileColumns, first);
+  const std::vector<int64_t> labels = {1, 2, -100};
+  write_safetensors(folder.path() / "x.safetensors", {{"logits", "F32", {3, kFileColumns}, logits.data(), std::ssize(logits) * 4},
+                                                      {"labels", "I64", {3}, labels.data(), std::ssize(labels) * 8}});
+  return gradcheck(folder, "loss: cross_entropy\nsource: {kind: safetensors, path: x.safetensors, labels: labels}\n", sets);
+}
+
+TEST(Gradcheck, AFileWithoutOneFiniteRowIsMistrusted) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+  for (const auto& [first, second] : {std::pair(kNan, kNan), {kInfinity, kInfinity}, {-kInfinity, kNan}}) {
+    for (const std::vector<std::string>& sets : {std::vector<std::string>{}, {"loss=logprobs"}, {"expect_mostly_zero=true"}}) {
+      const ProgramResult result = gradcheck_rows(first, second, sets);
+      EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+      EXPECT_EQ(result.last_line(), "FAIL: mistrusted/nonfinite_fraction") << first << second;
+    }
+  }
+}
+
+// Rows of special values are checked beside others.
+TEST(Gradcheck, OneFiniteRowIsEnough) {
+  for (const float special : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    for (const char* set : {"reduction=none", "loss=logprobs"}) {
+      const ProgramResult result = gradcheck_rows(special, 0.5F, {set});
+      EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+      EXPECT_NE(result.out.find("mistrusted/nonfinite_fraction"), std::string::npos) << result.out;
+    }
+  }
 }
 
 struct MutantCase {

@@ -25,20 +25,28 @@ struct ProgramResult {
   }
 };
 
+// Files in place of the program's standard output and error, which are collected if empty.
+struct Streams {
+  std::string out = {};
+  std::string err = {};
+  bool closed_input = false;
+};
+inline constexpr const char* kClosed = "closed";  // in place of a file: the program starts without the descriptor
+
 class Program {
  public:
-  // `out`: a file to take standard output; empty: collected.
-  explicit Program(std::vector<std::string> arguments, const std::string& out = "") {
+  explicit Program(std::vector<std::string> arguments, const Streams& streams = {}) : streams_(streams) {
     arguments.insert(arguments.begin(), TILELOSS_PROGRAM);
-    out_ = out.empty() ? (folder_.path() / "out").string() : out;
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    const std::string err = (folder_.path() / "err").string();
+    const std::string out = streams_.out.empty() ? (folder_.path() / "out").string() : streams_.out;
+    const std::string err = streams_.err.empty() ? (folder_.path() / "err").string() : streams_.err;
     child_ = fork();
     if (child_ < 0) throw std::runtime_error("cannot fork");
     if (child_ == 0) {
-      redirect(out_, STDOUT_FILENO);
+      if (streams_.closed_input) close(STDIN_FILENO);
+      redirect(out, STDOUT_FILENO);
       redirect(err, STDERR_FILENO);
       execv(argv[0], argv.data());
       _exit(127);
@@ -52,19 +60,24 @@ class Program {
     waitpid(child_, &status, 0);
     ProgramResult result;
     result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    result.out = out_ == "/dev/full" ? "" : read_text(out_);
-    result.err = read_text(folder_.path() / "err");
+    if (streams_.out.empty()) result.out = read_text(folder_.path() / "out");
+    if (streams_.err.empty()) result.err = read_text(folder_.path() / "err");
     return result;
   }
 
  private:
   static void redirect(const std::string& file, int descriptor) {
+    if (file == kClosed) {
+      close(descriptor);
+      return;
+    }
     const int opened = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (opened < 0 || dup2(opened, descriptor) < 0) _exit(127);
+    if (opened != descriptor) close(opened);
   }
 
   TemporaryFolder folder_;
-  std::string out_;
+  Streams streams_;
   pid_t child_ = -1;
 };
 

@@ -4,8 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "cpu/isa.h"
+#include "tests/support/child_process.h"
+#include "tools/matmul_roof.h"
+#include "tools/roofs.h"
+#include "tools/signals.h"
 
 namespace tileloss::tools {
 namespace {
@@ -58,10 +66,19 @@ TEST(Program, WrongFlagsExitWithTwo) {
 }
 
 TEST(Program, AFullStandardOutputExitsWithThree) {
-  const ProgramResult result = Program({"gradcheck", "--help"}, "/dev/full").wait();
-  const ProgramResult bench = Program({"bench", "--tokens", "4", "--vocab", "256", "--iters", "1"}, "/dev/full").wait();
+  const ProgramResult result = Program({"gradcheck", "--help"}, {.out = "/dev/full"}).wait();
+  const ProgramResult bench = Program({"bench", "--tokens", "4", "--vocab", "256", "--iters", "1"}, {.out = "/dev/full"}).wait();
   EXPECT_EQ(bench.exit_code, 3) << bench.err;
   EXPECT_EQ(result.exit_code, 3) << result.err;
+}
+
+TEST(Program, NumbersOutOfRangeAreRefusedWithTheirFlag) {
+  for (const auto& [flag, value] : std::vector<std::pair<std::string, std::string>>{
+           {"--seed", "-1"}, {"--threads", "1025"}, {"--threads", "-1"}, {"--iters", "0"}}) {
+    const ProgramResult result = run_program({"bench", "--tokens", "4", "--vocab", "64", "--iters", "1", flag, value});
+    EXPECT_EQ(result.exit_code, 2) << flag << result.err;
+    EXPECT_NE(result.err.find(flag), std::string::npos) << flag << result.err;
+  }
 }
 
 void expect_bench_line(const Json& line) {
@@ -79,25 +96,10 @@ void expect_bench_line(const Json& line) {
 
 TEST(Bench, JsonHasEveryFieldAndValueAndGradComesLast) {
   for (const bool in_place : {false, true}) {
-    std::vector<std::string> arguments = {"bench",
-                                          "--loss",
-                                          "cross_entropy",
-                                          "--tokens",
-                                          "70",
-                                          "--vocab",
-                                          "5003",
-                                          "--dtype",
-                                          "bf16",
-                                          "--impl",
-                                          "both",
-                                          "--iters",
-                                          "3",
-                                          "--warmup",
-                                          "1",
-                                          "--json",
-                                          "--entropy",
-                                          "--set",
-                                          "label_smoothing=0.1"};
+    std::vector<std::string> arguments = {
+        "bench",   "--loss", "cross_entropy", "--tokens", "70",      "--vocab", "5003",
+        "--dtype", "bf16",   "--impl",        "both",     "--iters", "3",       "--warmup",
+        "1",       "--json", "--entropy",     "--seed",   "9",       "--set",   "label_smoothing=0.1"};
     if (in_place) arguments.emplace_back("--in-place");
     const ProgramResult result = run_program(arguments);
     ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -106,6 +108,7 @@ TEST(Bench, JsonHasEveryFieldAndValueAndGradComesLast) {
     for (const Json& line : lines) {
       expect_bench_line(line);
       EXPECT_EQ(line["tokens"], 70);
+      EXPECT_EQ(line["seed"], 9);
       EXPECT_EQ(line["in_place"], in_place);
       EXPECT_EQ(line["options"]["label_smoothing"], 0.1);
       const bool writes = line["pass"] == "value_and_grad";
@@ -130,6 +133,12 @@ TEST(Bench, TooLittleMemoryIsAnEnvironmentErrorNamingTheBytes) {
   const ProgramResult result = run_program({"bench", "--tokens", "100000000", "--vocab", "151936"});
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_NE(result.err.find("logits: needs 30387200.0 MB"), std::string::npos) << result.err;
+  // 2^63 bytes, and 2^64: more than an int64_t counts.
+  for (const auto& [dtype, megabytes] : {std::pair("bf16", "9223372036854.8"), std::pair("fp32", "18446744073709.6")}) {
+    const ProgramResult huge = run_program({"bench", "--tokens", "2147483648", "--vocab", "2147483648", "--dtype", dtype});
+    EXPECT_EQ(huge.exit_code, 3);
+    EXPECT_NE(huge.err.find(std::string("logits: needs ") + megabytes + " MB"), std::string::npos) << huge.err;
+  }
 }
 
 TEST(Info, JsonNamesWhatTheMachineHas) {
@@ -156,6 +165,43 @@ TEST(Signals, StopTheBenchWithTheirExitCode) {
     EXPECT_NE(result.err.find("stopped by"), std::string::npos) << result.err;
     for (const Json& line : json_lines(result.out)) expect_bench_line(line);
   }
+}
+
+TEST(Signals, StopInfo) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Program program({"info"});
+    usleep(500'000);
+    ASSERT_EQ(kill(program.child(), signal), 0);
+    const ProgramResult result = program.wait();
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.out << result.err;
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+// Where bench and info spend their last seconds.
+TEST(Signals, StopTheRoofs) {
+  const auto stopped_by = [](const std::function<void()>& measure) {
+    return test::exit_code_of_child([&] {
+      install_signal_handlers();
+      std::raise(SIGTERM);
+      try {
+        measure();
+      } catch (const Stopped& stopped) {
+        return stopped.signal == SIGTERM;
+      }
+      return false;
+    });
+  };
+  EXPECT_EQ(stopped_by([] {
+              std::vector<char> bytes(1 << 16);
+              RoofMeter(1).measure(bytes.data(), nullptr, std::ssize(bytes), std::ssize(bytes), 1);
+            }),
+            0);
+  EXPECT_EQ(stopped_by([] {
+              ThreadTeam team(1);
+              MatmulRoof(cpu::kernels(TILELOSS_ISA_BASELINE).matmul, cpu::Compute::kFloat32).tflops(team, 1);
+            }),
+            0);
 }
 
 TEST(Signals, LeaveEarlierResultsIntact) {

@@ -74,7 +74,7 @@ TEST(SweepProgram, MeasuresEveryCaseWithTheBenchsFigures) {
 TEST(SweepProgram, PresetsOfAPolicyLossAreMeasured) {
   const TemporaryFolder folder;
   const ProgramResult result = sweep(folder, kCheapSweep,
-                                     {"loss=[{name: policy_loss, preset: grpo}, {name: policy_loss, preset: gspo, delta: 3}]",
+                                     {"loss=[{name: policy_loss, preset: dr_grpo}, {name: policy_loss, preset: gspo, delta: 3}]",
                                       "shape=8x256", "threads=1", "vocab_block=64"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_EQ(result.last_line(), "ok: 2");
@@ -185,6 +185,30 @@ TEST(SweepProgram, AMemoryLimitMakesACaseOutOfMemory) {
   EXPECT_EQ(result.exit_code, 1) << result.err;
   EXPECT_NE(result.out.find("ok: 2\nout_of_memory: 2\n"), std::string::npos) << result.out << result.err;
   EXPECT_NE(result.err.find("logits: cannot allocate 500.0 MB"), std::string::npos) << result.err;
+}
+
+// Too little for the program to start would be recorded as a crash of the case.
+TEST(SweepProgram, AMemoryLimitBelowTheProgramItselfIsRefusedWithTheLeastThatWorks) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitized program takes terabytes of address space";
+#endif
+  const TemporaryFolder folder;
+  const std::vector<std::string> small = {"shape=3x256", "loss=cross_entropy", "threads=4", "vocab_block=64"};
+  const auto with_limit = [&](const std::string& megabytes) {
+    std::vector<std::string> sets = small;
+    sets.push_back("memory_limit_mb=" + megabytes);
+    return sweep(folder, kCheapSweep, sets);
+  };
+  const ProgramResult refused = with_limit("1");
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  const std::string expected = "memory_limit_mb: expected 0 (no limit) or at least ";
+  const size_t at = refused.err.find(expected);
+  ASSERT_NE(at, std::string::npos) << refused.err;
+  EXPECT_EQ(refused.err.find(", got 1\n"), refused.err.size() - 8) << refused.err;
+  // It starts with that, and lacks the memory for its threads.
+  const ProgramResult least = with_limit(std::to_string(std::stoi(refused.err.substr(at + expected.size()))));
+  EXPECT_EQ(least.exit_code, 1) << least.err;
+  EXPECT_EQ(least.last_line(), "out_of_memory: 1") << least.err;
 }
 
 TEST(SweepProgram, WhatTheLibraryRefusesIsAnErrorWithItsMessage) {

@@ -157,6 +157,7 @@ TEST(SweepConfig, MistakesAreNamedWithKeyAndLine) {
       {"dtype: bf16\nloss: cross_entropy\n", {"shape: required"}},
       {"dtype: bf16\nshape: 2x64\n", {"loss: required"}},
       {base + "threads: []\n", {"c.yaml:4", "threads", "empty list"}},
+      {base + "threads: 1025\n", {"c.yaml:4", "threads", "expected 0 to 1024"}},
       {base + "threads: [1,\n  x]\n", {"c.yaml:5", "threads", "expected an integer", "'x'"}},
       {base + "threads: [1, 2, 1]\n", {"c.yaml:4", "threads", "twice"}},
       {base + "threads: [-1]\n", {"c.yaml:4", "threads", "out of range"}},
