@@ -131,6 +131,59 @@ def test_a_temperature_that_is_a_number_compiles_twice_at_most(name: str) -> Non
     assert backend.count <= 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_policy_loss"])
+def test_a_number_is_float32_whatever_the_default_type(name: str, dtype: torch.dtype) -> None:
+    p, compiled = problem(), torch.compile(run, fullgraph=True, backend="aot_eager")
+    expected = forward_and_backward(run, name, p, temperature=0.7)
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        ours = forward_and_backward(compiled, name, p, temperature=0.7)
+    finally:
+        torch.set_default_dtype(default)
+    assert_same(ours, expected, 1e-6)
+
+
+def test_a_large_ignore_index_is_exact_in_a_graph() -> None:
+    p = problem()
+    p.labels[0, 1:3] = 2**53
+    p.labels[:, 0] = 2**53 + 1
+    compiled = torch.compile(tl.cross_entropy, fullgraph=True, backend="aot_eager")
+    with pytest.raises(
+        IndexError, match=r"labels\[1\]: .* or ignore_index 9007199254740993, got 90"
+    ):
+        compiled(p.logits, p.labels, ignore_index=2**53 + 1)
+    p.labels[0, 1:3] = 3
+    loss = compiled(p.logits, p.labels, ignore_index=2**53 + 1)
+    p.labels[:, 0] = -100
+    assert torch.equal(loss, tl.cross_entropy(p.logits, p.labels))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_mode_is_refused_in_a_graph(name: str) -> None:
+    p = problem()
+    first, *rest = (x.detach() for x in p.leaves(name))
+
+    def loss(x: Tensor) -> Tensor:
+        return run(name, p, x, *rest)
+
+    def tangent(x: Tensor) -> Tensor:
+        return torch.func.jvp(loss, (x,), (x,))[1]
+
+    def dual(x: Tensor) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            x = torch.autograd.forward_ad.make_dual(x, x)
+            return torch.autograd.forward_ad.unpack_dual(loss(x)).tangent
+
+    for function in (tangent, dual):
+        with pytest.raises(NotImplementedError, match="^tileloss: "):
+            torch.compile(function, backend="aot_eager")(first)
+        torch._dynamo.reset()  # what it has left to Python it would leave there again
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="forward-mode"):
+            torch.compile(function, fullgraph=True, backend="aot_eager")(first)
+
+
 def test_metrics_and_offsets_in_a_graph() -> None:
     def loss(x: Tensor, labels: Tensor, advantages: Tensor, offsets: Tensor) -> Any:
         options: dict[str, Any] = {"preset": "gspo", "beta": 0.1, "ref_logp": -3 - torch.rand(15)}

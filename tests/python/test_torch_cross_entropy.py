@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checks import check_cross_entropy, leaf
 from oracle import CrossEntropy, RowValues, Transform
-from tileloss.torch import cross_entropy
+from tileloss.torch import cross_entropy, linear_cross_entropy
 from torch_definitions import hold
 
 V = 131
@@ -144,6 +144,27 @@ def test_weights_of_other_types_are_converted(dtype: torch.dtype) -> None:
     expected = cross_entropy(x, labels, classes.float(), token_weights=tokens.float())
     given = cross_entropy(x, labels, classes.to(dtype), token_weights=tokens.to(dtype))
     assert torch.equal(given, expected)
+
+
+def test_class_weights_need_not_lie_together() -> None:
+    x, labels = batch()
+    classes = torch.rand(2 * V)[::2]
+    assert torch.equal(
+        cross_entropy(x, labels, classes), cross_entropy(x, labels, classes.contiguous())
+    )
+
+
+def test_class_weights_may_have_the_padding() -> None:
+    x, labels = batch()
+    labels, classes = labels % 100, torch.rand(V)
+    loss, short = (cross_entropy(x, labels, c, valid_vocab=100) for c in (classes, classes[:100]))
+    assert torch.equal(loss, short)
+    hidden, weight = torch.randn(2, 11, 16), torch.randn(V, 16)
+    loss, short = (
+        linear_cross_entropy(hidden, weight, labels, class_weights=c, valid_vocab=100)
+        for c in (classes, classes[:100])
+    )
+    assert torch.equal(loss, short)
 
 
 def test_weights_get_no_gradient() -> None:

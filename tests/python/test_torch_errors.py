@@ -112,14 +112,22 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("", {"logit_scale": float("nan")}, ValueError, "logit_scale: expected"),
     ("", {"valid_vocab": V + 1}, ValueError, "valid_vocab: expected"),
     ("", {"valid_vocab": 0}, ValueError, "valid_vocab: expected"),
+    ("", {"temperature": torch.ones((), requires_grad=True)}, ValueError, "temperature: expected a tensor without gradient"),
     ("", {"ignore_index": 0.5}, TypeError, "ignore_index: expected an integer, got 0.5"),
+    ("", {"ignore_index": float("inf")}, TypeError, "ignore_index: expected an integer, got inf"),
+    ("", {"ignore_index": float("nan")}, ValueError, "ignore_index: expected a number, got nan"),
+    ("", {"ignore_index": 2**64 - 100}, ValueError, "ignore_index: expected an integer of 64 bits, got 18446744073709551516"),
+    ("", {"valid_vocab": 2**64 + V}, ValueError, "valid_vocab: expected an integer of 64 bits, got 18446744073709551683"),
     ("cross_entropy", {"reduction": "avg"}, ValueError, "reduction: expected one of none, sum, mean, got 'avg'"),
     ("cross_entropy", {"reduction": 1}, TypeError, "reduction: expected one of none, sum, mean, got 1"),
+    ("cross_entropy", {"reduction": True}, TypeError, "reduction: expected one of none, sum, mean, got True"),
+    ("cross_entropy", {"reduction": False}, TypeError, "reduction: expected one of none, sum, mean, got False"),
+    ("cross_entropy", {"num_items": float("nan")}, ValueError, "num_items: expected a number, got nan"),
     ("cross_entropy", {"label_smoothing": 1.5}, ValueError, "label_smoothing: expected"),
     ("cross_entropy", {"label_smoothing": -0.1}, ValueError, "label_smoothing: expected"),
     ("cross_entropy", {"z_loss": -1.0}, ValueError, "z_loss: expected a number >= 0, got -1"),
     ("cross_entropy", {"num_items": -1.0}, ValueError, "num_items: expected"),
-    ("cross_entropy", {"token_weights": torch.ones(4)}, ValueError, "token_weights.size: expected 15, got 4"),
+    ("cross_entropy", {"token_weights": torch.ones(4)}, ValueError, "token_weights: expected the labels' shape [3, 5], or [15]"),
     ("cross_entropy", {"token_weights": [1.0]}, TypeError, "token_weights: expected a Tensor, got list"),
     ("cross_entropy", {"token_weights": torch.ones(3, 5, dtype=torch.complex64)}, TypeError, "token_weights: expected numbers"),
     ("cross_entropy", {"label_smoothing": 0.1, "temperature": 2.0, "temperature_on": "logprob"}, ValueError, "label_smoothing: "),
@@ -133,12 +141,16 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("policy_loss", {"beta": 0.1}, ValueError, "ref_logp: expected"),
     ("policy_loss", {"sampler_correction": "mask"}, ValueError, "sampler_logp: expected"),
     ("policy_loss", {"epsilon_low": -0.1}, ValueError, "epsilon_low: expected a number >= 0, got -0.1"),
-    ("policy_loss", {"mask": torch.ones(3, 4)}, ValueError, "mask.size: expected 15, got 12"),
-    ("policy_loss", {"old_logp": torch.ones(5)}, ValueError, "old_logp.size: expected 15, got 5"),
+    ("policy_loss", {"mask": torch.ones(3, 4)}, ValueError, "mask: expected the labels' shape [3, 5], or [15], got [3, 4]"),
+    ("policy_loss", {"old_logp": torch.ones(5)}, ValueError, "old_logp: expected the labels' shape [3, 5], or [15], got [5]"),
     ("policy_loss", {"advantages": torch.ones(4)}, ValueError, "advantages.size: expected 3"),
     ("policy_loss", {"advantages": [1.0]}, TypeError, "advantages: expected a Tensor, got list"),
     ("policy_loss", {"sequence_offsets": torch.tensor([0, 4, 9, 14])}, ValueError, "sequence_offsets"),
     ("policy_loss", {"sequence_offsets": torch.tensor([0, 9, 4, 15])}, ValueError, "sequence_offsets"),
+    ("policy_loss", {"sequence_offsets": torch.ones(4)}, TypeError, "sequence_offsets: expected integers, got torch.float32"),
+    ("policy_loss", {"sequence_offsets": torch.ones(4).double()}, TypeError, "sequence_offsets: expected integers, got"),
+    ("policy_loss", {"sequence_offsets": torch.ones(1, 4).long()}, ValueError, "sequence_offsets: expected one dimension"),
+    ("policy_loss", {"kl_importance": 1}, TypeError, "kl_importance: expected one of false, true, got 1"),
     ("policy_loss", {"not_an_option": 1}, TypeError, "policy_loss: expected options among kind, "),
 ]  # fmt: skip
 
@@ -156,6 +168,54 @@ def test_options(
         refused(prefix + name, error, shown, **changed)
 
 
+ROWS = ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages")
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5, 1), (1, 15), (1, 3, 5)], ids=str)
+def test_as_many_numbers_of_another_shape(shape: tuple[int, ...]) -> None:
+    """They would go to other rows than they were meant for."""
+    message, numbers = "expected the labels' shape [3, 5], or [15], got ", torch.rand(3, 5)
+    for prefix in ("", "linear_"):
+        name = f"{prefix}cross_entropy"
+        wrong = {"token_weights": numbers.view(shape)}
+        refused(name, ValueError, f"token_weights: {message}{list(shape)}", **wrong)
+        name = f"{prefix}policy_loss"
+        given = dict.fromkeys(ROWS, numbers) | {"advantage_level": "token", "beta": 0.1}
+        for row in ROWS:
+            wrong = {**given, row: numbers.view(shape)}
+            refused(name, ValueError, f"{row}: {message}{list(shape)}", **wrong)
+
+
+@pytest.mark.parametrize("linear", [False, True], ids=["", "linear"])
+def test_numbers_of_rows_may_be_flat(linear: bool) -> None:
+    p, prefix = problem(), "linear_" if linear else ""
+    first = (p.hidden, p.weight) if linear else (p.logits,)
+    losses = []
+    for numbers in (p.row_weights, p.row_weights.view(-1)):
+        given = dict.fromkeys(ROWS, numbers) | {"advantage_level": "token", "beta": 0.1}
+        losses += [
+            getattr(tl, f"{prefix}cross_entropy")(*first, p.labels, token_weights=numbers),
+            getattr(tl, f"{prefix}policy_loss")(*first, p.labels, **given),
+        ]
+    assert torch.equal(losses[0], losses[2])
+    assert torch.equal(losses[1], losses[3])
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 3), (3, 1, 1), ()], ids=str)
+def test_advantages_of_sequences_of_another_shape(shape: tuple[int, ...]) -> None:
+    message = "advantages: expected [B] or [B, 1] of sequences, or the labels' shape [3, 5], got "
+    advantages = torch.ones(shape)
+    for name in ("policy_loss", "linear_policy_loss"):
+        refused(name, ValueError, f"{message}{list(shape)}", advantages=advantages)
+
+
+def test_numbers_that_would_need_a_gradient_are_taken_without_one() -> None:
+    p, temperature = problem(), torch.tensor(1.3, requires_grad=True)
+    expected = tl.cross_entropy(p.logits, p.labels, temperature=temperature.detach())
+    with torch.no_grad():
+        assert torch.equal(tl.cross_entropy(p.logits, p.labels, temperature=temperature), expected)
+
+
 def test_class_weights_have_the_name_of_the_argument() -> None:
     for weight in (torch.ones(V - 1), torch.ones(V + 1)):
         refused(
@@ -166,6 +226,10 @@ def test_class_weights_have_the_name_of_the_argument() -> None:
         )
         message = f"class_weights.size: expected {V}, got {len(weight)}"
         refused("linear_cross_entropy", ValueError, message, class_weights=weight)
+    wide = torch.ones(1, V)
+    message = f"expected one dimension, got [1, {V}]"
+    refused("cross_entropy", ValueError, f"weight: {message}", weight=wide)
+    refused("linear_cross_entropy", ValueError, f"class_weights: {message}", class_weights=wide)
     refused("cross_entropy", TypeError, "weight: expected a Tensor, got float", weight=1.0)
     meta = torch.ones(V, device="meta")
     refused("cross_entropy", NotImplementedError, "weight: expected a CPU tensor", weight=meta)
@@ -182,6 +246,10 @@ HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bias": torch.ones(V).double()}, TypeError, "bias: expected float32, bfloat16 or float16, got torch.float64"),
     ({"compute_dtype": torch.float16}, ValueError, "compute_dtype: expected torch.float32 or torch.bfloat16, got torch.float16"),
     ({"workspace_bytes": 0}, ValueError, "workspace_bytes: expected >= 1, got 0"),
+    ({"workspace_bytes": "1"}, TypeError, "workspace_bytes: expected an integer >= 1, got '1'"),
+    ({"workspace_bytes": 1e6}, TypeError, "workspace_bytes: expected an integer >= 1, got 1000000.0"),
+    ({"workspace_bytes": 2**63}, ValueError, "workspace_bytes: expected >= 1"),
+    ({"hidden": torch.ones(3, 5, 0), "weight": torch.ones(V, 0)}, ValueError, "hidden: expected a last dimension of at least 1"),
     ({"workspace_bytes": 64}, ValueError, "workspace_bytes: expected"),
 ]  # fmt: skip
 
@@ -199,6 +267,7 @@ def of_wide_advantages(logits: Tensor) -> Tensor:
 
 def test_advantages_of_another_shape() -> None:
     with pytest.raises(
-        ValueError, match=r"^advantages.size: expected 15 with advantage_level = token, got 12"
+        ValueError,
+        match=r"^advantages: expected the labels' shape \[3, 5\], or \[15\], got \[3, 4\]",
     ):
         of_wide_advantages(problem().logits)

@@ -69,6 +69,17 @@ def test_an_output_alone_is_the_same_and_the_others_are_none(name: str) -> None:
     assert [n for n in ALL if getattr(alone, n) is not None] == [name]
 
 
+@pytest.mark.parametrize("names", [("logp",), ("argmax", "lse")])
+def test_outputs_may_be_named_by_anything_that_is_gone_through_once(names: tuple[str, ...]) -> None:
+    x, labels = batch()
+    hidden, weight = torch.randn(2, 11, H), torch.randn(V, H)
+    for rows in (
+        logprobs(x, labels, outputs=iter(names)),
+        linear_logprobs(hidden, weight, labels, outputs=(name for name in names)),
+    ):
+        assert {n for n in ALL if getattr(rows, n) is not None} == set(names)
+
+
 def test_logp_is_what_is_given_unless_told_otherwise() -> None:
     x, labels = batch()
     rows = logprobs(x, labels)

@@ -110,16 +110,83 @@ def test_a_second_backward_raises(name: str, mode: dict[str, Any]) -> None:
         torch.autograd.grad(loss, inputs)
 
 
+@pytest.mark.parametrize("factors", [(1.0, 0.5), (0.0, 1.0), (0.5, 0.0, 1.0)], ids=str)
+@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+def test_what_a_retained_graph_hands_over_is_the_callers(
+    name: str, mode: dict[str, Any], factors: tuple[float, ...]
+) -> None:
+    """A later backward leaves it as it is, and a change to it does not reach a later backward."""
+    p = problem()
+    plainly = {} if mode.get("inplace_backward") else mode
+    expected = gradients(name, p, **plainly)[1:]
+    for changed in (False, True):
+        inputs = tuple(x * 1 for x in p.leaves(name))
+        loss = run(name, p, *inputs, **mode)
+        handed = []
+        for i, factor in enumerate(factors):
+            keep = i + 1 < len(factors)
+            handed.append(torch.autograd.grad(factor * loss, inputs, retain_graph=keep))
+            if changed and keep:
+                for g in handed[-1]:
+                    g.fill_(7)
+        for found, factor in list(zip(handed, factors, strict=True))[-1 if changed else 0 :]:
+            for g, one in zip(found, expected, strict=True):
+                torch.testing.assert_close(g, factor * one, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize(("name", "mode"), ONE_PASS, ids=mode_id)
-def test_gradients_handed_over_and_changed_are_not_used_again(
+def test_a_leafs_gradient_may_be_changed_between_two_backwards(
     name: str, mode: dict[str, Any]
 ) -> None:
-    p, inputs = non_leaves(name)
-    loss = run(name, p, *inputs, **mode)
-    for g in torch.autograd.grad(loss, inputs, retain_graph=True):
-        g.zero_()
-    with pytest.raises(RuntimeError, match=r"^tileloss: .* call with grad_in_forward=False"):
-        torch.autograd.grad(loss, inputs)
+    p = problem()
+    expected = gradients(name, p, **mode)[1:]
+    loss = run(name, p, *p.leaves(name), **mode)
+    loss.backward(retain_graph=True)
+    for x in p.leaves(name):
+        x.grad.mul_(-3)
+    loss.backward()
+    for x, one in zip(p.leaves(name), expected, strict=True):
+        torch.testing.assert_close(x.grad, -2 * one, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE[3:], ids=mode_id)
+def test_logits_that_hold_the_gradient_may_not_be_changed(name: str, mode: dict[str, Any]) -> None:
+    p, (logits,) = non_leaves(name)
+    loss = run(name, p, logits, **mode)
+    with torch.no_grad():
+        logits.zero_()
+    with pytest.raises(RuntimeError, match=r"^tileloss: .* call without inplace_backward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["linear_cross_entropy", "linear_policy_loss"])
+@pytest.mark.parametrize("float16", ["hidden", "weight", "bias"])
+def test_float16_gradients_are_rounded_after_amps_scale(name: str, float16: str) -> None:
+    """A mean over 10^9 rows: below float16's smallest number before the scale, well above after it."""
+    p = problem()
+    setattr(p, float16, getattr(p, float16).detach().half().requires_grad_())
+    options: dict[str, Any] = {"num_items": 1e9}
+    if "policy" in name:
+        options["aggregation"] = "token_mean"
+    scale = torch.tensor(2.0**24)
+
+    def scaled(**mode: Any) -> tuple[Tensor, ...]:
+        loss = run(name, p, *p.leaves(name), **options, **mode)
+        return torch.autograd.grad(loss, p.leaves(name), scale)
+
+    ours, two_passes, one_pass = (
+        scaled(),
+        scaled(grad_in_forward=False),
+        scaled(grad_in_forward=True),
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, two_passes, strict=True))
+    number = ("hidden", "weight", "bias").index(float16)
+    assert ours[number].count_nonzero() > ours[number].numel() / 4
+    assert not torch.equal(ours[number], one_pass[number])
+    getattr(p, float16).requires_grad_(False)  # of a frozen one nothing is stored
+    before = tl.call_counts().get(f"{name}/value_and_grad", 0)
+    run(name, p, *p.leaves(name), **options)
+    assert tl.call_counts()[f"{name}/value_and_grad"] == before + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -175,7 +175,7 @@ def test_advantages_of_sequences(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
 @pytest.mark.parametrize("name", ["kl importance of sequences", "entropy quantile", "everything"])
 def test_sequences_by_offsets(name: str, dtype: torch.dtype) -> None:
     """The [B, T] batch without its padding, back to back in [N, V] rows, an empty sequence included."""
@@ -192,12 +192,17 @@ def test_sequences_by_offsets(name: str, dtype: torch.dtype) -> None:
     hold(x, x.grad, loss, rollout.labels[kept], used, definition, upstream=torch.tensor(0.7))
 
 
+INTEGERS = [torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+@pytest.mark.parametrize("value", [1, 1e-6])
 @pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32]
+    "dtype", [*INTEGERS, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 )
-def test_masks_of_every_type(dtype: torch.dtype) -> None:
-    rollout = Rollout()
-    loss = policy_loss(rollout.x, rollout.labels, rollout.advantages, mask=rollout.mask.to(dtype))
+def test_masks_of_every_type(dtype: torch.dtype, value: float) -> None:
+    rollout, value = Rollout(), value if dtype.is_floating_point else 1
+    mask = rollout.mask.to(dtype) * value
+    loss = policy_loss(rollout.x, rollout.labels, rollout.advantages, mask=mask)
     rollout.check({}, loss, rollout.definition({}, old=False))
 
 

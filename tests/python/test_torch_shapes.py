@@ -242,6 +242,59 @@ def test_hidden_states_that_are_not_contiguous(name: str) -> None:
     assert (gradient[:, -2:] == 0).all()
 
 
+EXPANDED: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "one row": ((H,), lambda x: x.expand(15, H)),
+    "one batch": ((5, H), lambda x: x.expand(3, 5, H)),
+    "one position": ((3, 1, H), lambda x: x.expand(3, 5, H)),
+    "one feature": ((3, 5, 1), lambda x: x.expand(3, 5, H)),
+    "sliding": ((H + 28,), lambda x: x.unfold(0, H, 2)),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_hidden_states_that_share_memory_are_copied(name: str) -> None:
+    shape, view = EXPANDED[name]
+    hidden, weight = leaf(torch.randn(shape)), leaf(0.3 * torch.randn(V, H))
+    labels = labels_of(view(hidden).shape[:-1])
+    for mode in ({}, {"grad_in_forward": False}):
+        expected = tl.linear_cross_entropy(view(hidden).contiguous(), weight, labels, **mode)
+        loss = tl.linear_cross_entropy(view(hidden), weight, labels, **mode)
+        assert torch.equal(loss, expected)
+        both = [torch.autograd.grad(x, (hidden, weight)) for x in (loss, expected)]
+        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_views_that_negate(name: str) -> None:
+    """As z.conj().imag: the memory holds the opposite."""
+    p = problem()
+    expected = gradients(name, p)
+    negated = problem()
+    negated.__dict__.update(p.__dict__)
+    for key in ("old_logp", "advantages", "row_weights"):
+        setattr(negated, key, torch._neg_view(-getattr(p, key)))
+    inputs = tuple(leaf(-x.detach()) for x in p.leaves(name))
+    loss = run(name, negated, *map(torch._neg_view, inputs))
+    found = loss.detach(), *(-g for g in torch.autograd.grad(loss, inputs))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_upstream_gradients_that_are_negated() -> None:
+    p, upstream = problem(), torch.randn(3, 5)
+    found = []
+    for given in (upstream, torch._neg_view(-upstream)):
+        loss = tl.cross_entropy(p.logits, p.labels, reduction="none")
+        (gradient,) = torch.autograd.grad(loss, p.logits, given)
+        found.append(gradient)
+    assert torch.equal(*found)
+
+
+def test_logits_that_are_negated_are_not_written_over() -> None:
+    logits = torch._neg_view(problem().logits * 1)
+    with pytest.raises(ValueError, match=r"^inplace_backward: expected logits .* negated$"):
+        tl.cross_entropy(logits, problem().labels, inplace_backward=True, grad_in_forward=True)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_padding_of_the_vocabulary(name: str) -> None:
     """Columns from valid_vocab on: outside the softmax, with a gradient of exactly 0."""

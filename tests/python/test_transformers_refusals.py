@@ -160,6 +160,13 @@ def test_too_many_positional_arguments_are_refused() -> None:
         patch(build("llama"))(*[None] * 30)
 
 
+def test_an_argument_given_twice_is_refused() -> None:
+    model, inputs = patch(build("llama")), batch()
+    for given in (model, build("llama")):
+        with pytest.raises(TypeError, match="got multiple values for argument 'input_ids'"):
+            given(inputs["input_ids"], **inputs)
+
+
 def test_a_compute_loss_func_needs_a_patched_model_and_labels() -> None:
     model = build("llama")
     with pytest.raises(ValueError, match="unpatched LlamaForCausalLM"):

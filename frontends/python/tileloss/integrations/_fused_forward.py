@@ -154,6 +154,9 @@ def _named_arguments(
         raise TypeError(
             f"forward takes {len(plan.parameters)} positional arguments but {len(args)} were given"
         )
+    for name in tuple(plan.parameters)[: len(args)]:
+        if name in kwargs:
+            raise TypeError(f"forward got multiple values for argument {name!r}")
     arguments = {**plan.parameters, **dict(zip(plan.parameters, args, strict=False))}
     extra: dict[str, Any] = {}
     for name, value in kwargs.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,8 +19,12 @@ from tileloss.torch._tensors import (
     check_cpu,
     check_float,
     check_labels,
+    check_rows,
+    check_vector,
     refuse_transforms,
 )
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 class RowOutputs(NamedTuple):
@@ -56,6 +60,10 @@ def make_head(
     check_float("weight", weight)
     if hidden.dim() == 0:
         raise ValueError("hidden: expected at least one dimension, got a scalar")
+    if hidden.shape[-1] == 0:
+        raise ValueError(
+            f"hidden: expected a last dimension of at least 1, got shape {list(hidden.shape)}"
+        )
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"weight: expected shape [V, {hidden.shape[-1]}], as hidden's last dimension, got {list(weight.shape)}"
@@ -65,8 +73,11 @@ def make_head(
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {list(bias.shape)}")
     refuse_transforms(hidden, weight, bias)
-    if workspace_bytes is not None and workspace_bytes < 1:
-        raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
+    if workspace_bytes is not None:
+        if not isinstance(workspace_bytes, int):
+            raise TypeError(f"workspace_bytes: expected an integer >= 1, got {workspace_bytes!r}")
+        if not 1 <= workspace_bytes < 2**63:
+            raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
     dtype = compute_dtype if compute_dtype is not None else autocast_dtype()
     if compute_dtype is None and dtype == torch.float16:
         # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing.
@@ -79,20 +90,50 @@ def make_head(
     return Head(hidden, weight, bias, code, workspace_bytes or 0)
 
 
-def _check_extra(function: str, extra: Sequence[Tensor | None], renamed: Mapping[str, str]) -> None:
+def _extra_inputs(
+    function: str,
+    extra: Sequence[Tensor | None],
+    labels: Tensor,
+    vocab: int,
+    given: Mapping[str, Value],
+    renamed: Mapping[str, str],
+) -> list[Tensor | None]:
+    """The tensors that go with the labels, checked and detached."""
+    inputs: list[Tensor | None] = []
     for name, tensor in zip(EXTRA_INPUTS[function], extra, strict=True):
         if tensor is None:
+            inputs.append(None)
             continue
         shown = renamed.get(name, name)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{shown}: expected a Tensor, got {type(tensor).__name__}")
         check_cpu(shown, tensor)
-        if tensor.is_complex() or (tensor.dtype not in DTYPES and not tensor.is_floating_point()):
+        if tensor.dtype not in _INTEGERS and not tensor.is_floating_point():
             raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
+        if name == "class_weights":
+            check_vector(shown, tensor)
+            valid = given.get("valid_vocab")
+            if isinstance(valid, int) and 0 < valid < vocab == tensor.shape[0]:
+                tensor = tensor[:valid]
+        elif name == "sequence_offsets":
+            check_vector(name, tensor)
+            if tensor.dtype not in _INTEGERS or tensor.dtype == torch.bool:
+                raise TypeError(f"{name}: expected integers, got {tensor.dtype}")
+        elif name == "advantages" and given.get("advantage_level") != "token":
+            _check_sequences(tensor, labels)
+        else:
+            check_rows(shown, tensor, labels)
+        inputs.append(tensor.detach())
+    return inputs
 
 
-def _detached(extra: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if t is None else t.detach() for t in extra]
+def _check_sequences(advantages: Tensor, labels: Tensor) -> None:
+    """One for each sequence, [B] or [B, 1]."""
+    if advantages.dim() != 1 and (advantages.dim() != 2 or advantages.shape[1] != 1):
+        raise ValueError(
+            f"advantages: expected [B] or [B, 1] of sequences, or the labels' shape {list(labels.shape)}, "
+            f"got {list(advantages.shape)}"
+        )
 
 
 def loss_of_logits(
@@ -112,8 +153,8 @@ def loss_of_logits(
     check_float("logits", logits)
     refuse_transforms(logits)
     check_labels(labels, logits, "logits")
-    _check_extra(function, extra, renamed or {})
-    inputs = (labels, *_detached(extra), *encode(function, given, preset))
+    tensors = _extra_inputs(function, extra, labels, logits.shape[-1], given, renamed or {})
+    inputs = (labels, *tensors, *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     if wants_grad and grad_in_forward:
         _refuse_per_row(given)
@@ -154,16 +195,18 @@ def loss_of_hidden(
     *,
     preset: str = "",
     wants_metrics: bool = False,
-    grad_in_forward: bool,
+    grad_in_forward: bool | None,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
     check_labels(labels, head.hidden, "hidden")
-    _check_extra(function, extra, {})
+    of_labels = _extra_inputs(function, extra, labels, head.weight.shape[0], given, {})
     name = f"linear_{function}"
     options = encode(name, given, preset)
-    tensors = (head.hidden, head.weight, head.bias, labels, *_detached(extra), *options)
+    tensors = (head.hidden, head.weight, head.bias, labels, *of_labels, *options)
     head_options = (head.compute_dtype, head.workspace_bytes)
     needs = _needs(head)
+    if grad_in_forward is None:
+        grad_in_forward = not _has_float16_gradient(head, needs)
     if any(needs) and grad_in_forward and not _is_per_row(given):
         inputs = (*tensors, *head_options, *needs, wants_metrics)
         loss, _, _, _, metrics = apply(f"{name}_value_and_grad", inputs, True, True)
@@ -180,11 +223,19 @@ def _needs(head: Head) -> list[bool]:
     return [enabled and t is not None and t.requires_grad for t in head[:3]]
 
 
-def _wanted(outputs: Sequence[str]) -> str:
-    unknown = [name for name in outputs if name not in ROW_OUTPUTS]
-    if isinstance(outputs, str) or unknown or not outputs:
-        raise ValueError(f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {outputs!r}")
-    return ",".join(outputs)
+def _has_float16_gradient(head: Head, needs: Sequence[bool]) -> bool:
+    """In float16 a gradient that is stored before it is multiplied by AMP's scale loses what the scale is there to save."""
+    tensors = zip(head[:3], needs, strict=True)
+    return any(need and t is not None and t.dtype == torch.float16 for t, need in tensors)
+
+
+def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
+    names = () if isinstance(outputs, str) else tuple(outputs)
+    unknown = [name for name in names if name not in ROW_OUTPUTS]
+    if unknown or not names:
+        shown = names or outputs
+        raise ValueError(f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {shown!r}")
+    return names
 
 
 def _row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutputs:
@@ -197,7 +248,7 @@ def _row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutput
 def rows_of_logits(
     logits: Tensor,
     labels: Tensor,
-    outputs: Sequence[str],
+    outputs: Iterable[str],
     given: Mapping[str, Value],
     *,
     inplace_backward: bool,
@@ -205,20 +256,22 @@ def rows_of_logits(
     check_float("logits", logits)
     refuse_transforms(logits)
     check_labels(labels, logits, "logits")
+    names = _wanted(outputs)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
-    inputs = (logits, labels, *encode("logprobs", given), _wanted(outputs), wants_grad)
-    return _row_outputs(apply("logprobs", inputs, wants_grad, inplace_backward), outputs)
+    inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)
+    return _row_outputs(apply("logprobs", inputs, wants_grad, inplace_backward), names)
 
 
 def rows_of_hidden(
-    head: Head, labels: Tensor, outputs: Sequence[str], given: Mapping[str, Value]
+    head: Head, labels: Tensor, outputs: Iterable[str], given: Mapping[str, Value]
 ) -> RowOutputs:
     check_labels(labels, head.hidden, "hidden")
+    names = _wanted(outputs)
     wants_grad = any(_needs(head))
     tensors = (head.hidden, head.weight, head.bias, labels, *encode("linear_logprobs", given))
     head_options = (head.compute_dtype, head.workspace_bytes)
-    inputs = (*tensors, *head_options, _wanted(outputs), wants_grad)
-    return _row_outputs(apply("linear_logprobs", inputs, wants_grad, False), outputs)
+    inputs = (*tensors, *head_options, ",".join(names), wants_grad)
+    return _row_outputs(apply("linear_logprobs", inputs, wants_grad, False), names)
 
 
 def metrics_by_name(function: str, metrics: Tensor) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 The forward of an operator f saves its row state (3 or 4 floats a row), from which f_backward computes the gradient at one
 exponential an element. An operator f_value_and_grad has computed the gradients with the value; its backward multiplies them by
-the upstream gradient, and hands them over as they are when that is 1. Double backward is refused.
+the upstream gradient, in place, and hands them over as they are when that is 1; while the graph is retained it gives copies.
+Double backward is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
 from tileloss.torch._call import EXTRA_INPUTS
-from tileloss.torch._define import LOSSES, is_traced, run
+from tileloss.torch._define import LOSSES, is_batched, is_traced, run
 
 Ctx = Any
 Gradients = tuple[Tensor | None, ...]  # of the first inputs; the others have none
@@ -63,15 +64,17 @@ def _once(backward: Backward) -> Backward:
 
 
 def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
-    """gradient * upstream (a scalar): `gradient` itself when that is 1, over itself if the graph is not needed again.
+    """gradient * upstream (a scalar). When the graph is not needed again: `gradient` itself, written over unless the factor is 1.
+    A graph that is kept never gives its own tensor away: the caller may change what he got, and a later backward would.
 
-    While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet."""
-    if not in_place or is_traced() or type(upstream) is not Tensor:
+    While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet; of a batch (is_grads_batched) it has
+    several."""
+    if not in_place or is_traced() or type(upstream) is not Tensor or is_batched():
         return gradient * upstream  # of the gradient's type, but the factor is not rounded to it
+    if _keeps_graph():
+        return gradient * upstream.item()
     factor = upstream.item()
-    if factor == 1:
-        return gradient
-    return gradient * factor if _keeps_graph() else gradient.mul_(factor)
+    return gradient if factor == 1 else gradient.mul_(factor)
 
 
 class _Saved:
@@ -197,8 +200,8 @@ def _hand_over(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
         if "inplace" not in str(error):
             raise
         raise RuntimeError(
-            "tileloss: the gradients that the forward computed were handed over by an earlier backward and have been changed "
-            "since; call with grad_in_forward=False to go through the graph twice"
+            "tileloss: the gradients that the forward computed (with inplace_backward they lie where the logits were) have been "
+            "changed by an inplace operation before the backward; call without inplace_backward"
         ) from error
     needed = zip(gradients, ctx.needs_input_grad, strict=False)
     return tuple(rescaled(g, grad, ctx.in_place) if needs else None for g, needs in needed)

@@ -35,6 +35,8 @@ ROW_OUTPUTS = {
     "log_sum_sq_probs": torch.float32,
     "mean_logit": torch.float32,
 }
+# The ABI's types of a mask; of others only what is 0 is kept.
+_MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
 _ARGS_BYTES = ctypes.sizeof(Args)
 # The ABI's names of what the functions call otherwise.
 _RENAMED_LINEAR = {"head": "weight"}
@@ -57,8 +59,9 @@ class Call:
         self.alive.append(_tensors.set_logits(self.args, logits, dlogits))
 
     def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        self.alive.append(rows)
+        rows = _tensors.without_overlap(hidden.reshape(-1, hidden.shape[-1]))
+        weight = weight.resolve_neg()
+        self.alive += (rows, weight)
         _tensors.set_strided_matrix(self.args, "hidden", rows)
         _tensors.set_strided_matrix(self.args, "head", weight)
         self.vector("bias", bias)
@@ -72,20 +75,28 @@ class Call:
         self.vector("labels", labels)
         names = EXTRA_INPUTS[self.function.name.removeprefix("linear_")]
         for name, tensor in zip(names, extra, strict=True):
-            keeps_type = name in ("mask", "sequence_offsets")
-            self.vector(name, tensor, None if keeps_type else torch.float32)
+            if tensor is None:
+                continue
+            if name == "mask":
+                self.vector(name, tensor if tensor.dtype in _MASKS else tensor.ne(0))
+            elif name == "sequence_offsets":
+                self.vector(name, tensor, None if tensor.dtype == torch.int32 else torch.int64)
+            else:
+                # Class weights are looked up by label: the ABI wants them without gaps.
+                whole = tensor.contiguous() if name == "class_weights" else tensor
+                self.vector(name, whole, torch.float32)
         if "sequence_offsets" in names and extra[-1] is None:
             length = labels.shape[-1] if labels.dim() > 1 else labels.numel()
             self.args.sequence_length = length
             if length == 0:  # sequences without a token: only offsets can say how many
-                self.vector(
-                    "sequence_offsets", torch.zeros(prod(labels.shape[:-1]) + 1, dtype=torch.int64)
-                )
+                sequences = prod(labels.shape[:-1])
+                offsets = torch.zeros(sequences + 1, dtype=torch.int64, device=_tensors.CPU)
+                self.vector("sequence_offsets", offsets)
 
     def new_output(
         self, slot: str, shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        output = torch.empty(shape, dtype=dtype)
+        output = torch.empty(shape, dtype=dtype, device=_tensors.CPU)
         self.vector(slot, output)
         return output
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileloss import _library
 from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS, Call, is_per_row
-from tileloss.torch._tensors import set_row_state
+from tileloss.torch._tensors import CPU, set_row_state
 
 LOSSES = ("cross_entropy", "policy_loss")
 Extra = Sequence[Tensor | None]
@@ -23,7 +23,7 @@ def extra_schema(function: str) -> str:
 
 
 def empty() -> Tensor:
-    return torch.empty(0)
+    return torch.empty(0, dtype=torch.float32, device=CPU)
 
 
 def metrics_size(name: str, wanted: bool) -> int:
@@ -41,7 +41,7 @@ def new_metrics(call: Call, wanted: bool) -> Tensor:
 
 
 def new_state(call: Call, labels: Tensor, arrays: int) -> Tensor:
-    state = torch.empty((arrays, labels.numel()), dtype=torch.float32)
+    state = torch.empty((arrays, labels.numel()), dtype=torch.float32, device=CPU)
     if arrays:
         set_row_state(call.args, state)
     return state
@@ -85,6 +85,11 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
+def is_batched() -> bool:
+    """Whether torch.autograd.grad(is_grads_batched=True) goes through a batch of upstream gradients in one backward."""
+    return torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+
+
 def run(name: str, *inputs: Any) -> Any:
     """The operator ``name`` without autograd. Where nobody can be watching its kernel is called directly: the dispatcher
     and custom_op's wrapping cost 20 us, and the first such call 1.4 s, as it imports torch._dynamo. Tracers, modes, functorch's
@@ -93,7 +98,7 @@ def run(name: str, *inputs: Any) -> Any:
         is_traced()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+        or is_batched()
         or not _PLAIN.issuperset(map(type, inputs))
     ):
         return getattr(torch.ops.tileloss, name)(*inputs)

@@ -148,7 +148,7 @@ def _check_in_place(logits: Tensor) -> None:
     if not lies_in_rows(logits):
         raise ValueError(
             "inplace_backward: expected logits whose rows can be written where they lie (last stride 1, no broadcast), "
-            f"got shape {list(logits.shape)} with strides {list(logits.stride())}"
+            f"got shape {list(logits.shape)} with strides {list(logits.stride())}{', negated' * logits.is_neg()}"
         )
 
 

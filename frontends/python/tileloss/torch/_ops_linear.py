@@ -27,7 +27,7 @@ from tileloss.torch._define import (
     row_grads,
     split,
 )
-from tileloss.torch._tensors import new_gradient, set_row_state, set_strided_matrix
+from tileloss.torch._tensors import CPU, new_gradient, set_row_state, set_strided_matrix
 
 _LINEAR = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
 _HEAD_OPTIONS = "int compute_dtype, int workspace_bytes"
@@ -57,7 +57,7 @@ def _new_head_gradients(
         dweight = new_gradient(weight)
         set_strided_matrix(call.args, "dhead", dweight)
     if needs[2] and bias is not None:
-        dbias = torch.empty(bias.shape, dtype=bias.dtype)
+        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=CPU)
         call.vector("dbias", dbias)
     return dhidden, dweight, dbias
 

@@ -1,13 +1,15 @@
 """Options by name on their way through an operator: a string of names beside a list of numbers and a tensor of scalars.
 
 An operator's schema has no place for a dictionary. ``Options.names`` is "preset:names of values;names of scalars"; the numbers
-travel as ``values`` (which torch.compile may hold symbolically) and what the caller gave as 0-d tensors as ``scalars``.
+travel as ``values`` (which torch.compile may hold symbolically) and what the caller gave as 0-d tensors as ``scalars``. An
+integer too large for a double is part of its name: "ignore_index=9223372036854775807".
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from ctypes import c_int64
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
@@ -15,6 +17,10 @@ import torch
 from torch import Tensor
 
 from tileloss._library import FUNCTIONS, Function, Scalar
+from tileloss.torch._tensors import CPU
+
+_FLAG = ("false", "true")
+_EXACT = 2**53  # integers up to here are doubles, which `values` holds
 
 Value = float | int | bool | str | Tensor | None
 
@@ -40,6 +46,11 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
                 raise ValueError(
                     f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}"
                 )
+            if value.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name}: expected a tensor without gradient, as it is not differentiated (detach it), "
+                    "got one that requires it"
+                )
             tensor_names.append(name)
             tensors.append(value.detach().to(device="cpu", dtype=torch.float32).reshape(1))
             continue
@@ -50,21 +61,34 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
             raise TypeError(
                 f"{name}: expected a number or a tensor of one element, got {type(value).__name__}"
             )
-        elif option.choices and not isinstance(value, bool):
+        elif option.choices and not (isinstance(value, bool) and option.choices == _FLAG):
             raise TypeError(f"{name}: expected one of {', '.join(option.choices)}, got {value}")
+        elif value != value:  # to the library a NaN is an option that was not given
+            raise ValueError(f"{name}: expected a number, got nan")
+        elif option.kind is c_int64 and not -_EXACT <= value <= _EXACT:
+            names.append(_large_integer(name, value))
+            continue
         if not preset and value == option.default:
             continue
         if compiling and option.kind is Scalar and isinstance(value, float):
             # As one of `values` a changing number would be a constant of the graph, compiled anew at each change; torch.compile
             # keeps it symbolic where it is a factor.
             tensor_names.append(name)
-            tensors.append(torch.ones(1) * value)
+            tensors.append(torch.ones(1, dtype=torch.float32, device=CPU) * value)
             continue
         names.append(name)
         values.append(value)
     key = f"{preset}:{','.join(names)};{','.join(tensor_names)}"
     scalars = None if not tensors else tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     return Options(key, values, scalars)
+
+
+def _large_integer(name: str, value: float) -> str:
+    if not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, got {value}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {value}")
+    return f"{name}={value}"
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -74,6 +98,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 class _Key(NamedTuple):
     preset: str
     names: tuple[str, ...]
+    integers: tuple[tuple[str, int], ...]  # those that are not among the values
     tensor_names: tuple[str, ...]
 
 
@@ -81,8 +106,12 @@ class _Key(NamedTuple):
 def _parse(names: str) -> _Key:
     preset, _, rest = names.partition(":")
     plain, _, tensors = rest.partition(";")
+    named = [name.partition("=") for name in plain.split(",") if name]
     return _Key(
-        preset, tuple(filter(None, plain.split(","))), tuple(filter(None, tensors.split(",")))
+        preset,
+        tuple(name for name, _, value in named if not value),
+        tuple((name, int(value)) for name, _, value in named if value),
+        tuple(filter(None, tensors.split(","))),
     )
 
 
@@ -92,7 +121,7 @@ def _struct(
 ) -> ctypes.Array[ctypes.c_char]:
     key = _parse(names)
     options = function.new_options(key.preset)
-    for name, value in zip(key.names, values, strict=True):
+    for name, value in (*zip(key.names, values, strict=True), *key.integers):
         function.set_value(options, name, value)
     return options
 

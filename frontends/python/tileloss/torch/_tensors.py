@@ -23,12 +23,14 @@ DTYPES = {
     torch.uint8: _library.UINT8,
     torch.bool: _library.UINT8,
 }
+CPU = torch.device("cpu")  # where outputs are made, whatever torch.set_default_device says
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _ROW_STATE_BYTES = ctypes.sizeof(RowState)
 # The fields of _library's Matrix and Vector, and RowState's first: packed into Args, which takes a third of the time of making
 # and assigning ctypes structs (0.5 us instead of 1.7 each).
 _MATRIX, _VECTOR, _ROW_STATE = Struct("Q4q4i"), Struct("Q2q4i"), Struct("Qq4Q")
 _OFFSETS = {field[0]: getattr(Args, field[0]).offset for field in Args._fields_}
+_NO_FORWARD_MODE = "tileloss: forward-mode differentiation is not supported"
 _LARGE = 8 << 20  # bytes from which fresh gradients ask for huge pages
 
 
@@ -55,6 +57,10 @@ def refuse_transforms(*tensors: Tensor | None) -> None:
     """Raises inside torch.func's transforms, and for dual tensors of forward-mode differentiation: the operators
     would lose the tangent in silence, or fail far from here."""
     if torch.compiler.is_compiling():
+        # torch.compile knows the level, but not which tensors are dual. The other transforms are not seen here: under them the
+        # operators fail by themselves, or give what they should (vmap without gradients).
+        if forward_ad._current_level >= 0:
+            raise NotImplementedError(_NO_FORWARD_MODE)
         return
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise NotImplementedError(
@@ -64,7 +70,7 @@ def refuse_transforms(*tensors: Tensor | None) -> None:
     if forward_ad._current_level >= 0:
         duals = (t for t in tensors if t is not None and _tangent(t) is not None)
         if next(duals, None) is not None:
-            raise NotImplementedError("tileloss: forward-mode differentiation is not supported")
+            raise NotImplementedError(_NO_FORWARD_MODE)
 
 
 def check_cpu(name: str, tensor: Tensor) -> None:
@@ -87,6 +93,19 @@ def check_labels(labels: Tensor, rows_of: Tensor, name: str) -> None:
         raise ValueError(
             f"labels: expected the leading shape of {name}, {list(rows_of.shape[:-1])}, got {list(labels.shape)}"
         )
+
+
+def check_rows(name: str, tensor: Tensor, labels: Tensor) -> None:
+    """A number for each label lies as the labels do, or flat: of another shape it would go to other rows than meant."""
+    if tensor.shape != labels.shape and (tensor.dim() != 1 or tensor.numel() != labels.numel()):
+        raise ValueError(
+            f"{name}: expected the labels' shape {list(labels.shape)}, or [{labels.numel()}], got {list(tensor.shape)}"
+        )
+
+
+def check_vector(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 1:
+        raise ValueError(f"{name}: expected one dimension, got {list(tensor.shape)}")
 
 
 def _leading(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -113,6 +132,8 @@ class _Layout(NamedTuple):
 
 def _layout(tensor: Tensor) -> _Layout | None:
     """How the rows of [..., C] lie, if the ABI can say it."""
+    if tensor.is_neg():
+        return None
     cols = tensor.shape[-1]
     if tensor.numel() == 0:
         return _Layout(prod(tensor.shape[:-1]), max(cols, 1))
@@ -153,7 +174,7 @@ def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     ``dlogits`` is contiguous, or the logits themselves."""
     layout = _layout(logits)
     if layout is None:
-        logits = logits.contiguous()
+        logits = logits.resolve_neg().contiguous()
         layout = _Layout(logits.numel() // logits.shape[-1], logits.shape[-1])
     rows, row_stride, group_rows, group_stride = layout
     cols = logits.shape[-1]
@@ -169,6 +190,20 @@ def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     return logits
 
 
+def without_overlap(matrix: Tensor) -> Tensor:
+    """[R,C] as it lies; a copy where elements share memory, as in an expanded tensor, or are to be negated."""
+    matrix = matrix.resolve_neg()
+    if matrix.is_contiguous():
+        return matrix
+    (rows, cols), (row_stride, col_stride) = matrix.shape, matrix.stride()
+    if rows < 2 or cols < 2:
+        apart = (rows < 2 or row_stride > 0) and (cols < 2 or col_stride > 0)
+    else:
+        least = min(row_stride, col_stride)
+        apart = least > 0 and (row_stride >= cols * col_stride or col_stride >= rows * row_stride)
+    return matrix if apart else matrix.contiguous()
+
+
 def set_strided_matrix(args: Args, slot: str, tensor: Tensor) -> None:
     """[R,C] with any strides: the LM head, its gradient."""
     _pack_matrix(args, slot, tensor, *tensor.shape, *tensor.stride())
@@ -177,6 +212,8 @@ def set_strided_matrix(args: Args, slot: str, tensor: Tensor) -> None:
 def set_vector(args: Args, slot: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """[...] as [N] with one stride, 0 for a broadcast value. Returns what must outlive the call: the tensor, or a copy where
     strides cannot say it or ``dtype`` is another."""
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
     if dtype is not None and tensor.dtype != dtype:
         tensor = tensor.to(dtype)
     if tensor.dim() != 1 and not tensor.is_contiguous():
@@ -200,7 +237,7 @@ def set_row_state(args: Args, state: Tensor) -> None:
 
 def new_gradient(like: Tensor) -> Tensor:
     """An uninitialised contiguous tensor; large ones ask for huge pages before they are touched."""
-    gradient = torch.empty(like.shape, dtype=like.dtype)
+    gradient = torch.empty(like.shape, dtype=like.dtype, device=CPU)
     size = gradient.numel() * gradient.element_size()
     if size >= _LARGE:
         _library.advise_huge_pages(gradient.data_ptr(), size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -71,16 +71,17 @@ def cross_entropy(
         logits: [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or the rows
             are not a stride apart in at most two levels).
         labels: [...] int64 or int32. Rows with ``ignore_index`` are not read: they may hold NaN.
-        weight: [V] class weights c, converted to float32. Not differentiable.
+        weight: [V] or [valid_vocab] class weights c, converted to float32. Not differentiable.
         reduction: "none", "sum" or "mean".
-        token_weights: [...] w, converted to float32. Not differentiable.
+        token_weights: [...] or flat [N] w, converted to float32. Not differentiable.
         num_items: mean's denominator: a number or a tensor of one element.
-        temperature: > 0: a number or a tensor of one element. ``temperature_on="logprob"``: log p of the softmax at T = 1,
-            divided by T.
+        temperature: > 0: a number or a tensor of one element. Options are not differentiated: a tensor that requires a gradient
+            is refused while gradients are recorded. ``temperature_on="logprob"``: log p of the softmax at T = 1, divided by T.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
-            rounded a second time where it is scaled (not by powers of 2).
+            rounded a second time where it is scaled (not by powers of 2), and a float16 one has lost what is below 6e-8 before
+            AMP's scale reaches it. While the graph is retained the backward gives a copy.
         inplace_backward: write the gradient over ``logits``, which cannot be used after it (a second backward raises). With
             ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds ``logits`` that are a view
             (backward() and their base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
@@ -135,22 +136,24 @@ def linear_cross_entropy(
     valid_vocab: int | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
-    grad_in_forward: bool = True,
+    grad_in_forward: bool | None = None,
 ) -> Tensor:
     """`cross_entropy` of the logits hidden @ weight.T + bias, which are never held: they exist a tile at a time.
 
     Args:
-        hidden: [..., H] float32, bfloat16 or float16, on the CPU.
+        hidden: [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
         weight: [V, H] the LM head, any strides (a transposed [H, V] is taken as it lies), float32, bfloat16 or float16.
         labels: [...] int64 or int32. Rows with ``ignore_index`` cost nothing.
         bias: [V].
-        class_weights: [V] (`cross_entropy`'s ``weight``).
+        class_weights: [V] or [valid_vocab] (`cross_entropy`'s ``weight``).
         compute_dtype: what the products see, torch.bfloat16 or torch.float32; sums are float32 either way. Default: autocast's
             dtype inside `torch.autocast`, else bfloat16 if hidden and weight are that, else float32. Never a copy of the head.
         workspace_bytes: a cap on scratch memory; the fastest schedule that fits is taken, and a ValueError names the least that
-            would do. Default: docs/memory.md.
+            would do. Each pass has its own least: a backward of its own (``grad_in_forward=False``, `linear_logprobs`) may need
+            more than the forward named, and raises then. Default: docs/memory.md.
         grad_in_forward: compute the gradients together with the loss: three products instead of four. Without it, or with
-            reduction "none", the backward computes them from 12 bytes a row that the forward saves.
+            reduction "none", the backward computes them from 12 bytes a row that the forward saves. Default: True, but False
+            where a float16 tensor asks for its gradient, which would be rounded before AMP's scale multiplies it.
 
     The other arguments, the formula, the result and the errors: `cross_entropy`. Gradients have their tensors' dtypes and are
     given for those of hidden, weight and bias that ask for them; weight's is summed in float32 and rounded once.
@@ -176,7 +179,7 @@ def logprobs(
     logits: Tensor,
     labels: Tensor,
     *,
-    outputs: Sequence[str] = ("logp",),
+    outputs: Iterable[str] = ("logp",),
     ignore_index: int = -100,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -208,7 +211,7 @@ def linear_logprobs(
     labels: Tensor,
     bias: Tensor | None = None,
     *,
-    outputs: Sequence[str] = ("logp",),
+    outputs: Iterable[str] = ("logp",),
     ignore_index: int = -100,
     logit_scale: float = 1.0,
     softcap: float = 0.0,

@@ -16,7 +16,8 @@ Number = float | Tensor
 class PolicyOptions(TypedDict, total=False):
     """Options of the policy losses, by their names in docs/losses.md; absent or None: the default, or the preset's.
 
-    Those of type `Number` change from step to step without a new graph when they are given as tensors of one element.
+    Those of type `Number` change from step to step without a new graph when they are given as tensors of one element. None is
+    differentiated: a tensor that requires a gradient is refused while gradients are recorded.
     """
 
     kind: str | None  # clip (default), cispo, sapo, vespo, reinforce
@@ -75,16 +76,17 @@ class _PolicyCall(PolicyOptions, total=False):
     sampler_logp: Tensor | None
     sequence_offsets: Tensor | None
     preset: str | None
-    grad_in_forward: bool
 
 
 class _LogitsCall(_PolicyCall, total=False):
+    grad_in_forward: bool
     inplace_backward: bool
 
 
 class _LinearCall(_PolicyCall, total=False):
     compute_dtype: torch.dtype | None
     workspace_bytes: int | None
+    grad_in_forward: bool | None
 
 
 def _given(
@@ -159,9 +161,9 @@ def policy_loss(
         labels: [B, T] or [N], int64 or int32: the tokens sampled.
         advantages: [B] or [B, 1] of a sequence, or of the labels' shape. For [N] labels with one advantage a token say
             ``advantage_level="token"``.
-        mask: of the labels' shape, bool, integer or float32: tokens with 0 are neither read nor counted.
-        old_logp, ref_logp, sampler_logp: of the labels' shape, of the policy that sampled, the reference model, and the engine
-            that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
+        mask: of the labels' shape or flat [N], bool, integers or floats: tokens with 0 are neither read nor counted.
+        old_logp, ref_logp, sampler_logp: of the labels' shape or flat [N], of the policy that sampled, the reference model, and
+            the engine that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
         sequence_offsets: [S+1] integers: sequence b is rows offsets[b] to offsets[b+1]. Default: the rows of the batch.
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo or reinforce: a kind, a ratio level and an
             aggregation, on top of which options apply.
@@ -231,7 +233,7 @@ def linear_policy_loss(
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
-    grad_in_forward: bool = True,
+    grad_in_forward: bool | None = None,
     **options: Unpack[PolicyOptions],
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """`policy_loss` of the logits hidden @ weight.T + bias, which are never held.
