@@ -248,13 +248,6 @@ def _(inputs: Inputs) -> Step:
     return our_linear_cross_entropy(inputs, None)
 
 
-@contestant("linear_cross_entropy", "TileLoss, all logits kept", tolerance=OURS)
-def _(inputs: Inputs) -> Step:
-    # In 16 bits, and what else a step holds: so much that the planner makes three products.
-    rows, classes = inputs.hidden.shape[0], inputs.head.shape[0]
-    return our_linear_cross_entropy(inputs, 2 * rows * classes * 5 // 4 + (64 << 20))
-
-
 @contestant(
     "linear_cross_entropy",
     "TileLoss, a quarter of torch.compile's memory",
