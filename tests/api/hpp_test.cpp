@@ -365,6 +365,13 @@ TEST(RowStateOwner, StartsAsTheIdentity) {
   EXPECT_TRUE(state.smoothing_sum().empty());
 }
 
+TEST(RowStateOwner, OfNoRowsIsThereToo) {
+  RowState state(0);
+  RowState copy = state;
+  EXPECT_TRUE(copy.view().present());
+  EXPECT_TRUE(state.merge(copy).ok());
+}
+
 TEST(RowStateOwner, AgreesWithTheAbiOnTheIdentity) {
   const RowState expected(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
   RowState state(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});

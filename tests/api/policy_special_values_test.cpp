@@ -189,5 +189,25 @@ TEST(PolicySpecialLogits, NoRowsAndNoRowInUse) {
   }
 }
 
+TEST(PolicySpecialLogits, ABatchWithoutSequencesReportsNoTokens) {
+  tileloss_policy_loss_options options;
+  ASSERT_EQ(tileloss_options_preset("policy_loss", "grpo", &options, sizeof options), TILELOSS_OK);
+  float loss = 7, logit = 0;
+  std::int64_t label = 0;
+  std::vector<float> metrics(TILELOSS_POLICY_METRICS, 7);
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = tileloss_make_matrix(&logit, TILELOSS_FLOAT32, 0, 30, 30);
+  args.labels = tileloss_make_vector(&label, TILELOSS_INT64, 0);
+  args.advantages = tileloss_make_vector(&logit, TILELOSS_FLOAT32, 0);
+  args.sequence_length = 5;
+  args.loss = tileloss_make_vector(&loss, TILELOSS_FLOAT32, 1);
+  args.metrics = tileloss_make_vector(metrics.data(), TILELOSS_FLOAT32, TILELOSS_POLICY_METRICS);
+  ASSERT_TRUE(runs("policy_loss", TILELOSS_FORWARD, args, &options, plan_options()));
+  EXPECT_EQ(loss, 0);
+  EXPECT_EQ(metrics[TILELOSS_METRIC_TOKENS], 0);
+  for (const float metric : metrics) EXPECT_NE(metric, 7);  // each is written
+}
+
 }  // namespace
 }  // namespace tileloss::test

@@ -234,6 +234,8 @@ TEST(PolicyPresets, AreKindLevelAndAggregation) {
   }
   tileloss_policy_loss_options o;
   EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "grp", {}}, tileloss_options_preset("policy_loss", "grp", &o, sizeof o)));
+  EXPECT_TRUE(
+      names({"preset", "one of grpo|bnpo", "grpo|bnpo", {}}, tileloss_options_preset("policy_loss", "grpo|bnpo", &o, sizeof o)));
   EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "", {}}, tileloss_options_preset("policy_loss", nullptr, &o, sizeof o)));
   EXPECT_TRUE(names({"preset", "none: cross_entropy has no presets", "grpo", {}},
                     tileloss_options_preset("cross_entropy", "grpo", &o, sizeof o)));
