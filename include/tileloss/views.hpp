@@ -328,10 +328,11 @@ class RowState {
  private:
   static RowStateView view_of(RowState& state) noexcept {
     const auto pointer = [](auto& array) { return array.empty() ? nullptr : array.data(); };
+    const auto needed = [&state](auto& array) { return array.empty() ? &state.no_rows_ : array.data(); };
     return {.rows = state.rows_,
-            .max = state.rows_ == 0 ? &state.no_rows_ : state.max_.data(),
-            .sum = state.rows_ == 0 ? &state.no_rows_ : state.sum_.data(),
-            .target = state.rows_ == 0 ? &state.no_rows_ : state.target_.data(),
+            .max = needed(state.max_),
+            .sum = needed(state.sum_),
+            .target = needed(state.target_),
             .entropy_sum = pointer(state.entropy_sum_),
             .collision_sum = pointer(state.collision_sum_),
             .smoothing_sum = pointer(state.smoothing_sum_),

@@ -29,7 +29,7 @@
 namespace tileloss::cpu {
 
 // What a plan has to know: shapes, what is asked for, and how it is cut.
-// Where a tile's z lies in dhead: in lines side by side, z of `rows` rows after one another in each.
+// Where a tile's z lies in dhead: in lines, z of `rows_of_line` rows after one another in each.
 struct KeptInDhead {
   std::int64_t rows = 0;          // in all, of those in use; 0: none is kept there
   std::int64_t rows_of_line = 1;  // whose z of a tile fit side by side

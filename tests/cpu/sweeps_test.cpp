@@ -245,14 +245,7 @@ TEST_P(SweepsOf, SoftcapOfLogitsNearTheCap) {
   }
 }
 
-// Row by row, block by block: some can have their maximum in TableLinear's table, some cannot.
-TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
-  constexpr double kCenters[][4] = {{80, 90, 70, 85}, {-90, -80, -95, -70}, {-120, -40, 10, 120}, {83, 83.5, 82.5, 84}};
-  LogitsCase c({.rows = 4, .vocab = 1000, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
-  for (std::int64_t i = 0; i < 4; ++i) {
-    for (std::int64_t j = 0; j < 1000; ++j) c.set_logit(i, j, kCenters[i][j / 256] + static_cast<double>((i + 7 * j) % 5) / 4);
-  }
-  c.seal();
+void expect_agreement_in_blocks_of_256(LogitsCase& c) {
   for (const tileloss_schedule schedule : kSchedules) {
     tileloss_plan_options wishes = with_schedule(schedule);
     wishes.vocab_block = 256;
@@ -261,6 +254,17 @@ TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
     ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
     ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
   }
+}
+
+// Row by row, block by block: some can have their maximum in TableLinear's table, some cannot.
+TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
+  constexpr double kCenters[][4] = {{80, 90, 70, 85}, {-90, -80, -95, -70}, {-120, -40, 10, 120}, {83, 83.5, 82.5, 84}};
+  LogitsCase c({.rows = 4, .vocab = 1000, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
+  for (std::int64_t i = 0; i < 4; ++i) {
+    for (std::int64_t j = 0; j < 1000; ++j) c.set_logit(i, j, kCenters[i][j / 256] + static_cast<double>((i + 7 * j) % 5) / 4);
+  }
+  c.seal();
+  expect_agreement_in_blocks_of_256(c);
 }
 
 // Nothing but a mask in the first blocks, then logits so far below 0 that a reference of 0 would make most of their exps vanish.
@@ -272,14 +276,7 @@ TEST_P(SweepsOf, LowLogitsAfterAMask) {
     }
   }
   c.seal();
-  for (const tileloss_schedule schedule : kSchedules) {
-    tileloss_plan_options wishes = with_schedule(schedule);
-    wishes.vocab_block = 256;
-    c.reset();
-    const tileloss_cross_entropy_options options = cross_entropy_options();
-    ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
-    ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
-  }
+  expect_agreement_in_blocks_of_256(c);
 }
 
 // Many logits far below the maximum whose exps count all the same, next to the label and at the row's end too.
