@@ -1,17 +1,14 @@
-"""No hidden copies: what torch's allocator is asked for, block by block; huge pages; autocast and the head."""
+"""No hidden copies: what torch's allocator is asked for, block by block; autocast and the head."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tileloss import _library
 from tileloss import torch as tl
 from torch_problems import ROWS, allocations
 
@@ -211,43 +208,3 @@ def test_a_smaller_workspace_gives_the_same_gradients_or_says_what_it_needs() ->
     small = torch.autograd.grad(loss, (hidden, weight))
     large = torch.autograd.grad(tl.linear_cross_entropy(hidden, weight, labels), (hidden, weight))
     torch.testing.assert_close(small, large, rtol=1e-4, atol=1e-6)
-
-
-# --------------------------------------------------------------------------------------------- huge pages
-
-
-def test_large_gradients_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        _library, "advise_huge_pages", lambda address, size: asked.append((address, size))
-    )
-    large = torch.randn(40, 131072).requires_grad_()
-    gradient, small = large, large[:1].detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(tl.cross_entropy(large, torch.zeros(40).long()), large)
-    torch.autograd.grad(tl.cross_entropy(small, torch.zeros(1).long()), small)
-    assert asked == [(gradient.data_ptr(), gradient.nbytes)]
-
-
-def test_the_kernel_takes_the_advice() -> None:
-    """VmFlags of the mapping: hg."""
-    if "never" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1][:6]:
-        pytest.skip("this kernel's transparent huge pages are off")
-    buffer = torch.empty(64 << 20, dtype=torch.uint8)  # a mapping of its own
-    assert "hg" not in flags_at(buffer.data_ptr() + (32 << 20))
-    _library.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
-    assert "hg" in flags_at(buffer.data_ptr() + (32 << 20))
-    _library.advise_huge_pages(
-        ctypes.addressof(ctypes.c_char()), 1
-    )  # too small: no advice, no error
-
-
-def flags_at(address: int) -> list[str]:
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, _, rest = line.partition(" ")
-        if "-" in first and not first.endswith(":"):
-            begin, end = (int(x, 16) for x in first.split("-"))
-            inside = begin <= address < end
-        elif inside and first == "VmFlags:":
-            return rest.split()
-    raise AssertionError("no mapping holds this address")

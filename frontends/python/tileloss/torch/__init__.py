@@ -6,6 +6,7 @@ that the logits are never held: `linear_cross_entropy`, `linear_logprobs`, `line
 
 from tileloss._library import call_counts
 from tileloss.torch._apply import RowOutputs
+from tileloss.torch._pages import empty_cache
 from tileloss.torch.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,
@@ -23,6 +24,7 @@ __all__ = [
     "RowOutputs",
     "call_counts",
     "cross_entropy",
+    "empty_cache",
     "linear_cross_entropy",
     "linear_logprobs",
     "linear_policy_loss",

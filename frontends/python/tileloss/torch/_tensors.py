@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from tileloss import _library
 from tileloss._library import Args, RowState
+from tileloss.torch import _pages
 
 DTYPES = {
     torch.float32: _library.FLOAT32,
@@ -31,7 +32,6 @@ _ROW_STATE_BYTES = ctypes.sizeof(RowState)
 _MATRIX, _VECTOR, _ROW_STATE = Struct("Q4q4i"), Struct("Q2q4i"), Struct("Qq4Q")
 _OFFSETS = {field[0]: getattr(Args, field[0]).offset for field in Args._fields_}
 _NO_FORWARD_MODE = "tileloss: forward-mode differentiation is not supported"
-_LARGE = 8 << 20  # bytes from which fresh gradients ask for huge pages
 
 
 def check_float(name: str, tensor: Tensor) -> None:
@@ -238,7 +238,14 @@ def set_row_state(args: Args, state: Tensor) -> None:
 def new_gradient(like: Tensor) -> Tensor:
     """An uninitialised contiguous tensor; large ones ask for huge pages before they are touched."""
     gradient = torch.empty(like.shape, dtype=like.dtype, device=CPU)
-    size = gradient.numel() * gradient.element_size()
-    if size >= _LARGE:
-        _library.advise_huge_pages(gradient.data_ptr(), size)
+    if gradient.nbytes >= _pages.LARGE:
+        _library.advise_huge_pages(gradient.data_ptr(), gradient.nbytes)
     return gradient
+
+
+def new_gradient_of_logits(like: Tensor) -> Tensor:
+    """The same for logits; a large one takes the memory that the last one had, if that was freed (see _pages)."""
+    if like.nbytes < _pages.LARGE:
+        return new_gradient(like)
+    lent = _pages.lend(like)
+    return new_gradient(like) if lent is None else lent

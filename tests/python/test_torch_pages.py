@@ -1,0 +1,224 @@
+"""Large gradients of logits: huge pages, and memory that serves step after step."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tileloss import _library
+from tileloss import torch as tl
+from torch_problems import allocations
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": tl.cross_entropy,
+    "logprobs": lambda x, y, grad_in_forward=False: sum(
+        tl.logprobs(x, y, outputs=("logp", "lse"))[:2]
+    ).sum(),
+    "policy_loss": lambda x, y, **mode: tl.policy_loss(x, y, torch.ones(1), **mode),
+}
+
+
+def test_large_gradients_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        _library, "advise_huge_pages", lambda address, size: asked.append((address, size))
+    )
+    large = torch.randn(40, 131072).requires_grad_()
+    gradient, small = large, large[:1].detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(tl.cross_entropy(large, torch.zeros(40).long()), large)
+    torch.autograd.grad(tl.cross_entropy(small, torch.zeros(1).long()), small)
+    assert asked == [(gradient.data_ptr(), gradient.nbytes)]
+
+
+def test_the_kernel_takes_the_advice() -> None:
+    """VmFlags of the mapping: hg."""
+    if "never" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1][:6]:
+        pytest.skip("this kernel's transparent huge pages are off")
+    buffer = torch.empty(64 << 20, dtype=torch.uint8)  # a mapping of its own
+    assert "hg" not in flags_at(buffer.data_ptr() + (32 << 20))
+    _library.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
+    assert "hg" in flags_at(buffer.data_ptr() + (32 << 20))
+    _library.advise_huge_pages(
+        ctypes.addressof(ctypes.c_char()), 1
+    )  # too small: no advice, no error
+
+
+@pytest.fixture
+def nothing_kept() -> Iterator[None]:
+    tl.empty_cache()
+    yield
+    tl.empty_cache()
+
+
+def large_batch(rows: int = 36) -> tuple[Tensor, Tensor]:
+    """Logits of 9.4 MB in 36 rows."""
+    return torch.randn(rows, 131072).bfloat16().requires_grad_(), torch.randint(0, 131072, (rows,))
+
+
+def gradient_of(name: str, x: Tensor, labels: Tensor, **mode: Any) -> Tensor:
+    return torch.autograd.grad(LOSSES[name](x, labels, **mode), x)[0]
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize("mode", [{}, {"grad_in_forward": True}], ids=["two passes", "one pass"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_memory_of_a_freed_gradient_serves_the_next(name: str, mode: dict[str, Any]) -> None:
+    x, labels = large_batch()
+    first = gradient_of(name, x, labels, **mode)
+    address, values = first.data_ptr(), first.clone()
+    del first
+    second = gradient_of(name, x, labels, **mode)
+    assert second.data_ptr() == address
+    assert torch.equal(second, values)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_gradient_in_use_keeps_its_memory() -> None:
+    x, labels = large_batch()
+    first = gradient_of("cross_entropy", x, labels)
+    view, values = first[3:5], first[3:5].clone()
+    del first  # its storage lives on in the view
+    second = gradient_of("cross_entropy", x * 2, labels)
+    assert second.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+    assert torch.equal(view, values)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_smaller_gradient_fits_and_a_larger_one_gets_its_own() -> None:
+    larger, smaller = large_batch(72), large_batch(36)
+    address = gradient_of("cross_entropy", *larger).data_ptr()
+    small = gradient_of("cross_entropy", *smaller)
+    assert small.data_ptr() == address
+    assert small.untyped_storage().nbytes() == small.nbytes
+    del small
+    tl.empty_cache()
+    gradient_of("cross_entropy", *smaller)  # what is kept now is too small for the next
+    torch.testing.assert_close(
+        gradient_of("cross_entropy", *larger), own_gradient(*larger), rtol=2e-2, atol=1e-6
+    )
+
+
+def own_gradient(x: Tensor, labels: Tensor) -> Tensor:
+    loss = torch.nn.functional.cross_entropy(x.float(), labels)
+    return torch.autograd.grad(loss, x)[0]
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_only_one_gradients_memory_is_kept_and_empty_cache_unmaps_it() -> None:
+    x, labels = large_batch()
+    gradients = [gradient_of("cross_entropy", x, labels) for _ in range(3)]
+    addresses = [g.data_ptr() for g in gradients]
+    assert all(is_mapped(address) for address in addresses)
+    gradients.clear()
+    assert sum(is_mapped(address) for address in addresses) == 1
+    tl.empty_cache()
+    assert not any(is_mapped(address) for address in addresses)
+    tl.empty_cache()  # nothing left: no error
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_the_system_may_take_the_memory_that_is_kept() -> None:
+    """smaps' LazyFree: what MADV_FREE has marked."""
+    x, labels = large_batch()
+    gradient = gradient_of("cross_entropy", x, labels)
+    middle, huge_pages = gradient.data_ptr() + gradient.nbytes // 2, gradient.nbytes - (4 << 20)
+    assert kilobytes_at(middle, "LazyFree") == 0
+    del gradient
+    assert kilobytes_at(middle, "LazyFree") * 1024 >= huge_pages
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_memory_that_may_not_be_marked_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_FREE", 12345)
+    x, labels = large_batch()
+    gradient = gradient_of("cross_entropy", x, labels)
+    address = gradient.data_ptr()
+    del gradient
+    assert not is_mapped(address)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_system_without_memory_leaves_the_error_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    x, labels = large_batch()
+    blocks = allocations(lambda: gradient_of("cross_entropy", x, labels))
+    assert blocks[0] == x.nbytes  # torch's allocator was asked
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_gradients_freed_on_other_threads() -> None:
+    x, labels = large_batch()
+    expected = gradient_of("cross_entropy", x, labels)
+    wrong: list[int] = []
+
+    def steps() -> None:
+        for step in range(10):
+            if not torch.equal(gradient_of("cross_entropy", x, labels), expected):
+                wrong.append(step)
+
+    threads = [threading.Thread(target=steps) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_lent_gradient_is_a_tensor_like_any_other() -> None:
+    x, labels = large_batch()
+    gradient = gradient_of("cross_entropy", x, labels)
+    assert not gradient._is_view()
+    assert gradient.is_contiguous()
+    assert gradient.storage_offset() == 0
+    assert torch.equal(copy.deepcopy(gradient), gradient)
+    tl.cross_entropy(x, labels).backward()
+    assert x.grad is not None
+    address = x.grad.data_ptr()
+    tl.cross_entropy(x, labels).backward()  # accumulates where the first one lies
+    assert x.grad.data_ptr() == address
+    torch.testing.assert_close(x.grad, 2 * gradient)
+
+
+def is_mapped(address: int) -> bool:
+    try:
+        flags_at(address)
+    except AssertionError:
+        return False
+    return True
+
+
+def kilobytes_at(address: int, field: str) -> int:
+    return int(lines_at(address)[field].split()[0])
+
+
+def flags_at(address: int) -> list[str]:
+    return lines_at(address)["VmFlags"].split()
+
+
+def lines_at(address: int) -> dict[str, str]:
+    """/proc/self/smaps of the mapping that holds the address: field -> value."""
+    fields: dict[str, str] = {}
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(x, 16) for x in first.split("-"))
+            inside = begin <= address < end
+        elif inside:
+            fields[first[:-1]] = rest.strip()
+    if not fields:
+        raise AssertionError("no mapping holds this address")
+    return fields
