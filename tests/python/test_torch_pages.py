@@ -82,6 +82,20 @@ def test_the_memory_of_a_freed_gradient_serves_the_next(name: str, mode: dict[st
 
 
 @pytest.mark.usefixtures("nothing_kept")
+def test_the_memory_serves_a_compiled_step_too() -> None:
+    x, labels = large_batch()
+    expected = gradient_of("cross_entropy", x, labels)
+    compiled = torch.compile(lambda x, labels: tl.cross_entropy(x, labels), fullgraph=True)
+    addresses = set()
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(compiled(x, labels), x)
+        assert torch.equal(gradient, expected)
+        addresses.add(gradient.data_ptr())
+        del gradient
+    assert len(addresses) == 1
+
+
+@pytest.mark.usefixtures("nothing_kept")
 def test_a_gradient_in_use_keeps_its_memory() -> None:
     x, labels = large_batch()
     first = gradient_of("cross_entropy", x, labels)

@@ -110,6 +110,83 @@ def test_a_forward_replaced_on_the_instance_is_refused() -> None:
         patch(model)
 
 
+def test_a_forward_replaced_after_the_patch_is_not_taken_for_patched() -> None:
+    model = patch(build("llama"))
+    model.forward = types.MethodType(LlamaForCausalLM.forward, model)
+    assert model(**batch()).logits is not None
+    with pytest.raises(ValueError, match="replaced on this instance"):
+        patch(model)
+    del model.forward
+    assert patch(model)(**batch()).logits is None
+
+
+def test_a_class_whose_forward_is_wrapped_is_refused() -> None:
+    own = LlamaForCausalLM.forward
+
+    @functools.wraps(own)
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        outputs = own(*args, **kwargs)
+        return CausalLMOutputWithPast(loss=outputs.loss * 2, logits=outputs.logits)
+
+    model = build("llama")
+    model.__class__ = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": doubled})
+    with pytest.raises(
+        UnknownForward,
+        match="OwnForCausalLM.forward is wrapped by a function of test_transformers_refusals",
+    ):
+        patch(model)
+
+
+def test_unpatch_of_a_wrapper_is_refused() -> None:
+    wrapper = torch.compile(patch(build("llama")), backend="eager")
+    with pytest.raises(TypeError, match="PreTrainedModel, got OptimizedModule; of a wrapper"):
+        unpatch(wrapper)
+
+
+def own_forward(head: torch.nn.Linear) -> None:
+    head.forward = lambda hidden: torch.nn.Linear.forward(head, hidden) * 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (own_forward, "a forward of its own"),
+        (lambda head: head.register_forward_hook(lambda *call: call[-1] * 0.5), "hooks"),
+        (lambda head: head.register_forward_pre_hook(lambda *call: None), "hooks"),
+    ],
+)
+def test_a_head_whose_call_does_more_than_multiply_is_refused(change: Any, what: str) -> None:
+    model = build("llama")
+    change(model.lm_head)
+    with pytest.raises(
+        ValueError, match=rf"LlamaForCausalLM\.lm_head: .* without hooks.* with {what}"
+    ):
+        patch(model)
+    assert "forward" not in model.__dict__
+
+
+def test_a_float64_model_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"lm_head: expected a weight in float32.*got torch\.float64"
+    ):
+        patch(build("llama").double())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "path"),
+    [
+        ("cohere", {"logit_scale": 0.0}, "logit_scale"),
+        ("cohere", {"logit_scale": -0.5}, "logit_scale"),
+        ("granite", {"logits_scaling": 0.0}, "config.logits_scaling"),
+    ],
+)
+def test_a_logit_scale_that_is_not_positive_is_refused(
+    kind: str, options: dict[str, float], path: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{path}: expected a scale of the logits above 0, got"):
+        patch(build(kind, **options))
+
+
 def test_a_head_that_is_not_plainly_linear_is_refused() -> None:
     class Quantized(torch.nn.Linear):
         pass
@@ -223,7 +300,7 @@ def test_the_reader_finds_what_a_forward_does_to_its_logits(name: str) -> None:
         ("doge.DogeForCausalLM", "config.is_moe"),
         ("git.GitForCausalLM", "decorated with @merge_with_config_defaults"),
         ("xlnet.XLNetLMHeadModel", "CrossEntropyLoss"),
-        ("electra.ElectraForCausalLM", "self.generator_predictions"),
+        ("electra.ElectraForCausalLM", "use_cache = False"),
     ],
 )
 def test_a_model_whose_forward_does_more_is_refused(name: str, quoted: str) -> None:

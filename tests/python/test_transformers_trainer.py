@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
-from tileloss.integrations.transformers import make_compute_loss_func, patch
+from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
 from tileloss.torch import call_counts, linear_cross_entropy
 from transformers_models import VOCAB, HeadCalls, batch, build, check_gradients
 
@@ -88,6 +92,42 @@ def test_a_run_in_mixed_precision(tmp_path: Path) -> None:
     patched = patch(copy.deepcopy(unpatched))
     own, ours = (train(m, tmp_path, bf16=True) for m in (unpatched, patched))
     assert logged(ours) == pytest.approx(logged(own), rel=2.0**-8)
+
+
+def test_a_run_in_mixed_precision_and_its_unwrapping_leave_the_patch(tmp_path: Path) -> None:
+    """accelerate wraps the forward, leaves it so, and unwraps it down to the innermost __wrapped__."""
+    model = patch(build("llama"))
+    trainer = train(model, tmp_path, bf16=True)
+    assert model.train()(**batch()).logits is None
+    assert patch(model) is model
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert model(**batch()).logits is None
+    assert unpatch(model)(**batch()).logits is not None
+    assert patch(model)(**batch()).logits is None
+
+
+def test_another_loss_on_hidden_states_says_what_is_missing() -> None:
+    model = patch(build("llama"))
+    make_compute_loss_func(model)
+    inputs = batch()
+    labels = inputs.pop("labels")
+    with pytest.raises(KeyError, match=r"make_compute_loss_func was called .* unpatch\(\) it"):
+        LabelSmoother(SMOOTHING)(model(**inputs), labels, shift_labels=True)
+
+
+def test_two_processes_with_a_compute_loss_func(tmp_path: Path) -> None:
+    """DDP with Trainer's find_unused_parameters, which looks for the head in the graph of the forward's outputs."""
+    program = Path(__file__).with_name("ddp_losses.py")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = subprocess.run(
+        [sys.executable, *launch, str(program), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    own, ours = json.loads(run.stdout.splitlines()[-1])
+    assert ours == pytest.approx(own, rel=1e-5)
 
 
 def test_a_run_with_label_smoothing_is_that_of_label_smoother(tmp_path: Path) -> None:

@@ -102,6 +102,16 @@ def test_unpatch_does_not_overwrite_a_later_replacement(monkeypatch):
     monkeypatch.undo()
 
 
+def test_an_undo_that_was_refused_may_be_repeated(monkeypatch):
+    patch = integration.patch()
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", OWN_FUNCTION)
+    with pytest.raises(RuntimeError, match="undo the later replacement first"):
+        patch.undo()
+    monkeypatch.undo()
+    patch.undo()
+    assert not integration.is_patched()
+
+
 def test_without_trl_the_module_imports_and_patch_names_the_package():
     code = (
         "import sys; sys.modules['trl'] = sys.modules['transformers'] = None\n"

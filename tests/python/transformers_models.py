@@ -28,37 +28,54 @@ _LLAMA = {
     "eos_token_id": 2,
 }
 _EXPERTS = _LLAMA | {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+_SHARED_EXPERT = {
+    "num_experts": 4,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+_LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 8}
+_GEMMA4 = _LLAMA | {"head_dim": 8, "final_logit_softcapping": 2.0}
+_GEMMA4 |= {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8}
+_MAMBA = {"vocab_size": VOCAB, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
+_MAMBA |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1}
 _GPT2 |= {"eos_token_id": 2, "pad_token_id": 0}
 
 # name -> (class, options of its config); what is special is said beside each.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", _LLAMA),
-    "qwen2": ("Qwen2", _LLAMA | {"tie_word_embeddings": True}),  # tied
-    "gemma2": ("Gemma2", _LLAMA | {"head_dim": 8, "final_logit_softcapping": 2.0}),  # soft-cap
-    "cohere": ("Cohere", _LLAMA | {"logit_scale": 0.3}),  # multiplies logits
-    "granite": ("Granite", _LLAMA | {"logits_scaling": 3.0}),  # divides logits
-    "phi": ("Phi", _LLAMA | {"resid_pdrop": 0.0}),  # a head with bias
-    "mixtral": ("Mixtral", _EXPERTS | {"num_local_experts": 4}),  # router loss
-    "qwen2_moe": (
-        "Qwen2Moe",
-        _EXPERTS
-        | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-    ),
-    "gpt2": ("GPT2", _GPT2),  # base model "transformer", called by position, tied
-    "gptj": ("GPTJ", _GPT2 | {"rotary_dim": 4}),  # return_dict by hand, bias
+    "llama": ("LlamaForCausalLM", _LLAMA),
+    "qwen2": ("Qwen2ForCausalLM", _LLAMA | {"tie_word_embeddings": True}),  # tied
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        _LLAMA | {"head_dim": 8, "final_logit_softcapping": 2.0},
+    ),  # soft-cap
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        _GEMMA4,
+    ),  # soft-cap; its base model may have cut the positions already
+    "cohere": ("CohereForCausalLM", _LLAMA | {"logit_scale": 0.3}),  # multiplies logits
+    "granite": ("GraniteForCausalLM", _LLAMA | {"logits_scaling": 3.0}),  # divides logits
+    "minicpm3": (
+        "MiniCPM3ForCausalLM",
+        _LLAMA | _LATENT | {"dim_model_base": 16},
+    ),  # divides hidden states
+    "phi": ("PhiForCausalLM", _LLAMA | {"resid_pdrop": 0.0}),  # a head with bias
+    "mixtral": ("MixtralForCausalLM", _EXPERTS | {"num_local_experts": 4}),  # router loss
+    "qwen2_moe": ("Qwen2MoeForCausalLM", _EXPERTS | _SHARED_EXPERT),
+    "gpt2": ("GPT2LMHeadModel", _GPT2),  # base model "transformer", called by position, tied
+    "gptj": ("GPTJForCausalLM", _GPT2 | {"rotary_dim": 4}),  # return_dict by hand, bias
+    "mamba": ("MambaForCausalLM", _MAMBA),  # casts hidden states to the head's dtype
 }
 
 
 def build(kind: str, **options: Any) -> PreTrainedModel:
     """A model in training, float32, with weights large enough for logits that differ."""
     name, defaults = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**(defaults | options))
+    model_class = getattr(transformers, name)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(
-        config
-    )
+    model = model_class(model_class.config_class(**(defaults | options)))
     with torch.no_grad():
         for label, parameter in model.named_parameters():
             if label.endswith("bias"):

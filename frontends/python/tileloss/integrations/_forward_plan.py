@@ -37,7 +37,6 @@ class ForwardPlan:
     parameters: dict[str, Any]  # the forward's own parameters in order, with their defaults
     takes_kwargs: bool
     config_defaults: dict[str, str]  # parameter -> path of the value that stands in for None
-    drops_cache: bool  # use_cache = False when there are labels
     base: str  # path of the module that gives the hidden states
     base_positional: tuple[str, ...]  # parameters handed to it by position,
     base_keywords: dict[str, str]  # by keyword (keyword -> parameter),
@@ -74,7 +73,6 @@ _FORMS: tuple[tuple[int, str, re.Pattern[str]], ...] = tuple(
             "default",
             rf"(?P<name>\w+) = (?P=name) if (?P=name) is not None else (?P<path>{_PATH})",
         ),
-        (0, "no_cache", r"if labels is not None:\n    use_cache = False"),
         (1, "base", rf"(?P<outputs>\w+) = (?P<base>{_PATH})\(.*\)"),
         (2, "hidden", rf"(?P<hidden>\w+) = {_OUTPUT}(?: / (?P<divisor>{_PATH}))?"),
         (3, "divide_hidden", rf"(?P<hidden>\w+) = (?P=hidden) / (?P<divisor>{_PATH})"),
@@ -156,7 +154,7 @@ def read_forward(model_class: type[Any]) -> ForwardPlan:
 class _Reader:
     def __init__(self, model_class: type[Any]) -> None:
         self.name = model_class.__name__
-        self.function: Any = inspect.unwrap(model_class.forward)
+        self.function: Any = inspect.unwrap(model_class.forward, stop=_is_foreign_wrapper)
         self.found: dict[str, list[tuple[re.Match[str], ast.stmt]]] = {}
         self.variables: dict[str, str] = {}
 
@@ -179,7 +177,6 @@ class _Reader:
             },
             takes_kwargs=any(p.kind is p.VAR_KEYWORD for p in parameters),
             config_defaults={m["name"]: _relative(m["path"]) for m in self._all("default")},
-            drops_cache="no_cache" in self.found,
             base=_relative(base_match["base"]),
             base_positional=positional,
             base_keywords=keywords,
@@ -213,6 +210,8 @@ class _Reader:
         for decorator in definition.decorator_list:
             if ast.unparse(decorator) not in _DECORATORS:
                 raise self._unknown(f"is decorated with @{ast.unparse(decorator)}")
+        if _is_foreign_wrapper(self.function):
+            raise self._unknown(f"is wrapped by a function of {_module(self.function)}")
         return definition
 
     def _match_statements(self, definition: ast.FunctionDef) -> None:
@@ -328,6 +327,16 @@ class _Reader:
 
     def _unknown(self, what: str) -> UnknownForward:
         return UnknownForward(f"{self.name}.forward {what}")
+
+
+def _is_foreign_wrapper(function: Any) -> bool:
+    """Whether it wraps a forward (`functools.wraps`) and is none of the known decorators, whose wrappers stand in one module."""
+    return hasattr(function, "__wrapped__") and _module(function) != "transformers.utils.generic"
+
+
+def _module(function: Any) -> str:
+    """Where its code stands: `functools.wraps` copies the __module__ of what is wrapped."""
+    return str(getattr(function, "__globals__", {}).get("__name__", type(function).__module__))
 
 
 def _index_positions(hidden: Any, logits_to_keep: Any) -> Any:

@@ -6,6 +6,8 @@ One function for every model: a ``ForwardPlan`` says which base model to call wi
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,7 @@ from transformers.utils.generic import ModelOutput
 
 from tileloss.integrations._forward_plan import ForwardPlan
 from tileloss.torch import cross_entropy, linear_cross_entropy
-from tileloss.torch._tensors import autocast_dtype
+from tileloss.torch._tensors import FLOATS, autocast_dtype
 
 STATE = "_tileloss_patch"  # the attribute of a patched model that holds its PatchState
 
@@ -45,6 +47,17 @@ class HiddenForLoss(ModelOutput):
     hidden: torch.Tensor | None = None  # [B, T, H]
     shift_labels: torch.Tensor | None = None
     compute_dtype: torch.dtype | None = None
+    # Empty views of the head's parameters, read by nobody: DDP looks for what a step uses in the graph of the forward's
+    # outputs, and the head is used after the forward.
+    head: tuple[torch.Tensor, ...] | None = None
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == "logits":
+            raise KeyError(
+                "logits: make_compute_loss_func was called for this model, which therefore answers with hidden states in "
+                "training; unpatch() it, or give Trainer that loss function"
+            )
+        return super().__getitem__(key)
 
 
 def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +82,7 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
                 hidden=hidden,
                 shift_labels=extra.get("shift_labels"),
                 compute_dtype=autocast_dtype(hidden.device.type),
+                head=tuple(p[:0] for p in _resolve(self, plan.head).parameters()),
             )
 
         loss = _loss(self, plan, hidden, _shifted(labels, hidden, extra), extra)
@@ -80,7 +94,20 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
         wants_dict = self.config.return_dict if return_dict is None else return_dict
         return output if wants_dict else output.to_tuple()
 
+    # accelerate unwraps a model down to the last __wrapped__, which would be the model's own forward.
+    del forward.__wrapped__
+    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return forward
+
+
+def check_head_is_unchanged(model: PreTrainedModel, plan: ForwardPlan) -> None:
+    """Raises ValueError where calling the head does more than multiply: that would be lost."""
+    head = _resolve(model, plan.head)
+    if "forward" in head.__dict__ or head._forward_hooks or head._forward_pre_hooks:
+        what = "a forward of its own" if "forward" in head.__dict__ else "hooks"
+        raise ValueError(
+            f"{type(model).__name__}.{plan.head}: expected an LM head without hooks, got one with {what}; tileloss never calls it"
+        )
 
 
 def check_model(model: PreTrainedModel, plan: ForwardPlan) -> None:
@@ -92,6 +119,10 @@ def check_model(model: PreTrainedModel, plan: ForwardPlan) -> None:
         raise ValueError(
             f"{name}.{plan.head}: expected a plain torch.nn.Linear as the LM head, got {kind}"
         )
+    if head.weight.dtype not in FLOATS:
+        raise ValueError(
+            f"{name}.{plan.head}: expected a weight in float32, bfloat16 or float16, got {head.weight.dtype}"
+        )
     if model.loss_function is not ForCausalLMLoss:
         raise ValueError(
             f"{name}.loss_function: expected transformers' ForCausalLMLoss, got {model.loss_function}; tileloss would replace it"
@@ -102,6 +133,10 @@ def check_model(model: PreTrainedModel, plan: ForwardPlan) -> None:
             raise ValueError(
                 f"{name}.{path}: expected a number as a scale of the logits, got {kind}"
             )
+    scale = _logit_scale(model, plan)
+    if not (scale > 0 and math.isfinite(scale)):
+        paths = ", ".join(plan.multipliers + plan.divisors + plan.hidden_divisors)
+        raise ValueError(f"{name}.{paths}: expected a scale of the logits above 0, got {scale}")
     for path in plan.must_be_zero:
         if _resolve(model, path) != 0:
             raise ValueError(
@@ -173,8 +208,6 @@ def _call_base(
     for name, path in plan.config_defaults.items():
         if name in arguments and arguments[name] is None:
             arguments[name] = _resolve(model, path)
-    if plan.drops_cache and arguments["labels"] is not None:
-        arguments["use_cache"] = False
     keywords = {
         keyword: arguments[name]
         for keyword, name in plan.base_keywords.items()
@@ -224,11 +257,6 @@ def _loss(
     **more: Any,
 ) -> torch.Tensor:
     head = _resolve(model, plan.head)
-    scale = 1.0
-    for path in plan.multipliers:
-        scale *= _resolve(model, path)
-    for path in plan.divisors + plan.hidden_divisors:
-        scale /= _resolve(model, path)
     softcap = None if plan.softcap is None else _resolve(model, plan.softcap)
     return linear_cross_entropy(
         hidden,
@@ -237,10 +265,20 @@ def _loss(
         head.bias,
         ignore_index=options.get("ignore_index", -100),
         num_items=options.get("num_items_in_batch"),
-        logit_scale=scale,
+        logit_scale=_logit_scale(model, plan),
         softcap=0.0 if softcap is None else softcap,
         **more,
     )
+
+
+def _logit_scale(model: PreTrainedModel, plan: ForwardPlan) -> float:
+    """What the logits are multiplied by; inf for a division by 0."""
+    factor, divisor = 1.0, 1.0  # loops: torch.compile traces no generator in math.prod
+    for path in plan.multipliers:
+        factor *= _resolve(model, path)
+    for path in plan.divisors + plan.hidden_divisors:
+        divisor *= _resolve(model, path)
+    return factor / divisor if divisor else math.inf
 
 
 def _router_loss(

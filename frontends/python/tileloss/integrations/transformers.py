@@ -45,22 +45,20 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
             the statement or names the attribute. The model is then unchanged.
     """
     _require_transformers()
-    from transformers import PreTrainedModel
-
     from tileloss.integrations import _forward_plan, _fused_forward
 
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"model: expected a transformers PreTrainedModel, got {type(model).__name__}; of a wrapper, patch the model inside"
-        )
-    if getattr(model, _fused_forward.STATE, None) is not None:
+    _require_model(model)
+    state = getattr(model, _fused_forward.STATE, None)
+    if state is not None and _reaches(model.forward, state.forward):
         return model
     if "forward" in model.__dict__:
         raise ValueError(
-            "model: expected its own forward, got one replaced on this instance; patch it before wrapping it"
+            "model: expected its own forward, got one replaced on this instance; patch it before wrapping it "
+            "(accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes accelerate's)"
         )
     plan = _forward_plan.read_forward(type(model))
     _fused_forward.check_model(model, plan)
+    _fused_forward.check_head_is_unchanged(model, plan)
     forward = _fused_forward.make_forward(plan, type(model).forward)
     setattr(model, _fused_forward.STATE, _fused_forward.PatchState(plan, forward))
     model.forward = types.MethodType(forward, model)
@@ -71,9 +69,12 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
     """Gives ``model`` its own forward back and returns it; without effect on a model that is not patched.
 
     If the forward was wrapped after ``patch`` (accelerate does), the wrapper stays and runs the model's own forward from now on.
+
+    Raises TypeError if model is not a transformers PreTrainedModel: of a wrapper, unpatch the model inside.
     """
     from tileloss.integrations import _fused_forward
 
+    _require_model(model)
     state = model.__dict__.pop(_fused_forward.STATE, None)
     if (
         state is not None
@@ -120,6 +121,24 @@ def make_compute_loss_func(
         )
 
     return compute_loss
+
+
+def _require_model(model: Any) -> None:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"model: expected a transformers PreTrainedModel, got {type(model).__name__}; of a wrapper, take the model inside"
+        )
+
+
+def _reaches(forward: Any, ours: Callable[..., Any]) -> bool:
+    """Whether ``ours`` is the model's forward, or lies under wrappers of it."""
+    while getattr(forward, "__func__", forward) is not ours:
+        if not hasattr(forward, "__wrapped__"):
+            return False
+        forward = forward.__wrapped__
+    return True
 
 
 def _require_transformers() -> None:

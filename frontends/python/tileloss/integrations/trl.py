@@ -141,10 +141,10 @@ class Patch:
         self._installed = installed
 
     def undo(self) -> None:
-        """Undoes the patch if that call of `patch()` made it; else and later does nothing."""
+        """Undoes the patch if that call of `patch()` made it; else and later does nothing. Raises as `unpatch()`."""
         if self._installed:
-            self._installed = False
             unpatch()
+            self._installed = False
 
     def __enter__(self) -> Patch:
         return self

@@ -25,7 +25,7 @@ DTYPES = {
     torch.bool: _library.UINT8,
 }
 CPU = torch.device("cpu")  # where outputs are made, whatever torch.set_default_device says
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _ROW_STATE_BYTES = ctypes.sizeof(RowState)
 # The fields of _library's Matrix and Vector, and RowState's first: packed into Args, which takes a third of the time of making
 # and assigning ctypes structs (0.5 us instead of 1.7 each).
@@ -38,7 +38,7 @@ def check_float(name: str, tensor: Tensor) -> None:
     """Raises unless ``tensor`` is a float32, bfloat16 or float16 tensor on the CPU."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in FLOATS:
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {tensor.dtype}")
     check_cpu(name, tensor)
 
