@@ -1,7 +1,27 @@
 // The backward of linear.h: dz a chunk of the vocabulary at a time, and the two products made of it.
+#include <cstring>
+
 #include "cpu/linear_walk.h"
 
 namespace tileloss::cpu {
+namespace {
+
+// Zeros in rows [first, last) of [R, width]. Whole rows at once where they lie together: a head of 151936 x 1536 element by
+// element takes 0.3 s, as long as a step of some rows.
+void write_zeros(const OutputMatrix& m, std::int64_t width, std::int64_t first, std::int64_t last) {
+  const std::int64_t bytes = m.storage == kStorageFloat32 ? 4 : 2;
+  if (m.col_stride == 1) {
+    for (std::int64_t i = first; i < last; ++i) {
+      std::memset(static_cast<char*>(m.data) + i * m.row_stride * bytes, 0, static_cast<std::size_t>(width * bytes));
+    }
+    return;
+  }
+  for (std::int64_t h = 0; h < width; ++h) {
+    for (std::int64_t i = first; i < last; ++i) store_element(m.storage, m.data, i * m.row_stride + h * m.col_stride, 0);
+  }
+}
+
+}  // namespace
 
 // One row's columns of a tile: from z, which may lie where dz goes, dL/dz.
 void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const {
@@ -197,9 +217,7 @@ void LinearWalk::finish() {
           ++u;
           continue;
         }
-        for (std::int64_t h = 0; h < width; ++h) {
-          store_element(job_.dhidden.storage, job_.dhidden.data, i * job_.dhidden.row_stride + h * job_.dhidden.col_stride, 0);
-        }
+        write_zeros(job_.dhidden, width, i, i + 1);
       }
     });
   }
@@ -221,12 +239,11 @@ void LinearWalk::finish() {
   }
   if (job_.accumulate) return;
   const std::int64_t first = nothing_used ? 0 : shape().columns;  // padding, or everything when no row is in use
-  for (std::int64_t v = first; v < shape().total_columns; ++v) {
-    for (std::int64_t h = 0; shape().dhead && h < width; ++h) {
-      store_element(job_.dhead.storage, job_.dhead.data, v * job_.dhead.row_stride + h * job_.dhead.col_stride, 0);
-    }
-    if (shape().dbias) store_element(job_.dbias.storage, job_.dbias.data, v * job_.dbias.row_stride, 0);
-  }
+  parallel(ceil_div(shape().total_columns - first, shape().tile), [&](std::int64_t, std::int64_t task) {
+    const std::int64_t begin = first + task * shape().tile, end = std::min(begin + shape().tile, shape().total_columns);
+    if (shape().dhead) write_zeros(job_.dhead, width, begin, end);
+    if (shape().dbias) write_zeros(job_.dbias, 1, begin, end);
+  });
 }
 
 }  // namespace tileloss::cpu

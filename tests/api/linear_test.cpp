@@ -295,6 +295,26 @@ TEST(Linear, IgnoredRowsAreNeverReadAndHaveNoGradient) {
   }
 }
 
+// Zeros are then written without a sum: over all of dhead or its padding, in every layout and dtype, and over no gap.
+TEST(Linear, GradientsOfNoRowAreZeros) {
+  for (const MatrixLayout layout : {MatrixLayout::kRows, MatrixLayout::kTransposed, MatrixLayout::kGaps}) {
+    for (const NumberFormat format : kFormats) {
+      for (const double ignored : {0.3, 1.0}) {
+        LinearCase c({.row = {.rows = 70, .vocab = 600, .valid_vocab = 300, .seed = 14, .ignore_prob = ignored},
+                      .hidden = 24,
+                      .format = format,
+                      .head_format = format,
+                      .hidden_layout = layout,
+                      .head_layout = layout,
+                      .dbias = true});
+        tileloss_cross_entropy_options options = cross_entropy_options();
+        options.logit.valid_vocab = 300;
+        EXPECT_TRUE(value_and_grad_agrees(c, options)) << name_of(c.spec()) << " " << ignored;
+      }
+    }
+  }
+}
+
 // Wrong kernels made of the right one's output: none may pass.
 TEST(Linear, MutantsOfTheKernelsOutputAreRejected) {
   using Mutant = std::function<double(std::int64_t row, std::int64_t rows, double value)>;

@@ -102,7 +102,7 @@ TEST(LinearValidation, TensorsAndShapes) {
        {"head.cols", "hidden's, 4", "3", set(&A::head, &M::cols, 3)},
        {"head.rows", ">= 1", "0", set(&A::head, &M::rows, 0)},
        {"hidden.dtype", "float32, bfloat16 or float16", "int32", set(&A::hidden, &M::dtype, TILELOSS_INT32)},
-       {"head.row_stride", ">= cols * col_stride = 4", "3", set(&A::head, &M::row_stride, 3)},
+       {"head.row_stride", "> (cols - 1) * col_stride = 3", "3", set(&A::head, &M::row_stride, 3)},
        {"head.col_stride", ">= 1", "0", set(&A::head, &M::col_stride, 0)},
        {"dhidden", "hidden's shape [5,4]", "[4,4]", set(&A::dhidden, &M::rows, 4)},
        {"dhead", "head's shape [11,4]", "[11,3]", set(&A::dhead, &M::cols, 3)},

@@ -242,12 +242,42 @@ def test_hidden_states_that_are_not_contiguous(name: str) -> None:
     assert (gradient[:, -2:] == 0).all()
 
 
+# The last row of every second column ends before a whole number of strides.
+STRIDED: dict[str, tuple[tuple[int, int], Callable[[Tensor], Tensor]]] = {
+    "every second column": ((V, 2 * H - 1), lambda w: w[:, ::2]),
+    "every third column of [H, V]": ((H, 3 * V - 2), lambda w: w[:, ::3].T),
+    "every second row": ((2 * V, H + 5), lambda w: w[::2, :H]),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_a_head_with_strides_is_taken_as_it_lies(name: str) -> None:
+    shape, view = STRIDED[name]
+    whole = leaf(0.3 * torch.randn(shape))
+    hidden, labels = leaf(torch.randn(9, H)), labels_of((9,))
+    found = []
+    for weight in (view(whole), view(whole).contiguous()):
+        loss = tl.linear_cross_entropy(hidden, weight, labels)
+        found.append((loss, *torch.autograd.grad(loss, (hidden, whole))))
+    assert_same(found[0], found[1])
+    with torch.no_grad():
+        blocks = allocations(lambda: tl.linear_cross_entropy(hidden, view(whole), labels))
+    assert max(blocks) < V * H * 4, blocks
+
+
+def test_a_head_that_shares_memory_is_refused() -> None:
+    weight = torch.randn(H).expand(V, H)
+    with pytest.raises(ValueError, match=r"^weight\.row_stride: expected >= 1, got 0"):
+        tl.linear_cross_entropy(torch.randn(9, H), weight, labels_of((9,)))
+
+
 EXPANDED: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "one row": ((H,), lambda x: x.expand(15, H)),
     "one batch": ((5, H), lambda x: x.expand(3, 5, H)),
     "one position": ((3, 1, H), lambda x: x.expand(3, 5, H)),
     "one feature": ((3, 5, 1), lambda x: x.expand(3, 5, H)),
     "sliding": ((H + 28,), lambda x: x.unfold(0, H, 2)),
+    "none": ((0, 1), lambda x: x.expand(0, H)),
 }
 
 

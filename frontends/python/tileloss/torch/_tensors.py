@@ -199,8 +199,8 @@ def without_overlap(matrix: Tensor) -> Tensor:
     if rows < 2 or cols < 2:
         apart = (rows < 2 or row_stride > 0) and (cols < 2 or col_stride > 0)
     else:
-        least = min(row_stride, col_stride)
-        apart = least > 0 and (row_stride >= cols * col_stride or col_stride >= rows * row_stride)
+        row_span, col_span = (cols - 1) * col_stride, (rows - 1) * row_stride
+        apart = min(row_stride, col_stride) > 0 and (row_stride > row_span or col_stride > col_span)
     return matrix if apart else matrix.contiguous()
 
 

@@ -142,7 +142,8 @@ def linear_cross_entropy(
 
     Args:
         hidden: [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
-        weight: [V, H] the LM head, any strides (a transposed [H, V] is taken as it lies), float32, bfloat16 or float16.
+        weight: [V, H] the LM head, float32, bfloat16 or float16; any strides that do not overlap (a transposed [H, V] is taken
+            as it lies).
         labels: [...] int64 or int32. Rows with ``ignore_index`` cost nothing.
         bias: [V].
         class_weights: [V] or [valid_vocab] (`cross_entropy`'s ``weight``).
