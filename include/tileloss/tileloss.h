@@ -10,9 +10,9 @@
 //   * Notation, per row i: logits x_i, transformed logits z_i = softcap(logit_scale * x_i) / temperature,
 //     lse_i = log sum_j exp(z_ij), logp_i = z_i,label - lse_i. All arithmetic and row outputs are float32 or better.
 //   * Determinism: for a given instruction set, schedule and vocab_block, results are bitwise the same run to run and for any
-//     number of threads; a row's outputs do not depend on the other rows; logp is bitwise the same in every schedule. One
-//     exception: with the LM head and a budget that is only just enough, more threads, whose scratch it holds too, may leave room
-//     for narrower chunks only, and gradients are then added up in another order.
+//     number of threads; a row's outputs do not depend on the other rows; logp is bitwise the same in every schedule. With the LM
+//     head the rows at a time and the columns of a chunk decide in which order gradients are added up: row_block and
+//     workspace_bytes may change them in their last bits, the number of threads does not.
 #ifndef TILELOSS_TILELOSS_H_
 #define TILELOSS_TILELOSS_H_
 
@@ -400,10 +400,10 @@ typedef struct tileloss_plan_options {
   size_t struct_size;
   tileloss_isa isa;  // the environment variable TILELOSS_ISA (baseline, avx512, ...) applies when this is auto
   tileloss_schedule schedule;
-  int32_t threads;          // at most this many; default: the executor's, or the built-in pool's
+  int32_t threads;          // at most this many, and no more than workspace_bytes holds; default: the executor's, or the pool's
   int32_t reserved;         // 0
-  int64_t row_block;        // rows a thread takes at a time; does not change any result
-  int64_t vocab_block;      // columns between two looks at the running maximum; a multiple of 64
+  int64_t row_block;        // rows a thread takes at a time, which changes no result; with the LM head: rows in one go
+  int64_t vocab_block;      // columns between two looks at the running maximum; a multiple of 64, up to 8192
   int64_t workspace_bytes;  // a cap on scratch memory
 } tileloss_plan_options;
 
@@ -436,6 +436,7 @@ typedef struct tileloss_plan {
   // the workspace. (0 rows: none in dhead. All of them: kept_columns is V.)
   int64_t kept_columns;
   int64_t kept_rows;
+  int64_t chunk_columns;  // with the LM head: columns of the backward between two visits of dhidden; 0 otherwise
 } tileloss_plan;
 
 typedef void (*tileloss_task)(void* task_data, int64_t index);

@@ -98,6 +98,8 @@ class Plan {
   // With the LM head, Schedule::kStash: columns whose logits are kept for the backward, and rows whose logits all are, in dhead.
   [[nodiscard]] std::int64_t kept_columns() const noexcept { return c_.kept_columns; }
   [[nodiscard]] std::int64_t kept_rows() const noexcept { return c_.kept_rows; }
+  // With the LM head: columns of the backward between two visits of dhidden.
+  [[nodiscard]] std::int64_t chunk_columns() const noexcept { return c_.chunk_columns; }
   // What the workspace is made of: name and bytes of each part.
   [[nodiscard]] std::span<const tileloss_plan_buffer> buffers() const& noexcept {
     return {c_.buffers, static_cast<std::size_t>(c_.buffer_count)};

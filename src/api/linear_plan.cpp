@@ -18,6 +18,9 @@ using std::to_string;
 constexpr std::int64_t kLeastDefaultBudget = std::int64_t{192} << 20;
 // Fewer rows at a time leave threads without work while dhidden is made: 128 of them take 1.5 times as long as 256 do.
 constexpr std::int64_t kLeastRowsAtOnce = 256;
+// Rows at a time and chunks decide in which order gradients are added up. So they are chosen as if these were the threads, for
+// their scratch in a budget and their speed in a prediction: results are then the same for any number of threads.
+constexpr std::int32_t kPlannedThreads = 8;
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
@@ -78,7 +81,7 @@ double share_kept(const cpu::LinearShape& s) {
 
 }  // namespace
 
-// What fits in plan.workspace_bytes (0: anything): the widest chunk, then the most columns.
+// What fits in plan.workspace_bytes (0: anything): the widest chunk where the plan has none, then the most columns.
 cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   cpu::LinearShape s;
   s.rows = p.rows;
@@ -106,7 +109,7 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   const auto fits = [&] { return plan.workspace_bytes == 0 || layout_bytes(p, plan, s) <= plan.workspace_bytes; };
   for (const std::int64_t chunk : kChunks) {
     s.chunk = std::max<std::int64_t>(chunk / s.tile, 1) * s.tile;
-    if (fits()) break;
+    if (plan.chunk_columns > 0 ? s.chunk <= plan.chunk_columns : fits()) break;
   }
   if (keeps && !keeps_all && s.kept_in_dhead.rows < s.rows) {
     const auto keep = [&](std::int64_t tiles) { s.kept = std::min(tiles * s.tile, p.columns); };
@@ -120,9 +123,9 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
 
 // Rough, as predict_ms is: products at a server core's rate; for each chunk of rows but the first the head is read and packed
 // twice more, and dhead, or its sums, read and written. On two Zen 4 cores that took 0.7 ns an element of the head, 0.26 without
-// dhead: 17e9 bytes a second.
+// dhead: 8.5e9 bytes a second each, of as many threads as memory serves.
 double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
-  constexpr double kBytesPerSecond = 17e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
+  constexpr double kBytesPerSecond = 8.5e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
   if (p.rows == 0 || p.columns == 0) return 0;
   const cpu::LinearShape s = linear_shape(p, plan);
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
@@ -130,10 +133,11 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
   const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && s.compute == cpu::Compute::kBfloat16;
   const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
+  const double bandwidth = kBytesPerSecond * std::min(plan.threads, kPlannedThreads);
   const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);
   const double moved = static_cast<double>(more_chunks) * weights *
                        (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
-  return 1e3 * (products * static_cast<double>(s.rows) * weights / rate + moved / kBytesPerSecond);
+  return 1e3 * (products * static_cast<double>(s.rows) * weights / rate + moved / bandwidth);
 }
 
 namespace {
@@ -174,31 +178,55 @@ Status too_small(std::int64_t least, const char* for_what, std::int64_t budget) 
 
 }  // namespace
 
+namespace {
+
+// The chosen plan for the threads that there are. Those whose scratch a budget has no room for are left out; without a budget,
+// more than were planned with bring theirs.
+tileloss_plan with_threads(const Problem& p, tileloss_plan plan, std::int32_t threads, std::int64_t budget, std::int64_t cap) {
+  plan.threads = kPlannedThreads;
+  plan.chunk_columns = linear_shape(p, plan).chunk;
+  const std::int64_t planned = bytes_within(p, plan, 1);  // nothing kept
+  plan.threads = threads;
+  if (budget > 0) {
+    while (plan.threads > 1 && bytes_within(p, plan, 1) > budget) --plan.threads;
+  } else {
+    cap += std::max<std::int64_t>(bytes_within(p, plan, 1) - planned, 0);
+  }
+  plan.workspace_bytes = bytes_within(p, plan, std::max(cap, bytes_within(p, plan, 1)));
+  plan.predicted_ms = predict_linear_ms(p, plan);
+  return plan;
+}
+
+}  // namespace
+
 Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
+  const std::int32_t threads = plan->threads;
   tileloss_plan lean = *plan;
   lean.schedule = may_stash ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_SWEEPS;
   lean.row_block = std::max<std::int64_t>(p.rows, 1);
+  lean.threads = 1;
   const std::int64_t least = bytes_within(p, lean, 1);  // so little that the narrowest chunk is taken
+  plan->threads = lean.threads = kPlannedThreads;
   const std::int64_t cap = budget > 0 ? budget : std::max({logits / 2, kLeastDefaultBudget, bytes_within(p, lean, 0)});
-  lean.workspace_bytes = bytes_within(p, lean, std::max(least, cap));
+  lean.workspace_bytes = bytes_within(p, lean, cap);
   lean.predicted_ms = predict_linear_ms(p, lean);
   if (may_stash && (wish == TILELOSS_SCHEDULE_STASH || wish == TILELOSS_SCHEDULE_AUTO)) {
     const bool is_wished = wish == TILELOSS_SCHEDULE_STASH;
     // Rows that were asked for without a budget are given.
     const bool is_free = is_wished && row_block > 0 && budget == 0;
-    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_wished && budget > 0 ? 1 : kLeastRowsAtOnce,
-                                           is_free ? std::numeric_limits<std::int64_t>::max() - 1 : cap);
+    const std::int64_t stash_cap = is_free ? std::numeric_limits<std::int64_t>::max() / 2 : cap;
+    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_wished && budget > 0 ? 1 : kLeastRowsAtOnce, stash_cap);
     const bool fits = stash.workspace_bytes <= cap;
     if (is_wished && !fits && budget > 0) return too_small(stash.workspace_bytes, " for schedule stash", budget);
     if (is_wished || (fits && stash.predicted_ms < lean.predicted_ms)) {
-      *plan = stash;
+      *plan = with_threads(p, stash, threads, budget, std::max(stash_cap, stash.workspace_bytes));
       return {};
     }
   }
   if (budget > 0 && least > budget) return too_small(least, "", budget);
-  *plan = lean;
+  *plan = with_threads(p, lean, threads, budget, cap);
   return {};
 }
 

@@ -114,6 +114,7 @@ Status check_plan(const tileloss_plan& plan) {
   if (plan.vocab_block < 1 || plan.vocab_block % 64 != 0 || plan.vocab_block > cpu::kMaxVocabBlock)
     return expected("plan.vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(plan.vocab_block));
   if (plan.workspace_bytes < 0) return expected("plan.workspace_bytes", ">= 0", to_string(plan.workspace_bytes));
+  if (plan.chunk_columns < 0) return expected("plan.chunk_columns", ">= 0", to_string(plan.chunk_columns));
   return {};
 }
 

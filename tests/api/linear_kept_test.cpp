@@ -57,6 +57,33 @@ TEST(LinearPlan, RecomputeAndSweepsKeepNothing) {
   EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).schedule, TILELOSS_SCHEDULE_RECOMPUTE);
 }
 
+// Rows at a time and chunks decide in which order gradients are added up: neither may follow from the threads.
+TEST(LinearPlan, ThreadsDoNotChangeTheOrderOfSums) {
+  for (const std::int64_t vocab : {32000, 50257, 128256, 151936}) {
+    for (const std::int64_t rows : {1024, 2048, 8192}) {
+      for (const std::int64_t hidden : {64, 128, 896, 1536}) {
+        for (const tileloss_dtype dhead : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
+          for (const bool accumulate : {false, true}) {
+            for (const std::int64_t budget : {std::int64_t{0}, 160 * kMiB, 400 * kMiB}) {
+              HeadShape shape{.rows = rows, .vocab = vocab, .hidden = hidden, .dhead_dtype = dhead, .accumulate = accumulate};
+              const tileloss_plan two = plan_of(shape, budget);
+              for (const int threads : {1, 4, 8, 16, 64, 128}) {
+                shape.threads = threads;
+                const tileloss_plan plan = plan_of(shape, budget);
+                EXPECT_EQ(plan.row_block, two.row_block) << threads << " threads, " << rows << " rows, budget " << budget;
+                EXPECT_EQ(plan.chunk_columns, two.chunk_columns) << threads << " threads, " << rows << " rows, budget " << budget;
+                EXPECT_EQ(plan.schedule, two.schedule);
+                EXPECT_TRUE(budget == 0 || plan.workspace_bytes <= budget);
+                EXPECT_TRUE(budget > 0 || plan.threads == threads);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // ----------------------------------------------------------------------------------------------------------- the results
 
 class LinearKept : public testing::TestWithParam<NumberFormat> {};
@@ -112,17 +139,24 @@ TEST_P(LinearKept, ThreadsChangeWhatIsKeptButNoBit) {
   with.head_layout = MatrixLayout::kGaps;  // a dhead that is not added to in place: no rows at a time
   LinearCase c(with);
   tileloss_plan_options wishes = stash_of_columns();
-  wishes.threads = 1;
-  wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, 0.9);
-  const KeptRun one = run_within(c, options, wishes);
-  std::int64_t before = one.plan.kept_columns;
-  for (const int threads : {2, 3}) {
+  wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, 0.1);
+  const KeptRun planned = run_within(c, options, wishes);
+  std::int64_t before = planned.plan.kept_columns;
+  EXPECT_EQ(planned.plan.threads, kPlannedThreads);
+  for (const int threads : {4, 2, 1}) {
     wishes.threads = threads;
-    const KeptRun more = run_within(c, options, wishes);
-    EXPECT_LT(more.plan.kept_columns, before);
-    EXPECT_TRUE(same_bits(more.bytes, one.bytes)) << threads;
-    before = more.plan.kept_columns;
+    const KeptRun fewer = run_within(c, options, wishes);
+    EXPECT_EQ(fewer.plan.threads, threads);
+    EXPECT_GE(fewer.plan.kept_columns, before);
+    EXPECT_TRUE(same_bits(fewer.bytes, planned.bytes)) << threads;
+    before = fewer.plan.kept_columns;
   }
+  EXPECT_GT(before, planned.plan.kept_columns);
+  wishes.threads = 200;  // as many as the budget holds the scratch of
+  const KeptRun more = run_within(c, options, wishes);
+  EXPECT_GE(more.plan.threads, kPlannedThreads);
+  EXPECT_LT(more.plan.threads, 200);
+  EXPECT_TRUE(same_bits(more.bytes, planned.bytes));
 }
 
 // Rows at a time, or all of them: every gradient within the bound, logp to the bit.

@@ -204,7 +204,6 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
       {"a scale below float's normal numbers", [](Special&) {}, 1e-42},
   };
   tileloss_plan_options all = stash_of_columns();
-  all.threads = 1;
   tileloss_plan_options recompute = all;
   recompute.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   struct Where {

@@ -141,6 +141,7 @@ class Plan(Structure):
         ("isa_note", c_char * 48),
         ("kept_columns", c_int64),
         ("kept_rows", c_int64),
+        ("chunk_columns", c_int64),
     ]
 
 
