@@ -64,6 +64,7 @@ struct PlanOptions {
   std::int64_t row_block = 0;
   std::int64_t vocab_block = 0;
   std::int64_t workspace_bytes = 0;
+  std::int64_t chunk_columns = 0;
 
   [[nodiscard]] tileloss_plan_options c() const noexcept {
     tileloss_plan_options options;
@@ -74,6 +75,7 @@ struct PlanOptions {
     options.row_block = row_block;
     options.vocab_block = vocab_block;
     options.workspace_bytes = workspace_bytes;
+    options.chunk_columns = chunk_columns;
     return options;
   }
 };

@@ -18,9 +18,9 @@ using std::to_string;
 constexpr std::int64_t kLeastDefaultBudget = std::int64_t{192} << 20;
 // Fewer rows at a time leave threads without work while dhidden is made: 128 of them take 1.5 times as long as 256 do.
 constexpr std::int64_t kLeastRowsAtOnce = 256;
-// Rows at a time and chunks decide in which order gradients are added up. So they are chosen as if these were the threads, for
-// their scratch in a budget and their speed in a prediction: results are then the same for any number of threads.
-constexpr std::int32_t kPlannedThreads = 8;
+// Rows at a time and chunks decide in which order gradients are added up. So they are chosen as if these were the threads, the
+// most whose scratch a budget has room for: results are then the same for any number of threads.
+constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
@@ -133,7 +133,7 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
   const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && s.compute == cpu::Compute::kBfloat16;
   const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
-  const double bandwidth = kBytesPerSecond * std::min(plan.threads, kPlannedThreads);
+  const double bandwidth = kBytesPerSecond * std::min(plan.threads, kPlannedThreads[0]);
   const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);
   const double moved = static_cast<double>(more_chunks) * weights *
                        (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
@@ -180,54 +180,59 @@ Status too_small(std::int64_t least, const char* for_what, std::int64_t budget) 
 
 namespace {
 
-// The chosen plan for the threads that there are. Those whose scratch a budget has no room for are left out; without a budget,
-// more than were planned with bring theirs.
-tileloss_plan with_threads(const Problem& p, tileloss_plan plan, std::int32_t threads, std::int64_t budget, std::int64_t cap) {
-  plan.threads = kPlannedThreads;
-  plan.chunk_columns = linear_shape(p, plan).chunk;
-  const std::int64_t planned = bytes_within(p, plan, 1);  // nothing kept
-  plan.threads = threads;
-  if (budget > 0) {
-    while (plan.threads > 1 && bytes_within(p, plan, 1) > budget) --plan.threads;
-  } else {
-    cap += std::max<std::int64_t>(bytes_within(p, plan, 1) - planned, 0);
-  }
-  plan.workspace_bytes = bytes_within(p, plan, std::max(cap, bytes_within(p, plan, 1)));
-  plan.predicted_ms = predict_linear_ms(p, plan);
-  return plan;
-}
-
-}  // namespace
-
-Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
+// The plan as for plan->threads, all of whose scratch it holds.
+Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
-  const std::int32_t threads = plan->threads;
   tileloss_plan lean = *plan;
   lean.schedule = may_stash ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_SWEEPS;
   lean.row_block = std::max<std::int64_t>(p.rows, 1);
-  lean.threads = 1;
   const std::int64_t least = bytes_within(p, lean, 1);  // so little that the narrowest chunk is taken
-  plan->threads = lean.threads = kPlannedThreads;
   const std::int64_t cap = budget > 0 ? budget : std::max({logits / 2, kLeastDefaultBudget, bytes_within(p, lean, 0)});
-  lean.workspace_bytes = bytes_within(p, lean, cap);
+  lean.workspace_bytes = bytes_within(p, lean, std::max(least, cap));
   lean.predicted_ms = predict_linear_ms(p, lean);
   if (may_stash && (wish == TILELOSS_SCHEDULE_STASH || wish == TILELOSS_SCHEDULE_AUTO)) {
     const bool is_wished = wish == TILELOSS_SCHEDULE_STASH;
     // Rows that were asked for without a budget are given.
     const bool is_free = is_wished && row_block > 0 && budget == 0;
-    const std::int64_t stash_cap = is_free ? std::numeric_limits<std::int64_t>::max() / 2 : cap;
-    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_wished && budget > 0 ? 1 : kLeastRowsAtOnce, stash_cap);
+    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_wished && budget > 0 ? 1 : kLeastRowsAtOnce,
+                                           is_free ? std::numeric_limits<std::int64_t>::max() - 1 : cap);
     const bool fits = stash.workspace_bytes <= cap;
     if (is_wished && !fits && budget > 0) return too_small(stash.workspace_bytes, " for schedule stash", budget);
     if (is_wished || (fits && stash.predicted_ms < lean.predicted_ms)) {
-      *plan = with_threads(p, stash, threads, budget, std::max(stash_cap, stash.workspace_bytes));
+      *plan = stash;
       return {};
     }
   }
   if (budget > 0 && least > budget) return too_small(least, "", budget);
-  *plan = with_threads(p, lean, threads, budget, cap);
+  *plan = lean;
   return {};
+}
+
+// A plan chosen as for some threads, for those that there are: as many as a budget has room for. What that leaves, or without a
+// budget what was planned, holds logits.
+void set_threads(const Problem& p, std::int32_t threads, std::int64_t budget, tileloss_plan* plan) {
+  const std::int64_t planned = plan->workspace_bytes;
+  plan->chunk_columns = linear_shape(p, *plan).chunk;
+  const std::int64_t bare = bytes_within(p, *plan, 1);
+  plan->threads = threads;
+  while (budget > 0 && plan->threads > 1 && bytes_within(p, *plan, 1) > budget) --plan->threads;
+  const std::int64_t more = bytes_within(p, *plan, 1) - bare;  // scratch; fewer threads need less
+  plan->workspace_bytes = bytes_within(p, *plan, budget > 0 ? budget : planned + std::max<std::int64_t>(more, 0));
+}
+
+}  // namespace
+
+Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
+  const std::int32_t threads = plan->threads;
+  Status status;
+  for (const std::int32_t planned : kPlannedThreads) {
+    plan->threads = planned;
+    status = choose(p, wish, row_block, budget, plan);
+    if (status.code != TILELOSS_WORKSPACE_TOO_SMALL) break;
+  }
+  if (status.ok()) set_threads(p, threads, budget, plan);
+  return status;
 }
 
 }  // namespace tileloss::api

@@ -63,6 +63,7 @@ Status check_wishes(const tileloss_plan_options& o) {
   }
   if (o.reserved != 0) return expected("plan_options.reserved", "0", to_string(o.reserved));
   if (o.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", to_string(o.workspace_bytes));
+  if (o.chunk_columns < 0) return expected("chunk_columns", ">= 0", to_string(o.chunk_columns));
   return {};
 }
 
@@ -162,6 +163,7 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
 Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
   const std::int64_t width = std::max<std::int64_t>(p.args.hidden.cols, 1);
   plan->vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : cpu::linear_tile(width);
+  plan->chunk_columns = wishes.chunk_columns;
   const bool is_small = wishes.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
   plan->threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));
   return plan_linear(p, wishes.schedule, wishes.row_block, wishes.workspace_bytes, plan);

@@ -47,7 +47,8 @@ inline RowState rescale(const RowState& state, float to, double weight) {
   if (factor == 1) return r;
   if (state.max == -kInfinity) {
     // Nothing seen, or only -inf: every term of the entropy sum is 0, each term of the smoothing sum is -inf if there is one.
-    if (weight != 0) r.smoothing_sum = static_cast<float>(weight) * -kInfinity;
+    // NaN already where a -inf has the weight 0.
+    if (weight != 0 && !std::isnan(r.smoothing_sum)) r.smoothing_sum = static_cast<float>(weight) * -kInfinity;
     return r;
   }
   const double shift = static_cast<double>(state.max) - to;

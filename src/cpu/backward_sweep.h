@@ -138,9 +138,10 @@ class BackwardSweep {
   template <class Transform>
   static bool is_lost(const BackwardRow& row, const StashRange& range, std::int64_t start) {
     if constexpr (!Quick<Transform>::kIsQuick) return false;
-    constexpr double kSmallest = -120;  // 2^-126, and some room for the slope
+    constexpr double kSmallest = -120;  // 2^-126, and some room
     const double behind = row.references[start / row.vocab_block] - range.max, coefficient = range.coefficient + behind;
-    return behind < -kMaxLag && coefficient < kSmallest && coefficient > kSmallest - 1.5 * kMaxExactLag;
+    const double stored = coefficient - __builtin_logb(Transform::slope_unit(row.transform));  // set_backward divides by it
+    return behind < -kMaxLag && stored < kSmallest && coefficient > kSmallest - 1.5 * kMaxExactLag;
   }
 
   // Such a block's gradient, from its logits. They are still there: the block is the next to be written.

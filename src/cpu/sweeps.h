@@ -43,13 +43,20 @@ class Sweeps : BackwardSweep<Simd, T> {
   // ------------------------------------------------------------------------------------------------------------- forward
 
   // sum_j c_j (z_j log2(e) - reference) of a block, and the sum of its c_j. A loop of its own, over logits that lie in L1: the
-  // target is in here, and -inf must stay -inf.
+  // target is in here, and -inf must stay -inf. Terms of one sign are rounded the same way: lanes are added up after a few.
   template <class Transform>
   static void smoothing_block(const Block<Transform>& b, const float* weights, std::int64_t n, Running& r) {
     const T* x = b.x;
     const F offset = b.offset, zero = Simd::set(0);
     F sum0 = zero, sum1 = zero, w0 = zero, w1 = zero;
+    double sum = 0, weight = 0;
+    const auto add_up = [&] {
+      sum += Simd::reduce_add(Simd::add(sum0, sum1));
+      weight += Simd::reduce_add(Simd::add(w0, w1));
+      sum0 = sum1 = w0 = w1 = zero;
+    };
     for (std::int64_t i = 0; i < n; i += kPair) {
+      if (i % (16 * kPair) == 0) add_up();
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
       const bool partial = count < kPair;
       const Pair v = partial ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
@@ -73,8 +80,9 @@ class Sweeps : BackwardSweep<Simd, T> {
         w1 = Simd::add(w1, w.b);
       }
     }
-    r.smoothing += Simd::reduce_add(Simd::add(sum0, sum1));
-    r.smoothing_weight += weights == nullptr ? static_cast<double>(n) : Simd::reduce_add(Simd::add(w0, w1));
+    add_up();
+    r.smoothing += sum;
+    r.smoothing_weight += weights == nullptr ? static_cast<double>(n) : weight;
   }
 
   struct Extremes {
@@ -337,10 +345,13 @@ class Sweeps : BackwardSweep<Simd, T> {
     return false;
   }
 
-  // The sum of z in a row with infinities: infinite, or NaN where both signs meet.
+  // The sum of c_j z_j in a row with infinities: infinite, or NaN where both signs meet or a weight is 0.
   static double infinite_sum(const ForwardRow& row) {
     double sum = 0;
-    for (std::int64_t i = 0; i < row.columns; ++i) sum += row.transform.value(Simd::to_float(static_cast<const T*>(row.x)[i]));
+    for (std::int64_t i = 0; i < row.columns; ++i) {
+      const double z = row.transform.value(Simd::to_float(static_cast<const T*>(row.x)[i]));
+      sum += row.class_weights == nullptr ? z : static_cast<double>(row.class_weights[i]) * z;
+    }
     return sum;
   }
 

@@ -280,6 +280,7 @@ tileloss_plan_options KernelWishes::plan_options() const {
   options.row_block = row_block;
   options.vocab_block = vocab_block;
   options.workspace_bytes = workspace_bytes;
+  options.chunk_columns = chunk_columns;
   return options;
 }
 

@@ -89,6 +89,7 @@ struct KernelWishes {
   int64_t row_block = 0;
   int64_t vocab_block = 0;
   int64_t workspace_bytes = 0;
+  int64_t chunk_columns = 0;
 
   tileloss_plan_options plan_options() const;
 };

@@ -140,12 +140,12 @@ std::vector<std::string> run_in_child(const Work& work, const std::function<std:
   return lines_of(report.substr(1));
 }
 
-// The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head the workspace
-// decides how the vocabulary is cut; a dhead with gaps keeps less of the logits, which changes no bit.
-KernelWishes same_choices(const Function& function, const tileloss_plan& plan) {
+// The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head a dhead with
+// gaps holds none of the logits, and the workspace more of them, which changes no bit.
+KernelWishes same_choices(const tileloss_plan& plan) {
   KernelWishes wishes{tileloss_isa_name(plan.isa), tileloss_schedule_name(plan.schedule), plan.threads, plan.row_block,
                       plan.vocab_block};
-  if (function.is_linear()) wishes.workspace_bytes = plan.workspace_bytes;
+  wishes.chunk_columns = plan.chunk_columns;
   return wishes;
 }
 
@@ -201,7 +201,7 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
     check_stop();
     ++report.layouts;
     GuardedArgs guarded(pass, args, layout);
-    const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(function, plan));
+    const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(plan));
     const tileloss_run run = guarded.add_workspace(guarded_plan);
     const auto work = [&] {
       kernel(function, pass, guarded.args(), guarded_plan, &run);

@@ -116,6 +116,7 @@ class PlanOptions(Structure):
         ("row_block", c_int64),
         ("vocab_block", c_int64),
         ("workspace_bytes", c_int64),
+        ("chunk_columns", c_int64),
     ]
 
 
