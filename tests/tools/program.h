@@ -1,4 +1,4 @@
-// Runs the built `tileloss` program and collects what it says.
+// Runs the built `tileloss` program, or another one, and collects what it says.
 #ifndef TILELOSS_TESTS_TOOLS_PROGRAM_H_
 #define TILELOSS_TESTS_TOOLS_PROGRAM_H_
 
@@ -35,8 +35,9 @@ inline constexpr const char* kClosed = "closed";  // in place of a file: the pro
 
 class Program {
  public:
-  explicit Program(std::vector<std::string> arguments, const Streams& streams = {}) : streams_(streams) {
-    arguments.insert(arguments.begin(), TILELOSS_PROGRAM);
+  explicit Program(std::vector<std::string> arguments, const Streams& streams = {}, const std::string& path = TILELOSS_PROGRAM)
+      : streams_(streams) {
+    arguments.insert(arguments.begin(), path);
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
