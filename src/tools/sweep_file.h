@@ -13,23 +13,10 @@
 
 namespace tileloss::tools {
 
-// A lock (flock) that goes with the process that holds it, however that ends, and that its children do not inherit.
-class FileLock {
- public:
-  // Makes the file if there is none. Throws ToolError (environment) if another process holds it.
-  explicit FileLock(const std::filesystem::path& path);
-  ~FileLock();
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-
- private:
-  int file_ = -1;
-};
-
 class SweepFile {
  public:
-  // Locks and reads the file. A torn last line is dropped with a warning; a line that is no case's result, or the second one of
-  // a case, is a ToolError (usage) naming the line.
+  // Opens the file as ResultWriter does. A line that is no case's result, or the second one of a case, is a ToolError (usage)
+  // naming the line.
   explicit SweepFile(const std::filesystem::path& path);
 
   // The line of a case; null if it has none yet.
@@ -41,9 +28,8 @@ class SweepFile {
  private:
   void keep(Json line, const std::string& where);
 
-  FileLock lock_;
-  ResultWriter writer_;
   std::unordered_map<std::string, Json> lines_;  // by the case's text
+  ResultWriter writer_;                          // made last: it fills the lines
 };
 
 }  // namespace tileloss::tools

@@ -6,9 +6,11 @@
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <utility>
 
 #include "tests/tools/program.h"
+#include "tools/abi.h"
 #include "tools/result_writer.h"
 #include "tools/safetensors.h"
 
@@ -132,6 +134,38 @@ TEST(Gradcheck, AMostlyZeroGradientIsMistrustedUnlessExpected) {
   EXPECT_EQ(mistrusted.exit_code, 1) << mistrusted.out << mistrusted.err;
   EXPECT_EQ(mistrusted.last_line(), "FAIL: mistrusted/zero_fraction");
   EXPECT_EQ(gradcheck(folder, kSmall, {sets[0], sets[1], sets[2], "expect_mostly_zero=true"}).exit_code, 0);
+}
+
+TEST(Gradcheck, AResultsFileThatIsNoneIsLeftAlone) {
+  const TemporaryFolder folder;
+  const std::string text = "precious data without newline";
+  const auto path = folder.write("p.txt", text);
+  const ProgramResult result = gradcheck(folder, kSmall, {"output=" + path.string()});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_NE(result.err.find("p.txt:1: not a JSON object"), std::string::npos) << result.err;
+  EXPECT_EQ(test::read_text(path), text);
+}
+
+TEST(Gradcheck, AnObjectWithoutANewlineIsKeptAndItsOwnTornLineIsDropped) {
+  const TemporaryFolder folder;
+  const std::string settings = "{\"my\":\"settings\"}";
+  const auto path = folder.write("q.json", settings);
+  ASSERT_EQ(gradcheck(folder, kSmall, {"output=" + path.string()}).exit_code, 0);
+  const std::string text = test::read_text(path);
+  EXPECT_EQ(text.substr(0, settings.size() + 1), settings + "\n");
+  folder.write("q.json", text.substr(0, text.size() - 2));
+  const ProgramResult result = gradcheck(folder, kSmall, {"output=" + path.string()});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.err.find("dropped a torn last line"), std::string::npos) << result.err;
+  EXPECT_EQ(read_results(path).lines.size(), 2U);
+}
+
+TEST(Gradcheck, AFileThatAnotherProcessWritesToIsRefused) {
+  const TemporaryFolder folder;
+  const ResultWriter writer(folder.path() / "r.jsonl");
+  const ProgramResult result = gradcheck(folder, kSmall, {"output=" + (folder.path() / "r.jsonl").string()});
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_NE(result.err.find("r.jsonl: another process writes to it"), std::string::npos) << result.err;
 }
 
 // Three rows of logits in a file, the third ignored.

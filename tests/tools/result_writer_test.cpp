@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/tools/file_size_limit.h"
+#include <algorithm>
+#include <iterator>
+
+#include "tests/tools/resource_limit.h"
 #include "tests/tools/temporary_folder.h"
 #include "tools/exit_codes.h"
 
@@ -27,12 +30,59 @@ TEST(ResultWriter, AppendsOneObjectPerLine) {
 
 TEST(ResultWriter, DropsATornLastLineAndKeepsTheRest) {
   const TemporaryFolder folder;
-  const auto path = folder.write("r.jsonl", "{\"a\":1}\n{\"b\":2}\n{\"c\":");
-  EXPECT_EQ(read_results(path).torn_bytes, 5);
+  for (const std::string torn : {"{", "{\"to", "{\"tool\":\"", "{\"tool\":\"sweep\",\"case\":{\"a\":1}"}) {
+    const auto path = folder.write("r.jsonl", "{\"a\":1}\n{\"b\":2}\n" + torn);
+    EXPECT_EQ(read_results(path).torn_bytes, std::ssize(torn));
+    testing::internal::CaptureStderr();
+    ResultWriter(path).write({{"d", 4}});
+    const std::string warning = testing::internal::GetCapturedStderr();
+    EXPECT_NE(warning.find("torn last line of " + std::to_string(torn.size()) + " bytes"), std::string::npos) << warning;
+    EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"b\":2}\n{\"d\":4}\n");
+  }
+}
+
+// The writer was killed between the line and its newline, or an editor left it out.
+TEST(ResultWriter, KeepsACompleteLastLineWithoutItsNewline) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("r.jsonl", "{\"a\":1}\n{\"b\":2}");
+  EXPECT_EQ(read_results(path).lines.size(), 2U);
+  EXPECT_EQ(read_results(path).torn_bytes, 0);
   testing::internal::CaptureStderr();
   ResultWriter(path).write({{"d", 4}});
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("torn last line of 5 bytes"), std::string::npos);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"b\":2}\n{\"d\":4}\n");
+}
+
+TEST(ResultWriter, RefusesALastLineThatIsNotTheStartOfAResultAndLeavesTheFileAlone) {
+  for (const std::string text : {"precious data without newline", "{\"a\":1}\nnotes", "{\"my\":\"settings\"",
+                                 "{\"tools\":", "[1]", " ", "{\"a\":1} {", "{\"a\":1}\n{}x"}) {
+    const TemporaryFolder folder;
+    const auto path = folder.write("r.jsonl", text);
+    try {
+      const ResultWriter writer(path);
+      ADD_FAILURE() << "opened: " << text;
+    } catch (const ToolError& error) {
+      EXPECT_EQ(error.code(), kExitUsage) << text;
+      const std::string line = "r.jsonl:" + std::to_string(1 + std::count(text.begin(), text.end(), '\n')) + ": ";
+      EXPECT_NE(std::string(error.what()).find(line), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(read_text(path), text);
+  }
+}
+
+TEST(ResultWriter, ASecondWriterIsRefused) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "r.jsonl";
+  ResultWriter first(path);
+  try {
+    const ResultWriter second(path);
+    FAIL() << "opened";
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitEnvironment);
+    EXPECT_NE(std::string(error.what()).find("r.jsonl: another process writes to it"), std::string::npos) << error.what();
+  }
+  first.write({{"a", 1}});
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n");
 }
 
 TEST(ResultWriter, RefusesAnyOtherBadLineAndLeavesTheFileAlone) {

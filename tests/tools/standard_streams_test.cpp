@@ -51,7 +51,7 @@ TEST(StandardStreams, AFullStandardErrorLeavesTheExitCode) {
   EXPECT_EQ(Program({"gradcheck", "--config", "/nonexistent/c.yaml"}, full).wait().exit_code, 3);
   EXPECT_EQ(Program({"gradcheck", "--config", config, "--set", "seed=x"}, full).wait().exit_code, 2);
   EXPECT_EQ(Program({"bench", "--tokens", "x"}, full).wait().exit_code, 2);
-  folder.write("r.jsonl", "{\"torn");  // there is a warning to be said, too
+  folder.write("r.jsonl", "{\"tool\":\"torn");  // there is a warning to be said, too
   const ProgramResult result = sweep(folder, full);
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.last_line(), "ok: 2");

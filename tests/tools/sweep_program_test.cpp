@@ -134,7 +134,7 @@ TEST(SweepProgram, TwoOnOneFileAreRefused) {
   ASSERT_TRUE(case_runs("770022"));
   const ProgramResult second = sweep(folder, kLongSweep, {"iters=1"});
   EXPECT_EQ(second.exit_code, 3);
-  EXPECT_NE(second.err.find("r.jsonl: another sweep writes to it"), std::string::npos) << second.err;
+  EXPECT_NE(second.err.find("r.jsonl: another process writes to it"), std::string::npos) << second.err;
   EXPECT_EQ(read_text(folder.path() / "r.jsonl"), "");
   kill(first.child(), SIGTERM);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGTERM);

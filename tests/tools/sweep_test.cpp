@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "tests/tools/file_size_limit.h"
+#include "tests/tools/resource_limit.h"
 #include "tests/tools/sweep_support.h"
 #include "tools/exit_codes.h"
 #include "tools/sweep_case.h"
@@ -228,7 +228,8 @@ TEST(Sweep, GoesOnFromAFileCutAnywhere) {
   for (size_t tenth = 0; tenth < 10; ++tenth) {
     const std::string cut = whole.substr(0, whole.size() * tenth / 10 + tenth);
     folder.write("r.jsonl", cut);
-    const bool torn = !cut.empty() && cut.back() != '\n';
+    const std::string rest = cut.substr(cut.rfind('\n') + 1);
+    const bool torn = !rest.empty() && !Json::accept(rest);
     const SweepResult result = sweep(config, ok_command());
     EXPECT_EQ(result.exit_code, kExitPass) << result.err;
     EXPECT_EQ(result.err.find("dropped a torn last line") != std::string::npos, torn) << result.err;
@@ -237,6 +238,18 @@ TEST(Sweep, GoesOnFromAFileCutAnywhere) {
     EXPECT_EQ(results.size(), kCheapCases);
     for (const auto& [sweep_case, count] : results) EXPECT_EQ(count, 1) << sweep_case;
   }
+}
+
+TEST(Sweep, ACompleteLastLineWithoutItsNewlineIsNotMeasuredAgain) {
+  const TemporaryFolder folder;
+  const SweepConfig config = config_of(folder, kCheapSweep);
+  ASSERT_EQ(sweep(config, ok_command()).exit_code, kExitPass);
+  const std::string whole = read_text(config.output);
+  folder.write("r.jsonl", whole.substr(0, whole.size() - 1));
+  const SweepResult result = sweep(config, script_command("exit 1"));
+  EXPECT_EQ(result.exit_code, kExitPass);
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(read_text(config.output), whole);
 }
 
 TEST(Sweep, OtherSettingsAreOtherCasesAndOldLinesAreKept) {
@@ -261,13 +274,36 @@ TEST(Sweep, LinesOfAnotherKindAreRefusedAndKept) {
       {good + "{\"case\":{}}\n", "r.jsonl:2: not a sweep's result: no status"},
       {"{\"case\":{},\"status\":\"ok\"}\n", "r.jsonl:1: not a sweep's result: no isa"},
       {good + good, "r.jsonl:2: a second result of the case"},
-      {"nonsense\n" + good, "r.jsonl:1: not a JSON object"}};
+      {"nonsense\n" + good, "r.jsonl:1: not a JSON object"},
+      {good + "precious data without newline", "r.jsonl:2: not a JSON object"},
+      {good + "{\"my\":\"settings\"}", "r.jsonl:2: not a sweep's result: no case"}};
   for (const auto& [text, word] : bad) {
     folder.write("r.jsonl", text);
     const SweepResult result = sweep(config, ok_command());
     EXPECT_EQ(result.exit_code, kExitUsage);
     EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
     EXPECT_EQ(read_text(config.output), text);
+  }
+}
+
+// What the report divides by.
+TEST(Sweep, TimesThatAreNoneAreRefusedWithTheirLine) {
+  const TemporaryFolder folder;
+  const SweepConfig config = config_of(folder, "loss: cross_entropy\nshape: 2x64\ndtype: bf16\noutput: r.jsonl\n");
+  for (const char* key : {"median_ms", "min_ms"}) {
+    for (const char* value : {"0", "-1.5", "\"2\"", "null"}) {
+      Json line = {{"case", config.cases.at(0)}};
+      line.update(Json::parse(kOkReport));
+      line[key] = Json::parse(value);
+      const std::string text = "{\"case\":{\"a\":1},\"status\":\"timeout\"}\n" + line.dump() + "\n";
+      folder.write("r.jsonl", text);
+      const SweepResult result = sweep(config, ok_command());
+      EXPECT_EQ(result.exit_code, kExitUsage) << result.err;
+      const std::string message =
+          std::string("r.jsonl:2: not a sweep's result: ") + key + ": expected a number above 0, got " + value;
+      EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+      EXPECT_EQ(read_text(config.output), text);
+    }
   }
 }
 
