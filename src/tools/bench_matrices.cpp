@@ -1,14 +1,11 @@
 #include "tools/bench_matrices.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "cpu/isa.h"
 #include "tools/abi.h"
-#include "tools/exit_codes.h"
 #include "tools/synthetic.h"
 
 namespace tileloss::tools {
@@ -25,12 +22,8 @@ int64_t bytes_of(int64_t rows, int64_t columns, NumberFormat format) {
   return rows * columns * static_cast<int64_t>(reference::format_info(format).bytes);
 }
 
-// Rows and columns may each be 2^31: more bytes than an int64_t counts, and than any machine has.
-HugeBuffer logits_buffer(int64_t rows, int64_t columns, NumberFormat format) {
-  const double bytes =
-      static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(reference::format_info(format).bytes);
-  if (bytes >= 0x1p63) throw OutOfMemory(fmt::format("logits: needs {:.1f} MB", bytes / 1e6));
-  return {bytes_of(rows, columns, format), "logits"};
+MemoryNeed need_of(const char* purpose, int64_t rows, int64_t columns, NumberFormat format) {
+  return {purpose, static_cast<double>(rows) * static_cast<double>(bytes_of(1, columns, format))};
 }
 
 void touch(HugeBuffer& buffer, ThreadTeam& team) {
@@ -53,12 +46,19 @@ void fill_random(HugeBuffer& buffer, int64_t rows, int64_t columns, NumberFormat
 
 }  // namespace
 
+std::vector<MemoryNeed> LogitsMatrices::needs(int64_t rows, int64_t columns, NumberFormat format, bool in_place) {
+  std::vector<MemoryNeed> needs = {need_of("logits", rows, columns, format)};
+  if (!in_place) needs.push_back(need_of("dlogits", rows, columns, format));
+  needs.push_back(need_of("the pattern of the logits", std::min(rows, kPatternRows), columns, format));
+  return needs;
+}
+
 LogitsMatrices::LogitsMatrices(int64_t rows, int64_t columns, NumberFormat format, bool in_place, uint64_t seed, ThreadTeam& team)
     : rows_(rows),
       columns_(columns),
       format_(format),
       team_(team),
-      logits_(logits_buffer(rows, columns, format)),
+      logits_(bytes_of(rows, columns, format), "logits"),
       dlogits_(in_place ? 0 : logits_.bytes(), "dlogits") {
   const int64_t stride = bytes_of(1, columns, format);
   pattern_.resize(static_cast<size_t>(std::min(rows, kPatternRows) * stride));
@@ -93,6 +93,14 @@ Roofs LogitsMatrices::measure_roofs(RoofMeter& meter, tileloss_isa /*isa*/) {
 double LogitsMatrices::roof_ms(const Roofs& roofs, bool gradients) const {
   const double memory = !gradients ? roofs.read_ms : dlogits_.empty() ? roofs.in_place_ms : roofs.copy_ms;
   return std::max(memory, roofs.exp_ms);
+}
+
+std::vector<MemoryNeed> HeadMatrices::needs(int64_t rows, int64_t columns, NumberFormat format, const HeadSettings& settings) {
+  std::vector<MemoryNeed> needs = {need_of("hidden", rows, settings.hidden, format),
+                                   need_of("head", columns, settings.hidden, format),
+                                   need_of("dhidden", rows, settings.hidden, format)};
+  if (!settings.is_frozen) needs.push_back(need_of("dhead", columns, settings.hidden, settings.dhead_dtype));
+  return needs;
 }
 
 HeadMatrices::HeadMatrices(int64_t rows, int64_t columns, NumberFormat format, const HeadSettings& settings, uint64_t seed,

@@ -17,7 +17,8 @@
 
 namespace tileloss::tools {
 
-// Buffers are on huge pages, and every page is touched.
+// Buffers are on huge pages, and every page is touched. `needs` says what the matrices of that size will hold: to be checked
+// before they are made.
 class BenchMatrices {
  public:
   virtual ~BenchMatrices() = default;
@@ -40,6 +41,7 @@ class BenchMatrices {
 
 class LogitsMatrices : public BenchMatrices {
  public:
+  static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place);
   LogitsMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place, uint64_t seed, ThreadTeam& team);
 
   void add_to(tileloss_args& args, bool gradients) const override;
@@ -73,6 +75,8 @@ struct HeadSettings {
 
 class HeadMatrices : public BenchMatrices {
  public:
+  static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format,
+                                       const HeadSettings& settings);
   HeadMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, const HeadSettings& settings, uint64_t seed,
                ThreadTeam& team);
 

@@ -16,6 +16,7 @@ namespace tileloss::tools {
 namespace {
 
 constexpr int64_t kSequenceLength = 256;
+constexpr double kPolicyNoise = 0.1;
 // The reference takes seconds a call at full size.
 constexpr int kMaxReferenceIterations = 5;
 
@@ -64,7 +65,37 @@ tileloss_vector vector_of(std::vector<float>& values) {
   return tileloss_make_vector(values.data(), TILELOSS_FLOAT32, static_cast<int64_t>(values.size()));
 }
 
+// Sequences of 256 tokens, the last one shorter; advantages of both signs; the other policies' logp near the kernel's own, so
+// that some ratios are clipped and none overflows.
+PolicyDraw policy_draw(const BenchSettings& settings, const Function& function) {
+  PolicyDraw draw;
+  draw.seed = settings.seed;
+  draw.rows = settings.tokens;
+  draw.sequences = (settings.tokens + kSequenceLength - 1) / kSequenceLength;
+  draw.token_advantages = function.get_choice("advantage_level", "") == "token";
+  draw.old_scale = kPolicyNoise;
+  if (function.get("beta", 0) != 0) draw.ref_scale = kPolicyNoise;
+  if (function.get_choice("sampler_correction", "off") != "off") draw.sampler_scale = kPolicyNoise;
+  return draw;
+}
+
 }  // namespace
+
+std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function) {
+  std::vector<MemoryNeed> needs = function.is_linear()
+                                      ? HeadMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.head)
+                                      : LogitsMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.in_place);
+  const auto rows = static_cast<double>(settings.tokens);
+  needs.push_back({"labels", rows * sizeof(int64_t)});
+  needs.push_back({"row outputs and row state", rows * sizeof(float) * (function.per_row_loss() ? 7 : 6)});
+  if (function.is_policy()) {
+    const PolicyDraw draw = policy_draw(settings, function);
+    const int row_tensors = (draw.token_advantages ? 1 : 0) + 1 + (draw.ref_scale ? 1 : 0) + (draw.sampler_scale ? 1 : 0);
+    const auto sequences = static_cast<double>(draw.sequences);
+    needs.push_back({"policy inputs", rows * sizeof(float) * row_tensors + sequences * (sizeof(int64_t) + sizeof(float))});
+  }
+  return needs;
+}
 
 double gb_per_s(const Timing& timing) { return timing.traffic_bytes / timing.median_ms / 1e6; }
 
@@ -107,6 +138,7 @@ Bench::Bench(const BenchSettings& settings)
       team_(threads_),
       roofs_(threads_) {
   check(settings, function_);
+  check_memory(memory_needs(settings, function_));
   if (function_.is_linear()) {
     matrices_ =
         std::make_unique<HeadMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.head, settings.seed, team_);
@@ -128,18 +160,8 @@ Bench::Bench(const BenchSettings& settings)
   if (function_.is_policy()) make_policy_inputs();
 }
 
-// Sequences of 256 tokens, the last one shorter; advantages of both signs; the other policies' logp near the kernel's own, so
-// that some ratios are clipped and none overflows.
 void Bench::make_policy_inputs() {
-  constexpr double kNoise = 0.1;
-  PolicyDraw draw;
-  draw.seed = settings_.seed;
-  draw.rows = settings_.tokens;
-  draw.sequences = (settings_.tokens + kSequenceLength - 1) / kSequenceLength;
-  draw.token_advantages = function_.get_choice("advantage_level", "") == "token";
-  draw.old_scale = kNoise;
-  if (function_.get("beta", 0) != 0) draw.ref_scale = kNoise;
-  if (function_.get_choice("sampler_correction", "off") != "off") draw.sampler_scale = kNoise;
+  const PolicyDraw draw = policy_draw(settings_, function_);
   policy_ = draw_policy_layout(draw);
   policy_.sequence_length = 0;
   for (int64_t b = 0; b <= draw.sequences; ++b) {
@@ -151,7 +173,7 @@ void Bench::make_policy_inputs() {
   int64_t stream = 0;
   for (std::vector<float>* values : {&policy_.old_logp, &policy_.ref_logp, &policy_.sampler_logp}) {
     Random random(settings_.seed, Stream::kPolicyLogp, stream++);
-    for (size_t i = 0; i < values->size(); ++i) (*values)[i] = logp_[i] + static_cast<float>(kNoise * random.next_normal());
+    for (size_t i = 0; i < values->size(); ++i) (*values)[i] = logp_[i] + static_cast<float>(kPolicyNoise * random.next_normal());
   }
 }
 
@@ -253,6 +275,7 @@ void Bench::make_reference() {
   if (!Straightforward::knows(function_)) {
     throw ToolError(kExitUsage, "--impl: there is no reference for " + function_.name() + "; use --impl kernel");
   }
+  check_memory(Straightforward::needs(settings_.tokens, settings_.vocab));
   reference_ = std::make_unique<Straightforward>(function_, settings_.dtype, settings_.tokens, settings_.vocab, threads_);
 }
 

@@ -32,6 +32,9 @@ struct BenchSettings {
   std::vector<std::string> options;  // "label_smoothing=0.1"
 };
 
+// What a Bench holds from beginning to end: the matrices, and 32 bytes a row and more, which count where the rows are short.
+std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function);
+
 // Times of one pass of one implementation.
 struct Timing {
   std::string implementation;  // kernel, reference
@@ -66,7 +69,8 @@ Json to_json(const Timing& timing);
 
 class Bench {
  public:
-  // Allocates and fills the buffers. Throws ToolError (usage) for settings that do not go together.
+  // Allocates and fills the buffers. Throws ToolError (usage) for settings that do not go together, and OutOfMemory, before
+  // anything is allocated, for more than the machine has left.
   explicit Bench(const BenchSettings& settings);
 
   // Forward, then gradient_pass(): the forward leaves the row state that a backward starts from.

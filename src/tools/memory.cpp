@@ -71,13 +71,23 @@ std::optional<int64_t> parse_bytes(std::string_view text) {
   return std::nullopt;
 }
 
+void check_memory(std::span<const MemoryNeed> needs, int64_t available) {
+  auto left = static_cast<double>(available);
+  std::string before;
+  for (const MemoryNeed& need : needs) {
+    if (need.bytes > left) {
+      throw OutOfMemory(fmt::format("{}: needs {:.1f} MB, but only {:.1f} MB of memory are available{}", need.purpose,
+                                    need.bytes / 1e6, left / 1e6, before));
+    }
+    left -= need.bytes;
+    before += (before.empty() ? " beside " : ", ") + std::string(need.purpose);
+  }
+}
+
 HugeBuffer::HugeBuffer(int64_t bytes, const char* purpose) : bytes_(bytes) {
   if (bytes <= 0) return;
-  const int64_t available = available_bytes();
-  if (bytes > available) {
-    throw OutOfMemory(fmt::format("{}: needs {:.1f} MB, but only {:.1f} MB of memory are available", purpose,
-                                  static_cast<double>(bytes) / 1e6, static_cast<double>(available) / 1e6));
-  }
+  const MemoryNeed need = {purpose, static_cast<double>(bytes)};
+  check_memory({&need, 1});
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     throw OutOfMemory(fmt::format("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 namespace tileloss::tools {
@@ -25,12 +26,20 @@ int64_t available_bytes();
 std::optional<int64_t> parse_bytes(std::string_view text);
 inline constexpr const char* kBytesExpected = "bytes, as 65536, 512KiB, 64MiB or 1GiB";
 
+// Of one buffer. A double: 2^31 rows of 2^31 numbers have more bytes than an int64_t counts.
+struct MemoryNeed {
+  const char* purpose;
+  double bytes;
+};
+// Throws OutOfMemory naming the first that does not fit beside those before it. Linux overcommits: allocating would succeed, and
+// the process be killed when it touches what it got.
+void check_memory(std::span<const MemoryNeed> needs, int64_t available = available_bytes());
+
 // Page-aligned memory that asks for huge pages: with 4 KiB pages the first touch of 622 MB costs up to 0.9 s.
 class HugeBuffer {
  public:
   HugeBuffer() = default;
-  // Throws OutOfMemory naming `purpose` when it exceeds what the machine has left, before anything is touched:
-  // Linux overcommits, so the mapping alone would succeed and the process be killed later.
+  // Throws OutOfMemory naming `purpose` when it exceeds what the machine has left (check_memory).
   HugeBuffer(int64_t bytes, const char* purpose);
   ~HugeBuffer();
   HugeBuffer(HugeBuffer&& other) noexcept;

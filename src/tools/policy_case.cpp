@@ -144,7 +144,9 @@ PolicyTensors draw_policy_layout(const PolicyDraw& draw) {
     tensors.mask.push_back(mask.next_uniform() < draw.mask_prob ? 0 : 1);
   }
   Random random(draw.seed, Stream::kAdvantages, 0);
-  for (int64_t i = 0; i < (draw.token_advantages ? draw.rows : draw.sequences); ++i) {
+  const int64_t advantages = draw.token_advantages ? draw.rows : draw.sequences;
+  tensors.advantages.reserve(static_cast<size_t>(advantages));
+  for (int64_t i = 0; i < advantages; ++i) {
     const bool zero = random.next_below(16) == 0;
     const auto advantage = static_cast<float>(random.next_normal());
     const bool unread = draw.token_advantages && !tensors.in_use(i);

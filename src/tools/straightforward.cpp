@@ -31,6 +31,11 @@ void store(NumberFormat format, void* row, int64_t column, float value) {
 
 }  // namespace
 
+std::vector<MemoryNeed> Straightforward::needs(int64_t rows, int64_t cols) {
+  const double matrix = 4.0 * static_cast<double>(rows) * static_cast<double>(cols);
+  return {{"float32 logits", matrix}, {"float32 softmax", matrix}, {"the reference's rows", 12.0 * static_cast<double>(rows)}};
+}
+
 Straightforward::Straightforward(const Function& function, NumberFormat format, int64_t rows, int64_t cols, int threads)
     : format_(format),
       rows_(rows),

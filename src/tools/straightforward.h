@@ -17,6 +17,8 @@ class Straightforward {
  public:
   static bool knows(const Function& function) { return function.name() == "cross_entropy" || function.name() == "logprobs"; }
 
+  static std::vector<MemoryNeed> needs(int64_t rows, int64_t cols);
+
   // `function`: cross_entropy or logprobs (the loss is then the sum of logp); its options are taken over.
   Straightforward(const Function& function, reference::NumberFormat format, int64_t rows, int64_t cols, int threads);
 

@@ -11,7 +11,9 @@
 
 #include "cpu/isa.h"
 #include "tests/support/child_process.h"
+#include "tests/tools/resource_limit.h"
 #include "tools/matmul_roof.h"
+#include "tools/memory.h"
 #include "tools/roofs.h"
 #include "tools/signals.h"
 
@@ -139,6 +141,21 @@ TEST(Bench, TooLittleMemoryIsAnEnvironmentErrorNamingTheBytes) {
     EXPECT_EQ(huge.exit_code, 3);
     EXPECT_NE(huge.err.find(std::string("logits: needs ") + megabytes + " MB"), std::string::npos) << huge.err;
   }
+}
+
+// 36 bytes a row, of which the logits are 2. The limit stops a program that allocates first.
+TEST(Bench, RowsThatDoNotFitAreRefusedBeforeAnythingIsAllocated) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitized program takes terabytes of address space";
+#endif
+  constexpr int64_t kRows = int64_t{1} << 31;
+  if (available_bytes() > 32 * kRows) GTEST_SKIP() << "they fit";
+  if (available_bytes() < 6 * kRows) GTEST_SKIP() << "not even the logits fit";
+  const test::AddressSpaceLimit limit(1 << 30);
+  const ProgramResult result = run_program({"bench", "--tokens", "2147483648", "--vocab", "1", "--threads", "1"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find(": needs "), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("of memory are available beside"), std::string::npos) << result.err;
 }
 
 TEST(Info, JsonNamesWhatTheMachineHas) {
