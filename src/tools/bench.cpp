@@ -12,6 +12,7 @@
 
 #include "tools/bench_run.h"
 #include "tools/exit_codes.h"
+#include "tools/flags.h"
 #include "tools/signals.h"
 #include "tools/standard_streams.h"
 #include "tools/subcommands.h"
@@ -35,7 +36,7 @@ struct Command {
 
 struct Report {
   Roofs roofs;
-  double roofs_difference = 0;
+  std::optional<double> roofs_difference;  // between start and end; nothing if the end was not reached
   std::string roofs_description;
   std::vector<Timing> timings;
 };
@@ -79,8 +80,8 @@ Json to_json(const Command& command, const Bench& bench, const Report& report, c
                {"exp_ms", report.roofs.exp_ms},
                {"roof_ms", roof},
                {"ratio_to_roof", timing.median_ms / roof},
-               {"roofs_difference", report.roofs_difference},
-               {"roofs_steady", report.roofs_difference <= kMaxRoofDifference}});
+               {"roofs_difference", report.roofs_difference ? Json(*report.roofs_difference) : Json()},
+               {"roofs_steady", report.roofs_difference ? Json(*report.roofs_difference <= kMaxRoofDifference) : Json()}});
   if (const auto ratio = speedup(report, timing)) json["speedup_over_reference"] = *ratio;
   return json;
 }
@@ -171,11 +172,11 @@ void print(const Command& command, const Bench& bench, const Report& report) {
   } else {
     print_table(command, bench, report);
   }
-  if (report.roofs_difference > kMaxRoofDifference) {
+  if (report.roofs_difference && *report.roofs_difference > kMaxRoofDifference) {
     std::fflush(stdout);
     write_stderr(
         fmt::format("tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
-                    report.roofs_difference * 100));
+                    *report.roofs_difference * 100));
   }
 }
 
@@ -246,18 +247,18 @@ void add_bench(CLI::App& program, Action& action) {
   CLI::App* app = program.add_subcommand("bench", "Time a loss and its gradient, and the machine's roofs in the same run");
   app->add_option("--loss", settings.loss, "cross_entropy, logprobs, ...")->capture_default_str();
   app->add_option("--preset", settings.preset, "Of a policy loss: grpo, gspo, ...");
-  app->add_option("--tokens", settings.tokens, "Rows")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
-  app->add_option("--vocab", settings.vocab, "Columns")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
+  app->add_option("--tokens", settings.tokens, "Rows")->transform(integer_in(1, int64_t{1} << 31))->capture_default_str();
+  app->add_option("--vocab", settings.vocab, "Columns")->transform(integer_in(1, int64_t{1} << 31))->capture_default_str();
   app->add_option("--dtype", command->dtype, "Of the logits, or of hidden and head")
-      ->check(CLI::IsMember(dtype_names()))
+      ->check(one_of(dtype_names()))
       ->capture_default_str();
   app->add_option("--hidden", settings.head.hidden, "Hidden size, for the functions linear_*")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->transform(integer_in(1, int64_t{1} << 20));
   app->add_option("--head-layout", command->head_layout, "The head lies as [V,H] or as [H,V]")
-      ->check(CLI::IsMember({"vh", "hv"}))
+      ->check(one_of({"vh", "hv"}))
       ->capture_default_str();
   app->add_option("--dhead-dtype", command->dhead_dtype, "Of the head's gradient: fp32, or the head's dtype")
-      ->check(CLI::IsMember(dtype_names()))
+      ->check(one_of(dtype_names()))
       ->capture_default_str();
   app->add_flag("--frozen-head", settings.head.is_frozen, "No gradient of the head");
   app->add_option("--workspace", command->workspace, "A cap on scratch memory: 64MiB; 0: the planner's choice")
@@ -265,25 +266,25 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_flag("--in-place", settings.in_place, "dlogits over the logits themselves");
   app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
   app->add_option("--impl", command->implementation, "The kernel, the straightforward reference, or both")
-      ->check(CLI::IsMember({"kernel", "reference", "both"}))
+      ->check(one_of({"kernel", "reference", "both"}))
       ->capture_default_str();
-  app->add_option("--iters", settings.iterations, "Timed calls")->check(CLI::Range(1, 1000000))->capture_default_str();
-  app->add_option("--warmup", settings.warmup, "Calls before them")->check(CLI::Range(0, 1000000))->capture_default_str();
+  app->add_option("--iters", settings.iterations, "Timed calls")->transform(integer_in(1, 1'000'000))->capture_default_str();
+  app->add_option("--warmup", settings.warmup, "Calls before them")->transform(integer_in(0, 1'000'000))->capture_default_str();
   app->add_option("--seed", settings.seed, "Of the logits and labels")
-      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
+      ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
       ->capture_default_str();
-  app->add_option("--isa", settings.kernel.isa, "Instruction set")->check(CLI::IsMember(isa_names()))->capture_default_str();
+  app->add_option("--isa", settings.kernel.isa, "Instruction set")->check(one_of(isa_names()))->capture_default_str();
   app->add_option("--schedule", settings.kernel.schedule, "Of value_and_grad")
-      ->check(CLI::IsMember(schedule_names()))
+      ->check(one_of(schedule_names()))
       ->capture_default_str();
   app->add_option("--threads", settings.kernel.threads, "0: as many as the library takes")
-      ->check(CLI::Range(int64_t{0}, kMaxThreads))
+      ->transform(integer_in(0, kMaxThreads))
       ->capture_default_str();
   app->add_option("--row-block", settings.kernel.row_block, "Rows a thread takes at a time; 0: the planner's choice")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->transform(integer_in(0, int64_t{1} << 31))
       ->capture_default_str();
   app->add_option("--vocab-block", settings.kernel.vocab_block, "Columns of a tile, a multiple of 64; 0: the planner's choice")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->transform(integer_in(0, int64_t{1} << 31))
       ->capture_default_str();
   app->add_option("--set", settings.options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
   app->add_flag("--json", command->json, "One JSON object a line, value_and_grad last");

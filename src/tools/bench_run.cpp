@@ -34,6 +34,12 @@ Function make_function(const BenchSettings& settings) {
   std::vector<std::string> overrides = settings.options;
   if (!settings.preset.empty()) {
     check_preset(settings.preset, function);
+    // Neither flag is before the other.
+    for (const std::string& option : overrides) {
+      if (option.starts_with("preset=")) {
+        throw ToolError(kExitUsage, fmt::format("expected one preset, got --preset {} and --set {}", settings.preset, option));
+      }
+    }
     overrides.push_back("preset=" + settings.preset);
   }
   const ConfigNode options = parse_overrides(overrides);

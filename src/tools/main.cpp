@@ -61,7 +61,8 @@ int main_program(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return finish(program.exit(error) == 0 ? kExitPass : kExitUsage);
+    if (error.get_exit_code() != 0) return report(kExitUsage, error.what());
+    return finish(program.exit(error));  // prints help or version
   }
   if (!action) {
     action = [&program] {

@@ -69,6 +69,8 @@ TEST(BenchPolicy, WrongRequestsAreRefusedByName) {
   expect_refused(bench({"--preset", "ppo"}),
                  "--preset: expected one of grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce, got 'ppo'\n");
   expect_refused(bench({"--set", "preset=ppo"}), "--set preset=ppo: preset: 'ppo' is none of grpo, ");
+  expect_refused(bench({"--preset", "grpo", "--set", "preset=gspo"}),
+                 "expected one preset, got --preset grpo and --set preset=gspo\n");
   expect_refused(bench({"--preset", "grpo", "--impl", "both"}), "there is no reference for policy_loss");
   expect_refused(run_program({"bench", "--preset", "grpo", "--tokens", "4", "--vocab", "64"}),
                  "--preset: expected none, as cross_entropy has no presets, got 'grpo'\n");

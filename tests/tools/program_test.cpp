@@ -83,6 +83,37 @@ TEST(Program, NumbersOutOfRangeAreRefusedWithTheirFlag) {
   }
 }
 
+TEST(Program, WrongFlagsAreOneLineWithWhatWasExpectedAndGiven) {
+  for (const auto& [arguments, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"sing"}, "sing"},
+           {{"gradcheck"}, "--config is required"},
+           {{"bench", "--tokens"}, "--tokens"},
+           {{"bench", "--tokens", "1e3"}, "--tokens: expected an integer from 1 to 2147483648, got '1e3'"},
+           {{"bench", "--tokens", "0x10"}, "--tokens: expected an integer from 1 to 2147483648, got '0x10'"},
+           {{"bench", "--tokens", ""}, "--tokens: expected an integer from 1 to 2147483648, got ''"},
+           {{"bench", "--tokens", "2147483649"}, "--tokens: expected an integer from 1 to 2147483648, got '2147483649'"},
+           {{"bench", "--iters", "99999999999999999999"},
+            "--iters: expected an integer from 1 to 1000000, got '99999999999999999999'"},
+           {{"bench", "--impl", "fast"}, "--impl: expected one of kernel, reference, both, got 'fast'"}}) {
+    const ProgramResult result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err.rfind("tileloss: ", 0), 0U) << result.err;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+    EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << result.err;
+  }
+}
+
+TEST(Bench, NumbersAreDecimalWithLeadingZerosToo) {
+  const ProgramResult result =
+      run_program({"bench", "--tokens", "010", "--vocab", "0080", "--iters", "08", "--warmup", "00", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json line = json_lines(result.out).back();
+  EXPECT_EQ(line["tokens"], 10);
+  EXPECT_EQ(line["vocab"], 80);
+  EXPECT_EQ(line["iters"], 8);
+}
+
 void expect_bench_line(const Json& line) {
   for (const char* key : {"loss", "pass", "dtype", "isa", "impl", "schedule"}) EXPECT_TRUE(line.at(key).is_string()) << key;
   EXPECT_TRUE(line.contains("hidden"));
@@ -181,6 +212,23 @@ TEST(Signals, StopTheBenchWithTheirExitCode) {
     EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
     EXPECT_NE(result.err.find("stopped by"), std::string::npos) << result.err;
     for (const Json& line : json_lines(result.out)) expect_bench_line(line);
+  }
+}
+
+// The reference ends after 5 calls, the kernel's millionth is never reached.
+TEST(Signals, RoofsThatWereNotMeasuredAgainAreNeitherSteadyNorNot) {
+  std::vector<Json> lines;
+  for (const useconds_t milliseconds : {1500, 6000, 24000}) {
+    Program program({"bench", "--tokens", "64", "--vocab", "4096", "--iters", "1000000", "--json", "--impl", "both"});
+    usleep(milliseconds * 1000);
+    ASSERT_EQ(kill(program.child(), SIGINT), 0);
+    lines = json_lines(program.wait().out);
+    if (!lines.empty()) break;
+  }
+  ASSERT_FALSE(lines.empty());
+  for (const Json& line : lines) {
+    EXPECT_TRUE(line.at("roofs_difference").is_null()) << line;
+    EXPECT_TRUE(line.at("roofs_steady").is_null()) << line;
   }
 }
 
