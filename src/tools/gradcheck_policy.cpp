@@ -34,23 +34,27 @@ T element(const Tensor& tensor, size_t index) {
   return value;
 }
 
-[[noreturn]] void fail(const std::string& file, const Tensor& tensor, const std::string& expected) {
-  throw ToolError(kExitUsage,
-                  fmt::format("{}: {}: expected {}, got {} of {}", file, tensor.name, expected, tensor.elements(), tensor.dtype));
+[[noreturn]] void fail(const std::string& file, const Tensor& tensor, const char* expected) {
+  throw ToolError(kExitUsage, fmt::format("{}: {}: expected {}, got {}", file, tensor.name, expected, tensor.dtype));
 }
 
-std::vector<float> read_floats(const SafetensorsFile& file, const std::string& path, const std::string& name, int64_t count) {
-  const Tensor& tensor = file.tensor(name);
-  if (tensor.dtype != "F32" || tensor.elements() < count) fail(path, tensor, fmt::format("at least {} F32", count));
+std::vector<float> read_floats(const Tensor& tensor, const std::string& path, int64_t count) {
+  if (tensor.dtype != "F32") fail(path, tensor, "F32");
   std::vector<float> values;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) values.push_back(element<float>(tensor, i));
   return values;
 }
 
-std::vector<uint8_t> read_mask(const SafetensorsFile& file, const std::string& path, const std::string& name, int64_t count) {
-  const Tensor& tensor = file.tensor(name);
-  const std::string expected = fmt::format("at least {} U8, BOOL, I32, I64 or F32", count);
-  if (tensor.elements() < count) fail(path, tensor, expected);
+// One a sequence. How many sequences the rows are is the config's to say: a check of fewer takes the first.
+std::vector<float> read_sequence_advantages(const Tensor& tensor, const std::string& path, int64_t sequences) {
+  if (tensor.elements() < sequences) {
+    throw ToolError(kExitUsage, fmt::format("{}: {}: expected at least {} values, one a sequence, got {}", path, tensor.name,
+                                            sequences, tensor.elements()));
+  }
+  return read_floats(tensor, path, sequences);
+}
+
+std::vector<uint8_t> read_mask(const Tensor& tensor, const std::string& path, int64_t count) {
   std::vector<uint8_t> mask;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     bool used = false;
@@ -63,7 +67,7 @@ std::vector<uint8_t> read_mask(const SafetensorsFile& file, const std::string& p
     } else if (tensor.dtype == "F32") {
       used = element<float>(tensor, i) != 0;
     } else {
-      fail(path, tensor, expected);
+      fail(path, tensor, "U8, BOOL, I32, I64 or F32");
     }
     mask.push_back(used ? 1 : 0);
   }
@@ -81,19 +85,23 @@ void draw_policy_layout(const GradcheckConfig& config, CheckInputs& inputs) {
   inputs.policy = draw_policy_layout(make_draw(config, inputs));
 }
 
-void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs) {
+void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, const Tensor& matrix, CheckInputs& inputs) {
   draw_policy_layout(config, inputs);
   const GradcheckConfig::Source& source = config.source;
   const std::string path = source.path.string();
   PolicyTensors& tensors = inputs.policy;
-  if (!source.mask_name.empty()) tensors.mask = read_mask(file, path, source.mask_name, inputs.rows);
-  const auto read = [&](const std::string& name, int64_t count, std::vector<float>& out) {
-    if (!name.empty()) out = read_floats(file, path, name, count);
+  if (!source.mask_name.empty()) tensors.mask = read_mask(file.row_tensor(source.mask_name, matrix), path, inputs.rows);
+  const auto read = [&](const std::string& name, std::vector<float>& out) {
+    if (!name.empty()) out = read_floats(file.row_tensor(name, matrix), path, inputs.rows);
   };
-  read(source.advantages_name, static_cast<int64_t>(tensors.advantages.size()), tensors.advantages);
-  read(source.old_logp_name, inputs.rows, tensors.old_logp);
-  read(source.ref_logp_name, inputs.rows, tensors.ref_logp);
-  read(source.sampler_logp_name, inputs.rows, tensors.sampler_logp);
+  if (config.function.get_choice("advantage_level", "") == "token") {
+    read(source.advantages_name, tensors.advantages);
+  } else if (!source.advantages_name.empty()) {
+    tensors.advantages = read_sequence_advantages(file.tensor(source.advantages_name), path, inputs.batch_size);
+  }
+  read(source.old_logp_name, tensors.old_logp);
+  read(source.ref_logp_name, tensors.ref_logp);
+  read(source.sampler_logp_name, tensors.sampler_logp);
 }
 
 void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {

@@ -58,9 +58,8 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
 }
 
 void read_labels(const Tensor& tensor, const std::string& file, CheckInputs& inputs) {
-  if ((tensor.dtype != "I64" && tensor.dtype != "I32") || tensor.elements() < inputs.rows) {
-    throw ToolError(kExitUsage, fmt::format("{}: {}: expected at least {} I64 or I32 labels, got {} of {}", file, tensor.name,
-                                            inputs.rows, tensor.elements(), tensor.dtype));
+  if (tensor.dtype != "I64" && tensor.dtype != "I32") {
+    throw ToolError(kExitUsage, fmt::format("{}: {}: expected I64 or I32 labels, got {}", file, tensor.name, tensor.dtype));
   }
   inputs.labels.resize(static_cast<size_t>(inputs.rows));
   for (size_t i = 0; i < inputs.labels.size(); ++i) {
@@ -99,10 +98,10 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
     throw ToolError(kExitUsage,
                     fmt::format("{}: {} has {} rows, but batch_size * seq_len is {}", name, logits.name, file_rows, inputs.rows));
   }
-  if (config.is_policy()) load_policy_layout(config, file, inputs);
+  if (config.is_policy()) load_policy_layout(config, file, logits, inputs);
   if (config.is_linear()) load_linear(config, file, inputs);
   plan_shapes(config, inputs);
-  read_labels(file.tensor(config.source.labels_name), name, inputs);
+  read_labels(file.row_tensor(config.source.labels_name, logits), name, inputs);
   if (config.is_linear()) return;
   inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
   std::memcpy(inputs.logits.data(), logits.data, static_cast<size_t>(inputs.logits.bytes()));

@@ -155,6 +155,8 @@ const unsigned char* SafetensorsFile::check_header() const {
     fail("header length", fmt::format("{} bytes, but the file has only {} after it", header_bytes, bytes_ - kLengthBytes));
   }
   if (header_bytes == 0 || data_[kLengthBytes] != '{') fail("header", "does not start with '{'");
+  // For the JSON parser its text would end there.
+  if (std::memchr(data_ + kLengthBytes, 0, length) != nullptr) fail("header", "expected JSON, got a NUL in it");
   return data_ + kLengthBytes + header_bytes;
 }
 
@@ -241,6 +243,16 @@ const Tensor& SafetensorsFile::tensor(std::string_view name) const {
     names.push_back(tensor.name);
   }
   throw ToolError(kExitUsage, fmt::format("{}: no tensor '{}'; there are: {}", name_, name, fmt::join(names, ", ")));
+}
+
+const Tensor& SafetensorsFile::row_tensor(std::string_view name, const Tensor& matrix) const {
+  const Tensor& tensor = this->tensor(name);
+  const std::vector<int64_t> leading(matrix.shape.begin(), matrix.shape.end() - 1);
+  const std::vector<int64_t> flat = {matrix.elements() / matrix.shape.back()};
+  if (tensor.shape == leading || tensor.shape == flat) return tensor;
+  const auto text = [](const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); };
+  fail(tensor.name, fmt::format("expected {}{}, as {} is {}, got {}", text(leading), leading == flat ? "" : " or " + text(flat),
+                                matrix.name, text(matrix.shape), text(tensor.shape)));
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors) {

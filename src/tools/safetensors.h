@@ -36,6 +36,9 @@ class SafetensorsFile {
   const std::vector<Tensor>& tensors() const { return tensors_; }
   // Throws ToolError (usage) listing the names there are.
   const Tensor& tensor(std::string_view name) const;
+  // One that must have an element for each row of `matrix` [..., C]: in the same leading dimensions, or flat. Any others of as
+  // many elements or more would be paired with the wrong rows.
+  const Tensor& row_tensor(std::string_view name, const Tensor& matrix) const;
 
  private:
   void map(const std::filesystem::path& path);

@@ -168,6 +168,32 @@ TEST(Gradcheck, AFileThatAnotherProcessWritesToIsRefused) {
   EXPECT_NE(result.err.find("r.jsonl: another process writes to it"), std::string::npos) << result.err;
 }
 
+// Logits [2, 2, 40] and labels of another shape, in a file.
+ProgramResult gradcheck_labels(const std::vector<int64_t>& shape) {
+  const TemporaryFolder folder;
+  const std::vector<float> logits(2 * 2 * 40, 0.5F);
+  const std::vector<int64_t> labels(8, 1);
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  write_safetensors(folder.path() / "x.safetensors", {{"logits", "F32", {2, 2, 40}, logits.data(), std::ssize(logits) * 4},
+                                                      {"labels", "I64", shape, labels.data(), count * 8}});
+  return gradcheck(folder, "loss: cross_entropy\nsource: {kind: safetensors, path: x.safetensors, labels: labels}\n");
+}
+
+TEST(Gradcheck, LabelsHaveTheLogitsLeadingDimensionsOrAreFlat) {
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{2, 2}, {4}}) {
+    const ProgramResult result = gradcheck_labels(shape);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  for (const auto& [shape, text] : std::vector<std::pair<std::vector<int64_t>, std::string>>{
+           {{2, 3}, "[2, 3]"}, {{1, 4}, "[1, 4]"}, {{2, 2, 1}, "[2, 2, 1]"}, {{6}, "[6]"}, {{3}, "[3]"}}) {
+    const ProgramResult result = gradcheck_labels(shape);
+    EXPECT_EQ(result.exit_code, 2) << text << result.out;
+    const std::string message = "labels: expected [2, 2] or [4], as logits is [2, 2, 40], got " + text;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+  }
+}
+
 // Three rows of logits in a file, the third ignored.
 constexpr int64_t kFileColumns = 40;
 ProgramResult gradcheck_rows(float first, float second, const std::vector<std::string>& sets = {}) {

@@ -74,6 +74,15 @@ TEST(Safetensors, UnknownNameListsTheNamesThereAre) {
   }
 }
 
+// The JSON parser takes a NUL for the end of its text.
+TEST(Safetensors, ANulInTheHeaderIsRefusedAndSpacesAreFine) {
+  const std::string header = R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+  EXPECT_EQ(refusal(file_bytes(header + "   ", "ab")), "accepted");
+  for (const std::string& rest : {std::string("\0garbage{{{", 11), std::string("\0", 1), std::string("  \0  ", 5)}) {
+    expect_contains(refusal(file_bytes(header + rest, "ab")), "header: expected JSON, got a NUL");
+  }
+}
+
 TEST(Safetensors, ScalarsMetadataAndEmptyTensorsAreFine) {
   EXPECT_EQ(entry_refusal(R"("__metadata__":{"a":"b"},"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
                           R"("e":{"dtype":"F32","shape":[0,5],"data_offsets":[4,4]})",
