@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -241,7 +242,8 @@ int64_t ConfigReader::integer(const std::string& key, std::optional<int64_t> fal
   }
   const bool in_range = error == std::errc() && value >= minimum && value <= maximum;
   if (!in_range && !(error == std::errc() && also && value == *also)) {
-    fail(key, fmt::format("{} is out of range: expected {} to {}", text, minimum, maximum));
+    fail(key, fmt::format("{} is out of range: expected {} to {}{}", text, minimum, maximum,
+                          also ? fmt::format(", or {}", *also) : ""));
   }
   return value;
 }
@@ -263,13 +265,16 @@ double ConfigReader::number(const std::string& key, std::optional<double> fallba
   if (node->quoted || !whole || error == std::errc::invalid_argument) {
     fail(key, fmt::format("expected a number, got '{}'", node->text));
   }
+  if (error == std::errc::result_out_of_range && std::strtod(text.c_str(), nullptr) == 0) {
+    fail(key, fmt::format("expected 0 or a number of 4.9e-324 or more, with either sign, got '{}'", node->text));
+  }
   if (error == std::errc::result_out_of_range || !std::isfinite(value)) {
     fail(key, fmt::format("expected a finite number, got '{}'", node->text));
   }
   const bool too_small = range.exclusive_minimum ? value <= range.minimum : value < range.minimum;
   if ((too_small || value > range.maximum) && !(range.also && value == *range.also)) {
-    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}", node->text,
-                          range.exclusive_minimum ? ">" : ">=", range.minimum, range.maximum));
+    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}{}", node->text, range.exclusive_minimum ? ">" : ">=",
+                          range.minimum, range.maximum, range.also ? fmt::format(", or {:g}", *range.also) : ""));
   }
   return value;
 }

@@ -250,15 +250,21 @@ int run_gradcheck(const Command& command, const KernelCall& guarded) {
 }
 
 constexpr const char* kFooter =
-    "The config names the loss and its options, batch_size, seq_len, vocab_size, dtype, seed, ignore_prob, source (synthetic or\n"
-    "safetensors), token_weights, class_weights, upstream (ones, random, per_row), outputs, kernel (isa, threads, schedule,\n"
-    "row_block, vocab_block, in_place), tolerances, mutants, strict, expect_mostly_zero, output. Of policy losses also preset,\n"
-    "sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale, and in source\n"
-    "the names of mask, advantages, old_logp, ref_logp, sampler_logp. With level: linear (fused with the LM head) also "
-    "hidden_size,\n"
-    "compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias, gradients (dhidden, dhead, dbias), dhead_dtype "
-    "(float32,\n"
-    "head), accumulate, kernel.workspace_bytes, and in source the names of hidden and lm_head. configs/ has examples.\n"
+    "Keys of the config, besides the options of the loss:\n"
+    "  level (logits, linear), loss, batch_size, seq_len, vocab_size, dtype, seed, ignore_prob, token_weights and class_weights\n"
+    "  (none, random), upstream (ones, random, per_row), outputs, mutants, strict, expect_mostly_zero, output\n"
+    "  source: kind (synthetic, safetensors); synthetic: distribution, std, offset; safetensors: path, and the names of its\n"
+    "    tensors logits and labels\n"
+    "  kernel: isa, threads, schedule, row_block, vocab_block, in_place\n"
+    "  tolerances: ulp, loss_atol, logp_max_abs, dlogits_max_abs, dlogits_max_rel\n"
+    "Of policy losses also\n"
+    "  preset, sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale\n"
+    "  source: the names of mask, advantages, old_logp, ref_logp, sampler_logp\n"
+    "With level: linear (fused with the LM head) also\n"
+    "  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,\n"
+    "  dhead, dbias), dhead_dtype (float32, head), accumulate\n"
+    "  source: the names of hidden and lm_head; kernel: workspace_bytes\n"
+    "docs/gradcheck.md says more, configs/ has examples.\n"
     "Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts\n"
     "from the forward's row state. The last line is PASS, or FAIL and the gates that failed.";
 

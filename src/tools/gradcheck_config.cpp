@@ -1,5 +1,7 @@
 #include "tools/gradcheck_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <span>
@@ -52,6 +54,14 @@ std::optional<double> read_noise(ConfigReader& reader, const std::string& key, c
   return reader.number(key, std::nullopt, {0, 100, false, std::nullopt});
 }
 
+// The library would ask for the tensor, of which a config has only these two.
+void need(const ConfigReader& reader, const std::string& tensor, const std::optional<double>& scale, const std::string& in_file,
+          const char* reason) {
+  if (scale || !in_file.empty()) return;
+  reader.fail(tensor + "_noise_scale",
+              fmt::format("expected a number, or source.{} of a file, as {}, got neither", tensor, reason));
+}
+
 void read_policy(ConfigReader& reader, GradcheckConfig& out) {
   if (!out.is_policy()) return;
   const GradcheckConfig::Source& source = out.source;
@@ -61,6 +71,9 @@ void read_policy(ConfigReader& reader, GradcheckConfig& out) {
   out.policy.old_scale = read_noise(reader, "old_logp_noise_scale", source.old_logp_name);
   out.policy.ref_scale = read_noise(reader, "ref_logp_noise_scale", source.ref_logp_name);
   out.policy.sampler_scale = read_noise(reader, "sampler_logp_noise_scale", source.sampler_logp_name);
+  if (out.function.get("beta", 0) != 0) need(reader, "ref_logp", out.policy.ref_scale, source.ref_logp_name, "beta is not 0");
+  if (out.function.get_choice("sampler_correction", "off") != "off")
+    need(reader, "sampler_logp", out.policy.sampler_scale, source.sampler_logp_name, "sampler_correction is not off");
 }
 
 void read_linear(ConfigReader& reader, GradcheckConfig& config) {

@@ -92,6 +92,20 @@ TEST(Config, NonFiniteNumbersAreRefused) {
   }
 }
 
+TEST(Config, NumbersTooCloseToZeroForADoubleAreNotCalledInfinite) {
+  for (const char* value : {"1e-400", "-1e-400", "+1e-99999"}) {
+    expect_names(config_error(std::string("number: ") + value + "\n", read_number), "c.yaml:1",
+                 std::string("number: expected 0 or a number of 4.9e-324 or more, with either sign, got '") + value + "'");
+  }
+}
+
+TEST(Config, AnAbsentValueBelongsToTheExpectedRange) {
+  const auto read_absent_count = [](ConfigReader& reader) { reader.integer("count", 1, 1, 9, -1); };
+  expect_names(config_error("count: 0\n", read_absent_count), "c.yaml:1", "0 is out of range: expected 1 to 9, or -1");
+  const auto read_absent_number = [](ConfigReader& reader) { reader.number("number", 1, {1, 9, false, -1}); };
+  expect_names(config_error("number: 0\n", read_absent_number), "c.yaml:1", "expected >= 1 and <= 9, or -1");
+}
+
 TEST(Config, OutOfRangeNumbersAreRefused) {
   for (const char* value : {"-1", "101", "99999999999999999999"}) {
     expect_names(config_error(std::string("count: ") + value + "\n", read_count), "c.yaml:1", "count");

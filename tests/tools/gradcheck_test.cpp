@@ -168,6 +168,57 @@ TEST(Gradcheck, AFileThatAnotherProcessWritesToIsRefused) {
   EXPECT_NE(result.err.find("r.jsonl: another process writes to it"), std::string::npos) << result.err;
 }
 
+// Of a section of the config, as the message about an unknown one lists them.
+std::vector<std::string> known_keys(const TemporaryFolder& folder, const std::string& config, const std::string& section) {
+  const ProgramResult result = gradcheck(folder, config, {section + "unknown_key=1"});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  const std::string before = "known here: ";
+  const size_t start = result.err.find(before);
+  EXPECT_NE(start, std::string::npos) << result.err;
+  std::string list = result.err.substr(start + before.size());
+  list.erase(list.find_last_not_of('\n') + 1);
+  std::vector<std::string> keys;
+  for (const std::string& key : split(list, ',')) keys.push_back(key.substr(key.find_first_not_of(' ')));
+  return keys;
+}
+
+TEST(Gradcheck, HelpNamesEveryKeyThatIsNotAnOptionOfTheLoss) {
+  const TemporaryFolder folder;
+  const std::string help = run_program({"gradcheck", "--help"}).out;
+  const std::string sizes = "batch_size: 1\nseq_len: 2\nvocab_size: 64\ndtype: bf16\n";
+  for (const std::string level : {"logits", "linear"}) {
+    for (const std::string loss : {"cross_entropy", "policy_loss"}) {
+      const Function function((level == "linear" ? "linear_" : "") + loss);
+      for (const std::string source : {"{kind: synthetic}", "{kind: safetensors, path: x}"}) {
+        const std::string config = "level: " + level + "\nloss: " + loss + "\nsource: " + source + "\nhidden_size: 8\n" + sizes;
+        for (const std::string section : {"", "source.", "kernel.", "tolerances."}) {
+          for (const std::string& key : known_keys(folder, config, section)) {
+            if (section.empty() && function.find_field(key) != nullptr) continue;
+            EXPECT_TRUE(std::regex_search(help, std::regex("\\b" + key + "\\b"))) << section << key << " is not in\n" << help;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Gradcheck, ATensorThatAnOptionNeedsIsAskedForByTheConfigsKeys) {
+  const TemporaryFolder folder;
+  const std::string base = "loss: policy_loss\nbatch_size: 1\nseq_len: 4\nvocab_size: 64\ndtype: fp32\n";
+  for (const std::string level : {"", "level: linear\nhidden_size: 8\n"}) {
+    for (const auto& [set, message] :
+         {std::pair("beta=1",
+                    "ref_logp_noise_scale: expected a number, or source.ref_logp of a file, as beta is not 0, got neither"),
+          std::pair("sampler_correction=truncate",
+                    "sampler_logp_noise_scale: expected a number, or source.sampler_logp of a file, as sampler_correction is "
+                    "not off, got neither")}) {
+      const ProgramResult result = gradcheck(folder, base + level, {set});
+      EXPECT_EQ(result.exit_code, 2) << result.err;
+      EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+    }
+  }
+}
+
 // Logits [2, 2, 40] and labels of another shape, in a file.
 ProgramResult gradcheck_labels(const std::vector<int64_t>& shape) {
   const TemporaryFolder folder;
