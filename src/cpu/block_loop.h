@@ -66,18 +66,6 @@ struct BlockLoop {
         if constexpr (kF.collision) collision[i] = sum[i];
       }
     }
-    // What the loop of these features touches.
-    template <Features kF>
-    [[gnu::always_inline]] void copy_from(const Accumulators& other) {
-      if constexpr (!kF.forward) return;
-      max = other.max;
-      lowest = other.lowest;
-      for (int i = 0; i < 2; ++i) {
-        sum[i] = other.sum[i];
-        if constexpr (kF.entropy) entropy[i] = other.entropy[i];
-        if constexpr (kF.collision) collision[i] = other.collision[i];
-      }
-    }
     // `kFinite`: t is never -inf, and not cut off: a quick transform's may have any unit.
     template <Features kF, bool kFinite>
     [[gnu::always_inline]] void add(int k, [[maybe_unused]] F t, F e) {
@@ -85,6 +73,16 @@ struct BlockLoop {
       // 0 * -inf must not arise: exp2 is 0 from -150 on.
       if constexpr (kF.entropy) entropy[k] = Simd::fma(kFinite ? t : Simd::max(Simd::set(-200), t), e, entropy[k]);
       if constexpr (kF.collision) collision[k] = Simd::fma(e, e, collision[k]);
+    }
+    // The sums so far go to `upper`. Beside a maximum's 1 a lane would drop whatever is below 2^-24, always the same way.
+    template <Features kF>
+    [[gnu::always_inline]] void move_sums_to(Accumulators& upper) {
+      for (int i = 0; i < 2; ++i) {
+        upper.sum[i] = Simd::add(upper.sum[i], sum[i]);
+        if constexpr (kF.entropy) upper.entropy[i] = Simd::add(upper.entropy[i], entropy[i]);
+        if constexpr (kF.collision) upper.collision[i] = Simd::add(upper.collision[i], collision[i]);
+      }
+      clear_sums<kF>();
     }
     static float total(const F* v) { return Simd::reduce_add(Simd::add(v[0], v[1])); }
     float total_max() const { return Simd::max_value(max, kType); }
@@ -276,16 +274,20 @@ struct BlockLoop {
   // Two pairs take turns: one is reduced while the other is finished. (Two groups of 4 vectors need more than 32 registers: 32.8
   // ms for a step against 27.2.)
   template <Features kF, class Transform>
-  [[gnu::always_inline]] static void two_pairs(const Block<Transform>& b, std::int64_t begin, std::int64_t end,
-                                               Accumulators& acc) {
+  [[gnu::always_inline]] static void two_pairs(const Block<Transform>& b, std::int64_t begin, std::int64_t end, Accumulators& acc,
+                                               Accumulators& upper) {
     [[maybe_unused]] Carried<Transform> even, odd;
     if constexpr (kF.forward) prepare<kF, false>(b, begin, kPair, acc, even);
-    for (std::int64_t i = begin; i < end; i += kStep) {
-      if constexpr (kF.forward) prepare<kF, false, kSecondPairHasALine>(b, i + kPair, kPair, acc, odd);
-      finish_pair<kF>(b, i, even, acc);
-      // At the end it reduces once more what is done already, and drops it.
-      if constexpr (kF.forward) prepare<kF, false>(b, i + kStep < end ? i + kStep : i, kPair, acc, even);
-      finish_pair<kF>(b, i + kPair, odd, acc);
+    for (std::int64_t i = begin; i < end;) {
+      const std::int64_t stop = stretch_end<kF>(i, end);
+      for (; i < stop; i += kStep) {
+        if constexpr (kF.forward) prepare<kF, false, kSecondPairHasALine>(b, i + kPair, kPair, acc, odd);
+        finish_pair<kF>(b, i, even, acc);
+        // At the end it reduces once more what is done already, and drops it.
+        if constexpr (kF.forward) prepare<kF, false>(b, i + kStep < end ? i + kStep : i, kPair, acc, even);
+        finish_pair<kF>(b, i + kPair, odd, acc);
+      }
+      if constexpr (kF.forward) acc.template move_sums_to<kF>(upper);
     }
   }
 
@@ -293,14 +295,25 @@ struct BlockLoop {
   // cycles for 16 elements of a step against 13.7).
   template <Features kF, class Transform>
   [[gnu::always_inline]] static void pair_by_pair(const Block<Transform>& b, std::int64_t begin, std::int64_t end,
-                                                  Accumulators& acc) {
+                                                  Accumulators& acc, Accumulators& upper) {
     Carried<Transform> now, next;
     prepare<kF, false>(b, begin, kPair, acc, now);
-    for (std::int64_t i = begin; i < end; i += kPair) {
-      prepare<kF, false>(b, i + kPair < end ? i + kPair : i, kPair, acc, next);
-      finish_pair<kF>(b, i, now, acc);
-      now = next;
+    for (std::int64_t i = begin; i < end;) {
+      const std::int64_t stop = stretch_end<kF>(i, end);
+      for (; i < stop; i += kPair) {
+        prepare<kF, false>(b, i + kPair < end ? i + kPair : i, kPair, acc, next);
+        finish_pair<kF>(b, i, now, acc);
+        now = next;
+      }
+      acc.template move_sums_to<kF>(upper);
     }
+  }
+
+  // A lane adds up this many columns' terms, 32 of its own, before they move on.
+  static constexpr std::int64_t kStretch = 32 * kPair;
+  template <Features kF>
+  static std::int64_t stretch_end(std::int64_t begin, std::int64_t end) {
+    return kF.forward && end - begin > kStretch ? begin + kStretch : end;
   }
 
   // Columns [begin, end), a multiple of kStep.
@@ -310,13 +323,17 @@ struct BlockLoop {
     if (begin >= end) return;
     const Block<Transform> b = block;
     Accumulators acc;
-    acc.template copy_from<kF>(out);
+    acc.max = out.max;
+    acc.lowest = out.lowest;
+    acc.template clear_sums<kF>();
     if constexpr (kF.forward && Transform::kIsQuick && Transform::kHasSlope) {
-      pair_by_pair<kF>(b, begin, end, acc);
+      pair_by_pair<kF>(b, begin, end, acc, out);
     } else {
-      two_pairs<kF>(b, begin, end, acc);
+      two_pairs<kF>(b, begin, end, acc, out);
     }
-    out.template copy_from<kF>(acc);
+    if constexpr (!kF.forward) return;
+    out.max = acc.max;
+    out.lowest = acc.lowest;
   }
 
   // The same for the target's step and for what is left of a block: n < kPair elements at its end, the hole left out of the sums.

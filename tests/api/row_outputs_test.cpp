@@ -1,6 +1,9 @@
 // The row outputs where they are not just numbers: ties, and what each needs to be asked for.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <utility>
+
 #include "tests/api/calls.h"
 
 namespace tileloss::test {
@@ -47,6 +50,53 @@ TEST_P(RowOutputsOf, EqualLogitsHaveTheirFirstAsArgmax) {
     EXPECT_EQ(argmax_of(c, 0), 0);
     EXPECT_EQ(argmax_of(c, 1), 0);
     EXPECT_TRUE(agrees(check_cross_entropy(c, cross_entropy_options())));
+  }
+}
+
+// The maximum is in the sum where it is not the label: beside its 1 a float32 lane drops every term below 2^-24, thousands of
+// them.
+TEST_P(RowOutputsOf, ALongTailBesideAMaximumThatIsNotTheLabel) {
+  constexpr std::int64_t kVocab = 8192;
+  for (const double tail : {-12.0, -16.0, -16.5, -17.0, -18.0}) {
+    for (const double of_label : {tail, -0.25}) {
+      LogitsCase c({.rows = 1, .vocab = kVocab, .format = GetParam(), .extra_outputs = true, .dlogits = false},
+                   LogitsCase::Open{});
+      const std::int64_t label = c.labels()[0];
+      for (std::int64_t j = 0; j < kVocab; ++j) c.set_logit(0, j, tail);
+      c.set_logit(0, label == 100 ? 101 : 100, 0);
+      c.set_logit(0, label, of_label);
+      c.seal();
+      ASSERT_TRUE(succeeds(tileloss_cross_entropy(&c.args(), nullptr, nullptr, nullptr)));
+      double sum = 1, moment = 0, collision = 1;
+      for (const auto& [z, count] : {std::pair{tail, kVocab - 2.0}, {of_label, 1.0}}) {
+        sum += count * std::exp(z);
+        moment += count * z * std::exp(z);
+        collision += count * std::exp(2 * z);
+      }
+      const double lse = std::log(sum);
+      EXPECT_NEAR(float_at(c.args().lse, 0), lse, 2e-6) << tail << ", label " << of_label;
+      EXPECT_NEAR(float_at(c.args().logp, 0), of_label - lse, 2e-6) << tail << ", label " << of_label;
+      EXPECT_NEAR(float_at(c.args().entropy, 0), lse - moment / sum, 2e-6) << tail << ", label " << of_label;
+      EXPECT_NEAR(float_at(c.args().log_sum_sq_probs, 0), std::log(collision) - 2 * lse, 4e-6) << tail << ", label " << of_label;
+    }
+  }
+}
+
+// Terms of one sign and size: each addition to a long sum rounds the same way.
+TEST_P(RowOutputsOf, TheSmoothingSumOfEqualLogits) {
+  constexpr std::int64_t kVocab = 8192;
+  for (const double level : {-3.75, -5.125, -17.25}) {
+    LogitsCase c({.rows = 1, .vocab = kVocab, .format = GetParam(), .dlogits = false}, LogitsCase::Open{});
+    for (std::int64_t j = 0; j < kVocab; ++j) c.set_logit(0, j, level);
+    const std::int64_t top = c.labels()[0] == 100 ? 101 : 100;
+    c.set_logit(0, top, 0);
+    c.seal();
+    tileloss_cross_entropy_options options = cross_entropy_options();
+    options.label_smoothing = 0.1;
+    ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
+    const double lse = std::log1p((kVocab - 1) * std::exp(level)), mean = level * (kVocab - 1) / kVocab;
+    const double loss = lse - 0.9 * level - 0.1 * mean;
+    EXPECT_NEAR(float_at(c.args().loss, 0), loss, loss * 0x1p-18) << level;
   }
 }
 

@@ -149,6 +149,30 @@ TEST_P(Shards, AShardOfMinusInfinityAndASingleShard) {
   EXPECT_TRUE(agrees(check_cross_entropy(c, cross_entropy_options())));
 }
 
+// 0 * -inf is in the smoothing sum, whole or in shards.
+TEST_P(Shards, AClassWeightOf0AtMinusInfinityIsNanInAShardOfThatAlone) {
+  LogitsCaseSpec with = spec();
+  with.ignore_prob = 0;
+  with.per_row_loss = true;
+  LogitsCase c(with, LogitsCase::Open{});
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    for (std::int64_t j = 300; j < 337; ++j) c.set_logit(i, j, -std::numeric_limits<double>::infinity());
+  }
+  c.seal();
+  std::vector<float> weights(kVocab, 1);
+  weights[310] = 0;
+  c.args().class_weights = tileloss_make_vector(weights.data(), TILELOSS_FLOAT32, kVocab);
+  c.args().mean_logit = {};
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  options.reduction = TILELOSS_REDUCTION_NONE;
+  options.label_smoothing = 0.1;
+  run_sharded(c, options, uneven());
+  for (std::int64_t i = 0; i < kRows; ++i) EXPECT_TRUE(std::isnan(float_at(c.args().loss, i))) << i;
+  c.args().dlogits = {};
+  ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
+  for (std::int64_t i = 0; i < kRows; ++i) EXPECT_TRUE(std::isnan(float_at(c.args().loss, i))) << i;
+}
+
 // Logits far from 0, a shard's maximum far below the row's, or all -inf.
 TEST_P(Shards, FarFromZeroAndFarApart) {
   if (GetParam() == reference::NumberFormat::kFloat16) return;  // ends at 65504
