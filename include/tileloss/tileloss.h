@@ -180,7 +180,7 @@ typedef struct tileloss_cross_entropy_options {
   tileloss_logit_options logit;
   double label_smoothing;        // s in [0, 1]; default 0
   double z_loss;                 // zeta >= 0: adds zeta * lse^2; default 0
-  tileloss_scalar num_items;     // mean's denominator when given; NaN (default): not given
+  tileloss_scalar num_items;     // mean's denominator when given, of no other reduction; NaN (default): not given
   tileloss_reduction reduction;  // default mean
   int32_t reserved;              // 0
 } tileloss_cross_entropy_options;

@@ -87,10 +87,12 @@ class Plan {
   explicit Plan(const tileloss_plan& plan) noexcept : c_(plan) {}
 
   [[nodiscard]] std::string_view function() const& noexcept { return c_.function; }
+  std::string_view function() const&& = delete;
   [[nodiscard]] Pass pass() const noexcept { return static_cast<Pass>(c_.pass); }
   [[nodiscard]] Isa isa() const noexcept { return static_cast<Isa>(c_.isa); }
   // Why the planner's own choice was not Isa::kAvx512Amx; empty if it was, or if an instruction set was asked for.
   [[nodiscard]] std::string_view isa_note() const& noexcept { return c_.isa_note; }
+  std::string_view isa_note() const&& = delete;
   [[nodiscard]] Schedule schedule() const noexcept { return static_cast<Schedule>(c_.schedule); }
   [[nodiscard]] std::int32_t threads() const noexcept { return c_.threads; }
   [[nodiscard]] std::int64_t row_block() const noexcept { return c_.row_block; }
@@ -106,6 +108,7 @@ class Plan {
   [[nodiscard]] std::span<const tileloss_plan_buffer> buffers() const& noexcept {
     return {c_.buffers, static_cast<std::size_t>(c_.buffer_count)};
   }
+  std::span<const tileloss_plan_buffer> buffers() const&& = delete;  // of a plan that is gone
   [[nodiscard]] const tileloss_plan& c() const noexcept { return c_; }
 
  private:
@@ -172,7 +175,7 @@ struct RunOptions {
   }
 };
 
-struct PlanResult {
+struct [[nodiscard]] PlanResult {
   Status status;
   Plan plan;
 };

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace tileloss {
@@ -45,7 +46,8 @@ class [[nodiscard]] Status {
   }
 
   [[nodiscard]] StatusCode code() const noexcept { return code_; }
-  [[nodiscard]] const std::string& message() const noexcept { return message_; }
+  [[nodiscard]] const std::string& message() const& noexcept { return message_; }
+  [[nodiscard]] std::string message() && noexcept { return std::move(message_); }
   [[nodiscard]] const char* name() const noexcept { return tileloss_status_name(static_cast<tileloss_status>(code_)); }
   [[nodiscard]] bool ok() const noexcept { return code_ == StatusCode::kOk; }
   explicit operator bool() const noexcept { return ok(); }
@@ -308,12 +310,19 @@ class RowState {
 
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::span<const float> max() const& noexcept { return max_; }
+  std::span<const float> max() const&& = delete;  // of an object that is gone
   [[nodiscard]] std::span<const float> sum() const& noexcept { return sum_; }
+  std::span<const float> sum() const&& = delete;
   [[nodiscard]] std::span<const float> target() const& noexcept { return target_; }
+  std::span<const float> target() const&& = delete;
   [[nodiscard]] std::span<const float> entropy_sum() const& noexcept { return entropy_sum_; }
+  std::span<const float> entropy_sum() const&& = delete;
   [[nodiscard]] std::span<const float> collision_sum() const& noexcept { return collision_sum_; }
+  std::span<const float> collision_sum() const&& = delete;
   [[nodiscard]] std::span<const float> smoothing_sum() const& noexcept { return smoothing_sum_; }
+  std::span<const float> smoothing_sum() const&& = delete;
   [[nodiscard]] std::span<const std::int64_t> argmax() const& noexcept { return argmax_; }
+  std::span<const std::int64_t> argmax() const&& = delete;
 
   // *this = *this + from, row by row: two shards of the vocabulary become one.
   Status merge(const RowState& from) noexcept {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "api/arguments.h"
@@ -87,6 +88,10 @@ Status resolve_matrices(Problem& p) {
   for (const auto& [name, m] : of_the_head) {
     if (present(*m)) return expected(name, "none: " + p.loss->name + " does not take it", "a matrix");
   }
+  if (a.accumulate != 0)
+    return expected("accumulate", "0, as " + p.loss->name + " has no sum to add to", to_string(a.accumulate));
+  if (a.compute_dtype != TILELOSS_NONE)
+    return expected("compute_dtype", "none, as " + p.loss->name + " makes no product", dtype_name(a.compute_dtype));
   if (!present(a.logits)) return expected("logits", "a float32, bfloat16 or float16 matrix", "none");
   if (Status s = check_matrix("logits", a.logits); !s.ok()) return s;
   p.rows = a.logits.rows;
@@ -110,6 +115,11 @@ Status resolve_matrices(Problem& p) {
 Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t backward_sums) {
   const tileloss_args& a = p.args;
   const bool given_state = has_row_state(a);
+  const tileloss_row_state& state = a.row_state;
+  const void* const arrays[] = {state.max,           state.sum,           state.target, state.entropy_sum,
+                                state.collision_sum, state.smoothing_sum, state.argmax};
+  if (!given_state && std::any_of(std::begin(arrays), std::end(arrays), [](const void* array) { return array != nullptr; }))
+    return expected("row_state.struct_size", "that of tileloss_row_state_init, as it has arrays", "0");
   const bool state_is_input = p.pass == TILELOSS_FROM_ROW_STATE || (p.pass == TILELOSS_BACKWARD && given_state);
   if (p.pass == TILELOSS_FROM_ROW_STATE && !given_state) return expected("row_state", "the merged state", "none");
   const bool wants_value = p.pass != TILELOSS_BACKWARD;

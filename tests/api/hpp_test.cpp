@@ -30,6 +30,18 @@ static_assert(!std::is_constructible_v<MutableLogitsView, Matrix<const float>>);
 static_assert(!std::is_constructible_v<LogitsView, Matrix<std::int32_t>>);
 static_assert(!std::is_constructible_v<LabelsView, std::vector<float>&>);
 // What must.
+template <class T>
+concept HasMax = requires(T&& state) {
+  std::forward<T>(state).max();
+};
+template <class T>
+concept HasBuffers = requires(T&& plan) {
+  std::forward<T>(plan).buffers();
+};
+static_assert(HasMax<RowState&> && !HasMax<RowState>);
+static_assert(HasBuffers<const Plan&> && !HasBuffers<Plan>);
+static_assert(std::is_same_v<decltype(std::declval<Status>().message()), std::string>);  // not a reference into what is gone
+
 static_assert(std::is_constructible_v<Vector<const float>, const std::vector<float>&>);
 static_assert(std::is_constructible_v<Vector<const float>, std::span<float>>);
 static_assert(std::is_convertible_v<Vector<float>, Vector<const float>>);

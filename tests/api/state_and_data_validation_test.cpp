@@ -24,6 +24,7 @@ TEST(Validation, RowStates) {
   using S = tileloss_row_state;
   expect_refused(
       {{"row_state.rows", "4", "3", with_state([](Call& c) { c.args().row_state.rows = 3; })},
+       {"row_state.struct_size", "tileloss_row_state_init", "0", with_state([](Call& c) { c.args().row_state.struct_size = 0; })},
        {"row_state.device_type", "CPU", "1", with_state([](Call& c) { c.args().row_state.device_type = TILELOSS_CUDA; })},
        {"row_state", "max, sum and target", "a null array", with_state(null(&S::max))},
        {"row_state", "max, sum and target", "a null array", with_state(null(&S::sum))},

@@ -26,6 +26,12 @@ TEST(Validation, TheCallsThatTheTestsSpoilAreValid) {
   }
 }
 
+TEST(Validation, WhatOnlyTheLmHeadHas) {
+  expect_refused({{"accumulate", "no sum to add to", "1", [](Call& c) { c.args().accumulate = 1; }},
+                  {"compute_dtype", "makes no product", "bfloat16", [](Call& c) { c.args().compute_dtype = TILELOSS_BFLOAT16; }}},
+                 When::kPlan);
+}
+
 TEST(Validation, OptionsOutsideTheirRange) {
   auto& refused = expect_refused;
   const auto logit = [](auto member, auto value) { return [=](Call& c) { c.options.logit.*member = value; }; };
