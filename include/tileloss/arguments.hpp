@@ -322,8 +322,8 @@ struct PolicyLossArgs {
   }
 };
 
-// The LM head, in place of logits and dlogits: logits = hidden head^T + bias. Any strides: Matrix(w, V, H, 1, V) is a head that
-// lies as [H,V].
+// The LM head, in place of logits and dlogits: logits = hidden head^T + bias. Any strides: Matrix(w.data(), V, H, 1, V) is a head
+// that lies as [H,V].
 enum class ComputeDtype : std::int32_t { kAuto = TILELOSS_NONE, kFloat32 = TILELOSS_FLOAT32, kBfloat16 = TILELOSS_BFLOAT16 };
 struct LinearHead {
   LogitsView hidden = {};                      // [N,H]

@@ -113,7 +113,7 @@ TILELOSS_API tileloss_vector tileloss_make_vector(const void* data, tileloss_dty
 //   entropy_sum    sum_j (z_j - m) exp(z_j - m)
 //   collision_sum  sum_j exp(2 (z_j - m))
 //   smoothing_sum  sum_j c_j (z_j - m), c = class weights, 1 if there are none
-//   argmax         the lowest index of the row's maximum, counted from vocab_start; -1 while empty or if a NaN was seen
+//   argmax         the lowest class of the row's maximum, vocab_start + its column; -1 while empty or if a NaN was seen
 typedef struct tileloss_row_state {
   size_t struct_size;
   int64_t rows;

@@ -10,9 +10,14 @@
 //   if (!status) std::puts(status.message().c_str());
 //
 // Views never own and cannot be built from temporaries; a default-constructed view means "absent". No function here throws, but
-// for RowState, whose vectors may throw std::bad_alloc. Formulas, special values and determinism: tileloss.h and docs/.
+// for RowState, whose vectors may throw std::bad_alloc or std::length_error. Formulas, special values and determinism: tileloss.h
+// and docs/.
 #ifndef TILELOSS_TILELOSS_HPP_
 #define TILELOSS_TILELOSS_HPP_
+
+#if __cplusplus < 202002L
+#error "tileloss.hpp needs C++20 (-std=c++20, or CMake's cxx_std_20); tileloss.h is for older C++ and for C"
+#endif
 
 #include <tileloss/tileloss.h>
 

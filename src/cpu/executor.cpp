@@ -52,8 +52,9 @@ class Job {
 
 int default_threads() {
   if (const char* forced = std::getenv("TILELOSS_NUM_THREADS"); forced != nullptr) {
-    const long n = std::strtol(forced, nullptr, 10);
-    if (n >= 1) return static_cast<int>(std::min(n, 1024L));
+    char* end = nullptr;
+    const long n = std::strtol(forced, &end, 10);
+    if (n >= 1 && *end == '\0') return static_cast<int>(std::min(n, 1024L));
   }
   // Read once, without a guard that a fork could find locked: two threads may both read it. The mask is asked for each time.
   constexpr int kUnread = -1;
