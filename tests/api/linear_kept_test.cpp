@@ -64,7 +64,7 @@ TEST(LinearPlan, ThreadsDoNotChangeTheOrderOfSums) {
       for (const std::int64_t hidden : {64, 128, 896, 1536}) {
         for (const tileloss_dtype dhead : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
           for (const bool accumulate : {false, true}) {
-            for (const std::int64_t budget : {std::int64_t{0}, 160 * kMiB, 400 * kMiB}) {
+            for (const std::int64_t budget : {std::int64_t{0}, 256 * kMiB, 400 * kMiB}) {
               HeadShape shape{.rows = rows, .vocab = vocab, .hidden = hidden, .dhead_dtype = dhead, .accumulate = accumulate};
               const tileloss_plan two = plan_of(shape, budget);
               for (const int threads : {1, 4, 8, 16, 64, 128}) {
