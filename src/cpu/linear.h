@@ -28,7 +28,6 @@
 
 namespace tileloss::cpu {
 
-// What a plan has to know: shapes, what is asked for, and how it is cut.
 // Where a tile's z lies in dhead: in lines, z of `rows_of_line` rows after one another in each.
 struct KeptInDhead {
   std::int64_t rows = 0;          // in all, of those in use; 0: none is kept there
@@ -37,6 +36,7 @@ struct KeptInDhead {
   std::int64_t column_bytes = 0;  // from a column's beginning to the next one's
 };
 
+// What a plan has to know: shapes, what is asked for, and how it is cut.
 struct LinearShape {
   std::int64_t rows = 0;           // N, used or not
   std::int64_t columns = 0;        // V, valid ones
