@@ -44,6 +44,8 @@ struct BlockLoop {
   // Bytes ahead in the row that is read from memory. For a forward of 311 M bfloat16 elements: 2048 29 ms, 4096 22.1 to 23.1,
   // 8192 20.1 to 21.2, 12288 and 16384 the same; a step differs by 3 %.
   static constexpr std::int64_t kPrefetchBytes = 8192;
+  // The same for a backward, which writes as much as it reads: further ahead Zen 4 loses what Intel gains (docs/performance.md).
+  static constexpr std::int64_t kBackwardPrefetchBytes = 4096;
   // Or else the first pair of a step has fetched it: asking twice costs AVX2 5 % of a forward.
   static constexpr bool kSecondPairHasALine = kPair * sizeof(T) >= 64;
   static constexpr const T* kType = nullptr;  // names T in an overload
@@ -219,12 +221,14 @@ struct BlockLoop {
   }
 
   // A pair of the gradient. `e` holds p S 2^reference, and the slope if the transform has one.
-  template <Features kF, bool kMasked, class Transform>
+  template <Features kF, bool kMasked, bool kPrefetch = !kMasked, class Transform>
   [[gnu::always_inline]] static Pair backward(const Block<Transform>& b, std::int64_t i, [[maybe_unused]] int n) {
     Pair e;
     [[maybe_unused]] Reduced reduced;
     if constexpr (kF.general || !kF.read_stash) {
       const T* p = b.previous_x + i;
+      // Without a stash no forward has just read the row.
+      if constexpr (kPrefetch && !kF.read_stash) Simd::prefetch(reinterpret_cast<const char*>(p) + kBackwardPrefetchBytes);
       reduce(b, i, kMasked && n < kPair ? load_partial(p, n, 0) : load(p), b.max_offset, reduced);
     }
     if constexpr (kF.read_stash) {
@@ -262,11 +266,11 @@ struct BlockLoop {
 
   // The pair at i: the backward half, then the forward half, whose exponents were reduced before. The old stash is read before
   // the new one is written.
-  template <Features kF, class Transform>
+  template <Features kF, bool kPrefetch = true, class Transform>
   [[gnu::always_inline]] static void finish_pair(const Block<Transform>& b, std::int64_t i,
                                                  [[maybe_unused]] const Carried<Transform>& carried, Accumulators& acc) {
     [[maybe_unused]] Pair g;
-    if constexpr (kF.backward) g = backward<kF, false>(b, i, kPair);
+    if constexpr (kF.backward) g = backward<kF, false, kPrefetch>(b, i, kPair);
     if constexpr (kF.forward) complete<kF, false>(b, i, kPair, carried, acc);
     if constexpr (kF.backward) store_gradient<kF>(b.dx + i, g);
   }
@@ -285,7 +289,7 @@ struct BlockLoop {
         finish_pair<kF>(b, i, even, acc);
         // At the end it reduces once more what is done already, and drops it.
         if constexpr (kF.forward) prepare<kF, false>(b, i + kStep < end ? i + kStep : i, kPair, acc, even);
-        finish_pair<kF>(b, i + kPair, odd, acc);
+        finish_pair<kF, kSecondPairHasALine>(b, i + kPair, odd, acc);
       }
       if constexpr (kF.forward) acc.template move_sums_to<kF>(upper);
     }
