@@ -163,12 +163,17 @@ class PolicyLoss final : public RowStage {
   double logp_divisor() const { return context_.temperature_on_logprob ? context_.temperature : 1.0; }
   double logp(const RowStats& stats) const { return stats.logp / logp_divisor(); }
 
+  // 0 where both are the same in float32, as the inputs are, which logprobs may have made of this very row: the ratio is then
+  // exactly 1, and the KL 0. Rounding every logp instead would cost a KL near 0 its digits.
+  static double difference(double a, double b) {
+    return static_cast<float>(a) == static_cast<float>(b) && std::isfinite(a) ? 0 : a - b;
+  }
   double log_ratio(std::int64_t i, double logp) const {
-    const double d = context_.old_logp ? logp - context_.old_logp[i] : (std::isnan(logp) ? logp : 0);
+    const double d = context_.old_logp ? difference(logp, context_.old_logp[i]) : (std::isnan(logp) ? logp : 0);
     return policy::clamp(d, -options_.log_ratio_clamp, options_.log_ratio_clamp);
   }
   bool is_beyond_clamp(std::int64_t i, double logp) const {
-    return context_.old_logp && std::fabs(logp - context_.old_logp[i]) > options_.log_ratio_clamp;
+    return context_.old_logp && std::fabs(difference(logp, context_.old_logp[i])) > options_.log_ratio_clamp;
   }
 
   // The sampler ratio, truncated or masked.
@@ -183,7 +188,7 @@ class PolicyLoss final : public RowStage {
     return corrected(std::exp(sampler_difference(i, logp)));
   }
   double sampler_difference(std::int64_t i, double logp) const {
-    return zero_if_nan((context_.old_logp ? context_.old_logp[i] : logp) - context_.sampler_logp[i]);
+    return zero_if_nan(difference(context_.old_logp ? context_.old_logp[i] : logp, context_.sampler_logp[i]));
   }
 
   // A row whose entropy is NaN is not kept: the others' share of the bonus does not depend on it.
@@ -199,10 +204,10 @@ class PolicyLoss final : public RowStage {
       const double lp = logp(rows.stats(i));
       const double d = log_ratio(i, lp);
       s.log_ratio_sum += d;
-      if (has_sampler() && !context_.old_logp) s.sampler_sum += zero_if_nan(lp - context_.sampler_logp[i]);
+      if (has_sampler() && !context_.old_logp) s.sampler_sum += zero_if_nan(difference(lp, context_.sampler_logp[i]));
       if (options_.kind == TILELOSS_POLICY_VESPO) s.log_weight += policy::vespo_log_weight(d, sampler_ratio(i, lp, s));
       const double before = context_.sampler_logp ? context_.sampler_logp[i] : context_.old_logp ? context_.old_logp[i] : lp;
-      s.behind += zero_if_nan(before - lp);
+      s.behind += zero_if_nan(difference(before, lp));
     });
     for (std::int64_t b = 0; b < context_.sequences.count(); ++b) {
       policy::Sequence& s = scratch_.sequences[b];
@@ -248,7 +253,7 @@ class PolicyLoss final : public RowStage {
     if (is_vespo) t.phi = policy::vespo_phi(s.log_weight, t.advantage, options_);
     t.factor = (t.is_dropped ? 0 : 1) * entropy_factor(stats.entropy) * (is_vespo ? 1 : t.sampler_ratio);
     t.policy = policy::token_loss(options_.kind, {lp, t.ratio, t.advantage, t.phi}, numbers_);
-    if (context_.ref_logp) t.kl = policy::estimate_kl(context_.ref_logp[i] - lp, options_);
+    if (context_.ref_logp) t.kl = policy::estimate_kl(difference(context_.ref_logp[i], lp), options_);
     return t;
   }
 
