@@ -7,6 +7,8 @@
 //     struct may end before fields that were added later.
 //     The views (tileloss_matrix, tileloss_vector, tileloss_scalar) are frozen: they will never grow.
 //   * Views do not own memory. Strides count elements. A zeroed view (dtype TILELOSS_NONE) means "absent".
+//   * An output that shares memory with an input or with another output is an error, but for dlogits over the logits themselves.
+//     Columns of one array, with strides that keep them apart, share none.
 //   * Notation, per row i: logits x_i, transformed logits z_i = softcap(logit_scale * x_i) / temperature,
 //     lse_i = log sum_j exp(z_ij), logp_i = z_i,label - lse_i. All arithmetic and row outputs are float32 or better.
 //   * Determinism: for a given instruction set, schedule and vocab_block, results are bitwise the same run to run and for any

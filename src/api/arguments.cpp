@@ -3,7 +3,6 @@
 #include <limits>
 #include <tuple>
 
-#include "api/linear.h"
 #include "api/problem.h"
 
 namespace tileloss::api {
@@ -140,34 +139,6 @@ Status check_strides(const std::string& name, const tileloss_matrix& m) {
                   to_string(m.row_stride));
 }
 
-// One row that holds all that a matrix in groups spans.
-tileloss_matrix whole(tileloss_matrix m, std::int64_t group_rows, std::int64_t group_stride) {
-  if (group_rows == 0 || m.rows == 0) return m;
-  m.cols += (m.rows / group_rows - 1) * group_stride + (group_rows - 1) * m.row_stride;
-  m.rows = 1;
-  return m;
-}
-
-Status check_overlap(const Problem& p) {
-  const tileloss_args& a = p.args;
-  const tileloss_row_groups& g = a.row_groups;
-  if (a.dlogits.data == a.logits.data) {
-    if (g.rows > 0 && g.dlogits_stride != g.logits_stride && p.rows > g.rows) {
-      return expected("row_groups.dlogits_stride",
-                      "the logits', " + to_string(g.logits_stride) + ", when it is written over them",
-                      to_string(g.dlogits_stride));
-    }
-    if (a.dlogits.row_stride != a.logits.row_stride && p.rows > 1) {
-      return expected("dlogits.row_stride", "the logits', " + to_string(a.logits.row_stride) + ", when it is written over them",
-                      to_string(a.dlogits.row_stride));
-    }
-    return {};
-  }
-  if (overlap(whole(a.logits, g.rows, g.logits_stride), whole(a.dlogits, g.rows, g.dlogits_stride)))
-    return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
-  return {};
-}
-
 }  // namespace
 
 std::span<const VectorSlot> vector_slots() { return kSlots; }
@@ -184,16 +155,6 @@ std::int64_t element_bytes(tileloss_dtype t) {
 
 cpu::StorageType storage_type(tileloss_dtype t) {
   return t == TILELOSS_BFLOAT16 ? cpu::kStorageBfloat16 : t == TILELOSS_FLOAT16 ? cpu::kStorageFloat16 : cpu::kStorageFloat32;
-}
-
-bool overlap(const tileloss_matrix& a, const tileloss_matrix& b) {
-  if (a.rows == 0 || b.rows == 0) return false;
-  const auto extent = [](const tileloss_matrix& m) {
-    const std::int64_t elements = (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + 1;
-    return static_cast<std::uintptr_t>(elements * element_bytes(m.dtype));
-  };
-  const auto x = reinterpret_cast<std::uintptr_t>(a.data), y = reinterpret_cast<std::uintptr_t>(b.data);
-  return x < y + extent(b) && y < x + extent(a);
 }
 
 const char* dtype_name(tileloss_dtype t) {
@@ -276,11 +237,14 @@ Status check_pointers(const Problem& p) {
       return expected(std::string(slot.name) + ".data", "a pointer", "null");
   }
   if (Status s = check_offsets(p); !s.ok()) return s;
-  if (p.loss->is_linear) return check_linear_pointers(p);
-  if (p.rows == 0) return {};
-  if (present(a.logits) && a.logits.data == nullptr) return expected("logits.data", "a pointer", "null");
-  if (!present(a.dlogits)) return {};
-  if (a.dlogits.data == nullptr) return expected("dlogits.data", "a pointer", "null");
+  for (const auto& [name, m] : {std::pair{"logits", &a.logits},
+                                {"dlogits", &a.dlogits},
+                                {"hidden", &a.hidden},
+                                {"head", &a.head},
+                                {"dhidden", &a.dhidden},
+                                {"dhead", &a.dhead}}) {
+    if (present(*m) && m->rows > 0 && m->data == nullptr) return expected(std::string(name) + ".data", "a pointer", "null");
+  }
   return check_overlap(p);
 }
 

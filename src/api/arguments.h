@@ -37,14 +37,14 @@ cpu::StorageType storage_type(tileloss_dtype t);  // of float32, bfloat16 and fl
 
 enum class Layout { kRows, kAnyStrides };  // columns side by side, or any strides that keep the elements apart
 Status check_matrix(const char* name, const tileloss_matrix& m, Layout layout = Layout::kRows);
-// Whether the memory from the first to the last element of one meets that of the other.
-bool overlap(const tileloss_matrix& a, const tileloss_matrix& b);
 // Whether the groups' strides keep the rows apart. Needs the problem's rows.
 Status check_row_groups(const Problem& p);
 // Every vector's dtype, size and stride, and whether the function takes it. Needs the problem's rows and classes.
 Status check_vectors(const Problem& p);
 // Pointers that are null where there is data, buffers that overlap, sequence offsets that do not rise.
 Status check_pointers(const Problem& p);
+// Refuses an output that shares memory with an input or with another output, but for dlogits in the logits' own place.
+Status check_overlap(const Problem& p);
 void hash_tensors(const tileloss_args& args, Fingerprint& hash);
 
 }  // namespace tileloss::api

@@ -66,24 +66,6 @@ Status resolve_linear(Problem& p) {
   return {};
 }
 
-Status check_linear_pointers(const Problem& p) {
-  const tileloss_args& a = p.args;
-  const std::pair<const char*, const tileloss_matrix*> matrices[] = {
-      {"hidden", &a.hidden}, {"head", &a.head}, {"dhidden", &a.dhidden}, {"dhead", &a.dhead}};
-  for (const auto& [name, m] : matrices) {
-    if (present(*m) && m->rows > 0 && m->data == nullptr) return expected(std::string(name) + ".data", "a pointer", "null");
-  }
-  for (const auto& [name, gradient] : {std::pair{"dhidden", &a.dhidden}, {"dhead", &a.dhead}}) {
-    for (const auto& [other_name, other] : {std::pair{"hidden", &a.hidden}, {"head", &a.head}}) {
-      if (present(*gradient) && present(*other) && overlap(*gradient, *other))
-        return expected(std::string(name) + ".data", std::string("a buffer apart from ") + other_name, "one that overlaps it");
-    }
-  }
-  if (present(a.dhidden) && present(a.dhead) && overlap(a.dhidden, a.dhead))
-    return expected("dhead.data", "a buffer apart from dhidden", "one that overlaps it");
-  return {};
-}
-
 cpu::LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const LossContext& context, const std::int64_t* targets,
                           std::byte* workspace) {
   const tileloss_args& a = p.args;

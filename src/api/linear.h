@@ -9,7 +9,6 @@ namespace tileloss::api {
 
 // Shapes, dtypes and strides of hidden, head and their gradients, in a pass that has them.
 Status resolve_linear(Problem& problem);
-Status check_linear_pointers(const Problem& problem);
 
 // Schedule, blocks and bytes of a plan whose instruction set and threads are chosen. `budget` 0: half of the logits' size in
 // hidden's dtype but at least 192 MiB, or what the leanest schedule needs.
