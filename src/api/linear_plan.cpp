@@ -98,6 +98,7 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.dhead_across = adds_in_place && p.args.dhead.col_stride != 1 && p.args.dhead.row_stride == 1;
   s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
   s.bias = present(p.args.bias);
+  s.softcap = p.logit.softcap > 0;
   s.threads = plan.threads;
   s.tile = plan.vocab_block;
   const bool keeps = plan.schedule == TILELOSS_SCHEDULE_STASH;

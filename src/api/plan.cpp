@@ -98,7 +98,8 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
     w.buffers.insert(w.buffers.end(), linear.buffers.begin(), linear.buffers.end());
     at += linear.bytes;
   } else if (with_scratch) {
-    take("scratch of threads", plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block));
+    take("scratch of threads",
+         plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block, p.logit.softcap > 0));
   }
   w.bytes = at;
   return w;

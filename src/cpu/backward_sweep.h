@@ -156,7 +156,7 @@ class BackwardSweep {
   template <class Transform>
   static void backward_block(Block<Transform>& b, const BackwardRow& row, std::int64_t start, std::int64_t n, bool general) {
     set_backward(b, row, start);
-    Operands<Transform> operands;
+    Operands<Transform> operands(row.operands, row.vocab_block);
     if (row.stash == nullptr || general) operands.compute(b, b.previous_x, n);
     const bool stream = row.stream && is_aligned(b.dx);
     if (row.stash != nullptr && general) {

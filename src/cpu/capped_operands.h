@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cpu/block_loop.h"
-#include "cpu/sweep_limits.h"
 
 namespace tileloss::cpu {
 
@@ -16,8 +15,11 @@ struct CappedOperands {
   using Loop = BlockLoop<Simd, T>;
   using Pair = typename Simd::Pair;
   static constexpr std::int64_t kPair = Simd::kPair;
-  alignas(64) float operands[kMaxVocabBlock], slopes[kMaxVocabBlock];
-  alignas(64) float lost[Loop::kFine ? kMaxVocabBlock : 1];  // by rounding the operands
+  float *operands, *slopes, *lost;  // lost: by rounding the operands; with kFine
+
+  // `room`: operand_floats() of them.
+  CappedOperands(float* room, std::int64_t vocab_block)
+      : operands(room), slopes(room + vocab_block), lost(slopes + vocab_block) {}
 
   // False, and nothing to be used, if the transform is for small logits and some are not.
   template <class Transform>
@@ -56,6 +58,7 @@ struct CappedOperands {
 
 template <class Simd, class T>
 struct NoOperands {
+  NoOperands(float*, std::int64_t) {}
   template <class Block>
   bool compute(Block&, const T*, std::int64_t) {
     return true;

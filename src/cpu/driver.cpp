@@ -14,12 +14,22 @@ namespace {
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 std::int64_t stash_bytes(std::int64_t columns) { return round_up(columns, 64) * 4; }
+// Of the whole row where that is shorter.
+std::int64_t used_block(std::int64_t columns, std::int64_t vocab_block) { return std::min(vocab_block, round_up(columns, 64)); }
+std::int64_t operand_bytes(std::int64_t columns, std::int64_t vocab_block, bool has_softcap) {
+  return operand_floats(has_softcap, used_block(columns, vocab_block)) * 4;
+}
 
 // One thread's walk over the row blocks it gets hold of. A row's backward runs together with the next row's forward, so up to
 // one row is pending.
 class Worker {
  public:
-  Worker(const SweepJob& job, RowVisitor& visitor, std::byte* scratch) : job_(job), visitor_(visitor) {
+  Worker(const SweepJob& job, RowVisitor& visitor, std::byte* scratch)
+      : job_(job), visitor_(visitor), vocab_block_(used_block(job.columns, job.vocab_block)) {
+    if (job.transform.softcap > 0) {
+      operands_ = reinterpret_cast<float*>(scratch);
+      scratch += operand_bytes(job.columns, job.vocab_block, true);
+    }
     if (job.schedule == TILELOSS_SCHEDULE_STASH) {
       stash_ = reinterpret_cast<float*>(scratch);
       references_ = reinterpret_cast<double*>(scratch + stash_bytes(job.columns));
@@ -77,12 +87,13 @@ class Worker {
     f.x = logits(i);
     f.columns = job_.columns;
     f.target = job_.targets[i];
-    f.vocab_block = job_.vocab_block;
+    f.vocab_block = vocab_block_;
     f.transform = job_.transform;
     f.sums = job_.sums;
     f.class_weights = job_.class_weights;
     f.stash = stash_;
     f.references = references_;
+    f.operands = operands_;
     return f;
   }
 
@@ -100,10 +111,11 @@ class Worker {
     backward_.x = logits(i);
     backward_.dx = dlogits(i);
     backward_.columns = job_.columns;
-    backward_.vocab_block = job_.vocab_block;
+    backward_.vocab_block = vocab_block_;
     backward_.class_weights = job_.class_weights;
     backward_.stash = stash_;
     backward_.references = references_;
+    backward_.operands = operands_;
     backward_.stream = job_.dlogits != job_.logits;
   }
 
@@ -117,6 +129,8 @@ class Worker {
 
   const SweepJob& job_;
   RowVisitor& visitor_;
+  const std::int64_t vocab_block_;
+  float* operands_ = nullptr;
   float* stash_ = nullptr;
   double* references_ = nullptr;
   std::int64_t pending_ = -1;
@@ -135,7 +149,8 @@ void work(void* data, std::int64_t slot) {
   auto& shared = *static_cast<Shared*>(data);
   const SweepJob& job = *shared.job;
   const FloatingPointScope scope;
-  Worker worker(job, *shared.visitor, job.scratch + slot * scratch_bytes(job.schedule, job.columns, job.vocab_block));
+  const std::int64_t bytes = scratch_bytes(job.schedule, job.columns, job.vocab_block, job.transform.softcap > 0);
+  Worker worker(job, *shared.visitor, job.scratch + slot * bytes);
   const std::int64_t blocks = (job.rows + job.row_block - 1) / job.row_block;
   for (std::int64_t b = shared.next.fetch_add(1); b < blocks; b = shared.next.fetch_add(1)) {
     const std::int64_t end = std::min(job.rows, (b + 1) * job.row_block);
@@ -146,10 +161,11 @@ void work(void* data, std::int64_t slot) {
 
 }  // namespace
 
-std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std::int64_t vocab_block) {
-  if (schedule != TILELOSS_SCHEDULE_STASH) return 0;
+std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std::int64_t vocab_block, bool has_softcap) {
+  const std::int64_t operands = operand_bytes(columns, vocab_block, has_softcap);
+  if (schedule != TILELOSS_SCHEDULE_STASH) return operands;
   const std::int64_t blocks = (columns + vocab_block - 1) / vocab_block;
-  return stash_bytes(columns) + round_up(blocks * 8, 64);
+  return operands + stash_bytes(columns) + round_up(blocks * 8, 64);
 }
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor) {

@@ -37,7 +37,7 @@ struct SweepJob {
 };
 
 // Per thread, a multiple of 64.
-std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std::int64_t vocab_block);
+std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std::int64_t vocab_block, bool has_softcap);
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor);
 

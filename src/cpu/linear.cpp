@@ -76,7 +76,8 @@ void LinearWalk::multiply_z(const float* head, const float* bias, std::int64_t u
   }
 }
 
-RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z) const {
+RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z,
+                                float* operands) const {
   ForwardRow f;
   f.x = z;
   f.columns = columns;
@@ -84,6 +85,7 @@ RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_
   f.target = target >= 0 && target < columns ? target : -1;
   f.vocab_block = shape().tile;
   f.transform = job_.transform;
+  f.operands = operands;
   f.sums = job_.sums;
   f.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
   job_.kernels->run[kStorageFloat32](&f, nullptr);
@@ -122,7 +124,7 @@ void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t e
       for (std::int64_t r = 0; r < rows; ++r) {
         RowState& state = states_[(u + r) * kSlices + slice];
         float* row = z + r * stride;
-        state = merge(state, weight_before, tile_state(u + r, column, columns, row), weight);
+        state = merge(state, weight_before, tile_state(u + r, column, columns, row, operands(scratch)), weight);
         if (keeps && has_words_) {
           kept_max(u + r, column) = to_words(row, columns, kept_row<std::uint16_t>(u + r, column));
         }

@@ -49,6 +49,7 @@ struct LinearShape {
   bool dhead_in_place = false;  // float32, one of its strides 1: products can be added right there
   bool dhead_across = false;    // so, but as [H,V]: its product is made the other way round
   bool bias = false;
+  bool softcap = false;
   int threads = 1;
 
   std::int64_t tile = 256;     // columns of a product's block

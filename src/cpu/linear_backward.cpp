@@ -24,13 +24,15 @@ void write_zeros(const OutputMatrix& m, std::int64_t width, std::int64_t first, 
 }  // namespace
 
 // One row's columns of a tile: from z, which may lie where dz goes, dL/dz.
-void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const {
+void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz,
+                        float* operands) const {
   const RowGradient& g = gradients_[u];
   BackwardRow row = make_backward(g, job_.transform);
   row.x = z;
   row.dx = dz;
   row.columns = columns;
   row.vocab_block = shape().tile;
+  row.operands = operands;
   row.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
   const std::int64_t target = job_.targets[rows_[u]] - column;
   const bool has_target = target >= 0 && target < columns;
@@ -68,7 +70,7 @@ void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, s
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = tile + r * chunk_columns_;
       if (has_words_) restore_row(u + r, column, columns, words, row);
-      dz_row(u + r, column, columns, is_there && !has_words_ ? kept_row<float>(u + r, column) : row, row);
+      dz_row(u + r, column, columns, is_there && !has_words_ ? kept_row<float>(u + r, column) : row, row, operands(scratch));
     }
   }
 }

@@ -62,7 +62,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
       l.dhidden = take("dhidden sums", s.rows * s.width * kFloat);
     }
   }
-  l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64;
+  l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64 + operand_floats(s.softcap, s.tile) * kFloat;
   l.scratch = take("scratch of threads", l.scratch_bytes * s.threads);
   return l;
 }

@@ -34,6 +34,10 @@ class LinearWalk {
     return reinterpret_cast<T*>(job_.workspace + offset);
   }
   float* scratch(std::int64_t slot) const { return piece<float>(job_.layout.scratch + slot * job_.layout.scratch_bytes); }
+  // The end of a thread's scratch: ForwardRow::operands.
+  float* operands(float* scratch) const {
+    return scratch + job_.layout.scratch_bytes / 4 - operand_floats(shape().softcap, shape().tile);
+  }
 
   // task(slot, i) for i in [0, count) on all threads.
   template <class F>
@@ -88,14 +92,14 @@ class LinearWalk {
   const float* tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const;
   void multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns, float* z,
                   std::int64_t z_stride) const;
-  RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z) const;
+  RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* operands) const;
   double weight_of(std::int64_t column, std::int64_t columns) const;
   void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
   void merge_slices(std::int64_t u) const;
 
   void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
-  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz) const;
+  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* operands) const;
   bool packs_by_classes() const { return job_.head.k_stride == 1; }
   void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
   void pack_across(std::int64_t begin, std::int64_t end);

@@ -18,17 +18,22 @@ inline constexpr double kMaxLag = 6;
 // The same where exponents are not rounded relative to the reference and no moments are taken: far from overflow.
 inline constexpr double kMaxExactLag = 60;
 
+// Floats that a soft-capped block's tanh and slopes take, three of each column (cpu/capped_operands.h). They are too many for
+// the stack of a host's thread.
+inline std::int64_t operand_floats(bool has_softcap, std::int64_t vocab_block) { return has_softcap ? 3 * vocab_block : 0; }
+
 // Forward of one row: logits -> row state, and 2^(z log2(e) - reference) of every column into the stash if there is one.
 struct ForwardRow {
   const void* x = nullptr;
-  std::int64_t columns = 0;  // valid columns
-  std::int64_t target = -1;  // column of the label; -1: in another shard
-  std::int64_t vocab_block = 0;
+  std::int64_t columns = 0;      // valid columns
+  std::int64_t target = -1;      // column of the label; -1: in another shard
+  std::int64_t vocab_block = 0;  // a multiple of 64
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;  // for the smoothing sum; null: 1
   float* stash = nullptr;                // columns rounded up to 64, in pair order; 0 at the target
   double* references = nullptr;          // with a stash: each block's reference
+  float* operands = nullptr;             // operand_floats() of them, aligned to 64
   RowState state;                        // out
 };
 
@@ -48,7 +53,8 @@ struct BackwardRow {
   const float* class_weights = nullptr;  // with uniform != 0; null: 1
   const float* stash = nullptr;          // null: exp is computed again from x
   const double* references = nullptr;
-  bool stream = false;  // dx is another buffer, not to be read again soon: non-temporal stores where aligned
+  float* operands = nullptr;  // operand_floats() of them, aligned to 64; may be the forward row's
+  bool stream = false;        // dx is another buffer, not to be read again soon: non-temporal stores where aligned
 };
 
 // Forward of `next` and backward of `previous`, each may be null; with both, interleaved block by block, `next` writing each

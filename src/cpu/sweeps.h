@@ -165,7 +165,7 @@ class Sweeps : BackwardSweep<Simd, T> {
     const T* x = static_cast<const T*>(row.x) + start;
     b.x = x;
     b.hole = row.target >= start && row.target < start + n ? row.target - start : -1;
-    Operands<Transform> operands;
+    Operands<Transform> operands(row.operands, row.vocab_block);
     if (!operands.compute(b, x, n)) return false;
     // Should it be too low, the block is done again like any other.
     if (start == 0) look_at_maximum(row, block_max(x, n < kFirstLook ? n : kFirstLook), start, r);
