@@ -278,9 +278,60 @@ class Sweeps : BackwardSweep<Simd, T> {
     }
     if (is_extreme(row.transform, static_cast<double>(row.transform.exponent_scale) * r.raw_max)) {
       forward_extreme(row, r);
-    } else {
-      finish(row, r);
+      return;
     }
+    if (may_have_flushed(row, r)) add_up_others<Transform>(row, r);
+    finish(row, r);
+  }
+
+  // Whether the label's logit lies so far above all others that exps below 2^-126, which are 0, may have been a part of their
+  // sum. The gradient at the label is made of that sum.
+  static bool may_have_flushed(const ForwardRow& row, const Running& r) {
+    if (row.target < 0 || !(r.sum < static_cast<double>(row.columns) * 0x1p-102)) return false;
+    return __builtin_isfinite(r.raw_max) && Simd::to_float(static_cast<const T*>(row.x)[row.target]) == r.raw_max;
+  }
+
+  // Such a row's sums once more, relative to the largest of the others. A quick transform's exps vanish sooner than at 2^-126:
+  // its stash is done again too.
+  template <class Transform>
+  [[gnu::cold]] static void add_up_others(const ForwardRow& row, Running& r) {
+    const T* x = static_cast<const T*>(row.x);
+    const float before = block_max(x, row.target), after = block_max(x + row.target + 1, row.columns - row.target - 1);
+    const float max = before > after ? before : after;
+    const double exponent = Running::log2e(row.transform) * row.transform.value(max);
+    constexpr double kSmallestDouble = -1075;
+    if (!(exponent - Running::log2e(row.transform) * row.transform.value(r.raw_max) > kSmallestDouble)) return;
+    Running others;
+    if constexpr (Transform::kIsCentered) {
+      others.reference = others.due_reference = exponent;
+    } else {
+      others.choose_reference(row.transform, exponent);
+      others.catch_up();
+    }
+    ForwardRow sums_only = row;
+    sums_only.stash = nullptr;
+    std::int64_t index = 0;
+    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block, ++index) {
+      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
+      Block<Transform> b(row.transform);
+      b.x = x + start;
+      if (row.target >= start && row.target < start + n) b.hole = row.target - start;
+      if constexpr (Transform::kIsCentered) b.transform.center = Simd::set(max);
+      Operands<Transform> operands(row.operands, row.vocab_block);
+      operands.compute(b, b.x, n);
+      b.offset = Simd::set(others.offset);
+      others.add(forward_only(b, n, sums_only, nullptr));
+      if constexpr (Quick<Transform>::kIsQuick && !Transform::kIsCentered) {
+        if (row.stash == nullptr) continue;
+        b.stash = row.stash + start;
+        b.offset = Simd::set(Simd::offset_for(row.references[index], row.transform.exponent_scale));
+        forward_only<true>(b, n, kNoSums, nullptr);
+      }
+    }
+    others.move_reference(r.reference);
+    r.sum = others.sum;
+    r.entropy = others.entropy;
+    r.collision = others.collision;
   }
 
   // The forward of such a row, whose maximum the usual one has found: once more, with exponents (x - maximum) * scale.
@@ -303,6 +354,7 @@ class Sweeps : BackwardSweep<Simd, T> {
       r.add(forward_only(b, n, row, nullptr));
       if (row.sums & kSmoothingSum) smoothing_block(b, row.class_weights == nullptr ? nullptr : row.class_weights + start, n, r);
     }
+    if (may_have_flushed(row, r)) add_up_others<Centered<Simd>>(row, r);
     finish(row, r);
   }
 

@@ -19,6 +19,7 @@ struct Linear {
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
   static constexpr bool kIsQuick = false;
+  static constexpr bool kIsCentered = false;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Linear(const LogitTransform&) {}
   [[gnu::always_inline]] Pair operands(Pair x) const { return x; }
@@ -31,6 +32,7 @@ struct Centered {
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
   static constexpr bool kIsQuick = false;
+  static constexpr bool kIsCentered = true;
   F center;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Centered(const LogitTransform&) : center(Simd::set(0)) {}
@@ -52,6 +54,7 @@ struct Softcap {
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = true;
   static constexpr bool kIsQuick = false;
+  static constexpr bool kIsCentered = false;
   static constexpr bool kHasSlopeUnit = !kFine && Simd::kHasTable;
   static constexpr float kSmall = kAllSmall && !kFine ? 0.5625f : 0.75f;
   static constexpr bool kSlopeFromOperand = kAllSmall;

@@ -74,6 +74,34 @@ std::vector<Options> transforms(const Options& base) {
   return all;
 }
 
+// One by one the others' exps are below 2^-126 there; what the gradient at the label is made of, their sum, is not.
+TEST_P(SpecialValues, ALabelFarAboveAllOthersKeepsTheSumOfTheirs) {
+  for (Options options : {cross_entropy_options(), transforms(per_row())[1], transforms(per_row())[3]}) {
+    options.reduction = TILELOSS_REDUCTION_NONE;
+    const double temperature = options.logit.temperature.value;
+    for (const double gap : {70.0, 86.0, 87.0, 88.0, 90.0, 91.0}) {
+      for (const double top : {0.0, 40.0, -30.0}) {
+        const auto c = make([&](LogitsCase& l) {
+          for (std::int64_t j = 0; j < kVocab; ++j) l.set_logit(1, j, j == label(l) ? top : top - gap * temperature);
+        });
+        expect_agreement(*c, options);
+        if (GetParam() == reference::NumberFormat::kFloat16) continue;  // 0 there
+        EXPECT_NE(c->dlogit(1, label(*c)), 0.0) << gap;
+      }
+    }
+  }
+}
+
+TEST_P(SpecialValues, ASoftCappedLabelFarAboveAllOthersKeepsTheSumOfTheirs) {
+  Options options = per_row();
+  options.logit.softcap = 64;
+  const auto c = make([&](LogitsCase& l) {
+    for (std::int64_t j = 0; j < kVocab; ++j) l.set_logit(1, j, j == label(l) ? 100 : j % 2 == 0 ? -34 : -36);
+  });
+  expect_agreement(*c, options);
+  EXPECT_EQ(c->dlogit(1, label(*c)) < 0, GetParam() != reference::NumberFormat::kFloat16);
+}
+
 TEST_P(SpecialValues, ANonTargetLogitOfMinusInfinityHasNoGradient) {
   for (const Options& options : transforms(per_row())) {
     for (const int how_many : {1, 3, 199}) {
