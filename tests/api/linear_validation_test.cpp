@@ -225,6 +225,7 @@ TEST(LinearDeterminism, ForwardAndBackwardApartGiveTheBitsOfSweeps) {
 
 TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   LinearCall call(512, 6000, 64);
+  call.wishes.threads = 2;  // what a budget has room for depends on their number
   tileloss_plan roomy, tight;
   call.wishes.workspace_bytes = std::int64_t{1} << 30;
   ASSERT_TRUE(succeeds(call.plan(&roomy)));
@@ -245,6 +246,12 @@ TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   EXPECT_GT(tight.kept_columns, 0);
   EXPECT_LT(tight.kept_columns, 6000);
   ASSERT_TRUE(call.run());
+  for (const int threads : {1, 3, 8}) {
+    call.wishes.threads = threads;
+    ASSERT_TRUE(succeeds(call.plan(&tight)));
+    EXPECT_LE(tight.workspace_bytes, wide - 1) << threads << " threads";
+    ASSERT_TRUE(call.run());
+  }
   call.wishes.workspace_bytes = 1000;
   EXPECT_EQ(call.plan(&tight), TILELOSS_WORKSPACE_TOO_SMALL);
 }
