@@ -161,6 +161,16 @@ def test_a_large_ignore_index_is_exact_in_a_graph() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_labels_of_8_bits_in_a_graph(name: str) -> None:
+    p = problem()
+    p.labels = torch.randint(0, V, p.labels.shape).to(torch.uint8)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    ours = forward_and_backward(compiled, name, p, ignore_index=3)
+    p.labels = p.labels.long()
+    assert_same(ours, forward_and_backward(run, name, p, ignore_index=3), 1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_forward_mode_is_refused_in_a_graph(name: str) -> None:
     p = problem()
     first, *rest = (x.detach() for x in p.leaves(name))

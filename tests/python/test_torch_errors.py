@@ -62,7 +62,7 @@ def test_labels(name: str) -> None:
     refused(
         name,
         TypeError,
-        "labels: expected int64 or int32, got torch.float32",
+        "labels: expected int64, int32 or uint8, got torch.float32",
         labels=torch.ones(3, 5),
     )
     refused(name, TypeError, "labels: expected a Tensor, got int", labels=3)
@@ -214,6 +214,29 @@ def test_numbers_that_would_need_a_gradient_are_taken_without_one() -> None:
     expected = tl.cross_entropy(p.logits, p.labels, temperature=temperature.detach())
     with torch.no_grad():
         assert torch.equal(tl.cross_entropy(p.logits, p.labels, temperature=temperature), expected)
+
+
+FACTORS = {
+    "cross_entropy": {"weight": torch.ones(V), "token_weights": torch.ones(3, 5)},
+    "linear_cross_entropy": {"class_weights": torch.ones(V), "token_weights": torch.ones(3, 5)},
+    "policy_loss": {"advantages": torch.ones(3)},
+    "linear_policy_loss": {"advantages": torch.ones(3, 5)},
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_weights_that_would_need_a_gradient(name: str) -> None:
+    """It was silently lost. Without gradients they are taken as they are."""
+    for argument, numbers in FACTORS[name].items():
+        learned = {argument: numbers.clone().requires_grad_()}
+        message = f"{argument}: expected a tensor without gradient, as it is not differentiated"
+        refused(name, ValueError, message, **learned)
+        with torch.no_grad():
+            losses = []
+            for given in (learned, {argument: numbers}):
+                torch.manual_seed(0)  # the same problem for both
+                losses.append(call(name, **given))
+        assert torch.equal(*losses)
 
 
 def test_class_weights_have_the_name_of_the_argument() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -134,17 +136,40 @@ def test_no_rows(shape: tuple[int, ...], mode: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (0, 0)], ids=str)
-@pytest.mark.parametrize("preset", ["grpo", "gspo", "vespo"])
-def test_policy_loss_of_no_tokens(shape: tuple[int, ...], preset: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"preset": name} for name in ("grpo", "gspo", "vespo", "dr_grpo")),
+        {"preset": "dr_grpo", "max_length": 7},
+        {"aggregation": "seq_mean_token_sum_norm", "temperature": torch.tensor(0.7)},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_policy_loss_of_no_tokens(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     x, labels = leaf(torch.randn(*shape, V)), torch.zeros(shape, dtype=torch.int64)
     hidden, weight = leaf(torch.randn(*shape, H)), leaf(torch.randn(V, H))
     advantages = torch.ones(1 if len(shape) == 1 else shape[0])
-    loss = tl.policy_loss(x, labels, advantages, preset=preset)
-    loss += tl.linear_policy_loss(hidden, weight, labels, advantages, preset=preset)
+    loss = tl.policy_loss(x, labels, advantages, **options)
+    loss += tl.linear_policy_loss(hidden, weight, labels, advantages, **options)
     loss.backward()
     assert loss.item() == 0
     assert x.grad.shape == x.shape
     assert (weight.grad == 0).all()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_labels_of_8_bits(name: str) -> None:
+    """As torch's cross_entropy takes them. 200: no label is -56, and -100 is no row's."""
+    p = problem()
+    p.labels = torch.randint(0, V, p.labels.shape)
+    p.labels[1] = 200
+    narrow = replace(p, labels=p.labels.to(torch.uint8))
+    modes = [{}] if name.endswith("logprobs") else [{}, {"grad_in_forward": True}]
+    for mode in modes:
+        ours = gradients(name, narrow, ignore_index=200, **mode)
+        assert_same(ours, gradients(name, p, ignore_index=200, **mode), 0)
+    with pytest.raises(IndexError, match=r"labels\[5\]: .* got 200"):
+        gradients(name, narrow)
 
 
 # ------------------------------------------------------------------------------------- upstream gradients

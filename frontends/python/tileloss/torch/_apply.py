@@ -12,19 +12,22 @@ from tileloss._library import FUNCTIONS
 from tileloss.torch._autograd import apply
 from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
 from tileloss.torch._define import is_traced
-from tileloss.torch._options import Value, encode
+from tileloss.torch._options import Value, encode, refuse_gradient
 from tileloss.torch._tensors import (
     DTYPES,
     autocast_dtype,
     check_cpu,
     check_float,
-    check_labels,
     check_rows,
     check_vector,
+    checked_labels,
     refuse_transforms,
 )
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+# What a loss is multiplied by: a caller who asks for its gradient would wait for it in vain. The policies' log-probabilities are
+# constants by the losses' definition.
+_FACTORS = ("class_weights", "token_weights", "advantages")
 
 
 class RowOutputs(NamedTuple):
@@ -110,6 +113,8 @@ def _extra_inputs(
         check_cpu(shown, tensor)
         if tensor.dtype not in _INTEGERS and not tensor.is_floating_point():
             raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
+        if name in _FACTORS:
+            refuse_gradient(shown, tensor)
         if name == "class_weights":
             check_vector(shown, tensor)
             valid = given.get("valid_vocab")
@@ -152,7 +157,7 @@ def loss_of_logits(
     """(loss, metrics); metrics is empty unless asked for."""
     check_float("logits", logits)
     refuse_transforms(logits)
-    check_labels(labels, logits, "logits")
+    labels = checked_labels(labels, logits, "logits")
     tensors = _extra_inputs(function, extra, labels, logits.shape[-1], given, renamed or {})
     inputs = (labels, *tensors, *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
@@ -198,7 +203,7 @@ def loss_of_hidden(
     grad_in_forward: bool | None,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
-    check_labels(labels, head.hidden, "hidden")
+    labels = checked_labels(labels, head.hidden, "hidden")
     of_labels = _extra_inputs(function, extra, labels, head.weight.shape[0], given, {})
     name = f"linear_{function}"
     options = encode(name, given, preset)
@@ -255,7 +260,7 @@ def rows_of_logits(
 ) -> RowOutputs:
     check_float("logits", logits)
     refuse_transforms(logits)
-    check_labels(labels, logits, "logits")
+    labels = checked_labels(labels, logits, "logits")
     names = _wanted(outputs)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)
@@ -265,7 +270,7 @@ def rows_of_logits(
 def rows_of_hidden(
     head: Head, labels: Tensor, outputs: Iterable[str], given: Mapping[str, Value]
 ) -> RowOutputs:
-    check_labels(labels, head.hidden, "hidden")
+    labels = checked_labels(labels, head.hidden, "hidden")
     names = _wanted(outputs)
     wants_grad = any(_needs(head))
     tensors = (head.hidden, head.weight, head.bias, labels, *encode("linear_logprobs", given))

@@ -88,10 +88,17 @@ class Call:
         if "sequence_offsets" in names and extra[-1] is None:
             length = labels.shape[-1] if labels.dim() > 1 else labels.numel()
             self.args.sequence_length = length
-            if length == 0:  # sequences without a token: only offsets can say how many
-                sequences = prod(labels.shape[:-1])
-                offsets = torch.zeros(sequences + 1, dtype=torch.int64, device=_tensors.CPU)
-                self.vector("sequence_offsets", offsets)
+            if length == 0:
+                self._sequences_without_tokens(prod(labels.shape[:-1]))
+
+    def _sequences_without_tokens(self, count: int) -> None:
+        """Only offsets can say how many there are. With offsets the library knows no T to stand for max_length; as there is
+        nothing to divide, any will do."""
+        offsets = torch.zeros(count + 1, dtype=torch.int64, device=_tensors.CPU)
+        self.vector("sequence_offsets", offsets)
+        if not _options.is_given(self.names, "max_length"):
+            self.options = type(self.options).from_buffer_copy(self.options)
+            self.function.set_value(self.options, "max_length", 1)
 
     def new_output(
         self, slot: str, shape: Sequence[int], dtype: torch.dtype = torch.float32

@@ -46,11 +46,7 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
                 raise ValueError(
                     f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}"
                 )
-            if value.requires_grad and torch.is_grad_enabled():
-                raise ValueError(
-                    f"{name}: expected a tensor without gradient, as it is not differentiated (detach it), "
-                    "got one that requires it"
-                )
+            refuse_gradient(name, value)
             tensor_names.append(name)
             tensors.append(value.detach().to(device="cpu", dtype=torch.float32).reshape(1))
             continue
@@ -81,6 +77,14 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
     key = f"{preset}:{','.join(names)};{','.join(tensor_names)}"
     scalars = None if not tensors else tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     return Options(key, values, scalars)
+
+
+def refuse_gradient(name: str, tensor: Tensor) -> None:
+    """Raises where autograd would expect a gradient of ``tensor`` and get none."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: expected a tensor without gradient, as it is not differentiated (detach it), got one that requires it"
+        )
 
 
 def _large_integer(name: str, value: float) -> str:
@@ -137,6 +141,12 @@ def to_struct(
     for i, name in enumerate(_parse(names).tensor_names):
         function.set_pointer(options, name, scalars.data_ptr() + 4 * i)
     return options
+
+
+def is_given(names: str, name: str) -> bool:
+    """Whether an option was given by name, a preset's apart."""
+    key = _parse(names)
+    return name in (*key.names, *key.tensor_names, *(integer for integer, _ in key.integers))
 
 
 def choice_of(function: Function, names: str, values: Sequence[float], name: str) -> str | None:

@@ -80,12 +80,12 @@ def check_cpu(name: str, tensor: Tensor) -> None:
         )
 
 
-def check_labels(labels: Tensor, rows_of: Tensor, name: str) -> None:
-    """Labels are int32 or int64 and have the leading shape of ``rows_of``, the argument ``name``."""
+def checked_labels(labels: Tensor, rows_of: Tensor, name: str) -> Tensor:
+    """Labels as int32 or int64, of the leading shape of ``rows_of``, the argument ``name``."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels: expected a Tensor, got {type(labels).__name__}")
-    if labels.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"labels: expected int64 or int32, got {labels.dtype}")
+    if labels.dtype not in (torch.int64, torch.int32, torch.uint8):
+        raise TypeError(f"labels: expected int64, int32 or uint8, got {labels.dtype}")
     check_cpu("labels", labels)
     if rows_of.dim() == 0:
         raise ValueError(f"{name}: expected at least one dimension, got a scalar")
@@ -93,6 +93,9 @@ def check_labels(labels: Tensor, rows_of: Tensor, name: str) -> None:
         raise ValueError(
             f"labels: expected the leading shape of {name}, {list(rows_of.shape[:-1])}, got {list(labels.shape)}"
         )
+    return (
+        labels.long() if labels.dtype == torch.uint8 else labels
+    )  # the ABI has no labels of 8 bits
 
 
 def check_rows(name: str, tensor: Tensor, labels: Tensor) -> None:

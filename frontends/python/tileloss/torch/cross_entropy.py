@@ -70,13 +70,14 @@ def cross_entropy(
     Args:
         logits: [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or the rows
             are not a stride apart in at most two levels).
-        labels: [...] int64 or int32. Rows with ``ignore_index`` are not read: they may hold NaN.
-        weight: [V] or [valid_vocab] class weights c, converted to float32. Not differentiable.
+        labels: [...] int64, int32 or uint8. Rows with ``ignore_index`` are not read: they may hold NaN.
+        weight: [V] or [valid_vocab] class weights c, converted to float32.
         reduction: "none", "sum" or "mean".
-        token_weights: [...] or flat [N] w, converted to float32. Not differentiable.
+        token_weights: [...] or flat [N] w, converted to float32.
         num_items: mean's denominator: a number or a tensor of one element.
-        temperature: > 0: a number or a tensor of one element. Options are not differentiated: a tensor that requires a gradient
-            is refused while gradients are recorded. ``temperature_on="logprob"``: log p of the softmax at T = 1, divided by T.
+        temperature: > 0: a number or a tensor of one element. Neither options nor weights are differentiated: a tensor that
+            requires a gradient is refused while gradients are recorded. ``temperature_on="logprob"``: log p of the softmax at
+            T = 1, divided by T.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
@@ -144,7 +145,7 @@ def linear_cross_entropy(
         hidden: [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
         weight: [V, H] the LM head, float32, bfloat16 or float16; any strides that do not overlap (a transposed [H, V] is taken
             as it lies).
-        labels: [...] int64 or int32. Rows with ``ignore_index`` cost nothing.
+        labels: [...] int64, int32 or uint8. Rows with ``ignore_index`` cost nothing.
         bias: [V].
         class_weights: [V] or [valid_vocab] (`cross_entropy`'s ``weight``).
         compute_dtype: what the products see, torch.bfloat16 or torch.float32; sums are float32 either way. Default: autocast's

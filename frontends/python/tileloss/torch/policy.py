@@ -158,9 +158,10 @@ def policy_loss(
     Args:
         logits: [B, T, V], or [N, V] with ``sequence_offsets``; float32, bfloat16 or float16 on the CPU. Position t holds the
             prediction of labels[:, t] (shift before the call: ``logits[:, :-1]`` is not copied).
-        labels: [B, T] or [N], int64 or int32: the tokens sampled.
+        labels: [B, T] or [N], int64, int32 or uint8: the tokens sampled.
         advantages: [B] or [B, 1] of a sequence, or of the labels' shape. For [N] labels with one advantage a token say
-            ``advantage_level="token"``.
+            ``advantage_level="token"``. Not differentiated: one that requires a gradient is refused while gradients are
+            recorded.
         mask: of the labels' shape or flat [N], bool, integers or floats: tokens with 0 are neither read nor counted.
         old_logp, ref_logp, sampler_logp: of the labels' shape or flat [N], of the policy that sampled, the reference model, and
             the engine that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
