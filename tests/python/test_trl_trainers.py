@@ -113,7 +113,8 @@ def test_sft_with_label_smoothing_uses_the_fused_head_for_its_metrics(folder):
                 "apo_down",
                 "discopop",
                 "bco_pair",
-            ]
+            ],
+            "learning_rate": 1e-4,  # the sum's gradients are of the size of 1000
         },
         {"loss_type": ["robust", "exo_pair"], "label_smoothing": 0.1},
         {"loss_type": ["aot", "aot_unpaired"]},
