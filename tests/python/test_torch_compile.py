@@ -108,6 +108,77 @@ def test_dynamic_shapes_compile_for_the_first_call_only(name: str) -> None:
         assert_same(ours, forward_and_backward(run, name, p), 1e-6)
 
 
+def run_on_used_rows(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
+    """Of the rows that are not ignored, each time found anew: how many there are a graph learns only when it runs."""
+    first, *rest = leaves
+    used = Problem(
+        *(first[p.labels != -100],) * 2, p.weight, p.bias, p.labels[p.labels != -100],
+        p.row_weights[p.labels != -100], p.old_logp[p.labels != -100], p.old_logp[p.labels != -100] + 3.5,
+    )  # fmt: skip
+    if "policy" in name:
+        options |= {"advantage_level": "token", "ref_logp": used.old_logp, "beta": 0.1}
+        options["mask"] = used.row_weights > 0.6
+        function = getattr(tl, name)
+        loss: Tensor = function(
+            used.logits, *rest[:1], used.labels, used.advantages, *rest[1:], **options
+        )
+        return loss
+    return run(name, used, used.logits, *rest, **options)
+
+
+@pytest.mark.parametrize("mode", [{}, {"grad_in_forward": False}], ids=["", "two passes"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sizes_that_are_known_when_the_graph_runs(name: str, mode: dict[str, Any]) -> None:
+    p = problem()
+    options = {} if name.endswith("logprobs") else mode
+    compiled = torch.compile(run_on_used_rows, fullgraph=True, backend="aot_eager")
+    ours = forward_and_backward(compiled, name, p, **options)
+    assert_same(ours, forward_and_backward(run_on_used_rows, name, p, **options), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["policy_loss", "linear_policy_loss"])
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_sequences_whose_number_is_known_when_the_graph_runs(name: str, level: str) -> None:
+    p, kept = problem(), torch.tensor([True, False, True])
+    advantages = p.advantages if level == "sequence" else p.old_logp + 3.5
+
+    def chosen(name: str, p: Problem, first: Tensor, *rest: Tensor) -> Tensor:
+        function, labels = getattr(tl, name), p.labels[kept]
+        loss: Tensor = function(first[kept], *rest[:1], labels, advantages[kept], *rest[1:])
+        return loss
+
+    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    ours = forward_and_backward(compiled, name, p)
+    assert_same(ours, forward_and_backward(chosen, name, p), 1e-6)
+
+
+def test_inductor_on_rows_that_a_mask_keeps() -> None:
+    def loss(x: Tensor, labels: Tensor) -> Tensor:
+        used = labels != -100
+        return tl.cross_entropy(x[used], labels[used], token_weights=weights[used])
+
+    p = problem()
+    weights, x = p.row_weights, p.logits
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True)):
+        value = function(x, p.labels)
+        results.append((value.detach(), *torch.autograd.grad(value, x)))
+    assert_same(results[1], results[0], 1e-6)
+
+
+def test_sizes_that_differ_when_the_graph_runs() -> None:
+    def loss(x: Tensor, labels: Tensor) -> Tensor:
+        return tl.cross_entropy(x[labels != -100], labels[labels != 3])
+
+    p = problem()
+    p.labels[0, 1] = 3
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    with pytest.raises(
+        RuntimeError, match=r"Runtime assertion failed for expression Eq\(u\d, u\d\)"
+    ):
+        compiled(p.logits, p.labels)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_temperature_that_is_a_tensor_compiles_once(name: str) -> None:
     backend = Compilations()

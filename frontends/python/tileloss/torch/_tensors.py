@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from math import prod
 from struct import Struct
 from typing import NamedTuple
@@ -80,6 +81,27 @@ def check_cpu(name: str, tensor: Tensor) -> None:
         )
 
 
+def may_have_shape(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Whether ``tensor`` has that shape. A size that torch.compile learns only when the graph runs, as that of x[mask], may."""
+    if tensor.dim() != len(shape):
+        return False
+    if not torch.compiler.is_compiling():
+        return tensor.shape == shape
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return all(guard_or_true(a == b) for a, b in zip(tensor.shape, shape, strict=True))
+
+
+def has_shape(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """The same; of a size that torch.compile does not know yet the graph checks it, and raises a RuntimeError."""
+    if not may_have_shape(tensor, shape):
+        return False
+    if torch.compiler.is_compiling():
+        for a, b in zip(tensor.shape, shape, strict=True):
+            torch._check(a == b)
+    return True
+
+
 def checked_labels(labels: Tensor, rows_of: Tensor, name: str) -> Tensor:
     """Labels as int32 or int64, of the leading shape of ``rows_of``, the argument ``name``."""
     if not isinstance(labels, Tensor):
@@ -89,18 +111,17 @@ def checked_labels(labels: Tensor, rows_of: Tensor, name: str) -> Tensor:
     check_cpu("labels", labels)
     if rows_of.dim() == 0:
         raise ValueError(f"{name}: expected at least one dimension, got a scalar")
-    if labels.shape != rows_of.shape[:-1]:
+    if not has_shape(labels, rows_of.shape[:-1]):
         raise ValueError(
             f"labels: expected the leading shape of {name}, {list(rows_of.shape[:-1])}, got {list(labels.shape)}"
         )
-    return (
-        labels.long() if labels.dtype == torch.uint8 else labels
-    )  # the ABI has no labels of 8 bits
+    # The ABI has no labels of 8 bits.
+    return labels.long() if labels.dtype == torch.uint8 else labels
 
 
 def check_rows(name: str, tensor: Tensor, labels: Tensor) -> None:
     """A number for each label lies as the labels do, or flat: of another shape it would go to other rows than meant."""
-    if tensor.shape != labels.shape and (tensor.dim() != 1 or tensor.numel() != labels.numel()):
+    if not has_shape(tensor, labels.shape if tensor.dim() != 1 else (labels.numel(),)):
         raise ValueError(
             f"{name}: expected the labels' shape {list(labels.shape)}, or [{labels.numel()}], got {list(tensor.shape)}"
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tileloss.torch._apply import loss_of_hidden, loss_of_logits, make_head, metrics_by_name
 from tileloss.torch._options import Value
+from tileloss.torch._tensors import may_have_shape
 
 Number = float | Tensor
 
@@ -104,9 +105,8 @@ def _given(
         and isinstance(advantages, Tensor)
         and isinstance(labels, Tensor)
     ):
-        per_token = (
-            labels.dim() > 1 and advantages.shape == labels.shape and advantages.shape[-1] > 1
-        )
+        # [B, 1] of [B, 1] labels: either; [B, 0]: no token has one.
+        per_token = labels.dim() > 1 and may_have_shape(advantages, labels.shape)
         given["advantage_level"] = "token" if per_token else "sequence"
     return given
 
