@@ -18,6 +18,7 @@ import torch
 
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
+from tileloss.torch import empty_cache
 
 MEASURE_PEAK = "--measure-peak"  # what the child process is told
 MEBIBYTE = 1 << 20
@@ -172,6 +173,7 @@ def resident(field: str) -> int:
 def reset_peak() -> int:
     """Gives free memory back to the kernel, sets VmHWM to VmRSS, returns it."""
     gc.collect()
+    empty_cache()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmHWM")

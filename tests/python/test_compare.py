@@ -17,6 +17,7 @@ import torch
 from comparison import bars, contestants, measure, report
 from comparison.contestants import GROUPS, Contestant, by_key
 from comparison.inputs import Inputs, Shape, make_inputs, make_truth
+from tileloss.torch import cross_entropy
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compare.py"
 SHAPE = Shape(tokens=8, vocab=500, hidden=16)
@@ -148,14 +149,19 @@ def test_bad_usage_names_what_is_wrong() -> None:
 # ---------------------------------------------------------------------------------------------- memory and bars
 
 
-def test_peak_memory_counts_scratch_and_not_outputs() -> None:
+@pytest.mark.parametrize("kept", [False, True], ids=["", "in memory that TileLoss kept"])
+def test_peak_memory_counts_scratch_and_not_outputs(kept: bool) -> None:
     """A step that holds 96 MB beside the 64 MB it returns."""
     shape = Shape(tokens=8, vocab=4_000_000, hidden=1)
 
     def setup(given: Inputs) -> measure.Step:
         def step() -> measure.Output:
             scratch = torch.ones(24_000_000)
-            gradient = torch.ones_like(given.logits) * scratch[0].bfloat16()
+            if kept:
+                loss = cross_entropy(given.logits, given.labels)
+                gradient = torch.autograd.grad(loss, given.logits)[0]
+            else:
+                gradient = torch.ones_like(given.logits) * scratch[0].bfloat16()
             return scratch.sum(), (gradient,)
 
         return step

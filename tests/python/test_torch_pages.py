@@ -1,10 +1,11 @@
-"""Large gradients of logits: huge pages, and memory that serves step after step."""
+"""Large gradients: huge pages, and memory that serves step after step."""
 
 from __future__ import annotations
 
 import copy
 import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,6 +81,110 @@ def test_the_memory_of_a_freed_gradient_serves_the_next(name: str, mode: dict[st
     second = gradient_of(name, x, labels, **mode)
     assert second.data_ptr() == address
     assert torch.equal(second, values)
+
+
+LINEAR_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "linear_cross_entropy": tl.linear_cross_entropy,
+    "linear_logprobs": lambda h, w, y, grad_in_forward=False: tl.linear_logprobs(
+        h, w, y
+    ).logp.sum(),
+    "linear_policy_loss": lambda h, w, y, **mode: tl.linear_policy_loss(
+        h, w, y, torch.ones(1), **mode
+    ),
+}
+
+
+def large_head() -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states of 9.4 MB and a head of 8.4 MB."""
+    hidden, weight = torch.randn(144, 16384), 0.01 * torch.randn(128, 16384)
+    return hidden.requires_grad_(), weight.requires_grad_(), torch.randint(0, 128, (144,))
+
+
+def head_gradients(
+    name: str, hidden: Tensor, weight: Tensor, labels: Tensor, **mode: Any
+) -> tuple[Tensor, ...]:
+    """dhidden, dhead."""
+    return torch.autograd.grad(
+        LINEAR_LOSSES[name](hidden, weight, labels, **mode), (hidden, weight)
+    )
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize("one_pass", [True, False], ids=["one pass", "two passes"])
+@pytest.mark.parametrize("name", LINEAR_LOSSES)
+def test_the_memory_of_dhidden_and_dhead_serves_the_next(
+    name: str, one_pass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = large_head()
+    first = head_gradients(name, *given, grad_in_forward=one_pass)
+    addresses, values = [g.data_ptr() for g in first], [g.clone() for g in first]
+    del first
+    assert all(map(is_mapped, addresses))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(_library, "advise_huge_pages", lambda *pages: asked.append(pages))
+    second = head_gradients(name, *given, grad_in_forward=one_pass)
+    assert [g.data_ptr() for g in second] == addresses
+    assert all(torch.equal(a, b) for a, b in zip(second, values, strict=True))
+    assert asked == [(g.data_ptr(), g.nbytes) for g in second]
+    del second
+    assert [kilobytes_at(a + (5 << 20), "LazyFree") > 0 for a in addresses] == [True, True]
+    tl.empty_cache()
+    assert not any(map(is_mapped, addresses))
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_gradients_of_the_head_accumulate_where_the_first_one_lies() -> None:
+    hidden, weight, labels = large_head()
+    addresses = set()
+    for _ in range(3):
+        tl.linear_cross_entropy(hidden, weight, labels).backward()
+        addresses.add(weight.grad.data_ptr())
+    assert len(addresses) == 1
+    torch.testing.assert_close(
+        (hidden.grad, weight.grad),
+        tuple(3 * g for g in head_gradients("linear_cross_entropy", hidden, weight, labels)),
+    )
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_the_memory_serves_a_compiled_step_of_the_head_too() -> None:
+    given = large_head()
+    expected = head_gradients("linear_logprobs", *given)
+    compiled = torch.compile(lambda *given: tl.linear_logprobs(*given).logp.sum(), fullgraph=True)
+    addresses = set()
+    for _ in range(3):
+        gradients = torch.autograd.grad(compiled(*given), given[:2])
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+        addresses.add(tuple(g.data_ptr() for g in gradients))
+        del gradients
+    assert len(addresses) == 1
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_forked_child_has_its_own_copy() -> None:
+    """Of the gradients that the parent holds, and of the memory that it keeps."""
+    given = large_head()
+    gradients = head_gradients("linear_cross_entropy", *given)
+    values = [g.clone() for g in gradients]
+    kept = gradient_of("cross_entropy", *large_batch())
+    address = kept.data_ptr()
+    del kept
+    child = os.fork()
+    if child == 0:
+        try:
+            for g in gradients:
+                g.zero_()
+            del g, gradients
+            again = head_gradients("linear_cross_entropy", *given)
+            same = all(torch.equal(a, b) for a, b in zip(again, values, strict=True))
+            os._exit(
+                0 if same and gradient_of("cross_entropy", *large_batch()).isfinite().all() else 1
+            )
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(torch.equal(a, b) for a, b in zip(gradients, values, strict=True))
+    assert gradient_of("cross_entropy", *large_batch()).data_ptr() == address
 
 
 @pytest.mark.usefixtures("nothing_kept")
@@ -175,12 +280,20 @@ def test_a_system_without_memory_leaves_the_error_to_torch(monkeypatch: pytest.M
 @pytest.mark.usefixtures("nothing_kept")
 def test_gradients_freed_on_other_threads() -> None:
     x, labels = large_batch()
-    expected = gradient_of("cross_entropy", x, labels)
+    head = large_head()
+
+    def both() -> tuple[Tensor, ...]:
+        return (
+            gradient_of("cross_entropy", x, labels),
+            *head_gradients("linear_cross_entropy", *head),
+        )
+
+    expected = both()
     wrong: list[int] = []
 
     def steps() -> None:
         for step in range(10):
-            if not torch.equal(gradient_of("cross_entropy", x, labels), expected):
+            if not all(torch.equal(a, b) for a, b in zip(both(), expected, strict=True)):
                 wrong.append(step)
 
     threads = [threading.Thread(target=steps) for _ in range(4)]

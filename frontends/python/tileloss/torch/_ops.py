@@ -35,7 +35,7 @@ from tileloss.torch._define import (
     row_grads,
     split,
 )
-from tileloss.torch._tensors import lies_in_rows, new_gradient_of_logits, set_row_state
+from tileloss.torch._tensors import lies_in_rows, new_gradient, set_row_state
 
 
 def _define_loss(f: str) -> None:
@@ -66,7 +66,7 @@ def _define_loss(f: str) -> None:
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        dlogits = new_gradient_of_logits(logits)
+        dlogits = new_gradient(logits, "dlogits")
         call, (wants_metrics,) = start(logits, labels, rest, dlogits)
         loss = new_loss(call, labels, call.names, call.values)
         metrics = new_metrics(call, wants_metrics)
@@ -101,7 +101,7 @@ def _define_loss(f: str) -> None:
         call.run(BACKWARD)
 
     def backward(grad: Tensor, logits: Tensor, labels: Tensor, *rest: Any) -> Tensor:
-        dlogits = new_gradient_of_logits(logits)
+        dlogits = new_gradient(logits, "dlogits")
         backward_into(dlogits, grad, logits, labels, rest)
         return dlogits
 
@@ -180,7 +180,7 @@ def _define_logprobs() -> None:
 
     def backward(*args: Any) -> Tensor:
         logits = args[3]
-        dlogits = new_gradient_of_logits(logits)
+        dlogits = new_gradient(logits, "dlogits")
         backward_into(dlogits, args[:3], logits, args[4], args[5:])
         return dlogits
 

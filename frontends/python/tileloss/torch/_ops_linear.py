@@ -51,10 +51,10 @@ def _new_head_gradients(
     hidden, weight, bias, _ = tensors
     dhidden, dweight, dbias = empty(), empty(), empty()
     if needs[0]:
-        dhidden = new_gradient(hidden)
+        dhidden = new_gradient(hidden, "dhidden")
         set_strided_matrix(call.args, "dhidden", dhidden.view(-1, hidden.shape[-1]))
     if needs[1]:
-        dweight = new_gradient(weight)
+        dweight = new_gradient(weight, "dhead")
         set_strided_matrix(call.args, "dhead", dweight)
     if needs[2] and bias is not None:
         dbias = torch.empty(bias.shape, dtype=bias.dtype, device=CPU)

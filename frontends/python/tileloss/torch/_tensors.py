@@ -259,17 +259,8 @@ def set_row_state(args: Args, state: Tensor) -> None:
     )  # fmt: skip
 
 
-def new_gradient(like: Tensor) -> Tensor:
-    """An uninitialised contiguous tensor; large ones ask for huge pages before they are touched."""
-    gradient = torch.empty(like.shape, dtype=like.dtype, device=CPU)
-    if gradient.nbytes >= _pages.LARGE:
-        _library.advise_huge_pages(gradient.data_ptr(), gradient.nbytes)
-    return gradient
-
-
-def new_gradient_of_logits(like: Tensor) -> Tensor:
-    """The same for logits; a large one takes the memory that the last one had, if that was freed (see _pages)."""
-    if like.nbytes < _pages.LARGE:
-        return new_gradient(like)
-    lent = _pages.lend(like)
-    return new_gradient(like) if lent is None else lent
+def new_gradient(like: Tensor, kind: _pages.Kind) -> Tensor:
+    """An uninitialised contiguous tensor. A large one lies on huge pages, in the memory that the last one of its kind had, if
+    that was freed (see _pages)."""
+    lent = _pages.lend(like, kind) if like.nbytes >= _pages.LARGE else None
+    return torch.empty(like.shape, dtype=like.dtype, device=CPU) if lent is None else lent
