@@ -3,6 +3,7 @@
 
 lint.py includes ROOT            includes point down: tools, frontends -> api -> cpu, cuda, losses -> core; reference alone
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
+lint.py sizes ROOT               no tracked file over 1 MB but those listed here (exit 77 where ROOT is no checkout)
 lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
 lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
 lint.py needed LIBRARY           the library needs the C and C++ run times only, without a run path, and has a soname
@@ -44,6 +45,9 @@ PYTHON_NAME = re.compile(
 )  # _name.py: private to its package
 ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
 TILE_OBJECT = re.compile(r"\w+_amx\.cpp\.o")
+MAX_TRACKED_BYTES = 1_000_000
+# Tracked files that may be larger: every clone takes them along for ever, so each needs its reason here.
+MAY_BE_LARGER: set[str] = set()
 # Each that the products need, and whatever else works on tiles.
 TILE_INSTRUCTIONS = {
     "ldtilecfg",
@@ -135,11 +139,31 @@ def lint_files(root):
     return findings
 
 
+def skip(reason):
+    print(f"SKIPPED: {reason}")
+    sys.exit(77)
+
+
+def lint_sizes(root):
+    root = pathlib.Path(root)
+    if not shutil.which("git"):
+        skip("no git")
+    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True)
+    tracked = [name for name in done.stdout.decode().split("\0") if name]
+    if done.returncode or not tracked:
+        skip(done.stderr.decode().strip() or f"git tracks nothing under {root}")
+    sizes = {name: (root / name).lstat().st_size for name in tracked if (root / name).is_file()}
+    large = {name for name, size in sizes.items() if size > MAX_TRACKED_BYTES}
+    return [
+        f"{name}: {sizes[name]} bytes, tracked files have at most {MAX_TRACKED_BYTES} (MAY_BE_LARGER lists those with a reason)"
+        for name in sorted(large - MAY_BE_LARGER)
+    ] + [f"{name}: in MAY_BE_LARGER, but it is not" for name in sorted(MAY_BE_LARGER - large)]
+
+
 def lint_format(root):
     root = pathlib.Path(root)
     if not shutil.which("clang-format"):
-        print("SKIPPED: no clang-format (./dev test installs it)")
-        sys.exit(77)
+        skip("no clang-format (./dev test installs it)")
     files = code_files(*(root / folder for folder in ("src", "include", "tests", "examples")))
     done = subprocess.run(
         ["clang-format", "--dry-run", *map(str, files)], capture_output=True, text=True
@@ -234,6 +258,7 @@ def main(arguments):
     lints = {
         "includes": lint_includes,
         "files": lint_files,
+        "sizes": lint_sizes,
         "format": lint_format,
         "symbols": lint_symbols,
         "needed": lint_needed,

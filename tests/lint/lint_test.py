@@ -108,6 +108,46 @@ class Files(LintTest):
         self.assert_names(lint.lint_files(self.root), "501 lines")
 
 
+class Sizes(LintTest):
+    """A file that git does not track, or that was tracked and is gone, is nobody's burden."""
+
+    def setUp(self):
+        super().setUp()
+        self.git("init", "-q")
+        self.git("add", ".")
+
+    def git(self, *arguments):
+        subprocess.run(["git", "-C", str(self.root), *arguments], check=True, capture_output=True)
+
+    def write_bytes(self, name, size, tracked=True):
+        self.write(name, "x" * size)
+        if tracked:
+            self.git("add", "--force", name)
+
+    def test_a_megabyte_passes_and_what_is_not_tracked_does_not_count(self):
+        self.write_bytes("data", 1_000_000)
+        self.write_bytes("build/out", 1_000_001, tracked=False)
+        self.write_bytes("gone", 1_000_001)
+        (self.root / "gone").unlink()
+        self.assertEqual(lint.lint_sizes(self.root), [])
+
+    def test_a_tracked_file_over_a_megabyte_is_named_with_its_size(self):
+        self.write_bytes("tests/data/dw2", 1_000_001)
+        self.assert_names(lint.lint_sizes(self.root), "tests/data/dw2: 1000001 bytes")
+
+    def test_a_listed_file_may_be_larger_and_must_be(self):
+        self.write_bytes("data", 1_000_001)
+        with unittest.mock.patch.object(lint, "MAY_BE_LARGER", {"data"}):
+            self.assertEqual(lint.lint_sizes(self.root), [])
+            self.write("data", "small now")
+            self.assert_names(lint.lint_sizes(self.root), "data: in MAY_BE_LARGER, but it is not")
+
+    def test_a_folder_without_tracked_files_is_skipped(self):
+        with tempfile.TemporaryDirectory() as folder, self.assertRaises(SystemExit) as stopped:
+            lint.lint_sizes(folder)
+        self.assertEqual(stopped.exception.code, 77)
+
+
 class Format(LintTest):
     def setUp(self):
         super().setUp()
