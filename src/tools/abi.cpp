@@ -61,6 +61,7 @@ tileloss_isa isa_count() {
   while (std::strcmp(tileloss_isa_name(count), "unknown") != 0) ++count;
   return count;
 }
+constexpr tileloss_pass kPasses[] = {TILELOSS_FORWARD, TILELOSS_BACKWARD, TILELOSS_VALUE_AND_GRAD};
 constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
 
 }  // namespace
@@ -307,6 +308,19 @@ const char* pass_name(tileloss_pass pass) {
     case TILELOSS_FROM_ROW_STATE: return "from_row_state";
     default: return "?";
   }
+}
+
+std::vector<std::string> pass_names() {
+  std::vector<std::string> names;
+  for (const tileloss_pass pass : kPasses) names.emplace_back(pass_name(pass));
+  return names;
+}
+
+tileloss_pass parse_pass(std::string_view name) {
+  for (const tileloss_pass pass : kPasses) {
+    if (name == pass_name(pass)) return pass;
+  }
+  throw ToolError(kExitUsage, fmt::format("pass '{}' is none of {}", name, fmt::join(pass_names(), ", ")));
 }
 
 }  // namespace tileloss::tools

@@ -99,6 +99,10 @@ void call(const Function& function, tileloss_pass pass, const tileloss_args& arg
           const tileloss_run* run = nullptr);
 
 const char* pass_name(tileloss_pass pass);
+// forward, backward, value_and_grad: those that take logits or an LM head.
+std::vector<std::string> pass_names();
+// Throws ToolError (usage) for any other name.
+tileloss_pass parse_pass(std::string_view name);
 
 }  // namespace tileloss::tools
 

@@ -31,6 +31,7 @@ struct Command {
   std::string head_layout = "vh";
   std::string dhead_dtype = "fp32";
   std::string implementation = "kernel";
+  std::string pass;  // "": forward, then the gradient in one call
   bool json = false;
 };
 
@@ -180,9 +181,15 @@ void print(const Command& command, const Bench& bench, const Report& report) {
   }
 }
 
+std::vector<tileloss_pass> passes_of(const Command& command, const Bench& bench) {
+  if (command.pass.empty()) return {TILELOSS_FORWARD, bench.gradient_pass()};
+  const tileloss_pass pass = parse_pass(command.pass);
+  bench.check_pass(pass, command.implementation != "kernel");
+  return {pass};
+}
+
 // The reference first, so that its matrices are gone when the kernel's memory is read; each ends with its gradient.
-void time_all(const Command& command, Bench& bench, Report& report) {
-  const tileloss_pass passes[] = {TILELOSS_FORWARD, bench.gradient_pass()};
+void time_all(const Command& command, const std::vector<tileloss_pass>& passes, Bench& bench, Report& report) {
   if (command.implementation != "kernel") {
     bench.make_reference();
     for (const tileloss_pass pass : passes) {
@@ -209,12 +216,13 @@ int run_bench(Command command) {
   settings.head.is_transposed = command.head_layout == "hv";
   settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
   Bench bench(command.settings);
+  const std::vector<tileloss_pass> passes = passes_of(command, bench);
   Report report;
   report.roofs = bench.measure_roofs();
   report.roofs_description = bench.roofs_description();
   Roofs at_end;
   try {
-    time_all(command, bench, report);
+    time_all(command, passes, bench, report);
     at_end = bench.measure_roofs();
     check_stop();
   } catch (const Stopped&) {
@@ -234,7 +242,8 @@ constexpr const char* kFooter =
     "the kernel's logp; max_length, where one is needed and none given, is the longest sequence's. An in-place pass overwrites\n"
     "the logits: they are put back before each call, outside the timing. The copy roof of an in-place run copies one half of\n"
     "the matrix over the other and counts it twice. The reference materialises float32 logits and softmax (8 bytes an element)\n"
-    "and runs at most 5 iterations.\n"
+    "and runs at most 5 iterations. --pass backward is what PyTorch runs by default, the gradient from the row state that a\n"
+    "forward has saved: it reads and writes as much as value_and_grad, and has the same roof. The forward is not timed.\n"
     "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
     "2 N H V for the logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof is\n"
     "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.";
@@ -264,6 +273,8 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_option("--workspace", command->workspace, "A cap on scratch memory: 64MiB; 0: the planner's choice")
       ->capture_default_str();
   app->add_flag("--in-place", settings.in_place, "dlogits over the logits themselves");
+  app->add_option("--pass", command->pass, "That pass alone, in place of forward and gradient; backward: from a saved row state")
+      ->check(one_of(pass_names()));
   app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
   app->add_option("--impl", command->implementation, "The kernel, the straightforward reference, or both")
       ->check(one_of({"kernel", "reference", "both"}))

@@ -93,7 +93,8 @@ std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Functi
                                       : LogitsMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.in_place);
   const auto rows = static_cast<double>(settings.tokens);
   needs.push_back({"labels", rows * sizeof(int64_t)});
-  needs.push_back({"row outputs and row state", rows * sizeof(float) * (function.per_row_loss() ? 7 : 6)});
+  const int row_arrays = 6 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
+  needs.push_back({"row outputs and row state", rows * sizeof(float) * row_arrays});
   if (function.is_policy()) {
     const PolicyDraw draw = policy_draw(settings, function);
     const int row_tensors = (draw.token_advantages ? 1 : 0) + 1 + (draw.ref_scale ? 1 : 0) + (draw.sampler_scale ? 1 : 0);
@@ -163,7 +164,10 @@ Bench::Bench(const BenchSettings& settings)
   loss_.resize(function_.per_row_loss() ? rows : 1);
   for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
   upstream_.assign(1, 1.0F);
-  if (function_.is_policy()) make_policy_inputs();
+  if (function_.is_policy()) {
+    state_entropy_.resize(rows);
+    make_policy_inputs();
+  }
 }
 
 void Bench::make_policy_inputs() {
@@ -197,19 +201,37 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
     }
     if (settings_.entropy) args.entropy = vector_of(entropy_);
   }
-  if (pass == TILELOSS_FORWARD && function_.is_loss()) return args;
-  if (pass != TILELOSS_VALUE_AND_GRAD) {
-    tileloss_row_state_init(&args.row_state);
-    args.row_state.rows = settings_.tokens;
-    args.row_state.max = state_max_.data();
-    args.row_state.sum = state_sum_.data();
-    args.row_state.target = state_target_.data();
-  }
-  if (pass == TILELOSS_BACKWARD) {
+  if (pass == TILELOSS_BACKWARD || (pass == TILELOSS_FORWARD && !function_.is_loss())) set_row_state(args);
+  if (pass == TILELOSS_BACKWARD && !function_.is_loss()) {
     args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
     args.logp_grad.stride = 0;
   }
   return args;
+}
+
+void Bench::set_row_state(tileloss_args& args) {
+  tileloss_row_state_init(&args.row_state);
+  args.row_state.rows = settings_.tokens;
+  args.row_state.max = state_max_.data();
+  args.row_state.sum = state_sum_.data();
+  args.row_state.target = state_target_.data();
+  if (!state_entropy_.empty()) args.row_state.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
+}
+
+void Bench::save_row_state() {
+  tileloss_args args = make_args(TILELOSS_FORWARD);
+  set_row_state(args);
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+}
+
+void Bench::check_pass(tileloss_pass pass, bool reference) const {
+  if (pass == TILELOSS_VALUE_AND_GRAD && !function_.is_loss()) {
+    throw ToolError(kExitUsage,
+                    fmt::format("--pass: expected forward or backward, as {} is no loss, got value_and_grad", function_.name()));
+  }
+  if (reference && pass == TILELOSS_BACKWARD && function_.is_loss()) {
+    throw ToolError(kExitUsage, "--impl: the reference has no backward from a row state; use --impl kernel");
+  }
 }
 
 // The stash and recompute schedules exist for value_and_grad only.
@@ -251,6 +273,7 @@ Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int ite
 }
 
 Timing Bench::time_kernel(tileloss_pass pass) {
+  if (pass == TILELOSS_BACKWARD) save_row_state();
   const tileloss_args args = make_args(pass);
   const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
   const int64_t mem_before = resident_bytes() - resident_file_bytes();

@@ -73,7 +73,7 @@ class Bench {
   // anything is allocated, for more than the machine has left.
   explicit Bench(const BenchSettings& settings);
 
-  // Forward, then gradient_pass(): the forward leaves the row state that a backward starts from.
+  // A backward starts from the row state that a forward, which is not timed, has saved for it.
   Timing time_kernel(tileloss_pass pass);
   // Between make_reference and drop_reference, which hold its two float32 matrices.
   Timing time_reference(tileloss_pass pass);
@@ -82,6 +82,8 @@ class Bench {
   void drop_reference() { reference_.reset(); }
   // value_and_grad; backward for a function without a loss.
   tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
+  // Throws ToolError (usage) for a pass that this function, or with `reference` the reference, does not have.
+  void check_pass(tileloss_pass pass, bool reference) const;
 
   // On these buffers, with as many threads as the kernel has.
   Roofs measure_roofs();
@@ -94,6 +96,8 @@ class Bench {
  private:
   void make_policy_inputs();
   tileloss_args make_args(tileloss_pass pass);
+  void set_row_state(tileloss_args& args);
+  void save_row_state();
   KernelWishes wishes(tileloss_pass pass) const;
   Timing time(const std::function<void()>& run, tileloss_pass pass, int iterations);
 
@@ -107,7 +111,7 @@ class Bench {
   std::vector<int64_t> labels_;
   PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
-  std::vector<float> state_max_, state_sum_, state_target_;
+  std::vector<float> state_max_, state_sum_, state_target_, state_entropy_;
   std::unique_ptr<Straightforward> reference_;
 };
 

@@ -15,11 +15,7 @@ std::string plain(const Json& value) { return value.is_string() ? value.get<std:
 
 Json timed(const Json& sweep_case) {
   Bench bench(bench_settings(sweep_case));
-  const std::string pass = sweep_case.at("pass").get<std::string>();
-  if (pass == pass_name(TILELOSS_FORWARD)) return to_json(bench.time_kernel(TILELOSS_FORWARD));
-  // A backward starts from the row state that a forward leaves.
-  if (pass == pass_name(TILELOSS_BACKWARD)) bench.time_kernel(TILELOSS_FORWARD);
-  return to_json(bench.time_kernel(bench.gradient_pass()));
+  return to_json(bench.time_kernel(parse_pass(sweep_case.at("pass").get<std::string>())));
 }
 
 }  // namespace

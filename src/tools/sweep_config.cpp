@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "tools/abi.h"
@@ -108,8 +109,7 @@ std::vector<Axis> read_axes(ConfigReader& reader) {
   return {read_axis(reader, "loss", nullptr, read_loss),
           read_axis(reader, "shape", nullptr, read_shape),
           read_axis(reader, "dtype", nullptr, read_dtype),
-          choice_axis(reader, "pass", pass_name(TILELOSS_VALUE_AND_GRAD),
-                      {pass_name(TILELOSS_FORWARD), pass_name(TILELOSS_VALUE_AND_GRAD)}),
+          choice_axis(reader, "pass", pass_name(TILELOSS_VALUE_AND_GRAD), pass_names()),
           choice_axis(reader, "isa", "auto", isa_names()),
           integer_axis(reader, "threads", kMaxThreads),
           choice_axis(reader, "schedule", "auto", schedule_names()),
@@ -155,11 +155,15 @@ std::vector<Json> combine(const std::vector<Axis>& axes, const Json& common, con
     }
     cases = std::move(longer);
   }
+  std::vector<Json> distinct;
+  std::set<std::string> known;
   for (Json& sweep_case : cases) {
     sweep_case.update(common);
     finish_case(sweep_case, reader);
+    // Of a function without a loss value_and_grad and backward are the same case.
+    if (known.insert(sweep_case.dump()).second) distinct.push_back(std::move(sweep_case));
   }
-  return cases;
+  return distinct;
 }
 
 }  // namespace

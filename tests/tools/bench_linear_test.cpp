@@ -86,6 +86,16 @@ TEST(BenchLinear, AFrozenHeadIsOneProductLess) {
   EXPECT_TRUE(lines[1]["dhead_dtype"].is_null());
 }
 
+TEST(BenchLinear, ABackwardFromASavedRowStateIsThreeProducts) {
+  for (const std::string loss : {"linear_cross_entropy", "linear_policy_loss", "linear_logprobs"}) {
+    const ProgramResult result = bench(loss, {"--hidden", "64", "--json", "--pass", "backward"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Json line = Json::parse(result.out);
+    EXPECT_EQ(line["pass"], "backward");
+    expect_figures(line, 3);
+  }
+}
+
 // The logits are 10 MB in 16 bits, dhead 5 MB, which holds half of them first: a kernel that took either in secret would be seen.
 TEST(BenchLinear, TheWorkspaceIsACapOnThePlanAndOnWhatIsMeasured) {
   const std::vector<std::string> shape = {"--tokens", "256", "--vocab", "20000", "--iters", "1", "--warmup", "0"};
@@ -193,6 +203,15 @@ TEST(SweepLinear, ATransposedHeadAndFunctionsWithoutALossWork) {
   const ProgramResult result = sweep(folder, {"loss=linear_logprobs", "head_layout=hv", "workspace=0"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_NE(result.out.find("linear_logprobs [64, 2000] bfloat16 backward hidden 64"), std::string::npos) << result.out;
+}
+
+TEST(SweepLinear, ABackwardFromASavedRowStateIsACase) {
+  const TemporaryFolder folder;
+  const ProgramResult result = sweep(folder, {"pass=[value_and_grad, backward]", "workspace=0"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  for (const char* text : {"linear_cross_entropy [64, 2000] bfloat16 value_and_grad hidden 64\n",
+                           "linear_cross_entropy [64, 2000] bfloat16 backward hidden 64\n"})
+    EXPECT_NE(result.out.find(text), std::string::npos) << text << result.out;
 }
 
 TEST(SweepLinear, WrongKeysAreRefusedByName) {

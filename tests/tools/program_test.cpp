@@ -162,6 +162,43 @@ TEST(Bench, LogprobsAndTheTableWork) {
     EXPECT_NE(result.out.find(word), std::string::npos) << result.out;
 }
 
+TEST(Bench, OnePassAloneIsTimedAgainstItsRoof) {
+  for (const std::string pass : {"forward", "backward", "value_and_grad"}) {
+    for (const bool in_place : {false, true}) {
+      for (const std::vector<std::string>& loss :
+           std::vector<std::vector<std::string>>{{"--loss", "cross_entropy", "--set", "label_smoothing=0.1"},
+                                                 {"--loss", "policy_loss", "--preset", "gspo", "--set", "entropy_coef=0.01"}}) {
+        std::vector<std::string> arguments = {"bench", "--pass",  pass, "--tokens", "70", "--vocab",
+                                              "5003",  "--iters", "2",  "--warmup", "0",  "--json"};
+        arguments.insert(arguments.end(), loss.begin(), loss.end());
+        if (in_place) arguments.emplace_back("--in-place");
+        const ProgramResult result = run_program(arguments);
+        ASSERT_EQ(result.exit_code, 0) << result.err;
+        const std::vector<Json> lines = json_lines(result.out);
+        ASSERT_EQ(lines.size(), 1U) << result.out;
+        expect_bench_line(lines[0]);
+        EXPECT_EQ(lines[0]["pass"], pass);
+        const char* memory = pass == "forward" ? "read_ms" : in_place ? "in_place_ms" : "copy_ms";
+        EXPECT_EQ(lines[0]["roof_ms"], std::max(lines[0][memory], lines[0]["exp_ms"]));
+      }
+    }
+  }
+}
+
+TEST(Bench, APassThatTheFunctionOrTheReferenceLacksIsRefused) {
+  for (const auto& [arguments, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--pass", "sideways"}, "--pass: expected one of forward, backward, value_and_grad, got 'sideways'"},
+           {{"--pass", "value_and_grad", "--loss", "logprobs"},
+            "--pass: expected forward or backward, as logprobs is no loss, got value_and_grad"},
+           {{"--pass", "backward", "--impl", "both"}, "--impl: the reference has no backward from a row state"}}) {
+    std::vector<std::string> all = {"bench", "--tokens", "4", "--vocab", "64", "--iters", "1"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const ProgramResult result = run_program(all);
+    EXPECT_EQ(result.exit_code, 2) << message;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+  }
+}
+
 TEST(Bench, TooLittleMemoryIsAnEnvironmentErrorNamingTheBytes) {
   const ProgramResult result = run_program({"bench", "--tokens", "100000000", "--vocab", "151936"});
   EXPECT_EQ(result.exit_code, 3);

@@ -140,6 +140,16 @@ TEST(SweepConfig, AFunctionWithoutALossIsTimedInItsBackward) {
   EXPECT_EQ(config.cases[1]["pass"], "value_and_grad");
 }
 
+TEST(SweepConfig, ABackwardIsACaseOnceEvenWhereItIsTheOnlyGradient) {
+  const TemporaryFolder folder;
+  const SweepConfig config =
+      config_of(folder, "loss: [logprobs, cross_entropy]\nshape: 2x64\ndtype: bf16\npass: [value_and_grad, backward]\n");
+  ASSERT_EQ(config.cases.size(), 3U);
+  EXPECT_EQ(config.cases[0]["pass"], "backward");
+  EXPECT_EQ(config.cases[1]["pass"], "value_and_grad");
+  EXPECT_EQ(config.cases[2]["pass"], "backward");
+}
+
 TEST(SweepConfig, ASetReplacesAListAndTheOutputIsNamedAfterTheConfig) {
   const TemporaryFolder folder;
   const SweepConfig config = config_of(folder, "loss: cross_entropy\nshape: 2x64\ndtype: bf16\nthreads: [1, 2, 3]\n",
@@ -162,7 +172,7 @@ TEST(SweepConfig, MistakesAreNamedWithKeyAndLine) {
       {base + "threads: [1, 2, 1]\n", {"c.yaml:4", "threads", "twice"}},
       {base + "threads: [-1]\n", {"c.yaml:4", "threads", "out of range"}},
       {base + "isa: [mmx]\n", {"c.yaml:4", "isa", "'mmx' is none of"}},
-      {base + "pass: backward\n", {"c.yaml:4", "pass", "'backward' is none of"}},
+      {base + "pass: sideways\n", {"c.yaml:4", "pass", "'sideways' is none of forward, backward, value_and_grad"}},
       {base + "blocks: 3\n", {"c.yaml:4", "blocks: unknown key"}},
       {base + "time_limit_s: 0\n", {"c.yaml:4", "time_limit_s", "out of range"}},
       {"shape: 2x64\ndtype: [bf16, bfloat16]\nloss: cross_entropy\n", {"c.yaml:2", "dtype", "twice"}},
