@@ -13,6 +13,7 @@ from tileloss.integrations import trl as integration
 
 OWN_FUNCTION = utils._ChunkedLogProbFunction
 OWN_USE_TRITON = utils._use_triton
+OWN_DTENSOR = utils.DTensor
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def leaves_trl_as_it_was():
     integration.unpatch()
     assert utils._ChunkedLogProbFunction is OWN_FUNCTION
     assert utils._use_triton is OWN_USE_TRITON
+    assert utils.DTensor is OWN_DTENSOR
 
 
 def test_patch_replaces_the_function_and_unpatch_gives_it_back():
@@ -34,6 +36,7 @@ def test_patch_replaces_the_function_and_unpatch_gives_it_back():
     assert not integration.is_patched()
     assert utils._ChunkedLogProbFunction is OWN_FUNCTION
     assert utils._use_triton is OWN_USE_TRITON
+    assert utils.DTensor is OWN_DTENSOR
 
 
 def test_a_with_block_ends_the_patch_after_an_error_too():

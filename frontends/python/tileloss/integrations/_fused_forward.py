@@ -47,8 +47,7 @@ class HiddenForLoss(ModelOutput):
     hidden: torch.Tensor | None = None  # [B, T, H]
     shift_labels: torch.Tensor | None = None
     compute_dtype: torch.dtype | None = None
-    # Empty views of the head's parameters, read by nobody: DDP looks for what a step uses in the graph of the forward's
-    # outputs, and the head is used after the forward.
+    # Read by nobody: see _traces.
     head: tuple[torch.Tensor, ...] | None = None
 
     def __getitem__(self, key: Any) -> Any:
@@ -82,7 +81,7 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
                 hidden=hidden,
                 shift_labels=extra.get("shift_labels"),
                 compute_dtype=autocast_dtype(hidden.device.type),
-                head=tuple(p[:0] for p in _resolve(self, plan.head).parameters()),
+                head=_traces(_resolve(self, plan.head)),
             )
 
         loss = _loss(self, plan, hidden, _shifted(labels, hidden, extra), extra)
@@ -100,6 +99,12 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
     return forward
 
 
+def _traces(head: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    """Empty views of the head's parameters. DDP looks for what a step uses in the graph of the forward's outputs, and the head
+    is used after the forward. A head that FSDP gathers when it is called needs none."""
+    return tuple(p[:0] for p in head.parameters()) if type(head) is torch.nn.Linear else ()
+
+
 def check_head_is_unchanged(model: PreTrainedModel, plan: ForwardPlan) -> None:
     """Raises ValueError where calling the head does more than multiply: that would be lost."""
     head = _resolve(model, plan.head)
@@ -110,11 +115,22 @@ def check_head_is_unchanged(model: PreTrainedModel, plan: ForwardPlan) -> None:
         )
 
 
+def _is_linear(head: torch.nn.Module) -> bool:
+    """Whether calling the head multiplies and no more: a torch.nn.Linear, or one that is a unit of FSDP2 by itself, whose class
+    `fully_shard` has replaced with one derived from FSDPModule and Linear."""
+    kind = type(head)
+    if kind is torch.nn.Linear or not torch.distributed.is_available():
+        return kind is torch.nn.Linear
+    from torch.distributed.fsdp import FSDPModule
+
+    return kind.__bases__ == (FSDPModule, torch.nn.Linear)
+
+
 def check_model(model: PreTrainedModel, plan: ForwardPlan) -> None:
     """Raises ValueError where the head or the loss of this very model is not what the plan's formula says."""
     name = type(model).__name__
     head = _resolve(model, plan.head)
-    if type(head) is not torch.nn.Linear:
+    if not _is_linear(head):
         kind = f"{type(head).__module__}.{type(head).__qualname__}"
         raise ValueError(
             f"{name}.{plan.head}: expected a plain torch.nn.Linear as the LM head, got {kind}"
@@ -258,17 +274,34 @@ def _loss(
 ) -> torch.Tensor:
     head = _resolve(model, plan.head)
     softcap = None if plan.softcap is None else _resolve(model, plan.softcap)
-    return linear_cross_entropy(
-        hidden,
-        head.weight,
-        shifted,
-        head.bias,
-        ignore_index=options.get("ignore_index", -100),
-        num_items=options.get("num_items_in_batch"),
-        logit_scale=_logit_scale(model, plan),
-        softcap=0.0 if softcap is None else softcap,
-        **more,
-    )
+
+    def loss_of(hidden: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(
+            hidden,
+            head.weight,
+            shifted,
+            head.bias,
+            ignore_index=options.get("ignore_index", -100),
+            num_items=options.get("num_items_in_batch"),
+            logit_scale=_logit_scale(model, plan),
+            softcap=0.0 if softcap is None else softcap,
+            **more,
+        )
+
+    return loss_of(hidden) if type(head) is torch.nn.Linear else _call_as(head, loss_of, hidden)
+
+
+def _call_as(
+    head: torch.nn.Module, forward: Callable[..., torch.Tensor], hidden: torch.Tensor
+) -> torch.Tensor:
+    """Calls the head with another forward, within its hooks: FSDP's gather its parameters before, free them after, and reduce
+    their gradients once that of ``hidden`` is there."""
+    head.forward = forward
+    try:
+        loss: torch.Tensor = head(hidden)
+        return loss
+    finally:
+        del head.forward
 
 
 def _logit_scale(model: PreTrainedModel, plan: ForwardPlan) -> float:

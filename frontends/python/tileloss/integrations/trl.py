@@ -6,9 +6,12 @@ log-probability, entropy, log sum p^2, mean logit and whether the label is the m
 all from one autograd function, `_ChunkedLogProbFunction`. `patch()` puts
 `tileloss.torch.linear_logprobs` in that function's place. TRL drops the masked tokens before the
 product with the head on Triton's devices only; with the patch it does so on the CPU too, so that
-prompts and padding cost nothing.
+prompts and padding cost nothing. Where FSDP2 has sharded the head (a unit of its own), TRL gathers it
+with `full_tensor()`, whose gradient is not summed over the processes: each then trains its shard on
+its own batch alone. With the patch `linear_logprobs` gets the head as it is, and its gradient is the
+mean over the processes, as FSDP's.
 
-Both names are looked up in `trl.trainer.utils` at each call: trainers made before the patch use
+All three names are looked up in `trl.trainer.utils` at each call: trainers made before the patch use
 TileLoss from then on, and trainers made under it use TRL's own function again after `unpatch()`.
 """
 
@@ -72,7 +75,8 @@ class LogProbFunction:
 
         Args:
             hidden: [N, H] float32, bfloat16 or float16, on the CPU.
-            weight: [V, H], the LM head. bias: [V] or None. Both in any of the three types.
+            weight: [V, H], the LM head. bias: [V] or None. Both in any of the three types; also
+                FSDP2's DTensors.
             targets: [N] int64, each in [0, V).
             temperature: T > 0. logit_scale: > 0. final_logit_softcapping: > 0, or None for none.
             chunk_size: TRL's width of a logits tile. Not used: TileLoss plans its own within its
@@ -116,6 +120,10 @@ class LogProbFunction:
             compute_dtype=_compute_dtype(hidden),
         )
         return tuple(getattr(rows, ours) for ours in _ROW_OUTPUTS.values())
+
+
+class _NeverADTensor:
+    """Stands in for DTensor in TRL's question whether to gather the head: nothing is one."""
 
 
 def _compute_dtype(hidden: torch.Tensor) -> torch.dtype:
@@ -181,7 +189,11 @@ def patch() -> Patch:
     def drops_masked_rows(device: torch.device) -> bool:
         return device.type == "cpu" or own_use_triton(device)
 
-    _replacements.update(_ChunkedLogProbFunction=LogProbFunction, _use_triton=drops_masked_rows)
+    _replacements.update(
+        _ChunkedLogProbFunction=LogProbFunction,
+        _use_triton=drops_masked_rows,
+        DTensor=_NeverADTensor,
+    )
     for name, replacement in _replacements.items():
         _originals[name] = getattr(utils, name)
         setattr(utils, name, replacement)
@@ -234,7 +246,8 @@ def _known_utils() -> ModuleType:
     function = getattr(utils, "_ChunkedLogProbFunction", None)
     forward = getattr(function, "forward", None)
     parameters = () if forward is None else tuple(inspect.signature(forward).parameters)[1:]
-    if parameters != _PARAMETERS or not callable(getattr(utils, "_use_triton", None)):
+    others = (getattr(utils, name, None) for name in ("_use_triton", "DTensor"))
+    if parameters != _PARAMETERS or not all(map(callable, others)):
         raise RuntimeError(
             "tileloss.integrations.trl: expected trl 1.16's own trl.trainer.utils."
             f"_ChunkedLogProbFunction with the parameters {', '.join(_PARAMETERS)}, got "

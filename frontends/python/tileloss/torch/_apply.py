@@ -12,6 +12,7 @@ from tileloss._library import FUNCTIONS
 from tileloss.torch._autograd import apply
 from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
 from tileloss.torch._define import is_traced
+from tileloss.torch._dtensor import local_rows, whole_parameter
 from tileloss.torch._options import Value, encode, refuse_gradient
 from tileloss.torch._tensors import (
     DTYPES,
@@ -59,6 +60,8 @@ def make_head(
     compute_dtype: torch.dtype | None,
     workspace_bytes: int | None,
 ) -> Head:
+    hidden = local_rows("hidden", hidden)
+    weight, bias = whole_parameter("weight", weight), whole_parameter("bias", bias)
     check_float("hidden", hidden)
     check_float("weight", weight)
     if hidden.dim() == 0:
@@ -203,7 +206,8 @@ def loss_of_hidden(
     grad_in_forward: bool | None,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
-    labels = checked_labels(labels, head.hidden, "hidden")
+    labels = checked_labels(local_rows("labels", labels), head.hidden, "hidden")
+    extra = [local_rows(*named) for named in zip(EXTRA_INPUTS[function], extra, strict=True)]
     of_labels = _extra_inputs(function, extra, labels, head.weight.shape[0], given, {})
     name = f"linear_{function}"
     options = encode(name, given, preset)
@@ -270,7 +274,7 @@ def rows_of_logits(
 def rows_of_hidden(
     head: Head, labels: Tensor, outputs: Iterable[str], given: Mapping[str, Value]
 ) -> RowOutputs:
-    labels = checked_labels(labels, head.hidden, "hidden")
+    labels = checked_labels(local_rows("labels", labels), head.hidden, "hidden")
     names = _wanted(outputs)
     wants_grad = any(_needs(head))
     tensors = (head.hidden, head.weight, head.bias, labels, *encode("linear_logprobs", given))

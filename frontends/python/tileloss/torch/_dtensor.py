@@ -1,0 +1,69 @@
+"""DTensors of torch.distributed as the plain tensors that the library takes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    """Under torch.compile, which traces no collective of ours, nothing is."""
+    if type(tensor) in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    module = sys.modules.get("torch.distributed.tensor")  # whoever has a DTensor has imported it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_rows(name: str, tensor: Any) -> Any:
+    """Hidden states, labels, ...: a replicated DTensor as this process's own tensor, anything else as it is.
+
+    Raises ValueError for a DTensor that is not replicated: a loss of some of the rows would pass for that of all.
+    """
+    if not _is_dtensor(tensor):
+        return tensor
+    if not all(placement.is_replicate() for placement in tensor.placements):
+        raise ValueError(
+            f"{name}: expected a plain tensor or a replicated DTensor, got one with placements {tensor.placements}: give this "
+            "process's rows, to_local(), or gather them, full_tensor()"
+        )
+    return tensor.to_local()
+
+
+def whole_parameter(name: str, tensor: Any) -> Any:
+    """The LM head's weight or bias: a replicated or sharded DTensor, as FSDP2 leaves them, gathered; anything else as it is.
+
+    Its gradient goes back as the mean over the mesh's processes, which is what FSDP makes of it where each has rows of its own,
+    and where all have the same rows, as under tensor parallelism, leaves it as it is.
+    """
+    if not _is_dtensor(tensor):
+        return tensor
+    from torch.distributed.tensor import Replicate, Shard
+
+    if not all(type(placement) in (Replicate, Shard) for placement in tensor.placements):
+        raise ValueError(
+            f"{name}: expected a plain tensor, or a DTensor that is replicated or sharded, got one with placements "
+            f"{tensor.placements}: redistribute it first, e.g. {name}.redistribute(placements=[Replicate()])"
+        )
+    whole: Tensor = _Whole.apply(tensor)
+    return whole
+
+
+class _Whole(torch.autograd.Function):
+    """DTensor.full_tensor, whose own gradient would be a slice of this process's gradient: not summed over the processes."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Any) -> Tensor:
+        ctx.mesh, ctx.placements = parameter.device_mesh, parameter.placements
+        whole: Tensor = parameter.full_tensor()
+        return whole.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor, Partial
+
+        share = grad / ctx.mesh.size()
+        parts = DTensor.from_local(share, ctx.mesh, [Partial()] * ctx.mesh.ndim, run_check=False)
+        return parts.redistribute(placements=ctx.placements)
