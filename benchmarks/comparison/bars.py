@@ -15,7 +15,8 @@ SHAPE = Shape(tokens=2048, vocab=151936, hidden=1536)
 @dataclass(frozen=True)
 class Bar:
     """The contestant has to be `at_least` times as fast as the fastest of `peers`, and `goal` times would be
-    good. `memory_share`: with at most this share of that peer's peak memory. All of one group."""
+    good. `memory_share`: with at most this share of that peer's peak memory. All of one group. `needs_amx`: stated for AMX's
+    product rate, and checked where TileLoss runs on it."""
 
     group: str
     contestant: str
@@ -23,8 +24,10 @@ class Bar:
     at_least: float
     goal: float | None = None
     memory_share: float | None = None
+    needs_amx: bool = False
 
 
+AMX = "avx512_amx"  # the library's name of the instruction set
 EAGER = ("torch eager",)
 COMPILED = ("torch.compile", "torch.compile, float32 logits")
 QUARTER = "TileLoss, a quarter of torch.compile's memory"
@@ -37,23 +40,31 @@ BARS = (
     Bar("cross_entropy", "TileLoss, fresh gradient", COMPILED, 4),
     Bar("cross_entropy", "TileLoss, fresh gradient", EAGER, 5),
     Bar("grpo", "TileLoss, in place", COMPILED, 8, 12),
-    Bar("linear_cross_entropy", QUARTER, ("torch.compile",), 2, 3, memory_share=0.25),
-    Bar("linear_cross_entropy", OWN_CHOICE, ("torch.compile",), 2.8, 3.5),
-    Bar("linear_cross_entropy", OWN_CHOICE, EAGER, 4, 5),
-    Bar("linear_cross_entropy", OWN_CHOICE, ("TRL chunked",), 18, 22),
+    Bar(
+        "linear_cross_entropy", QUARTER, ("torch.compile",), 2, 3, memory_share=0.25, needs_amx=True
+    ),
+    Bar("linear_cross_entropy", OWN_CHOICE, ("torch.compile",), 2.8, 3.5, needs_amx=True),
+    Bar("linear_cross_entropy", OWN_CHOICE, EAGER, 4, 5, needs_amx=True),
+    Bar("linear_cross_entropy", OWN_CHOICE, ("TRL chunked",), 18, 22, needs_amx=True),
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`ratio`: the peer's median time over the contestant's. `memory`: the share of the peer's peak."""
+    """`ratio`: the peer's median time over the contestant's. `memory`: the share of the peer's peak. `checked`: whether the bar
+    is stated for this machine; one that is not neither passes nor fails."""
 
     bar: Bar
     peer: str
     ratio: float
     memory: float | None
+    checked: bool
     passed: bool
     reached_goal: bool
+
+    @property
+    def failed(self) -> bool:
+        return self.checked and not self.passed
 
     def __str__(self) -> str:
         goal = "" if self.bar.goal is None else f", goal {self.bar.goal:g}"
@@ -62,8 +73,9 @@ class Verdict:
             if self.memory is None
             else f" with {self.memory:.2f} of its memory (bar {self.bar.memory_share:g})"
         )
+        outcome = "FAIL" if self.failed else "pass" if self.checked else "needs AMX"
         return (
-            f"{'pass' if self.passed else 'FAIL'} {self.bar.group}: {self.bar.contestant} "
+            f"{outcome} {self.bar.group}: {self.bar.contestant} "
             f"{self.ratio:.2f} x {self.peer}"
             f"{memory} (bar {self.bar.at_least:g}{goal})"
         )
@@ -73,8 +85,9 @@ class Verdict:
         return fields.pop("bar") | fields
 
 
-def judge(measurements: Mapping[str, Measurement]) -> list[Verdict]:
-    """Of the bars whose contestant and at least one peer were measured; measurements by "group/name"."""
+def judge(measurements: Mapping[str, Measurement], isa: str) -> list[Verdict]:
+    """Of the bars whose contestant and at least one peer were measured; measurements by "group/name". `isa`: the instruction set
+    that TileLoss ran on."""
     verdicts = []
     for bar in BARS:
         own = measurements.get(f"{bar.group}/{bar.contestant}")
@@ -86,17 +99,15 @@ def judge(measurements: Mapping[str, Measurement]) -> list[Verdict]:
         ratio = peer.median / own.median
         memory = None if bar.memory_share is None else own.peak_bytes / max(peer.peak_bytes, 1)
         fits = bar.memory_share is None or memory is None or memory <= bar.memory_share
-        reached = bar.goal is not None and ratio >= bar.goal and fits
-        verdicts.append(
-            Verdict(
-                bar, peer.contestant.name, ratio, memory, ratio >= bar.at_least and fits, reached
-            )
-        )
+        checked = isa == AMX or not bar.needs_amx
+        passed = checked and ratio >= bar.at_least and fits
+        reached = passed and bar.goal is not None and ratio >= bar.goal
+        verdicts.append(Verdict(bar, peer.contestant.name, ratio, memory, checked, passed, reached))
     return verdicts
 
 
 def last_line(verdicts: list[Verdict], shape: Shape) -> str:
-    """Every bar, passed or failed, in one line."""
+    """Every bar, passed, failed or not for this machine, in one line."""
     if not verdicts:
         return "bars: none was measured"
     elsewhere = (
@@ -104,9 +115,10 @@ def last_line(verdicts: list[Verdict], shape: Shape) -> str:
         if shape == SHAPE
         else f" (they are stated for N={SHAPE.tokens} V={SHAPE.vocab} H={SHAPE.hidden})"
     )
-    missing = len(BARS) - len(verdicts)
-    left_out = f", {missing} not measured" if missing else ""
+    checked = sum(verdict.checked for verdict in verdicts)
+    others = {"need AMX": len(verdicts) - checked, "not measured": len(BARS) - len(verdicts)}
+    left_out = "".join(f", {count} {what}" for what, count in others.items() if count)
     passed = sum(verdict.passed for verdict in verdicts)
-    return f"bars{elsewhere}: {passed} of {len(verdicts)} pass{left_out}: " + "; ".join(
+    return f"bars{elsewhere}: {passed} of {checked} pass{left_out}: " + "; ".join(
         map(str, verdicts)
     )

@@ -87,7 +87,11 @@ def table(measurements: Sequence[Measurement], shape: Shape, threads: int, round
 
 
 def as_json(
-    measurements: Sequence[Measurement], verdicts: Sequence[Verdict], shape: Shape, threads: int
+    measurements: Sequence[Measurement],
+    verdicts: Sequence[Verdict],
+    shape: Shape,
+    threads: int,
+    isa: str,
 ) -> dict[str, object]:
     contestants = [
         {
@@ -105,6 +109,7 @@ def as_json(
         "shape": asdict(shape),
         "dtype": "bfloat16",
         "machine": machine(),
+        "isa": isa,
         "threads": threads,
         "versions": versions(),
         "contestants": contestants,

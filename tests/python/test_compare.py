@@ -4,6 +4,7 @@ say what was measured."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,11 +129,14 @@ def test_table_and_json_have_every_contestant(run: tuple[str, dict, int]) -> Non
 def test_last_line_states_every_bar(run: tuple[str, dict, int]) -> None:
     output, figures, code = run
     last = output.splitlines()[-1]
-    passed = [bar["passed"] for bar in figures["bars"]]
+    checked = [bar for bar in figures["bars"] if bar["checked"]]
+    passed = sum(bar["passed"] for bar in checked)
     assert last.startswith("bars (they are stated for N=2048 V=151936 H=1536): ")
-    assert f"{sum(passed)} of {len(passed)} pass" in last
-    assert last.count("(bar ") == len(passed) >= 2
-    assert code == (0 if all(passed) else 1)
+    assert f"{passed} of {len(checked)} pass" in last
+    assert last.count("(bar ") == len(figures["bars"]) >= 2
+    assert last.count("needs AMX") == len(figures["bars"]) - len(checked)
+    assert (len(checked) == len(figures["bars"])) == (figures["isa"] == bars.AMX)
+    assert code == (0 if passed == len(checked) else 1)
 
 
 def test_bad_usage_names_what_is_wrong() -> None:
@@ -198,7 +202,7 @@ def test_bars_are_held_against_the_fastest_peer() -> None:
         measured("grpo/torch.compile", [20.0]),
         measured("grpo/torch.compile, float32 logits", [9.0, 9.0]),
     ]
-    (verdict,) = bars.judge({each.contestant.key: each for each in entries})
+    (verdict,) = bars.judge({each.contestant.key: each for each in entries}, "avx2")
     assert (verdict.ratio, verdict.passed, verdict.reached_goal) == (9.0, True, False)
     assert verdict.peer == "torch.compile, float32 logits"
     line = bars.last_line([verdict], bars.SHAPE)
@@ -213,8 +217,40 @@ def test_bars_are_held_against_the_fastest_peer() -> None:
 def test_too_much_memory_fails_a_bar(peak: int, passed: bool) -> None:
     peer, ours = "linear_cross_entropy/torch.compile", f"linear_cross_entropy/{bars.QUARTER}"
     entries = {peer: measured(peer, [3.0], 1000), ours: measured(ours, [1.0], peak)}
-    (verdict,) = bars.judge(entries)
+    (verdict,) = bars.judge(entries, bars.AMX)
     assert verdict.passed == passed
+
+
+@pytest.mark.parametrize(
+    ("isa", "seconds", "outcome"),
+    [
+        (bars.AMX, 1.0, "1 of 1 pass, 10 not measured: pass "),
+        (bars.AMX, 2.0, "0 of 1 pass, 10 not measured: FAIL "),
+        ("avx512_bf16", 1.0, "0 of 0 pass, 1 need AMX, 10 not measured: needs AMX "),
+        ("avx512_bf16", 2.0, "0 of 0 pass, 1 need AMX, 10 not measured: needs AMX "),
+    ],
+)
+def test_bars_of_the_head_are_for_amx(isa: str, seconds: float, outcome: str) -> None:
+    peer, ours = "linear_cross_entropy/torch eager", "linear_cross_entropy/TileLoss"
+    (verdict,) = bars.judge({peer: measured(peer, [4.5]), ours: measured(ours, [seconds])}, isa)
+    assert bars.last_line([verdict], bars.SHAPE).startswith(
+        f"bars: {outcome}linear_cross_entropy: "
+    )
+    assert verdict.failed == ("FAIL" in outcome)
+    assert f"TileLoss {4.5 / seconds:.2f} x torch eager (bar 4" in str(verdict)
+
+
+@pytest.mark.parametrize("forced", [None, "baseline"])
+def test_the_instruction_set_is_the_librarys_own_choice(forced: str | None) -> None:
+    """Also where TILELOSS_ISA forbids the AMX that a machine has."""
+    environment = {k: v for k, v in os.environ.items() if k != "TILELOSS_ISA"}
+    environment |= {"TILELOSS_ISA": forced} if forced else {}
+    program = "from tileloss._library import chosen_isa; print(chosen_isa())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    names = ("baseline", "avx2", "avx512", "avx512_bf16", bars.AMX)
+    assert done.stdout.strip() in ([forced] if forced else names), done.stderr
 
 
 def test_readme_gets_the_table_between_its_markers(tmp_path: Path) -> None:

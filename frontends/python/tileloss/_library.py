@@ -210,6 +210,8 @@ def _load(path: Path) -> ctypes.CDLL:
     lib.tileloss_options_init.argtypes = [c_char_p, c_void_p, c_size_t]
     lib.tileloss_make_plan.restype = status
     lib.tileloss_make_plan.argtypes = [c_char_p, c_int32, *[c_void_p] * 5]
+    lib.tileloss_isa_name.restype = c_char_p
+    lib.tileloss_isa_name.argtypes = [c_int32]
     lib.tileloss_call.restype = status
     lib.tileloss_call.argtypes = [c_char_p, c_int32, *[c_void_p] * 4]
     return lib
@@ -348,6 +350,21 @@ def _plan_options(threads: int, workspace_bytes: int) -> PlanOptions:
     return PlanOptions(
         struct_size=ctypes.sizeof(PlanOptions), threads=threads, workspace_bytes=workspace_bytes
     )
+
+
+def chosen_isa() -> str:
+    """The instruction set that the planner takes: what TILELOSS_ISA says, else the best that this machine has."""
+    args = Args(struct_size=ctypes.sizeof(Args))
+    args.logits = Matrix(rows=1, cols=2, row_stride=2, col_stride=1, dtype=BFLOAT16)
+    args.labels = Vector(size=1, stride=1, dtype=INT64)
+    args.loss = Vector(size=1, stride=1, dtype=FLOAT32)
+    plan, options = (
+        Plan(struct_size=ctypes.sizeof(Plan)),
+        FUNCTIONS["cross_entropy"].new_options(""),
+    )
+    pointers = (ctypes.byref(args), options, None, None, ctypes.byref(plan))
+    raise_on_error(_lib.tileloss_make_plan(b"cross_entropy", FORWARD, *pointers))
+    return str(_lib.tileloss_isa_name(plan.isa).decode())
 
 
 _calls: dict[str, int] = {}
