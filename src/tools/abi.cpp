@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
 
 namespace tileloss::tools {
 namespace {
@@ -52,7 +53,7 @@ Enum find_name(const std::string& name, Enum count, NameOf name_of, const char* 
   for (Enum value = 0; value < count; ++value) {
     if (name == name_of(value)) return value;
   }
-  throw ToolError(kExitUsage, fmt::format("{} '{}' is unknown", what, name));
+  throw ToolError(kExitUsage, fmt::format("{} '{}' is unknown", what, shown(name)));
 }
 
 // The library's names are the list.
@@ -66,11 +67,19 @@ constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
 
 }  // namespace
 
+LibraryError::LibraryError(ExitCode code, const std::string& action, const std::string& refusal)
+    : ToolError(code, action + ": " + refusal) {
+  const size_t colon = refusal.find(": ");
+  if (colon == std::string::npos) return;
+  argument_ = refusal.substr(0, colon);
+  problem_ = refusal.substr(colon + 2);
+}
+
 void check_status(tileloss_status status, const std::string& action) {
   if (status == TILELOSS_OK) return;
-  const std::string message = fmt::format("{}: {}: {}", action, tileloss_status_name(status), tileloss_last_error());
-  if (status == TILELOSS_OUT_OF_MEMORY) throw OutOfMemory(message);
-  throw ToolError(exit_code(status), message);
+  const std::string doing = fmt::format("{}: {}", action, tileloss_status_name(status));
+  if (status == TILELOSS_OUT_OF_MEMORY) throw OutOfMemory(doing + ": " + tileloss_last_error());
+  throw LibraryError(exit_code(status), doing, tileloss_last_error());
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
@@ -97,7 +106,7 @@ Function::Function(std::string_view name) : name_(name) {
     check_status(tileloss_options_init(info_.name, options_.data(), info_.options_size), name_);
     return;
   }
-  throw ToolError(kExitUsage, fmt::format("loss '{}' is unknown; there are: {}", name, fmt::join(names(), ", ")));
+  throw ToolError(kExitUsage, fmt::format("loss '{}' is unknown; there are: {}", shown(name), fmt::join(names(), ", ")));
 }
 
 const void* Function::at(const tileloss_field& field) const {
@@ -247,7 +256,7 @@ NumberFormat parse_dtype(std::string_view name) {
   for (const auto& [known, format] : kDtypes) {
     if (name == known) return format;
   }
-  throw ToolError(kExitUsage, fmt::format("dtype '{}' is none of {}", name, fmt::join(dtype_names(), ", ")));
+  throw ToolError(kExitUsage, fmt::format("dtype '{}' is none of {}", shown(name), fmt::join(dtype_names(), ", ")));
 }
 
 tileloss_dtype abi_dtype(NumberFormat format) {
@@ -320,7 +329,7 @@ tileloss_pass parse_pass(std::string_view name) {
   for (const tileloss_pass pass : kPasses) {
     if (name == pass_name(pass)) return pass;
   }
-  throw ToolError(kExitUsage, fmt::format("pass '{}' is none of {}", name, fmt::join(pass_names(), ", ")));
+  throw ToolError(kExitUsage, fmt::format("pass '{}' is none of {}", shown(name), fmt::join(pass_names(), ", ")));
 }
 
 }  // namespace tileloss::tools

@@ -14,12 +14,25 @@
 
 #include "reference/number_formats.h"
 #include "tools/config.h"
+#include "tools/exit_codes.h"
 #include "tools/result_writer.h"
 
 namespace tileloss::tools {
 
-// Throws ToolError with the library's message: usage for what the caller asked wrongly, environment for memory and missing
-// instruction sets, and a failed check for what can only be a bug in the library.
+// What the library refuses: "vocab_block: expected a multiple of 64 up to 8192, got 63", behind what was being done.
+class LibraryError : public ToolError {
+ public:
+  LibraryError(ExitCode code, const std::string& action, const std::string& refusal);
+  // "vocab_block", and what is behind the colon; both empty if it names none.
+  const std::string& argument() const { return argument_; }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  std::string argument_, problem_;
+};
+
+// Throws LibraryError with the library's message: usage for what the caller asked wrongly, environment for missing instruction
+// sets, and a failed check for what can only be a bug in the library. Throws OutOfMemory.
 void check_status(tileloss_status status, const std::string& action);
 
 // A function of the library and a value for each of its options.

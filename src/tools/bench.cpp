@@ -13,6 +13,7 @@
 #include "tools/bench_run.h"
 #include "tools/exit_codes.h"
 #include "tools/flags.h"
+#include "tools/printable.h"
 #include "tools/signals.h"
 #include "tools/standard_streams.h"
 #include "tools/subcommands.h"
@@ -210,7 +211,7 @@ int run_bench(Command command) {
   settings.dtype = parse_dtype(command.dtype);
   const std::optional<int64_t> workspace = parse_bytes(command.workspace);
   if (!workspace) {
-    throw ToolError(kExitUsage, fmt::format("--workspace: expected {}, got '{}'", kBytesExpected, command.workspace));
+    throw ToolError(kExitUsage, fmt::format("--workspace: expected {}, got '{}'", kBytesExpected, shown(command.workspace)));
   }
   settings.kernel.workspace_bytes = *workspace;
   settings.head.is_transposed = command.head_layout == "hv";

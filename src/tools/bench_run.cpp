@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
 #include "tools/signals.h"
 #include "tools/synthetic.h"
 #include "tools/timer.h"
@@ -25,7 +26,7 @@ void check_preset(const std::string& preset, const Function& function) {
   if (std::find(presets.begin(), presets.end(), preset) != presets.end()) return;
   const std::string wanted = presets.empty() ? fmt::format("none, as {} has no presets", function.name())
                                              : fmt::format("one of {}", fmt::join(presets, ", "));
-  throw ToolError(kExitUsage, fmt::format("--preset: expected {}, got '{}'", wanted, preset));
+  throw ToolError(kExitUsage, fmt::format("--preset: expected {}, got '{}'", wanted, shown(preset)));
 }
 
 // Options stand in --set as in a config file.
@@ -37,7 +38,8 @@ Function make_function(const BenchSettings& settings) {
     // Neither flag is before the other.
     for (const std::string& option : overrides) {
       if (option.starts_with("preset=")) {
-        throw ToolError(kExitUsage, fmt::format("expected one preset, got --preset {} and --set {}", settings.preset, option));
+        throw ToolError(kExitUsage,
+                        fmt::format("expected one preset, got --preset {} and --set {}", settings.preset, shown(option)));
       }
     }
     overrides.push_back("preset=" + settings.preset);

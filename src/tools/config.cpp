@@ -1,7 +1,10 @@
 #include "tools/config.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
+#include <unistd.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
@@ -11,12 +14,14 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <sstream>
 
+#include "tools/descriptor.h"
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
+#include "tools/signals.h"
 
 namespace tileloss::tools {
 namespace {
@@ -41,7 +46,8 @@ ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& pa
   ConfigNode node;
   node.origin = source.origin(yaml.Mark());
   node.directory = source.directory;
-  if (depth > kMaxDepth || ++source.nodes > kMaxNodes) usage_error(fmt::format("{}: {}: nested too deeply", node.origin, path));
+  if (depth > kMaxDepth || ++source.nodes > kMaxNodes)
+    usage_error(fmt::format("{}: {}: nested too deeply", node.origin, shown(path)));
   if (yaml.IsScalar()) {
     node.kind = ConfigNode::Kind::kScalar;
     node.text = yaml.Scalar();
@@ -54,11 +60,12 @@ ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& pa
     for (const auto& entry : yaml) {
       const std::string where = source.origin(entry.first.Mark());
       if (!entry.first.IsScalar())
-        usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : path));
+        usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : shown(path)));
       const std::string key = entry.first.Scalar();
       const std::string full = path.empty() ? key : path + "." + key;
       const auto same = std::find_if(node.children.begin(), node.children.end(), [&](const auto& c) { return c.key == key; });
-      if (same != node.children.end()) usage_error(fmt::format("{}: {}: duplicate key (first at {})", where, full, same->origin));
+      if (same != node.children.end())
+        usage_error(fmt::format("{}: {}: duplicate key (first at {})", where, shown(full), same->origin));
       ConfigNode child = convert(entry.second, source, full, depth + 1);
       child.key = key;
       child.origin = where;
@@ -101,29 +108,36 @@ std::optional<YAML::Node> parse_yaml(const std::string& text, const Source& sour
   }
 }
 
-// Of a file, a pipe or a device.
+// Of a file, a pipe or a device, whose writer may take its time, or never come: a stop ends the wait.
 std::string read_text(const std::filesystem::path& file) {
   const auto fail = [&](const std::string& problem) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: {}", file.string(), problem));
+    throw ToolError(kExitEnvironment, fmt::format("{}: {}", shown(file.string()), problem));
   };
   std::error_code error;
   const std::filesystem::file_type type = std::filesystem::status(file, error).type();
   if (type == std::filesystem::file_type::not_found) fail("no such config file");
   if (type == std::filesystem::file_type::directory) fail("a folder, not a config file");
-  std::ifstream in(file, std::ios::binary);
+  const Descriptor in(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (in.get() < 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
   std::string text(kMaxFileBytes + 1, '\0');
-  in.read(text.data(), std::ssize(text));
-  if (!in.is_open() || in.bad()) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
-  if (in.gcount() == std::ssize(text)) usage_error(fmt::format("{}: larger than 1 MB", file.string()));
-  text.resize(static_cast<size_t>(in.gcount()));
+  size_t size = 0;
+  while (size < text.size()) {
+    if (!wait_for(in.get(), POLLIN)) check_stop();
+    const ssize_t count = read(in.get(), text.data() + size, text.size() - size);
+    if (count == 0) break;
+    if (count > 0) size += static_cast<size_t>(count);
+    if (count < 0 && errno != EAGAIN && errno != EINTR) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  }
+  if (size == text.size()) usage_error(fmt::format("{}: larger than 1 MB", shown(file.string())));
+  text.resize(size);
   return text;
 }
 
 void apply_override(ConfigNode& root, const std::string& text) {
   const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) usage_error(fmt::format("--set {}: expected key=value", text));
+  if (equals == std::string::npos || equals == 0) usage_error(fmt::format("--set {}: expected key=value", shown(text)));
   const std::string path = text.substr(0, equals);
-  Source source{"--set " + text, false, std::filesystem::current_path(), 0};
+  Source source{"--set " + shown(text), false, std::filesystem::current_path(), 0};
   const std::optional<YAML::Node> value = parse_yaml(text.substr(equals + 1), source);
 
   ConfigNode* node = &root;
@@ -132,7 +146,7 @@ void apply_override(ConfigNode& root, const std::string& text) {
     const std::string key = path.substr(start, dot - start);
     if (key.empty()) usage_error(fmt::format("{}: empty part in the key", source.name));
     if (node->kind != ConfigNode::Kind::kMap) {
-      usage_error(fmt::format("{}: {} is not a section (at {})", source.name, node->key, node->origin));
+      usage_error(fmt::format("{}: {} is not a section (at {})", source.name, shown(node->key), node->origin));
     }
     auto found = std::find_if(node->children.begin(), node->children.end(), [&](const auto& c) { return c.key == key; });
     if (found == node->children.end()) {
@@ -166,10 +180,10 @@ ConfigNode load_config(const std::filesystem::path& file, const std::vector<std:
   const std::string text = read_text(file);
   // What `<(...)` gives has no folder of its own.
   const bool is_file = std::filesystem::is_regular_file(file);
-  Source source{file.string(), true, is_file ? std::filesystem::absolute(file).parent_path() : std::filesystem::current_path(),
-                0};
+  Source source{shown(file.string()), true,
+                is_file ? std::filesystem::absolute(file).parent_path() : std::filesystem::current_path(), 0};
   const std::optional<YAML::Node> document = parse_yaml(text, source);
-  if (!document) usage_error(fmt::format("{}: expected one YAML document, got none", file.string()));
+  if (!document) usage_error(fmt::format("{}: expected one YAML document, got none", source.name));
   ConfigNode root = convert(*document, source, "", 0);
   if (root.kind != ConfigNode::Kind::kMap) {
     usage_error(fmt::format("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
@@ -205,7 +219,7 @@ std::string ConfigReader::origin(std::string_view key) const {
 }
 
 void ConfigReader::fail(const std::string& key, const std::string& problem) const {
-  usage_error(fmt::format("{}: {}{}: {}", origin(key), path_, key, problem));
+  usage_error(fmt::format("{}: {}: {}", origin(key), shown(path_ + key), problem));
 }
 
 const ConfigNode* ConfigReader::ask(const std::string& key, bool required) {
@@ -238,11 +252,11 @@ int64_t ConfigReader::integer(const std::string& key, std::optional<int64_t> fal
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = end == text.data() + text.size() && !text.empty();
   if (node->quoted || !whole || error == std::errc::invalid_argument) {
-    fail(key, fmt::format("expected an integer, got '{}'", text));
+    fail(key, fmt::format("expected an integer, got '{}'", shown(text)));
   }
   const bool in_range = error == std::errc() && value >= minimum && value <= maximum;
   if (!in_range && !(error == std::errc() && also && value == *also)) {
-    fail(key, fmt::format("{} is out of range: expected {} to {}{}", text, minimum, maximum,
+    fail(key, fmt::format("{} is out of range: expected {} to {}{}", shown(text), minimum, maximum,
                           also ? fmt::format(", or {}", *also) : ""));
   }
   return value;
@@ -257,24 +271,25 @@ double ConfigReader::number(const std::string& key, std::optional<double> fallba
   const std::string bare = text.starts_with('-') ? text.substr(1) : text;
   if (!node->quoted &&
       (bare == ".inf" || bare == ".Inf" || bare == ".INF" || bare == ".nan" || bare == ".NaN" || bare == ".NAN")) {
-    fail(key, fmt::format("expected a finite number, got '{}'", node->text));
+    fail(key, fmt::format("expected a finite number, got '{}'", shown(node->text)));
   }
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = end == text.data() + text.size() && !text.empty();
   if (node->quoted || !whole || error == std::errc::invalid_argument) {
-    fail(key, fmt::format("expected a number, got '{}'", node->text));
+    fail(key, fmt::format("expected a number, got '{}'", shown(node->text)));
   }
   if (error == std::errc::result_out_of_range && std::strtod(text.c_str(), nullptr) == 0) {
-    fail(key, fmt::format("expected 0 or a number of 4.9e-324 or more, with either sign, got '{}'", node->text));
+    fail(key, fmt::format("expected 0 or a number of 4.9e-324 or more, with either sign, got '{}'", shown(node->text)));
   }
   if (error == std::errc::result_out_of_range || !std::isfinite(value)) {
-    fail(key, fmt::format("expected a finite number, got '{}'", node->text));
+    fail(key, fmt::format("expected a finite number, got '{}'", shown(node->text)));
   }
   const bool too_small = range.exclusive_minimum ? value <= range.minimum : value < range.minimum;
   if ((too_small || value > range.maximum) && !(range.also && value == *range.also)) {
-    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}{}", node->text, range.exclusive_minimum ? ">" : ">=",
-                          range.minimum, range.maximum, range.also ? fmt::format(", or {:g}", *range.also) : ""));
+    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}{}", shown(node->text),
+                          range.exclusive_minimum ? ">" : ">=", range.minimum, range.maximum,
+                          range.also ? fmt::format(", or {:g}", *range.also) : ""));
   }
   return value;
 }
@@ -283,7 +298,7 @@ bool ConfigReader::boolean(const std::string& key, std::optional<bool> fallback)
   const ConfigNode* node = ask_scalar(key, !fallback, "true or false");
   if (node == nullptr) return *fallback;
   if (node->quoted || (node->text != "true" && node->text != "false")) {
-    fail(key, fmt::format("expected true or false, got '{}'", node->text));
+    fail(key, fmt::format("expected true or false, got '{}'", shown(node->text)));
   }
   return node->text == "true";
 }
@@ -293,7 +308,7 @@ std::string ConfigReader::choice(const std::string& key, std::optional<std::stri
   const ConfigNode* node = ask_scalar(key, !fallback, "a word");
   if (node == nullptr) return *fallback;
   if (std::find(choices.begin(), choices.end(), node->text) == choices.end()) {
-    fail(key, fmt::format("'{}' is none of {}", node->text, fmt::join(choices, ", ")));
+    fail(key, fmt::format("'{}' is none of {}", shown(node->text), fmt::join(choices, ", ")));
   }
   return node->text;
 }
@@ -306,9 +321,10 @@ std::vector<std::string> ConfigReader::list(const std::string& key, const std::v
   std::vector<std::string> values;
   for (const ConfigNode& item : node->children) {
     if (std::find(choices.begin(), choices.end(), item.text) == choices.end()) {
-      fail(key, fmt::format("'{}' is none of {}", item.text, fmt::join(choices, ", ")));
+      fail(key, fmt::format("'{}' is none of {}", shown(item.text), fmt::join(choices, ", ")));
     }
-    if (std::find(values.begin(), values.end(), item.text) != values.end()) fail(key, fmt::format("'{}' twice", item.text));
+    if (std::find(values.begin(), values.end(), item.text) != values.end())
+      fail(key, fmt::format("'{}' twice", shown(item.text)));
     values.push_back(item.text);
   }
   return values;

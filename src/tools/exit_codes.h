@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tools/printable.h"
+
 namespace tileloss::tools {
 
 enum ExitCode : int {
@@ -14,9 +16,10 @@ enum ExitCode : int {
   kExitEnvironment = 3,  // memory, device, file system
 };
 
+// The message goes to the terminal, in one line whatever stands in it; what may be long is shown() in it.
 class ToolError : public std::runtime_error {
  public:
-  ToolError(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ToolError(ExitCode code, const std::string& message) : std::runtime_error(escaped(message)), code_(code) {}
   ExitCode code() const { return code_; }
 
  private:

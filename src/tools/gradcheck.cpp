@@ -12,6 +12,7 @@
 #include "tools/gradcheck_judge.h"
 #include "tools/gradcheck_linear.h"
 #include "tools/gradcheck_run.h"
+#include "tools/printable.h"
 #include "tools/result_writer.h"
 #include "tools/strict.h"
 #include "tools/subcommands.h"
@@ -133,9 +134,10 @@ std::string number(const Json& value) {
 }
 
 void print_header(const GradcheckConfig& config, const CheckInputs& inputs) {
-  const std::string source = config.source.is_file ? config.source.path.string() : "synthetic, " + config.source.distribution;
+  const std::string source =
+      config.source.is_file ? shown(config.source.path.string()) : "synthetic, " + config.source.distribution;
   const std::string hidden = inputs.linear ? fmt::format(", hidden {}", inputs.linear->hidden_view.cols) : "";
-  fmt::print("gradcheck {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", config.file, config.function.name(),
+  fmt::print("gradcheck {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", shown(config.file), config.function.name(),
              config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,
              inputs.cols, hidden, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source,
              config.seed);
@@ -197,10 +199,7 @@ Verdict judge_all(const GradcheckConfig& config, const CheckInputs& inputs, cons
   return verdict;
 }
 
-int run_gradcheck(const Command& command, const KernelCall& guarded) {
-  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
-  config.mutants |= command.mutants;
-  config.strict |= command.strict;
+int check(const GradcheckConfig& config, const KernelCall& guarded) {
   // Opened before the work, so that a file that cannot be written is known at once.
   std::unique_ptr<ResultWriter> writer;
   if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
@@ -247,6 +246,17 @@ int run_gradcheck(const Command& command, const KernelCall& guarded) {
   }
   fmt::print("\nFAIL: {}\n", fmt::join(failed, ", "));
   return kExitCheckFailed;
+}
+
+int run_gradcheck(const Command& command, const KernelCall& guarded) {
+  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
+  config.mutants |= command.mutants;
+  config.strict |= command.strict;
+  try {
+    return check(config, guarded);
+  } catch (const LibraryError& error) {
+    throw config.located(error);
+  }
 }
 
 constexpr const char* kFooter =

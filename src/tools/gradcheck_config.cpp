@@ -142,6 +142,18 @@ bool read_weights(ConfigReader& reader, const std::string& key) {
   return reader.choice(key, "none", {"none", "random"}) == "random";
 }
 
+// Options before the keys of a section, should they have one name.
+std::map<std::string, std::string> origins_of(const ConfigNode& root) {
+  std::map<std::string, std::string> origins;
+  for (const ConfigNode& child : root.children) origins.emplace(child.key, child.origin + ": " + child.key);
+  for (const ConfigNode& section : root.children) {
+    for (const ConfigNode& child : section.children) {
+      origins.emplace(child.key, fmt::format("{}: {}.{}", child.origin, section.key, child.key));
+    }
+  }
+  return origins;
+}
+
 // The losses by the names that `loss` has on either level.
 std::vector<std::string> loss_names() {
   std::vector<std::string> names = Function::names();
@@ -153,6 +165,13 @@ std::vector<std::string> loss_names() {
 
 bool GradcheckConfig::wants(std::string_view output_name) const {
   return std::find(outputs.begin(), outputs.end(), output_name) != outputs.end();
+}
+
+ToolError GradcheckConfig::located(const LibraryError& error) const {
+  std::string key = error.argument();
+  std::replace(key.begin(), key.end(), '.', '_');  // dhead.dtype
+  const auto origin = origins.find(key);
+  return origin == origins.end() ? ToolError(error) : ToolError(error.code(), origin->second + ": " + error.problem());
 }
 
 GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
@@ -183,6 +202,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   if (!is_linear) config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
   if (reader.has("output")) config.output = reader.path("output");
   reader.finish();
+  config.origins = origins_of(root);
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -84,7 +85,11 @@ struct GradcheckConfig {
   bool strict = false;
   bool expect_mostly_zero = false;
   std::optional<std::filesystem::path> output;
+  // "c.yaml:12: kernel.vocab_block", by the name that the library has for it.
+  std::map<std::string, std::string> origins;
 
+  // The same error with the place of the key that it is about, if there is one.
+  ToolError located(const LibraryError& error) const;
   bool wants(std::string_view output_name) const;
   bool is_policy() const { return function.is_policy(); }
   bool is_linear() const { return function.is_linear(); }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
 #include "tools/signals.h"
 
 namespace tileloss::tools {
@@ -72,12 +73,23 @@ void put_row(const StoredMatrix& view, HugeBuffer& buffer, int64_t row, const ch
   }
 }
 
-const Tensor& head_tensor(const GradcheckConfig& config, const SafetensorsFile& file) {
-  const Tensor& head = file.tensor(config.linear.head_name);
-  if (head.shape.size() != 2 || head.elements() == 0) {
-    throw ToolError(kExitUsage, fmt::format("{}: {}: expected a matrix [V,H]", config.source.path.string(), head.name));
-  }
+const StoredTensor& head_tensor(const GradcheckConfig& config, const SafetensorsFile& file) {
+  const StoredTensor& head = file.tensor(config.linear.head_name);
+  if (head.shape.size() != 2 || head.elements() == 0) file.refuse(head, "expected a matrix [V,H]");
   return head;
+}
+
+// Rows that lie side by side in the file, put where the view has them; some MB at a time.
+void read_rows(const SafetensorsFile& file, const StoredTensor& tensor, const StoredMatrix& view, HugeBuffer& buffer) {
+  constexpr int64_t kBytesAtOnce = int64_t{4} << 20;
+  const int64_t row_bytes = view.cols * element_bytes(view.format);
+  const int64_t rows_at_once = std::max<int64_t>(kBytesAtOnce / row_bytes, 1);
+  std::vector<char> rows(static_cast<size_t>(std::min(rows_at_once, view.rows) * row_bytes));
+  for (int64_t first = 0; first < view.rows; first += rows_at_once) {
+    const int64_t count = std::min(rows_at_once, view.rows - first);
+    file.read(tensor, first * row_bytes, count * row_bytes, rows.data());
+    for (int64_t row = 0; row < count; ++row) put_row(view, buffer, first + row, rows.data() + row * row_bytes);
+  }
 }
 
 // What accumulation adds to, by row.
@@ -100,26 +112,22 @@ void set_linear_shape(const GradcheckConfig& config, CheckInputs& inputs) {
 int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file) { return head_tensor(config, file).shape[0]; }
 
 void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs) {
-  const Tensor& hidden = file.tensor(config.linear.hidden_name);
-  const Tensor& head = head_tensor(config, file);
+  const StoredTensor& hidden = file.tensor(config.linear.hidden_name);
+  const StoredTensor& head = head_tensor(config, file);
   const int64_t width = hidden.shape.back();
-  const std::string name = config.source.path.string();
   if (head.shape[1] != width || head.dtype != hidden.dtype) {
-    throw ToolError(kExitUsage, fmt::format("{}: {} is {} with rows of {}, but {} is {} with rows of {}", name, head.name,
-                                            head.dtype, head.shape[1], hidden.name, hidden.dtype, width));
+    file.refuse(head, fmt::format("expected {} with rows of {}, as {} has, got {} with rows of {}", hidden.dtype, width,
+                                  shown(hidden.name), head.dtype, head.shape[1]));
   }
   if (config.linear.hidden_size > 0 && config.linear.hidden_size != width) {
-    throw ToolError(kExitUsage, fmt::format("{}: {} has rows of {}, but the config's hidden_size is {}", name, hidden.name, width,
-                                            config.linear.hidden_size));
+    file.refuse(hidden,
+                fmt::format("expected rows of the config's hidden_size, {}, got rows of {}", config.linear.hidden_size, width));
   }
   set_views(config, inputs.format, width, inputs);
   LinearTensors& tensors = *inputs.linear;
   allocate(tensors);
-  std::memcpy(tensors.hidden.data(), hidden.data, static_cast<size_t>(matrix_bytes(tensors.hidden_view)));
-  const int64_t row_bytes = width * element_bytes(inputs.format);
-  for (int64_t v = 0; v < inputs.cols; ++v) {
-    put_row(tensors.head_view, tensors.head, v, static_cast<const char*>(head.data) + v * row_bytes);
-  }
+  file.read(hidden, 0, matrix_bytes(tensors.hidden_view), tensors.hidden.data());
+  read_rows(file, head, tensors.head_view, tensors.head);
 }
 
 // hidden ~ normal, head ~ std / sqrt(H) normal: logits of the source's std.

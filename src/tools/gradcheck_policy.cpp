@@ -28,46 +28,46 @@ PolicyDraw make_draw(const GradcheckConfig& config, const CheckInputs& inputs) {
 }
 
 template <class T>
-T element(const Tensor& tensor, size_t index) {
+T element(const std::vector<char>& data, size_t index) {
   T value{};
-  std::memcpy(&value, static_cast<const char*>(tensor.data) + index * sizeof value, sizeof value);
+  std::memcpy(&value, data.data() + index * sizeof value, sizeof value);
   return value;
 }
 
-[[noreturn]] void fail(const std::string& file, const Tensor& tensor, const char* expected) {
-  throw ToolError(kExitUsage, fmt::format("{}: {}: expected {}, got {}", file, tensor.name, expected, tensor.dtype));
+[[noreturn]] void fail(const SafetensorsFile& file, const StoredTensor& tensor, const char* expected) {
+  file.refuse(tensor, fmt::format("expected {}, got {}", expected, tensor.dtype));
 }
 
-std::vector<float> read_floats(const Tensor& tensor, const std::string& path, int64_t count) {
-  if (tensor.dtype != "F32") fail(path, tensor, "F32");
-  std::vector<float> values;
-  for (size_t i = 0; i < static_cast<size_t>(count); ++i) values.push_back(element<float>(tensor, i));
+std::vector<float> read_floats(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count) {
+  if (tensor.dtype != "F32") fail(file, tensor, "F32");
+  std::vector<float> values(static_cast<size_t>(count));
+  file.read(tensor, 0, static_cast<int64_t>(values.size() * sizeof(float)), values.data());
   return values;
 }
 
 // One a sequence. How many sequences the rows are is the config's to say: a check of fewer takes the first.
-std::vector<float> read_sequence_advantages(const Tensor& tensor, const std::string& path, int64_t sequences) {
+std::vector<float> read_sequence_advantages(const SafetensorsFile& file, const StoredTensor& tensor, int64_t sequences) {
   if (tensor.elements() < sequences) {
-    throw ToolError(kExitUsage, fmt::format("{}: {}: expected at least {} values, one a sequence, got {}", path, tensor.name,
-                                            sequences, tensor.elements()));
+    file.refuse(tensor, fmt::format("expected at least {} values, one a sequence, got {}", sequences, tensor.elements()));
   }
-  return read_floats(tensor, path, sequences);
+  return read_floats(file, tensor, sequences);
 }
 
-std::vector<uint8_t> read_mask(const Tensor& tensor, const std::string& path, int64_t count) {
+std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count) {
+  const std::vector<char> data = file.read(tensor);
   std::vector<uint8_t> mask;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     bool used = false;
     if (tensor.dtype == "U8" || tensor.dtype == "BOOL") {
-      used = element<uint8_t>(tensor, i) != 0;
+      used = element<uint8_t>(data, i) != 0;
     } else if (tensor.dtype == "I32") {
-      used = element<int32_t>(tensor, i) != 0;
+      used = element<int32_t>(data, i) != 0;
     } else if (tensor.dtype == "I64") {
-      used = element<int64_t>(tensor, i) != 0;
+      used = element<int64_t>(data, i) != 0;
     } else if (tensor.dtype == "F32") {
-      used = element<float>(tensor, i) != 0;
+      used = element<float>(data, i) != 0;
     } else {
-      fail(path, tensor, "U8, BOOL, I32, I64 or F32");
+      fail(file, tensor, "U8, BOOL, I32, I64 or F32");
     }
     mask.push_back(used ? 1 : 0);
   }
@@ -85,19 +85,19 @@ void draw_policy_layout(const GradcheckConfig& config, CheckInputs& inputs) {
   inputs.policy = draw_policy_layout(make_draw(config, inputs));
 }
 
-void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, const Tensor& matrix, CheckInputs& inputs) {
+void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, const StoredTensor& matrix,
+                        CheckInputs& inputs) {
   draw_policy_layout(config, inputs);
   const GradcheckConfig::Source& source = config.source;
-  const std::string path = source.path.string();
   PolicyTensors& tensors = inputs.policy;
-  if (!source.mask_name.empty()) tensors.mask = read_mask(file.row_tensor(source.mask_name, matrix), path, inputs.rows);
+  if (!source.mask_name.empty()) tensors.mask = read_mask(file, file.row_tensor(source.mask_name, matrix), inputs.rows);
   const auto read = [&](const std::string& name, std::vector<float>& out) {
-    if (!name.empty()) out = read_floats(file.row_tensor(name, matrix), path, inputs.rows);
+    if (!name.empty()) out = read_floats(file, file.row_tensor(name, matrix), inputs.rows);
   };
   if (config.function.get_choice("advantage_level", "") == "token") {
     read(source.advantages_name, tensors.advantages);
   } else if (!source.advantages_name.empty()) {
-    tensors.advantages = read_sequence_advantages(file.tensor(source.advantages_name), path, inputs.batch_size);
+    tensors.advantages = read_sequence_advantages(file, file.tensor(source.advantages_name), inputs.batch_size);
   }
   read(source.old_logp_name, tensors.old_logp);
   read(source.ref_logp_name, tensors.ref_logp);

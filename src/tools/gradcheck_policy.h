@@ -15,7 +15,8 @@ reference::PolicyOptions make_policy_options(const Function& function, const Che
 // inputs.policy as far as the planner needs it: sequences, mask, advantages, and the sizes of the rest.
 void draw_policy_layout(const GradcheckConfig& config, CheckInputs& inputs);
 // The same, with what the file has beside `matrix`, its logits or hidden states.
-void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, const Tensor& matrix, CheckInputs& inputs);
+void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, const StoredTensor& matrix,
+                        CheckInputs& inputs);
 // The oracle's sweep over the rows in use, and old, ref and sampler logp drawn near what it found.
 void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
 

@@ -36,11 +36,11 @@ tileloss_vector broadcast(const Upstream& values, int64_t size) {
   return vector;
 }
 
-NumberFormat format_of(const Tensor& tensor, const std::string& file) {
+NumberFormat format_of(const SafetensorsFile& file, const StoredTensor& tensor) {
   if (tensor.dtype == "BF16") return NumberFormat::kBfloat16;
   if (tensor.dtype == "F16") return NumberFormat::kFloat16;
   if (tensor.dtype == "F32") return NumberFormat::kFloat32;
-  throw ToolError(kExitUsage, fmt::format("{}: {}: dtype {} is none of BF16, F16, F32", file, tensor.name, tensor.dtype));
+  file.refuse(tensor, fmt::format("dtype {} is none of BF16, F16, F32", tensor.dtype));
 }
 
 // The shape asked for, with the file's where nothing was asked.
@@ -57,18 +57,25 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.ignore_index = config.function.get_integer("ignore_index", -100);
 }
 
-void read_labels(const Tensor& tensor, const std::string& file, CheckInputs& inputs) {
+// The library would refuse a label too, but knows neither the file nor the tensor's name.
+void read_labels(const SafetensorsFile& file, const StoredTensor& tensor, CheckInputs& inputs) {
   if (tensor.dtype != "I64" && tensor.dtype != "I32") {
-    throw ToolError(kExitUsage, fmt::format("{}: {}: expected I64 or I32 labels, got {}", file, tensor.name, tensor.dtype));
+    file.refuse(tensor, fmt::format("expected I64 or I32 labels, got {}", tensor.dtype));
   }
+  const std::vector<char> data = file.read(tensor);
   inputs.labels.resize(static_cast<size_t>(inputs.rows));
   for (size_t i = 0; i < inputs.labels.size(); ++i) {
+    int64_t& label = inputs.labels[i];
     int32_t narrow = 0;
     if (tensor.dtype == "I64") {
-      std::memcpy(&inputs.labels[i], static_cast<const char*>(tensor.data) + i * sizeof(int64_t), sizeof(int64_t));
+      std::memcpy(&label, data.data() + i * sizeof label, sizeof label);
     } else {
-      std::memcpy(&narrow, static_cast<const char*>(tensor.data) + i * sizeof narrow, sizeof narrow);
-      inputs.labels[i] = narrow;
+      std::memcpy(&narrow, data.data() + i * sizeof narrow, sizeof narrow);
+      label = narrow;
+    }
+    if ((label < 0 || label >= inputs.valid) && !inputs.is_ignored(static_cast<int64_t>(i))) {
+      file.refuse(tensor, fmt::format("row {}: expected a label from 0 to {}, or {} (ignore_index), got {}", i, inputs.valid - 1,
+                                      inputs.ignore_index, label));
     }
   }
 }
@@ -76,35 +83,33 @@ void read_labels(const Tensor& tensor, const std::string& file, CheckInputs& inp
 void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs);
 
 void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
-  const std::string name = config.source.path.string();
   const SafetensorsFile file(config.source.path);
-  const Tensor& logits = file.tensor(config.is_linear() ? config.linear.hidden_name : config.source.logits_name);
-  inputs.format = format_of(logits, name);
+  const StoredTensor& logits = file.tensor(config.is_linear() ? config.linear.hidden_name : config.source.logits_name);
+  inputs.format = format_of(file, logits);
   if (config.dtype && *config.dtype != inputs.format) {
-    throw ToolError(kExitUsage, fmt::format("{}: {} is {}, but the config's dtype is {}", name, logits.name, logits.dtype,
-                                            reference::format_info(*config.dtype).name));
+    file.refuse(logits,
+                fmt::format("expected the config's dtype, {}, got {}", reference::format_info(*config.dtype).name, logits.dtype));
   }
   if (logits.shape.size() < 2 || logits.elements() == 0) {
-    throw ToolError(kExitUsage, fmt::format("{}: {}: expected at least two dimensions and one element", name, logits.name));
+    file.refuse(logits, "expected at least two dimensions and one element");
   }
   inputs.cols = config.is_linear() ? head_rows(config, file) : logits.shape.back();
   if (config.vocab_size > 0 && config.vocab_size != inputs.cols) {
-    throw ToolError(kExitUsage, fmt::format("{}: {} has {} columns, but the config's vocab_size is {}", name, logits.name,
-                                            inputs.cols, config.vocab_size));
+    file.refuse(logits, fmt::format("expected the config's vocab_size, {}, got {} columns", config.vocab_size, inputs.cols));
   }
   const int64_t file_rows = logits.elements() / logits.shape.back();
   set_shape(config, file_rows, inputs);
   if (inputs.rows > file_rows || inputs.rows == 0) {
-    throw ToolError(kExitUsage,
-                    fmt::format("{}: {} has {} rows, but batch_size * seq_len is {}", name, logits.name, file_rows, inputs.rows));
+    file.refuse(logits, fmt::format("expected at least the config's batch_size * seq_len, {} rows, and one, got {}", inputs.rows,
+                                    file_rows));
   }
   if (config.is_policy()) load_policy_layout(config, file, logits, inputs);
   if (config.is_linear()) load_linear(config, file, inputs);
   plan_shapes(config, inputs);
-  read_labels(file.row_tensor(config.source.labels_name, logits), name, inputs);
+  read_labels(file, file.row_tensor(config.source.labels_name, logits), inputs);
   if (config.is_linear()) return;
   inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
-  std::memcpy(inputs.logits.data(), logits.data, static_cast<size_t>(inputs.logits.bytes()));
+  file.read(logits, 0, inputs.logits.bytes(), inputs.logits.data());
 }
 
 void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {

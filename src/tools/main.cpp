@@ -8,6 +8,7 @@
 #include <new>
 
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
 #include "tools/signals.h"
 #include "tools/standard_streams.h"
 #include "tools/subcommands.h"
@@ -21,6 +22,9 @@ constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
     add_sweep,
     add_info,
 };
+
+// The parser's messages quote the command line, and may list all subcommands.
+constexpr size_t kLongestUsageError = 1000;
 
 // In pieces: to put them together takes memory, which may be what is lacking.
 int report(int code, const char* message) {
@@ -45,7 +49,7 @@ int run(const Action& action) {
   } catch (const std::bad_alloc&) {
     return report(kExitEnvironment, "out of memory");
   } catch (const std::exception& error) {
-    return report(kExitEnvironment, error.what());
+    return report(kExitEnvironment, escaped(error.what()).c_str());
   }
 }
 
@@ -61,7 +65,7 @@ int main_program(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() != 0) return report(kExitUsage, error.what());
+    if (error.get_exit_code() != 0) return report(kExitUsage, shown(error.what(), kLongestUsageError).c_str());
     return finish(program.exit(error));  // prints help or version
   }
   if (!action) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,20 +17,28 @@
 #include <utility>
 
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
+#include "tools/signals.h"
 #include "tools/standard_streams.h"
 
 namespace tileloss::tools {
 namespace {
 
+// `name` is shown() already.
 [[noreturn]] void fail(const std::string& name, const char* action) {
   throw ToolError(kExitEnvironment, fmt::format("results file {}: cannot {}: {}", name, action, std::strerror(errno)));
 }
 
+// A line goes out whole, but into a pipe that nobody empties: there a stop ends the wait.
 bool write_all(int file, const std::string& text) {
   size_t done = 0;
   while (done < text.size()) {
     const ssize_t written = ::write(file, text.data() + done, text.size() - done);
     if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) {
+      if (!wait_for(file, POLLOUT)) check_stop();
+      continue;
+    }
     if (written <= 0) return false;
     done += static_cast<size_t>(written);
   }
@@ -65,7 +74,7 @@ bool may_be_torn(std::string_view line) {
 ResultFile read_results(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in.is_open() || in.bad()) fail(path.string(), "read");
+  if (!in.is_open() || in.bad()) fail(shown(path.string()), "read");
   ResultFile result;
   for (size_t start = 0; start < text.size();) {
     const size_t end = std::min(text.find('\n', start), text.size());
@@ -77,7 +86,8 @@ ResultFile read_results(const std::filesystem::path& path) {
       break;
     }
     if (!json.is_object()) {
-      throw ToolError(kExitUsage, fmt::format("results file {}:{}: not a JSON object", path.string(), result.lines.size() + 1));
+      throw ToolError(kExitUsage,
+                      fmt::format("results file {}:{}: not a JSON object", shown(path.string()), result.lines.size() + 1));
     }
     result.lines.push_back(std::move(json));
     result.lacks_newline = !is_whole;
@@ -88,23 +98,22 @@ ResultFile read_results(const std::filesystem::path& path) {
 }
 
 LockedFile::LockedFile(const std::filesystem::path& path)
-    : descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
-  if (descriptor_ < 0) fail(path.string(), "open");
-  struct stat status = {};
-  is_regular_ = fstat(descriptor_, &status) != 0 || S_ISREG(status.st_mode);
-  if (!is_regular_ || lock(descriptor_)) return;
-  const int error = errno;
-  close(descriptor_);
-  if (error == EWOULDBLOCK) {
-    throw ToolError(kExitEnvironment, fmt::format("results file {}: another process writes to it", path.string()));
+    : descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644)) {
+  const std::string name = shown(path.string());
+  if (descriptor_.get() < 0 && errno == ENXIO) {
+    throw ToolError(kExitEnvironment, fmt::format("results file {}: a pipe that no process reads", name));
   }
-  errno = error;
-  fail(path.string(), "lock");
+  if (descriptor_.get() < 0) fail(name, "open");
+  struct stat status = {};
+  is_regular_ = fstat(descriptor_.get(), &status) != 0 || S_ISREG(status.st_mode);
+  if (!is_regular_ || lock(descriptor_.get())) return;
+  if (errno == EWOULDBLOCK) {
+    throw ToolError(kExitEnvironment, fmt::format("results file {}: another process writes to it", name));
+  }
+  fail(name, "lock");
 }
 
-LockedFile::~LockedFile() { close(descriptor_); }
-
-ResultWriter::ResultWriter(const std::filesystem::path& path, const Judge& judge) : name_(path.string()), file_(path) {
+ResultWriter::ResultWriter(const std::filesystem::path& path, const Judge& judge) : name_(shown(path.string())), file_(path) {
   if (!file_.is_regular() || lseek(file_.descriptor(), 0, SEEK_END) == 0) return;
   ResultFile earlier = read_results(path);
   int64_t number = 0;

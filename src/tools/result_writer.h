@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/descriptor.h"
+
 namespace tileloss::tools {
 
 // nlohmann's ordered_json keeps the fields in the order they were written; NaN and infinities become null.
@@ -29,17 +31,15 @@ ResultFile read_results(const std::filesystem::path& path);
 // process, however that ends, and its children lose it at their exec. Any number of processes may write to a pipe or a device.
 class LockedFile {
  public:
-  // Throws ToolError (environment) if another process holds the lock.
+  // Throws ToolError (environment) if another process holds the lock, or if it is a pipe that no process reads. Not blocking: a
+  // write into a full pipe ends with EAGAIN.
   explicit LockedFile(const std::filesystem::path& path);
-  ~LockedFile();
-  LockedFile(const LockedFile&) = delete;
-  LockedFile& operator=(const LockedFile&) = delete;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
   bool is_regular() const { return is_regular_; }
 
  private:
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   bool is_regular_ = false;
 };
 
@@ -52,7 +52,7 @@ class ResultWriter {
   // Once every line is read and judged, drops a torn last line with a warning on stderr, or adds the newline that it lacks.
   explicit ResultWriter(const std::filesystem::path& path, const Judge& judge = nullptr);
 
-  // Returns once the line is on the disk (fsync).
+  // Returns once the line is on the disk (fsync). Throws Stopped where a pipe has no room for it and a stop is asked for.
   void write(const Json& result);
 
  private:

@@ -10,6 +10,7 @@
 
 #include "tools/exit_codes.h"
 #include "tools/memory.h"
+#include "tools/printable.h"
 #include "tools/signals.h"
 #include "tools/subcommands.h"
 #include "tools/sweep_case.h"
@@ -27,7 +28,7 @@ int64_t count_done(const SweepConfig& config, const SweepFile& file) {
 }
 
 void print_start(const SweepConfig& config, const SweepFile& file, int64_t done) {
-  fmt::print("sweep {}: {} cases, results in {}\n", config.file, config.cases.size(), config.output.string());
+  fmt::print("sweep {}: {} cases, results in {}\n", shown(config.file), config.cases.size(), shown(config.output.string()));
   if (done > 0) fmt::print("{} of them are there already\n", done);
   if (const int64_t others = file.size() - done; others > 0) {
     fmt::print("note: {} results there belong to other settings: kept and ignored\n", others);

@@ -16,7 +16,9 @@
 #include <ctime>
 #include <fstream>
 
+#include "tools/descriptor.h"
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
 #include "tools/signals.h"
 #include "tools/standard_streams.h"
 #include "tools/timer.h"
@@ -33,22 +35,6 @@ constexpr const char* kFirstVictim = "1000";
 [[noreturn]] void fail(const char* action) {
   throw ToolError(kExitEnvironment, fmt::format("sweep: cannot {}: {}", action, std::strerror(errno)));
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-  ~Descriptor() { reset(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return descriptor_; }
-  void reset() {
-    if (descriptor_ >= 0) close(descriptor_);
-    descriptor_ = -1;
-  }
-
- private:
-  int descriptor_;
-};
 
 // Only what may follow a fork. The parent has no other threads, so that the C library's locks are free.
 [[noreturn]] void become(const std::vector<char*>& argv, const ChildLimits& limits, pid_t parent, int output) {
@@ -72,38 +58,9 @@ class Descriptor {
   _exit(127);
 }
 
-// SIGINT and SIGTERM wait until a poll lets them in: none can slip in between a look at stop_requested() and the poll.
-class SignalsHeld {
- public:
-  SignalsHeld() {
-    sigset_t held;
-    sigemptyset(&held);
-    sigaddset(&held, SIGINT);
-    sigaddset(&held, SIGTERM);
-    sigprocmask(SIG_BLOCK, &held, &before_);
-  }
-  ~SignalsHeld() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsHeld(const SignalsHeld&) = delete;
-  SignalsHeld& operator=(const SignalsHeld&) = delete;
-  const sigset_t* before() const { return &before_; }
-
- private:
-  sigset_t before_;
-};
-
-timespec to_timespec(double seconds) {
-  const double positive = std::max(seconds, 0.0);
-  const auto whole = static_cast<time_t>(positive);
-  return {whole, static_cast<long>((positive - static_cast<double>(whole)) * 1e9)};
-}
-
 // Reads until the child has closed its end; false at the time limit or when asked to stop.
 bool collect(int pipe_end, const Timer& timer, double seconds, std::string& output) {
-  const SignalsHeld held;
-  while (stop_requested() == 0 && timer.seconds() < seconds) {
-    pollfd waiting = {pipe_end, POLLIN, 0};
-    const timespec left = to_timespec(seconds - timer.seconds());
-    if (ppoll(&waiting, 1, &left, held.before()) <= 0) continue;
+  while (wait_for(pipe_end, POLLIN, seconds - timer.seconds())) {
     char buffer[4096];
     const ssize_t count = read(pipe_end, buffer, sizeof buffer);
     if (count == 0) return true;
@@ -142,8 +99,8 @@ std::string last_line(const std::string& text) {
 }
 
 Json failure(const char* status, const std::string& what, const ChildEnd& end) {
-  const std::string said = last_line(end.output).substr(0, kMaxMessage);
-  return {{"status", status}, {"message", said.empty() ? what : fmt::format("{}; it said: {}", what, said)}};
+  const std::string said = last_line(end.output);
+  return {{"status", status}, {"message", said.empty() ? what : fmt::format("{}; it said: {}", what, shown(said, kMaxMessage))}};
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "tools/config.h"
 #include "tools/exit_codes.h"
 #include "tools/memory.h"
+#include "tools/printable.h"
 #include "tools/sweep_case.h"
 
 namespace tileloss::tools {
@@ -81,7 +82,7 @@ Json read_shape(ConfigReader& item) {
     const auto [after, error] = std::from_chars(at, end, size);
     const bool ends_well = &size == &sizes[0] ? after != end && *after == 'x' : after == end;
     if (error != std::errc() || !ends_well || size < 1 || size > kMaxCount) {
-      item.fail("shape", fmt::format("expected TOKENSxVOCAB, each 1 to {}, got '{}'", kMaxCount, text));
+      item.fail("shape", fmt::format("expected TOKENSxVOCAB, each 1 to {}, got '{}'", kMaxCount, shown(text)));
     }
     at = after + 1;
   }
@@ -97,7 +98,7 @@ Json read_dtype(ConfigReader& item) {
 Json read_workspace(ConfigReader& item) {
   const std::string text = item.text("workspace");
   const std::optional<int64_t> bytes = parse_bytes(text);
-  if (!bytes) item.fail("workspace", fmt::format("expected {}, got '{}'", kBytesExpected, text));
+  if (!bytes) item.fail("workspace", fmt::format("expected {}, got '{}'", kBytesExpected, shown(text)));
   return {{"workspace", *bytes}};
 }
 

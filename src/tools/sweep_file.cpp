@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/exit_codes.h"
+#include "tools/printable.h"
 
 namespace tileloss::tools {
 namespace {
@@ -29,7 +30,7 @@ std::string fault_of(const Json& line) {
   for (const char* time : {"median_ms", "min_ms"}) {
     if (!line.contains(time)) return lacks(time);
     if (!line[time].is_number() || !(line[time].get<double>() > 0)) {
-      return fmt::format("{}: expected a number above 0, got {}", time, line[time].dump());
+      return fmt::format("{}: expected a number above 0, got {}", time, shown(line[time].dump()));
     }
   }
   return "";
@@ -46,7 +47,8 @@ void SweepFile::keep(Json line, const std::string& where) {
   }
   std::string text = line["case"].dump();
   const auto [at, is_new] = lines_.emplace(std::move(text), std::move(line));
-  if (!is_new) throw ToolError(kExitUsage, fmt::format("results file {}: a second result of the case {}", where, at->first));
+  if (!is_new)
+    throw ToolError(kExitUsage, fmt::format("results file {}: a second result of the case {}", where, shown(at->first)));
 }
 
 const Json* SweepFile::find(const Json& sweep_case) const {

@@ -233,13 +233,14 @@ const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) /
 struct Trained {
   explicit Trained(const std::filesystem::path& path) {
     const tools::SafetensorsFile file(path);
-    const tools::Tensor& x = file.tensor("hidden");
-    const tools::Tensor& w = file.tensor("lm_head");
+    const tools::StoredTensor& x = file.tensor("hidden");
+    const tools::StoredTensor& w = file.tensor("lm_head");
+    const std::vector<char> hidden = file.read(x), head = file.read(w);
     labels.resize(index(x.shape[0]));
-    std::memcpy(labels.data(), file.tensor("labels").data, labels.size() * sizeof(std::int64_t));
+    file.read(file.tensor("labels"), 0, std::ssize(labels) * 8, labels.data());
     for (const std::int64_t label : labels) used.push_back(label == -100 ? 0 : 1);
-    operands = make_operands({x.data, NumberFormat::kBfloat16, x.shape[0], x.shape[1], x.shape[1], 1},
-                             {w.data, NumberFormat::kBfloat16, w.shape[0], w.shape[1], w.shape[1], 1}, w.shape[0], {},
+    operands = make_operands({hidden.data(), NumberFormat::kBfloat16, x.shape[0], x.shape[1], x.shape[1], 1},
+                             {head.data(), NumberFormat::kBfloat16, w.shape[0], w.shape[1], w.shape[1], 1}, w.shape[0], {},
                              NumberFormat::kBfloat16, used, 2);
   }
 

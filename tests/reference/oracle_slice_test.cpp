@@ -20,19 +20,20 @@ namespace {
 const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) / "tests" / "data";
 
 struct Logits {
-  explicit Logits(const std::filesystem::path& path) : file(path), tensor(file.tensor("logits")) {
+  explicit Logits(const std::filesystem::path& path) : file(path), tensor(file.tensor("logits")), data(file.read(tensor)) {
     labels.resize(static_cast<std::size_t>(tensor.shape[0]));
-    std::memcpy(labels.data(), file.tensor("labels").data, labels.size() * sizeof(std::int64_t));
+    file.read(file.tensor("labels"), 0, std::ssize(labels) * 8, labels.data());
   }
 
   std::vector<double> row(std::size_t i) const {
     std::vector<double> values(static_cast<std::size_t>(tensor.shape[1]));
-    decode_row(NumberFormat::kBfloat16, static_cast<const char*>(tensor.data) + i * values.size() * 2, values);
+    decode_row(NumberFormat::kBfloat16, data.data() + i * values.size() * 2, values);
     return values;
   }
 
   tools::SafetensorsFile file;
-  const tools::Tensor& tensor;
+  const tools::StoredTensor& tensor;
+  std::vector<char> data;
   std::vector<std::int64_t> labels;
 };
 

@@ -18,29 +18,30 @@ namespace {
 const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) / "tests" / "data";
 
 std::vector<double> floats(const tools::SafetensorsFile& file, const char* name) {
-  const tools::Tensor& tensor = file.tensor(name);
+  const tools::StoredTensor& tensor = file.tensor(name);
   std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
-  std::memcpy(values.data(), tensor.data, values.size() * sizeof(float));
+  file.read(tensor, 0, tensor.bytes, values.data());
   return {values.begin(), values.end()};
 }
 
 class PolicySlice : public testing::Test {
  protected:
   void SetUp() override {
-    const tools::Tensor& logits = file_.tensor("logits");
+    const tools::StoredTensor& logits = file_.tensor("logits");
+    const std::vector<char> data = file_.read(logits);
     const auto rows = static_cast<std::size_t>(logits.shape[0]), columns = static_cast<std::size_t>(logits.shape[1]);
     std::vector<std::int64_t> labels(rows);
-    std::memcpy(labels.data(), file_.tensor("labels").data, rows * sizeof(std::int64_t));
+    file_.read(file_.tensor("labels"), 0, std::ssize(labels) * 8, labels.data());
     std::vector<double> row(columns);
     SoftmaxRow softmax;
     for (std::size_t i = 0; i < rows; ++i) {
-      decode_row(NumberFormat::kBfloat16, static_cast<const char*>(logits.data) + i * columns * 2, row);
+      decode_row(NumberFormat::kBfloat16, data.data() + i * columns * 2, row);
       softmax.compute({}, row, labels[i]);
       logp_.push_back(softmax.logp());
       entropy_.push_back(softmax.entropy());
     }
     mask_.resize(rows);
-    std::memcpy(mask_.data(), file_.tensor("mask").data, rows);
+    file_.read(file_.tensor("mask"), 0, std::ssize(mask_), mask_.data());
   }
 
   void expect_values(const PolicyOptions& options, const nlohmann::json& expected) const {

@@ -1,14 +1,22 @@
 #include "tools/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <ctime>
+#include <functional>
 #include <iterator>
+#include <utility>
 
+#include "tests/support/child_process.h"
 #include "tests/tools/temporary_folder.h"
 #include "tools/exit_codes.h"
+#include "tools/memory.h"
+#include "tools/signals.h"
 
 namespace tileloss::tools {
 namespace {
@@ -52,14 +60,16 @@ TEST(Safetensors, WhatIsWrittenIsReadBack) {
   write_safetensors(path, {{"x", "F32", {2, 3}, x, sizeof x}, {"labels", "I64", {2}, labels, sizeof labels}});
   const SafetensorsFile file(path);
   ASSERT_EQ(file.tensors().size(), 2U);
-  const Tensor& tensor = file.tensor("x");
+  const StoredTensor& tensor = file.tensor("x");
   EXPECT_EQ(tensor.dtype, "F32");
   EXPECT_EQ(tensor.shape, (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(tensor.elements(), 6);
   float read[6];
-  std::memcpy(read, tensor.data, sizeof read);
+  file.read(tensor, 0, sizeof read, read);
   EXPECT_TRUE(std::equal(std::begin(x), std::end(x), std::begin(read)));
-  EXPECT_EQ(std::memcmp(file.tensor("labels").data, labels, sizeof labels), 0);
+  int64_t second = 0;
+  file.read(file.tensor("labels"), sizeof second, sizeof second, &second);
+  EXPECT_EQ(second, 7);
 }
 
 TEST(Safetensors, UnknownNameListsTheNamesThereAre) {
@@ -106,11 +116,24 @@ TEST(Safetensors, HeaderMustBeAnObject) {
 
 TEST(Safetensors, DeepNestingIsRefused) {
   const std::string brackets = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  const auto with = [](const std::string& more) {
+    return entry_refusal(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1])" + more + "}", 1);
+  };
+  expect_contains(with(R"(,"more":)" + brackets), "header: nested too deeply");
+  EXPECT_EQ(with(R"(,"more":[{"a":[1,{}],"b":null},2.5,"c",true],"more":{})"), "accepted");
   expect_contains(entry_refusal(R"("a":{"dtype":"U8","shape":)" + brackets + R"(,"data_offsets":[0,1]})", 1),
-                  "header: nested too deeply");
-  expect_contains(entry_refusal(R"("a":)" + std::string(1'000'000, '['), 0), "header: nested too deeply");
-  expect_contains(entry_refusal(R"("a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]})", 1),
-                  "a: shape: expected counts, got [1]");
+                  "a: shape: expected counts, got a list");
+  expect_contains(entry_refusal(R"("a":)" + std::string(1'000'000, '['), 0), "a: is not an object");
+}
+
+TEST(Safetensors, AShapeHasAtMost64Dimensions) {
+  const auto with = [](int dimensions) {
+    std::string shape = "1";
+    for (int i = 1; i < dimensions; ++i) shape += ",1";
+    return entry_refusal(R"("a":{"dtype":"U8","shape":[)" + shape + R"(],"data_offsets":[0,1]})", 1);
+  };
+  EXPECT_EQ(with(64), "accepted");
+  expect_contains(with(65), "a: shape: more than 64 dimensions");
 }
 
 // In a time that does not grow with the square of their number: 50000 took 5 s when it did. Sanitizers take longer.
@@ -139,6 +162,9 @@ TEST(Safetensors, ManyTensorsAreReadInTheOrderOfTheirData) {
 TEST(Safetensors, MetadataIsText) {
   expect_contains(refusal(file_bytes(R"({"__metadata__":[]})", "")), "__metadata__: is not an object");
   expect_contains(refusal(file_bytes(R"({"__metadata__":{"a":{"b":"c"}}})", "")), "__metadata__: a: expected text");
+  expect_contains(refusal(file_bytes(R"({"__metadata__":{"a":"b","c":"d","a":"e"}})", "")),
+                  "__metadata__: a key stands there twice");
+  expect_contains(refusal(file_bytes(R"({"__metadata__":{},"__metadata__":{}})", "")), "__metadata__: duplicate entry");
 }
 
 TEST(Safetensors, FieldsAreRequiredAndTyped) {
@@ -198,15 +224,114 @@ TEST(Safetensors, EveryTruncationIsRefused) {
   for (size_t size = 0; size < whole.size(); ++size) EXPECT_NE(refusal(whole.substr(0, size)), "accepted") << size;
 }
 
-TEST(Safetensors, MissingFilesAndFoldersAreEnvironmentErrors) {
-  for (const char* path : {"/nonexistent/x.safetensors", "/tmp"}) {
-    try {
-      const SafetensorsFile file(path);
-      FAIL() << "opened " << path;
-    } catch (const ToolError& error) {
-      EXPECT_EQ(error.code(), kExitEnvironment);
-    }
+std::string environment_error(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitEnvironment) << error.what();
+    return error.what();
   }
+  return "accepted";
+}
+
+TEST(Safetensors, WhatIsNoFileIsAnEnvironmentError) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(mkfifo((folder.path() / "pipe").c_str(), 0600), 0);  // nobody writes into it: an open() would wait for ever
+  for (const auto& [path, problem] : std::vector<std::pair<std::string, std::string>>{
+           {"/nonexistent/x.safetensors", "cannot be opened: No such file"},
+           {"/tmp", "expected a regular file, got a folder"},
+           {"/dev/null", "expected a regular file, got a device"},
+           {(folder.path() / "pipe").string(), "expected a regular file, got a pipe"}}) {
+    expect_contains(environment_error([&] { const SafetensorsFile file(path); }), path + ": " + problem);
+  }
+}
+
+// Its data was mapped once: a page that is no longer there ended the process.
+TEST(Safetensors, AFileThatIsCutWhileItIsReadIsAnEnvironmentError) {
+  const TemporaryFolder folder;
+  const std::vector<float> x(100'000, 1);
+  const auto path = folder.path() / "x.safetensors";
+  write_safetensors(path, {{"x", "F32", {std::ssize(x)}, x.data(), std::ssize(x) * 4}});
+  const SafetensorsFile file(path);
+  std::filesystem::resize_file(path, 5000);
+  const std::string error = environment_error([&] { file.read(file.tensor("x")); });
+  expect_contains(error, "x.safetensors: x: expected 400000 bytes from byte ");
+  expect_contains(error, "the file was cut while it was read");
+}
+
+// How much memory a header of `bytes` bytes takes at the most, beside what this process holds; -1 where it cannot be told.
+int64_t peak_of_header(const std::function<void(std::string&)>& append, size_t bytes) {
+  std::string entries;
+  entries.reserve(bytes + 200);
+  while (entries.size() < bytes) append(entries);
+  const TemporaryFolder folder;
+  const auto path = folder.write("x.safetensors", file_bytes("{" + entries + "}", ""));
+  entries = {};
+  malloc_trim(0);
+  const int64_t before = resident_bytes();
+  reset_peak();
+  if (peak_resident_bytes() > before + (1 << 20)) return -1;
+  try {
+    const SafetensorsFile file(path);
+  } catch (const ToolError& error) {
+    EXPECT_EQ(error.code(), kExitUsage);
+    EXPECT_LT(std::string(error.what()).size(), 1000U);
+  }
+  return peak_resident_bytes() - before;
+}
+
+// A tree of it took 20 times its size.
+TEST(Safetensors, AHeaderTakesASmallMultipleOfItsSize) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitized program keeps memory of its own";
+#endif
+  constexpr size_t kBytes = 20'000'000;
+  int64_t count = 0;
+  const auto next = [&](std::string& text) { return (text.empty() ? "\"" : ",\"") + std::to_string(count++) + "\":"; };
+  const std::pair<const char*, std::function<void(std::string&)>> headers[] = {
+      {"entries", [&](std::string& text) { text += next(text) + R"({"dtype":"U8","shape":[0],"data_offsets":[0,0]})"; }},
+      {"metadata", [&](std::string& text) { text += text.empty() ? R"("__metadata__":{"":"")" : next(text) + R"("")"; }},
+      {"a shape", [&](std::string& text) { text += text.empty() ? R"("a":{"shape":[0)" : ",0"; }},
+      {"unknown fields", [&](std::string& text) { text += text.empty() ? R"("a":{"b":0)" : next(text) + "0"; }},
+      {"a long name", [&](std::string& text) { text += text.empty() ? "\"" : "x"; }}};
+  for (const auto& [name, append] : headers) {
+    const int64_t peak = peak_of_header(append, kBytes);
+    if (peak < 0) GTEST_SKIP() << "the peak cannot be reset here";
+    EXPECT_LT(peak, 7 * static_cast<int64_t>(kBytes)) << name;
+    EXPECT_GT(peak, static_cast<int64_t>(kBytes) / 2) << name;
+  }
+}
+
+TEST(Safetensors, NoTextOfTheHeaderIsLongerThan8MB) {
+  const auto with = [](size_t bytes) {
+    return refusal(file_bytes(R"({"__metadata__":{"a":")" + std::string(bytes, 'x') + "\"}}", ""));
+  };
+  EXPECT_EQ(with(7'000'000), "accepted");
+  expect_contains(with(9'000'000), "header: a text or number of more than 8 MB: \"xxx");
+  expect_contains(refusal(file_bytes(R"({"a":{"shape":[)" + std::string(9'000'000, '1'), "")),
+                  "a text or number of more than 8 MB: 111");
+  // Quotes and commas within a text.
+  EXPECT_EQ(refusal(file_bytes(R"({"__metadata__":{"a\\":"\",{[:","b":"\\"}})", "")), "accepted");
+}
+
+TEST(Safetensors, AStopEndsTheReadingOfAHeader) {
+  std::string entries;
+  for (int i = 0; i < 1000; ++i) {
+    entries += (i == 0 ? "\"" : ",\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  }
+  const std::string header = "{" + entries + "}";
+  EXPECT_EQ(parse_safetensors_header("x", header, 0, 0).size(), 1000U);
+  EXPECT_EQ(test::exit_code_of_child([&] {
+              install_signal_handlers();
+              std::raise(SIGTERM);
+              try {
+                parse_safetensors_header("x", header, 0, 0);
+              } catch (const Stopped& stopped) {
+                return stopped.signal == SIGTERM;
+              }
+              return false;
+            }),
+            0);
 }
 
 }  // namespace
