@@ -265,7 +265,7 @@ constexpr const char* kFooter =
     "  (none, random), upstream (ones, random, per_row), outputs, mutants, strict, expect_mostly_zero, output\n"
     "  source: kind (synthetic, safetensors); synthetic: distribution, std, offset; safetensors: path, and the names of its\n"
     "    tensors logits and labels\n"
-    "  kernel: isa, threads, schedule, row_block, vocab_block, in_place\n"
+    "  kernel: isa, threads, schedule, row_block, vocab_block, in_place, row_groups\n"
     "  tolerances: ulp, loss_atol, logp_max_abs, dlogits_max_abs, dlogits_max_rel\n"
     "Of policy losses also\n"
     "  preset, sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale\n"

@@ -106,6 +106,7 @@ void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
   out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
   out.kernel.workspace_bytes = out.is_linear() ? kernel.integer("workspace_bytes", 0, 0, int64_t{1} << 50) : 0;
   out.in_place = !out.is_linear() && kernel.boolean("in_place", false);
+  out.row_groups = !out.is_linear() && kernel.boolean("row_groups", false);
   kernel.finish();
 }
 

@@ -80,6 +80,7 @@ struct GradcheckConfig {
   std::vector<std::string> outputs;  // row outputs that are asked for and checked
   KernelWishes kernel;
   bool in_place = false;
+  bool row_groups = false;  // the sequences' rows as groups with a row between them: x[:, :-1] of a [B,T+1,V] tensor
   Tolerances tolerances;
   bool mutants = false;
   bool strict = false;

@@ -1,5 +1,6 @@
 #include "tools/gradcheck_judge.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <memory>
@@ -64,6 +65,16 @@ Gate finite_rows(const Checks& checks) {
   return make_gate("mistrusted/nonfinite_fraction", static_cast<double>(checks.nonfinite_rows) / rows, (rows - 1) / rows);
 }
 
+// Of the rows that are nobody's, between the groups, those that the call has written to. All their bits were set.
+Gate gaps_untouched(const CheckInputs& inputs, const CheckedGradient& gradient) {
+  int64_t touched = 0;
+  for (int64_t group = 1; group <= inputs.groups(); ++group) {
+    const char* end = gradient.dlogits.data() + inputs.row_offset(group * inputs.group_rows);
+    touched += std::any_of(end - inputs.row_bytes(), end, [](char byte) { return byte != '\xff'; }) ? 1 : 0;
+  }
+  return make_gate(gradient.name + "/dlogits/written_between_groups", static_cast<double>(touched), 0);
+}
+
 }  // namespace
 
 void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
@@ -106,6 +117,9 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
   Verdict verdict(inputs.format, results.gradients.size());
   for (const Checks& checks : per_thread) verdict.checks.merge(checks);
   judge_outputs(config, *oracle, results, losses, magnitudes, verdict);
+  for (const CheckedGradient& gradient : results.gradients) {
+    if (inputs.group_rows > 0) verdict.gates.push_back(gaps_untouched(inputs, gradient));
+  }
   if (!config.expect_mostly_zero) {
     const GradientMetric& gradient = verdict.checks.gradients.front();
     verdict.gates.push_back({"mistrusted/zero_fraction", 0.5, gradient.zero_fraction(), !gradient.mistrusted()});

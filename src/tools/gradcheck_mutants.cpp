@@ -40,6 +40,8 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
   context.has_logp = !results.logp.empty();
   context.has_argmax = !results.argmax.empty();
   context.kernel_logp = results.logp;
+  context.group_rows = inputs.group_rows;
+  context.kernel_dlogits = [&](int64_t row) { return results.gradients.front().dlogits.data() + inputs.row_offset(row); };
   const auto differs = [](const reference::RowUpstream& upstream) { return upstream.logp != 0 || upstream.entropy != 0; };
   for (const int64_t row : rows) {
     for (size_t wrong = 0; oracle.policy() != nullptr && wrong < kWrongCoefficients; ++wrong) {

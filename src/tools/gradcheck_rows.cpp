@@ -42,7 +42,7 @@ void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs
 RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row) {
   RowView view;
   for (const CheckedGradient& gradient : results.gradients) {
-    if (!gradient.dlogits.empty()) view.dlogits.push_back(gradient.dlogits.data() + row * inputs.row_bytes());
+    if (!gradient.dlogits.empty()) view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row));
   }
   view.per_loss = element(results.per_loss, row);
   view.logp = element(results.logp, row);

@@ -52,6 +52,7 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
     throw ToolError(kExitUsage, fmt::format("batch_size * seq_len * vocab_size: {} rows of {} are more than 2^50 elements",
                                             inputs.rows, inputs.cols));
   }
+  inputs.group_rows = config.row_groups ? inputs.seq_len : 0;
   inputs.valid = config.function.get_integer("valid_vocab", -1);
   if (inputs.valid < 0) inputs.valid = inputs.cols;
   inputs.ignore_index = config.function.get_integer("ignore_index", -100);
@@ -108,8 +109,11 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   plan_shapes(config, inputs);
   read_labels(file, file.row_tensor(config.source.labels_name, logits), inputs);
   if (config.is_linear()) return;
-  inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
-  file.read(logits, 0, inputs.logits.bytes(), inputs.logits.data());
+  inputs.logits = HugeBuffer(inputs.matrix_bytes(), "logits");
+  const int64_t rows_at_once = inputs.group_rows > 0 ? inputs.group_rows : inputs.rows;
+  for (int64_t row = 0; row < inputs.rows; row += rows_at_once) {
+    file.read(logits, row * inputs.row_bytes(), rows_at_once * inputs.row_bytes(), inputs.logits.data() + inputs.row_offset(row));
+  }
 }
 
 void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
@@ -120,7 +124,7 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   if (config.is_linear()) set_linear_shape(config, inputs);
   plan_shapes(config, inputs);
   // Before anything is drawn: what does not fit is refused at once.
-  if (!config.is_linear()) inputs.logits = HugeBuffer(inputs.rows * inputs.row_bytes(), "logits");
+  if (!config.is_linear()) inputs.logits = HugeBuffer(inputs.matrix_bytes(), "logits");
   inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   // The label of a row that the mask leaves out may be anything.
   for (int64_t row = 0; row < inputs.rows; ++row) {
@@ -133,7 +137,7 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   team.for_each(inputs.rows, [&](int64_t row, int) {
     check_stop();
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
-                    inputs.logits.data() + row * inputs.row_bytes(), inputs.cols);
+                    inputs.logits.data() + inputs.row_offset(row), inputs.cols);
   });
 }
 
@@ -170,8 +174,12 @@ void poison_unread(CheckInputs& inputs) {
   const auto bytes = static_cast<int64_t>(reference::format_info(inputs.format).bytes);
   for (int64_t row = 0; row < inputs.rows; ++row) {
     const int64_t first = inputs.is_ignored(row) ? 0 : inputs.valid;
-    std::memset(inputs.logits.data() + row * inputs.row_bytes() + first * bytes, 0xFF,
+    std::memset(inputs.logits.data() + inputs.row_offset(row) + first * bytes, 0xFF,
                 static_cast<size_t>((inputs.cols - first) * bytes));
+  }
+  for (int64_t group = 1; group <= inputs.groups(); ++group) {
+    std::memset(inputs.logits.data() + inputs.row_offset(group * inputs.group_rows) - inputs.row_bytes(), 0xFF,
+                static_cast<size_t>(inputs.row_bytes()));
   }
 }
 
@@ -183,6 +191,8 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
     add_linear(*inputs.linear, args);
   } else {
     args.logits = tileloss_make_matrix(logits, abi_dtype(inputs.format), inputs.rows, inputs.cols, inputs.cols);
+    const int64_t stride = inputs.group_rows > 0 ? (inputs.group_rows + 1) * inputs.cols : 0;
+    args.row_groups = {inputs.group_rows, stride, stride};
   }
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   if (!inputs.token_weights.empty()) args.token_weights = vector_of(inputs.token_weights);

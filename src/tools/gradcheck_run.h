@@ -39,7 +39,8 @@ struct CheckInputs {
   int64_t cols = 0;
   int64_t valid = 0;  // columns that are not padding
   int64_t ignore_index = 0;
-  // The rows that are ignored and the padding hold NaN: no result may depend on them.
+  int64_t group_rows = 0;  // > 0: rows of a group, behind each of which lies a row that is nobody's
+  // The rows that are ignored or nobody's and the padding hold NaN, all bits set: no result may depend on them.
   HugeBuffer logits;
   std::optional<LinearTensors> linear;
   std::vector<int64_t> labels;
@@ -51,7 +52,11 @@ struct CheckInputs {
   std::vector<RowSummary> summaries;  // (all rows; those in use are filled)
 
   int64_t row_bytes() const { return cols * static_cast<int64_t>(reference::format_info(format).bytes); }
-  const char* row(int64_t index) const { return logits.data() + index * row_bytes(); }
+  // Of logits and dlogits, in bytes.
+  int64_t row_offset(int64_t row) const { return (row + (group_rows > 0 ? row / group_rows : 0)) * row_bytes(); }
+  int64_t groups() const { return group_rows > 0 ? rows / group_rows : 0; }
+  int64_t matrix_bytes() const { return (rows + groups()) * row_bytes(); }
+  const char* row(int64_t index) const { return logits.data() + row_offset(index); }
   // By its label or by the mask.
   bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index || !policy.in_use(row); }
 };

@@ -86,6 +86,15 @@ bool last_tile_dropped(const MutantContext& context, const MutantRowOracle&, Mut
   return alter(row, last_tile_begin(context), context.cols, [](std::int64_t, double) { return 0.0; });
 }
 
+constexpr std::int64_t kSmallestTile = 64;
+bool has_largest_partial_tile(const MutantContext& context) {
+  return context.has_dlogits && context.cols % kSmallestTile == kSmallestTile - 1;
+}
+
+bool partial_tile_skipped(const MutantContext& context, const MutantRowOracle&, MutantRow& row) {
+  return alter(row, context.cols - (kSmallestTile - 1), context.cols, [](std::int64_t, double) { return 0.0; });
+}
+
 // R counts the last tile twice: every probability shrinks by S / (S + tail), logp falls and lse rises by its logarithm.
 bool last_tile_twice(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) {
   const reference::SoftmaxRow& softmax = *oracle.softmax;
@@ -138,6 +147,23 @@ bool has_entropy_upstream(const MutantContext& context) { return context.has_dlo
 
 bool entropy_gradient_dropped(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) {
   return add_gradient(context, oracle, {0.0, 0.0, -oracle.upstream.entropy}, row);
+}
+
+// The label's column, or the largest logit's, has a path of its own in a kernel: where they are one, the other's sign is taken.
+bool entropy_sign_at_argmax(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) {
+  if (!oracle.softmax->outputs().correct) return false;
+  return add_gradient(context, oracle, {0.0, 0.0, -2 * oracle.upstream.entropy}, row);
+}
+
+bool has_row_groups(const MutantContext& context) {
+  return context.has_dlogits && context.group_rows > 0 && context.group_rows < context.rows;
+}
+
+// Each group but the first starts a row too late: its rows get the gradients of the rows before them.
+bool row_group_off_by_one(const MutantContext& context, const MutantRowOracle&, MutantRow& row) {
+  if (row.row < context.group_rows) return false;
+  const void* before = context.kernel_dlogits(row.row - 1);
+  return alter(row, 0, context.cols, [&](std::int64_t j, double) { return decode_at(row.format, before, j); });
 }
 
 template <WrongCoefficients kWrong>
@@ -195,11 +221,17 @@ constexpr std::array kMutants{
     Mutant{"off_target_zeroed", "only the target's column has a gradient", has_off_target, off_target_zeroed, nullptr},
     Mutant{"target_not_subtracted", "the target's column misses its -1", has_dlogits, target_not_subtracted, nullptr},
     Mutant{"last_tile_dropped", "the last vocabulary tile's dlogits are 0", has_dlogits, last_tile_dropped, nullptr},
+    Mutant{"partial_tile_skipped", "with V % 64 = 63 the last 63 columns' dlogits are 0", has_largest_partial_tile,
+           partial_tile_skipped, nullptr},
     Mutant{"last_tile_twice", "the sum of exponentials holds the last tile twice", has_off_target, last_tile_twice, nullptr},
     Mutant{"first_row_upstream", "every row uses the first row's upstream gradient", has_nonuniform_upstream, first_row_upstream,
            nullptr},
     Mutant{"entropy_gradient_dropped", "the upstream gradient of the entropy is not used", has_entropy_upstream,
            entropy_gradient_dropped, nullptr},
+    Mutant{"entropy_sign_at_argmax", "the entropy's gradient is negated where the label is the argmax", has_entropy_upstream,
+           entropy_sign_at_argmax, nullptr},
+    Mutant{"row_group_off_by_one", "each group of rows but the first starts a row too late", has_row_groups, row_group_off_by_one,
+           nullptr},
     Mutant{"loss_halved", "the loss is half of what it is", has_loss, loss_halved_row, loss_halved},
     Mutant{"loss_shifted", "the loss is 5 % (of 1 at least) too large", has_loss, loss_shifted_row, loss_shifted},
     Mutant{"logp_of_neighbour", "a row gets the next row's logp", has_neighbour_logp, logp_of_neighbour, nullptr},

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "reference/number_formats.h"
@@ -39,6 +40,9 @@ struct MutantContext {
   std::span<const float> kernel_logp;  // [rows], for the mutant that takes a neighbour's
   // Some row's coefficients differ.
   std::array<bool, kWrongCoefficients> wrong_coefficients{};
+  std::int64_t group_rows = 0;  // of logits whose rows come in groups, 0 for others
+  // The kernel's dlogits of a row, for the mutant that takes those of the row before.
+  std::function<const void*(std::int64_t row)> kernel_dlogits = nullptr;
 };
 
 // The oracle's data of a row, and its upstream gradients: `loss` for a loss, `row` for logprobs; `first_*` are those of the first

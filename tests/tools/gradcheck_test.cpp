@@ -279,6 +279,32 @@ TEST(Gradcheck, OneFiniteRowIsEnough) {
   }
 }
 
+// Mistakes that no config of full rows of tiles, adjoining rows and labels far from the argmax would show.
+TEST(Gradcheck, TheConfigsOfEdgesPlantAndCatchWhatOthersDoNot) {
+  const std::pair<const char*, std::vector<std::string>> configs[] = {
+      {"gradcheck_ce_edges.yaml", {"partial_tile_skipped", "row_group_off_by_one"}},
+      {"gradcheck_policy_edges.yaml", {"partial_tile_skipped", "row_group_off_by_one", "entropy_sign_at_argmax"}}};
+  for (const auto& [config, names] : configs) {
+    for (const std::string dtype : {"bf16", "fp16", "fp32"}) {
+      for (const std::string in_place : {"false", "true"}) {
+        const TemporaryFolder folder;
+        const ProgramResult result = run_program({"gradcheck", "--config", std::string(TILELOSS_SOURCE_DIR "/configs/") + config,
+                                                  "--set", "dtype=" + dtype, "--set", "kernel.in_place=" + in_place, "--set",
+                                                  "output=" + (folder.path() / "r.jsonl").string()});
+        ASSERT_EQ(result.exit_code, 0) << config << dtype << "\n" << result.out << result.err;
+        const Json line = read_results(folder.path() / "r.jsonl").lines.at(0);
+        for (const std::string& name : names) {
+          const auto found = std::find_if(line["mutants"].begin(), line["mutants"].end(),
+                                          [&](const Json& mutant) { return mutant["name"] == name; });
+          ASSERT_NE(found, line["mutants"].end()) << name;
+          EXPECT_TRUE((*found)["planted"].get<bool>()) << config << dtype << name;
+          EXPECT_FALSE((*found)["caught_by"].empty()) << config << dtype << name;
+        }
+      }
+    }
+  }
+}
+
 struct MutantCase {
   std::string name;
   std::vector<std::string> sets;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -19,7 +20,9 @@ namespace {
 using reference::NumberFormat;
 
 constexpr std::int64_t kRows = 6;
-constexpr std::int64_t kColumns = 700;
+constexpr std::int64_t kColumns = 703;  // 63 more than a multiple of 64
+constexpr std::int64_t kGroupRows = 3;
+constexpr std::int64_t kCorrectRow = 2;  // its label is its argmax, where there is an entropy
 constexpr std::int64_t kTile = 256;
 
 struct Family {
@@ -84,6 +87,9 @@ void run_row(const Family& family, NumberFormat format, const reference::CrossEn
   fill_logits_row(*find_distribution(family.distribution), 9, row, run.labels[i], format, stored.data(), kColumns);
   std::vector<double> logits(kColumns);
   reference::decode_row(format, stored.data(), logits);
+  if (family.entropy && row == kCorrectRow) {
+    run.labels[i] = std::max_element(logits.begin(), logits.end()) - logits.begin();
+  }
   run.softmax[i].compute(family.options.transform, logits, run.labels[i]);
   run.losses[i] = oracle.row_loss(row, run.softmax[i]);
   if (family.logprobs) {
@@ -125,6 +131,7 @@ KernelRun run_perfect_kernel(const Family& family, NumberFormat format) {
   run.loss = static_cast<float>(run.loss_reference);
   run.context = {kRows,   kColumns, kTile, true, !family.logprobs, per_row, true, true, family.entropy, family.per_row_upstream,
                  run.logp};
+  run.context.group_rows = kGroupRows;
   return run;
 }
 
@@ -136,6 +143,8 @@ struct Verdict {
 // `mutant` null: the outputs as they are.
 Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, const Mutant* mutant) {
   Verdict verdict;
+  MutantContext context = run.context;
+  context.kernel_dlogits = [&](std::int64_t row) { return run.dlogits[static_cast<std::size_t>(row)].data(); };
   GradientMetric dlogits_metric(format);
   OutputMetric logp_metric("logp"), lse_metric("lse"), loss_metric("loss");
   ExactMetric argmax_metric("argmax");
@@ -155,7 +164,7 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
       oracle.loss_upstream = run.loss_grad[i];
       oracle.first_loss_upstream = run.loss_grad[0];
     }
-    if (mutant != nullptr && mutant->apply_row != nullptr) verdict.planted |= mutant->apply_row(run.context, oracle, row);
+    if (mutant != nullptr && mutant->apply_row != nullptr) verdict.planted |= mutant->apply_row(context, oracle, row);
     dlogits_metric.add_row(row.row, dlogits.data(), kColumns, make_row_reference(run.softmax[i], run.gradients[i]));
     const reference::RowOutputs outputs = run.softmax[i].outputs();
     const OutputMagnitudes magnitudes = output_magnitudes(run.softmax[i]);
@@ -207,6 +216,8 @@ TEST(Mutants, AreCaughtByTheGateThatWatchesTheirOutput) {
                                                     {"off_target_zeroed", "dlogits/ulp_off_target"},
                                                     {"target_not_subtracted", "dlogits/ulp_target"},
                                                     {"last_tile_dropped", "dlogits/ulp_off_target"},
+                                                    {"partial_tile_skipped", "dlogits/ulp_off_target"},
+                                                    {"row_group_off_by_one", "dlogits/ulp_off_target"},
                                                     {"last_tile_twice", "logp"},
                                                     {"loss_halved", "loss"},
                                                     {"logp_of_neighbour", "logp"},
