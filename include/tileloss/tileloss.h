@@ -407,7 +407,7 @@ typedef struct tileloss_plan_options {
   int64_t row_block;        // rows a thread takes at a time, which changes no result; with the LM head: rows in one go
   int64_t vocab_block;      // columns between two looks at the running maximum; a multiple of 64, up to 8192
   int64_t workspace_bytes;  // a cap on scratch memory
-  int64_t chunk_columns;    // with the LM head: as tileloss_plan's, rounded down to 2048, 1024, 512 or vocab_block
+  int64_t chunk_columns;    // LM head: as tileloss_plan's; down to 2048 (AMX: 1536), 1024, 512, in whole vocab_blocks, or one
 } tileloss_plan_options;
 
 // A part of the workspace.

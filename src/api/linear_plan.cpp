@@ -22,9 +22,16 @@ constexpr std::int64_t kLeastRowsAtOnce = 256;
 // most whose scratch a budget has room for: results are then the same for any number of threads.
 constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
+constexpr std::int64_t kWidestChunkInTiles = 1536;        // with products in tiles: wider ones are no faster
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
   return cpu::linear_layout(s, cpu::kernels(plan.isa).matmul).bytes + fixed_bytes(p, plan);
+}
+
+// The chunk of at most so many columns: whole tiles, one at least.
+std::int64_t chunk_of(const cpu::LinearShape& s, const tileloss_plan& plan, std::int64_t columns) {
+  if (cpu::kernels(plan.isa).matmul.in_tiles(s.compute)) columns = std::min(columns, kWidestChunkInTiles);
+  return std::max<std::int64_t>(columns / s.tile, 1) * s.tile;
 }
 
 std::int64_t bytes_within(const Problem& p, tileloss_plan plan, std::int64_t budget) {
@@ -109,7 +116,7 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.kept = keeps_all ? p.columns : 0;
   const auto fits = [&] { return plan.workspace_bytes == 0 || layout_bytes(p, plan, s) <= plan.workspace_bytes; };
   for (const std::int64_t chunk : kChunks) {
-    s.chunk = std::max<std::int64_t>(chunk / s.tile, 1) * s.tile;
+    s.chunk = chunk_of(s, plan, chunk);
     if (plan.chunk_columns > 0 ? s.chunk <= plan.chunk_columns : fits()) break;
   }
   if (keeps && !keeps_all && s.kept_in_dhead.rows < s.rows) {
@@ -132,7 +139,7 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
   const double again = s.backward() ? 1 - share_kept(s) : 0;
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
-  const bool in_tiles = plan.isa == TILELOSS_ISA_AVX512_AMX && s.compute == cpu::Compute::kBfloat16;
+  const bool in_tiles = cpu::kernels(plan.isa).matmul.in_tiles(s.compute);
   const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
   const double bandwidth = kBytesPerSecond * std::min(plan.threads, kPlannedThreads[0]);
   const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);

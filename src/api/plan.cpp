@@ -163,7 +163,8 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
 // The same with the LM head. Work is cut along the vocabulary too, so that few rows still keep all threads busy.
 Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
   const std::int64_t width = std::max<std::int64_t>(p.args.hidden.cols, 1);
-  plan->vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : cpu::linear_tile(width);
+  plan->vocab_block =
+      wishes.vocab_block > 0 ? wishes.vocab_block : cpu::linear_tile(cpu::kernels(plan->isa).matmul, p.compute, width);
   plan->chunk_columns = wishes.chunk_columns;
   const bool is_small = wishes.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
   plan->threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));

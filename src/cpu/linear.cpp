@@ -104,9 +104,10 @@ double LinearWalk::weight_of(std::int64_t column, std::int64_t columns) const {
 
 // A slice of the vocabulary for a group of rows.
 void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const {
-  const std::int64_t slice = task % kSlices, group = row_group(matmul()), rows_at_once = row_tile(matmul());
+  const std::int64_t slice = task % kSlices, group = forward_group(shape(), matmul()), rows_at_once = row_tile(matmul());
   const std::int64_t first = begin + task / kSlices * group, last = std::min(end, first + group);
   for (std::int64_t u = first; u < last; ++u) states_[u * kSlices + slice] = RowState{};
+  if (has_softmax_beside()) return forward_tiles_task(scratch, first, last, slice);
   const std::int64_t slice_end = std::min(shape().columns, (slice + 1) * slice_columns_);
   float* z_tile = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
   double weight_before = 0;
@@ -148,7 +149,7 @@ void LinearWalk::merge_slices(std::int64_t u) const {
 
 void LinearWalk::forward(std::int64_t begin, std::int64_t end) {
   first_row_ = begin;
-  const std::int64_t groups = ceil_div(end - begin, row_group(matmul()));
+  const std::int64_t groups = ceil_div(end - begin, forward_group(shape(), matmul()));
   parallel(groups * kSlices, [&](std::int64_t slot, std::int64_t task) { forward_task(scratch(slot), begin, end, task); });
   parallel(ceil_div(end - begin, kRowTile), [&](std::int64_t, std::int64_t task) {
     const std::int64_t first = begin + task * kRowTile;

@@ -1,33 +1,53 @@
 #include <algorithm>
 
 #include "cpu/linear_blocks.h"
+#include "cpu/tile_table.h"
 
 namespace tileloss::cpu {
 namespace {
 
 // A thread's scratch is used by one kind of task at a time.
-std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
-  const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
-  const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
-  std::int64_t most = s.forward || s.backward() ? copies(std::min(row_tile(m), s.rows), s.width) : 0;
-  const std::int64_t tile_of_bias = s.bias ? s.tile : 0;
-  if (s.forward) most = std::max(most, tile_of_head + row_tile(m) * s.tile + tile_of_bias);
-  if (!s.backward()) return most;
-  most = std::max(most, tile_of_head + tile_of_bias + (s.kept_in_words ? ceil_div(s.tile, 2) : 0));
-  if (s.dhead) {
-    const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
-    most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
-    most = std::max(most, dz_block(s, m) + s.tile * s.width);
+std::int64_t forward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t tile_of_head) {
+  const std::int64_t with_bias = tile_of_head + row_tile(m) * s.tile + (s.bias ? s.tile : 0);
+  if (!m.in_tiles(s.compute)) return with_bias;
+  const std::int64_t running = std::min(kRowGroupInTiles, s.rows) * static_cast<std::int64_t>(sizeof(RunningRow) / sizeof(float));
+  return std::max(with_bias, tile_of_head + z_beside_floats(s, m) + running);
+}
+
+std::int64_t backward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t after_head) {
+  const std::int64_t words = s.kept_in_words ? ceil_div(s.tile, 2) : 0;
+  if (packs_dz(s, m)) {
+    const std::int64_t rounded = s.dhead ? kRoundedRows * std::min(kHeadSetPanels * m.b_panel, s.width) : 0;
+    return std::max(after_head + kDzRows * (s.tile + words), rounded);
   }
+  std::int64_t most = after_head + words;
+  if (s.dhead) most = std::max(most, dz_block(s, m) + s.tile * s.width);
   if (s.dbias) most = std::max(most, s.tile * 2);
   if (s.dhidden) most = std::max(most, m.packed_floats(row_tile(m), m.a_panel, head_chunk(s), s.compute));
   return most;
 }
 
+std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
+  if (!s.forward && !s.backward()) return 0;
+  const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
+  const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
+  std::int64_t most = copies(std::min(row_tile(m), s.rows), s.width);
+  if (s.forward) most = std::max(most, forward_floats(s, m, tile_of_head));
+  if (s.backward()) most = std::max(most, backward_floats(s, m, tile_of_head + (s.bias ? s.tile : 0)));
+  if (s.dhead) {
+    const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
+    most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
+  }
+  return most;
+}
+
 }  // namespace
 
-// 256 rows of 1536 bfloat16 are 786 KB.
-std::int64_t linear_tile(std::int64_t width) { return width <= 2048 ? 256 : width <= 6144 ? 128 : 64; }
+// 256 rows of 1536 bfloat16 are 786 KB. Products in tiles are 48 columns wide: they take 4 whole panels.
+std::int64_t linear_tile(const MatmulTable& matmul, Compute compute, std::int64_t width) {
+  if (width <= 2048) return matmul.in_tiles(compute) ? 192 : 256;
+  return width <= 6144 ? 128 : 64;
+}
 
 LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   LinearLayout l;
@@ -51,7 +71,8 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
     l.kept_max = l.kept + kept_bytes;
     const std::int64_t rows_in_dhead = s.whole_tiles() * s.kept_in_dhead.rows;
     l.max_in_dhead = take("maxima of kept logits", s.kept_in_words ? rows_in_dhead * kFloat : 0);
-    l.dz = take("dlogits of a chunk", s.row_chunk * chunk * kFloat);
+    const std::int64_t dz = packs_dz(s, m) ? dz_along_floats(s, m) + dz_down_floats(s, m) : s.row_chunk * chunk;
+    l.dz = take("dlogits of a chunk", dz * kFloat);
     if (s.dhead) {
       l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
       if (s.sums_dhead()) l.dhead = take("dhead sums", s.columns * s.width * kFloat);

@@ -8,6 +8,7 @@
 #include "cpu/floating_point.h"
 #include "cpu/linear_blocks.h"
 #include "cpu/storage_access.h"
+#include "cpu/tile_table.h"
 
 namespace tileloss::cpu {
 
@@ -97,7 +98,39 @@ class LinearWalk {
   void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
   void merge_slices(std::int64_t u) const;
 
+  // The same with the softmax beside products in tiles (linear_tiles.cpp).
+  struct TileAtHand;
+  bool has_softmax_beside() const;
+  SoftmaxRows softmax_of(float* scratch, std::int64_t first, std::int64_t last) const;
+  void forward_tiles_task(float* scratch, std::int64_t first, std::int64_t last, std::int64_t slice) const;
+  void add_running(const RunningRow& running, const SoftmaxRows& job, RowState& state) const;
+
   void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
+
+  // The backward whose dz is packed as soon as it is made (linear_backward_tiles.cpp). A block: rows in use [first, first + rows)
+  // of the row chunk [begin, end), columns [column, column + columns) of the chunk of columns from `chunk` on.
+  struct DzChunk {
+    std::int64_t begin, end, chunk, columns;
+  };
+  struct DzBlock {
+    std::int64_t first, rows, column, columns;
+  };
+  float* dz_along(const DzChunk& c, const DzBlock& b) const;
+  float* dz_down(const DzChunk& c, const DzBlock& b) const;
+  void pack_dz(const DzChunk& c, const DzBlock& b, const float* dz) const;
+  bool words_to_dz(std::int64_t u, float max, float& factor, float& exponent) const;
+  void put_dz(const GradientTiles& g, std::int64_t row, std::int64_t column, float dz) const;
+  void dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words) const;
+  void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* operands) const;
+  void dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const;
+  void multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width, bool adds,
+                      Store alone, float* to, std::int64_t stride) const;
+  void dhead_set(float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
+                 std::int64_t width) const;
+  void dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const;
+  void multiply_sets(const DzChunk& c);
+  void backward_in_tiles(std::int64_t begin, std::int64_t end);
+
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
   void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* operands) const;
   bool packs_by_classes() const { return job_.head.k_stride == 1; }

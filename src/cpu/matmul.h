@@ -44,6 +44,8 @@ struct OutputMatrix {
 using PackFunction = void (*)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                               Compute compute, float* dst);
 
+struct TileTable;  // cpu/tile_table.h
+
 struct MatmulTable {
   std::int64_t a_panel, b_panel;  // rows of a panel of the left (broadcast) and of the right (vector) operand
   std::int64_t bfloat16_in_word;  // 2: kBfloat16 packs neighbours along k into one 32-bit word; 1: a word is always one float
@@ -66,6 +68,10 @@ struct MatmulTable {
   // The inner loop alone over one panel of each, `repeats` times, without touching c; returns a sum so that it is not dropped.
   // It does 2 * a_panel * b_panel * depth flops a repeat. For the roof: choose a depth at which both panels lie in L1.
   float (*tile_loop)(const float* a, const float* b, std::int64_t depth, std::int64_t repeats, Compute compute);
+
+  // What products in tiles (of kBfloat16) make possible besides; null elsewhere.
+  const TileTable* tiles = nullptr;
+  bool in_tiles(Compute compute) const { return tiles != nullptr && compute == Compute::kBfloat16; }
 
   // Words along k of a panel's row.
   std::int64_t words(std::int64_t depth, Compute compute) const {

@@ -3,14 +3,11 @@
 // stores of a configuration that is built on the stack.
 #include "cpu/kernels.h"
 #include "cpu/matmul_tiles.h"
-#include "cpu/simd_avx512_bf16.h"
+#include "cpu/simd_amx.h"
+#include "cpu/tile_gradient.h"
 
 namespace tileloss::cpu {
 namespace amx {
-
-// So that nothing inline here is shared with objects of another instruction set.
-struct Rounding : avx512_bf16::ConvertRounding {};
-using Simd = avx512::BasicSimd<Rounding>;
 
 // Operand of LDTILECFG: all eight tiles of 16 rows of 64 bytes.
 struct alignas(64) Configuration {
@@ -56,8 +53,16 @@ class Tiles {
   [[gnu::always_inline]] static void keep_awake(Awake& awake) { asm volatile("vaddps %0, %0, %0" : "+v"(awake.x)); }
 };
 
+using Matmul = TileMatmul<Simd, Tiles, MatmulKernels<Simd, 8, 3>>;
+constexpr TileTable kTileTable = {&Matmul::multiply_softmax, &TileGradient<Simd>::run};
+constexpr MatmulTable matmul_table() {
+  MatmulTable table = Matmul::table();
+  table.tiles = &kTileTable;
+  return table;
+}
+
 }  // namespace amx
 
-const MatmulTable kAmxMatmul = TileMatmul<amx::Simd, amx::Tiles, MatmulKernels<amx::Simd, 8, 3>>::table();
+const MatmulTable kAmxMatmul = amx::matmul_table();
 
 }  // namespace tileloss::cpu

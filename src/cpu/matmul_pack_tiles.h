@@ -13,6 +13,7 @@
 #include "core/number_formats.h"
 #include "cpu/matmul.h"
 #include "cpu/pack_blocks.h"
+#include "cpu/tile_table.h"
 
 namespace tileloss::cpu {
 
@@ -23,7 +24,7 @@ struct TilePacking : private PackBlocks<Simd> {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr int kLanes = Simd::kLanes, kPair = Simd::kPair;
-  static constexpr int kTileRows = 16, kTileDepth = 32, kTileWords = 256, kPanel = kTilesHigh * kTileRows;
+  static constexpr int kPanel = kTilesHigh * kTileRows;
   static_assert(kTileRows % kLanes == 0);
 
   // Of bfloat16, whatever the storage.

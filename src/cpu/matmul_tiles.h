@@ -8,22 +8,21 @@
 //          tiles lie beside each other at a stride of 192 bytes
 // Both are filled with zeros to whole tiles along k. Parts of a tile are computed whole, and what exists of it is copied.
 //
-// Cost of a step: 6 products, 96 cycles; 7 loads of 16 lines, two of them from L1 once more, 56 cycles at two a cycle; 5 KB from
-// L2, 53 bytes a cycle, and that is the bound: about 47 are what L2 gives. At the store: sums go straight into c where they are
-// whole and nothing is there yet, else through 6 KB of L1, where they are added to c. Per call: two instructions that take and
-// release the tiles, beside some 10^8 flops.
+// Cost of a step: 6 products, 96 cycles; 7 loads of 16 lines: three right tiles, past L1, two left ones, and these once more from
+// L1. Panels of the left operand are the outer loop, the next one is prefetched meanwhile; the right operand stays in L2. Sums go
+// straight into c, and come from there where they are added to it. Beside the steps, in the vector unit, goes what would else
+// wait for them: the softmax of the rows before, the rows of sums that go around the caches. Two instructions take and release
+// the tiles, beside some 10^8 flops a call.
 //
-// What the design rests on was measured with a prototype, on a 2-core Xeon with AMX at [2048,1536] x [151936,1536], beside a roof
-// of 5.0 - 6.0 TFLOP/s on random data: forward 3.6 - 3.96 TFLOP/s, 60 - 69 % of the roof of the same run, with the softmax spread
-// over the steps of the next tile; dhead with streaming stores 3.38, dhidden with packing 3.14, all of recompute 3.27. It found:
-// 2 x 2 tiles take 21.6 cycles a product with both operands in L2; a left operand in tiles of its own, loaded with the T1 hint,
-// 3.70 -> 3.96; a right operand that comes from L3, fetched into L2 six lines a step ahead, 3.59 -> 3.73; steps and rows in
-// alternating order, together 4 - 5 %; and 48 or more steps without arithmetic in 512-bit registers cost 650 - 1000 cycles, as
-// the unit falls asleep: an addition a step keeps it awake, 4.2 -> 5.1 from L1.
-//
-// Those figures are the prototype's. This code has not been timed: it ran on emulations of the tile instructions only. It differs
-// in that rows of z are tokens, as the row kernels want them; that the softmax is not spread over the steps; and that only the
-// rows alternate, not the steps, since a sum must not depend on its place.
+// Measured with the study that this follows, on a 2-core Xeon with AMX (L1 48 KB, L2 2 MB a core), one thread; this file itself
+// has run on emulations of the tile instructions only. Cycles a step: 100 with both operands in L1, 104 with the left one from
+// L2, 107 with the right one, 121 - 140 with both; loads alone take 88, c 12 - 15 more even from L2. Products of [2048,1536] x
+// [32768,1536] run at 57 - 65 % of the loop's rate from L1. Each right tile loaded once and past L1, with the left panels as the
+// outer loop, took z from 150 ms to 117. No gain: k cut in chunks, so that the left panel stays in L1 (sums are stored and loaded
+// again); prefetching to L1 (146 cycles a step for 121); right tiles that lie contiguously; prefetching the next tile of the head
+// (8 rows: 69 ms for 45). k in alternating order would be 0 - 4 % faster, but a sum must not depend on its place. 48 or more
+// steps without arithmetic in 512-bit registers cost 650 - 1000 cycles, as the unit falls asleep: an addition a step keeps it
+// awake, 4.2 -> 5.1 TFLOP/s from L1 on two threads.
 #ifndef TILELOSS_CPU_MATMUL_TILES_H_
 #define TILELOSS_CPU_MATMUL_TILES_H_
 
@@ -35,6 +34,8 @@
 #include "cpu/matmul_pack.h"
 #include "cpu/matmul_pack_tiles.h"
 #include "cpu/matmul_write.h"
+#include "cpu/tile_softmax.h"
+#include "cpu/tile_table.h"
 
 namespace tileloss::cpu {
 
@@ -46,9 +47,9 @@ namespace tileloss::cpu {
 // Float32: a MatmulKernels of the same panels of the right operand.
 template <class Simd, class Tiles, class Float32>
 struct TileMatmul {
-  static constexpr int kTilesHigh = 2, kTilesWide = 3, kTileRows = 16, kTileWords = 256;
+  static constexpr int kTilesHigh = 2, kTilesWide = 3;
   static constexpr int kPanelA = kTilesHigh * kTileRows, kPanelB = kTilesWide * kTileRows;
-  static constexpr int kStepDepth = 32, kStepWords = kStepDepth / 2;
+  static constexpr int kStepWords = kTileDepth / 2;
   static constexpr int kLeft = 6, kRight = 7;
   static_assert(Float32::table().b_panel == kPanelB && kPanelA % Float32::table().a_panel == 0);
 
@@ -63,6 +64,28 @@ struct TileMatmul {
             &multiply,
             &MatmulWriting<Simd>::write,
             &tile_loop};
+  }
+
+  // The rows of z of a block are done while the next block's products are made.
+  static void multiply_softmax(const SoftmaxRows& job) {
+    Tiles tiles;
+    const std::int64_t steps = ceil_div(job.depth, kTileDepth), words = steps * kStepWords;
+    const std::int64_t lines = ceil_div(2 * kTileRows, ceil_div(job.columns, kPanelB));
+    TileSoftmax<Simd> softmax(job);
+    int turn = 0;
+    for (std::int64_t i = 0; i < job.rows; i += kPanelA) {
+      Ahead ahead{job.a + (i + kPanelA) * words, lines};
+      float* const z = job.z + turn * kPanelA * job.z_stride;
+      for (std::int64_t j = 0; j < job.columns; j += kPanelB) {
+        block<kTilesHigh, kTilesWide, false>(tiles, job.a + i * words, job.b + j * words, steps, z + j, job.z_stride, ahead,
+                                             softmax);
+      }
+      softmax.finish();
+      softmax.begin(z, i, job.rows - i < kPanelA ? job.rows - i : kPanelA);
+      turn = 1 - turn;
+    }
+    softmax.finish();
+    Simd::fence();
   }
 
  private:
@@ -83,82 +106,167 @@ struct TileMatmul {
     std::int64_t c_stride;
     std::int64_t rows, columns;
     Store how;
+    bool is_whole() const { return rows == kPanelA && columns == kPanelB; }
   };
-  // Lines of the next right panel to fetch at every step.
+  // Lines of the next left panel to fetch at every step.
   struct Ahead {
-    const float* panel;
-    std::int64_t first_line, lines;
+    const float* next = nullptr;
+    std::int64_t lines = 0;
+    [[gnu::always_inline]] void step() {
+      for (std::int64_t line = 0; line < lines; ++line) Simd::prefetch(next + line * 16);
+      next += lines * 16;
+    }
   };
 
-  // A right panel is used for all of the left operand, which stays in L2. The rows go forward and backward by turns: the left
-  // panel used last is the next one's first.
+  // What is done beside the products of a block, a little at every step; TileSoftmax is one too. Hot is what of it the loop has
+  // in registers.
+  struct Aside {
+    struct Hot {
+      typename Tiles::Awake awake{};
+    };
+    [[gnu::always_inline]] Hot hot() const { return {}; }
+    [[gnu::always_inline]] void put(const Hot&) {}
+  };
+  // Nothing but keeping the vector unit awake;
+  struct Nothing : Aside {
+    [[gnu::always_inline]] void step(typename Aside::Hot& h) { Tiles::keep_awake(h.awake); }
+  };
+  // fetching rows of c, which the next block adds to;
+  struct Fetcher : Aside {
+    const float* next;
+    std::int64_t stride, left = kPanelA;
+    Fetcher(const float* c, std::int64_t c_stride) : next(c), stride(c_stride) {}
+    [[gnu::always_inline]] void step(typename Aside::Hot& h) {
+      Tiles::keep_awake(h.awake);
+      if (left <= 0) return;
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelB; v += Simd::kLanes) Simd::prefetch(next + v);
+      next += stride;
+      --left;
+    }
+  };
+  // writing the sums of the block before around the caches, a row a step.
+  struct Writer : Aside {
+    const float* sums = nullptr;
+    float* c = nullptr;
+    std::int64_t stride = 0, left = 0;
+    void begin(const float* from, float* to, std::int64_t to_stride) {
+      sums = from;
+      c = to;
+      stride = to_stride;
+      left = kPanelA;
+    }
+    [[gnu::always_inline]] void step(typename Aside::Hot& h) {
+      if (left > 0) return write_row();
+      Tiles::keep_awake(h.awake);
+    }
+    [[gnu::always_inline]] void write_row() {
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelB; v += Simd::kLanes) {
+        if constexpr (kStreams) Simd::stream(c + v, Simd::load(sums + v));
+      }
+      sums += kPanelB;
+      c += stride;
+      --left;
+    }
+    void finish() {
+      while (left > 0) write_row();
+    }
+  };
+  static constexpr bool kStreams = Simd::kLanes * sizeof(float) == 64;
+
+  // A left panel is used for all of the right operand, which stays in L2 and goes past L1; the next left panel is fetched
+  // meanwhile.
   static void multiply(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute,
                        float* c, std::int64_t c_stride, Store how) {
     if (compute == Compute::kFloat32) return Float32::table().multiply(a, b, m, n, depth, compute, c, c_stride, how);
     Tiles tiles;
-    const std::int64_t steps = ceil_div(depth, kStepDepth), words = steps * kStepWords;
-    const std::int64_t panels_a = ceil_div(m, kPanelA), panels_b = ceil_div(n, kPanelB);
-    constexpr std::int64_t kLines = kPanelB;  // of a step of a right panel: kStepWords rows of kPanelB words
-    const std::int64_t lines = ceil_div(kLines, panels_a);
-    for (std::int64_t q = 0; q < panels_b; ++q) {
-      const std::int64_t j = q * kPanelB;
-      for (std::int64_t turn = 0; turn < panels_a; ++turn) {
-        const std::int64_t p = q % 2 == 0 ? turn : panels_a - 1 - turn, i = p * kPanelA;
+    const std::int64_t steps = ceil_div(depth, kTileDepth), words = steps * kStepWords;
+    const std::int64_t lines = ceil_div(2 * kTileRows, ceil_div(n, kPanelB));
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(c) % 64 == 0 && c_stride % 16 == 0;
+    if (how == Store::kStream && !(kStreams && is_aligned)) how = Store::kReplace;
+    alignas(64) float sums[2][kPanelA * kPanelB];
+    Writer writer;
+    int turn = 0;
+    for (std::int64_t i = 0; i < m; i += kPanelA) {
+      Ahead ahead{a + (i + kPanelA) * words, lines};
+      for (std::int64_t j = 0; j < n; j += kPanelB) {
         const Place place{c + i * c_stride + j, c_stride, m - i < kPanelA ? m - i : kPanelA, n - j < kPanelB ? n - j : kPanelB,
                           how};
-        const std::int64_t first = turn * lines, left = kLines - first;
-        const bool fetches = q + 1 < panels_b && left > 0;
-        const Ahead ahead{b + (j + kPanelB) * words, first, !fetches ? 0 : left < lines ? left : lines};
-        choose_columns<kTilesWide>(tiles, a + i * words, b + j * words, steps, place, ahead);
+        const float *left = a + i * words, *right = b + j * words;
+        if (!place.is_whole()) {
+          edge<kTilesWide>(tiles, left, right, steps, place, ahead);
+        } else if (how == Store::kStream) {
+          block<kTilesHigh, kTilesWide, false>(tiles, left, right, steps, sums[turn], kPanelB, ahead, writer);
+          writer.finish();
+          writer.begin(sums[turn], place.c, c_stride);
+          turn = 1 - turn;
+        } else if (how == Store::kAdd) {
+          Fetcher fetcher(j + 2 * kPanelB <= n ? place.c + kPanelB : c + (i + kPanelA) * c_stride, c_stride);
+          block<kTilesHigh, kTilesWide, true>(tiles, left, right, steps, place.c, c_stride, ahead, fetcher);
+        } else {
+          Nothing nothing;
+          block<kTilesHigh, kTilesWide, false>(tiles, left, right, steps, place.c, c_stride, ahead, nothing);
+        }
       }
     }
+    writer.finish();
+    if (how == Store::kStream) Simd::fence();
   }
 
-  // The fewest tiles that hold the part that exists.
+  // A block that is there in part, in the fewest tiles that hold it. Its sums begin with c too, so that they do not depend on
+  // where in a block they are.
   template <int columns>
-  static void choose_columns(Tiles& tiles, const float* a, const float* b, std::int64_t steps, const Place& place,
-                             const Ahead& ahead) {
+  static void edge(Tiles& tiles, const float* a, const float* b, std::int64_t steps, const Place& place, Ahead& ahead) {
     if constexpr (columns > 1) {
-      if (place.columns <= (columns - 1) * kTileRows) {
-        return choose_columns<columns - 1>(tiles, a, b, steps, place, ahead);
-      }
+      if (place.columns <= (columns - 1) * kTileRows) return edge<columns - 1>(tiles, a, b, steps, place, ahead);
     }
-    if (place.rows <= kTileRows) return block<1, columns>(tiles, a, b, steps, place, ahead);
-    block<kTilesHigh, columns>(tiles, a, b, steps, place, ahead);
+    constexpr std::int64_t kStride = columns * kTileRows;
+    alignas(64) float sums[kPanelA * kStride] = {};
+    const auto row_bytes = static_cast<std::size_t>(place.columns) * sizeof(float);
+    if (place.how == Store::kAdd) {
+      for (std::int64_t i = 0; i < place.rows; ++i) __builtin_memcpy(sums + i * kStride, place.c + i * place.c_stride, row_bytes);
+    }
+    Nothing nothing;
+    if (place.rows <= kTileRows) {
+      block<1, columns, true>(tiles, a, b, steps, sums, kStride, ahead, nothing);
+    } else {
+      block<kTilesHigh, columns, true>(tiles, a, b, steps, sums, kStride, ahead, nothing);
+    }
+    for (std::int64_t i = 0; i < place.rows; ++i) __builtin_memcpy(place.c + i * place.c_stride, sums + i * kStride, row_bytes);
   }
 
-  template <int rows, int columns>
-  [[gnu::noinline]] static void block(Tiles& tiles, const float* a, const float* b, std::int64_t steps, const Place& place,
-                                      const Ahead& ahead) {
-    zero_sums(tiles, std::make_integer_sequence<int, rows * columns>{});
-    typename Tiles::Awake awake{};
+  // adds: to what is there. `What` goes on beside it.
+  template <int rows, int columns, bool adds, class What>
+  [[gnu::noinline]] static void block(Tiles& tiles, const float* a, const float* b, std::int64_t steps, float* to,
+                                      std::int64_t stride, Ahead& all_ahead, What& all_aside) {
+    constexpr std::make_integer_sequence<int, rows * columns> kSums{};
+    if constexpr (adds) {
+      load_sums<columns>(tiles, to, stride, kSums);
+    } else {
+      zero_sums(tiles, kSums);
+    }
+    typename What::Hot aside = all_aside.hot();
+    Ahead ahead = all_ahead;
     for (std::int64_t s = 0; s < steps; ++s) {
       add_step<rows, columns>(tiles, a + s * (kTilesHigh * kTileWords), b + s * (kStepWords * kPanelB));
-      Tiles::keep_awake(awake);
-      const float* const next = ahead.panel + (s * kPanelB + ahead.first_line) * 16;
-      for (std::int64_t line = 0; line < ahead.lines; ++line) Simd::prefetch(next + line * 16);
+      all_aside.step(aside);
+      ahead.step();
     }
-    constexpr std::make_integer_sequence<int, rows * columns> kSums{};
-    if (place.rows == rows * kTileRows && place.columns == columns * kTileRows && place.how != Store::kAdd) {
-      return store_sums<columns>(tiles, place.c, place.c_stride, kSums);
-    }
-    const bool adds = place.how == Store::kAdd;
-    alignas(64) float sums[rows * kTileRows][columns * kTileRows];
-    store_sums<columns>(tiles, sums[0], columns * kTileRows, kSums);
-    for (std::int64_t i = 0; i < place.rows; ++i) {
-      float* const c = place.c + i * place.c_stride;
-      std::int64_t j = 0;
-      for (; j + Simd::kLanes <= place.columns; j += Simd::kLanes) {
-        const typename Simd::F sum = Simd::load(sums[i] + j);
-        Simd::store(c + j, adds ? Simd::add(Simd::load(c + j), sum) : sum);
-      }
-      for (; j < place.columns; ++j) c[j] = adds ? c[j] + sums[i][j] : sums[i][j];
-    }
+    store_sums<columns>(tiles, to, stride, kSums);
+    all_aside.put(aside);
+    all_ahead = ahead;
   }
 
   template <int... sum>
   [[gnu::always_inline]] static void zero_sums(Tiles& tiles, std::integer_sequence<int, sum...>) {
     (tiles.template zero<sum>(), ...);
+  }
+  template <int columns, int... sum>
+  [[gnu::always_inline]] static void load_sums(Tiles& tiles, const float* from, std::int64_t stride,
+                                               std::integer_sequence<int, sum...>) {
+    constexpr std::int64_t kFloat = sizeof(float);
+    (tiles.template load<sum>(from + sum / columns * kTileRows * stride + sum % columns * kTileRows, stride * kFloat), ...);
   }
   template <int columns, int... sum>
   [[gnu::always_inline]] static void store_sums(Tiles& tiles, float* to, std::int64_t stride,
@@ -167,38 +275,27 @@ struct TileMatmul {
     (tiles.template store<sum>(to + sum / columns * kTileRows * stride + sum % columns * kTileRows, stride * kFloat), ...);
   }
 
-  // The first row of tiles from the left, the second from the right, where one tile is still there.
+  // Column by column: each right tile is loaded once, past L1, the left ones change places.
   template <int rows, int columns>
   [[gnu::always_inline]] static void add_step(Tiles& tiles, const float* a, const float* b) {
-    constexpr std::make_integer_sequence<int, columns> kColumns{};
-    constexpr std::int64_t kLeftStride = 64;
-    tiles.template load_once<kLeft>(a, kLeftStride);
-    add_row(tiles, b, kColumns);
+    add_columns<rows, columns>(tiles, a, b, std::make_integer_sequence<int, columns>{});
+  }
+  template <int rows, int columns, int... column>
+  [[gnu::always_inline]] static void add_columns(Tiles& tiles, const float* a, const float* b,
+                                                 std::integer_sequence<int, column...>) {
+    (add_column<rows, columns, column>(tiles, a, b), ...);
+  }
+  template <int rows, int columns, int column>
+  [[gnu::always_inline]] static void add_column(Tiles& tiles, const float* a, const float* b) {
+    constexpr std::int64_t kRightStride = kPanelB * sizeof(float), kLeftStride = 64;
+    constexpr int kFirst = rows == 2 ? column % 2 : 0;
+    tiles.template load_once<kRight>(b + column * kTileRows, kRightStride);
+    if constexpr (column == 0) tiles.template load<kLeft>(a + kFirst * kTileWords, kLeftStride);
+    tiles.template add_products<kFirst * columns + column, kLeft, kRight>();
     if constexpr (rows == 2) {
-      tiles.template load_once<kLeft>(a + kTileWords, kLeftStride);
-      add_row_back(tiles, b, kColumns);
+      tiles.template load<kLeft>(a + (1 - kFirst) * kTileWords, kLeftStride);
+      tiles.template add_products<(1 - kFirst) * columns + column, kLeft, kRight>();
     }
-  }
-  template <int... column>
-  [[gnu::always_inline]] static void add_row(Tiles& tiles, const float* b, std::integer_sequence<int, column...>) {
-    ((load_right(tiles, b, std::integral_constant<int, column>{}), tiles.template add_products<column, kLeft, kRight>()), ...);
-  }
-  template <int... turn>
-  [[gnu::always_inline]] static void add_row_back(Tiles& tiles, const float* b, std::integer_sequence<int, turn...>) {
-    constexpr int kColumns = sizeof...(turn);
-    (add_back(tiles, b, std::integral_constant<int, turn>{}, std::integral_constant<int, kColumns>{}), ...);
-  }
-  template <int turn, int columns>
-  [[gnu::always_inline]] static void add_back(Tiles& tiles, const float* b, std::integral_constant<int, turn>,
-                                              std::integral_constant<int, columns>) {
-    constexpr int kColumn = columns - 1 - turn;
-    if constexpr (turn > 0) load_right(tiles, b, std::integral_constant<int, kColumn>{});
-    tiles.template add_products<columns + kColumn, kLeft, kRight>();
-  }
-  template <int column>
-  [[gnu::always_inline]] static void load_right(Tiles& tiles, const float* b, std::integral_constant<int, column>) {
-    constexpr std::int64_t kRightStride = kPanelB * sizeof(float);
-    tiles.template load<kRight>(b + column * kTileRows, kRightStride);
   }
 
   static float tile_loop(const float* a, const float* b, std::int64_t depth, std::int64_t repeats, Compute compute) {
@@ -214,7 +311,7 @@ struct TileMatmul {
     zero_sums(tiles, kSums);
     typename Tiles::Awake awake{};
     for (std::int64_t r = 0; r < repeats; ++r) {
-      for (std::int64_t s = 0; s < ceil_div(depth, kStepDepth); ++s) {
+      for (std::int64_t s = 0; s < ceil_div(depth, kTileDepth); ++s) {
         add_step<kTilesHigh, kTilesWide>(tiles, a + s * (kTilesHigh * kTileWords), b + s * (kStepWords * kPanelB));
         Tiles::keep_awake(awake);
       }

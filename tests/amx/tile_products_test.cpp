@@ -77,7 +77,7 @@ std::vector<float> multiply(const MatmulTable& table, const Shape& s, const std:
   return c;
 }
 
-// From the definition: 32 k at a time, even and odd ones apart, in their order.
+// From the definition: what is added to first, then 32 k at a time, even and odd ones apart, in their order.
 std::vector<float> expected(const Shape& s, const std::vector<float>& a, const std::vector<float>& b, bool accumulate) {
   const auto at = [&](const std::vector<float>& x, std::int64_t row, std::int64_t k) {
     return k < s.depth ? to_float(from_float<Bfloat16>(x[static_cast<std::size_t>(row * s.depth + k)])) : 0.0F;
@@ -85,7 +85,8 @@ std::vector<float> expected(const Shape& s, const std::vector<float>& a, const s
   std::vector<float> c(static_cast<std::size_t>(s.m * (s.n + 3)), 7.0F);
   for (std::int64_t i = 0; i < s.m; ++i) {
     for (std::int64_t j = 0; j < s.n; ++j) {
-      float sum = 0;
+      float& out = c[static_cast<std::size_t>(i * (s.n + 3) + j)];
+      float sum = accumulate ? out : 0;
       for (std::int64_t block = 0; block < s.depth; block += 32) {
         float even = 0, odd = 0;
         for (std::int64_t k = block; k < block + 32; k += 2) {
@@ -94,8 +95,7 @@ std::vector<float> expected(const Shape& s, const std::vector<float>& a, const s
         }
         sum = added_without_subnormals(sum, added_without_subnormals(even, odd));
       }
-      float& out = c[static_cast<std::size_t>(i * (s.n + 3) + j)];
-      out = accumulate ? out + sum : sum;
+      out = sum;
     }
   }
   return c;

@@ -2,9 +2,12 @@
 // what they say. So it is the shipped machine code that runs here, its addresses, strides and register numbers included; what
 // stays unproven is that the hardware does what its manual says. This program also answers for the machine (cpu/amx_support.h).
 //
-// Where there is AMX, the kernel is not asked for permission here, and so raises SIGILL all the same.
+// Where there is AMX, the kernel is not asked for permission here, and so raises SIGILL all the same for what touches a tile.
+// Configuring and releasing them touch none, and the processor does that itself: the first of the others then finds TileRegisters
+// as they must be configured.
 #include "tests/amx/trapped_tiles.h"
 
+#include <cpuid.h>
 #include <ucontext.h>
 
 #include <csignal>
@@ -19,6 +22,32 @@ namespace {
 AmxSupport answer = AmxSupport::kReady;
 std::atomic<std::int64_t> trapped_products = 0;
 thread_local TileRegisters registers;
+
+std::uint32_t read_xcr(std::uint32_t number) {
+  std::uint32_t low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(number));
+  return low;
+}
+
+// Whether LDTILECFG runs: the processor has tiles, and the system keeps their configuration.
+bool find_whether_processor_configures() {
+  constexpr unsigned int kAmxTile = 1U << 24, kTileConfiguration = 1U << 17;
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_OSXSAVE) == 0) return false;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kAmxTile) == 0) return false;
+  return (read_xcr(0) & kTileConfiguration) != 0;
+}
+const bool processor_configures = find_whether_processor_configures();
+
+// As the processor was told to: TileRegisters take nothing else.
+void configure_as_processor() {
+  struct alignas(64) {
+    std::uint8_t palette = 1, rest[15] = {};
+    std::uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } configuration;
+  registers.configure(&configuration);
+}
 
 // One of the instructions: VEX.128 with three bytes, map 0F38, and their one or two operands.
 class Instruction {
@@ -36,6 +65,8 @@ class Instruction {
     if (!is_one_) return false;
     const bool in_memory = at_[4] >> 6 != 3;
     const int reg = at_[4] >> 3 & 7, rm = at_[4] & 7;
+    const bool is_configuration = opcode_ == 0x49 && prefix_ == kNone;
+    if (processor_configures && !registers.configured() && !is_configuration) configure_as_processor();
     if (opcode_ == 0x49 && prefix_ == kNone && in_memory) {
       registers.configure(reinterpret_cast<const void*>(address().first));
     } else if (opcode_ == 0x49 && prefix_ == kNone && at_[4] == 0xC0) {
@@ -118,7 +149,11 @@ const bool installed = [] {
 
 void answer_amx(AmxSupport support) { answer = support; }
 std::int64_t products_so_far() { return installed ? trapped_products.load() : -1; }
-bool tiles_are_held() { return registers.configured(); }
+bool tiles_are_held() {
+  if (!processor_configures) return registers.configured();
+  constexpr std::uint32_t kInUse = 1, kTileConfiguration = 1U << 17;
+  return (read_xcr(kInUse) & kTileConfiguration) != 0;
+}
 
 }  // namespace tileloss::test
 

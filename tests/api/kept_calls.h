@@ -20,6 +20,7 @@ struct HeadShape {
   MatrixLayout dhead_layout = MatrixLayout::kRows;  // with gaps: one that cannot hold logits
   bool dhead = true, accumulate = false;
   std::int32_t threads = 2;
+  tileloss_isa isa = TILELOSS_ISA_AUTO;
 };
 
 inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tileloss_schedule schedule = TILELOSS_SCHEDULE_AUTO,
@@ -43,6 +44,7 @@ inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tilelo
   tileloss_plan_options wishes = with_schedule(schedule);
   wishes.workspace_bytes = budget;
   wishes.threads = shape.threads;
+  wishes.isa = shape.isa;
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   EXPECT_TRUE(succeeds(tileloss_make_plan("linear_cross_entropy", kBoth, &args, &options, &wishes, nullptr, &plan)));

@@ -37,19 +37,32 @@ TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
   }
 }
 
+// Whatever the machine: the plans of every instruction set that it has. In tiles a product costs less than reading and writing
+// dhead once more does, elsewhere more.
 TEST(LinearPlan, AFloat32DheadTakesRowsWhereColumnsWouldBeSlower) {
-  const HeadShape shape{.dhead_dtype = TILELOSS_FLOAT32, .dhead_layout = MatrixLayout::kGaps};
-  const tileloss_plan rows = plan_of(shape, 0);
-  EXPECT_EQ(rows.schedule, TILELOSS_SCHEDULE_STASH);
-  EXPECT_LT(rows.row_block, shape.rows);
-  EXPECT_EQ(rows.kept_columns, shape.vocab);
-  EXPECT_LT(rows.predicted_ms, plan_of({.dhead_layout = MatrixLayout::kGaps}, 0).predicted_ms);
-  // Chunks of a few rows read and write dhead more often than a product is worth.
-  const tileloss_plan columns = plan_of(shape, 64 * kMiB);
-  EXPECT_GE(columns.row_block, shape.rows);
-  EXPECT_LT(columns.kept_columns, shape.vocab);
-  EXPECT_EQ(plan_of(shape, 1536 * kMiB).kept_columns, shape.vocab);
-  EXPECT_GE(plan_of(shape, 1536 * kMiB).row_block, shape.rows);
+  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_AVX512_AMX; ++isa) {
+    if (tileloss_isa_supported(isa) == 0) continue;
+    HeadShape shape{.dhead_dtype = TILELOSS_FLOAT32, .dhead_layout = MatrixLayout::kGaps, .isa = isa};
+    const tileloss_plan by_default = plan_of(shape, 0), tight = plan_of(shape, 64 * kMiB), roomy = plan_of(shape, 1536 * kMiB);
+    shape.dhead_dtype = TILELOSS_BFLOAT16;
+    const tileloss_plan columns = plan_of(shape, 0);
+    EXPECT_GE(columns.row_block, shape.rows);
+    EXPECT_EQ(by_default.schedule, TILELOSS_SCHEDULE_STASH);
+    if (isa == TILELOSS_ISA_AVX512_AMX) {
+      EXPECT_GE(by_default.row_block, shape.rows);
+      EXPECT_EQ(by_default.kept_columns, columns.kept_columns);
+      EXPECT_EQ(by_default.predicted_ms, columns.predicted_ms);
+    } else {
+      EXPECT_LT(by_default.row_block, shape.rows) << tileloss_isa_name(isa);
+      EXPECT_EQ(by_default.kept_columns, shape.vocab);
+      EXPECT_LT(by_default.predicted_ms, columns.predicted_ms);
+    }
+    // Chunks of a few rows read and write dhead more often than a product is worth.
+    EXPECT_GE(tight.row_block, shape.rows);
+    EXPECT_LT(tight.kept_columns, shape.vocab);
+    EXPECT_EQ(roomy.kept_columns, shape.vocab);
+    EXPECT_GE(roomy.row_block, shape.rows);
+  }
 }
 
 TEST(LinearPlan, RecomputeAndSweepsKeepNothing) {
