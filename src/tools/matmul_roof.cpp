@@ -1,5 +1,6 @@
 #include "tools/matmul_roof.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "tools/roofs.h"
@@ -10,8 +11,10 @@
 namespace tileloss::tools {
 namespace {
 
-// Both panels together: half of an L1 of 32 KB.
+// Both panels together: half of an L1 of 32 KB, or a little more where the least depth takes that: 20 KB of float32 in the panels
+// of the products in tiles.
 constexpr std::int64_t kPanelBytes = 16 << 10;
+constexpr std::int64_t kLeastDepth = 64;  // depths are multiples of it, so that no kernel has a remainder
 constexpr double kRunSeconds = 0.02;
 
 }  // namespace
@@ -19,8 +22,8 @@ constexpr double kRunSeconds = 0.02;
 MatmulRoof::MatmulRoof(const cpu::MatmulTable& matmul, cpu::Compute compute) : matmul_(matmul), compute_(compute) {
   const std::int64_t in_word = compute == cpu::Compute::kBfloat16 ? matmul.bfloat16_in_word : 1;
   const auto word_bytes = static_cast<std::int64_t>(sizeof(float));
-  // A multiple of 64, so that no kernel has a remainder.
-  depth_ = kPanelBytes / ((matmul.a_panel + matmul.b_panel) * word_bytes) * in_word / 64 * 64;
+  const std::int64_t most = kPanelBytes / ((matmul.a_panel + matmul.b_panel) * word_bytes) * in_word;
+  depth_ = std::max<std::int64_t>(most / kLeastDepth, 1) * kLeastDepth;
   const Random random(0, Stream::kLogits, 0);
   std::vector<float> values(static_cast<size_t>((matmul.a_panel + matmul.b_panel) * depth_));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random.normal(i));
