@@ -165,16 +165,3 @@ def test_class_weights_may_have_the_padding() -> None:
         for c in (classes, classes[:100])
     )
     assert torch.equal(loss, short)
-
-
-def test_weights_get_no_gradient() -> None:
-    """They are constants here, as PyTorch's class weights are: documented in cross_entropy."""
-    x, labels = batch()
-    classes, tokens = torch.ones(V, requires_grad=True), torch.ones(2, 11, requires_grad=True)
-    cross_entropy(x, labels, classes, token_weights=tokens).backward()
-    assert x.grad is not None
-    assert classes.grad is None
-    assert tokens.grad is None
-    with torch.no_grad():
-        plain = x.detach()
-    assert not cross_entropy(plain, labels, classes, token_weights=tokens).requires_grad
