@@ -20,7 +20,7 @@ namespace tileloss::cpu {
 enum class Compute { kFloat32, kBfloat16 };
 
 // What a product does to c. kStream replaces a c that is not read again soon, around the caches where its lines are stored
-// whole, so that no line is read first: by AVX-512's vector kernels, with c and its rows on 64-byte boundaries.
+// whole, so that no line is read first: by AVX-512's kernels and AMX's, with c and its rows on 64-byte boundaries.
 enum class Store { kReplace, kAdd, kStream };
 
 // A matrix operand as it lies in memory: element (i, k) is at data + i * row_stride + k * k_stride, in elements of `storage`.
@@ -56,8 +56,8 @@ struct MatmulTable {
   void (*pack_b_part)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
                       float* dst, std::int64_t panel_words);
 
-  // c[i * c_stride + j] = (kAdd: +=) sum over k of a(i, k) * b(j, k) for i < m, j < n; `depth` is that of both packs. The
-  // order of the sum along k is the same for any m, n and place in the tile. Writes nothing outside c's m x n.
+  // c[i * c_stride + j] = (kAdd: +=, in tiles as the first term) sum over k of a(i, k) * b(j, k) for i < m, j < n, k < depth,
+  // that of both packs. Its order is the same for any m, n and place in the tile. Writes nothing outside c's m x n.
   void (*multiply)(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute, float* c,
                    std::int64_t c_stride, Store how);
 
