@@ -16,11 +16,16 @@ namespace {
 using reference::NumberFormat;
 using tools::Mutant;
 
-constexpr std::int64_t kRows = 5, kVocab = 300, kTile = 64;
+constexpr std::int64_t kRows = 6, kGroupRows = 3, kVocab = 319, kTile = 64;  // the last tile has 63 columns
 
 // A kernel's outputs with their oracle, row by row; judged with or without a mutant.
 struct Experiment {
-  explicit Experiment(const LogitsCaseSpec& spec) : c(spec) {}
+  // Rows in groups; one row's label is its argmax.
+  explicit Experiment(const LogitsCaseSpec& spec) : c(spec, LogitsCase::Open{}) {
+    c.set_logit(1, c.labels()[1], 8);
+    c.seal();
+    c.args().row_groups = {kGroupRows, kGroupRows * c.row_stride(), kGroupRows * c.row_stride()};
+  }
 
   LogitsCase c;
   tileloss_cross_entropy_options options = cross_entropy_options();
@@ -45,6 +50,8 @@ struct Experiment {
     context.entropy_upstream = c.spec().entropy_grad != Upstream::kAbsent;
     context.nonuniform_upstream = is_logprobs || c.spec().loss_grad == Upstream::kPerRow;
     context.kernel_logp = logp;
+    context.group_rows = kGroupRows;
+    context.kernel_dlogits = [this](std::int64_t row) { return c.dlogits_row(row); };
   }
 
   // Names of the gates that failed; sets `planted` if the mutant changed anything.
