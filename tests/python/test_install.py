@@ -43,7 +43,9 @@ def pip_wheel(folder: Path, *definitions: str) -> subprocess.CompletedProcess[st
     """Builds with the packages that are here, as there may be no network."""
     settings = [f"--config-settings=cmake.define.{definition}" for definition in definitions]
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
-    return run(*pip, *settings, f"--wheel-dir={folder}", ROOT, cwd=folder)
+    # By the names that CMake finds for the build: ccache does not take an object of `c++` for one of `g++`, Python's own choice.
+    compilers = {"CC": "cc", "CXX": "c++"}
+    return run(*pip, *settings, f"--wheel-dir={folder}", ROOT, cwd=folder, **compilers)
 
 
 def package_sources() -> set[str]:
