@@ -9,7 +9,7 @@
 
 #include "api/options.h"
 #include "api/status.h"
-#include "cpu/row_kernel.h"
+#include "backends/cpu/sweep/row_kernel.h"
 
 namespace tileloss::api {
 

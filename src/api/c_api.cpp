@@ -10,8 +10,8 @@
 #include "api/problem.h"
 #include "api/run.h"
 #include "api/status.h"
-#include "cpu/executor.h"
-#include "cpu/isa.h"
+#include "backends/cpu/isa/isa.h"
+#include "backends/cpu/threads/executor.h"
 
 namespace tileloss::api {
 namespace {

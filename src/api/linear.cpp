@@ -3,7 +3,7 @@
 #include <string>
 
 #include "api/arguments.h"
-#include "cpu/isa.h"
+#include "backends/cpu/isa/isa.h"
 
 namespace tileloss::api {
 namespace {

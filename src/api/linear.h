@@ -3,7 +3,7 @@
 #define TILELOSS_API_LINEAR_H_
 
 #include "api/plan.h"
-#include "cpu/linear.h"
+#include "backends/cpu/head/linear.h"
 
 namespace tileloss::api {
 

@@ -1,12 +1,12 @@
-// What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of cpu/linear.h.
+// What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of backends/cpu/head/linear.h.
 #include <algorithm>
 #include <limits>
 #include <string>
 
 #include "api/arguments.h"
 #include "api/linear.h"
-#include "cpu/isa.h"
-#include "cpu/linear_blocks.h"
+#include "backends/cpu/head/linear_blocks.h"
+#include "backends/cpu/isa/isa.h"
 
 namespace tileloss::api {
 namespace {

@@ -6,10 +6,10 @@
 #include "api/arguments.h"
 #include "api/linear.h"
 #include "api/options.h"
-#include "cpu/driver.h"
-#include "cpu/executor.h"
-#include "cpu/isa.h"
-#include "cpu/sweep_limits.h"
+#include "backends/cpu/isa/isa.h"
+#include "backends/cpu/sweep/driver.h"
+#include "backends/cpu/sweep/sweep_limits.h"
+#include "backends/cpu/threads/executor.h"
 
 namespace tileloss::api {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "api/problem.h"
-#include "cpu/linear.h"
+#include "backends/cpu/head/linear.h"
 
 namespace tileloss::api {
 

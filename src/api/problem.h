@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "api/status.h"
-#include "cpu/matmul.h"
-#include "cpu/row_kernel.h"
+#include "backends/cpu/matmul/matmul.h"
+#include "backends/cpu/sweep/row_kernel.h"
 #include "losses/registry.h"
 
 namespace tileloss::api {

@@ -6,10 +6,10 @@
 #include "api/linear.h"
 #include "api/plan.h"
 #include "api/row_arrays.h"
-#include "cpu/driver.h"
-#include "cpu/floating_point.h"
-#include "cpu/isa.h"
-#include "cpu/scratch_memory.h"
+#include "backends/cpu/isa/isa.h"
+#include "backends/cpu/sweep/driver.h"
+#include "backends/cpu/threads/floating_point.h"
+#include "backends/cpu/threads/scratch_memory.h"
 
 namespace tileloss::api {
 namespace {

@@ -1,5 +1,5 @@
 // Who gets AMX and who does not, with the machine's and the kernel's answers given by hand.
-#include "cpu/amx_support.h"
+#include "backends/cpu/isa/amx_support.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "tests/amx/trapped_tiles.h"
 #include "tests/api/calls.h"
-#include "tests/support/linear_case.h"
+#include "tests/shared/linear_case.h"
 
 namespace tileloss::test {
 namespace {

@@ -1,4 +1,5 @@
-// The Tiles of cpu/matmul_tiles.h on TileRegisters, for any processor: its loop, edges and packing without the machine code.
+// The Tiles of backends/cpu/tiles/matmul_tiles.h on TileRegisters, for any processor: its loop, edges and packing without the
+// machine code.
 #ifndef TILELOSS_TESTS_AMX_EMULATED_TILES_H_
 #define TILELOSS_TESTS_AMX_EMULATED_TILES_H_
 

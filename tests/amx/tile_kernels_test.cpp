@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/isa/isa.h"
+#include "backends/cpu/threads/floating_point.h"
+#include "backends/cpu/tiles/tile_table.h"
+#include "check/guard_buffer.h"
 #include "core/number_formats.h"
 #include "core/row_state.h"
-#include "cpu/floating_point.h"
-#include "cpu/isa.h"
-#include "cpu/tile_table.h"
+#include "support/synthetic.h"
 #include "tests/amx/trapped_tiles.h"
-#include "tests/support/input_families.h"
-#include "tools/guard_buffer.h"
-#include "tools/synthetic.h"
+#include "tests/shared/input_families.h"
 
 namespace tileloss::test {
 namespace {
@@ -154,7 +154,7 @@ class SoftmaxCase {
     look_at(right, column, columns, stride, words, max, seen);
   }
 
-  // Words are those of cpu/kept_logits.h but for the label's, which counts for nothing.
+  // Words are those of backends/cpu/head/kept_logits.h but for the label's, which counts for nothing.
   void look_at(const GuardBuffer& right, std::int64_t column, std::int64_t columns, std::int64_t stride,
                const std::vector<std::uint16_t>& words, const std::vector<float>& max, const std::vector<float>& seen) {
     std::vector<float> z(static_cast<std::size_t>(group_.rows * columns));

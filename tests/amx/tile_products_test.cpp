@@ -1,6 +1,6 @@
 // The products in tiles, as the library's machine code does them with every tile instruction emulated, and as their template does
 // them in plain C++: bit for bit what the manual says of each sum, and where sums are exact the bits of every other instruction
-// set. tests/cpu/matmul_test.cpp and the tests of the LM head run in this program too.
+// set. tests/backends/cpu/matmul_test.cpp and the tests of the LM head run in this program too.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,15 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cpu/isa/isa.h"
+#include "backends/cpu/simd/simd_baseline.h"
+#include "backends/cpu/tiles/matmul_tiles.h"
+#include "check/guard_buffer.h"
 #include "core/number_formats.h"
-#include "cpu/isa.h"
-#include "cpu/matmul_tiles.h"
-#include "cpu/simd_baseline.h"
+#include "support/synthetic.h"
 #include "tests/amx/emulated_tiles.h"
 #include "tests/amx/trapped_tiles.h"
-#include "tests/support/input_families.h"
-#include "tools/guard_buffer.h"
-#include "tools/synthetic.h"
+#include "tests/shared/input_families.h"
 
 namespace tileloss::test {
 namespace {

@@ -1,6 +1,7 @@
 // Runs the library's AMX code where there is no AMX: the tile instructions raise SIGILL, and the handler does on TileRegisters
 // what they say. So it is the shipped machine code that runs here, its addresses, strides and register numbers included; what
-// stays unproven is that the hardware does what its manual says. This program also answers for the machine (cpu/amx_support.h).
+// stays unproven is that the hardware does what its manual says. This program also answers for the machine
+// (backends/cpu/isa/amx_support.h).
 //
 // Where there is AMX, the kernel is not asked for permission here, and so raises SIGILL all the same for what touches a tile.
 // Configuring and releasing them touch none, and the processor does that itself: the first of the others then finds TileRegisters

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "cpu/amx_support.h"
+#include "backends/cpu/isa/amx_support.h"
 
 namespace tileloss::test {
 

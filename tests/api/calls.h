@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/logits_case.h"
+#include "tests/shared/logits_case.h"
 
 namespace tileloss::test {
 

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include "support/synthetic.h"
 #include "tests/api/calls.h"
-#include "tools/synthetic.h"
 
 namespace tileloss::test {
 namespace {

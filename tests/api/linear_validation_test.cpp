@@ -4,8 +4,8 @@
 #include <cstring>
 #include <functional>
 
+#include "support/synthetic.h"
 #include "tests/api/spoiled_call.h"
-#include "tools/synthetic.h"
 
 namespace tileloss::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/api/calls.h"
-#include "tests/support/linear_case.h"
+#include "tests/shared/linear_case.h"
 
 namespace tileloss::test {
 namespace {

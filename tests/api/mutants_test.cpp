@@ -1,5 +1,5 @@
 // The judgement can fail: planted into real kernel output, every mutant is rejected by some gate, in every storage type.
-#include "tools/mutants.h"
+#include "check/mutants.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <map>
 #include <string>
 
+#include "check/error_metric.h"
 #include "tests/api/calls.h"
-#include "tools/error_metric.h"
 
 namespace tileloss::test {
 namespace {

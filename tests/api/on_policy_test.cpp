@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/api/calls.h"
-#include "tests/support/linear_case.h"
+#include "tests/shared/linear_case.h"
 
 namespace tileloss::test {
 namespace {

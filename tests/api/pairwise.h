@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::test {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/api/calls.h"
-#include "tests/support/policy_case.h"
+#include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "tests/api/calls.h"
-#include "tests/support/policy_case.h"
+#include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "tests/api/random_options.h"
-#include "tests/support/policy_case.h"
+#include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
 namespace {

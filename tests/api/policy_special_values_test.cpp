@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "tests/api/calls.h"
-#include "tests/support/policy_case.h"
+#include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
 namespace {

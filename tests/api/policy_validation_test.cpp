@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "tests/api/spoiled_call.h"
-#include "tests/support/policy_case.h"
+#include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
 namespace {

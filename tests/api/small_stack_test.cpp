@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "tests/api/calls.h"
-#include "tests/support/linear_case.h"
+#include "tests/shared/linear_case.h"
 
 namespace tileloss::test {
 namespace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "support/synthetic.h"
 #include "tests/api/calls.h"
-#include "tools/synthetic.h"
 
 namespace tileloss::test {
 

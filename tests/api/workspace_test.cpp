@@ -12,7 +12,7 @@
 #include <string>
 
 #include "tests/api/calls.h"
-#include "tests/support/linear_case.h"
+#include "tests/shared/linear_case.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "reference/number_formats.h"
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::test {
 namespace {

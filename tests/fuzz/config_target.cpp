@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
+#include "check/gradcheck_config.h"
 #include "tests/fuzz/target.h"
-#include "tools/gradcheck_config.h"
 
 namespace tileloss::test {
 

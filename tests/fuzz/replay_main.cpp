@@ -3,7 +3,7 @@
 #include <string>
 
 #include "tests/fuzz/target.h"
-#include "tests/tools/temporary_folder.h"
+#include "tests/shared/temporary_folder.h"
 
 namespace {
 

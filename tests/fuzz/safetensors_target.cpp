@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "support/safetensors.h"
 #include "tests/fuzz/target.h"
-#include "tools/safetensors.h"
 
 namespace tileloss::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "tools/exit_codes.h"
+#include "support/exit_codes.h"
 
 namespace tileloss::test {
 

@@ -47,10 +47,27 @@ class Includes(LintTest):
             lint.lint_includes(self.root), "src/core/up.h:2", "core must not include api"
         )
 
-    def test_backends_and_losses_do_not_see_each_other(self):
-        self.write("src/losses/loss.h", "")
-        self.write("src/cpu/sweep.cpp", '#include "losses/loss.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "cpu must not include losses")
+    def test_losses_do_not_see_backends(self):
+        self.write("src/backends/backend.h", "")
+        self.write("src/losses/loss.cpp", '#include "backends/backend.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "losses must not include backends")
+
+    def test_the_api_sees_no_backend_of_its_own(self):
+        self.write("src/backends/cpu/isa/isa.h", "")
+        self.write("src/api/plan.cpp", '#include "backends/cpu/isa/isa.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "api must not include backends/cpu/isa")
+
+    def test_rooms_of_a_backend_have_an_order(self):
+        self.write("src/backends/cpu/head/linear.h", "")
+        self.write("src/backends/cpu/simd/lanes.h", '#include "backends/cpu/head/linear.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "simd must not include backends/cpu/head")
+
+    def test_one_file_lists_the_backends(self):
+        self.write("src/backends/cpu/cpu_backend.h", "")
+        self.write("src/backends/registry.cpp", '#include "backends/cpu/cpu_backend.h"\n')
+        self.assertEqual(lint.lint_includes(self.root), [])
+        self.write("src/backends/backend.h", '#include "backends/cpu/cpu_backend.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "backends must not include backends/cpu")
 
     def test_reference_includes_nothing_of_ours(self):
         self.write("src/reference/oracle.cpp", '#include "core/row.h"\n')

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "check/error_metric.h"
 #include "losses/registry.h"
 #include "tests/api/calls.h"
-#include "tools/error_metric.h"
 
 namespace tileloss::test {
 namespace {

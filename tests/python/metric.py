@@ -1,6 +1,6 @@
 """The error metric of the Python tests: float64 references against what a kernel returned.
 
-The rules are those of `tileloss gradcheck` (src/tools/error_metric.h, src/tools/linear_metric.h). A
+The rules are those of `tileloss gradcheck` (src/check/error_metric.h, src/check/linear_metric.h). A
 component g of a gradient with reference g_ref is allowed
 
     budget * ulp(g_ref) + floor

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "reference/oracle.h"
-#include "tools/safetensors.h"
-#include "tools/synthetic.h"
+#include "support/safetensors.h"
+#include "support/synthetic.h"
 
 namespace tileloss::reference {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::reference {
 namespace {

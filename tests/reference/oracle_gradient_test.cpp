@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "reference/oracle.h"
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::reference {
 namespace {

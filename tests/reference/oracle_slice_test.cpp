@@ -12,7 +12,7 @@
 
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
-#include "tools/safetensors.h"
+#include "support/safetensors.h"
 
 namespace tileloss::reference {
 namespace {

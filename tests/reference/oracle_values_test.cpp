@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reference/oracle.h"
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::reference {
 namespace {

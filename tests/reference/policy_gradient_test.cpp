@@ -9,7 +9,7 @@
 
 #include "reference/oracle.h"
 #include "reference/policy.h"
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::reference {
 namespace {

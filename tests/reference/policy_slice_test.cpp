@@ -10,7 +10,7 @@
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
 #include "reference/policy.h"
-#include "tools/safetensors.h"
+#include "support/safetensors.h"
 
 namespace tileloss::reference {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/synthetic.h"
+#include "support/synthetic.h"
 
 namespace tileloss::reference {
 namespace {

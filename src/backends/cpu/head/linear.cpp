@@ -1,0 +1,184 @@
+#include "backends/cpu/head/linear.h"
+
+#include <cstring>
+
+#include "backends/cpu/head/linear_walk.h"
+
+namespace tileloss::cpu {
+
+LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
+    : job_(job),
+      executor_(executor),
+      chunk_columns_(head_chunk(job.shape)),
+      slice_columns_(ceil_div(ceil_div(job.shape.columns, job.shape.tile), kSlices) * job.shape.tile),
+      rows_(piece<std::int64_t>(job.layout.used_rows)),
+      packed_hidden_(piece<float>(job.layout.packed_hidden)),
+      states_(piece<RowState>(job.layout.states)),
+      gradients_(piece<RowGradient>(job.layout.gradients)) {
+  // Beyond these scales a step leaves float's range; nothing is kept then, and nothing rounded.
+  const bool is_extreme = !(job.transform.scale > 0x1p-64F && job.transform.scale < 0x1p64F);
+  has_words_ = shape().kept_in_words && !is_extreme;
+  if (!(shape().kept_in_words && is_extreme)) {
+    kept_in_dhead_ = shape().kept_in_dhead;
+    kept_columns_ = shape().kept;
+  }
+  steps_per_unit_ = job.transform.scale * kKeptStepsPerExponent;
+  for (std::int64_t i = 0; i < shape().rows; ++i) {
+    if (job.targets[i] != kIgnoredRow) rows_[used_++] = i;
+  }
+}
+
+// Columns [h, h + columns) of hidden's rows in use [u, u + rows), as rows 0 on of a matrix. Rows that are not in use are left
+// out: if there are any, the others are copied side by side into `copy`.
+Operand LinearWalk::rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const {
+  const Operand& x = job_.hidden;
+  const std::int64_t bytes = kElementBytes[x.storage];
+  const auto* data = static_cast<const std::byte*>(x.data) + h * x.k_stride * bytes;
+  if (used_ == shape().rows) return {data + u * x.row_stride * bytes, x.storage, x.row_stride, x.k_stride};
+  auto* to = reinterpret_cast<std::byte*>(copy);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::byte* from = data + rows_[u + r] * x.row_stride * bytes;
+    if (x.k_stride == 1) {
+      std::memcpy(to + r * columns * bytes, from, static_cast<std::size_t>(columns * bytes));
+    } else {
+      for (std::int64_t k = 0; k < columns; ++k)
+        std::memcpy(to + (r * columns + k) * bytes, from + k * x.k_stride * bytes, static_cast<std::size_t>(bytes));
+    }
+  }
+  return {to, x.storage, columns, 1};
+}
+
+void LinearWalk::pack_hidden() {
+  const std::int64_t tile = row_tile(matmul()), width = shape().width;
+  parallel(ceil_div(used_, tile), [&](std::int64_t slot, std::int64_t task) {
+    const std::int64_t u = task * tile, rows = std::min(tile, used_ - u);
+    matmul().pack_a(rows_in_use(u, rows, 0, width, scratch(slot)), 0, rows, 0, width, shape().compute, packed_rows(u));
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+// A tile of the bias in float32, side by side; null: there is none.
+const float* LinearWalk::tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const {
+  const Operand& bias = job_.bias;
+  if (bias.data == nullptr) return nullptr;
+  for (std::int64_t j = 0; j < columns; ++j) to[j] = load_element(bias.storage, bias.data, (column + j) * bias.row_stride);
+  return to;
+}
+
+void LinearWalk::multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns,
+                            float* z, std::int64_t z_stride) const {
+  matmul().multiply(packed_rows(u), head, rows, columns, shape().width, shape().compute, z, z_stride, Store::kReplace);
+  if (bias == nullptr) return;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = z + r * z_stride;
+    for (std::int64_t j = 0; j < columns; ++j) row[j] += bias[j];
+  }
+}
+
+RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z,
+                                float* operands) const {
+  ForwardRow f;
+  f.x = z;
+  f.columns = columns;
+  const std::int64_t target = job_.targets[rows_[u]] - column;
+  f.target = target >= 0 && target < columns ? target : -1;
+  f.vocab_block = shape().tile;
+  f.transform = job_.transform;
+  f.operands = operands;
+  f.sums = job_.sums;
+  f.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
+  job_.kernels->run[kStorageFloat32](&f, nullptr);
+  if (f.state.argmax >= 0) f.state.argmax += column;
+  return f.state;
+}
+
+// Of the smoothing sum: the sum of c_j over the columns.
+double LinearWalk::weight_of(std::int64_t column, std::int64_t columns) const {
+  if ((job_.sums & kSmoothingSum) == 0) return 0;
+  if (job_.class_weights == nullptr) return static_cast<double>(columns);
+  double sum = 0;
+  for (std::int64_t j = column; j < column + columns; ++j) sum += static_cast<double>(job_.class_weights[j]);
+  return sum;
+}
+
+// A slice of the vocabulary for a group of rows.
+void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const {
+  const std::int64_t slice = task % kSlices, group = forward_group(shape(), matmul()), rows_at_once = row_tile(matmul());
+  const std::int64_t first = begin + task / kSlices * group, last = std::min(end, first + group);
+  for (std::int64_t u = first; u < last; ++u) states_[u * kSlices + slice] = RowState{};
+  if (has_softmax_beside()) return forward_tiles_task(scratch, first, last, slice);
+  const std::int64_t slice_end = std::min(shape().columns, (slice + 1) * slice_columns_);
+  float* z_tile = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
+  double weight_before = 0;
+  for (std::int64_t column = slice * slice_columns_; column < slice_end; column += shape().tile) {
+    const std::int64_t columns = std::min(shape().tile, slice_end - column);
+    matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+    const float* bias = tile_of_bias(column, columns, z_tile + rows_at_once * shape().tile);
+    const double weight = weight_of(column, columns);
+    for (std::int64_t u = first; u < last; u += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, last - u);
+      const bool keeps = is_kept(u, column), keeps_floats = keeps && !has_words_;
+      float* z = keeps_floats ? kept_row<float>(u, column) : z_tile;
+      const std::int64_t stride = keeps_floats ? kept_stride(u) : shape().tile;
+      multiply_z(scratch, bias, u, rows, columns, z, stride);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        RowState& state = states_[(u + r) * kSlices + slice];
+        float* row = z + r * stride;
+        state = merge(state, weight_before, tile_state(u + r, column, columns, row, operands(scratch)), weight);
+        if (keeps && has_words_) {
+          kept_max(u + r, column) = to_words(row, columns, kept_row<std::uint16_t>(u + r, column));
+        }
+      }
+    }
+    weight_before += weight;
+  }
+}
+
+void LinearWalk::merge_slices(std::int64_t u) const {
+  RowState* slices = states_ + u * kSlices;
+  double weight_before = 0;
+  for (std::int64_t s = 0; s < kSlices; ++s) {
+    const std::int64_t column = s * slice_columns_, columns = std::min(slice_columns_, shape().columns - column);
+    if (columns <= 0) break;
+    const double weight = weight_of(column, columns);
+    if (s > 0) slices[0] = merge(slices[0], weight_before, slices[s], weight);
+    weight_before += weight;
+  }
+}
+
+void LinearWalk::forward(std::int64_t begin, std::int64_t end) {
+  first_row_ = begin;
+  const std::int64_t groups = ceil_div(end - begin, forward_group(shape(), matmul()));
+  parallel(groups * kSlices, [&](std::int64_t slot, std::int64_t task) { forward_task(scratch(slot), begin, end, task); });
+  parallel(ceil_div(end - begin, kRowTile), [&](std::int64_t, std::int64_t task) {
+    const std::int64_t first = begin + task * kRowTile;
+    for (std::int64_t u = first; u < std::min(end, first + kRowTile); ++u) merge_slices(u);
+  });
+}
+
+// ----------------------------------------------------------------------------------------------------------------- run
+
+void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_executor* executor) {
+  const FloatingPointScope scope;
+  LinearWalk walk(job, executor);
+  for (std::int64_t i = 0; i < job.shape.rows; ++i) {
+    if (job.targets[i] == kIgnoredRow) visitor.ignored(i);
+  }
+  const bool runs_products = job.hidden.data != nullptr && (!job.from_saved_state || job.wants_gradients);
+  if (runs_products) walk.pack_hidden();
+  const std::int64_t chunk = std::max<std::int64_t>(job.shape.row_chunk, 1);
+  for (std::int64_t begin = 0; begin < walk.used(); begin += chunk) {
+    const std::int64_t end = std::min(walk.used(), begin + chunk);
+    if (!job.from_saved_state && runs_products) walk.forward(begin, end);
+    for (std::int64_t u = begin; u < end; ++u) {
+      const std::int64_t i = walk.row_of(u);
+      const RowGradient g = visitor.visit(i, job.from_saved_state ? visitor.saved_state(i) : walk.state(u));
+      if (job.wants_gradients) walk.gradient(u) = g;
+    }
+    if (job.wants_gradients) walk.backward(begin, end);
+  }
+  if (job.wants_gradients) walk.finish();
+}
+
+}  // namespace tileloss::cpu

@@ -1,0 +1,123 @@
+// Losses fused with the LM head: logits = hidden head^T + bias exist a tile at a time, in float32, as input of the same row
+// kernels that read logits from memory. Knows no loss; what happens between forward and backward is the visitor's.
+//
+// Products, each 2 N H V flops, N the rows in use:
+//   forward     z = hidden head^T, tiles of rows x `tile` columns. A row's state is that of its tiles merged in the order of the
+//               vocabulary: slices of it are tasks, the same cut for any N and any threads.
+//   backward    the vocabulary in chunks, each in two phases. First dz of all rows, from z kept or computed again, and the chunk
+//               of the head packed for the second: dhead's rows of the chunk (dz^T hidden, done at once), dhidden += dz head.
+//               dz is float32 and is rounded to the compute type once, while it is packed.
+// Schedules: recompute keeps no z and does 4 products. stash keeps what there is room for: of all rows the first K columns, the
+// others are computed again, 3 + (1 - K/V) products; or of some rows at a time all columns, 3 products, but head and dhead go
+// through the caches once for each chunk of rows, and dhead is added up over those in float32. Where the gradient off the label
+// is p times a number and is rounded to bfloat16, z is kept in 16 bits (backends/cpu/head/kept_logits.h), else in float32.
+//
+// There is room in dhead itself: until a tile's rows of it are written, their memory holds the tile's z of the first rows in use,
+// H of them in 16 bits where dhead is in 16 bits, 2 H where it is in float32.
+#ifndef TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_
+#define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backends/cpu/matmul/matmul.h"
+#include "backends/cpu/sweep/row_visitor.h"
+
+namespace tileloss::cpu {
+
+// Where a tile's z lies in dhead: in lines, z of `rows_of_line` rows after one another in each.
+struct KeptInDhead {
+  std::int64_t rows = 0;          // in all, of those in use; 0: none is kept there
+  std::int64_t rows_of_line = 1;  // whose z of a tile fit side by side
+  std::int64_t line_bytes = 0;    // from a line to the next
+  std::int64_t column_bytes = 0;  // from a column's beginning to the next one's
+};
+
+// What a plan has to know: shapes, what is asked for, and how it is cut.
+struct LinearShape {
+  std::int64_t rows = 0;           // N, used or not
+  std::int64_t columns = 0;        // V, valid ones
+  std::int64_t total_columns = 0;  // with padding: its gradients are 0
+  std::int64_t width = 0;          // H
+  std::int64_t hidden_bytes = 4;   // of an element
+  Compute compute = Compute::kFloat32;
+  bool forward = false;
+  bool dhidden = false, dhead = false, dbias = false;
+  bool dhead_in_place = false;  // float32, one of its strides 1: products can be added right there
+  bool dhead_across = false;    // so, but as [H,V]: its product is made the other way round
+  bool bias = false;
+  bool softcap = false;
+  int threads = 1;
+
+  std::int64_t tile = 256;     // columns of a product's block
+  std::int64_t chunk = 2048;   // columns of a backward's chunk, a multiple of the tile
+  std::int64_t row_chunk = 0;  // rows at a time
+  KeptInDhead kept_in_dhead;   // with all rows at a time: those whose z of every whole tile is kept from the forward, in dhead
+  std::int64_t kept = 0;       // columns of the other rows whose z is kept in the workspace: the first ones, whole tiles, or all
+  bool kept_in_words = false;  // in 16 bits; z that is not kept is rounded like it, so that no bit depends on what is
+
+  bool backward() const { return dhidden || dhead || dbias; }
+  std::int64_t whole_tiles() const { return columns / tile; }
+  // Several row chunks and no place in the output: dhead is added up in the workspace.
+  bool sums_dhead() const { return dhead && row_chunk < rows && !dhead_in_place; }
+  // Several row chunks: dbias is added up in the workspace, so that it is rounded once, and added to once.
+  bool sums_dbias() const { return dbias && row_chunk < rows; }
+};
+
+// Columns of a tile: with its rows of the head about as many bytes as a core's L2.
+std::int64_t linear_tile(const MatmulTable& matmul, Compute compute, std::int64_t width);
+
+struct NamedBytes {
+  const char* name;
+  std::int64_t bytes;
+};
+
+// Offsets in bytes, multiples of 64.
+struct LinearLayout {
+  std::int64_t used_rows = 0;      // int64 [N]
+  std::int64_t packed_hidden = 0;  // for z
+  std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
+  std::int64_t states = 0;         // RowState [slices, N]
+  std::int64_t gradients = 0;      // RowGradient [N]
+  std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
+  std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
+  std::int64_t max_in_dhead = 0;   // the same of the rows that dhead holds: float [whole tiles, rows]
+  std::int64_t dz = 0;             // float [row_chunk, chunk]; with products in tiles bfloat16, packed once for each product
+  std::int64_t packed_head = 0;    // a chunk of the head for dhidden
+  std::int64_t dhidden = 0;        // float [N, H]
+  std::int64_t dhead = 0;          // float [V, H], with several row chunks and no place in the output
+  std::int64_t dbias = 0;          // float [V], with several row chunks
+  std::int64_t scratch = 0;        // scratch_bytes a thread
+  std::int64_t scratch_bytes = 0;
+  std::int64_t bytes = 0;
+  std::vector<NamedBytes> buffers;  // that are not empty, in their order
+};
+
+LinearLayout linear_layout(const LinearShape& shape, const MatmulTable& matmul);
+
+struct LinearJob {
+  LinearShape shape;
+  LinearLayout layout;
+  const KernelTable* kernels = nullptr;
+  Operand hidden;  // rows: tokens; null: the row stage alone
+  Operand head;    // rows: classes
+  Operand bias;    // rows: classes, one column; null: none
+  LogitTransform transform;
+  std::uint32_t sums = kNoSums;
+  const float* class_weights = nullptr;   // of column 0; null: 1
+  const std::int64_t* targets = nullptr;  // [rows]
+  bool from_saved_state = false;
+  bool wants_gradients = false;
+  OutputMatrix dhidden, dhead, dbias;  // dbias: [V, 1]
+  bool accumulate = false;             // dhead and dbias are added to
+  std::byte* workspace = nullptr;
+};
+
+void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_executor* executor);
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_

@@ -1,0 +1,252 @@
+// The backward of linear.h: dz a chunk of the vocabulary at a time, and the two products made of it.
+#include <cstring>
+
+#include "backends/cpu/head/linear_walk.h"
+
+namespace tileloss::cpu {
+namespace {
+
+// Zeros in rows [first, last) of [R, width]. Whole rows at once where they lie together: a head of 151936 x 1536 element by
+// element takes 0.3 s, as long as a step of some rows.
+void write_zeros(const OutputMatrix& m, std::int64_t width, std::int64_t first, std::int64_t last) {
+  const std::int64_t bytes = m.storage == kStorageFloat32 ? 4 : 2;
+  if (m.col_stride == 1) {
+    for (std::int64_t i = first; i < last; ++i) {
+      std::memset(static_cast<char*>(m.data) + i * m.row_stride * bytes, 0, static_cast<std::size_t>(width * bytes));
+    }
+    return;
+  }
+  for (std::int64_t h = 0; h < width; ++h) {
+    for (std::int64_t i = first; i < last; ++i) store_element(m.storage, m.data, i * m.row_stride + h * m.col_stride, 0);
+  }
+}
+
+}  // namespace
+
+// One row's columns of a tile: from z, which may lie where dz goes, dL/dz.
+void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz,
+                        float* operands) const {
+  const RowGradient& g = gradients_[u];
+  BackwardRow row = make_backward(g, job_.transform);
+  row.x = z;
+  row.dx = dz;
+  row.columns = columns;
+  row.vocab_block = shape().tile;
+  row.operands = operands;
+  row.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
+  const std::int64_t target = job_.targets[rows_[u]] - column;
+  const bool has_target = target >= 0 && target < columns;
+  double at_target = 0;
+  if (has_target) {
+    const double weight = row.class_weights == nullptr ? 1 : static_cast<double>(row.class_weights[target]);
+    at_target = target_gradient(g, weight) * job_.transform.derivative(z[target]);
+  }
+  job_.kernels->run[kStorageFloat32](nullptr, &row);
+  if (has_target) dz[target] = static_cast<float>(at_target);
+}
+
+// z of a tile from 16 bits. One that was computed again takes the same way, through `words`.
+void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const {
+  const bool is_there = is_kept(u, column);
+  const float max = is_there ? kept_max(u, column) : to_words(z, columns, words);
+  const std::uint16_t* from = is_there ? kept_row<std::uint16_t>(u, column) : words;
+  job_.kernels->kept_logits.restore(from, columns, max, steps_per_unit_, z);
+}
+
+void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                         float* dz) const {
+  float* const after_head = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
+  auto* const words = reinterpret_cast<std::uint16_t*>(after_head + (shape().bias ? shape().tile : 0));
+  const float* bias = nullptr;
+  if (!(is_kept(begin, column) && is_kept(end - 1, column))) {
+    matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+    bias = tile_of_bias(column, columns, after_head);
+  }
+  for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
+    const std::int64_t rows = std::min(row_tile(matmul()), end - u);
+    float* tile = dz + (u - begin) * chunk_columns_;
+    const bool is_there = is_kept(u, column);
+    if (!is_there) multiply_z(scratch, bias, u, rows, columns, tile, chunk_columns_);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float* row = tile + r * chunk_columns_;
+      if (has_words_) restore_row(u + r, column, columns, words, row);
+      dz_row(u + r, column, columns, is_there && !has_words_ ? kept_row<float>(u + r, column) : row, row, operands(scratch));
+    }
+  }
+}
+
+// The chunk of the head across, for dhidden: panels of columns of the hidden size, along the vocabulary. A task is a part of the
+// head as it lies in memory: classes of an [V,H] head, columns of the hidden size of an [H,V] one.
+void LinearWalk::pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const {
+  const Operand across{job_.head.data, job_.head.storage, job_.head.k_stride, job_.head.row_stride};
+  const std::int64_t words = matmul().words(chunk_columns, shape().compute);
+  float* out = piece<float>(job_.layout.packed_head);
+  if (packs_by_classes()) {
+    const std::int64_t v = task * shape().tile, classes = std::min(shape().tile, chunk_columns - v);
+    out += matmul().words(v, shape().compute) * matmul().b_panel;
+    return matmul().pack_b_part(across, 0, shape().width, chunk + v, classes, shape().compute, out, words);
+  }
+  const std::int64_t panels = kPanelsATask * matmul().b_panel, h = task * panels;
+  matmul().pack_b(across, h, std::min(panels, shape().width - h), chunk, chunk_columns, shape().compute, out + h * words);
+}
+
+// A row chunk's hidden across, for dhead: columns of the hidden size, along the rows, cut every kAcrossDepth.
+void LinearWalk::pack_across(std::int64_t begin, std::int64_t end) {
+  const std::int64_t panels = kPanelsATask * across_panel(shape(), matmul()), tasks = ceil_div(shape().width, panels);
+  const PackFunction pack = shape().dhead_across ? matmul().pack_a : matmul().pack_b;
+  parallel(tasks * ceil_div(end - begin, kAcrossDepth), [&](std::int64_t slot, std::int64_t task) {
+    const std::int64_t block = task / tasks, k = block * kAcrossDepth, h = task % tasks * panels;
+    const std::int64_t depth = std::min(kAcrossDepth, end - begin - k), columns = std::min(panels, shape().width - h);
+    const Operand x = rows_in_use(begin + k, depth, h, columns, scratch(slot));
+    float* out = piece<float>(job_.layout.packed_across) + block * across_block(shape(), matmul()) +
+                 h * matmul().words(depth, shape().compute);
+    pack({x.data, x.storage, x.k_stride, x.row_stride}, 0, columns, 0, depth, shape().compute, out);
+  });
+}
+
+// dhead's rows of a tile: into the output itself, or into sums of the whole chunk's or of this task's, which are rounded into the
+// output a few rows at a time, while they are in L2.
+void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                            const float* dz) const {
+  const std::int64_t width = shape().width;
+  const bool is_rounded = !shape().dhead_in_place && !shape().sums_dhead();
+  float* sums = scratch + dz_block(shape(), matmul());
+  std::int64_t stride = width, rows_at_once = columns;
+  bool accumulate = begin > 0;
+  Store alone = Store::kReplace;  // in the only product of these rows
+  if (shape().dhead_in_place) {
+    const std::int64_t along = shape().dhead_across ? 1 : job_.dhead.row_stride;
+    sums = static_cast<float*>(job_.dhead.data) + column * along;
+    stride = shape().dhead_across ? job_.dhead.col_stride : along;
+    accumulate = accumulate || job_.accumulate;
+    alone = Store::kStream;
+  } else if (shape().sums_dhead()) {
+    sums = piece<float>(job_.layout.dhead) + column * width;
+  } else if (end - begin <= kAcrossDepth) {
+    rows_at_once = kRoundedRows;
+  }
+  const Operand down{dz, kStorageFloat32, 1, chunk_columns_};
+  for (std::int64_t k = 0; k < end - begin; k += kAcrossDepth) {
+    const std::int64_t depth = std::min(kAcrossDepth, end - begin - k), words = matmul().words(depth, shape().compute);
+    const bool is_last = k + depth == end - begin;
+    const float* across = piece<float>(job_.layout.packed_across) + k / kAcrossDepth * across_block(shape(), matmul());
+    const Store how = accumulate || k > 0 ? Store::kAdd : is_last ? alone : Store::kReplace;
+    if (shape().dhead_across) {
+      matmul().pack_b(down, 0, columns, k, depth, shape().compute, scratch);
+      matmul().multiply(across, scratch, width, columns, depth, shape().compute, sums, stride, how);
+      continue;
+    }
+    matmul().pack_a(down, 0, columns, k, depth, shape().compute, scratch);
+    for (std::int64_t row = 0; row < columns; row += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, columns - row);
+      matmul().multiply(scratch + row * words, across, rows, width, depth, shape().compute, sums, stride, how);
+      if (is_rounded && is_last) matmul().write(sums, width, rows, width, job_.dhead, column + row, job_.accumulate);
+    }
+  }
+}
+
+void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                            const float* dz) const {
+  auto* sums = reinterpret_cast<double*>(scratch);
+  std::fill(sums, sums + columns, 0.0);
+  for (std::int64_t u = begin; u < end; ++u) {
+    const float* row = dz + (u - begin) * chunk_columns_;
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += static_cast<double>(row[j]);
+  }
+  const bool is_partial = shape().sums_dbias();
+  OutputMatrix out = job_.dbias;
+  if (is_partial) out = {piece<float>(job_.layout.dbias), kStorageFloat32, 1};
+  const bool adds = is_partial ? begin > 0 : job_.accumulate;
+  for (std::int64_t j = 0; j < columns; ++j) {
+    const std::int64_t at = (column + j) * out.row_stride;
+    const double before = adds ? static_cast<double>(load_element(out.storage, out.data, at)) : 0;
+    store_element(out.storage, out.data, at, static_cast<float>(before + sums[j]));
+  }
+}
+
+// Columns [h, h + width) of dhidden's rows in use [first, first + rows).
+void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,
+                              std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const {
+  const Operand along{dz, kStorageFloat32, chunk_columns_, 1};
+  matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
+  const float* head = piece<float>(job_.layout.packed_head) + h * matmul().words(chunk_columns, shape().compute);
+  float* sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
+  matmul().multiply(scratch, head, rows, width, chunk_columns, shape().compute, sums, shape().width,
+                    chunk > 0 ? Store::kAdd : Store::kReplace);
+}
+
+void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
+  if (packs_dz(shape(), matmul())) return backward_in_tiles(begin, end);
+  first_row_ = begin;
+  if (shape().dhead) pack_across(begin, end);
+  const std::int64_t tile = shape().tile, group = row_group(matmul()), row_step = row_tile(matmul());
+  const std::int64_t groups = ceil_div(end - begin, group), row_tiles = ceil_div(end - begin, row_step);
+  const std::int64_t part = dhidden_part(shape(), matmul(), row_tiles), parts = ceil_div(shape().width, part);
+  const std::int64_t dhidden_tasks = shape().dhidden ? row_tiles * parts : 0;
+  for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
+    const std::int64_t columns = std::min(chunk_columns_, shape().columns - chunk), tiles = ceil_div(columns, tile);
+    const std::int64_t parts_of_head = packs_by_classes() ? tiles : ceil_div(shape().width, kPanelsATask * matmul().b_panel);
+    const std::int64_t pack_tasks = shape().dhidden ? parts_of_head : 0;
+    float* dz = piece<float>(job_.layout.dz);
+    const auto tile_columns = [&](std::int64_t t) { return std::min(tile, columns - t * tile); };
+    parallel(tiles * groups + pack_tasks, [&](std::int64_t slot, std::int64_t task) {
+      if (task >= tiles * groups) return pack_head_task(task - tiles * groups, chunk, columns);
+      const std::int64_t t = task % tiles, first = begin + task / tiles * group;
+      dz_task(scratch(slot), first, std::min(end, first + group), chunk + t * tile, tile_columns(t),
+              dz + (first - begin) * chunk_columns_ + t * tile);
+    });
+    parallel(dhidden_tasks + tiles, [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
+      if (task < dhidden_tasks) {
+        const std::int64_t first = begin + task / parts * row_step, h = task % parts * part;
+        return dhidden_task(scratch(slot), first, std::min(row_step, end - first), h, std::min(part, shape().width - h), chunk,
+                            columns, dz + (first - begin) * chunk_columns_);
+      }
+      const std::int64_t t = task - dhidden_tasks, column = chunk + t * tile;
+      if (shape().dhead) dhead_task(scratch(slot), begin, end, column, tile_columns(t), dz + t * tile);
+      if (shape().dbias) dbias_task(scratch(slot), begin, end, column, tile_columns(t), dz + t * tile);
+    });
+  }
+}
+
+void LinearWalk::finish() {
+  const std::int64_t width = shape().width;
+  if (shape().dhidden) {
+    parallel(ceil_div(shape().rows, kRowTile), [&](std::int64_t, std::int64_t task) {
+      const std::int64_t last = std::min(shape().rows, (task + 1) * kRowTile);
+      std::int64_t u = std::lower_bound(rows_, rows_ + used_, task * kRowTile) - rows_;
+      for (std::int64_t i = task * kRowTile; i < last; ++i) {
+        if (u < used_ && rows_[u] == i) {
+          matmul().write(piece<float>(job_.layout.dhidden) + u * width, width, 1, width, job_.dhidden, i, false);
+          ++u;
+          continue;
+        }
+        write_zeros(job_.dhidden, width, i, i + 1);
+      }
+    });
+  }
+  const bool nothing_used = used_ == 0;
+  if (shape().sums_dhead() && !nothing_used) {
+    parallel(ceil_div(shape().columns, shape().tile), [&](std::int64_t, std::int64_t task) {
+      const std::int64_t column = task * shape().tile, columns = std::min(shape().tile, shape().columns - column);
+      matmul().write(piece<float>(job_.layout.dhead) + column * width, width, columns, width, job_.dhead, column,
+                     job_.accumulate);
+    });
+  }
+  if (shape().sums_dbias() && !nothing_used) {
+    const float* sums = piece<float>(job_.layout.dbias);
+    for (std::int64_t v = 0; v < shape().columns; ++v) {
+      const std::int64_t at = v * job_.dbias.row_stride;
+      const float before = job_.accumulate ? load_element(job_.dbias.storage, job_.dbias.data, at) : 0;
+      store_element(job_.dbias.storage, job_.dbias.data, at, before + sums[v]);
+    }
+  }
+  if (job_.accumulate) return;
+  const std::int64_t first = nothing_used ? 0 : shape().columns;  // padding, or everything when no row is in use
+  parallel(ceil_div(shape().total_columns - first, shape().tile), [&](std::int64_t, std::int64_t task) {
+    const std::int64_t begin = first + task * shape().tile, end = std::min(begin + shape().tile, shape().total_columns);
+    if (shape().dhead) write_zeros(job_.dhead, width, begin, end);
+    if (shape().dbias) write_zeros(job_.dbias, 1, begin, end);
+  });
+}
+
+}  // namespace tileloss::cpu

@@ -1,0 +1,219 @@
+// The backward of linear.h where products are in tiles (backends/cpu/tiles/matmul_tiles.h): dz is packed as soon as it is made,
+// along the chunk for dhidden and down its columns for dhead, from words in one kernel (backends/cpu/tiles/tile_gradient.h); the
+// products then go over sets of columns of the hidden size, whose right operand stays in L2 while all of the chunk's dz passes.
+#include "backends/cpu/head/linear_walk.h"
+#include "backends/cpu/tiles/tile_table.h"
+#include "core/number_formats.h"
+
+namespace tileloss::cpu {
+
+// ---------------------------------------------------------------------------------------------------------------- operands
+
+float* LinearWalk::dz_along(const DzChunk& c, const DzBlock& b) const {
+  return piece<float>(job_.layout.dz) + (b.first - c.begin) * matmul().words(c.columns, shape().compute) +
+         matmul().words(b.column - c.chunk, shape().compute) * matmul().a_panel;
+}
+
+float* LinearWalk::dz_down(const DzChunk& c, const DzBlock& b) const {
+  const std::int64_t row = b.first - c.begin, block = row / kAcrossDepth, k = row % kAcrossDepth;
+  return piece<float>(job_.layout.dz) + dz_along_floats(shape(), matmul()) + block * dz_down_block(shape(), matmul()) +
+         (b.column - c.chunk) * dz_down_words(shape(), matmul()) + matmul().words(k, shape().compute) * matmul().a_panel;
+}
+
+void LinearWalk::pack_dz(const DzChunk& c, const DzBlock& b, const float* dz) const {
+  const std::int64_t panel = matmul().a_panel, tile = shape().tile, words = dz_down_words(shape(), matmul());
+  if (shape().dhidden) {
+    matmul().pack_a({dz, kStorageFloat32, tile, 1}, 0, b.rows, 0, b.columns, shape().compute, dz_along(c, b));
+  }
+  if (!shape().dhead) return;
+  for (std::int64_t v = 0; v < b.columns; v += panel) {
+    matmul().pack_a({dz + v, kStorageFloat32, 1, tile}, 0, std::min(panel, b.columns - v), 0, b.rows, shape().compute,
+                    dz_down(c, b) + v * words);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- dz
+
+// What makes dz of a row's words: dz = factor * 2^(exponent + words), as GradientTiles has it. False if coefficients or logits
+// are out of range for that; zeros then.
+bool LinearWalk::words_to_dz(std::int64_t u, float max, float& factor, float& exponent) const {
+  constexpr double kFar = 1e30;  // in float32's range, with room
+  const RowGradient& g = gradients_[u];
+  const double scale = job_.transform.scale, p = g.coefficients.prob() / g.stats.sum * scale;
+  const double behind = scale * static_cast<double>(max) - static_cast<double>(g.stats.max);
+  factor = 0;
+  exponent = -1000;
+  if (!(p > -kFar && p < kFar)) return false;
+  if (max == -kInfinity) return true;  // words are 0
+  if (!(behind <= 1 && behind > -kFar)) return false;
+  factor = static_cast<float>(p);
+  exponent = static_cast<float>(behind * LogitTransform::kExactLog2E - 65535 * kExponentOfWord);
+  return true;
+}
+
+// One element of the packed block. Row and column are the block's.
+void LinearWalk::put_dz(const GradientTiles& g, std::int64_t row, std::int64_t column, float dz) const {
+  const auto value = from_float<Bfloat16>(dz);
+  const std::int64_t tiles = column / kTileDepth, rest = column % kTileDepth;
+  if (g.along != nullptr) {
+    reinterpret_cast<Bfloat16*>(g.along + tiles * 2 * kTileWords + row * kTileRows)[rest] = value;
+  }
+  if (g.down != nullptr) reinterpret_cast<Bfloat16*>(g.down + tiles * g.down_stride + rest * kTileRows)[row] = value;
+}
+
+// dz of a block whose z are kept in words or, where they are not, are at z and take the way through `words`. A row out of the
+// kernel's range is done as everywhere else, by itself: the rows beside it keep their bits.
+void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words) const {
+  const std::int64_t tile = shape().tile;
+  const bool is_there = is_kept(b.first, b.column);
+  bool is_odd[kGradientRows];
+  float maxima[kGradientRows];
+  GradientTiles g;
+  g.rows = b.rows;
+  g.columns = ceil_div(b.columns, kTileDepth) * kTileDepth;
+  g.exponent_of_word = static_cast<float>(kExponentOfWord);
+  if (shape().dhidden) g.along = dz_along(c, b);
+  if (shape().dhead) g.down = dz_down(c, b);
+  g.down_stride = matmul().a_panel * dz_down_words(shape(), matmul());
+  for (std::int64_t r = 0; r < b.rows; ++r) {
+    const std::int64_t u = b.first + r;
+    maxima[r] = is_there ? kept_max(u, b.column) : to_words(z + r * tile, b.columns, words + r * tile);
+    g.words[r] = is_there ? kept_row<std::uint16_t>(u, b.column) : words + r * tile;
+    is_odd[r] = !words_to_dz(u, maxima[r], g.factor[r], g.exponent[r]);
+  }
+  matmul().tiles->gradient(g);
+  for (std::int64_t r = 0; r < b.rows; ++r) {
+    const std::int64_t u = b.first + r, target = job_.targets[rows_[u]] - b.column;
+    if (is_odd[r]) {
+      float* const row = z + r * tile;
+      job_.kernels->kept_logits.restore(g.words[r], b.columns, maxima[r], steps_per_unit_, row);
+      dz_row(u, b.column, b.columns, row, row, nullptr);  // words are kept without a softcap only
+      for (std::int64_t j = 0; j < b.columns; ++j) put_dz(g, r, j, row[j]);
+    } else if (target >= 0 && target < b.columns) {
+      const double weight = job_.class_weights == nullptr ? 1 : static_cast<double>(job_.class_weights[b.column + target]);
+      put_dz(g, r, target, static_cast<float>(target_gradient(gradients_[u], weight) * job_.transform.derivative(0)));
+    }
+  }
+}
+
+void LinearWalk::dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* operands) const {
+  const bool is_there = is_kept(b.first, b.column);
+  for (std::int64_t r = 0; r < b.rows; ++r) {
+    float* const row = z + r * shape().tile;
+    dz_row(b.first + r, b.column, b.columns, is_there ? kept_row<float>(b.first + r, b.column) : row, row, operands);
+  }
+  pack_dz(c, b, z);
+}
+
+// Some rows of a tile of columns, a panel of them at a time.
+void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const {
+  const std::int64_t tile = shape().tile, last = rows.first + rows.rows;
+  float* const after_head = scratch + matmul().packed_floats(tile, matmul().b_panel, shape().width, shape().compute);
+  float* const z = after_head + (shape().bias ? tile : 0);
+  const float* bias = nullptr;
+  if (!(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column))) {
+    matmul().pack_b(job_.head, rows.column, rows.columns, 0, shape().width, shape().compute, scratch);
+    bias = tile_of_bias(rows.column, rows.columns, after_head);
+  }
+  DzBlock b = rows;
+  for (; b.first < last; b.first += kDzRows) {
+    b.rows = std::min(kDzRows, last - b.first);
+    if (!is_kept(b.first, b.column)) multiply_z(scratch, bias, b.first, b.rows, b.columns, z, tile);
+    if (has_words_) {
+      dz_from_words(c, b, z, reinterpret_cast<std::uint16_t*>(z + kDzRows * tile));
+    } else {
+      dz_from_floats(c, b, z, operands(scratch));
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- products
+
+// The product for some rows of the chunk's part of dhead, `row` on, and columns [h, h + width). A last, shorter block of rows
+// along k has its panels as far apart as the others', so that they are multiplied one by one.
+void LinearWalk::multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width,
+                                bool adds, Store alone, float* to, std::int64_t stride) const {
+  const std::int64_t words = dz_down_words(shape(), matmul()), panel = matmul().a_panel, all_depth = c.end - c.begin;
+  const float* const down = piece<float>(job_.layout.dz) + dz_along_floats(shape(), matmul()) + row * words;
+  for (std::int64_t k = 0; k < all_depth; k += kAcrossDepth) {
+    const std::int64_t depth = std::min(kAcrossDepth, all_depth - k), block = k / kAcrossDepth;
+    const std::int64_t words_here = matmul().words(depth, shape().compute), at_once = words_here == words ? rows : panel;
+    const float* const left = down + block * dz_down_block(shape(), matmul());
+    const float* const right = piece<float>(job_.layout.packed_across) + block * across_block(shape(), matmul()) + h * words_here;
+    const Store how = adds || k > 0 ? Store::kAdd : k + depth == all_depth ? alone : Store::kReplace;
+    for (std::int64_t i = 0; i < rows; i += at_once) {
+      matmul().multiply(left + i * words, right, std::min(at_once, rows - i), width, depth, shape().compute, to + i * stride,
+                        stride, how);
+    }
+  }
+}
+
+// Rows [first, first + rows) of the chunk's part of dhead, columns [h, h + width): into the output itself, into the whole chunk's
+// sums, or by way of a few rows' sums, which are rounded while they are in L2.
+void LinearWalk::dhead_set(float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
+                           std::int64_t width) const {
+  const std::int64_t column = c.chunk + first;
+  if (shape().dhead_in_place) {
+    const std::int64_t stride = job_.dhead.row_stride;
+    float* const to = static_cast<float*>(job_.dhead.data) + column * stride + h;
+    return multiply_dhead(c, first, rows, h, width, c.begin > 0 || job_.accumulate, Store::kStream, to, stride);
+  }
+  if (shape().sums_dhead()) {
+    float* const to = piece<float>(job_.layout.dhead) + column * shape().width + h;
+    return multiply_dhead(c, first, rows, h, width, c.begin > 0, Store::kReplace, to, shape().width);
+  }
+  OutputMatrix out = job_.dhead;
+  out.data = static_cast<std::byte*>(out.data) + h * out.col_stride * kElementBytes[out.storage];
+  for (std::int64_t row = 0; row < rows; row += kRoundedRows) {
+    const std::int64_t n = std::min(kRoundedRows, rows - row);
+    multiply_dhead(c, first + row, n, h, width, false, Store::kReplace, scratch, width);
+    matmul().write(scratch, width, n, width, out, column + row, job_.accumulate);
+  }
+}
+
+// Columns [h, h + width) of dhidden's rows in use [first, first + rows).
+void LinearWalk::dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const {
+  const std::int64_t words = matmul().words(c.columns, shape().compute);
+  const float* const left = piece<float>(job_.layout.dz) + (first - c.begin) * words;
+  const float* const right = piece<float>(job_.layout.packed_head) + h * words;
+  float* const sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
+  matmul().multiply(left, right, rows, width, c.columns, shape().compute, sums, shape().width,
+                    c.chunk > 0 ? Store::kAdd : Store::kReplace);
+}
+
+void LinearWalk::multiply_sets(const DzChunk& c) {
+  const std::int64_t width = shape().width;
+  const std::int64_t head_set = kHeadSetPanels * matmul().b_panel, hidden_set = kHiddenSetPanels * matmul().b_panel;
+  const std::int64_t row_parts = ceil_div(c.end - c.begin, kSetRows), head_parts = ceil_div(c.columns, kSetRows);
+  const std::int64_t hidden_tasks = shape().dhidden ? ceil_div(width, hidden_set) * row_parts : 0;
+  const std::int64_t head_tasks = shape().dhead ? ceil_div(width, head_set) * head_parts : 0;
+  parallel(hidden_tasks + head_tasks, [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
+    if (task < hidden_tasks) {
+      const std::int64_t h = task / row_parts * hidden_set, first = c.begin + task % row_parts * kSetRows;
+      return dhidden_set(c, first, std::min(kSetRows, c.end - first), h, std::min(hidden_set, width - h));
+    }
+    const std::int64_t h = (task - hidden_tasks) / head_parts * head_set, first = (task - hidden_tasks) % head_parts * kSetRows;
+    dhead_set(scratch(slot), c, first, std::min(kSetRows, c.columns - first), h, std::min(head_set, width - h));
+  });
+}
+
+// Where z is made again, more rows share a packed tile of the head.
+void LinearWalk::backward_in_tiles(std::int64_t begin, std::int64_t end) {
+  first_row_ = begin;
+  if (shape().dhead) pack_across(begin, end);
+  const bool keeps_all = kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;
+  const std::int64_t tile = shape().tile, group = keeps_all ? kKeptDzGroup : kRowGroup, groups = ceil_div(end - begin, group);
+  for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
+    const DzChunk c{begin, end, chunk, std::min(chunk_columns_, shape().columns - chunk)};
+    const std::int64_t tiles = ceil_div(c.columns, tile), tasks = tiles * groups;
+    const std::int64_t parts_of_head = packs_by_classes() ? tiles : ceil_div(shape().width, kPanelsATask * matmul().b_panel);
+    parallel(tasks + (shape().dhidden ? parts_of_head : 0), [&](std::int64_t slot, std::int64_t task) {
+      if (task >= tasks) return pack_head_task(task - tasks, chunk, c.columns);
+      const std::int64_t at = task / groups * tile, first = begin + task % groups * group;
+      dz_tiles_task(scratch(slot), c, {first, std::min(group, end - first), chunk + at, std::min(tile, c.columns - at)});
+    });
+    multiply_sets(c);
+  }
+}
+
+}  // namespace tileloss::cpu

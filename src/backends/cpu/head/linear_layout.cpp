@@ -1,0 +1,91 @@
+#include <algorithm>
+
+#include "backends/cpu/head/linear_blocks.h"
+#include "backends/cpu/tiles/tile_table.h"
+
+namespace tileloss::cpu {
+namespace {
+
+// A thread's scratch is used by one kind of task at a time.
+std::int64_t forward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t tile_of_head) {
+  const std::int64_t with_bias = tile_of_head + row_tile(m) * s.tile + (s.bias ? s.tile : 0);
+  if (!m.in_tiles(s.compute)) return with_bias;
+  const std::int64_t running = std::min(kRowGroupInTiles, s.rows) * static_cast<std::int64_t>(sizeof(RunningRow) / sizeof(float));
+  return std::max(with_bias, tile_of_head + z_beside_floats(s, m) + running);
+}
+
+std::int64_t backward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t after_head) {
+  const std::int64_t words = s.kept_in_words ? ceil_div(s.tile, 2) : 0;
+  if (packs_dz(s, m)) {
+    const std::int64_t rounded = s.dhead ? kRoundedRows * std::min(kHeadSetPanels * m.b_panel, s.width) : 0;
+    return std::max(after_head + kDzRows * (s.tile + words), rounded);
+  }
+  std::int64_t most = after_head + words;
+  if (s.dhead) most = std::max(most, dz_block(s, m) + s.tile * s.width);
+  if (s.dbias) most = std::max(most, s.tile * 2);
+  if (s.dhidden) most = std::max(most, m.packed_floats(row_tile(m), m.a_panel, head_chunk(s), s.compute));
+  return most;
+}
+
+std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
+  if (!s.forward && !s.backward()) return 0;
+  const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
+  const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
+  std::int64_t most = copies(std::min(row_tile(m), s.rows), s.width);
+  if (s.forward) most = std::max(most, forward_floats(s, m, tile_of_head));
+  if (s.backward()) most = std::max(most, backward_floats(s, m, tile_of_head + (s.bias ? s.tile : 0)));
+  if (s.dhead) {
+    const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
+    most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
+  }
+  return most;
+}
+
+}  // namespace
+
+// 256 rows of 1536 bfloat16 are 786 KB. Products in tiles are 48 columns wide: they take 4 whole panels.
+std::int64_t linear_tile(const MatmulTable& matmul, Compute compute, std::int64_t width) {
+  if (width <= 2048) return matmul.in_tiles(compute) ? 192 : 256;
+  return width <= 6144 ? 128 : 64;
+}
+
+LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
+  LinearLayout l;
+  const auto take = [&l](const char* name, std::int64_t bytes) {
+    const std::int64_t begin = l.bytes, rounded = ceil_div(bytes, 64) * 64;
+    if (bytes > 0) l.buffers.push_back({name, rounded});
+    l.bytes += rounded;
+    return begin;
+  };
+  constexpr std::int64_t kFloat = sizeof(float);
+  l.used_rows = take("rows in use", s.rows * 8);
+  const bool needs_z = s.forward || s.backward();
+  l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, s.width, s.compute) * kFloat : 0);
+  l.states = take("states of slices", s.forward ? kSlices * s.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  if (s.backward()) {
+    l.gradients = take("row gradients", s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
+    const std::int64_t chunk = head_chunk(s);
+    const std::int64_t kept_rows = ceil_div(s.kept, s.tile) * (s.row_chunk - s.kept_in_dhead.rows);
+    const std::int64_t kept_bytes = kept_rows * s.tile * (s.kept_in_words ? 2 : kFloat);
+    l.kept = take("logits kept", kept_bytes + (s.kept_in_words ? kept_rows * kFloat : 0));
+    l.kept_max = l.kept + kept_bytes;
+    const std::int64_t rows_in_dhead = s.whole_tiles() * s.kept_in_dhead.rows;
+    l.max_in_dhead = take("maxima of kept logits", s.kept_in_words ? rows_in_dhead * kFloat : 0);
+    const std::int64_t dz = packs_dz(s, m) ? dz_along_floats(s, m) + dz_down_floats(s, m) : s.row_chunk * chunk;
+    l.dz = take("dlogits of a chunk", dz * kFloat);
+    if (s.dhead) {
+      l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
+      if (s.sums_dhead()) l.dhead = take("dhead sums", s.columns * s.width * kFloat);
+    }
+    if (s.sums_dbias()) l.dbias = take("dbias sums", s.columns * kFloat);
+    if (s.dhidden) {
+      l.packed_head = take("head packed across", m.packed_floats(s.width, m.b_panel, chunk, s.compute) * kFloat);
+      l.dhidden = take("dhidden sums", s.rows * s.width * kFloat);
+    }
+  }
+  l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64 + operand_floats(s.softcap, s.tile) * kFloat;
+  l.scratch = take("scratch of threads", l.scratch_bytes * s.threads);
+  return l;
+}
+
+}  // namespace tileloss::cpu

@@ -1,0 +1,164 @@
+// One call with the LM head: its pieces of workspace, and the phases that linear.cpp runs in order.
+#ifndef TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
+#define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
+
+#include <atomic>
+
+#include "backends/cpu/head/linear_blocks.h"
+#include "backends/cpu/simd/storage_access.h"
+#include "backends/cpu/threads/executor.h"
+#include "backends/cpu/threads/floating_point.h"
+#include "backends/cpu/tiles/tile_table.h"
+
+namespace tileloss::cpu {
+
+class LinearWalk {
+ public:
+  LinearWalk(const LinearJob& job, const tileloss_executor* executor);
+
+  std::int64_t used() const { return used_; }
+  std::int64_t row_of(std::int64_t u) const { return rows_[u]; }
+  // Rows in use, side by side: [begin, end) counts those.
+  void pack_hidden();
+  void forward(std::int64_t begin, std::int64_t end);
+  const RowState& state(std::int64_t u) const { return states_[u * kSlices]; }
+  RowGradient& gradient(std::int64_t u) { return gradients_[u]; }
+  void backward(std::int64_t begin, std::int64_t end);
+  // After the last chunk: outputs that were added up in the workspace, and what no row or column touches.
+  void finish();
+
+ private:
+  const LinearShape& shape() const { return job_.shape; }
+  const MatmulTable& matmul() const { return job_.kernels->matmul; }
+  template <class T>
+  T* piece(std::int64_t offset) const {
+    return reinterpret_cast<T*>(job_.workspace + offset);
+  }
+  float* scratch(std::int64_t slot) const { return piece<float>(job_.layout.scratch + slot * job_.layout.scratch_bytes); }
+  // The end of a thread's scratch: ForwardRow::operands.
+  float* operands(float* scratch) const {
+    return scratch + job_.layout.scratch_bytes / 4 - operand_floats(shape().softcap, shape().tile);
+  }
+
+  // task(slot, i) for i in [0, count) on all threads.
+  template <class F>
+  void parallel(std::int64_t count, F&& task) {
+    struct Shared {
+      F* task;
+      std::int64_t count;
+      std::atomic<std::int64_t> next{0};
+    } shared{&task, count};
+    parallel_for(
+        executor_, std::min<std::int64_t>(shape().threads, count),
+        [](void* data, std::int64_t slot) {
+          auto& s = *static_cast<Shared*>(data);
+          const FloatingPointScope scope;
+          for (std::int64_t i = s.next.fetch_add(1); i < s.count; i = s.next.fetch_add(1)) (*s.task)(slot, i);
+        },
+        &shared);
+  }
+
+  float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
+  Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
+  // Of a tile of columns, the same for all rows of a row tile.
+  bool is_in_dhead(std::int64_t u) const { return u - first_row_ < kept_in_dhead_.rows; }
+  bool is_kept(std::int64_t u, std::int64_t column) const {
+    return is_in_dhead(u) ? column + shape().tile <= shape().columns : column < kept_columns_;
+  }
+  // z of a row in use of this row chunk, from the first column of a tile on: T is float, or std::uint16_t with a maximum.
+  template <class T>
+  T* kept_row(std::int64_t u, std::int64_t column) const {
+    const KeptInDhead& d = kept_in_dhead_;
+    std::int64_t row = u - first_row_;
+    if (!is_in_dhead(u)) {
+      row -= d.rows;
+      return piece<T>(job_.layout.kept) + column * (shape().row_chunk - d.rows) + row * shape().tile;
+    }
+    auto* const line = static_cast<std::byte*>(job_.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
+    return reinterpret_cast<T*>(line) + row % d.rows_of_line * shape().tile;
+  }
+  // From a row's z to the next one's, in a row tile whose z is kept in float32.
+  std::int64_t kept_stride(std::int64_t u) const {
+    return is_in_dhead(u) && kept_in_dhead_.line_bytes > 0 ? kept_in_dhead_.line_bytes / 4 : shape().tile;
+  }
+  float& kept_max(std::int64_t u, std::int64_t column) const {
+    const std::int64_t tile = column / shape().tile, rows = kept_in_dhead_.rows, row = u - first_row_;
+    if (is_in_dhead(u)) return piece<float>(job_.layout.max_in_dhead)[tile * rows + row];
+    return piece<float>(job_.layout.kept_max)[tile * (shape().row_chunk - rows) + row - rows];
+  }
+  // Returns the maximum that they are relative to.
+  float to_words(const float* z, std::int64_t columns, std::uint16_t* words) const {
+    return job_.kernels->kept_logits.keep(z, columns, steps_per_unit_, words);
+  }
+  const float* tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const;
+  void multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns, float* z,
+                  std::int64_t z_stride) const;
+  RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* operands) const;
+  double weight_of(std::int64_t column, std::int64_t columns) const;
+  void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
+  void merge_slices(std::int64_t u) const;
+
+  // The same with the softmax beside products in tiles (linear_tiles.cpp).
+  struct TileAtHand;
+  bool has_softmax_beside() const;
+  SoftmaxRows softmax_of(float* scratch, std::int64_t first, std::int64_t last) const;
+  void forward_tiles_task(float* scratch, std::int64_t first, std::int64_t last, std::int64_t slice) const;
+  void add_running(const RunningRow& running, const SoftmaxRows& job, RowState& state) const;
+
+  void dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns, float* dz) const;
+
+  // The backward whose dz is packed as soon as it is made (linear_backward_tiles.cpp). A block: rows in use [first, first + rows)
+  // of the row chunk [begin, end), columns [column, column + columns) of the chunk of columns from `chunk` on.
+  struct DzChunk {
+    std::int64_t begin, end, chunk, columns;
+  };
+  struct DzBlock {
+    std::int64_t first, rows, column, columns;
+  };
+  float* dz_along(const DzChunk& c, const DzBlock& b) const;
+  float* dz_down(const DzChunk& c, const DzBlock& b) const;
+  void pack_dz(const DzChunk& c, const DzBlock& b, const float* dz) const;
+  bool words_to_dz(std::int64_t u, float max, float& factor, float& exponent) const;
+  void put_dz(const GradientTiles& g, std::int64_t row, std::int64_t column, float dz) const;
+  void dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words) const;
+  void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* operands) const;
+  void dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const;
+  void multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width, bool adds,
+                      Store alone, float* to, std::int64_t stride) const;
+  void dhead_set(float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
+                 std::int64_t width) const;
+  void dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const;
+  void multiply_sets(const DzChunk& c);
+  void backward_in_tiles(std::int64_t begin, std::int64_t end);
+
+  void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
+  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* operands) const;
+  bool packs_by_classes() const { return job_.head.k_stride == 1; }
+  void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
+  void pack_across(std::int64_t begin, std::int64_t end);
+  void dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                  const float* dz) const;
+  void dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
+                  const float* dz) const;
+  void dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width, std::int64_t chunk,
+                    std::int64_t chunk_columns, const float* dz) const;
+
+  const LinearJob& job_;
+  const tileloss_executor* executor_;
+  std::int64_t used_ = 0;
+  std::int64_t first_row_ = 0;  // of the row chunk at hand
+  KeptInDhead kept_in_dhead_;
+  std::int64_t kept_columns_ = 0;
+  bool has_words_ = false;
+  float steps_per_unit_ = 0;  // of the words, in z before its scale
+  std::int64_t chunk_columns_ = 0;
+  std::int64_t slice_columns_ = 0;
+  std::int64_t* rows_;
+  float* packed_hidden_;
+  RowState* states_;
+  RowGradient* gradients_;
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_

@@ -1,0 +1,44 @@
+// This machine's answers, in a file of their own: the suite that runs AMX code where there is none links others in their place.
+#include "backends/cpu/isa/amx_support.h"
+
+#if defined(TILELOSS_HAVE_X86_64) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tileloss::cpu {
+
+#if defined(TILELOSS_HAVE_X86_64) && defined(__linux__)
+namespace {
+
+bool request_permission() {
+  constexpr int kArchReqXcompPerm = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+}
+
+AmxMachine this_machine() {
+  AmxMachine machine;
+  machine.request_permission = &request_permission;
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0) machine.cpuid_7_edx = edx;
+  machine.has_xgetbv = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_OSXSAVE) != 0;
+  if (machine.has_xgetbv) {
+    std::uint32_t low = 0, high = 0;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    machine.xcr0 = (std::uint64_t{high} << 32) | low;
+  }
+  return machine;
+}
+
+}  // namespace
+
+AmxSupport amx_support() {
+  static const AmxSupport support = find_amx_support(this_machine());
+  return support;
+}
+#else
+AmxSupport amx_support() { return AmxSupport::kNotInThisBuild; }
+#endif
+
+}  // namespace tileloss::cpu

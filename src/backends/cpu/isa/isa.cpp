@@ -1,0 +1,143 @@
+#include "backends/cpu/isa/isa.h"
+
+#ifdef TILELOSS_HAVE_X86_64
+#include <cpuid.h>
+#endif
+
+#include <cstdlib>
+#include <string_view>
+
+#include "backends/cpu/isa/amx_support.h"
+#include "backends/cpu/isa/kernels.h"
+
+namespace tileloss::cpu {
+namespace {
+
+struct Isa {
+  tileloss_isa id;
+  const char* name;
+  const KernelTable& (*kernels)();
+  bool (*is_present)();
+};
+
+#ifdef TILELOSS_HAVE_X86_64
+// The bit of the processor alone, as clang 14's __builtin_cpu_supports does not know it.
+bool has_f16c() {
+  // Asked once: in a virtual machine cpuid leaves it, which takes 8 us.
+  static const bool is_present = [] {
+    unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  }();
+  return is_present;
+}
+
+// __builtin_cpu_supports also asks the operating system whether it saves the registers.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && has_avx2();
+}
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+// Asks the kernel for permission, and so comes last.
+bool has_avx512_amx() { return has_avx512_bf16() && amx_support() == AmxSupport::kReady; }
+
+// Products in tiles, and the rest as without them.
+const KernelTable& amx_kernels() {
+  static const KernelTable table = [] {
+    KernelTable kernels = kAvx512Bf16Kernels;
+    kernels.matmul = kAmxMatmul;
+    return kernels;
+  }();
+  return table;
+}
+#endif
+
+template <const KernelTable& table>
+const KernelTable& kernels_of() {
+  return table;
+}
+
+// Best first.
+const Isa kIsas[] = {
+#ifdef TILELOSS_HAVE_X86_64
+    {TILELOSS_ISA_AVX512_AMX, "avx512_amx", &amx_kernels, &has_avx512_amx},
+    {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &kernels_of<kAvx512Bf16Kernels>, &has_avx512_bf16},
+    {TILELOSS_ISA_AVX512, "avx512", &kernels_of<kAvx512Kernels>, &has_avx512},
+    {TILELOSS_ISA_AVX2, "avx2", &kernels_of<kAvx2Kernels>, &has_avx2},
+#endif
+    {TILELOSS_ISA_BASELINE, "baseline", &kernels_of<kBaselineKernels>, [] { return true; }},
+};
+
+const Isa* find(tileloss_isa isa) {
+  for (const Isa& candidate : kIsas) {
+    if (candidate.id == isa) return &candidate;
+  }
+  return nullptr;
+}
+
+std::string supported_names() {
+  std::string names;
+  for (const Isa& candidate : kIsas) {
+    if (candidate.is_present()) names += (names.empty() ? "" : ", ") + std::string(candidate.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+const char* isa_name(tileloss_isa isa) {
+  switch (isa) {
+    case TILELOSS_ISA_AUTO: return "auto";
+    case TILELOSS_ISA_BASELINE: return "baseline";
+    case TILELOSS_ISA_AVX2: return "avx2";
+    case TILELOSS_ISA_AVX512: return "avx512";
+    case TILELOSS_ISA_AVX512_BF16: return "avx512_bf16";
+    case TILELOSS_ISA_AVX512_AMX: return "avx512_amx";
+    default: return "unknown";
+  }
+}
+
+bool isa_supported(tileloss_isa isa) {
+  const Isa* found = find(isa);
+  return found != nullptr && found->is_present();
+}
+
+const KernelTable& kernels(tileloss_isa isa) { return find(isa)->kernels(); }
+
+tileloss_isa best_isa() {
+  for (const Isa& candidate : kIsas) {
+    if (candidate.is_present()) return candidate.id;
+  }
+  return TILELOSS_ISA_BASELINE;
+}
+
+const char* why_without_amx() {
+  if (isa_supported(TILELOSS_ISA_AVX512_AMX)) return "";
+  const char* note = amx_note(amx_support());
+  return *note != '\0' ? note : "AMX: of no use without AVX-512 BF16";
+}
+
+IsaChoice choose_isa(tileloss_isa wanted) {
+  const auto refused = [](const std::string& what, const std::string& given, bool is_amx) {
+    return IsaChoice{TILELOSS_ISA_AUTO,
+                     what + ": expected one that this build and machine have (" + supported_names() + "), got " + given +
+                         (is_amx ? std::string(" (") + why_without_amx() + ")" : ""),
+                     ""};
+  };
+  if (wanted != TILELOSS_ISA_AUTO) {
+    if (isa_supported(wanted)) return {wanted, "", ""};
+    return refused("isa", isa_name(wanted), wanted == TILELOSS_ISA_AVX512_AMX);
+  }
+  const char* variable = std::getenv("TILELOSS_ISA");
+  const std::string_view forced = variable == nullptr ? "" : variable;
+  if (forced.empty()) {
+    const tileloss_isa best = best_isa();
+    return {best, "", why_without_amx()};
+  }
+  for (const Isa& candidate : kIsas) {
+    if (forced == candidate.name && candidate.is_present()) return {candidate.id, "", ""};
+  }
+  return refused("TILELOSS_ISA", "\"" + std::string(forced) + "\"", forced == isa_name(TILELOSS_ISA_AVX512_AMX));
+}
+
+}  // namespace tileloss::cpu

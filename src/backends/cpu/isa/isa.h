@@ -1,0 +1,32 @@
+// Instruction sets: which are compiled in, which this machine has, which one to use.
+#ifndef TILELOSS_BACKENDS_CPU_ISA_ISA_H_
+#define TILELOSS_BACKENDS_CPU_ISA_ISA_H_
+
+#include <tileloss/tileloss.h>
+
+#include <string>
+
+#include "backends/cpu/sweep/row_kernel.h"
+
+namespace tileloss::cpu {
+
+struct IsaChoice {
+  tileloss_isa isa = TILELOSS_ISA_AUTO;
+  std::string error;      // not empty: what was asked for is unknown, not compiled in, or not in this machine
+  const char* note = "";  // why the machine's best is not avx512_amx; empty if it is, or if a certain one was asked for
+};
+
+const char* isa_name(tileloss_isa isa);
+bool isa_supported(tileloss_isa isa);
+const KernelTable& kernels(tileloss_isa isa);  // of a supported one
+
+const char* why_without_amx();  // "AMX: not on this CPU", "AMX: permission refused", ...; "" where avx512_amx is supported
+
+tileloss_isa best_isa();  // of this machine, whatever TILELOSS_ISA says
+
+// `wanted`, or with auto the one that the environment variable TILELOSS_ISA names, or the best there is.
+IsaChoice choose_isa(tileloss_isa wanted);
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_ISA_ISA_H_

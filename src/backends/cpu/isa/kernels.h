@@ -1,0 +1,18 @@
+// One table per instruction set that is compiled in.
+#ifndef TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_
+#define TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_
+
+#include "backends/cpu/sweep/row_kernel.h"
+
+namespace tileloss::cpu {
+
+extern const KernelTable kBaselineKernels;
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
+// Products in tiles, for the instruction set that has the rest from kAvx512Bf16Kernels.
+extern const MatmulTable kAmxMatmul;
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_

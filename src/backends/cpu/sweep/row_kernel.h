@@ -1,0 +1,81 @@
+// The narrow waist between the drivers (plain C++) and the sweeps (one copy per instruction set): what to do with one row, and
+// the table of functions that do it.
+#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
+#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
+
+#include <cstdint>
+
+#include "backends/cpu/matmul/matmul.h"
+#include "backends/cpu/simd/storage_type.h"
+#include "core/logit_transform.h"
+#include "core/row_state.h"
+
+namespace tileloss::cpu {
+
+// How far a block's maximum may exceed the reference, in units of log 2, before the block is redone: exp stays below 2^6, so
+// neither exponents nor moments lose digits.
+inline constexpr double kMaxLag = 6;
+// The same where exponents are not rounded relative to the reference and no moments are taken: far from overflow.
+inline constexpr double kMaxExactLag = 60;
+
+// Floats that a soft-capped block's tanh and slopes take, three of each column (backends/cpu/sweep/capped_operands.h). They are
+// too many for the stack of a host's thread.
+inline std::int64_t operand_floats(bool has_softcap, std::int64_t vocab_block) { return has_softcap ? 3 * vocab_block : 0; }
+
+// Forward of one row: logits -> row state, and 2^(z log2(e) - reference) of every column into the stash if there is one.
+struct ForwardRow {
+  const void* x = nullptr;
+  std::int64_t columns = 0;      // valid columns
+  std::int64_t target = -1;      // column of the label; -1: in another shard
+  std::int64_t vocab_block = 0;  // a multiple of 64
+  LogitTransform transform;
+  std::uint32_t sums = kNoSums;
+  const float* class_weights = nullptr;  // for the smoothing sum; null: 1
+  float* stash = nullptr;                // columns rounded up to 64, in pair order; 0 at the target
+  double* references = nullptr;          // with a stash: each block's reference
+  float* operands = nullptr;             // operand_floats() of them, aligned to 64
+  RowState state;                        // out
+};
+
+// Backward of one row: dx_j = dz/dx * (p_j (prob + prob_logp (z_j - max - log_sum)) + uniform c_j), p_j = exp(z_j - max) * scale.
+// The target's column is the driver's.
+struct BackwardRow {
+  const void* x = nullptr;
+  void* dx = nullptr;
+  std::int64_t columns = 0;
+  std::int64_t vocab_block = 0;
+  LogitTransform transform;
+  float max = 0;
+  double log_sum = 0;
+  double prob = 0;       // prob / S
+  double prob_logp = 0;  // prob_logp / S
+  double uniform = 0;
+  const float* class_weights = nullptr;  // with uniform != 0; null: 1
+  const float* stash = nullptr;          // null: exp is computed again from x
+  const double* references = nullptr;
+  float* operands = nullptr;  // operand_floats() of them, aligned to 64; may be the forward row's
+  bool stream = false;        // dx is another buffer, not to be read again soon: non-temporal stores where aligned
+};
+
+// Forward of `next` and backward of `previous`, each may be null; with both, interleaved block by block, `next` writing each
+// stash block after `previous` has read it. Same results as one after the other.
+using RowFunction = void (*)(ForwardRow* next, const BackwardRow* previous);
+
+// A row's logits of a tile to 16 bits and back: backends/cpu/head/kept_logits.h. Reads and writes `columns` logits; `to` has room
+// for a multiple of 64.
+struct KeptLogitsTable {
+  float (*keep)(const float* z, std::int64_t columns, float steps_per_unit, std::uint16_t* to);  // returns their maximum
+  void (*restore)(const std::uint16_t* from, std::int64_t columns, float max, float steps_per_unit, float* z);
+};
+
+struct KernelTable {
+  RowFunction run[kStorageTypes];
+  // The exp of the sweeps over an array that lies in L1: `count` values, `repeats` times; returns their sum. For the roof.
+  float (*exp_sum)(const float* x, std::int64_t count, std::int64_t repeats);
+  MatmulTable matmul;
+  KeptLogitsTable kept_logits;
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_

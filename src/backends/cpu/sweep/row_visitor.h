@@ -1,0 +1,26 @@
+// What the drivers call between a row's forward and its backward.
+#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_
+#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_
+
+#include <cstdint>
+
+#include "backends/cpu/sweep/row_gradient.h"
+
+namespace tileloss::cpu {
+
+inline constexpr std::int64_t kIgnoredRow = -2;
+inline constexpr std::int64_t kTargetElsewhere = -1;  // another shard of the vocabulary holds the label
+
+// Called once for every row, by any thread, in any order.
+class RowVisitor {
+ public:
+  virtual ~RowVisitor() = default;
+  virtual void ignored(std::int64_t row) = 0;
+  // With the state from this call's forward, or from an earlier one's.
+  virtual RowGradient visit(std::int64_t row, const RowState& state) = 0;
+  virtual RowState saved_state(std::int64_t row) const = 0;
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_

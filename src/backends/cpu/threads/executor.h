@@ -1,0 +1,20 @@
+// Runs independent tasks on the caller's executor or on the built-in pool.
+#ifndef TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_
+#define TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+
+namespace tileloss::cpu {
+
+// Threads of the built-in pool, the caller included: TILELOSS_NUM_THREADS, else what affinity and the cgroup's quota allow.
+int default_threads();
+
+// task(data, i) for every i in [0, count), the calling thread taking part; returns when all are done. executor null: the pool.
+// Tasks must not wait for one another. Never fails: without memory or threads the caller does all the work.
+void parallel_for(const tileloss_executor* executor, std::int64_t count, tileloss_task task, void* data);
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_

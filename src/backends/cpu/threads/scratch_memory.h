@@ -1,0 +1,29 @@
+// Scratch for one call, on huge pages when it is large: the stash of a row is 600 KB, and walking it on 4 KB pages costs TLB
+// misses.
+#ifndef TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_
+#define TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_
+
+#include <cstddef>
+
+namespace tileloss::cpu {
+
+class ScratchMemory {
+ public:
+  ScratchMemory() = default;
+  explicit ScratchMemory(std::size_t bytes);  // check ok()
+  ~ScratchMemory();
+  ScratchMemory(const ScratchMemory&) = delete;
+  ScratchMemory& operator=(const ScratchMemory&) = delete;
+
+  bool ok() const { return data_ != nullptr; }
+  std::byte* data() const { return data_; }  // aligned to 64 bytes
+
+ private:
+  void* base_ = nullptr;
+  std::size_t mapped_ = 0;  // 0: from the heap
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace tileloss::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_

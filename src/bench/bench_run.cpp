@@ -1,0 +1,332 @@
+#include "bench/bench_run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "support/exit_codes.h"
+#include "support/printable.h"
+#include "support/signals.h"
+#include "support/synthetic.h"
+#include "support/timer.h"
+
+namespace tileloss::tools {
+namespace {
+
+constexpr int64_t kSequenceLength = 256;
+constexpr double kPolicyNoise = 0.1;
+// The reference takes seconds a call at full size.
+constexpr int kMaxReferenceIterations = 5;
+
+void check_preset(const std::string& preset, const Function& function) {
+  const std::vector<std::string> presets = function.presets();
+  if (std::find(presets.begin(), presets.end(), preset) != presets.end()) return;
+  const std::string wanted = presets.empty() ? fmt::format("none, as {} has no presets", function.name())
+                                             : fmt::format("one of {}", fmt::join(presets, ", "));
+  throw ToolError(kExitUsage, fmt::format("--preset: expected {}, got '{}'", wanted, shown(preset)));
+}
+
+// Options stand in --set as in a config file.
+Function make_function(const BenchSettings& settings) {
+  Function function(settings.loss);
+  std::vector<std::string> overrides = settings.options;
+  if (!settings.preset.empty()) {
+    check_preset(settings.preset, function);
+    // Neither flag is before the other.
+    for (const std::string& option : overrides) {
+      if (option.starts_with("preset=")) {
+        throw ToolError(kExitUsage,
+                        fmt::format("expected one preset, got --preset {} and --set {}", settings.preset, shown(option)));
+      }
+    }
+    overrides.push_back("preset=" + settings.preset);
+  }
+  const ConfigNode options = parse_overrides(overrides);
+  ConfigReader reader(options);
+  function.read_options(reader);
+  reader.finish();
+  // What this aggregation divides by, as a preset chooses it without the length.
+  if (function.get_choice("aggregation", "") == "seq_mean_token_sum_norm" && function.get_integer("max_length", 0) < 0) {
+    function.set_integer("max_length", std::min(settings.tokens, kSequenceLength));
+  }
+  return function;
+}
+
+void check(const BenchSettings& settings, const Function& function) {
+  const auto refuse = [](const std::string& message) { throw ToolError(kExitUsage, message); };
+  if (function.is_linear()) {
+    if (settings.head.hidden == 0) refuse("--hidden: " + function.name() + " needs the hidden size, got none");
+    if (settings.in_place) refuse("--in-place: " + function.name() + " has no logits to write its gradient over");
+  } else if (settings.head.is_given()) {
+    refuse("--hidden, --head-layout, --dhead-dtype and --frozen-head are for the functions linear_*, got " + function.name());
+  }
+}
+
+int thread_count(const BenchSettings& settings) {
+  return settings.kernel.threads > 0 ? static_cast<int>(settings.kernel.threads) : tileloss_default_threads();
+}
+
+tileloss_vector vector_of(std::vector<float>& values) {
+  return tileloss_make_vector(values.data(), TILELOSS_FLOAT32, static_cast<int64_t>(values.size()));
+}
+
+// Sequences of 256 tokens, the last one shorter; advantages of both signs; the other policies' logp near the kernel's own, so
+// that some ratios are clipped and none overflows.
+PolicyDraw policy_draw(const BenchSettings& settings, const Function& function) {
+  PolicyDraw draw;
+  draw.seed = settings.seed;
+  draw.rows = settings.tokens;
+  draw.sequences = (settings.tokens + kSequenceLength - 1) / kSequenceLength;
+  draw.token_advantages = function.get_choice("advantage_level", "") == "token";
+  draw.old_scale = kPolicyNoise;
+  if (function.get("beta", 0) != 0) draw.ref_scale = kPolicyNoise;
+  if (function.get_choice("sampler_correction", "off") != "off") draw.sampler_scale = kPolicyNoise;
+  return draw;
+}
+
+}  // namespace
+
+std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function) {
+  std::vector<MemoryNeed> needs = function.is_linear()
+                                      ? HeadMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.head)
+                                      : LogitsMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.in_place);
+  const auto rows = static_cast<double>(settings.tokens);
+  needs.push_back({"labels", rows * sizeof(int64_t)});
+  const int row_arrays = 6 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
+  needs.push_back({"row outputs and row state", rows * sizeof(float) * row_arrays});
+  if (function.is_policy()) {
+    const PolicyDraw draw = policy_draw(settings, function);
+    const int row_tensors = (draw.token_advantages ? 1 : 0) + 1 + (draw.ref_scale ? 1 : 0) + (draw.sampler_scale ? 1 : 0);
+    const auto sequences = static_cast<double>(draw.sequences);
+    needs.push_back({"policy inputs", rows * sizeof(float) * row_tensors + sequences * (sizeof(int64_t) + sizeof(float))});
+  }
+  return needs;
+}
+
+double gb_per_s(const Timing& timing) { return timing.traffic_bytes / timing.median_ms / 1e6; }
+
+double tflops(const Timing& timing) { return timing.flops / timing.median_ms / 1e9; }
+
+Json to_json(const Timing& timing) {
+  Json json = {{"pass", timing.pass},
+               {"isa", timing.isa},
+               {"threads", timing.threads},
+               {"schedule", timing.schedule},
+               {"row_block", timing.row_block},
+               {"vocab_block", timing.vocab_block},
+               {"workspace_bytes", timing.workspace_bytes},
+               {"iters", timing.iterations},
+               {"first_call_s", timing.first_call_s},
+               {"median_ms", timing.median_ms},
+               {"min_ms", timing.min_ms},
+               {"mean_ms", timing.mean_ms},
+               {"mem_after_alloc", timing.mem_after_alloc},
+               {"mem_peak", timing.mem_peak},
+               {"mem_scratch", timing.mem_scratch},
+               {"gb_per_s", gb_per_s(timing)}};
+  if (timing.implementation == "kernel") {
+    json["predicted_ms"] = timing.predicted_ms;
+    json["buffers"] = Json::object();
+    for (const tileloss_plan_buffer& buffer : timing.buffers) json["buffers"][buffer.name] = buffer.bytes;
+  }
+  if (timing.flops > 0) {
+    json["tflops"] = tflops(timing);
+    json["kept_columns"] = timing.kept_columns;
+    json["kept_rows"] = timing.kept_rows;
+  }
+  return json;
+}
+
+Bench::Bench(const BenchSettings& settings)
+    : settings_(settings),
+      function_(make_function(settings)),
+      threads_(thread_count(settings)),
+      team_(threads_),
+      roofs_(threads_) {
+  check(settings, function_);
+  check_memory(memory_needs(settings, function_));
+  if (function_.is_linear()) {
+    matrices_ =
+        std::make_unique<HeadMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.head, settings.seed, team_);
+  } else {
+    auto logits = std::make_unique<LogitsMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.in_place,
+                                                   settings.seed, team_);
+    logits_ = logits.get();
+    matrices_ = std::move(logits);
+  }
+  const auto rows = static_cast<size_t>(settings.tokens);
+  LabelsSpec labels;
+  labels.vocab = settings.vocab;
+  const int64_t valid = function_.get_integer("valid_vocab", -1);
+  if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
+  labels_ = make_labels(labels, settings.seed, settings.tokens);
+  loss_.resize(function_.per_row_loss() ? rows : 1);
+  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
+  upstream_.assign(1, 1.0F);
+  if (function_.is_policy()) {
+    state_entropy_.resize(rows);
+    make_policy_inputs();
+  }
+}
+
+void Bench::make_policy_inputs() {
+  const PolicyDraw draw = policy_draw(settings_, function_);
+  policy_ = draw_policy_layout(draw);
+  policy_.sequence_length = 0;
+  for (int64_t b = 0; b <= draw.sequences; ++b) {
+    policy_.offsets[static_cast<size_t>(b)] = std::min(b * kSequenceLength, settings_.tokens);
+  }
+  tileloss_args args = make_args(TILELOSS_FORWARD);
+  args.logp = vector_of(logp_);
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+  int64_t stream = 0;
+  for (std::vector<float>* values : {&policy_.old_logp, &policy_.ref_logp, &policy_.sampler_logp}) {
+    Random random(settings_.seed, Stream::kPolicyLogp, stream++);
+    for (size_t i = 0; i < values->size(); ++i) (*values)[i] = logp_[i] + static_cast<float>(kPolicyNoise * random.next_normal());
+  }
+}
+
+tileloss_args Bench::make_args(tileloss_pass pass) {
+  tileloss_args args;
+  tileloss_args_init(&args);
+  matrices_->add_to(args, pass != TILELOSS_FORWARD);
+  args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, settings_.tokens);
+  if (!policy_.offsets.empty()) policy_.add_to(args);
+  if (pass != TILELOSS_BACKWARD) {
+    if (function_.is_loss()) args.loss = vector_of(loss_);
+    if (!function_.is_loss()) {
+      args.logp = vector_of(logp_);
+      args.lse = vector_of(lse_);
+    }
+    if (settings_.entropy) args.entropy = vector_of(entropy_);
+  }
+  if (pass == TILELOSS_BACKWARD || (pass == TILELOSS_FORWARD && !function_.is_loss())) set_row_state(args);
+  if (pass == TILELOSS_BACKWARD && !function_.is_loss()) {
+    args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
+    args.logp_grad.stride = 0;
+  }
+  return args;
+}
+
+void Bench::set_row_state(tileloss_args& args) {
+  tileloss_row_state_init(&args.row_state);
+  args.row_state.rows = settings_.tokens;
+  args.row_state.max = state_max_.data();
+  args.row_state.sum = state_sum_.data();
+  args.row_state.target = state_target_.data();
+  if (!state_entropy_.empty()) args.row_state.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
+}
+
+void Bench::save_row_state() {
+  tileloss_args args = make_args(TILELOSS_FORWARD);
+  set_row_state(args);
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+}
+
+void Bench::check_pass(tileloss_pass pass, bool reference) const {
+  if (pass == TILELOSS_VALUE_AND_GRAD && !function_.is_loss()) {
+    throw ToolError(kExitUsage,
+                    fmt::format("--pass: expected forward or backward, as {} is no loss, got value_and_grad", function_.name()));
+  }
+  if (reference && pass == TILELOSS_BACKWARD && function_.is_loss()) {
+    throw ToolError(kExitUsage, "--impl: the reference has no backward from a row state; use --impl kernel");
+  }
+}
+
+// The stash and recompute schedules exist for value_and_grad only.
+KernelWishes Bench::wishes(tileloss_pass pass) const {
+  KernelWishes wishes = settings_.kernel;
+  if (pass != TILELOSS_VALUE_AND_GRAD) wishes.schedule = "auto";
+  return wishes;
+}
+
+Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int iterations) {
+  Timing timing;
+  timing.pass = pass_name(pass);
+  timing.gradients = pass != TILELOSS_FORWARD;
+  timing.traffic_bytes = matrices_->traffic_bytes(timing.gradients);
+  timing.flops = matrices_->flops(timing.gradients);
+  timing.iterations = iterations;
+  const bool restore = timing.gradients && matrices_->gradient_is_in_place();
+  timing.mem_after_alloc = resident_bytes();
+  reset_peak();
+  const Timer first;
+  run();
+  timing.first_call_s = first.seconds();
+  timing.mem_peak = peak_resident_bytes();
+  timing.mem_peak_data = timing.mem_peak - resident_file_bytes();
+
+  std::vector<double> times;
+  for (int i = -settings_.warmup; i < iterations; ++i) {
+    check_stop();
+    if (restore) matrices_->restore();
+    const Timer timer;
+    run();
+    if (i >= 0) times.push_back(timer.milliseconds());
+  }
+  if (restore) matrices_->restore();
+  timing.median_ms = median(times);
+  timing.min_ms = *std::min_element(times.begin(), times.end());
+  timing.mean_ms = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+  return timing;
+}
+
+Timing Bench::time_kernel(tileloss_pass pass) {
+  if (pass == TILELOSS_BACKWARD) save_row_state();
+  const tileloss_args args = make_args(pass);
+  const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
+  const int64_t mem_before = resident_bytes() - resident_file_bytes();
+  HugeBuffer workspace(plan.workspace_bytes, "workspace");
+  if (!workspace.empty()) std::memset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes()));
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<size_t>(workspace.bytes());
+
+  Timing timing = time([&] { call(function_, pass, args, plan, &run); }, pass, settings_.iterations);
+  timing.mem_scratch = timing.mem_peak_data - mem_before;
+  timing.implementation = "kernel";
+  timing.isa = tileloss_isa_name(plan.isa);
+  timing.schedule = tileloss_schedule_name(plan.schedule);
+  timing.threads = plan.threads;
+  timing.row_block = plan.row_block;
+  timing.vocab_block = plan.vocab_block;
+  timing.workspace_bytes = plan.workspace_bytes;
+  timing.kept_columns = plan.kept_columns;
+  timing.kept_rows = plan.kept_rows;
+  timing.predicted_ms = plan.predicted_ms;
+  timing.buffers.assign(plan.buffers, plan.buffers + plan.buffer_count);
+  return timing;
+}
+
+void Bench::make_reference() {
+  if (!Straightforward::knows(function_)) {
+    throw ToolError(kExitUsage, "--impl: there is no reference for " + function_.name() + "; use --impl kernel");
+  }
+  check_memory(Straightforward::needs(settings_.tokens, settings_.vocab));
+  reference_ = std::make_unique<Straightforward>(function_, settings_.dtype, settings_.tokens, settings_.vocab, threads_);
+}
+
+Timing Bench::time_reference(tileloss_pass pass) {
+  const auto run = [&] {
+    if (pass != TILELOSS_FORWARD) {
+      reference_->value_and_grad(logits_->logits(), labels_.data(), logits_->dlogits());
+    } else {
+      reference_->forward(logits_->logits(), labels_.data());
+    }
+  };
+  Timing timing = time(run, pass, std::min(settings_.iterations, kMaxReferenceIterations));
+  timing.implementation = "reference";
+  timing.threads = threads_;
+  return timing;
+}
+
+Roofs Bench::measure_roofs() {
+  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), wishes(TILELOSS_FORWARD)).isa;
+  return matrices_->measure_roofs(roofs_, isa);
+}
+
+}  // namespace tileloss::tools

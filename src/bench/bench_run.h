@@ -1,0 +1,120 @@
+// One benchmark: buffers, and the timing of each pass on them.
+#ifndef TILELOSS_BENCH_BENCH_RUN_H_
+#define TILELOSS_BENCH_BENCH_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/bench_matrices.h"
+#include "bench/roofs.h"
+#include "bench/straightforward.h"
+#include "support/abi.h"
+#include "support/policy_case.h"
+
+namespace tileloss::tools {
+
+struct BenchSettings {
+  std::string loss = "cross_entropy";
+  int64_t tokens = 2048;
+  int64_t vocab = 151936;
+  reference::NumberFormat dtype = reference::NumberFormat::kBfloat16;
+  bool in_place = false;
+  bool entropy = false;
+  int iterations = 20;
+  int warmup = 3;
+  uint64_t seed = 0;
+  HeadSettings head;  // of the functions linear_*
+  KernelWishes kernel;
+  std::string preset;                // "": none
+  std::vector<std::string> options;  // "label_smoothing=0.1"
+};
+
+// What a Bench holds from beginning to end: the matrices, and 32 bytes a row and more, which count where the rows are short.
+std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function);
+
+// Times of one pass of one implementation.
+struct Timing {
+  std::string implementation;  // kernel, reference
+  std::string pass;
+  bool gradients = false;
+  double traffic_bytes = 0;  // that have to be read or written
+  double flops = 0;          // of useful products, 0 if there are none
+  double first_call_s = 0;
+  double median_ms = 0;
+  double min_ms = 0;
+  double mean_ms = 0;
+  int iterations = 0;
+  int64_t mem_after_alloc = 0;
+  int64_t mem_peak = 0;
+  int64_t mem_peak_data = 0;  // without the code that the call brought in
+  int64_t mem_scratch = 0;    // mem_peak_data above inputs and outputs: the workspace, and the pages of the threads' stacks
+  // Of the kernel's plan.
+  std::string isa = "-";
+  std::string schedule = "-";
+  int threads = 0;
+  int64_t row_block = 0;
+  int64_t vocab_block = 0;
+  int64_t workspace_bytes = 0;
+  int64_t kept_columns = 0, kept_rows = 0;  // with the LM head, as the plan has them
+  double predicted_ms = 0;
+  std::vector<tileloss_plan_buffer> buffers;  // the workspace's parts
+};
+
+double gb_per_s(const Timing& timing);
+double tflops(const Timing& timing);
+Json to_json(const Timing& timing);
+
+class Bench {
+ public:
+  // Allocates and fills the buffers. Throws ToolError (usage) for settings that do not go together, and OutOfMemory, before
+  // anything is allocated, for more than the machine has left.
+  explicit Bench(const BenchSettings& settings);
+
+  // A backward starts from the row state that a forward, which is not timed, has saved for it.
+  Timing time_kernel(tileloss_pass pass);
+  // Between make_reference and drop_reference, which hold its two float32 matrices.
+  Timing time_reference(tileloss_pass pass);
+  // Throws ToolError (usage) for a loss that the reference does not know.
+  void make_reference();
+  void drop_reference() { reference_.reset(); }
+  // value_and_grad; backward for a function without a loss.
+  tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
+  // Throws ToolError (usage) for a pass that this function, or with `reference` the reference, does not have.
+  void check_pass(tileloss_pass pass, bool reference) const;
+
+  // On these buffers, with as many threads as the kernel has.
+  Roofs measure_roofs();
+  double roof_ms(const Roofs& roofs, const Timing& timing) const { return matrices_->roof_ms(roofs, timing.gradients); }
+  std::string roofs_description() const { return roofs_.description(); }
+
+  const Function& function() const { return function_; }
+  int threads() const { return threads_; }
+
+ private:
+  void make_policy_inputs();
+  tileloss_args make_args(tileloss_pass pass);
+  void set_row_state(tileloss_args& args);
+  void save_row_state();
+  KernelWishes wishes(tileloss_pass pass) const;
+  Timing time(const std::function<void()>& run, tileloss_pass pass, int iterations);
+
+  BenchSettings settings_;
+  Function function_;
+  int threads_;
+  ThreadTeam team_;
+  RoofMeter roofs_;
+  std::unique_ptr<BenchMatrices> matrices_;
+  LogitsMatrices* logits_ = nullptr;  // the matrices, if they are these
+  std::vector<int64_t> labels_;
+  PolicyTensors policy_;
+  std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
+  std::vector<float> state_max_, state_sum_, state_target_, state_entropy_;
+  std::unique_ptr<Straightforward> reference_;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_BENCH_BENCH_RUN_H_

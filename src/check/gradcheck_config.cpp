@@ -1,0 +1,210 @@
+#include "check/gradcheck_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
+
+namespace tileloss::tools {
+namespace {
+
+// Keeps rows * columns * 8 bytes far from overflow.
+constexpr int64_t kMaxCount = int64_t{1} << 31;
+
+// Hidden states and head are drawn so that their logits have the source's std.
+constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
+
+const std::vector<std::string> kOutputs = {"logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit"};
+
+void read_source(ConfigReader source, GradcheckConfig& config) {
+  GradcheckConfig::Source& out = config.source;
+  out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";
+  if (out.is_file) {
+    out.path = source.path("path");
+    if (config.is_linear()) {
+      config.linear.hidden_name = source.text("hidden", config.linear.hidden_name);
+      config.linear.head_name = source.text("lm_head", config.linear.head_name);
+    } else {
+      out.logits_name = source.text("logits", out.logits_name);
+    }
+    out.labels_name = source.text("labels", out.labels_name);
+    if (config.is_policy()) {
+      out.mask_name = source.text("mask", "");
+      out.advantages_name = source.text("advantages", "");
+      out.old_logp_name = source.text("old_logp", "");
+      out.ref_logp_name = source.text("ref_logp", "");
+      out.sampler_logp_name = source.text("sampler_logp", "");
+    }
+  } else {
+    const auto names = config.is_linear() ? std::span(kLinearDistributions) : distribution_names();
+    out.distribution = source.choice("distribution", out.distribution, {names.begin(), names.end()});
+    out.logits = *find_distribution(out.distribution);
+    out.logits.std = source.number("std", out.logits.std, {0, 1e30, false, std::nullopt});
+    if (!config.is_linear()) out.logits.offset = source.number("offset", out.logits.offset, {-1e30, 1e30, false, std::nullopt});
+  }
+  source.finish();
+}
+
+// Drawn near the oracle's logp, or from the file.
+std::optional<double> read_noise(ConfigReader& reader, const std::string& key, const std::string& tensor) {
+  if (!reader.has(key)) return std::nullopt;
+  if (!tensor.empty()) reader.fail(key, "the tensor comes from the file");
+  return reader.number(key, std::nullopt, {0, 100, false, std::nullopt});
+}
+
+// The library would ask for the tensor, of which a config has only these two.
+void need(const ConfigReader& reader, const std::string& tensor, const std::optional<double>& scale, const std::string& in_file,
+          const char* reason) {
+  if (scale || !in_file.empty()) return;
+  reader.fail(tensor + "_noise_scale",
+              fmt::format("expected a number, or source.{} of a file, as {}, got neither", tensor, reason));
+}
+
+void read_policy(ConfigReader& reader, GradcheckConfig& out) {
+  if (!out.is_policy()) return;
+  const GradcheckConfig::Source& source = out.source;
+  out.policy.use_offsets = reader.choice("sequences", "batch", {"batch", "offsets"}) == "offsets";
+  out.policy.mask_prob = reader.number("mask_prob", 0, {0, 1, false, std::nullopt});
+  if (!source.mask_name.empty() && reader.has("mask_prob")) reader.fail("mask_prob", "the mask comes from the file");
+  out.policy.old_scale = read_noise(reader, "old_logp_noise_scale", source.old_logp_name);
+  out.policy.ref_scale = read_noise(reader, "ref_logp_noise_scale", source.ref_logp_name);
+  out.policy.sampler_scale = read_noise(reader, "sampler_logp_noise_scale", source.sampler_logp_name);
+  if (out.function.get("beta", 0) != 0) need(reader, "ref_logp", out.policy.ref_scale, source.ref_logp_name, "beta is not 0");
+  if (out.function.get_choice("sampler_correction", "off") != "off")
+    need(reader, "sampler_logp", out.policy.sampler_scale, source.sampler_logp_name, "sampler_correction is not off");
+}
+
+void read_linear(ConfigReader& reader, GradcheckConfig& config) {
+  if (!config.is_linear()) return;
+  GradcheckConfig::Linear& out = config.linear;
+  const auto absent = config.source.is_file ? std::optional<int64_t>(0) : std::nullopt;
+  out.hidden_size = reader.integer("hidden_size", absent, 1, kMaxCount);
+  const std::string compute = reader.choice("compute_dtype", "auto", {"auto", "float32", "bfloat16"});
+  out.compute_dtype = compute == "auto" ? TILELOSS_NONE : compute == "float32" ? TILELOSS_FLOAT32 : TILELOSS_BFLOAT16;
+  out.transposed_head = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
+  if (config.source.is_file && reader.has("bias")) reader.fail("bias", "only with a synthetic source");
+  out.bias = reader.choice("bias", "none", {"none", "random"}) == "random";
+  const std::vector<std::string> gradients = reader.list("gradients", {"dhidden", "dhead"}, {"dhidden", "dhead", "dbias"});
+  const auto wants = [&](std::string_view name) {
+    return std::find(gradients.begin(), gradients.end(), name) != gradients.end();
+  };
+  out.dhidden = wants("dhidden");
+  out.dhead = wants("dhead");
+  out.dbias = wants("dbias");
+  if (gradients.empty()) reader.fail("gradients", "expected at least one of dhidden, dhead, dbias");
+  out.float32_dhead = reader.choice("dhead_dtype", "float32", {"float32", "head"}) == "float32";
+  out.accumulate = reader.boolean("accumulate", false);
+}
+
+void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
+  out.kernel.isa = kernel.choice("isa", out.kernel.isa, isa_names());
+  out.kernel.schedule = kernel.choice("schedule", out.kernel.schedule, schedule_names());
+  out.kernel.threads = kernel.integer("threads", 0, 0, kMaxThreads);
+  out.kernel.row_block = kernel.integer("row_block", 0, 0, kMaxCount);
+  out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
+  out.kernel.workspace_bytes = out.is_linear() ? kernel.integer("workspace_bytes", 0, 0, int64_t{1} << 50) : 0;
+  out.in_place = !out.is_linear() && kernel.boolean("in_place", false);
+  out.row_groups = !out.is_linear() && kernel.boolean("row_groups", false);
+  kernel.finish();
+}
+
+void read_tolerances(ConfigReader tolerances, bool is_linear, GradcheckConfig::Tolerances& out) {
+  constexpr NumberRange kLimit{0, std::numeric_limits<double>::max(), false, std::nullopt};
+  out.loss_atol = tolerances.number("loss_atol", out.loss_atol, kLimit);
+  out.logp_max_abs = tolerances.number("logp_max_abs", out.logp_max_abs, kLimit);
+  if (!is_linear) {
+    out.dlogits_max_abs = tolerances.number("dlogits_max_abs", out.dlogits_max_abs, kLimit);
+    out.dlogits_max_rel = tolerances.number("dlogits_max_rel", out.dlogits_max_rel, kLimit);
+    out.ulp = tolerances.number("ulp", out.ulp, kLimit);
+  }
+  tolerances.finish();
+}
+
+void read_shape(ConfigReader& reader, GradcheckConfig& out) {
+  // With a file what is not given is the file's.
+  const auto absent = out.source.is_file ? std::optional<int64_t>(0) : std::nullopt;
+  out.batch_size = reader.integer("batch_size", absent, 1, kMaxCount);
+  out.seq_len = reader.integer("seq_len", absent, 1, kMaxCount);
+  out.vocab_size = reader.integer("vocab_size", absent, 1, kMaxCount);
+  if (reader.has("dtype") || !out.source.is_file) out.dtype = parse_dtype(reader.choice("dtype", std::nullopt, dtype_names()));
+}
+
+GradcheckConfig::Upstream read_upstream(ConfigReader& reader, const GradcheckConfig& config) {
+  const std::string upstream = reader.choice("upstream", "ones", {"ones", "random", "per_row"});
+  if (upstream != "per_row") return upstream == "ones" ? GradcheckConfig::Upstream::kOnes : GradcheckConfig::Upstream::kRandom;
+  if (config.function.is_loss() && !config.per_row_loss())
+    reader.fail("upstream", config.is_policy() ? "per_row needs aggregation: none" : "per_row needs reduction: none");
+  return GradcheckConfig::Upstream::kPerRow;
+}
+
+bool read_weights(ConfigReader& reader, const std::string& key) {
+  return reader.choice(key, "none", {"none", "random"}) == "random";
+}
+
+// Options before the keys of a section, should they have one name.
+std::map<std::string, std::string> origins_of(const ConfigNode& root) {
+  std::map<std::string, std::string> origins;
+  for (const ConfigNode& child : root.children) origins.emplace(child.key, child.origin + ": " + child.key);
+  for (const ConfigNode& section : root.children) {
+    for (const ConfigNode& child : section.children) {
+      origins.emplace(child.key, fmt::format("{}: {}.{}", child.origin, section.key, child.key));
+    }
+  }
+  return origins;
+}
+
+// The losses by the names that `loss` has on either level.
+std::vector<std::string> loss_names() {
+  std::vector<std::string> names = Function::names();
+  std::erase_if(names, [](const std::string& name) { return Function(name).is_linear(); });
+  return names;
+}
+
+}  // namespace
+
+bool GradcheckConfig::wants(std::string_view output_name) const {
+  return std::find(outputs.begin(), outputs.end(), output_name) != outputs.end();
+}
+
+ToolError GradcheckConfig::located(const LibraryError& error) const {
+  std::string key = error.argument();
+  std::replace(key.begin(), key.end(), '.', '_');  // dhead.dtype
+  const auto origin = origins.find(key);
+  return origin == origins.end() ? ToolError(error) : ToolError(error.code(), origin->second + ": " + error.problem());
+}
+
+GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  const ConfigNode root = load_config(file, overrides);
+  ConfigReader reader(root);
+  const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
+  GradcheckConfig config(Function((is_linear ? "linear_" : "") + reader.choice("loss", std::nullopt, loss_names())));
+  config.file = file.string();
+  config.function.read_options(reader);
+  for (const char* key : {"vocab_start", "vocab_total"}) {
+    if (reader.has(key)) reader.fail(key, "gradcheck checks whole vocabularies");
+  }
+  read_source(reader.section("source"), config);
+  read_shape(reader, config);
+  read_policy(reader, config);
+  read_linear(reader, config);
+  config.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));
+  config.ignore_prob = reader.number("ignore_prob", 0, {0, 1, false, std::nullopt});
+  if (config.source.is_file && reader.has("ignore_prob")) reader.fail("ignore_prob", "the labels come from a file");
+  config.token_weights = read_weights(reader, "token_weights");
+  config.class_weights = read_weights(reader, "class_weights");
+  config.upstream = read_upstream(reader, config);
+  config.outputs = reader.list("outputs", {"logp", "lse"}, kOutputs);
+  read_kernel(reader.section("kernel"), config);
+  read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
+  config.mutants = reader.boolean("mutants", false);
+  config.strict = reader.boolean("strict", false);
+  if (!is_linear) config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
+  if (reader.has("output")) config.output = reader.path("output");
+  reader.finish();
+  config.origins = origins_of(root);
+  return config;
+}
+
+}  // namespace tileloss::tools

@@ -1,0 +1,105 @@
+// What a gradcheck config says. docs and examples: configs/gradcheck_*.yaml
+#ifndef TILELOSS_CHECK_GRADCHECK_CONFIG_H_
+#define TILELOSS_CHECK_GRADCHECK_CONFIG_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/number_formats.h"
+#include "support/abi.h"
+#include "support/config.h"
+#include "support/synthetic.h"
+
+namespace tileloss::tools {
+
+struct GradcheckConfig {
+  enum class Upstream { kOnes, kRandom, kPerRow };
+
+  struct Source {
+    bool is_file = false;
+    std::string distribution = "normal";
+    LogitsSpec logits;
+    std::filesystem::path path;  // safetensors
+    std::string logits_name = "logits";
+    std::string labels_name = "labels";
+    // Of policy losses; "": not in the file.
+    std::string mask_name, advantages_name, old_logp_name, ref_logp_name, sampler_logp_name;
+  };
+
+  // Inputs of policy losses that are drawn.
+  struct Policy {
+    bool use_offsets = false;
+    double mask_prob = 0;
+    std::optional<double> old_scale, ref_scale, sampler_scale;  // absent: the tensor is not given, unless the file has it
+  };
+
+  // level: linear, fused with the LM head.
+  struct Linear {
+    int64_t hidden_size = 0;  // 0: as in the file
+    tileloss_dtype compute_dtype = TILELOSS_NONE;
+    bool transposed_head = false;  // [H,V]
+    bool bias = false;
+    bool dhidden = true, dhead = true, dbias = false;
+    bool float32_dhead = true;  // or the head's dtype
+    bool accumulate = false;
+    std::string hidden_name = "hidden";
+    std::string head_name = "lm_head";
+  };
+
+  struct Tolerances {
+    double loss_atol = std::numeric_limits<double>::infinity();
+    double logp_max_abs = std::numeric_limits<double>::infinity();
+    double dlogits_max_abs = std::numeric_limits<double>::infinity();
+    double dlogits_max_rel = std::numeric_limits<double>::infinity();
+    double ulp = 1;  // multiples of the error metric's budgets
+  };
+
+  explicit GradcheckConfig(Function checked) : function(std::move(checked)) {}
+
+  std::string file;
+  Function function;
+  // 0, or no dtype: as in the safetensors file.
+  int64_t batch_size = 0;
+  int64_t seq_len = 0;
+  int64_t vocab_size = 0;
+  std::optional<reference::NumberFormat> dtype;
+  uint64_t seed = 0;
+  double ignore_prob = 0;
+  Source source;
+  Policy policy;
+  Linear linear;
+  bool token_weights = false;
+  bool class_weights = false;
+  Upstream upstream = Upstream::kOnes;
+  std::vector<std::string> outputs;  // row outputs that are asked for and checked
+  KernelWishes kernel;
+  bool in_place = false;
+  bool row_groups = false;  // the sequences' rows as groups with a row between them: x[:, :-1] of a [B,T+1,V] tensor
+  Tolerances tolerances;
+  bool mutants = false;
+  bool strict = false;
+  bool expect_mostly_zero = false;
+  std::optional<std::filesystem::path> output;
+  // "c.yaml:12: kernel.vocab_block", by the name that the library has for it.
+  std::map<std::string, std::string> origins;
+
+  // The same error with the place of the key that it is about, if there is one.
+  ToolError located(const LibraryError& error) const;
+  bool wants(std::string_view output_name) const;
+  bool is_policy() const { return function.is_policy(); }
+  bool is_linear() const { return function.is_linear(); }
+  bool per_row_loss() const { return function.per_row_loss(); }
+};
+
+// Throws ToolError as config.h says.
+GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_GRADCHECK_CONFIG_H_

@@ -1,0 +1,131 @@
+#include "check/gradcheck_judge.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <memory>
+
+#include "check/gradcheck_oracle.h"
+#include "check/gradcheck_rows.h"
+#include "support/signals.h"
+#include "support/timer.h"
+
+namespace tileloss::tools {
+namespace {
+
+using reference::RowLoss;
+
+double sum(const std::vector<float>& values) {
+  double total = 0;
+  for (const float value : values) total += static_cast<double>(value);
+  return total;
+}
+
+void set_loss(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
+              const std::vector<RowLoss>& losses, const std::vector<RowLoss>& magnitudes, Verdict& verdict) {
+  verdict.has_loss = config.function.is_loss();
+  if (!verdict.has_loss) return;
+  verdict.loss_kernel = sum(results.loss);
+  if (config.per_row_loss()) {
+    for (const RowLoss& loss : losses) verdict.loss_ref += loss.total();
+  } else {
+    verdict.loss_ref = oracle.reduce(losses);
+    verdict.loss_magnitude = oracle.reduce_magnitudes(magnitudes);
+  }
+}
+
+// The loss's own metrics, of value_and_grad and of the forward.
+void check_metrics(const GradcheckConfig& config, const PolicyWitness& witness, const KernelResults& results, Verdict& verdict) {
+  const std::vector<std::string> names = config.function.metrics();
+  OutputMetric fused("metrics"), forward("forward/metrics");
+  for (size_t m = 0; m < names.size(); ++m) {
+    const double expected = witness.result().metrics[m];
+    fused.add(static_cast<int64_t>(m), static_cast<double>(results.metrics[m]), expected, witness.metric_magnitude(m));
+    forward.add(static_cast<int64_t>(m), static_cast<double>(results.forward_metrics[m]), expected, witness.metric_magnitude(m));
+    verdict.metrics.push_back({names[m], static_cast<double>(results.metrics[m]), expected});
+  }
+  append(verdict.gates, fused.gates());
+  append(verdict.gates, forward.gates());
+  verdict.margin = witness.margin();
+}
+
+// With reduction none value_and_grad's losses must be the forward's, row by row, to the bit.
+Gate same_losses(const KernelResults& results) {
+  ExactMetric metric("value_and_grad/loss_same_bits");
+  for (size_t i = 0; i < results.loss.size(); ++i) {
+    metric.add(static_cast<int64_t>(i), std::bit_cast<int32_t>(results.loss[i]), std::bit_cast<int32_t>(results.forward_loss[i]));
+  }
+  return metric.gates().front();
+}
+
+// NaN beside NaN passes every other gate: at least one row must have numbers to compare. Limit: all rows but one.
+Gate finite_rows(const Checks& checks) {
+  const auto rows = static_cast<double>(checks.rows);
+  if (checks.rows == 0) return make_gate("mistrusted/nonfinite_fraction", 0, 0);
+  return make_gate("mistrusted/nonfinite_fraction", static_cast<double>(checks.nonfinite_rows) / rows, (rows - 1) / rows);
+}
+
+// Of the rows that are nobody's, between the groups, those that the call has written to. All their bits were set.
+Gate gaps_untouched(const CheckInputs& inputs, const CheckedGradient& gradient) {
+  int64_t touched = 0;
+  for (int64_t group = 1; group <= inputs.groups(); ++group) {
+    const char* end = gradient.dlogits.data() + inputs.row_offset(group * inputs.group_rows);
+    touched += std::any_of(end - inputs.row_bytes(), end, [](char byte) { return byte != '\xff'; }) ? 1 : 0;
+  }
+  return make_gate(gradient.name + "/dlogits/written_between_groups", static_cast<double>(touched), 0);
+}
+
+}  // namespace
+
+void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
+                   const std::vector<RowLoss>& losses, const std::vector<RowLoss>& magnitudes, Verdict& verdict) {
+  set_loss(config, oracle, results, losses, magnitudes, verdict);
+  verdict.gates = loss_gates(config, "loss", verdict.loss_kernel, verdict);
+  append(verdict.gates, loss_gates(config, "forward/loss", sum(results.forward_loss), verdict));
+  if (config.per_row_loss()) verdict.gates.push_back(same_losses(results));
+  if (oracle.policy() != nullptr) check_metrics(config, *oracle.policy(), results, verdict);
+  append(verdict.gates, row_gates(config, results, verdict.checks));
+  verdict.gates.push_back(finite_rows(verdict.checks));
+}
+
+Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, ThreadTeam& team) {
+  const Timer timer;
+  const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
+  std::vector<RowLoss> losses(static_cast<size_t>(inputs.rows));
+  std::vector<RowLoss> magnitudes(static_cast<size_t>(inputs.rows));
+  std::vector<Checks> per_thread(static_cast<size_t>(team.size()), Checks(inputs.format, results.gradients.size()));
+  // A fixed share of the rows for each thread, merged in order: the sums come out the same every time.
+  team.run([&](int thread) {
+    Scratch scratch;
+    Checks& checks = per_thread[static_cast<size_t>(thread)];
+    for (int64_t row = thread; row < inputs.rows; row += team.size()) {
+      check_stop();
+      const RowView view = row_view(inputs, results, row);
+      if (inputs.is_ignored(row)) {
+        check_ignored_row(inputs, row, view, checks);
+        continue;
+      }
+      const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
+      count_row(scratch, checks);
+      losses[static_cast<size_t>(row)] = loss;
+      const double magnitude = oracle->row_magnitude(row, scratch.softmax, loss);
+      magnitudes[static_cast<size_t>(row)].cross_entropy = magnitude;
+      check_row(inputs, row, view, scratch, loss, magnitude, checks);
+    }
+  });
+
+  Verdict verdict(inputs.format, results.gradients.size());
+  for (const Checks& checks : per_thread) verdict.checks.merge(checks);
+  judge_outputs(config, *oracle, results, losses, magnitudes, verdict);
+  for (const CheckedGradient& gradient : results.gradients) {
+    if (inputs.group_rows > 0) verdict.gates.push_back(gaps_untouched(inputs, gradient));
+  }
+  if (!config.expect_mostly_zero) {
+    const GradientMetric& gradient = verdict.checks.gradients.front();
+    verdict.gates.push_back({"mistrusted/zero_fraction", 0.5, gradient.zero_fraction(), !gradient.mistrusted()});
+  }
+  verdict.seconds = timer.seconds();
+  return verdict;
+}
+
+}  // namespace tileloss::tools

@@ -1,0 +1,52 @@
+// gradcheck's level linear: hidden states and LM head in place of logits, judged by linear_metric.h.
+#ifndef TILELOSS_CHECK_GRADCHECK_LINEAR_H_
+#define TILELOSS_CHECK_GRADCHECK_LINEAR_H_
+
+#include <functional>
+#include <vector>
+
+#include "check/gradcheck_judge.h"
+#include "check/gradcheck_oracle.h"
+#include "check/gradcheck_run.h"
+#include "support/safetensors.h"
+
+namespace tileloss::tools {
+
+// inputs.linear, first as far as the planner needs it.
+void set_linear_shape(const GradcheckConfig& config, CheckInputs& inputs);
+int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file);
+void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs);
+void generate_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
+// NaN where nothing may be read, and the oracle's operands.
+void finish_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
+
+void add_linear(const LinearTensors& tensors, tileloss_args& args);
+void make_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, CheckedGradient& gradient);
+void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, const CheckedGradient& gradient,
+                          tileloss_args& args);
+// The gradient's tensors as matrices; data is null where there is none.
+reference::StoredMatrix dhidden_view(const CheckInputs& inputs, void* data);
+reference::StoredMatrix dhead_view(const GradcheckConfig& config, const CheckInputs& inputs, void* data);
+
+void for_each_used_linear_row(const CheckInputs& inputs, const std::function<void(const LinearRow&)>& work);
+
+// The oracle's pass over all rows, once for all that is judged.
+class LinearJudge {
+ public:
+  LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs);
+
+  Verdict judge(const KernelResults& results);
+  std::vector<MutantVerdict> judge_mutants(const KernelResults& results) const;
+
+ private:
+  std::vector<Gate> judge_gradient(const CheckedGradient& gradient) const;
+  void check_rows(const KernelResults& results, Verdict& verdict);
+
+  const GradcheckConfig& config_;
+  const CheckInputs& inputs_;
+  LinearWitness witness_;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_GRADCHECK_LINEAR_H_

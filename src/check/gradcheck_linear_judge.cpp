@@ -1,0 +1,161 @@
+// The oracle beside the functions fused with the LM head, and wrong gradients made of right ones.
+#include <array>
+#include <atomic>
+#include <cstring>
+
+#include "check/gradcheck_linear.h"
+#include "check/gradcheck_rows.h"
+#include "support/timer.h"
+
+namespace tileloss::tools {
+namespace {
+
+using reference::RowLoss;
+using reference::StoredMatrix;
+
+size_t index(int64_t i) { return static_cast<size_t>(i); }
+
+StoredMatrix column(const std::vector<float>& values) {
+  return {values.data(), reference::NumberFormat::kFloat32, static_cast<int64_t>(values.size()), 1, 1, 1};
+}
+
+StoredMatrix before_of(const HugeBuffer& buffer, StoredMatrix view) {
+  view.data = buffer.data();
+  return view;
+}
+
+struct LinearMutant {
+  const char* name;
+  double (*apply)(int64_t row, int64_t rows, double value);
+};
+
+// Rows of dhidden are tokens, rows of dhead and dbias classes: what is dropped are tiles of either.
+constexpr int64_t kDroppedRows = 16;
+
+constexpr std::array kLinearMutants{
+    LinearMutant{"halved", [](int64_t, int64_t, double value) { return 0.5 * value; }},
+    LinearMutant{"negated", [](int64_t, int64_t, double value) { return -value; }},
+    LinearMutant{"first_tile_dropped", [](int64_t row, int64_t, double value) { return row < kDroppedRows ? 0 : value; }},
+    LinearMutant{"last_tile_dropped",
+                 [](int64_t row, int64_t rows, double value) { return row >= rows - kDroppedRows ? 0 : value; }},
+};
+
+// `rows`: those that may hold a gradient. True if a bit of one that is not NaN changed.
+bool plant(const LinearMutant& mutant, const StoredMatrix& from, int64_t rows, int threads, char* to) {
+  std::atomic<bool> changed = false;
+  reference::split_work(threads, rows, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < from.cols; ++j) {
+        const double value = from.at(i, j), altered = mutant.apply(i, rows, value);
+        if (altered == value) continue;
+        reference::encode_at(from.format, to, i * from.row_stride + j * from.col_stride, altered);
+        changed = true;
+      }
+    }
+  });
+  return changed;
+}
+
+}  // namespace
+
+LinearJudge::LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs)
+    : config_(config),
+      inputs_(inputs),
+      witness_(*inputs.linear->operands, *inputs.linear->norms,
+               {config.linear.dhidden, config.linear.dhead, config.linear.dbias}) {}
+
+Verdict LinearJudge::judge(const KernelResults& results) {
+  const Timer timer;
+  Verdict verdict(inputs_.format, 0);
+  check_rows(results, verdict);
+  for (const CheckedGradient& gradient : results.gradients) {
+    std::vector<Gate> gates = judge_gradient(gradient);
+    for (Gate& gate : gates) gate.name = gradient.name + "/" + gate.name;
+    append(verdict.gates, std::move(gates));
+  }
+  verdict.seconds = timer.seconds();
+  return verdict;
+}
+
+void LinearJudge::check_rows(const KernelResults& results, Verdict& verdict) {
+  const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config_, inputs_);
+  std::vector<RowLoss> losses(index(inputs_.rows)), magnitudes(losses.size());
+  Scratch scratch;
+  for (int64_t row = 0; row < inputs_.rows; ++row) {
+    if (inputs_.is_ignored(row)) check_ignored_row(inputs_, row, row_view(inputs_, results, row), verdict.checks);
+  }
+  for_each_used_linear_row(inputs_, [&](const LinearRow& row) {
+    RowView view = row_view(inputs_, results, row.row);
+    const reference::SoftmaxRow& softmax = scratch.softmax;
+    scratch.softmax.compute(oracle->transform, row.logits, inputs_.labels[index(row.row)]);
+    oracle->row_gradient(row.row, softmax, scratch.gradient);
+    count_row(scratch, verdict.checks);
+    witness_.add_row(row, softmax, scratch.gradient);
+    const RowLoss loss = oracle->row_loss(row.row, softmax);
+    losses[index(row.row)] = loss;
+    const double magnitude =
+        oracle->policy() != nullptr ? oracle->row_magnitude(row.row, softmax, loss) : linear_loss_magnitude(softmax, loss, row);
+    magnitudes[index(row.row)].cross_entropy = magnitude;
+    if (view.per_loss != nullptr) {
+      verdict.checks.per_loss.add(row.row, static_cast<double>(*view.per_loss), loss.total(), magnitude);
+    }
+    reference::RowOutputs expected = softmax.outputs();
+    // Logits that float32 cannot tell apart: either is the largest.
+    if (view.argmax != nullptr && linear_argmax_agrees(softmax, row, *view.argmax)) {
+      expected.argmax = *view.argmax;
+      expected.correct = expected.argmax == softmax.label();
+    }
+    check_outputs(row.row, view, expected, linear_output_magnitudes(softmax, row), verdict.checks);
+  });
+  witness_.finish();
+  judge_outputs(config_, *oracle, results, losses, magnitudes, verdict);
+}
+
+std::vector<Gate> LinearJudge::judge_gradient(const CheckedGradient& gradient) const {
+  std::vector<Gate> gates;
+  if (config_.linear.dhidden) append(gates, witness_.judge_dhidden(dhidden_view(inputs_, gradient.dhidden.data())));
+  if (config_.linear.dhead) {
+    const StoredMatrix view = dhead_view(config_, inputs_, gradient.dhead.data());
+    append(gates, witness_.judge_dhead(view, before_of(gradient.dhead_before, view)));
+  }
+  if (config_.linear.dbias) append(gates, witness_.judge_dbias(column(gradient.dbias), column(gradient.dbias_before)));
+  return gates;
+}
+
+std::vector<MutantVerdict> LinearJudge::judge_mutants(const KernelResults& results) const {
+  std::vector<MutantVerdict> verdicts;
+  const CheckedGradient& gradient = results.gradients.front();
+  const int threads = inputs_.linear->operands->threads;
+  const auto judge_all_of = [&](const std::string& name, const StoredMatrix& right, int64_t bytes, int64_t rows,
+                                const auto& judge_one) {
+    HugeBuffer copy(bytes, "a mutant's copy");
+    StoredMatrix wrong = right;
+    wrong.data = copy.data();
+    for (const LinearMutant& mutant : kLinearMutants) {
+      std::memcpy(copy.data(), right.data, static_cast<size_t>(bytes));
+      MutantVerdict& verdict = verdicts.emplace_back();
+      verdict.name = name + "_" + mutant.name;
+      verdict.planted = plant(mutant, right, rows, threads, copy.data());
+      for (const Gate& gate : judge_one(wrong)) {
+        if (!gate.pass) verdict.caught_by.push_back(gate.name);
+      }
+    }
+  };
+  if (config_.linear.dhidden) {
+    judge_all_of("dhidden", dhidden_view(inputs_, gradient.dhidden.data()), gradient.dhidden.bytes(), inputs_.rows,
+                 [&](const StoredMatrix& wrong) { return witness_.judge_dhidden(wrong); });
+  }
+  if (config_.linear.dhead) {
+    const StoredMatrix view = dhead_view(config_, inputs_, gradient.dhead.data());
+    judge_all_of("dhead", view, gradient.dhead.bytes(), inputs_.valid,
+                 [&](const StoredMatrix& wrong) { return witness_.judge_dhead(wrong, before_of(gradient.dhead_before, view)); });
+  }
+  if (config_.linear.dbias) {
+    const auto bytes = static_cast<int64_t>(gradient.dbias.size() * sizeof(float));
+    judge_all_of("dbias", column(gradient.dbias), bytes, inputs_.valid,
+                 [&](const StoredMatrix& wrong) { return witness_.judge_dbias(wrong, column(gradient.dbias_before)); });
+  }
+  return verdicts;
+}
+
+}  // namespace tileloss::tools

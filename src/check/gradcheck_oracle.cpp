@@ -1,0 +1,153 @@
+#include "check/gradcheck_oracle.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "check/error_metric.h"
+#include "check/gradcheck_policy.h"
+#include "support/exit_codes.h"
+
+namespace tileloss::tools {
+namespace {
+
+using reference::GradientRow;
+using reference::RowLoss;
+using reference::RowUpstream;
+using reference::SoftmaxRow;
+
+std::vector<double> widen(const std::vector<float>& values) { return {values.begin(), values.end()}; }
+
+double upstream_at(const Upstream& values, int64_t row) {
+  if (values.empty()) return 0;
+  return static_cast<double>(values[values.size() == 1 ? 0 : static_cast<size_t>(row)]);
+}
+
+class CrossEntropyOracle : public LossOracle {
+ public:
+  CrossEntropyOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : token_weights_(widen(inputs.token_weights)),
+        class_weights_(widen(inputs.class_weights)),
+        loss_grad_(widen(inputs.loss_grad)) {
+    transform = make_transform(config.function);
+    if (config.per_row_loss() && loss_grad_.size() == 1) loss_grad_.assign(inputs.labels.size(), loss_grad_[0]);
+    reference::CrossEntropyOptions options;
+    options.transform = transform;
+    options.label_smoothing = config.function.get("label_smoothing", 0);
+    options.z_loss = config.function.get("z_loss", 0);
+    const std::string reduction = config.function.get_choice("reduction", "mean");
+    options.reduction = reduction == "none"  ? reference::Reduction::kNone
+                        : reduction == "sum" ? reference::Reduction::kSum
+                                             : reference::Reduction::kMean;
+    options.num_items = config.function.get("num_items", std::numeric_limits<double>::quiet_NaN());
+    options.ignore_index = inputs.ignore_index;
+    oracle_ = std::make_unique<reference::CrossEntropy>(options, inputs.labels, token_weights_, class_weights_, loss_grad_);
+  }
+
+  RowLoss row_loss(int64_t row, const SoftmaxRow& softmax) const override { return oracle_->row_loss(row, softmax); }
+  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
+    oracle_->row_gradient(row, softmax, out);
+  }
+  double reduce(std::span<const RowLoss> losses) const override { return oracle_->reduce(losses); }
+  double loss_upstream(int64_t row) const override { return oracle_->upstream(row); }
+  RowUpstream row_upstream(int64_t) const override { return {}; }
+
+ private:
+  std::vector<double> token_weights_, class_weights_, loss_grad_;
+  std::unique_ptr<reference::CrossEntropy> oracle_;
+};
+
+class LogprobsOracle : public LossOracle {
+ public:
+  LogprobsOracle(const GradcheckConfig& config, const CheckInputs& inputs) : inputs_(inputs) {
+    transform = make_transform(config.function);
+  }
+
+  RowLoss row_loss(int64_t, const SoftmaxRow&) const override { return {}; }
+  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
+    reference::logprobs_gradient(softmax, row_upstream(row), out);
+  }
+  double reduce(std::span<const RowLoss>) const override { return 0; }
+  double loss_upstream(int64_t) const override { return 0; }
+  RowUpstream row_upstream(int64_t row) const override {
+    return {upstream_at(inputs_.logp_grad, row), upstream_at(inputs_.lse_grad, row), upstream_at(inputs_.entropy_grad, row)};
+  }
+
+ private:
+  const CheckInputs& inputs_;
+};
+
+class PolicyOracle : public LossOracle {
+ public:
+  PolicyOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : witness_(make_policy_options(config.function, inputs), inputs.policy, inputs.used, inputs.summaries, inputs.loss_grad) {
+    transform = make_transform(config.function);
+  }
+
+  RowLoss row_loss(int64_t row, const SoftmaxRow&) const override {
+    RowLoss loss;
+    loss.cross_entropy = witness_.result().token_loss[static_cast<size_t>(row)];
+    return loss;
+  }
+  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
+    witness_.row_gradient(row, softmax, out);
+  }
+  double reduce(std::span<const RowLoss>) const override { return witness_.result().loss; }
+  double row_magnitude(int64_t row, const SoftmaxRow&, const RowLoss&) const override {
+    return witness_.token_loss_magnitude(row);
+  }
+  double reduce_magnitudes(std::span<const RowLoss>) const override { return witness_.loss_magnitude(); }
+  double loss_upstream(int64_t row) const override { return witness_.loss_upstream(row); }
+  RowUpstream row_upstream(int64_t row) const override { return witness_.upstream(row); }
+  const PolicyWitness* policy() const override { return &witness_; }
+
+ private:
+  PolicyWitness witness_;
+};
+
+template <class Oracle>
+std::unique_ptr<LossOracle> make(const GradcheckConfig& config, const CheckInputs& inputs) {
+  return std::make_unique<Oracle>(config, inputs);
+}
+
+struct Entry {
+  std::string_view function;
+  std::unique_ptr<LossOracle> (*make)(const GradcheckConfig& config, const CheckInputs& inputs);
+};
+
+constexpr Entry kOracles[] = {
+    {"cross_entropy", make<CrossEntropyOracle>},
+    {"logprobs", make<LogprobsOracle>},
+    {"policy_loss", make<PolicyOracle>},
+};
+
+}  // namespace
+
+// The kernel gets the temperature as the caller gives it, in double, and so does the oracle.
+reference::Transform make_transform(const Function& function) {
+  reference::Transform transform;
+  transform.logit_scale = function.get("logit_scale", 1);
+  transform.softcap = function.get("softcap", 0);
+  transform.temperature = function.get("temperature", 1);
+  if (function.get_choice("temperature_on", "logits") == "logprob") transform.temperature_on = reference::TemperatureOn::kLogprob;
+  return transform;
+}
+
+double LossOracle::row_magnitude(int64_t, const SoftmaxRow& softmax, const RowLoss& loss) const {
+  return loss_magnitude(softmax, loss);
+}
+
+double LossOracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }
+
+std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs) {
+  std::string_view name = config.function.name();
+  if (config.is_linear()) name.remove_prefix(std::string_view("linear_").size());
+  for (const Entry& entry : kOracles) {
+    if (entry.function == name) return entry.make(config, inputs);
+  }
+  throw ToolError(kExitUsage, fmt::format("{}: there is no oracle for {}", config.file, config.function.name()));
+}
+
+}  // namespace tileloss::tools

@@ -1,0 +1,40 @@
+// The oracle of each function of the library, by name.
+#ifndef TILELOSS_CHECK_GRADCHECK_ORACLE_H_
+#define TILELOSS_CHECK_GRADCHECK_ORACLE_H_
+
+#include <memory>
+
+#include "check/gradcheck_config.h"
+#include "check/gradcheck_run.h"
+#include "reference/oracle.h"
+
+namespace tileloss::tools {
+
+// Rows given to it are not ignored. A policy loss's upstream gradients of a row's outputs are the row's coefficients.
+class LossOracle {
+ public:
+  virtual ~LossOracle() = default;
+
+  reference::Transform transform;
+
+  virtual reference::RowLoss row_loss(int64_t row, const reference::SoftmaxRow& softmax) const = 0;
+  virtual void row_gradient(int64_t row, const reference::SoftmaxRow& softmax, reference::GradientRow& out) const = 0;
+  virtual double reduce(std::span<const reference::RowLoss> losses) const = 0;
+  // Magnitudes for OutputMetric::add: of a row's loss, and of the reduced loss given the rows'.
+  virtual double row_magnitude(int64_t row, const reference::SoftmaxRow& softmax, const reference::RowLoss& loss) const;
+  virtual double reduce_magnitudes(std::span<const reference::RowLoss> magnitudes) const;
+  // The upstream gradients of a row: of its loss, or of its outputs.
+  virtual double loss_upstream(int64_t row) const = 0;
+  virtual reference::RowUpstream row_upstream(int64_t row) const = 0;
+  // Of a policy loss; null for any other.
+  virtual const PolicyWitness* policy() const { return nullptr; }
+};
+
+reference::Transform make_transform(const Function& function);
+
+// Throws ToolError (usage) if there is none for this function.
+std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_GRADCHECK_ORACLE_H_

@@ -1,0 +1,134 @@
+#include "check/gradcheck_rows.h"
+
+#include <bit>
+#include <cmath>
+#include <iterator>
+
+namespace tileloss::tools {
+namespace {
+
+using reference::RowLoss;
+
+template <class T>
+const T* element(const std::vector<T>& values, int64_t row) {
+  return values.empty() ? nullptr : &values[static_cast<size_t>(row)];
+}
+
+void add_output(OutputMetric& metric, int64_t row, const float* output, double reference, double magnitude) {
+  if (output != nullptr) metric.add(row, static_cast<double>(*output), reference, magnitude);
+}
+
+std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates) {
+  for (Gate& gate : gates) gate.name = prefix + gate.name;
+  return gates;
+}
+
+}  // namespace
+
+void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
+                   Checks& checks) {
+  add_output(checks.logp, row, view.logp, expected.logp, magnitudes.logp);
+  add_output(checks.lse, row, view.lse, expected.lse, magnitudes.lse);
+  add_output(checks.entropy, row, view.entropy, expected.entropy, magnitudes.entropy);
+  add_output(checks.log_sum_sq_probs, row, view.log_sum_sq_probs, expected.log_sum_sq_probs, magnitudes.log_sum_sq_probs);
+  add_output(checks.mean_logit, row, view.mean_logit, expected.mean_logit, magnitudes.mean_logit);
+  if (view.argmax != nullptr) checks.argmax.add(row, *view.argmax, expected.argmax);
+  if (view.correct != nullptr) checks.correct.add(row, *view.correct, expected.correct ? 1 : 0);
+  if (view.fused_logp != nullptr) {
+    checks.fused_logp_bits.add(row, std::bit_cast<int32_t>(*view.fused_logp), std::bit_cast<int32_t>(*view.logp));
+  }
+}
+
+RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row) {
+  RowView view;
+  for (const CheckedGradient& gradient : results.gradients) {
+    if (!gradient.dlogits.empty()) view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row));
+  }
+  view.per_loss = element(results.per_loss, row);
+  view.logp = element(results.logp, row);
+  view.lse = element(results.lse, row);
+  view.entropy = element(results.entropy, row);
+  view.log_sum_sq_probs = element(results.log_sum_sq_probs, row);
+  view.mean_logit = element(results.mean_logit, row);
+  view.fused_logp = element(results.fused_logp, row);
+  view.argmax = element(results.argmax, row);
+  view.correct = element(results.correct, row);
+  return view;
+}
+
+void count_row(const Scratch& scratch, Checks& checks) {
+  ++checks.rows;
+  if (!std::isfinite(scratch.gradient.gradient[static_cast<size_t>(scratch.softmax.label())])) ++checks.nonfinite_rows;
+}
+
+RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch) {
+  scratch.logits.resize(static_cast<size_t>(inputs.valid));
+  reference::decode_row(inputs.format, inputs.row(row), scratch.logits);
+  scratch.softmax.compute(oracle.transform, scratch.logits, inputs.labels[static_cast<size_t>(row)]);
+  oracle.row_gradient(row, scratch.softmax, scratch.gradient);
+  return oracle.row_loss(row, scratch.softmax);
+}
+
+void check_row(const CheckInputs& inputs, int64_t row, const RowView& view, const Scratch& scratch, const RowLoss& loss,
+               double magnitude, Checks& checks) {
+  const RowReference reference = make_row_reference(scratch.softmax, scratch.gradient);
+  for (size_t g = 0; g < checks.gradients.size(); ++g) checks.gradients[g].add_row(row, view.dlogits[g], inputs.cols, reference);
+  add_output(checks.per_loss, row, view.per_loss, loss.total(), magnitude);
+  check_outputs(row, view, scratch.softmax.outputs(), output_magnitudes(scratch.softmax), checks);
+}
+
+void check_ignored_row(const CheckInputs& inputs, int64_t row, const RowView& view, Checks& checks) {
+  for (size_t g = 0; g < checks.gradients.size(); ++g) checks.gradients[g].add_ignored_row(row, view.dlogits[g], inputs.cols);
+  add_output(checks.per_loss, row, view.per_loss, 0, 0);
+  check_outputs(row, view, reference::RowOutputs{}, OutputMagnitudes{}, checks);
+}
+
+void append(std::vector<Gate>& gates, std::vector<Gate> more) {
+  gates.insert(gates.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+}
+
+std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& results, const Checks& checks) {
+  const GradcheckConfig::Tolerances& limits = config.tolerances;
+  std::vector<Gate> gates;
+  for (const OutputMetric* metric :
+       {&checks.per_loss, &checks.lse, &checks.entropy, &checks.log_sum_sq_probs, &checks.mean_logit}) {
+    if (metric->count() > 0) append(gates, metric->gates());
+  }
+  if (checks.logp.count() > 0) append(gates, checks.logp.gates(limits.logp_max_abs));
+  if (!results.argmax.empty()) append(gates, checks.argmax.gates());
+  if (!results.correct.empty()) append(gates, checks.correct.gates());
+  if (!results.fused_logp.empty()) append(gates, checks.fused_logp_bits.gates());
+  const GradientTolerances gradient_limits{limits.ulp, 1.0, limits.dlogits_max_abs, limits.dlogits_max_rel};
+  for (size_t g = 0; g < checks.gradients.size(); ++g) {
+    append(gates, prefixed(results.gradients[g].name + "/", checks.gradients[g].gates(gradient_limits)));
+  }
+  return gates;
+}
+
+std::vector<Gate> loss_gates(const GradcheckConfig& config, const std::string& name, double loss, const Verdict& verdict) {
+  if (!verdict.has_loss || config.per_row_loss()) return {};
+  OutputMetric metric(name);
+  metric.add(-1, loss, verdict.loss_ref, verdict.loss_magnitude);
+  std::vector<Gate> gates = metric.gates();
+  if (std::isfinite(config.tolerances.loss_atol)) {
+    gates.push_back(make_gate(name + "/atol", std::abs(loss - verdict.loss_ref), config.tolerances.loss_atol));
+  }
+  return gates;
+}
+
+void Checks::merge(const Checks& other) {
+  for (size_t g = 0; g < gradients.size(); ++g) gradients[g].merge(other.gradients[g]);
+  per_loss.merge(other.per_loss);
+  logp.merge(other.logp);
+  lse.merge(other.lse);
+  entropy.merge(other.entropy);
+  log_sum_sq_probs.merge(other.log_sum_sq_probs);
+  mean_logit.merge(other.mean_logit);
+  argmax.merge(other.argmax);
+  correct.merge(other.correct);
+  fused_logp_bits.merge(other.fused_logp_bits);
+  rows += other.rows;
+  nonfinite_rows += other.nonfinite_rows;
+}
+
+}  // namespace tileloss::tools

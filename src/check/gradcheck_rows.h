@@ -1,0 +1,62 @@
+// One row of the kernels' results beside the oracle's, and the gates over all rows: what the judge and the mutants share.
+#ifndef TILELOSS_CHECK_GRADCHECK_ROWS_H_
+#define TILELOSS_CHECK_GRADCHECK_ROWS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check/gradcheck_judge.h"
+#include "check/gradcheck_oracle.h"
+
+namespace tileloss::tools {
+
+// What one thread needs for a row.
+struct Scratch {
+  std::vector<double> logits;
+  reference::SoftmaxRow softmax;
+  reference::GradientRow gradient;
+};
+
+// A row of the kernel's results; null: not asked for. Mutants point it at their own copies.
+struct RowView {
+  std::vector<const void*> dlogits;
+  const float* per_loss = nullptr;
+  const float* logp = nullptr;
+  const float* lse = nullptr;
+  const float* entropy = nullptr;
+  const float* log_sum_sq_probs = nullptr;
+  const float* mean_logit = nullptr;
+  const float* fused_logp = nullptr;
+  const int64_t* argmax = nullptr;
+  const uint8_t* correct = nullptr;
+};
+
+RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row);
+
+// The oracle's row: softmax, loss and gradient.
+reference::RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch);
+
+// Counts a row that is not ignored, once it is computed.
+void count_row(const Scratch& scratch, Checks& checks);
+
+// `magnitude`: of the row's loss.
+void check_row(const CheckInputs& inputs, int64_t row, const RowView& view, const Scratch& scratch,
+               const reference::RowLoss& loss, double magnitude, Checks& checks);
+void check_ignored_row(const CheckInputs& inputs, int64_t row, const RowView& view, Checks& checks);
+
+void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
+                   Checks& checks);
+
+void append(std::vector<Gate>& gates, std::vector<Gate> more);
+std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& results, const Checks& checks);
+// Loss, metrics and rows, once the rows are checked: what is judged alike on both levels.
+void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
+                   const std::vector<reference::RowLoss>& losses, const std::vector<reference::RowLoss>& magnitudes,
+                   Verdict& verdict);
+// The scalar loss, by the metric's budget and by the config's own limit. A loss per row is judged with the rows.
+std::vector<Gate> loss_gates(const GradcheckConfig& config, const std::string& name, double loss, const Verdict& verdict);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_GRADCHECK_ROWS_H_

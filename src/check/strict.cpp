@@ -1,0 +1,241 @@
+#include "check/strict.h"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <optional>
+
+#include "support/exit_codes.h"
+#include "support/signals.h"
+
+namespace tileloss::tools {
+namespace {
+
+using Rows = GuardLayout::Rows;
+
+constexpr GuardLayout kLayouts[] = {
+    {Flush::kRight, Rows::kAdjoining}, {Flush::kLeft, Rows::kAdjoining}, {Flush::kRight, Rows::kGaps},
+    {Flush::kRight, Rows::kApart},     {Flush::kLeft, Rows::kApart},     {Flush::kRight, Rows::kGroups},
+    {Flush::kLeft, Rows::kGroups},
+};
+
+constexpr int64_t kMaxRows = 1024;
+// Fused with the LM head, where each row costs a product: more than two of the kernels' tiles of 128 rows.
+constexpr int64_t kMaxLinearRows = 320;
+// A kernel that an overrun has made to loop must not hang the check. The calls take well below a second, sanitized ones seconds.
+constexpr unsigned kTimeLimitS = 300;
+
+constexpr char kFaultTag = 'F';
+constexpr char kTextTag = 'T';
+
+struct FaultMessage {
+  char tag;
+  MemoryFault fault;
+};
+
+// Where the child's signal handler reports to.
+int g_report_descriptor = -1;
+
+MemoryFault::Access access_of(const void* context) {
+#if defined(__x86_64__)
+  constexpr greg_t kWriteBit = 2;  // of the page fault's error code
+  const greg_t error = static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR];
+  return (error & kWriteBit) != 0 ? MemoryFault::kWrite : MemoryFault::kRead;
+#else
+  static_cast<void>(context);
+  return MemoryFault::kUnknown;
+#endif
+}
+
+// Only async-signal-safe calls. The parent, which has the same buffers at the same addresses, finds out whose address it is.
+void on_fault(int /*signal*/, siginfo_t* info, void* context) {
+  FaultMessage message;
+  std::memset(&message, 0, sizeof message);
+  message.tag = kFaultTag;
+  message.fault = {reinterpret_cast<uintptr_t>(info->si_addr), access_of(context)};
+  const bool is_sent = write(g_report_descriptor, &message, sizeof message) == static_cast<ssize_t>(sizeof message);
+  _exit(is_sent ? kExitPass : kExitEnvironment);
+}
+
+void send(int descriptor, const std::string& text) {
+  for (size_t sent = 0; sent < text.size();) {
+    const ssize_t count = write(descriptor, text.data() + sent, text.size() - sent);
+    if (count < 0) _exit(kExitEnvironment);
+    sent += static_cast<size_t>(count);
+  }
+}
+
+std::string receive(int descriptor) {
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const ssize_t count = read(descriptor, buffer, sizeof buffer);
+    if (count > 0) text.append(buffer, static_cast<size_t>(count));
+    if (count == 0 || (count < 0 && errno != EINTR)) return text;
+  }
+}
+
+using Work = std::function<std::vector<std::string>()>;
+
+[[noreturn]] void run_child(int descriptor, const Work& work) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  g_report_descriptor = descriptor;
+  struct sigaction action = {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+  std::signal(SIGALRM, SIG_DFL);
+  alarm(kTimeLimitS);
+  std::string text(1, kTextTag);
+  try {
+    for (const std::string& finding : work()) text += finding + "\n";
+  } catch (const std::exception& error) {
+    text += std::string(error.what()) + "\n";
+  }
+  send(descriptor, text);
+  _exit(kExitPass);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines = split(text, '\n');
+  if (!lines.empty() && lines.back().empty()) lines.pop_back();
+  return lines;
+}
+
+// What `work` returns when it runs in a child process, or why it did not get so far.
+std::vector<std::string> run_in_child(const Work& work, const std::function<std::string(const MemoryFault&)>& describe) {
+  int ends[2];
+  if (pipe(ends) != 0) throw ToolError(kExitEnvironment, "strict: cannot open a pipe");
+  const pid_t child = fork();
+  if (child < 0) throw ToolError(kExitEnvironment, "strict: cannot fork");
+  if (child == 0) {
+    close(ends[0]);
+    run_child(ends[1], work);
+  }
+  close(ends[1]);
+  const std::string report = receive(ends[0]);
+  close(ends[0]);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (report.size() >= sizeof(FaultMessage) && report[0] == kFaultTag) {
+    FaultMessage message;
+    std::memcpy(&message, report.data(), sizeof message);
+    return {describe(message.fault)};
+  }
+  if (WIFSIGNALED(status))
+    return {fmt::format("the call ended with signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))};
+  if (report.empty() || report[0] != kTextTag) return {"the call ended the process"};
+  return lines_of(report.substr(1));
+}
+
+// The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head a dhead with
+// gaps holds none of the logits, and the workspace more of them, which changes no bit.
+KernelWishes same_choices(const tileloss_plan& plan) {
+  KernelWishes wishes{tileloss_isa_name(plan.isa), tileloss_schedule_name(plan.schedule), plan.threads, plan.row_block,
+                      plan.vocab_block};
+  wishes.chunk_columns = plan.chunk_columns;
+  return wishes;
+}
+
+struct Size {
+  int64_t rows, columns;
+};
+
+Size affordable(const GradcheckConfig& config, const CheckInputs& inputs) {
+  // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes.
+  constexpr int64_t kMatrices = 8;
+  const int64_t row_bytes =
+      inputs.linear ? inputs.linear->hidden_view.cols * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();
+  const int64_t most = std::max(kStrictBytes / kMatrices / row_bytes, int64_t{1});
+  const int64_t rows = std::min(most, inputs.linear ? kMaxLinearRows : kMaxRows);
+  // A file's head is taken as it is.
+  const bool is_fixed = !inputs.linear || config.source.is_file;
+  return {std::min(rows, inputs.rows), is_fixed ? inputs.cols : std::min({most, kMaxApartRows, inputs.cols})};
+}
+
+// The config of this size at most: fewer sequences first, then shorter ones.
+GradcheckConfig reduced(const GradcheckConfig& config, const CheckInputs& inputs, const Size& size) {
+  GradcheckConfig small = config;
+  small.seq_len = std::min(inputs.seq_len, size.rows);
+  small.batch_size = std::min(inputs.batch_size, size.rows / small.seq_len);
+  if (size.columns == inputs.cols) return small;
+  small.vocab_size = size.columns;
+  const int64_t padding = inputs.cols - inputs.valid;
+  if (padding > 0) small.function.set_integer("valid_vocab", std::max<int64_t>(size.columns - padding, 1));
+  return small;
+}
+
+}  // namespace
+
+std::string StrictReport::text() const {
+  std::string text;
+  for (const std::string& finding : findings) text += "strict: " + finding + "\n";
+  const std::string of_columns = columns == all_columns ? "" : fmt::format(", {} of {} columns", columns, all_columns);
+  text += fmt::format("strict: {} calls in {} layouts of guard-page buffers, {} of {} rows{}: {}\n", calls, layouts, rows,
+                      all_rows, of_columns, findings.empty() ? "nothing found" : fmt::format("{} findings", findings.size()));
+  return text;
+}
+
+Json StrictReport::to_json() const {
+  return {{"rows", rows}, {"columns", columns}, {"calls", calls}, {"layouts", layouts}, {"findings", findings}};
+}
+
+void call_strictly(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
+                   const KernelCall& kernel, StrictReport& report) {
+  ++report.calls;
+  report.layouts = 0;
+  for (const GuardLayout& layout : kLayouts) {
+    if (!GuardedArgs::is_of_use(args, layout)) continue;
+    check_stop();
+    ++report.layouts;
+    GuardedArgs guarded(pass, args, layout);
+    const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(plan));
+    const tileloss_run run = guarded.add_workspace(guarded_plan);
+    const auto work = [&] {
+      kernel(function, pass, guarded.args(), guarded_plan, &run);
+      call(function, pass, args, plan);
+      return guarded.compare(args);
+    };
+    for (const std::string& finding : run_in_child(work, [&](const MemoryFault& fault) { return guarded.describe(fault); })) {
+      report.findings.push_back(
+          fmt::format("{}, {} {}, {}", finding, function.name(), pass_name(pass), tileloss_isa_name(plan.isa)));
+    }
+  }
+  if (report.findings.empty()) call(function, pass, args, plan);
+}
+
+StrictReport check_strict(const GradcheckConfig& config, const CheckInputs& inputs, ThreadTeam& team, const KernelCall& kernel) {
+  const Size size = affordable(config, inputs);
+  const bool is_reduced = size.rows < inputs.rows || size.columns < inputs.cols;
+  const GradcheckConfig small_config = is_reduced ? reduced(config, inputs, size) : config;
+  CheckInputs small_inputs;
+  if (is_reduced) small_inputs = make_inputs(small_config, team);
+  const CheckInputs& used = is_reduced ? small_inputs : inputs;
+
+  StrictReport report;
+  report.rows = used.rows;
+  report.all_rows = inputs.rows;
+  report.columns = used.cols;
+  report.all_columns = inputs.cols;
+  // What comes after a call that was not made has no inputs.
+  run_kernels(small_config, used,
+              [&](const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
+                  const tileloss_run* /*run*/) {
+                if (report.findings.empty()) call_strictly(function, pass, args, plan, kernel, report);
+              });
+  return report;
+}
+
+}  // namespace tileloss::tools

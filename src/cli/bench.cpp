@@ -1,0 +1,307 @@
+// tileloss bench: how long a loss takes, beside what the machine could do at best.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/bench_run.h"
+#include "cli/subcommands.h"
+#include "support/exit_codes.h"
+#include "support/flags.h"
+#include "support/printable.h"
+#include "support/signals.h"
+#include "support/standard_streams.h"
+#include "support/table.h"
+
+namespace tileloss::tools {
+namespace {
+
+// Beyond this the machine was not quiet enough for the figures to be compared with others.
+constexpr double kMaxRoofDifference = 0.15;
+
+struct Command {
+  BenchSettings settings;
+  std::string dtype = "bf16";
+  std::string workspace = "0";
+  std::string head_layout = "vh";
+  std::string dhead_dtype = "fp32";
+  std::string implementation = "kernel";
+  std::string pass;  // "": forward, then the gradient in one call
+  bool json = false;
+};
+
+struct Report {
+  Roofs roofs;
+  std::optional<double> roofs_difference;  // between start and end; nothing if the end was not reached
+  std::string roofs_description;
+  std::vector<Timing> timings;
+};
+
+// The reference's time over the kernel's for the same pass, if both were run.
+std::optional<double> speedup(const Report& report, const Timing& timing) {
+  if (timing.implementation != "kernel") return std::nullopt;
+  for (const Timing& other : report.timings) {
+    if (other.implementation == "reference" && other.pass == timing.pass) return other.median_ms / timing.median_ms;
+  }
+  return std::nullopt;
+}
+
+Json to_json(const Command& command, const Bench& bench, const Report& report, const Timing& timing) {
+  const BenchSettings& settings = command.settings;
+  const double roof = bench.roof_ms(report.roofs, timing);
+  const bool is_linear = bench.function().is_linear();
+  Json json = {{"impl", timing.implementation},
+               {"loss", settings.loss},
+               {"tokens", settings.tokens},
+               {"vocab", settings.vocab},
+               {"hidden", is_linear ? Json(settings.head.hidden) : Json()},
+               {"dtype", reference::format_info(settings.dtype).name},
+               {"in_place", settings.in_place},
+               {"entropy", settings.entropy},
+               {"options", bench.function().to_json()},
+               {"preset", bench.function().preset().empty() ? Json() : Json(bench.function().preset())},
+               {"workspace", settings.kernel.workspace_bytes > 0 ? Json(settings.kernel.workspace_bytes) : Json()},
+               {"warmup", settings.warmup},
+               {"seed", settings.seed}};
+  if (is_linear) {
+    json.update({{"head_layout", command.head_layout},
+                 {"dhead_dtype", settings.head.is_frozen ? Json() : Json(reference::format_info(settings.head.dhead_dtype).name)},
+                 {"roof_tflops", report.roofs.tflops},
+                 {"roof_share", tflops(timing) / report.roofs.tflops}});
+  }
+  json.update(to_json(timing));
+  json.update({{"in_place_ms", report.roofs.in_place_ms},
+               {"copy_ms", report.roofs.copy_ms},
+               {"read_ms", report.roofs.read_ms},
+               {"exp_ms", report.roofs.exp_ms},
+               {"roof_ms", roof},
+               {"ratio_to_roof", timing.median_ms / roof},
+               {"roofs_difference", report.roofs_difference ? Json(*report.roofs_difference) : Json()},
+               {"roofs_steady", report.roofs_difference ? Json(*report.roofs_difference <= kMaxRoofDifference) : Json()}});
+  if (const auto ratio = speedup(report, timing)) json["speedup_over_reference"] = *ratio;
+  return json;
+}
+
+// "[64, 32000]", or "[64, 1536] x [32000, 1536]".
+std::string shape_text(const BenchSettings& settings) {
+  const int64_t hidden = settings.head.hidden;
+  if (hidden == 0) return fmt::format("[{}, {}]", settings.tokens, settings.vocab);
+  const bool turned = settings.head.is_transposed;
+  return fmt::format("[{}, {}] x [{}, {}]{}", settings.tokens, hidden, turned ? hidden : settings.vocab,
+                     turned ? settings.vocab : hidden, settings.head.is_frozen ? ", frozen head" : "");
+}
+
+using Cell = std::pair<std::string, std::string>;
+
+// A pass as a row of the table, by column.
+std::vector<Cell> cells(const Bench& bench, const Report& report, const Timing& timing) {
+  const auto megabytes = [](int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6); };
+  const double roof = bench.roof_ms(report.roofs, timing);
+  std::vector<Cell> cells = {{"pass", timing.pass},
+                             {"impl", timing.implementation},
+                             {"isa", timing.isa},
+                             {"schedule", timing.schedule},
+                             {"first s", fmt::format("{:.3f}", timing.first_call_s)},
+                             {"median ms", fmt::format("{:.2f}", timing.median_ms)},
+                             {"min ms", fmt::format("{:.2f}", timing.min_ms)},
+                             {"mean ms", fmt::format("{:.2f}", timing.mean_ms)}};
+  if (bench.function().is_linear()) {
+    cells.emplace_back("kept columns", fmt::format("{}", timing.kept_columns));
+    cells.emplace_back("rows in dhead", fmt::format("{}", timing.kept_rows));
+    cells.emplace_back("TFLOP/s", fmt::format("{:.3f}", tflops(timing)));
+    cells.emplace_back("of roof", fmt::format("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
+  } else {
+    cells.emplace_back("GB/s", fmt::format("{:.1f}", gb_per_s(timing)));
+  }
+  cells.emplace_back("roof ms", fmt::format("{:.2f}", roof));
+  cells.emplace_back("ratio", fmt::format("{:.2f}", timing.median_ms / roof));
+  cells.emplace_back("workspace MB", megabytes(timing.workspace_bytes));
+  cells.emplace_back("measured MB", megabytes(timing.mem_scratch));
+  cells.emplace_back("peak MB", fmt::format("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6));
+  return cells;
+}
+
+void print_workspaces(const Report& report) {
+  Table table({"pass", "part of its workspace", "MB"});
+  for (const Timing& timing : report.timings) {
+    for (const tileloss_plan_buffer& buffer : timing.buffers) {
+      table.add({timing.pass, buffer.name, fmt::format("{:.2f}", static_cast<double>(buffer.bytes) / 1e6)});
+    }
+  }
+  fmt::print("\n{}", table.text());
+}
+
+void print_table(const Command& command, const Bench& bench, const Report& report) {
+  const BenchSettings& settings = command.settings;
+  fmt::print("{}{} {} {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
+             bench.function().preset().empty() ? "" : " " + bench.function().preset(), shape_text(settings),
+             reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
+             settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
+  if (const Json options = bench.function().to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
+  Table roofs({"roof", "ms"});
+  roofs.add({"in place: read + write", fmt::format("{:.2f}", report.roofs.in_place_ms)});
+  roofs.add({"copy: read + non-temporal write", fmt::format("{:.2f}", report.roofs.copy_ms)});
+  roofs.add({"read", fmt::format("{:.2f}", report.roofs.read_ms)});
+  roofs.add({"exp: one an element, in L1", fmt::format("{:.2f}", report.roofs.exp_ms)});
+  if (report.roofs.tflops > 0) roofs.add({"products, in L1", fmt::format("{:.3f} TFLOP/s", report.roofs.tflops)});
+  fmt::print("\n{}{}\n\n", roofs.text(), report.roofs_description);
+
+  if (report.timings.empty()) return;
+  std::vector<std::string> header;
+  for (const auto& [name, value] : cells(bench, report, report.timings.front())) header.push_back(name);
+  Table table(header);
+  for (const Timing& timing : report.timings) {
+    std::vector<std::string> row;
+    for (const auto& [name, value] : cells(bench, report, timing)) row.push_back(value);
+    table.add(std::move(row));
+  }
+  fmt::print("{}", table.text());
+  for (const Timing& timing : report.timings) {
+    if (const auto ratio = speedup(report, timing)) fmt::print("{}: {:.1f} x the reference\n", timing.pass, *ratio);
+  }
+  if (bench.function().is_linear()) print_workspaces(report);
+}
+
+void print(const Command& command, const Bench& bench, const Report& report) {
+  if (command.json) {
+    for (const Timing& timing : report.timings) fmt::print("{}\n", to_json(command, bench, report, timing).dump());
+  } else {
+    print_table(command, bench, report);
+  }
+  if (report.roofs_difference && *report.roofs_difference > kMaxRoofDifference) {
+    std::fflush(stdout);
+    write_stderr(
+        fmt::format("tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
+                    *report.roofs_difference * 100));
+  }
+}
+
+std::vector<tileloss_pass> passes_of(const Command& command, const Bench& bench) {
+  if (command.pass.empty()) return {TILELOSS_FORWARD, bench.gradient_pass()};
+  const tileloss_pass pass = parse_pass(command.pass);
+  bench.check_pass(pass, command.implementation != "kernel");
+  return {pass};
+}
+
+// The reference first, so that its matrices are gone when the kernel's memory is read; each ends with its gradient.
+void time_all(const Command& command, const std::vector<tileloss_pass>& passes, Bench& bench, Report& report) {
+  if (command.implementation != "kernel") {
+    bench.make_reference();
+    for (const tileloss_pass pass : passes) {
+      check_stop();
+      report.timings.push_back(bench.time_reference(pass));
+    }
+    bench.drop_reference();
+  }
+  if (command.implementation == "reference") return;
+  for (const tileloss_pass pass : passes) {
+    check_stop();
+    report.timings.push_back(bench.time_kernel(pass));
+  }
+}
+
+int run_bench(Command command) {
+  BenchSettings& settings = command.settings;
+  settings.dtype = parse_dtype(command.dtype);
+  const std::optional<int64_t> workspace = parse_bytes(command.workspace);
+  if (!workspace) {
+    throw ToolError(kExitUsage, fmt::format("--workspace: expected {}, got '{}'", kBytesExpected, shown(command.workspace)));
+  }
+  settings.kernel.workspace_bytes = *workspace;
+  settings.head.is_transposed = command.head_layout == "hv";
+  settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
+  Bench bench(command.settings);
+  const std::vector<tileloss_pass> passes = passes_of(command, bench);
+  Report report;
+  report.roofs = bench.measure_roofs();
+  report.roofs_description = bench.roofs_description();
+  Roofs at_end;
+  try {
+    time_all(command, passes, bench, report);
+    at_end = bench.measure_roofs();
+    check_stop();
+  } catch (const Stopped&) {
+    print(command, bench, report);  // what was measured so far, against the first roofs
+    throw;
+  }
+  report.roofs_difference = largest_difference(report.roofs, at_end);
+  report.roofs = faster_of(report.roofs, at_end);
+  print(command, bench, report);
+  return kExitPass;
+}
+
+constexpr const char* kFooter =
+    "Roofs are measured on the same buffers with the same number of threads before and after the passes, each the median of the\n"
+    "fastest of several loops; the faster of both counts. Buffers are reused, touched and on huge pages; logits are random\n"
+    "(64 rows, repeated down the matrix). Policy losses get sequences of 256 tokens, advantages of both signs and old_logp near\n"
+    "the kernel's logp; max_length, where one is needed and none given, is the longest sequence's. An in-place pass overwrites\n"
+    "the logits: they are put back before each call, outside the timing. The copy roof of an in-place run copies one half of\n"
+    "the matrix over the other and counts it twice. The reference materialises float32 logits and softmax (8 bytes an element)\n"
+    "and runs at most 5 iterations. --pass backward is what PyTorch runs by default, the gradient from the row state that a\n"
+    "forward has saved: it reads and writes as much as value_and_grad, and has the same roof. The forward is not timed.\n"
+    "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
+    "2 N H V for the logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof is\n"
+    "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.";
+
+}  // namespace
+
+void add_bench(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  BenchSettings& settings = command->settings;
+  CLI::App* app = program.add_subcommand("bench", "Time a loss and its gradient, and the machine's roofs in the same run");
+  app->add_option("--loss", settings.loss, "cross_entropy, logprobs, ...")->capture_default_str();
+  app->add_option("--preset", settings.preset, "Of a policy loss: grpo, gspo, ...");
+  app->add_option("--tokens", settings.tokens, "Rows")->transform(integer_in(1, int64_t{1} << 31))->capture_default_str();
+  app->add_option("--vocab", settings.vocab, "Columns")->transform(integer_in(1, int64_t{1} << 31))->capture_default_str();
+  app->add_option("--dtype", command->dtype, "Of the logits, or of hidden and head")
+      ->check(one_of(dtype_names()))
+      ->capture_default_str();
+  app->add_option("--hidden", settings.head.hidden, "Hidden size, for the functions linear_*")
+      ->transform(integer_in(1, int64_t{1} << 20));
+  app->add_option("--head-layout", command->head_layout, "The head lies as [V,H] or as [H,V]")
+      ->check(one_of({"vh", "hv"}))
+      ->capture_default_str();
+  app->add_option("--dhead-dtype", command->dhead_dtype, "Of the head's gradient: fp32, or the head's dtype")
+      ->check(one_of(dtype_names()))
+      ->capture_default_str();
+  app->add_flag("--frozen-head", settings.head.is_frozen, "No gradient of the head");
+  app->add_option("--workspace", command->workspace, "A cap on scratch memory: 64MiB; 0: the planner's choice")
+      ->capture_default_str();
+  app->add_flag("--in-place", settings.in_place, "dlogits over the logits themselves");
+  app->add_option("--pass", command->pass, "That pass alone, in place of forward and gradient; backward: from a saved row state")
+      ->check(one_of(pass_names()));
+  app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
+  app->add_option("--impl", command->implementation, "The kernel, the straightforward reference, or both")
+      ->check(one_of({"kernel", "reference", "both"}))
+      ->capture_default_str();
+  app->add_option("--iters", settings.iterations, "Timed calls")->transform(integer_in(1, 1'000'000))->capture_default_str();
+  app->add_option("--warmup", settings.warmup, "Calls before them")->transform(integer_in(0, 1'000'000))->capture_default_str();
+  app->add_option("--seed", settings.seed, "Of the logits and labels")
+      ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
+      ->capture_default_str();
+  app->add_option("--isa", settings.kernel.isa, "Instruction set")->check(one_of(isa_names()))->capture_default_str();
+  app->add_option("--schedule", settings.kernel.schedule, "Of value_and_grad")
+      ->check(one_of(schedule_names()))
+      ->capture_default_str();
+  app->add_option("--threads", settings.kernel.threads, "0: as many as the library takes")
+      ->transform(integer_in(0, kMaxThreads))
+      ->capture_default_str();
+  app->add_option("--row-block", settings.kernel.row_block, "Rows a thread takes at a time; 0: the planner's choice")
+      ->transform(integer_in(0, int64_t{1} << 31))
+      ->capture_default_str();
+  app->add_option("--vocab-block", settings.kernel.vocab_block, "Columns of a tile, a multiple of 64; 0: the planner's choice")
+      ->transform(integer_in(0, int64_t{1} << 31))
+      ->capture_default_str();
+  app->add_option("--set", settings.options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
+  app->add_flag("--json", command->json, "One JSON object a line, value_and_grad last");
+  app->footer(kFooter);
+  app->callback([command, &action] { action = [command] { return run_bench(*command); }; });
+}
+
+}  // namespace tileloss::tools

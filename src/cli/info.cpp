@@ -1,0 +1,175 @@
+// tileloss info: what was built, what this machine is, what it can do.
+#include <fmt/format.h>
+#include <tileloss/tileloss.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+
+#include "backends/cpu/isa/isa.h"
+#include "bench/matmul_roof.h"
+#include "bench/roofs.h"
+#include "cli/subcommands.h"
+#include "support/abi.h"
+#include "support/exit_codes.h"
+#include "support/memory.h"
+#include "support/signals.h"
+#include "support/table.h"
+
+namespace tileloss::tools {
+namespace {
+
+// Larger than any L3 of today, small enough that all roofs take about 2 s.
+constexpr int64_t kRoofBytes = int64_t{256} << 20;
+
+std::string first_line(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::string cpu_model() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("model name")) return line.substr(std::min(line.find(':') + 2, line.size()));
+  }
+  return "unknown";
+}
+
+Json caches() {
+  Json caches = Json::array();
+  const std::filesystem::path root = "/sys/devices/system/cpu/cpu0/cache";
+  for (int index = 0;; ++index) {
+    const std::filesystem::path directory = root / fmt::format("index{}", index);
+    const std::string level = first_line(directory / "level");
+    if (level.empty()) return caches;
+    caches.push_back({{"level", level},
+                      {"type", first_line(directory / "type")},
+                      {"size", first_line(directory / "size")},
+                      {"shared_by_cpus", first_line(directory / "shared_cpu_list")}});
+  }
+}
+
+// What the planner takes when nothing is asked for: TILELOSS_ISA is heeded, and refused if this machine lacks it.
+std::string chosen_isa() {
+  const Function function("cross_entropy");
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 1024, 32768, 32768);
+  args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, 1024);
+  args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
+  return tileloss_isa_name(make_plan(function, TILELOSS_FORWARD, args, KernelWishes{}).isa);
+}
+
+Json measure_roofs(int threads, std::string& description) {
+  const HugeBuffer from(kRoofBytes, "roof buffer");
+  const HugeBuffer to(kRoofBytes, "roof buffer");
+  // Pages must be there, and not the shared zero page.
+  std::memset(from.data(), 0x3C, static_cast<size_t>(kRoofBytes));
+  std::memset(to.data(), 0x3C, static_cast<size_t>(kRoofBytes));
+  RoofMeter meter(threads);
+  const int64_t elements = kRoofBytes / 2;
+  const Roofs roofs = meter.measure(from.data(), to.data(), kRoofBytes, elements, 5);
+  description = meter.description();
+  ThreadTeam team(threads);
+  const cpu::MatmulTable& matmul = cpu::kernels(cpu::best_isa()).matmul;
+  const auto products = [&](cpu::Compute compute) { return MatmulRoof(matmul, compute).tflops(team, 5); };
+  const auto gb_per_s = [](double ms, int passes) { return static_cast<double>(kRoofBytes) * passes / ms / 1e6; };
+  return {{"in_place_gb_per_s", gb_per_s(roofs.in_place_ms, 2)},
+          {"copy_gb_per_s", gb_per_s(roofs.copy_ms, 2)},
+          {"read_gb_per_s", gb_per_s(roofs.read_ms, 1)},
+          {"exp_g_per_s", static_cast<double>(elements) / roofs.exp_ms / 1e6},
+          {"products_bfloat16_tflops", products(cpu::Compute::kBfloat16)},
+          {"products_float32_tflops", products(cpu::Compute::kFloat32)},
+          {"loops", description}};
+}
+
+Json build_info() {
+  return {{"compiler", fmt::format("g++ {}", __VERSION__)}, {"type", TILELOSS_BUILD_TYPE}, {"flags", TILELOSS_BUILD_FLAGS}};
+}
+
+Json collect() {
+  Json info;
+  info["version"] = tileloss_version();
+  info["build"] = build_info();
+  info["functions"] = Function::names();
+  info["cpu"] = cpu_model();
+  Json available = Json::array();
+  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa < std::ssize(isa_names()); ++isa) {
+    if (tileloss_isa_supported(isa) != 0) available.push_back(tileloss_isa_name(isa));
+  }
+  info["isa_available"] = available;
+  info["amx"] = *cpu::why_without_amx() == '\0' ? "AMX: ready" : cpu::why_without_amx();
+  info["isa_chosen"] = chosen_isa();
+  const char* forced = std::getenv("TILELOSS_ISA");
+  info["TILELOSS_ISA"] = forced != nullptr ? Json(forced) : Json(nullptr);
+  info["threads"] = tileloss_default_threads();
+  info["caches"] = caches();
+  info["memory_available_bytes"] = available_bytes();
+  info["huge_pages"] = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string description;
+  info["roofs"] = measure_roofs(tileloss_default_threads(), description);
+  return info;
+}
+
+std::string joined(const Json& list) {
+  std::string text;
+  for (const Json& item : list) text += (text.empty() ? "" : ", ") + item.get<std::string>();
+  return text;
+}
+
+void print_tables(const Json& info) {
+  Table table({"tileloss", info["version"].get<std::string>()});
+  table.add({"compiler", info["build"]["compiler"].get<std::string>()});
+  table.add({"build", info["build"]["type"].get<std::string>() + " " + info["build"]["flags"].get<std::string>()});
+  table.add({"functions", joined(info["functions"])});
+  table.add({"cpu", info["cpu"].get<std::string>()});
+  table.add({"instruction sets", fmt::format("{} ({})", joined(info["isa_available"]), info["amx"].get<std::string>())});
+  const std::string forced =
+      info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
+  table.add({"chosen", fmt::format("{} ({})", info["isa_chosen"].get<std::string>(), forced)});
+  table.add({"threads", fmt::format("{} (TILELOSS_NUM_THREADS, affinity, cgroup quota)", info["threads"].get<int>())});
+  for (const Json& cache : info["caches"]) {
+    table.add({fmt::format("L{} {}", cache["level"].get<std::string>(), cache["type"].get<std::string>()),
+               fmt::format("{}, cpus {}", cache["size"].get<std::string>(), cache["shared_by_cpus"].get<std::string>())});
+  }
+  table.add({"memory available", fmt::format("{:.1f} GB", info["memory_available_bytes"].get<double>() / 1e9)});
+  table.add({"huge pages", info["huge_pages"].get<std::string>()});
+  const Json& roofs = info["roofs"];
+  table.add({"roof, in place", fmt::format("{:.1f} GB/s read and written", roofs["in_place_gb_per_s"].get<double>())});
+  table.add({"roof, copy", fmt::format("{:.1f} GB/s read and written", roofs["copy_gb_per_s"].get<double>())});
+  table.add({"roof, read", fmt::format("{:.1f} GB/s", roofs["read_gb_per_s"].get<double>())});
+  table.add({"roof, exp", fmt::format("{:.1f} billion/s", roofs["exp_g_per_s"].get<double>())});
+  table.add(
+      {"roof, products", fmt::format("{:.3f} TFLOP/s bfloat16, {:.3f} float32", roofs["products_bfloat16_tflops"].get<double>(),
+                                     roofs["products_float32_tflops"].get<double>())});
+  table.add({"roof loops", roofs["loops"].get<std::string>()});
+  fmt::print("{}", table.text());
+}
+
+}  // namespace
+
+void add_info(CLI::App& program, Action& action) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* app = program.add_subcommand("info", "Version, instruction sets, caches, threads, and the machine's roofs (2 s)");
+  app->add_flag("--json", *json, "One JSON object");
+  app->callback([json, &action] {
+    action = [json] {
+      const Json info = collect();
+      check_stop();
+      if (*json) {
+        fmt::print("{}\n", info.dump());
+      } else {
+        print_tables(info);
+      }
+      return static_cast<int>(kExitPass);
+    };
+  });
+}
+
+}  // namespace tileloss::tools

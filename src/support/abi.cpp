@@ -1,0 +1,335 @@
+#include "support/abi.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "support/exit_codes.h"
+#include "support/printable.h"
+
+namespace tileloss::tools {
+namespace {
+
+using reference::NumberFormat;
+
+constexpr std::array<std::pair<const char*, NumberFormat>, 7> kDtypes = {{{"bf16", NumberFormat::kBfloat16},
+                                                                          {"bfloat16", NumberFormat::kBfloat16},
+                                                                          {"fp16", NumberFormat::kFloat16},
+                                                                          {"float16", NumberFormat::kFloat16},
+                                                                          {"fp32", NumberFormat::kFloat32},
+                                                                          {"f32", NumberFormat::kFloat32},
+                                                                          {"float32", NumberFormat::kFloat32}}};
+
+ExitCode exit_code(tileloss_status status) {
+  switch (status) {
+    case TILELOSS_UNSUPPORTED: return kExitEnvironment;
+    case TILELOSS_INTERNAL:
+    case TILELOSS_PLAN_MISMATCH: return kExitCheckFailed;
+    default: return kExitUsage;
+  }
+}
+
+// A bound of an integer field is stored as a double; INT64_MAX itself is not one.
+int64_t to_int64(double value) {
+  if (value >= 0x1p63) return std::numeric_limits<int64_t>::max();
+  if (value <= -0x1p63) return std::numeric_limits<int64_t>::min();
+  return static_cast<int64_t>(value);
+}
+
+tileloss_function_info function_info(int64_t index) {
+  tileloss_function_info info = {};
+  info.struct_size = sizeof info;
+  check_status(tileloss_get_function_info(index, &info), "function info");
+  return info;
+}
+
+template <class Enum, class NameOf>
+Enum find_name(const std::string& name, Enum count, NameOf name_of, const char* what) {
+  for (Enum value = 0; value < count; ++value) {
+    if (name == name_of(value)) return value;
+  }
+  throw ToolError(kExitUsage, fmt::format("{} '{}' is unknown", what, shown(name)));
+}
+
+// The library's names are the list.
+tileloss_isa isa_count() {
+  tileloss_isa count = 0;
+  while (std::strcmp(tileloss_isa_name(count), "unknown") != 0) ++count;
+  return count;
+}
+constexpr tileloss_pass kPasses[] = {TILELOSS_FORWARD, TILELOSS_BACKWARD, TILELOSS_VALUE_AND_GRAD};
+constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
+
+}  // namespace
+
+LibraryError::LibraryError(ExitCode code, const std::string& action, const std::string& refusal)
+    : ToolError(code, action + ": " + refusal) {
+  const size_t colon = refusal.find(": ");
+  if (colon == std::string::npos) return;
+  argument_ = refusal.substr(0, colon);
+  problem_ = refusal.substr(colon + 2);
+}
+
+void check_status(tileloss_status status, const std::string& action) {
+  if (status == TILELOSS_OK) return;
+  const std::string doing = fmt::format("{}: {}", action, tileloss_status_name(status));
+  if (status == TILELOSS_OUT_OF_MEMORY) throw OutOfMemory(doing + ": " + tileloss_last_error());
+  throw LibraryError(exit_code(status), doing, tileloss_last_error());
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t start = 0;;) {
+    const size_t end = text.find(separator, start);
+    parts.emplace_back(text.substr(start, end - start));
+    if (end == std::string_view::npos) return parts;
+    start = end + 1;
+  }
+}
+
+std::vector<std::string> Function::names() {
+  std::vector<std::string> names;
+  for (int64_t index = 0; index < tileloss_function_count(); ++index) names.emplace_back(function_info(index).name);
+  return names;
+}
+
+Function::Function(std::string_view name) : name_(name) {
+  for (int64_t index = 0; index < tileloss_function_count(); ++index) {
+    info_ = function_info(index);
+    if (name_ != info_.name) continue;
+    options_.resize((info_.options_size + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
+    check_status(tileloss_options_init(info_.name, options_.data(), info_.options_size), name_);
+    return;
+  }
+  throw ToolError(kExitUsage, fmt::format("loss '{}' is unknown; there are: {}", shown(name), fmt::join(names(), ", ")));
+}
+
+const void* Function::at(const tileloss_field& field) const {
+  return reinterpret_cast<const char*>(options_.data()) + field.offset;
+}
+
+void Function::set_number(const tileloss_field& field, double value) {
+  void* target = const_cast<void*>(at(field));
+  if (field.type == TILELOSS_FIELD_SCALAR) {
+    const tileloss_scalar scalar = {value, nullptr};
+    std::memcpy(target, &scalar, sizeof scalar);
+  } else {
+    std::memcpy(target, &value, sizeof value);
+  }
+}
+
+void Function::set_integer(const tileloss_field& field, int64_t value) {
+  void* target = const_cast<void*>(at(field));
+  if (field.type == TILELOSS_FIELD_CHOICE) {
+    const auto choice = static_cast<int32_t>(value);
+    std::memcpy(target, &choice, sizeof choice);
+  } else {
+    std::memcpy(target, &value, sizeof value);
+  }
+}
+
+const tileloss_field* Function::find_field(std::string_view name) const {
+  for (const tileloss_field& field : fields()) {
+    if (name == field.name) return &field;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> Function::presets() const {
+  return info_.presets == nullptr ? std::vector<std::string>() : split(info_.presets, '|');
+}
+
+std::vector<std::string> Function::metrics() const {
+  return info_.metrics == nullptr ? std::vector<std::string>() : split(info_.metrics, '|');
+}
+
+void Function::read_options(ConfigReader& config) {
+  if (info_.presets != nullptr && config.has("preset")) {
+    preset_ = config.choice("preset", std::nullopt, presets());
+    check_status(tileloss_options_preset(name_.c_str(), preset_.c_str(), options_.data(), info_.options_size), name_);
+  }
+  for (const tileloss_field& field : fields()) {
+    const std::string key = field.name;
+    if (field.type == TILELOSS_FIELD_CHOICE) {
+      set_choice(key, config.choice(key, get_choice(key, ""), split(field.choices, '|')));
+    } else if (field.type == TILELOSS_FIELD_INT64) {
+      const auto also = field.has_absent != 0 ? std::optional(to_int64(field.default_value)) : std::nullopt;
+      const int64_t minimum = to_int64(field.minimum) + (field.exclusive_minimum != 0 ? 1 : 0);
+      set_integer(field, config.integer(key, get_integer(key, 0), minimum, to_int64(field.maximum), also));
+    } else {
+      NumberRange range{field.minimum, field.maximum, field.exclusive_minimum != 0, std::nullopt};
+      if (field.has_absent != 0 && std::isfinite(field.default_value)) range.also = field.default_value;
+      set_number(field, config.number(key, get(key, 0), range));
+    }
+  }
+}
+
+const tileloss_field& Function::field_named(std::string_view name) const {
+  const tileloss_field* field = find_field(name);
+  if (field == nullptr) throw ToolError(kExitUsage, fmt::format("{} has no option {}", name_, name));
+  return *field;
+}
+
+void Function::set_choice(std::string_view name, std::string_view choice) {
+  const tileloss_field& field = field_named(name);
+  const std::vector<std::string> choices = split(field.choices, '|');
+  for (size_t index = 0; index < choices.size(); ++index) {
+    if (choices[index] == choice) return set_integer(field, static_cast<int64_t>(index));
+  }
+  throw ToolError(kExitUsage, fmt::format("{}: '{}' is none of {}", name, choice, field.choices));
+}
+
+void Function::set_integer(std::string_view name, int64_t value) { set_integer(field_named(name), value); }
+
+bool Function::per_row_loss() const {
+  const char* option = find_field("aggregation") != nullptr ? "aggregation" : "reduction";
+  return is_loss() && get_choice(option, "") == "none";
+}
+
+void Function::reset(std::string_view name) {
+  const tileloss_field& field = field_named(name);
+  if (field.type == TILELOSS_FIELD_CHOICE || field.type == TILELOSS_FIELD_INT64) {
+    set_integer(field, to_int64(field.default_value));
+  } else {
+    set_number(field, field.default_value);
+  }
+}
+
+double Function::get(std::string_view name, double fallback) const {
+  const tileloss_field* field = find_field(name);
+  if (field == nullptr) return fallback;
+  if (field->type == TILELOSS_FIELD_INT64 || field->type == TILELOSS_FIELD_CHOICE) {
+    return static_cast<double>(get_integer(name, 0));
+  }
+  double value = 0;  // a tileloss_scalar starts with its value
+  std::memcpy(&value, at(*field), sizeof value);
+  return value;
+}
+
+int64_t Function::get_integer(std::string_view name, int64_t fallback) const {
+  const tileloss_field* field = find_field(name);
+  if (field == nullptr) return fallback;
+  if (field->type == TILELOSS_FIELD_CHOICE) {
+    int32_t choice = 0;
+    std::memcpy(&choice, at(*field), sizeof choice);
+    return choice;
+  }
+  int64_t value = 0;
+  std::memcpy(&value, at(*field), sizeof value);
+  return value;
+}
+
+std::string Function::get_choice(std::string_view name, std::string_view fallback) const {
+  const tileloss_field* field = find_field(name);
+  if (field == nullptr) return std::string(fallback);
+  return split(field->choices, '|').at(static_cast<size_t>(get_integer(name, 0)));
+}
+
+Json Function::to_json() const {
+  const Function defaults(name_);
+  Json json = Json::object();
+  for (const tileloss_field& field : fields()) {
+    const std::string name = field.name;
+    if (field.type == TILELOSS_FIELD_CHOICE) {
+      if (get_integer(name, 0) != defaults.get_integer(name, 0)) json[name] = get_choice(name, "");
+    } else if (field.type == TILELOSS_FIELD_INT64) {
+      if (get_integer(name, 0) != defaults.get_integer(name, 0)) json[name] = get_integer(name, 0);
+    } else if (const double value = get(name, 0); std::isfinite(value) && value != defaults.get(name, 0)) {
+      json[name] = value;
+    }
+  }
+  return json;
+}
+
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, format] : kDtypes) names.emplace_back(name);
+  return names;
+}
+
+NumberFormat parse_dtype(std::string_view name) {
+  for (const auto& [known, format] : kDtypes) {
+    if (name == known) return format;
+  }
+  throw ToolError(kExitUsage, fmt::format("dtype '{}' is none of {}", shown(name), fmt::join(dtype_names(), ", ")));
+}
+
+tileloss_dtype abi_dtype(NumberFormat format) {
+  switch (format) {
+    case NumberFormat::kFloat32: return TILELOSS_FLOAT32;
+    case NumberFormat::kBfloat16: return TILELOSS_BFLOAT16;
+    case NumberFormat::kFloat16: return TILELOSS_FLOAT16;
+  }
+  return TILELOSS_NONE;
+}
+
+std::vector<std::string> isa_names() {
+  std::vector<std::string> names;
+  for (tileloss_isa isa = 0; isa < isa_count(); ++isa) names.emplace_back(tileloss_isa_name(isa));
+  return names;
+}
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (tileloss_schedule schedule = 0; schedule < kScheduleCount; ++schedule)
+    names.emplace_back(tileloss_schedule_name(schedule));
+  return names;
+}
+
+tileloss_plan_options KernelWishes::plan_options() const {
+  tileloss_plan_options options;
+  tileloss_plan_options_init(&options);
+  options.isa = find_name<tileloss_isa>(isa, isa_count(), tileloss_isa_name, "instruction set");
+  options.schedule = find_name<tileloss_schedule>(schedule, kScheduleCount, tileloss_schedule_name, "schedule");
+  options.threads = static_cast<int32_t>(threads);
+  options.row_block = row_block;
+  options.vocab_block = vocab_block;
+  options.workspace_bytes = workspace_bytes;
+  options.chunk_columns = chunk_columns;
+  return options;
+}
+
+tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelWishes& wishes) {
+  const tileloss_plan_options options = wishes.plan_options();
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  check_status(tileloss_make_plan(function.name().c_str(), pass, &args, function.options(), &options, nullptr, &plan),
+               fmt::format("planning {} {}", function.name(), pass_name(pass)));
+  return plan;
+}
+
+void call(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
+          const tileloss_run* run) {
+  check_status(tileloss_call(function.name().c_str(), pass, &args, function.options(), &plan, run),
+               fmt::format("{} {}", function.name(), pass_name(pass)));
+}
+
+const char* pass_name(tileloss_pass pass) {
+  switch (pass) {
+    case TILELOSS_FORWARD: return "forward";
+    case TILELOSS_BACKWARD: return "backward";
+    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
+    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
+    default: return "?";
+  }
+}
+
+std::vector<std::string> pass_names() {
+  std::vector<std::string> names;
+  for (const tileloss_pass pass : kPasses) names.emplace_back(pass_name(pass));
+  return names;
+}
+
+tileloss_pass parse_pass(std::string_view name) {
+  for (const tileloss_pass pass : kPasses) {
+    if (name == pass_name(pass)) return pass;
+  }
+  throw ToolError(kExitUsage, fmt::format("pass '{}' is none of {}", shown(name), fmt::join(pass_names(), ", ")));
+}
+
+}  // namespace tileloss::tools

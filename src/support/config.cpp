@@ -1,0 +1,372 @@
+#include "support/config.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <unistd.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+#include "support/descriptor.h"
+#include "support/exit_codes.h"
+#include "support/printable.h"
+#include "support/signals.h"
+
+namespace tileloss::tools {
+namespace {
+
+// Limits that no honest config meets; they stop recursive aliases.
+constexpr int kMaxDepth = 16;
+constexpr int64_t kMaxNodes = 10000;
+constexpr size_t kMaxFileBytes = 1 << 20;
+
+[[noreturn]] void usage_error(const std::string& message) { throw ToolError(kExitUsage, message); }
+
+struct Source {
+  std::string name;        // of the file, or the whole --set
+  bool has_lines = false;  // a --set has none
+  std::filesystem::path directory;
+  int64_t nodes = 0;
+
+  std::string origin(const YAML::Mark& mark) const { return has_lines ? fmt::format("{}:{}", name, mark.line + 1) : name; }
+};
+
+ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& path, int depth) {
+  ConfigNode node;
+  node.origin = source.origin(yaml.Mark());
+  node.directory = source.directory;
+  if (depth > kMaxDepth || ++source.nodes > kMaxNodes)
+    usage_error(fmt::format("{}: {}: nested too deeply", node.origin, shown(path)));
+  if (yaml.IsScalar()) {
+    node.kind = ConfigNode::Kind::kScalar;
+    node.text = yaml.Scalar();
+    node.quoted = yaml.Tag() == "!";
+  } else if (yaml.IsSequence()) {
+    node.kind = ConfigNode::Kind::kList;
+    for (const auto& item : yaml) node.children.push_back(convert(item, source, path, depth + 1));
+  } else if (yaml.IsMap()) {
+    node.kind = ConfigNode::Kind::kMap;
+    for (const auto& entry : yaml) {
+      const std::string where = source.origin(entry.first.Mark());
+      if (!entry.first.IsScalar())
+        usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : shown(path)));
+      const std::string key = entry.first.Scalar();
+      const std::string full = path.empty() ? key : path + "." + key;
+      const auto same = std::find_if(node.children.begin(), node.children.end(), [&](const auto& c) { return c.key == key; });
+      if (same != node.children.end())
+        usage_error(fmt::format("{}: {}: duplicate key (first at {})", where, shown(full), same->origin));
+      ConfigNode child = convert(entry.second, source, full, depth + 1);
+      child.key = key;
+      child.origin = where;
+      node.children.push_back(std::move(child));
+    }
+  } else {
+    node.kind = ConfigNode::Kind::kEmpty;
+  }
+  return node;
+}
+
+// Takes events and keeps nothing.
+class Ignore : public YAML::EventHandler {
+  using Mark = YAML::Mark;
+  using Text = std::string;
+  void OnDocumentStart(const Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const Mark&, YAML::anchor_t) override {}
+  void OnAlias(const Mark&, YAML::anchor_t) override {}
+  void OnScalar(const Mark&, const Text&, YAML::anchor_t, const Text&) override {}
+  void OnSequenceStart(const Mark&, const Text&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const Mark&, const Text&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// The document, or nothing if there is none. Not by YAML::LoadAll, which yaml-cpp 0.7 never leaves when a document begins with a
+// comma: each further one is empty, and stands at the same place. The parser sees the text without the white space at its end:
+// before that, yaml-cpp takes a quoted value which is never closed.
+std::optional<YAML::Node> parse_yaml(const std::string& text, const Source& source) {
+  try {
+    std::istringstream stream(text.substr(0, text.find_last_not_of(" \t\r\n") + 1));
+    YAML::Parser parser(stream);
+    Ignore ignore;
+    if (!parser.HandleNextDocument(ignore)) return std::nullopt;
+    if (parser.HandleNextDocument(ignore)) usage_error(fmt::format("{}: expected one YAML document, got 2 or more", source.name));
+    return YAML::Load(text);
+  } catch (const YAML::Exception& error) {
+    usage_error(fmt::format("{}: not YAML: {}", source.origin(error.mark), error.msg));
+  }
+}
+
+// Of a file, a pipe or a device, whose writer may take its time, or never come: a stop ends the wait.
+std::string read_text(const std::filesystem::path& file) {
+  const auto fail = [&](const std::string& problem) {
+    throw ToolError(kExitEnvironment, fmt::format("{}: {}", shown(file.string()), problem));
+  };
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(file, error).type();
+  if (type == std::filesystem::file_type::not_found) fail("no such config file");
+  if (type == std::filesystem::file_type::directory) fail("a folder, not a config file");
+  const Descriptor in(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (in.get() < 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  std::string text(kMaxFileBytes + 1, '\0');
+  size_t size = 0;
+  while (size < text.size()) {
+    if (!wait_for(in.get(), POLLIN)) check_stop();
+    const ssize_t count = read(in.get(), text.data() + size, text.size() - size);
+    if (count == 0) break;
+    if (count > 0) size += static_cast<size_t>(count);
+    if (count < 0 && errno != EAGAIN && errno != EINTR) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  }
+  if (size == text.size()) usage_error(fmt::format("{}: larger than 1 MB", shown(file.string())));
+  text.resize(size);
+  return text;
+}
+
+void apply_override(ConfigNode& root, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) usage_error(fmt::format("--set {}: expected key=value", shown(text)));
+  const std::string path = text.substr(0, equals);
+  Source source{"--set " + shown(text), false, std::filesystem::current_path(), 0};
+  const std::optional<YAML::Node> value = parse_yaml(text.substr(equals + 1), source);
+
+  ConfigNode* node = &root;
+  for (size_t start = 0; start <= path.size();) {
+    const size_t dot = std::min(path.find('.', start), path.size());
+    const std::string key = path.substr(start, dot - start);
+    if (key.empty()) usage_error(fmt::format("{}: empty part in the key", source.name));
+    if (node->kind != ConfigNode::Kind::kMap) {
+      usage_error(fmt::format("{}: {} is not a section (at {})", source.name, shown(node->key), node->origin));
+    }
+    auto found = std::find_if(node->children.begin(), node->children.end(), [&](const auto& c) { return c.key == key; });
+    if (found == node->children.end()) {
+      ConfigNode child;
+      child.key = key;
+      child.origin = source.name;
+      node->children.push_back(std::move(child));
+      found = std::prev(node->children.end());
+    }
+    node = &*found;
+    start = dot + 1;
+  }
+  std::string key = node->key;
+  *node = convert(value ? *value : YAML::Node(), source, path, 0);
+  node->key = std::move(key);
+}
+
+const char* kind_name(ConfigNode::Kind kind) {
+  switch (kind) {
+    case ConfigNode::Kind::kEmpty: return "nothing";
+    case ConfigNode::Kind::kScalar: return "a value";
+    case ConfigNode::Kind::kList: return "a list";
+    case ConfigNode::Kind::kMap: return "a section";
+  }
+  return "";
+}
+
+}  // namespace
+
+ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  const std::string text = read_text(file);
+  // What `<(...)` gives has no folder of its own.
+  const bool is_file = std::filesystem::is_regular_file(file);
+  Source source{shown(file.string()), true,
+                is_file ? std::filesystem::absolute(file).parent_path() : std::filesystem::current_path(), 0};
+  const std::optional<YAML::Node> document = parse_yaml(text, source);
+  if (!document) usage_error(fmt::format("{}: expected one YAML document, got none", source.name));
+  ConfigNode root = convert(*document, source, "", 0);
+  if (root.kind != ConfigNode::Kind::kMap) {
+    usage_error(fmt::format("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
+  }
+  for (const std::string& text_override : overrides) apply_override(root, text_override);
+  return root;
+}
+
+ConfigNode parse_overrides(const std::vector<std::string>& overrides) {
+  ConfigNode root;
+  root.origin = "command line";
+  for (const std::string& text : overrides) apply_override(root, text);
+  return root;
+}
+
+ConfigReader::ConfigReader(const ConfigNode& map, std::string path) : map_(&map), path_(std::move(path)) {}
+
+const ConfigNode* ConfigReader::find(std::string_view key) const {
+  for (const ConfigNode& child : map_->children) {
+    if (child.key == key) return &child;
+  }
+  return nullptr;
+}
+
+bool ConfigReader::is_section(std::string_view key) const {
+  const ConfigNode* node = find(key);
+  return node != nullptr && node->kind == ConfigNode::Kind::kMap;
+}
+
+std::string ConfigReader::origin(std::string_view key) const {
+  const ConfigNode* node = find(key);
+  return node != nullptr ? node->origin : map_->origin;
+}
+
+void ConfigReader::fail(const std::string& key, const std::string& problem) const {
+  usage_error(fmt::format("{}: {}: {}", origin(key), shown(path_ + key), problem));
+}
+
+const ConfigNode* ConfigReader::ask(const std::string& key, bool required) {
+  known_.insert(key);
+  const ConfigNode* node = find(key);
+  if (node == nullptr && required) fail(key, "required, but missing");
+  if (node != nullptr && node->kind == ConfigNode::Kind::kEmpty) fail(key, "has no value");
+  return node;
+}
+
+const ConfigNode* ConfigReader::ask_scalar(const std::string& key, bool required, const char* expected) {
+  const ConfigNode* node = ask(key, required);
+  if (node != nullptr && node->kind != ConfigNode::Kind::kScalar) {
+    fail(key, fmt::format("expected {}, got {}", expected, kind_name(node->kind)));
+  }
+  return node;
+}
+
+std::string ConfigReader::text(const std::string& key, std::optional<std::string> fallback) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "text");
+  return node == nullptr ? *fallback : node->text;
+}
+
+int64_t ConfigReader::integer(const std::string& key, std::optional<int64_t> fallback, int64_t minimum, int64_t maximum,
+                              std::optional<int64_t> also) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "an integer");
+  if (node == nullptr) return *fallback;
+  const std::string& text = node->text;
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = end == text.data() + text.size() && !text.empty();
+  if (node->quoted || !whole || error == std::errc::invalid_argument) {
+    fail(key, fmt::format("expected an integer, got '{}'", shown(text)));
+  }
+  const bool in_range = error == std::errc() && value >= minimum && value <= maximum;
+  if (!in_range && !(error == std::errc() && also && value == *also)) {
+    fail(key, fmt::format("{} is out of range: expected {} to {}{}", shown(text), minimum, maximum,
+                          also ? fmt::format(", or {}", *also) : ""));
+  }
+  return value;
+}
+
+double ConfigReader::number(const std::string& key, std::optional<double> fallback, const NumberRange& range) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "a number");
+  if (node == nullptr) return *fallback;
+  // from_chars knows neither YAML's leading "+" nor its ".inf" and ".nan".
+  std::string text = node->text;
+  if (text.starts_with('+')) text.erase(0, 1);
+  const std::string bare = text.starts_with('-') ? text.substr(1) : text;
+  if (!node->quoted &&
+      (bare == ".inf" || bare == ".Inf" || bare == ".INF" || bare == ".nan" || bare == ".NaN" || bare == ".NAN")) {
+    fail(key, fmt::format("expected a finite number, got '{}'", shown(node->text)));
+  }
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = end == text.data() + text.size() && !text.empty();
+  if (node->quoted || !whole || error == std::errc::invalid_argument) {
+    fail(key, fmt::format("expected a number, got '{}'", shown(node->text)));
+  }
+  if (error == std::errc::result_out_of_range && std::strtod(text.c_str(), nullptr) == 0) {
+    fail(key, fmt::format("expected 0 or a number of 4.9e-324 or more, with either sign, got '{}'", shown(node->text)));
+  }
+  if (error == std::errc::result_out_of_range || !std::isfinite(value)) {
+    fail(key, fmt::format("expected a finite number, got '{}'", shown(node->text)));
+  }
+  const bool too_small = range.exclusive_minimum ? value <= range.minimum : value < range.minimum;
+  if ((too_small || value > range.maximum) && !(range.also && value == *range.also)) {
+    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}{}", shown(node->text),
+                          range.exclusive_minimum ? ">" : ">=", range.minimum, range.maximum,
+                          range.also ? fmt::format(", or {:g}", *range.also) : ""));
+  }
+  return value;
+}
+
+bool ConfigReader::boolean(const std::string& key, std::optional<bool> fallback) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "true or false");
+  if (node == nullptr) return *fallback;
+  if (node->quoted || (node->text != "true" && node->text != "false")) {
+    fail(key, fmt::format("expected true or false, got '{}'", shown(node->text)));
+  }
+  return node->text == "true";
+}
+
+std::string ConfigReader::choice(const std::string& key, std::optional<std::string> fallback,
+                                 const std::vector<std::string>& choices) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "a word");
+  if (node == nullptr) return *fallback;
+  if (std::find(choices.begin(), choices.end(), node->text) == choices.end()) {
+    fail(key, fmt::format("'{}' is none of {}", shown(node->text), fmt::join(choices, ", ")));
+  }
+  return node->text;
+}
+
+std::vector<std::string> ConfigReader::list(const std::string& key, const std::vector<std::string>& fallback,
+                                            const std::vector<std::string>& choices) {
+  const ConfigNode* node = ask(key, false);
+  if (node == nullptr) return fallback;
+  if (node->kind != ConfigNode::Kind::kList) fail(key, fmt::format("expected a list, got {}", kind_name(node->kind)));
+  std::vector<std::string> values;
+  for (const ConfigNode& item : node->children) {
+    if (std::find(choices.begin(), choices.end(), item.text) == choices.end()) {
+      fail(key, fmt::format("'{}' is none of {}", shown(item.text), fmt::join(choices, ", ")));
+    }
+    if (std::find(values.begin(), values.end(), item.text) != values.end())
+      fail(key, fmt::format("'{}' twice", shown(item.text)));
+    values.push_back(item.text);
+  }
+  return values;
+}
+
+std::vector<ConfigNode> ConfigReader::each(const std::string& key) {
+  const ConfigNode* node = ask(key, false);
+  if (node == nullptr) return {};
+  const bool is_list = node->kind == ConfigNode::Kind::kList;
+  if (is_list && node->children.empty()) fail(key, "an empty list");
+  std::vector<ConfigNode> maps;
+  for (const ConfigNode& item : is_list ? node->children : std::vector<ConfigNode>{*node}) {
+    ConfigNode map;
+    map.origin = item.origin;
+    map.directory = item.directory;
+    map.children.push_back(item);
+    map.children.front().key = key;
+    maps.push_back(std::move(map));
+  }
+  return maps;
+}
+
+std::filesystem::path ConfigReader::path(const std::string& key, std::optional<std::filesystem::path> fallback) {
+  const ConfigNode* node = ask_scalar(key, !fallback, "a path");
+  if (node == nullptr) return *fallback;
+  if (node->text.empty()) fail(key, "has no value");
+  return node->directory / node->text;  // as it stands: behind a link, ".." is not what the text before it says
+}
+
+ConfigReader ConfigReader::section(const std::string& key) {
+  static const ConfigNode kEmpty;
+  const ConfigNode* node = ask(key, false);
+  if (node != nullptr && node->kind != ConfigNode::Kind::kMap) {
+    fail(key, fmt::format("expected a section, got {}", kind_name(node->kind)));
+  }
+  return ConfigReader(node != nullptr ? *node : kEmpty, path_ + key + ".");
+}
+
+void ConfigReader::finish() const {
+  for (const ConfigNode& child : map_->children) {
+    if (!known_.contains(child.key)) fail(child.key, fmt::format("unknown key; known here: {}", fmt::join(known_, ", ")));
+  }
+}
+
+}  // namespace tileloss::tools

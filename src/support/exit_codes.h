@@ -1,0 +1,37 @@
+// The program's exit codes, and the exception that carries one up to main().
+#ifndef TILELOSS_SUPPORT_EXIT_CODES_H_
+#define TILELOSS_SUPPORT_EXIT_CODES_H_
+
+#include <stdexcept>
+#include <string>
+
+#include "support/printable.h"
+
+namespace tileloss::tools {
+
+enum ExitCode : int {
+  kExitPass = 0,
+  kExitCheckFailed = 1,
+  kExitUsage = 2,        // command line, config or the contents of an input file
+  kExitEnvironment = 3,  // memory, device, file system
+};
+
+// The message goes to the terminal, in one line whatever stands in it; what may be long is shown() in it.
+class ToolError : public std::runtime_error {
+ public:
+  ToolError(ExitCode code, const std::string& message) : std::runtime_error(escaped(message)), code_(code) {}
+  ExitCode code() const { return code_; }
+
+ private:
+  ExitCode code_;
+};
+
+// Memory that cannot be had: a sweep records it apart from other errors.
+class OutOfMemory : public ToolError {
+ public:
+  explicit OutOfMemory(const std::string& message) : ToolError(kExitEnvironment, message) {}
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_SUPPORT_EXIT_CODES_H_

@@ -1,0 +1,49 @@
+// A few threads that stay alive between measurements, so that a 1 ms pass is not charged for starting them.
+#ifndef TILELOSS_SUPPORT_THREAD_TEAM_H_
+#define TILELOSS_SUPPORT_THREAD_TEAM_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tileloss::tools {
+
+class ThreadTeam {
+ public:
+  // Throws OutOfMemory if so many cannot be started.
+  explicit ThreadTeam(int threads);
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // work(thread) on every thread, the calling one (thread 0) included; returns when all are done and rethrows the first
+  // exception.
+  void run(const std::function<void(int)>& work);
+
+  // work(index, thread) for every index in [0, count), handed out one by one.
+  void for_each(int64_t count, const std::function<void(int64_t, int)>& work);
+
+ private:
+  void stop();
+  void worker(int thread);
+  void run_one(int thread);
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  const std::function<void(int)>* work_ = nullptr;
+  std::exception_ptr error_;
+  uint64_t generation_ = 0;
+  int running_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_SUPPORT_THREAD_TEAM_H_

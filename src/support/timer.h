@@ -1,0 +1,20 @@
+// The one timer.
+#ifndef TILELOSS_SUPPORT_TIMER_H_
+#define TILELOSS_SUPPORT_TIMER_H_
+
+#include <chrono>
+
+namespace tileloss::tools {
+
+class Timer {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  double milliseconds() const { return seconds() * 1e3; }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_SUPPORT_TIMER_H_

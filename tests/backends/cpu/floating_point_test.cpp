@@ -1,0 +1,104 @@
+// Hosts that run with another floating-point control word: results stay, and so does the host's word.
+#include <gtest/gtest.h>
+
+#if defined(__x86_64__)
+
+#include <xmmintrin.h>
+
+#include <functional>
+
+#include "backends/cpu/threads/floating_point.h"
+#include "tests/api/calls.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr unsigned kDefault = 0x1f80, kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
+constexpr unsigned kRoundUp = 0x4000, kRoundDown = 0x2000, kRoundToZero = 0x6000, kFlags = 0x3f;
+
+// Runs `body` under another control word and gives back what the word is afterwards, sticky flags left out.
+unsigned word_after(unsigned word, const std::function<void()>& body) {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(word);
+  body();
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  return after & ~kFlags;
+}
+
+// Logits and weights that include subnormal numbers, and gradients that underflow.
+LogitsCase make_case(reference::NumberFormat format) {
+  LogitsCase c({.rows = 40,
+                .vocab = 1500,
+                .format = format,
+                .distribution = "wide",
+                .token_weights = true,
+                .class_weights = true,
+                .extra_outputs = true},
+               LogitsCase::Open{});
+  for (std::int64_t j = 0; j < 1500; j += 3) c.set_logit(1, j, reference::format_info(format).smallest_step);
+  c.seal();
+  return c;
+}
+
+class ControlWord : public testing::TestWithParam<unsigned> {};
+INSTANTIATE_TEST_SUITE_P(OfTheHost, ControlWord,
+                         testing::Values(kDefault | kFlushToZero, kDefault | kFlushToZero | kDenormalsAreZero,
+                                         kDefault | kRoundUp, kDefault | kRoundDown, kDefault | kRoundToZero));
+
+TEST_P(ControlWord, IsRestoredAndChangesNoBit) {
+  for (const reference::NumberFormat format : kFormats) {
+    LogitsCase c = make_case(format);
+    tileloss_cross_entropy_options options = cross_entropy_options();
+    options.label_smoothing = 0.1;
+    options.logit.temperature.value = 0.7;
+    options.z_loss = 1e-4;
+    for (const int threads : {1, 3}) {
+      tileloss_plan_options wishes = plan_options();
+      wishes.threads = threads;
+      c.reset();
+      ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+      const auto expected = outputs_of(c.args());
+      c.reset();
+      tileloss_status status = TILELOSS_INTERNAL;
+      tileloss_plan plan;
+      tileloss_plan_init(&plan);
+      const unsigned after = word_after(GetParam(), [&] {
+        status = tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, &wishes, nullptr, &plan);
+        if (status == TILELOSS_OK) status = tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr);
+      });
+      ASSERT_TRUE(succeeds(status));
+      EXPECT_EQ(after, GetParam());
+      ASSERT_TRUE(same_bits(outputs_of(c.args()), expected));
+    }
+  }
+}
+
+// Pool threads are reused: a task must leave them as it found them, and not inherit what an earlier caller had.
+TEST(FloatingPointScope, PutsTheWordBack) {
+  const unsigned after = word_after(kDefault | kRoundUp, [] {
+    const cpu::FloatingPointScope scope;
+    EXPECT_EQ(_mm_getcsr() & ~kFlags, kDefault | kFlushToZero);
+  });
+  EXPECT_EQ(after, kDefault | kRoundUp);
+}
+
+TEST(UnmaskedExceptions, AreNotRaisedInTheHost) {
+  LogitsCase c({.rows = 3, .vocab = 100}, LogitsCase::Open{});
+  c.set_logit(0, 5, -std::numeric_limits<double>::infinity());
+  c.set_logit(1, 5, std::numeric_limits<double>::quiet_NaN());
+  c.set_logit(2, 5, std::numeric_limits<double>::infinity());
+  c.seal();
+  constexpr unsigned kInvalidDivideOverflow = (1U << 7) | (1U << 9) | (1U << 10);  // their masks
+  tileloss_status status = TILELOSS_INTERNAL;
+  const unsigned after = word_after(kDefault & ~kInvalidDivideOverflow, [&] {
+    status = tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, nullptr);
+  });
+  EXPECT_TRUE(succeeds(status));
+  EXPECT_EQ(after, kDefault & ~kInvalidDivideOverflow);
+}
+
+}  // namespace
+}  // namespace tileloss::test
+
+#endif

@@ -1,0 +1,37 @@
+// Calls that are large enough to be split among threads, for the suites of the pool and of executors.
+#ifndef TILELOSS_TESTS_BACKENDS_CPU_THREAD_CALLS_H_
+#define TILELOSS_TESTS_BACKENDS_CPU_THREAD_CALLS_H_
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/api/calls.h"
+
+namespace tileloss::test {
+
+inline LogitsCaseSpec large_spec(std::uint64_t seed = 1) {
+  return {.rows = 64,
+          .vocab = 3000,
+          .format = reference::NumberFormat::kBfloat16,
+          .seed = seed,
+          .ignore_prob = 0.1,
+          .extra_outputs = true};
+}
+
+inline tileloss_plan_options with_threads(int threads) {
+  tileloss_plan_options wishes = plan_options();
+  wishes.threads = threads;
+  wishes.row_block = 2;
+  return wishes;
+}
+
+inline std::vector<unsigned char> single_threaded_outputs(const LogitsCaseSpec& spec) {
+  LogitsCase c(spec);
+  EXPECT_TRUE(runs_value_and_grad(c, cross_entropy_options(), with_threads(1)));
+  return outputs_of(c.args());
+}
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_BACKENDS_CPU_THREAD_CALLS_H_

@@ -1,0 +1,129 @@
+// A test case for the functions linear_*: hidden states, head, bias and their gradients in guarded buffers of any dtype and
+// strides, beside the row tensors of a LogitsCase; and its judgement by the oracle and the bound of check/linear_metric.h.
+//
+//   LinearCase c({.row = {.rows = 33, .vocab = 1000}, .hidden = 64, .head_layout = MatrixLayout::kTransposed});
+//   ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+//   EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
+#ifndef TILELOSS_TESTS_SHARED_LINEAR_CASE_H_
+#define TILELOSS_TESTS_SHARED_LINEAR_CASE_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "check/linear_metric.h"
+#include "reference/linear.h"
+#include "support/policy_case.h"
+#include "tests/shared/logits_case.h"
+
+namespace tileloss::test {
+
+// How [rows, cols] lies in memory: rows side by side; columns side by side (a head as [H,V]); with gaps after rows and after
+// every element.
+enum class MatrixLayout { kRows, kTransposed, kGaps };
+
+struct LinearCaseSpec {
+  LogitsCaseSpec row;  // rows, vocab, valid_vocab, labels, weights, upstream gradients, outputs by row; its logits are not used
+  std::int64_t hidden = 16;
+  reference::NumberFormat format = reference::NumberFormat::kBfloat16;  // of hidden, and of dhidden if that is not float32
+  reference::NumberFormat head_format = reference::NumberFormat::kBfloat16;
+  tileloss_dtype compute_dtype = TILELOSS_NONE;
+  MatrixLayout hidden_layout = MatrixLayout::kRows;
+  MatrixLayout head_layout = MatrixLayout::kRows;  // and dhead's
+  double logit_std = 2;
+  double label_logit = 0;  // > 0: each row of hidden points at its label's class, whose logit is this before the bias
+  bool bias = false;
+  std::function<double(std::int64_t)> bias_of = {};  // by class; none: normal
+  reference::NumberFormat bias_format = reference::NumberFormat::kFloat32;
+  bool dhidden = true, dhead = true, dbias = false;
+  bool float32_dhidden = false, float32_dhead = true, float32_dbias = true;  // or that of hidden, head, bias
+  bool accumulate = false;
+};
+
+// A matrix in a guarded buffer. Gaps hold 0xff bytes, which must stay.
+class GuardedMatrix {
+ public:
+  GuardedMatrix() = default;
+  GuardedMatrix(std::int64_t rows, std::int64_t cols, reference::NumberFormat format, MatrixLayout layout, Flush flush,
+                std::int64_t misalignment);
+
+  explicit operator bool() const { return view_.rows != 0 || view_.cols != 0; }
+  const reference::StoredMatrix& view() const { return view_; }
+  tileloss_matrix abi() const;
+  GuardBuffer& buffer() { return buffer_; }
+  const GuardBuffer& buffer() const { return buffer_; }
+  void set(std::int64_t i, std::int64_t j, double value);
+  bool gaps_intact() const;
+
+ private:
+  GuardBuffer buffer_;
+  reference::StoredMatrix view_;
+};
+
+class LinearCase {
+ public:
+  explicit LinearCase(const LinearCaseSpec& spec);
+
+  const LinearCaseSpec& spec() const { return spec_; }
+  tileloss_args& args() { return row_.args(); }
+  const tileloss_args& args() const { return row_.args(); }
+  const LogitsCase& row() const { return row_; }
+  const reference::LinearOperands& operands() const { return operands_; }
+  const tools::LinearNorms& norms() const { return norms_; }
+  std::vector<std::int64_t> used_rows() const;
+  std::span<const std::uint8_t> used() const { return used_; }
+
+  // Outputs NaN again, or what is added to as it was.
+  void reset();
+
+  using RowGradient =
+      std::function<void(const tools::LinearRow& row, const reference::SoftmaxRow& softmax, reference::GradientRow& gradient)>;
+  // Row outputs, the gradients that there are, and what surrounds every buffer. `compute_gradient` fills a row's dlogits.
+  CheckResult check(const reference::Transform& transform, const RowGradient& compute_gradient) const;
+
+  // For tests that spoil them.
+  GuardedMatrix& dhidden() { return dhidden_; }
+  GuardedMatrix& dhead() { return dhead_; }
+  GuardedMatrix& dbias() { return dbias_; }
+
+  // All gradients' bytes, for comparisons.
+  std::vector<unsigned char> gradient_bytes() const;
+
+ private:
+  static LogitsCaseSpec without_logits(LogitsCaseSpec spec);
+  void fill_operands();
+  void point_at_labels();
+  void make_gradients();
+  void prefill();
+
+  const LinearCaseSpec spec_;
+  LogitsCase row_;
+  std::vector<std::uint8_t> used_;
+  GuardedMatrix hidden_, head_, bias_, dhidden_, dhead_, dbias_;
+  std::vector<unsigned char> dhead_before_, dbias_before_;
+  reference::LinearOperands operands_;
+  tools::LinearNorms norms_;
+};
+
+CheckResult check_linear_cross_entropy(const LinearCase& c, const tileloss_cross_entropy_options& options);
+CheckResult check_linear_logprobs(const LinearCase& c, const tileloss_logprobs_options& options);
+
+// The policy's tensors of a LinearCase: rows in use are those that are not ignored.
+class LinearPolicy {
+ public:
+  // Adds its tensors to the case's args; must outlive the calls.
+  LinearPolicy(LinearCase& c, const tools::PolicyDraw& draw, const tileloss_policy_loss_options& options);
+  CheckResult check() const;
+
+ private:
+  LinearCase& case_;
+  const tileloss_policy_loss_options& options_;
+  tools::PolicyTensors tensors_;
+  std::vector<tools::RowSummary> rows_;
+};
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_SHARED_LINEAR_CASE_H_

@@ -1,0 +1,68 @@
+// The row outputs that every function can give, held against the oracle.
+#ifndef TILELOSS_TESTS_SHARED_ROW_OUTPUT_CHECK_H_
+#define TILELOSS_TESTS_SHARED_ROW_OUTPUT_CHECK_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "check/error_metric.h"
+#include "check/linear_metric.h"
+#include "reference/oracle.h"
+
+namespace tileloss::test {
+
+inline bool present(const tileloss_vector& vector) { return vector.dtype != TILELOSS_NONE; }
+
+inline double output_at(const tileloss_vector& vector, std::int64_t i) {
+  return static_cast<double>(static_cast<const float*>(vector.data)[i * vector.stride]);
+}
+
+class RowOutputCheck {
+ public:
+  explicit RowOutputCheck(const tileloss_args& args) : args_(args) {}
+
+  // `softmax` null: an ignored row, whose outputs are 0 (argmax -1). `linear`: where the logits came of products.
+  void add(std::int64_t row, const reference::SoftmaxRow* softmax, const tools::LinearRow* linear = nullptr) {
+    const reference::RowOutputs expected = softmax != nullptr ? softmax->outputs() : reference::RowOutputs{};
+    const tools::OutputMagnitudes magnitudes = softmax == nullptr  ? tools::OutputMagnitudes{}
+                                               : linear == nullptr ? tools::output_magnitudes(*softmax)
+                                                                   : tools::linear_output_magnitudes(*softmax, *linear);
+    const auto compare = [&](tools::OutputMetric& metric, const tileloss_vector& output, double value, double magnitude) {
+      if (present(output)) metric.add(row, output_at(output, row), value, magnitude);
+    };
+    compare(logp_, args_.logp, expected.logp, magnitudes.logp);
+    compare(lse_, args_.lse, expected.lse, magnitudes.lse);
+    compare(entropy_, args_.entropy, expected.entropy, magnitudes.entropy);
+    compare(log_sum_sq_probs_, args_.log_sum_sq_probs, expected.log_sum_sq_probs, magnitudes.log_sum_sq_probs);
+    compare(mean_logit_, args_.mean_logit, expected.mean_logit, magnitudes.mean_logit);
+    if (!present(args_.argmax)) return;
+    const std::int64_t argmax = static_cast<const std::int64_t*>(args_.argmax.data)[row];
+    const bool right = softmax == nullptr  ? argmax == -1
+                       : linear == nullptr ? tools::argmax_agrees(*softmax, argmax)
+                                           : tools::linear_argmax_agrees(*softmax, *linear, argmax);
+    argmax_.add(row, right ? 1 : 0, 1);
+    const bool correct = softmax != nullptr && argmax == softmax->label();
+    if (present(args_.correct)) correct_.add(row, static_cast<const std::uint8_t*>(args_.correct.data)[row], correct ? 1 : 0);
+  }
+
+  void append_gates(std::vector<tools::Gate>& gates) const {
+    const auto append = [&](const std::vector<tools::Gate>& more) { gates.insert(gates.end(), more.begin(), more.end()); };
+    for (const auto* metric : {&logp_, &lse_, &entropy_, &log_sum_sq_probs_, &mean_logit_}) {
+      if (metric->count() > 0) append(metric->gates());
+    }
+    if (present(args_.argmax)) append(argmax_.gates());
+    if (present(args_.correct)) append(correct_.gates());
+  }
+
+ private:
+  const tileloss_args& args_;
+  tools::OutputMetric logp_{"logp"}, lse_{"lse"}, entropy_{"entropy"}, log_sum_sq_probs_{"log_sum_sq_probs"},
+      mean_logit_{"mean_logit"};
+  tools::ExactMetric argmax_{"argmax"}, correct_{"correct"};
+};
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_SHARED_ROW_OUTPUT_CHECK_H_

@@ -1,0 +1,146 @@
+// Inputs of policy losses as drawn, and the errors that the witness allows.
+#include "support/policy_case.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "support/exit_codes.h"
+#include "support/synthetic.h"
+
+namespace tileloss::tools {
+namespace {
+
+constexpr int64_t kRows = 400;
+constexpr int64_t kColumns = 12;
+
+struct Sample {
+  PolicyDraw draw;
+  reference::PolicyOptions options;
+  PolicyTensors tensors;
+  std::vector<uint8_t> used;
+  std::vector<RowSummary> rows;
+
+  Sample() {
+    draw.rows = kRows;
+    draw.sequences = 20;
+  }
+
+  // The oracle's rows, then everything that depends on them.
+  void make() {
+    options.advantage_level = draw.token_advantages ? reference::Level::kToken : reference::Level::kSequence;
+    tensors = draw_policy_layout(draw);
+    reference::SoftmaxRow softmax;
+    std::vector<double> logits(kColumns);
+    for (int64_t i = 0; i < kRows; ++i) {
+      Random random(draw.seed, Stream::kLogits, i);
+      for (double& x : logits) x = 2 * random.next_normal();
+      softmax.compute({}, logits, i % kColumns);
+      used.push_back(tensors.in_use(i) ? 1 : 0);
+      rows.push_back(summarize(softmax));
+    }
+    draw_policy_logps(draw, options, used, rows, tensors);
+  }
+};
+
+TEST(PolicyCase, IsTheSameForTheSameSeedAndAnotherForAnother) {
+  Sample first, again, other;
+  for (Sample* sample : {&first, &again, &other}) {
+    sample->draw.old_scale = 0.2;
+    sample->draw.use_offsets = true;
+    sample->draw.seed = sample == &other ? 2 : 1;
+    sample->make();
+  }
+  EXPECT_EQ(first.tensors.old_logp, again.tensors.old_logp);
+  EXPECT_EQ(first.tensors.offsets, again.tensors.offsets);
+  EXPECT_NE(first.tensors.old_logp, other.tensors.old_logp);
+  EXPECT_NE(first.tensors.offsets, other.tensors.offsets);
+}
+
+TEST(PolicyCase, HasEmptySequencesZeroAdvantagesAndNanWhereNothingIsRead) {
+  Sample sample;
+  sample.draw.use_offsets = sample.draw.token_advantages = true;
+  sample.draw.mask_prob = 0.3;
+  sample.draw.old_scale = 0.2;
+  sample.make();
+  const PolicyTensors& t = sample.tensors;
+  EXPECT_TRUE(std::is_sorted(t.offsets.begin(), t.offsets.end()));
+  EXPECT_NE(std::adjacent_find(t.offsets.begin(), t.offsets.end()), t.offsets.end());
+  EXPECT_EQ(t.offsets.back(), kRows);
+  EXPECT_GT(std::count(t.advantages.begin(), t.advantages.end(), 0.0F), kRows / 40);
+  int64_t unread = 0;
+  for (size_t i = 0; i < kRows; ++i) {
+    EXPECT_EQ(std::isnan(t.advantages[i]), t.mask[i] == 0);
+    EXPECT_EQ(std::isnan(t.old_logp[i]), t.mask[i] == 0);
+    unread += t.mask[i] == 0 ? 1 : 0;
+  }
+  EXPECT_GT(unread, kRows / 5);
+  EXPECT_TRUE(t.ref_logp.empty() && t.sampler_logp.empty());
+}
+
+// With noise of 0.2 and four bounds one row in 5000 lies within the margin: of 30 draws some would.
+TEST(PolicyCase, IsClearOfEveryDecision) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    Sample sample;
+    sample.draw.seed = seed;
+    sample.draw.old_scale = sample.draw.sampler_scale = 0.2;
+    sample.options.delta = 1.1;
+    sample.options.log_ratio_clamp = 0.15;
+    sample.options.sampler_correction = reference::SamplerCorrection::kMask;
+    sample.options.sampler_max = 1.05;
+    sample.make();
+    const PolicyWitness witness(sample.options, sample.tensors, sample.used, sample.rows, {});
+    EXPECT_GE(witness.margin(), kClearMargin);
+    EXPECT_LT(witness.margin(), 1e-2);
+  }
+}
+
+TEST(PolicyCase, AThresholdOnAnEntropyIsRefused) {
+  Sample sample;
+  sample.draw.old_scale = 0.2;
+  sample.make();
+  sample.options.entropy_threshold = sample.rows[7].entropy;
+  EXPECT_THROW(draw_policy_logps(sample.draw, sample.options, sample.used, sample.rows, sample.tensors), ToolError);
+}
+
+TEST(PolicyCase, AClearQuantileLiesBetweenTwoEntropies) {
+  EXPECT_DOUBLE_EQ(clear_quantile({3, 1, 2, 2, 2}, 0.9), 1 - 0.5 / 4);  // between 1 and 2
+  EXPECT_DOUBLE_EQ(clear_quantile({3, 1, 2, 2, 2}, 0.4), 1 - 3.5 / 4);  // between 2 and 3
+  EXPECT_EQ(clear_quantile({2, 2, 2}, 0.5), 1);
+  EXPECT_EQ(clear_quantile({}, 0.5), 1);
+}
+
+// A kernel whose logp are off by their errors, with random signs, passes; one with a hundred times the errors does not.
+TEST(PolicyWitness, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
+  for (const auto kind : {reference::PolicyKind::kClip, reference::PolicyKind::kSapo, reference::PolicyKind::kVespo}) {
+    for (const auto level : {reference::Level::kToken, reference::Level::kSequence}) {
+      Sample sample;
+      sample.draw.old_scale = sample.draw.ref_scale = 0.1;
+      sample.options.kind = kind;
+      sample.options.ratio_level = level;
+      sample.options.beta = 0.1;
+      sample.make();
+      const PolicyWitness witness(sample.options, sample.tensors, sample.used, sample.rows, {});
+      const auto worst = [&](double size) {
+        std::vector<RowSummary> moved = sample.rows;
+        Random random(5, Stream::kPolicyLogp, 0);
+        for (RowSummary& row : moved) row.logp += (random.next_below(2) == 0 ? size : -size) * row.logp_error;
+        const PolicyWitness other(sample.options, sample.tensors, sample.used, moved, {});
+        double largest = std::fabs(other.result().loss - witness.result().loss) / witness.loss_magnitude();
+        for (int64_t i = 0; i < kRows; ++i) {
+          const auto row = static_cast<size_t>(i);
+          const double difference = std::fabs(other.result().token_loss[row] - witness.result().token_loss[row]);
+          largest = std::max(largest, difference / witness.token_loss_magnitude(i));
+        }
+        return largest * 0x1p22;  // OutputMetric allows 2^-22 of a magnitude
+      };
+      EXPECT_LE(worst(1), 1);
+      EXPECT_GT(worst(100), 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tileloss::tools
