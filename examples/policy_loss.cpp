@@ -13,7 +13,7 @@ int main() {
   std::array<float, TILELOSS_POLICY_METRICS> metrics{};
 
   tileloss::PolicyLossOptions options;
-  tileloss::Status status = options.set_preset("gspo");
+  tileloss::Status status = tileloss::set_preset(options, "gspo");
   if (status) {
     status = tileloss::policy_loss_value_and_grad({.logits = tileloss::Matrix(logits, 4, 4),
                                                    .labels = labels,

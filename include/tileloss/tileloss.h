@@ -3,8 +3,9 @@
 // Conventions
 //   * Every function returns a tileloss_status; tileloss_last_error() holds this thread's message. No exception, abort or print
 //     leaves the library. Calls from several threads at once are fine.
-//   * Structs that can grow start with `struct_size`; obtain them from their *_init function, which sets it and the defaults. A
-//     struct may end before fields that were added later.
+//   * Structs that can grow start with `struct_size`; obtain them from their *_init function, which sets it and the defaults. Any
+//     of them may end before fields that were added later: those count as zero where the library reads the struct (options: as
+//     their defaults), and are left out where it fills it.
 //     The views (tileloss_matrix, tileloss_vector, tileloss_scalar) are frozen: they will never grow.
 //   * Views do not own memory. Strides count elements. A zeroed view (dtype TILELOSS_NONE) means "absent".
 //   * An output that shares memory with an input or with another output is an error, but for dlogits over the logits themselves.
@@ -32,6 +33,16 @@ extern "C" {
 #endif
 
 #define TILELOSS_VERSION_STRING "0.1.0"
+
+// A member's default where C++ can state it: there, a struct as declared already has them, and takes designated initialisers. In
+// C they come from the struct's *_init function.
+#ifdef __cplusplus
+#define TILELOSS_DEFAULT(...) = __VA_ARGS__
+#else
+#define TILELOSS_DEFAULT(...)
+#endif
+#define TILELOSS_SIZE(type) TILELOSS_DEFAULT(sizeof(type))
+#define TILELOSS_NOT_GIVEN TILELOSS_DEFAULT(__builtin_nan(""))
 
 // ---------------------------------------------------------------------------------------------------------------- status
 
@@ -65,6 +76,7 @@ enum {
   TILELOSS_UINT8 = 6
 };
 
+// Chooses the backend: all views of a call have the same one.
 typedef int32_t tileloss_device_type;
 enum { TILELOSS_CPU = 0, TILELOSS_CUDA = 1 };
 
@@ -98,6 +110,9 @@ typedef struct tileloss_vector {
 typedef struct tileloss_scalar {
   double value;
   const float* pointer;
+#ifdef __cplusplus
+  constexpr tileloss_scalar(double number = 0, const float* place = nullptr) : value(number), pointer(place) {}
+#endif
 } tileloss_scalar;
 
 TILELOSS_API tileloss_matrix tileloss_make_matrix(const void* data, tileloss_dtype dtype, int64_t rows, int64_t cols,
@@ -160,31 +175,44 @@ enum { TILELOSS_TEMPERATURE_ON_LOGITS = 0, TILELOSS_TEMPERATURE_ON_LOGPROB = 1 }
 
 // What every function on logits shares. Frozen, as it is embedded in the options below.
 typedef struct tileloss_logit_options {
-  double logit_scale;                      // multiplies the logits, > 0; default 1
-  double softcap;                          // c * tanh(x / c); 0 (default) is off
-  tileloss_scalar temperature;             // T > 0; default 1
-  tileloss_temperature_on temperature_on;  // logits (default), or the older rule: logp' = logp / T of the softmax at T = 1
-  int32_t reserved0;                       // 0
-  int64_t valid_vocab;   // columns from here on are padding: not in the softmax, gradient 0; -1 (default): all columns are valid
-  int64_t ignore_index;  // rows with this label are neither read nor counted; default -100
-  int64_t vocab_start;   // the class of column 0, for a shard of the vocabulary; default 0
-  int64_t vocab_total;   // classes in all shards; -1 (default): this matrix holds the whole vocabulary
-  int64_t reserved[4];   // 0
+  double logit_scale TILELOSS_DEFAULT(1);           // multiplies the logits, > 0; default 1
+  double softcap TILELOSS_DEFAULT(0);               // c * tanh(x / c); 0 (default) is off
+  tileloss_scalar temperature TILELOSS_DEFAULT(1);  // T > 0; default 1
+  // logits (default), or the older rule: logp' = logp / T of the softmax at T = 1
+  tileloss_temperature_on temperature_on TILELOSS_DEFAULT(TILELOSS_TEMPERATURE_ON_LOGITS);
+  int32_t reserved0 TILELOSS_DEFAULT(0);  // 0
+  // Columns from here on are padding: not in the softmax, gradient 0; -1 (default): all columns are valid.
+  int64_t valid_vocab TILELOSS_DEFAULT(-1);
+  int64_t ignore_index TILELOSS_DEFAULT(-100);  // rows with this label are neither read nor counted; default -100
+  int64_t vocab_start TILELOSS_DEFAULT(0);      // the class of column 0, for a shard of the vocabulary; default 0
+  int64_t vocab_total TILELOSS_DEFAULT(-1);     // classes in all shards; -1 (default): this matrix holds the whole vocabulary
+  int64_t reserved[4] TILELOSS_DEFAULT({});     // 0
 } tileloss_logit_options;
 
+// What the functions fused with the LM head (linear_*) take besides; the others refuse it. Frozen.
+typedef struct tileloss_linear_options {
+  // What the products see: bfloat16 or float32; none (default): bfloat16 if hidden and head are that.
+  tileloss_dtype compute_dtype TILELOSS_DEFAULT(TILELOSS_NONE);
+  // 1: dhead and dbias are added to what is there (gradient accumulation, tied embeddings); default 0
+  int32_t accumulate TILELOSS_DEFAULT(0);
+  int64_t reserved[2] TILELOSS_DEFAULT({});  // 0
+} tileloss_linear_options;
+
 typedef struct tileloss_logprobs_options {
-  size_t struct_size;
-  tileloss_logit_options logit;
+  size_t struct_size TILELOSS_SIZE(tileloss_logprobs_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
 } tileloss_logprobs_options;
 
 typedef struct tileloss_cross_entropy_options {
-  size_t struct_size;
-  tileloss_logit_options logit;
-  double label_smoothing;        // s in [0, 1]; default 0
-  double z_loss;                 // zeta >= 0: adds zeta * lse^2; default 0
-  tileloss_scalar num_items;     // mean's denominator when given, of no other reduction; NaN (default): not given
-  tileloss_reduction reduction;  // default mean
-  int32_t reserved;              // 0
+  size_t struct_size TILELOSS_SIZE(tileloss_cross_entropy_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
+  double label_smoothing TILELOSS_DEFAULT(0);    // s in [0, 1]; default 0
+  double z_loss TILELOSS_DEFAULT(0);             // zeta >= 0: adds zeta * lse^2; default 0
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;  // mean's denominator when given, of no other reduction; NaN (default): not given
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean
+  int32_t reserved TILELOSS_DEFAULT(0);                                    // 0
 } tileloss_cross_entropy_options;
 
 // The per-token objective of a policy loss; rho is the ratio of the new to the old policy, A the advantage.
@@ -225,47 +253,57 @@ enum { TILELOSS_CISPO_CAP_RAW = 0, TILELOSS_CISPO_CAP_ONE_PLUS = 1 };
 
 // NaN stands for "not given", behind a pointer as well.
 typedef struct tileloss_policy_loss_options {
-  size_t struct_size;
-  tileloss_logit_options logit;
+  size_t struct_size TILELOSS_SIZE(tileloss_policy_loss_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
 
-  tileloss_policy_kind kind;             // default clip
-  tileloss_level ratio_level;            // token (default); sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
-  tileloss_aggregation aggregation;      // default seq_mean_token_mean
-  tileloss_level advantage_level;        // sequence (default): advantages [B]; token: [N]
-  tileloss_cispo_cap cispo_cap;          // raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
-  int32_t reserved;                      // 0
-  tileloss_scalar epsilon_low;           // >= 0; default 0.2
-  tileloss_scalar epsilon_high;          // >= 0; not given: 0.2, but kind cispo requires it
-  tileloss_scalar delta;                 // clip: upper bound of rho, > 0; default off
-  tileloss_scalar dual_clip;             // clip: c > 1 bounds the loss by -c A where A < 0; default off
-  tileloss_scalar cap_low;               // cispo: lower bound of rho, >= 0; default off
-  double tau_pos, tau_neg;               // sapo: > 0; tau_pos (1.0) where A > 0, else tau_neg (1.05)
-  double vespo_k_pos, vespo_lambda_pos;  // vespo, A >= 0: 2, 3
-  double vespo_k_neg, vespo_lambda_neg;  // vespo, A < 0: 3, 2; each lambda is floored at 1e-4
-  double log_ratio_clamp;                // > 0: clamps log rho of each token; default off
+  tileloss_policy_kind kind TILELOSS_DEFAULT(TILELOSS_POLICY_CLIP);  // default clip
+  // token (default); sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
+  tileloss_level ratio_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);
+  tileloss_aggregation aggregation TILELOSS_DEFAULT(TILELOSS_SEQ_MEAN_TOKEN_MEAN);  // default seq_mean_token_mean
+  tileloss_level advantage_level TILELOSS_DEFAULT(TILELOSS_LEVEL_SEQUENCE);  // sequence (default): advantages [B]; token: [N]
+  // raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
+  tileloss_cispo_cap cispo_cap TILELOSS_DEFAULT(TILELOSS_CISPO_CAP_RAW);
+  int32_t reserved TILELOSS_DEFAULT(0);               // 0
+  tileloss_scalar epsilon_low TILELOSS_DEFAULT(0.2);  // >= 0; default 0.2
+  tileloss_scalar epsilon_high TILELOSS_NOT_GIVEN;    // >= 0; not given: 0.2, but kind cispo requires it
+  tileloss_scalar delta TILELOSS_NOT_GIVEN;           // clip: upper bound of rho, > 0; default off
+  tileloss_scalar dual_clip TILELOSS_NOT_GIVEN;       // clip: c > 1 bounds the loss by -c A where A < 0; default off
+  tileloss_scalar cap_low TILELOSS_NOT_GIVEN;         // cispo: lower bound of rho, >= 0; default off
+  double tau_pos TILELOSS_DEFAULT(1.0);               // sapo: > 0; where A > 0; default 1
+  double tau_neg TILELOSS_DEFAULT(1.05);              // elsewhere; default 1.05
+  double vespo_k_pos TILELOSS_DEFAULT(2);             // vespo, A >= 0; default 2
+  double vespo_lambda_pos TILELOSS_DEFAULT(3);        // default 3; each lambda is floored at 1e-4
+  double vespo_k_neg TILELOSS_DEFAULT(3);             // vespo, A < 0; default 3
+  double vespo_lambda_neg TILELOSS_DEFAULT(2);        // default 2
+  double log_ratio_clamp TILELOSS_NOT_GIVEN;          // > 0: clamps log rho of each token; default off
 
-  tileloss_sampler_correction sampler_correction;  // off (default), truncate or mask; needs sampler_logp
-  tileloss_level sampler_level;                    // token (default) or sequence
-  double sampler_min, sampler_max;                 // inclusive bounds of the ratio, >= 0; default none
-  double off_policy_threshold;  // drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it;
-                                // default off
-  double entropy_quantile;      // q in (0, 1]: keeps tokens whose entropy is at least the (1 - q) quantile; default off
-  tileloss_scalar
-      entropy_threshold;  // keeps tokens whose entropy is at least this; not together with entropy_quantile; default off
+  // off (default), truncate or mask; needs sampler_logp
+  tileloss_sampler_correction sampler_correction TILELOSS_DEFAULT(TILELOSS_SAMPLER_OFF);
+  tileloss_level sampler_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);  // token (default) or sequence
+  double sampler_min TILELOSS_NOT_GIVEN;                                // inclusive bounds of the ratio, >= 0; default none
+  double sampler_max TILELOSS_NOT_GIVEN;
+  // Drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; default off.
+  double off_policy_threshold TILELOSS_NOT_GIVEN;
+  // q in (0, 1]: keeps tokens whose entropy is at least the (1 - q) quantile; default off
+  double entropy_quantile TILELOSS_NOT_GIVEN;
+  // Keeps tokens whose entropy is at least this; not together with entropy_quantile; default off.
+  tileloss_scalar entropy_threshold TILELOSS_NOT_GIVEN;
 
-  tileloss_scalar beta;                // coefficient of the KL to ref_logp; default 0, needs ref_logp otherwise
-  tileloss_kl_estimator kl_estimator;  // d = ref - logp: k1 = -d, k2 = d^2 / 2, k3 (default) = exp(d) - d - 1
-  int32_t kl_importance;               // 1: multiplies the KL by rho, differentiated; default 0
-  double kl_log_ratio_clamp;           // > 0: clamps d to [-x, x]; default off
-  double kl_clamp;                     // > 0: clamps the KL to [-x, x]; default off
+  tileloss_scalar beta TILELOSS_DEFAULT(0.0);  // coefficient of the KL to ref_logp; default 0, needs ref_logp otherwise
+  // d = ref - logp: k1 = -d, k2 = d^2 / 2, k3 (default) = exp(d) - d - 1
+  tileloss_kl_estimator kl_estimator TILELOSS_DEFAULT(TILELOSS_KL_K3);
+  int32_t kl_importance TILELOSS_DEFAULT(0);     // 1: multiplies the KL by rho, differentiated; default 0
+  double kl_log_ratio_clamp TILELOSS_NOT_GIVEN;  // > 0: clamps d to [-x, x]; default off
+  double kl_clamp TILELOSS_NOT_GIVEN;            // > 0: clamps the KL to [-x, x]; default off
 
-  tileloss_scalar entropy_coef;  // adds -entropy_coef * H; default 0
-  tileloss_entropy_reduction
-      entropy_reduction;  // token_mean (default): mean over the tokens that the entropy mask keeps; as_loss
-  int32_t reserved2;      // 0
+  tileloss_scalar entropy_coef TILELOSS_DEFAULT(0.0);  // adds -entropy_coef * H; default 0
+  // token_mean (default): mean over the tokens that the entropy mask keeps; as_loss
+  tileloss_entropy_reduction entropy_reduction TILELOSS_DEFAULT(TILELOSS_ENTROPY_TOKEN_MEAN);
+  int32_t reserved2 TILELOSS_DEFAULT(0);  // 0
 
-  tileloss_scalar num_items;  // >= 0: the denominator of token_mean and sum, not floored; default not given
-  int64_t max_length;         // L_max of seq_mean_token_sum_norm; -1 (default): args.sequence_length
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;  // >= 0: the denominator of token_mean and sum, not floored; default not given
+  int64_t max_length TILELOSS_DEFAULT(-1);       // L_max of seq_mean_token_sum_norm; -1 (default): args.sequence_length
 } tileloss_policy_loss_options;
 
 // What policy_loss reports about a step, as indices into args.metrics. M: tokens in use. Means over tokens divide by M; those
@@ -337,9 +375,9 @@ typedef struct tileloss_args {
   tileloss_vector mean_logit;        // [N] float32, mean of z over the valid columns; not together with class_weights
   tileloss_matrix dlogits;           // [N,V], the logits' dtype; may be the logits themselves, otherwise must not overlap them
 
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum).
-  // A backward without it sweeps the logits twice. Absent: struct_size 0, as tileloss_args_init leaves it.
-  tileloss_row_state row_state;
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none.
+  // A backward without it sweeps the logits twice.
+  tileloss_row_state* row_state;
 
   // Policy losses. Rows (tokens) belong to sequences: B of them, back to back. Rows with mask 0 are neither read nor counted.
   tileloss_vector mask;              // [N] uint8, int32, int64 or float32; 0: not in use; default: all rows are
@@ -358,9 +396,6 @@ typedef struct tileloss_args {
   tileloss_matrix dhidden;  // out: [N,H] float32 or hidden's dtype; any subset of the three gradients
   tileloss_matrix dhead;    // out: [V,H] float32 or head's dtype, accumulated in float32; any strides; scratch until it is stored
   tileloss_vector dbias;    // out: [V] float32 or bias's dtype, accumulated in float32
-  tileloss_dtype
-      compute_dtype;   // what the products see: bfloat16 or float32; none (default): bfloat16 if hidden and head are that
-  int32_t accumulate;  // 1: dhead and dbias are added to what is there (gradient accumulation, tied embeddings)
 
   tileloss_row_groups row_groups;
 } tileloss_args;
@@ -407,7 +442,7 @@ typedef struct tileloss_plan_options {
   int64_t row_block;        // rows a thread takes at a time, which changes no result; with the LM head: rows in one go
   int64_t vocab_block;      // columns between two looks at the running maximum; a multiple of 64, up to 8192
   int64_t workspace_bytes;  // a cap on scratch memory
-  int64_t chunk_columns;    // LM head: as tileloss_plan's; down to 2048 (AMX: 1536), 1024, 512, in whole vocab_blocks, or one
+  int64_t chunk_columns;    // LM head: as tileloss_cpu_plan's; down to 2048 (AMX: 1536), 1024, 512, in whole vocab_blocks, or one
 } tileloss_plan_options;
 
 // A part of the workspace.
@@ -418,28 +453,38 @@ typedef struct tileloss_plan_buffer {
 
 enum { TILELOSS_MAX_PLAN_BUFFERS = 16 };
 
-// What will be done. Plain data: copy, store or print it as you like.
-typedef struct tileloss_plan {
-  size_t struct_size;
-  char function[32];
-  tileloss_pass pass;
+// What the CPU's backend will do.
+typedef struct tileloss_cpu_plan {
   tileloss_isa isa;
   tileloss_schedule schedule;
   int32_t threads;
+  int32_t reserved;
   int64_t row_block;
   int64_t vocab_block;
-  int64_t workspace_bytes;  // scratch the call needs, whatever the labels are; alignment 64
-  double predicted_ms;      // from this machine's bandwidth and exp rate, both rough defaults unless measured: an orientation
-  uint64_t fingerprint;     // of shapes, dtypes, strides and options: the call must match it
-  int64_t buffer_count;     // what workspace_bytes is made of, rounded up to 64 bytes each
-  tileloss_plan_buffer buffers[TILELOSS_MAX_PLAN_BUFFERS];
-  char isa_note[48];  // why the planner's own choice of isa was not avx512_amx ("AMX: permission refused", ...), else empty
   // With the LM head, schedule stash: logits that are kept for the backward, the others are made again. Of the first kept_rows
   // rows in use all, in dhead's memory until dhead itself is stored there; of the other rows the first kept_columns columns, in
   // the workspace. (0 rows: none in dhead. All of them: kept_columns is V.)
   int64_t kept_columns;
   int64_t kept_rows;
   int64_t chunk_columns;  // with the LM head: columns of the backward between two visits of dhidden; 0 otherwise
+  char isa_note[48];      // why the planner's own choice of isa was not avx512_amx ("AMX: permission refused", ...), else empty
+} tileloss_cpu_plan;
+
+// What will be done. Plain data: copy or store it as you like; tileloss_plan_describe prints it.
+typedef struct tileloss_plan {
+  size_t struct_size;
+  char function[32];
+  tileloss_pass pass;
+  tileloss_device_type device_type;
+  int64_t workspace_bytes;  // scratch the call needs, whatever the labels are; alignment 64
+  double predicted_ms;      // from rough rates of such a device: an orientation
+  uint64_t fingerprint;     // of shapes, dtypes, strides and options: the call must match it
+  int64_t buffer_count;     // what workspace_bytes is made of, rounded up to 64 bytes each
+  tileloss_plan_buffer buffers[TILELOSS_MAX_PLAN_BUFFERS];
+  union {  // the backend's own part, as device_type says
+    tileloss_cpu_plan cpu;
+    uint64_t other[32];
+  };
 } tileloss_plan;
 
 typedef void (*tileloss_task)(void* task_data, int64_t index);
@@ -463,7 +508,7 @@ typedef struct tileloss_run {
   void* workspace;                    // null: the library allocates what the plan asks for and frees it before it returns
   size_t workspace_bytes;             // of `workspace`
   const tileloss_executor* executor;  // null: the built-in pool
-  void* stream;                       // GPUs: the stream to enqueue on; null on the CPU
+  void* stream;                       // the device's stream to enqueue on; the CPU has none and refuses one
 } tileloss_run;
 
 static inline void tileloss_plan_options_init(tileloss_plan_options* options) { tileloss_struct_init(options, sizeof *options); }
@@ -481,12 +526,26 @@ TILELOSS_API tileloss_status tileloss_make_plan(const char* function, tileloss_p
 TILELOSS_API tileloss_status tileloss_call(const char* function, tileloss_pass pass, const tileloss_args* args,
                                            const void* options, const tileloss_plan* plan, const tileloss_run* run);
 
+typedef int32_t tileloss_text_format;
+enum { TILELOSS_TEXT = 0, TILELOSS_JSON = 1 };
+
+// The plan in words: a line a fact, or one JSON object with the same facts. Writes at most `capacity` bytes, the closing 0
+// included, to `text` (null with capacity 0), and the number that it takes to `needed` (null: not wanted). A text that does not
+// fit is cut short, which is no error.
+TILELOSS_API tileloss_status tileloss_plan_describe(const tileloss_plan* plan, tileloss_text_format format, char* text,
+                                                    size_t capacity, size_t* needed);
+
+// Of each function: _backward, for losses _value_and_grad (both in one pass), and _from_row_state (the forward's outputs from
+// args.row_state alone, once the states of all vocabulary shards are merged in it).
+
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad and entropy_grad, so that any loss written on top
 // of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)).
 TILELOSS_API tileloss_status tileloss_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                         const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_logprobs_from_row_state(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                                              const tileloss_plan* plan, const tileloss_run* run);
 
 // loss_i = w_i [ (1-s) c_y (-logp_i) + (s/V) sum_j c_j (-log p_ij) ] + zeta w_i lse_i^2, reduced. mean divides the first part by
 // the sum of w_i c_y (as PyTorch) and the second by the sum of w_i (as Liger) over the rows that are not ignored, both by
@@ -497,6 +556,9 @@ TILELOSS_API tileloss_status tileloss_cross_entropy_backward(const tileloss_args
                                                              const tileloss_cross_entropy_options* options,
                                                              const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_cross_entropy_value_and_grad(const tileloss_args* args,
+                                                                   const tileloss_cross_entropy_options* options,
+                                                                   const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_cross_entropy_from_row_state(const tileloss_args* args,
                                                                    const tileloss_cross_entropy_options* options,
                                                                    const tileloss_plan* plan, const tileloss_run* run);
 
@@ -510,17 +572,23 @@ TILELOSS_API tileloss_status tileloss_policy_loss_backward(const tileloss_args* 
 TILELOSS_API tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_args* args,
                                                                  const tileloss_policy_loss_options* options,
                                                                  const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_args* args,
+                                                                 const tileloss_policy_loss_options* options,
+                                                                 const tileloss_plan* plan, const tileloss_run* run);
 
 // The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
 // subset) for dlogits. The logits exist a tile at a time; docs/memory.md says what is held instead and how workspace_bytes
-// chooses. With compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once, and sum in
-// float32 (on AVX-512 with BF16, subnormal operands and sums count as 0). A label's own gradient is exact to float32 before that
-// rounding.
+// chooses. With options.linear.compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once,
+// and sum in float32 (on AVX-512 with BF16, subnormal operands and sums count as 0). A label's own gradient is exact to float32
+// before that rounding.
 TILELOSS_API tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                       const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_linear_logprobs_backward(const tileloss_args* args,
                                                                const tileloss_logprobs_options* options,
                                                                const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_logprobs_from_row_state(const tileloss_args* args,
+                                                                     const tileloss_logprobs_options* options,
+                                                                     const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_linear_cross_entropy(const tileloss_args* args,
                                                            const tileloss_cross_entropy_options* options,
                                                            const tileloss_plan* plan, const tileloss_run* run);
@@ -530,12 +598,18 @@ TILELOSS_API tileloss_status tileloss_linear_cross_entropy_backward(const tilelo
 TILELOSS_API tileloss_status tileloss_linear_cross_entropy_value_and_grad(const tileloss_args* args,
                                                                           const tileloss_cross_entropy_options* options,
                                                                           const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_cross_entropy_from_row_state(const tileloss_args* args,
+                                                                          const tileloss_cross_entropy_options* options,
+                                                                          const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_linear_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
                                                          const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_linear_policy_loss_backward(const tileloss_args* args,
                                                                   const tileloss_policy_loss_options* options,
                                                                   const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_linear_policy_loss_value_and_grad(const tileloss_args* args,
+                                                                        const tileloss_policy_loss_options* options,
+                                                                        const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_policy_loss_from_row_state(const tileloss_args* args,
                                                                         const tileloss_policy_loss_options* options,
                                                                         const tileloss_plan* plan, const tileloss_run* run);
 
@@ -563,21 +637,68 @@ typedef struct tileloss_field {
   const char* choices;  // "none|sum|mean"; null unless a choice
 } tileloss_field;
 
+// The arrays of tileloss_row_state, as bits.
+enum {
+  TILELOSS_STATE_MAX = 1,
+  TILELOSS_STATE_SUM = 2,
+  TILELOSS_STATE_TARGET = 4,
+  TILELOSS_STATE_ENTROPY_SUM = 8,
+  TILELOSS_STATE_COLLISION_SUM = 16,
+  TILELOSS_STATE_SMOOTHING_SUM = 32,
+  TILELOSS_STATE_ARGMAX = 64
+};
+
+typedef int32_t tileloss_tensor_role;
+enum {
+  TILELOSS_ROLE_INPUT = 0,
+  TILELOSS_ROLE_UPSTREAM = 1,    // an upstream gradient, of a backward
+  TILELOSS_ROLE_OUTPUT = 2,      // the loss, metrics
+  TILELOSS_ROLE_ROW_OUTPUT = 3,  // one number a row, of any function
+  TILELOSS_ROLE_GRADIENT = 4
+};
+
+// One tensor of tileloss_args, as a function takes it.
+typedef struct tileloss_tensor {
+  const char* name;  // the member of tileloss_args
+  size_t offset;     // of that member
+  int32_t rank;      // 1: a tileloss_vector, 2: a tileloss_matrix
+  tileloss_tensor_role role;
+  uint32_t dtypes;  // bits 1 << tileloss_dtype that it may have
+  uint32_t passes;  // bits 1 << tileloss_pass that read or write it
+  // Its sizes: N rows, V columns, H the hidden width, C classes of the whole vocabulary, B sequences, M metrics (or fewer); L is
+  // N for a loss a row, else 1. "N,V", "C", "B+1", "B|N" (either, as the options say), ...
+  const char* shape;
+  uint32_t state_arrays;  // of a row output: bits of the row state that it is made of
+  int32_t is_required;    // 1: a call without it is refused, in the passes that read it
+} tileloss_tensor;
+
 typedef struct tileloss_function_info {
   size_t struct_size;
   const char* name;
+  const char* loss;   // the name without linear_: what is computed, whatever the logits are made of
+  int32_t is_loss;    // 1: has a loss and value_and_grad; 0: row outputs only
+  int32_t is_linear;  // 1: fused with the LM head
   size_t options_size;
   const tileloss_field* fields;
   int64_t num_fields;
-  int32_t is_loss;  // 1: has a loss and value_and_grad; 0: row outputs only
-  int32_t reserved;
+  const tileloss_tensor* tensors;
+  int64_t num_tensors;
   const char* presets;  // "grpo|gspo|...": names that tileloss_options_preset takes; null if there are none
   const char* metrics;  // "kl|entropy|...": what args.metrics holds, in this order; null if there are none
 } tileloss_function_info;
 
 TILELOSS_API int64_t tileloss_function_count(void);
-// Fills `info` (set info->struct_size first) with function `index`, in order of registration.
+static inline void tileloss_function_info_init(tileloss_function_info* info) { tileloss_struct_init(info, sizeof *info); }
+// Fills `info` (from tileloss_function_info_init) with function `index`, in order of registration.
 TILELOSS_API tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info);
+
+// Sets one option by its field's name in a struct that tileloss_options_init filled: a number; a choice by its name; or the place
+// of the number of a scalar. The value's range is looked at when the call is.
+TILELOSS_API tileloss_status tileloss_options_set(const char* function, void* options, const char* name, double value);
+TILELOSS_API tileloss_status tileloss_options_set_choice(const char* function, void* options, const char* name,
+                                                         const char* choice);
+TILELOSS_API tileloss_status tileloss_options_set_pointer(const char* function, void* options, const char* name,
+                                                          const float* pointer);
 
 TILELOSS_API const char* tileloss_isa_name(tileloss_isa isa);
 TILELOSS_API int32_t tileloss_isa_supported(tileloss_isa isa);  // 1 if compiled in and this machine has it

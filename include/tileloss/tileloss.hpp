@@ -10,8 +10,8 @@
 //   if (!status) std::puts(status.message().c_str());
 //
 // Views never own and cannot be built from temporaries; a default-constructed view means "absent". No function here throws, but
-// for RowState, whose vectors may throw std::bad_alloc or std::length_error. Formulas, special values and determinism: tileloss.h
-// and docs/.
+// for RowState and Plan::describe, which may throw std::bad_alloc or std::length_error. Formulas, special values and determinism:
+// tileloss.h and docs/.
 #ifndef TILELOSS_TILELOSS_HPP_
 #define TILELOSS_TILELOSS_HPP_
 
@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tileloss/arguments.hpp>
 #include <utility>
@@ -94,27 +95,36 @@ class Plan {
   [[nodiscard]] std::string_view function() const& noexcept { return c_.function; }
   std::string_view function() const&& = delete;
   [[nodiscard]] Pass pass() const noexcept { return static_cast<Pass>(c_.pass); }
-  [[nodiscard]] Isa isa() const noexcept { return static_cast<Isa>(c_.isa); }
+  [[nodiscard]] Isa isa() const noexcept { return static_cast<Isa>(c_.cpu.isa); }
   // Why the planner's own choice was not Isa::kAvx512Amx; empty if it was, or if an instruction set was asked for.
-  [[nodiscard]] std::string_view isa_note() const& noexcept { return c_.isa_note; }
+  [[nodiscard]] std::string_view isa_note() const& noexcept { return c_.cpu.isa_note; }
   std::string_view isa_note() const&& = delete;
-  [[nodiscard]] Schedule schedule() const noexcept { return static_cast<Schedule>(c_.schedule); }
-  [[nodiscard]] std::int32_t threads() const noexcept { return c_.threads; }
-  [[nodiscard]] std::int64_t row_block() const noexcept { return c_.row_block; }
-  [[nodiscard]] std::int64_t vocab_block() const noexcept { return c_.vocab_block; }
+  [[nodiscard]] Schedule schedule() const noexcept { return static_cast<Schedule>(c_.cpu.schedule); }
+  [[nodiscard]] std::int32_t threads() const noexcept { return c_.cpu.threads; }
+  [[nodiscard]] std::int64_t row_block() const noexcept { return c_.cpu.row_block; }
+  [[nodiscard]] std::int64_t vocab_block() const noexcept { return c_.cpu.vocab_block; }
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return c_.workspace_bytes; }
   [[nodiscard]] double predicted_ms() const noexcept { return c_.predicted_ms; }
   // With the LM head, Schedule::kStash: columns whose logits are kept for the backward, and rows whose logits all are, in dhead.
-  [[nodiscard]] std::int64_t kept_columns() const noexcept { return c_.kept_columns; }
-  [[nodiscard]] std::int64_t kept_rows() const noexcept { return c_.kept_rows; }
+  [[nodiscard]] std::int64_t kept_columns() const noexcept { return c_.cpu.kept_columns; }
+  [[nodiscard]] std::int64_t kept_rows() const noexcept { return c_.cpu.kept_rows; }
   // With the LM head: columns of the backward between two visits of dhidden.
-  [[nodiscard]] std::int64_t chunk_columns() const noexcept { return c_.chunk_columns; }
+  [[nodiscard]] std::int64_t chunk_columns() const noexcept { return c_.cpu.chunk_columns; }
   // What the workspace is made of: name and bytes of each part.
   [[nodiscard]] std::span<const tileloss_plan_buffer> buffers() const& noexcept {
     return {c_.buffers, static_cast<std::size_t>(c_.buffer_count)};
   }
   std::span<const tileloss_plan_buffer> buffers() const&& = delete;  // of a plan that is gone
   [[nodiscard]] const tileloss_plan& c() const noexcept { return c_; }
+  // A line a fact, or one JSON object; empty for a plan that was never made. May throw std::bad_alloc.
+  [[nodiscard]] std::string describe(tileloss_text_format format = TILELOSS_TEXT) const {
+    std::size_t needed = 0;
+    if (tileloss_plan_describe(&c_, format, nullptr, 0, &needed) != TILELOSS_OK) return {};
+    std::string text(needed, '\0');
+    (void)tileloss_plan_describe(&c_, format, text.data(), needed, nullptr);
+    text.pop_back();
+    return text;
+  }
 
  private:
   tileloss_plan c_;
@@ -166,7 +176,7 @@ struct RunOptions {
   const Plan* plan = nullptr;
   std::span<std::byte> workspace = {};  // at least plan->workspace_bytes(); alignment 64
   const Executor* executor = nullptr;
-  void* stream = nullptr;  // GPUs only
+  void* stream = nullptr;  // the device's; the CPU has none
 
   [[nodiscard]] const tileloss_plan* c_plan() const noexcept { return plan == nullptr ? nullptr : &plan->c(); }
   [[nodiscard]] tileloss_run c() const noexcept {
@@ -190,11 +200,10 @@ namespace detail {
 template <class Options>
 PlanResult make_plan(const char* function, Pass pass, const tileloss_args& c_args, const Options& options,
                      const PlanOptions& wishes, const Executor* executor) noexcept {
-  const auto c_options = options.c();
   const tileloss_plan_options c_wishes = wishes.c();
   tileloss_plan plan;
   tileloss_plan_init(&plan);
-  Status status(tileloss_make_plan(function, static_cast<tileloss_pass>(pass), &c_args, &c_options, &c_wishes,
+  Status status(tileloss_make_plan(function, static_cast<tileloss_pass>(pass), &c_args, &options, &c_wishes,
                                    executor == nullptr ? nullptr : executor->c(), &plan));
   return {std::move(status), Plan(plan)};
 }
@@ -202,9 +211,8 @@ PlanResult make_plan(const char* function, Pass pass, const tileloss_args& c_arg
 template <class Options>
 Status call(const char* function, Pass pass, const tileloss_args& c_args, const Options& options,
             const RunOptions& run) noexcept {
-  const auto c_options = options.c();
   const tileloss_run c_run = run.c();
-  return Status(tileloss_call(function, static_cast<tileloss_pass>(pass), &c_args, &c_options, run.c_plan(), &c_run));
+  return Status(tileloss_call(function, static_cast<tileloss_pass>(pass), &c_args, &options, run.c_plan(), &c_run));
 }
 
 }  // namespace detail

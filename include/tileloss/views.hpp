@@ -232,55 +232,12 @@ using MaskView = AnyVector<detail::AcceptsMasks>;
 using BiasView = AnyVector<detail::AcceptsLogits>;
 using MutableBiasView = AnyVector<detail::AcceptsMutableLogits>;
 
-// A number that may change from step to step: a value, or the place of one float that is read during the call.
-class Scalar {
- public:
-  template <detail::Number Number>
-  constexpr Scalar(Number value) noexcept : c_{static_cast<double>(value), nullptr} {}
-  static constexpr Scalar at(const float* pointer) noexcept {
-    Scalar scalar(0.0);
-    scalar.c_.pointer = pointer;
-    return scalar;
-  }
-  static constexpr Scalar not_given() noexcept { return {std::numeric_limits<double>::quiet_NaN()}; }
-  [[nodiscard]] constexpr const tileloss_scalar& c() const noexcept { return c_; }
-
- private:
-  tileloss_scalar c_;
-};
+// A number that may change from step to step: a value, or {0, &place of one float that is read during the call}. NaN: not given.
+using Scalar = tileloss_scalar;
 
 // ------------------------------------------------------------------------------------------------------------- row state
 
-// Where a forward leaves what a backward needs (meaning of each array: tileloss_row_state). Arrays of `rows`; null = not wanted,
-// but max, sum and target belong together. Default-constructed: absent.
-struct RowStateView {
-  std::int64_t rows = 0;
-  float* max = nullptr;
-  float* sum = nullptr;
-  float* target = nullptr;
-  float* entropy_sum = nullptr;
-  float* collision_sum = nullptr;
-  float* smoothing_sum = nullptr;
-  std::int64_t* argmax = nullptr;
-  double smoothing_weight = 0;
-
-  [[nodiscard]] bool present() const noexcept { return rows != 0 || max != nullptr; }
-  [[nodiscard]] tileloss_row_state c() const noexcept {
-    tileloss_row_state state;
-    tileloss_row_state_init(&state);
-    state.rows = rows;
-    state.max = max;
-    state.sum = sum;
-    state.target = target;
-    state.entropy_sum = entropy_sum;
-    state.collision_sum = collision_sum;
-    state.smoothing_sum = smoothing_sum;
-    state.argmax = argmax;
-    state.smoothing_weight = smoothing_weight;
-    return state;
-  }
-};
-
+// Which of tileloss_row_state's arrays to have besides max, sum and target.
 struct RowStateFields {
   bool entropy_sum = false;
   bool collision_sum = false;
@@ -292,6 +249,7 @@ struct RowStateFields {
 class RowState {
  public:
   explicit RowState(std::int64_t rows, RowStateFields fields = {}) : rows_(rows) {
+    tileloss_row_state_init(&c_);
     const auto size = static_cast<std::size_t>(rows);
     constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
     max_.assign(size, kMinusInfinity);
@@ -303,10 +261,14 @@ class RowState {
     argmax_.assign(fields.argmax ? size : 0, -1);
   }
 
-  [[nodiscard]] RowStateView view() & noexcept { return view_of(*this); }
+  // For args.row_state, as long as this object lives, and is neither moved nor assigned to.
+  [[nodiscard]] tileloss_row_state* c() & noexcept {
+    point_at_arrays();
+    return &c_;
+  }
   // Every column this state has seen counts here once, with its class weight: the caller sets it, merge adds it up.
-  [[nodiscard]] double smoothing_weight() const noexcept { return smoothing_weight_; }
-  void set_smoothing_weight(double weight) noexcept { smoothing_weight_ = weight; }
+  [[nodiscard]] double smoothing_weight() const noexcept { return c_.smoothing_weight; }
+  void set_smoothing_weight(double weight) noexcept { c_.smoothing_weight = weight; }
 
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::span<const float> max() const& noexcept { return max_; }
@@ -326,33 +288,29 @@ class RowState {
 
   // *this = *this + from, row by row: two shards of the vocabulary become one.
   Status merge(const RowState& from) noexcept {
-    tileloss_row_state into_c = view().c();
-    // The C view has no const arrays; merge only reads `from`.
-    const tileloss_row_state from_c = view_of(const_cast<RowState&>(from)).c();
-    Status status(tileloss_row_state_merge(&into_c, &from_c));
-    smoothing_weight_ = into_c.smoothing_weight;
-    return status;
+    // The C struct has no const arrays; merge only reads `from`.
+    return Status(tileloss_row_state_merge(c(), const_cast<RowState&>(from).c()));
   }
 
  private:
-  static RowStateView view_of(RowState& state) noexcept {
+  // As late as here, so that copies and moved objects point at their own.
+  void point_at_arrays() noexcept {
     const auto pointer = [](auto& array) { return array.empty() ? nullptr : array.data(); };
-    const auto needed = [&state](auto& array) { return array.empty() ? &state.no_rows_ : array.data(); };
-    return {.rows = state.rows_,
-            .max = needed(state.max_),
-            .sum = needed(state.sum_),
-            .target = needed(state.target_),
-            .entropy_sum = pointer(state.entropy_sum_),
-            .collision_sum = pointer(state.collision_sum_),
-            .smoothing_sum = pointer(state.smoothing_sum_),
-            .argmax = pointer(state.argmax_),
-            .smoothing_weight = state.smoothing_weight_};
+    const auto needed = [this](auto& array) { return array.empty() ? &no_rows_ : array.data(); };
+    c_.rows = rows_;
+    c_.max = needed(max_);
+    c_.sum = needed(sum_);
+    c_.target = needed(target_);
+    c_.entropy_sum = pointer(entropy_sum_);
+    c_.collision_sum = pointer(collision_sum_);
+    c_.smoothing_sum = pointer(smoothing_sum_);
+    c_.argmax = pointer(argmax_);
   }
 
   std::int64_t rows_;
   std::vector<float> max_, sum_, target_, entropy_sum_, collision_sum_, smoothing_sum_;
   std::vector<std::int64_t> argmax_;
-  double smoothing_weight_ = 0;
+  tileloss_row_state c_{};
   float no_rows_ = 0;  // where the arrays point that must be there, without rows
 };
 

@@ -3,54 +3,16 @@
 #include <limits>
 #include <tuple>
 
-#include "api/problem.h"
-
-namespace tileloss::api {
+namespace tileloss::impl::api {
 namespace {
 
 using std::to_string;
 
-constexpr std::uint32_t bit(tileloss_dtype t) { return 1u << t; }
-constexpr std::uint32_t kFloat = bit(TILELOSS_FLOAT32);
-constexpr std::uint32_t kAnyFloat = kFloat | bit(TILELOSS_BFLOAT16) | bit(TILELOSS_FLOAT16);
-constexpr std::uint32_t kInteger = bit(TILELOSS_INT32) | bit(TILELOSS_INT64);
-constexpr std::uint32_t kLinear = 1u << 31;  // of the functions with the LM head, beside LossInputs
-constexpr std::uint32_t kAnyMask = bit(TILELOSS_UINT8) | kInteger | kFloat;
-
-using Args = tileloss_args;
-using Slot = VectorSlot;
-constexpr VectorSlot kSlots[] = {
-    {"labels", &Args::labels, kInteger, Slot::kRows, false, 0},
-    {"token_weights", &Args::token_weights, kFloat, Slot::kRows, false, kTokenWeights},
-    {"class_weights", &Args::class_weights, kFloat, Slot::kClasses, false, kClassWeights},
-    {"loss_grad", &Args::loss_grad, kFloat, Slot::kLosses, false, kLossGrad},
-    {"logp_grad", &Args::logp_grad, kFloat, Slot::kRows, false, kRowGrads},
-    {"lse_grad", &Args::lse_grad, kFloat, Slot::kRows, false, kRowGrads},
-    {"entropy_grad", &Args::entropy_grad, kFloat, Slot::kRows, false, kRowGrads},
-    {"mask", &Args::mask, kAnyMask, Slot::kRows, false, kMask},
-    {"old_logp", &Args::old_logp, kFloat, Slot::kRows, false, kPolicyLogps},
-    {"ref_logp", &Args::ref_logp, kFloat, Slot::kRows, false, kPolicyLogps},
-    {"sampler_logp", &Args::sampler_logp, kFloat, Slot::kRows, false, kPolicyLogps},
-    {"advantages", &Args::advantages, kFloat, Slot::kAny, false, kAdvantages},
-    {"sequence_offsets", &Args::sequence_offsets, kInteger, Slot::kAny, false, kSequences},
-    {"bias", &Args::bias, kAnyFloat, Slot::kColumns, false, kLinear},
-    {"dbias", &Args::dbias, kAnyFloat, Slot::kColumns, true, kLinear},
-    {"loss", &Args::loss, kFloat, Slot::kLosses, true, 0},
-    {"logp", &Args::logp, kFloat, Slot::kRows, true, 0},
-    {"lse", &Args::lse, kFloat, Slot::kRows, true, 0},
-    {"entropy", &Args::entropy, kFloat, Slot::kRows, true, 0},
-    {"argmax", &Args::argmax, bit(TILELOSS_INT64), Slot::kRows, true, 0},
-    {"correct", &Args::correct, bit(TILELOSS_UINT8), Slot::kRows, true, 0},
-    {"log_sum_sq_probs", &Args::log_sum_sq_probs, kFloat, Slot::kRows, true, 0},
-    {"mean_logit", &Args::mean_logit, kFloat, Slot::kRows, true, 0},
-    {"metrics", &Args::metrics, kFloat, Slot::kAny, true, kStepMetrics},
-};
-
 std::string dtype_names(std::uint32_t dtypes) {
   std::string names;
   for (tileloss_dtype t = TILELOSS_FLOAT32; t <= TILELOSS_UINT8; ++t) {
-    if ((dtypes & bit(t)) == 0) continue;
-    dtypes &= ~bit(t);
+    if ((dtypes & dtype_bit(t)) == 0) continue;
+    dtypes &= ~dtype_bit(t);
     names += (names.empty() ? "" : dtypes == 0 ? " or " : ", ") + std::string(dtype_name(t));
   }
   return names;
@@ -62,40 +24,46 @@ bool fits(std::int64_t count, std::int64_t stride, tileloss_dtype dtype) {
   return !__builtin_mul_overflow(count, stride, &elements) && !__builtin_mul_overflow(elements, element_bytes(dtype), &bytes);
 }
 
-std::int64_t wanted_size(const Problem& p, const VectorSlot& slot, const tileloss_vector& v) {
-  switch (slot.size) {
-    case Slot::kRows: return p.rows;
-    case Slot::kClasses: return p.classes;
-    case Slot::kColumns: return p.total_columns;
-    case Slot::kLosses: return p.is_per_row ? p.rows : 1;
+std::int64_t wanted_size(const Problem& p, const TensorSlot& slot, const tileloss_vector& v) {
+  switch (slot.shape) {
+    case Shape::kRows: return p.rows;
+    case Shape::kClasses: return p.classes;
+    case Shape::kColumns: return p.total_columns;
+    case Shape::kLosses: return p.is_per_row ? p.rows : 1;
     default: return v.size;
   }
 }
 
-Status check_vector(const Problem& p, const VectorSlot& slot) {
-  const tileloss_vector& v = p.args.*slot.member;
+// The device of a tensor beside the first one's, which chose the backend.
+Status check_device(const Problem& p, const std::string& name, tileloss_device_type device_type) {
+  if (device_type == p.device_type) return {};
+  return expected(name + ".device_type", std::string("the first tensor's device, ") + device_name(p.device_type),
+                  to_string(device_type));
+}
+
+Status check_vector(const Problem& p, const TensorSlot& slot) {
+  const tileloss_vector& v = p.args.*slot.vector;
   const std::string name = slot.name;
+  if (slot.groups != 0 && (p.loss->groups & slot.groups) == 0)
+    return expected(name, "none: " + p.loss->name + " does not take it", "a vector");
   const bool known = v.dtype > TILELOSS_NONE && v.dtype <= TILELOSS_UINT8;
-  if (!known || (slot.dtypes & bit(v.dtype)) == 0)
+  if (!known || (slot.dtypes & dtype_bit(v.dtype)) == 0)
     return expected(name + ".dtype", dtype_names(slot.dtypes), dtype_name(v.dtype));
-  if (v.device_type != TILELOSS_CPU) return expected(name + ".device_type", "the logits' device (CPU)", to_string(v.device_type));
+  if (Status s = check_device(p, name, v.device_type); !s.ok()) return s;
   if (v.reserved != 0) return expected(name + ".reserved", "0", to_string(v.reserved));
   const std::int64_t size = wanted_size(p, slot, v);
   if (v.size != size) return expected(name + ".size", to_string(size), to_string(v.size));
   if (v.size < 0) return expected(name + ".size", ">= 0", to_string(v.size));
-  if (slot.is_output && size > 1 && v.stride == 0) return expected(name + ".stride", "not 0 for an output", "0");
+  if (slot.is_output() && size > 1 && v.stride == 0) return expected(name + ".stride", "not 0 for an output", "0");
   if (v.stride < 0) return expected(name + ".stride", ">= 0", to_string(v.stride));
   if (!fits(size, v.stride, v.dtype))
     return expected(name, "less than 2^63 bytes", to_string(size) + " * " + to_string(v.stride));
-  const std::uint32_t inputs = p.loss->info.inputs | (p.loss->is_linear ? kLinear : 0u);
-  if (slot.input != 0 && (inputs & slot.input) == 0)
-    return expected(name, "none: " + p.loss->name + " does not take it", "a vector");
   return {};
 }
 
 Status check_sequences(const Problem& p) {
   const tileloss_args& a = p.args;
-  const bool takes = (p.loss->info.inputs & kSequences) != 0;
+  const bool takes = (p.loss->groups & kSequences) != 0;
   if (a.sequence_length != 0 && !takes) {
     return expected("sequence_length", "0: " + p.loss->name + " does not take it", to_string(a.sequence_length));
   }
@@ -107,21 +75,6 @@ Status check_sequences(const Problem& p) {
   }
   if (present(a.sequence_offsets) && a.sequence_offsets.size < 1)
     return expected("sequence_offsets.size", ">= 1", to_string(a.sequence_offsets.size));
-  return {};
-}
-
-Status check_offsets(const Problem& p) {
-  const Sequences sequences(p.args.sequence_offsets, 0, p.rows);
-  if (!sequences.has_offsets()) return {};
-  const auto entry = [](std::int64_t i) { return "sequence_offsets[" + to_string(i) + "]"; };
-  const IntegerInput offsets(p.args.sequence_offsets);
-  if (offsets[0] != 0) return expected(entry(0), "0", to_string(offsets[0]));
-  for (std::int64_t i = 1; i < offsets.size(); ++i) {
-    if (offsets[i] < offsets[i - 1])
-      return expected(entry(i), ">= the one before it, " + to_string(offsets[i - 1]), to_string(offsets[i]));
-  }
-  const std::int64_t last = offsets.size() - 1;
-  if (offsets[last] != p.rows) return expected(entry(last), "the number of rows, " + to_string(p.rows), to_string(offsets[last]));
   return {};
 }
 
@@ -141,43 +94,11 @@ Status check_strides(const std::string& name, const tileloss_matrix& m) {
 
 }  // namespace
 
-std::span<const VectorSlot> vector_slots() { return kSlots; }
-
-std::int64_t element_bytes(tileloss_dtype t) {
-  switch (t) {
-    case TILELOSS_INT64: return 8;
-    case TILELOSS_FLOAT32:
-    case TILELOSS_INT32: return 4;
-    case TILELOSS_UINT8: return 1;
-    default: return 2;
-  }
-}
-
-cpu::StorageType storage_type(tileloss_dtype t) {
-  return t == TILELOSS_BFLOAT16 ? cpu::kStorageBfloat16 : t == TILELOSS_FLOAT16 ? cpu::kStorageFloat16 : cpu::kStorageFloat32;
-}
-
-const char* dtype_name(tileloss_dtype t) {
-  switch (t) {
-    case TILELOSS_NONE: return "none";
-    case TILELOSS_FLOAT32: return "float32";
-    case TILELOSS_BFLOAT16: return "bfloat16";
-    case TILELOSS_FLOAT16: return "float16";
-    case TILELOSS_INT32: return "int32";
-    case TILELOSS_INT64: return "int64";
-    case TILELOSS_UINT8: return "uint8";
-    default: return "an unknown dtype";
-  }
-}
-
-Status check_matrix(const char* name, const tileloss_matrix& m, Layout layout) {
+Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout) {
   if (m.dtype != TILELOSS_FLOAT32 && m.dtype != TILELOSS_BFLOAT16 && m.dtype != TILELOSS_FLOAT16) {
     return expected(std::string(name) + ".dtype", "float32, bfloat16 or float16", dtype_name(m.dtype));
   }
-  if (m.device_type != TILELOSS_CPU) {
-    return {TILELOSS_UNSUPPORTED,
-            std::string(name) + ".device_type: expected the CPU, the only device of this build, got " + to_string(m.device_type)};
-  }
+  if (Status s = check_device(p, name, m.device_type); !s.ok()) return s;
   if (m.reserved != 0) return expected(std::string(name) + ".reserved", "0", to_string(m.reserved));
   if (m.rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(m.rows));
   if (m.cols < 1) return expected(std::string(name) + ".cols", ">= 1", to_string(m.cols));
@@ -214,16 +135,14 @@ Status check_row_groups(const Problem& p) {
 
 Status check_vectors(const Problem& p) {
   const tileloss_args& a = p.args;
-  for (const VectorSlot& slot : kSlots) {
-    if (!present(a.*slot.member)) continue;
+  for (const TensorSlot& slot : tensor_slots()) {
+    if (slot.vector == nullptr || !present(a, slot)) continue;
     if (Status s = check_vector(p, slot); !s.ok()) return s;
   }
   if (!present(a.labels)) return expected("labels", "an int32 or int64 vector of size " + to_string(p.rows), "none");
   if (present(a.class_weights) && a.class_weights.stride != 1 && p.classes > 1) {
     return expected("class_weights.stride", "1", to_string(a.class_weights.stride));
   }
-  if (present(a.loss) && !p.loss->info.is_loss)
-    return expected("loss", "none: " + p.loss->name + " does not take it", "a vector");
   if (present(a.metrics) && (a.metrics.size < 1 || a.metrics.size > p.num_metrics))
     return expected("metrics.size", "1 to " + to_string(p.num_metrics), to_string(a.metrics.size));
   return check_sequences(p);
@@ -231,45 +150,40 @@ Status check_vectors(const Problem& p) {
 
 Status check_pointers(const Problem& p) {
   const tileloss_args& a = p.args;
-  for (const VectorSlot& slot : kSlots) {
-    const tileloss_vector& v = a.*slot.member;
-    if (present(v) && v.size > 0 && v.data == nullptr && (p.rows > 0 || slot.size != Slot::kClasses))
-      return expected(std::string(slot.name) + ".data", "a pointer", "null");
-  }
-  if (Status s = check_offsets(p); !s.ok()) return s;
-  for (const auto& [name, m] : {std::pair{"logits", &a.logits},
-                                {"dlogits", &a.dlogits},
-                                {"hidden", &a.hidden},
-                                {"head", &a.head},
-                                {"dhidden", &a.dhidden},
-                                {"dhead", &a.dhead}}) {
-    if (present(*m) && m->rows > 0 && m->data == nullptr) return expected(std::string(name) + ".data", "a pointer", "null");
+  for (const TensorSlot& slot : tensor_slots()) {
+    if (!present(a, slot)) continue;
+    const bool is_vector = slot.vector != nullptr;
+    const bool has_data =
+        is_vector ? (a.*slot.vector).size > 0 && (p.rows > 0 || slot.shape != Shape::kClasses) : (a.*slot.matrix).rows > 0;
+    const void* const data = is_vector ? (a.*slot.vector).data : (a.*slot.matrix).data;
+    if (has_data && data == nullptr) return expected(std::string(slot.name) + ".data", "a pointer", "null");
   }
   return check_overlap(p);
 }
 
-void hash_tensors(const tileloss_args& a, Fingerprint& h) {
-  for (const tileloss_matrix* m : {&a.logits, &a.dlogits, &a.hidden, &a.head, &a.dhidden, &a.dhead}) {
-    h.add(m->dtype);
-    if (!present(*m)) continue;
-    h.add(m->rows);
-    h.add(m->cols);
-    h.add(m->row_stride);
-    h.add(m->col_stride);
-  }
-  for (const VectorSlot& slot : kSlots) {
-    const tileloss_vector& v = a.*slot.member;
-    h.add(v.dtype);
-    if (!present(v)) continue;
-    h.add(v.size);
-    h.add(v.stride);
+void hash_tensors(const Problem& p, Fingerprint& h) {
+  const tileloss_args& a = p.args;
+  for (const TensorSlot& slot : tensor_slots()) {
+    h.add(present(a, slot));
+    if (!present(a, slot)) continue;
+    if (slot.vector != nullptr) {
+      const tileloss_vector& v = a.*slot.vector;
+      h.add(v.dtype);
+      h.add(v.size);
+      h.add(v.stride);
+    } else {
+      const tileloss_matrix& m = a.*slot.matrix;
+      h.add(m.dtype);
+      h.add(m.rows);
+      h.add(m.cols);
+      h.add(m.row_stride);
+      h.add(m.col_stride);
+    }
   }
   h.add(a.sequence_length);
-  h.add(a.compute_dtype);
-  h.add(a.accumulate);
   h.add(a.row_groups.rows);
   h.add(a.row_groups.logits_stride);
   h.add(a.row_groups.dlogits_stride);
 }
 
-}  // namespace tileloss::api
+}  // namespace tileloss::impl::api

@@ -5,15 +5,14 @@
 #include <limits>
 #include <vector>
 
-#include "api/options.h"
-#include "api/plan.h"
-#include "api/problem.h"
-#include "api/run.h"
-#include "api/status.h"
-#include "backends/cpu/isa/isa.h"
-#include "backends/cpu/threads/executor.h"
+#include "api/arguments.h"
+#include "api/boundary.h"
+#include "api/describe.h"
+#include "api/validate.h"
+#include "backends/backend.h"
+#include "schema/options.h"
 
-namespace tileloss::api {
+namespace tileloss::impl::api {
 namespace {
 
 std::string& last_error() {
@@ -36,28 +35,66 @@ tileloss_status report(Status status) noexcept {
 
 namespace {
 
-Status call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, const tileloss_plan* plan,
-            const tileloss_run* given) {
+Status check_executor(const tileloss_executor* given, tileloss_executor* whole) {
+  if (Status s = take_struct("executor", given, whole); !s.ok()) return s;
+  if (given == nullptr) return {};
+  if (whole->reserved != 0) return expected("executor.reserved", "0", std::to_string(whole->reserved));
+  if (whole->threads < 1) return expected("executor.threads", ">= 1", std::to_string(whole->threads));
+  if (whole->parallel_for == nullptr && whole->schedule == nullptr)
+    return expected("executor", "parallel_for or schedule", "neither");
+  return {};
+}
+
+// The head of a plan here, the rest by the backend.
+Status make_plan(const Problem& problem, const tileloss_plan_options* given, const tileloss_executor* executor,
+                 tileloss_plan* out) {
+  tileloss_plan_options wishes{};
+  if (Status s = take_struct("plan_options", given, &wishes); !s.ok()) return s;
+  tileloss_executor own_executor{};
+  if (Status s = check_executor(executor, &own_executor); !s.ok()) return s;
+  tileloss_plan plan{};
+  plan.struct_size = sizeof plan;
+  std::strncpy(plan.function, problem.loss->name.c_str(), sizeof plan.function - 1);
+  plan.pass = problem.pass;
+  plan.device_type = problem.device_type;
+  plan.fingerprint = fingerprint(problem);
+  const Backend& backend = *find_backend(problem.device_type);
+  if (Status s = backend.plan(problem, wishes, executor == nullptr ? nullptr : &own_executor, &plan); !s.ok()) return s;
+  fill_struct(plan, out);
+  return {};
+}
+
+Status run_planned(const Problem& problem, const tileloss_plan& plan, const tileloss_run* given) {
+  if (Status s = check_pointers(problem); !s.ok()) return s;
+  tileloss_run run{};
+  if (Status s = take_struct("run", given, &run); !s.ok()) return s;
+  tileloss_executor executor{};
+  if (Status s = check_executor(run.executor, &executor); !s.ok()) return s;
+  if (run.executor != nullptr) run.executor = &executor;
+  return find_backend(problem.device_type)->run(problem, plan, run);
+}
+
+Status call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, const tileloss_plan* given,
+            const tileloss_run* run) {
   Problem problem;
   if (Status s = make_problem(function, pass, args, options, &problem); !s.ok()) return s;
-  if (plan == nullptr) {
-    tileloss_plan own{};
-    own.struct_size = sizeof own;
-    if (Status s = make_plan(problem, nullptr, given == nullptr ? nullptr : given->executor, &own); !s.ok()) return s;
-    return run(problem, own, given);
+  tileloss_plan plan{};
+  plan.struct_size = sizeof plan;
+  if (given == nullptr) {
+    if (Status s = make_plan(problem, nullptr, run == nullptr ? nullptr : run->executor, &plan); !s.ok()) return s;
+    return run_planned(problem, plan, run);
   }
-  if (!is_plan_size(plan->struct_size))
-    return expected("plan.struct_size", std::to_string(sizeof *plan), std::to_string(plan->struct_size));
-  const std::string planned(plan->function, strnlen(plan->function, sizeof plan->function));
-  if (plan->fingerprint != fingerprint(problem) || plan->pass != pass || planned != function) {
+  if (Status s = take_struct("plan", given, &plan); !s.ok()) return s;
+  const std::string planned(plan.function, strnlen(plan.function, sizeof plan.function));
+  if (plan.fingerprint != fingerprint(problem) || plan.pass != pass || planned != function ||
+      plan.device_type != problem.device_type) {
     return {TILELOSS_PLAN_MISMATCH, std::string("plan: expected one made for this ") + function +
                                         " (same shapes, dtypes, strides and options), got one made for another call of " +
                                         planned};
   }
-  if (Status s = check_plan(*plan); !s.ok()) return s;
-  if (!cpu::isa_supported(plan->isa))
-    return {TILELOSS_UNSUPPORTED, std::string("plan.isa: expected one that this machine has, got ") + cpu::isa_name(plan->isa)};
-  return run(problem, *plan, given);
+  if (plan.workspace_bytes < 0) return expected("plan.workspace_bytes", ">= 0", std::to_string(plan.workspace_bytes));
+  if (Status s = find_backend(plan.device_type)->check_plan(plan); !s.ok()) return s;
+  return run_planned(problem, plan, run);
 }
 
 void init(void* value, std::size_t struct_size) {
@@ -80,7 +117,7 @@ Status init_options(const char* function, const char* preset, void* options, std
       return expected("preset", "one of " + std::string(loss->info.presets), preset);
   }
   std::vector<std::byte> own(loss->info.options_size);
-  fill_defaults(*loss, own.data());
+  fill_defaults(loss->fields, own.data(), own.size());
   if (preset != nullptr) loss->info.set_preset(preset, own.data());
   init(options, options_size);
   const std::size_t known = std::min(options_size, loss->info.options_size), head = sizeof options_size;
@@ -88,11 +125,24 @@ Status init_options(const char* function, const char* preset, void* options, std
   return {};
 }
 
-}  // namespace
-}  // namespace tileloss::api
+// With the function's fields, once options were found to have room for all of them.
+template <class Set>
+Status set_option(const char* function, const void* options, const Set& set) {
+  const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
+  if (loss == nullptr) return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
+  if (options == nullptr) return expected("options", "a struct from tileloss_options_init", "null");
+  std::size_t size = 0;
+  std::memcpy(&size, options, sizeof size);
+  if (size < loss->info.options_size)
+    return expected("options.struct_size", "at least " + std::to_string(loss->info.options_size), std::to_string(size));
+  return set(loss->fields);
+}
 
-using namespace tileloss;       // NOLINT(google-build-using-namespace): the C functions below stand outside every namespace
-using namespace tileloss::api;  // NOLINT(google-build-using-namespace)
+}  // namespace
+}  // namespace tileloss::impl::api
+
+using namespace tileloss::impl;       // NOLINT(google-build-using-namespace): the C functions below stand outside every namespace
+using namespace tileloss::impl::api;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
 
@@ -130,10 +180,16 @@ tileloss_status tileloss_make_plan(const char* function, tileloss_pass pass, con
                                    const tileloss_plan_options* plan_options, const tileloss_executor* executor,
                                    tileloss_plan* plan) {
   return guarded([&]() -> Status {
+    if (Status s = check_filled("plan", plan); !s.ok()) return s;
     Problem problem;
     if (Status s = make_problem(function, pass, args, options, &problem); !s.ok()) return s;
     return make_plan(problem, plan_options, executor, plan);
   });
+}
+
+tileloss_status tileloss_plan_describe(const tileloss_plan* plan, tileloss_text_format format, char* text, size_t capacity,
+                                       size_t* needed) {
+  return guarded([&] { return describe(plan, format, text, capacity, needed); });
 }
 
 tileloss_status tileloss_call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options,
@@ -149,6 +205,10 @@ tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tile
                                            const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("logprobs", TILELOSS_BACKWARD, args, options, plan, run);
 }
+tileloss_status tileloss_logprobs_from_row_state(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                                 const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("logprobs", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
+}
 tileloss_status tileloss_cross_entropy(const tileloss_args* args, const tileloss_cross_entropy_options* options,
                                        const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("cross_entropy", TILELOSS_FORWARD, args, options, plan, run);
@@ -160,6 +220,10 @@ tileloss_status tileloss_cross_entropy_backward(const tileloss_args* args, const
 tileloss_status tileloss_cross_entropy_value_and_grad(const tileloss_args* args, const tileloss_cross_entropy_options* options,
                                                       const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("cross_entropy", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+tileloss_status tileloss_cross_entropy_from_row_state(const tileloss_args* args, const tileloss_cross_entropy_options* options,
+                                                      const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("cross_entropy", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
 
 tileloss_status tileloss_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
@@ -174,6 +238,10 @@ tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_args* args, c
                                                     const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("policy_loss", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
+tileloss_status tileloss_policy_loss_from_row_state(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                    const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("policy_loss", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
+}
 
 tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                          const tileloss_plan* plan, const tileloss_run* run) {
@@ -182,6 +250,10 @@ tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tilelo
 tileloss_status tileloss_linear_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                   const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_logprobs", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_logprobs_from_row_state(const tileloss_args* args, const tileloss_logprobs_options* options,
+                                                        const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_logprobs", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
 tileloss_status tileloss_linear_cross_entropy(const tileloss_args* args, const tileloss_cross_entropy_options* options,
                                               const tileloss_plan* plan, const tileloss_run* run) {
@@ -196,6 +268,11 @@ tileloss_status tileloss_linear_cross_entropy_value_and_grad(const tileloss_args
                                                              const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
+tileloss_status tileloss_linear_cross_entropy_from_row_state(const tileloss_args* args,
+                                                             const tileloss_cross_entropy_options* options,
+                                                             const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_cross_entropy", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
+}
 tileloss_status tileloss_linear_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
                                             const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_policy_loss", TILELOSS_FORWARD, args, options, plan, run);
@@ -208,6 +285,10 @@ tileloss_status tileloss_linear_policy_loss_value_and_grad(const tileloss_args* 
                                                            const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
+tileloss_status tileloss_linear_policy_loss_from_row_state(const tileloss_args* args, const tileloss_policy_loss_options* options,
+                                                           const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_policy_loss", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
+}
 
 int64_t tileloss_function_count(void) { return static_cast<int64_t>(losses().size()); }
 
@@ -215,18 +296,22 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
   return guarded([&]() -> Status {
     if (index < 0 || index >= tileloss_function_count())
       return expected("index", "0 to " + std::to_string(tileloss_function_count() - 1), std::to_string(index));
-    if (info == nullptr || info->struct_size != sizeof *info)
-      return expected("info", "struct_size = " + std::to_string(sizeof *info), "another");
+    if (Status s = check_filled("info", info); !s.ok()) return s;
     const RegisteredLoss& loss = losses()[static_cast<std::size_t>(index)];
-    *info = {sizeof *info,
-             loss.name.c_str(),
-             loss.info.options_size,
-             loss.fields.data(),
-             static_cast<int64_t>(loss.fields.size()),
-             loss.info.is_loss ? 1 : 0,
-             0,
-             loss.info.presets,
-             loss.info.metrics};
+    tileloss_function_info whole{};
+    whole.struct_size = sizeof whole;
+    whole.name = loss.name.c_str();
+    whole.loss = loss.info.name;
+    whole.is_loss = loss.info.is_loss ? 1 : 0;
+    whole.is_linear = loss.is_linear ? 1 : 0;
+    whole.options_size = loss.info.options_size;
+    whole.fields = loss.fields.data();
+    whole.num_fields = static_cast<int64_t>(loss.fields.size());
+    whole.tensors = loss.tensors.data();
+    whole.num_tensors = static_cast<int64_t>(loss.tensors.size());
+    whole.presets = loss.info.presets;
+    whole.metrics = loss.info.metrics;
+    fill_struct(whole, info);
     return {};
   });
 }
@@ -238,18 +323,43 @@ tileloss_status tileloss_options_preset(const char* function, const char* preset
   return guarded([&] { return init_options(function, preset == nullptr ? "" : preset, options, options_size); });
 }
 
-const char* tileloss_isa_name(tileloss_isa isa) { return cpu::isa_name(isa); }
-int32_t tileloss_isa_supported(tileloss_isa isa) { return cpu::isa_supported(isa) ? 1 : 0; }
-int32_t tileloss_default_threads(void) { return cpu::default_threads(); }
+tileloss_status tileloss_options_set(const char* function, void* options, const char* name, double value) {
+  return guarded(
+      [&] { return set_option(function, options, [&](Fields f) { return set_number(f, function, name, value, options); }); });
+}
+tileloss_status tileloss_options_set_choice(const char* function, void* options, const char* name, const char* choice) {
+  return guarded(
+      [&] { return set_option(function, options, [&](Fields f) { return set_choice(f, function, name, choice, options); }); });
+}
+tileloss_status tileloss_options_set_pointer(const char* function, void* options, const char* name, const float* pointer) {
+  return guarded(
+      [&] { return set_option(function, options, [&](Fields f) { return set_pointer(f, function, name, pointer, options); }); });
+}
 
-const char* tileloss_schedule_name(tileloss_schedule schedule) {
-  switch (schedule) {
-    case TILELOSS_SCHEDULE_AUTO: return "auto";
-    case TILELOSS_SCHEDULE_STASH: return "stash";
-    case TILELOSS_SCHEDULE_RECOMPUTE: return "recompute";
-    case TILELOSS_SCHEDULE_SWEEPS: return "sweeps";
-    default: return "unknown";
-  }
+tileloss_status tileloss_row_state_set_identity(tileloss_row_state* state) {
+  return guarded([&]() -> Status {
+    tileloss_row_state whole{};
+    if (Status s = check_row_state_struct("state", state, &whole); !s.ok()) return s;
+    if (Status s = find_backend(whole.device_type)->set_identity(whole); !s.ok()) return s;
+    whole.smoothing_weight = 0;
+    fill_struct(whole, state);
+    return {};
+  });
+}
+
+tileloss_status tileloss_row_state_merge(tileloss_row_state* into, const tileloss_row_state* from) {
+  return guarded([&]() -> Status {
+    tileloss_row_state sum{}, more{};
+    if (Status s = check_row_state_struct("into", into, &sum); !s.ok()) return s;
+    if (Status s = check_row_state_struct("from", from, &more); !s.ok()) return s;
+    if (sum.rows != more.rows) return expected("from.rows", std::to_string(sum.rows), std::to_string(more.rows));
+    if (sum.device_type != more.device_type)
+      return expected("from.device_type", device_name(sum.device_type), device_name(more.device_type));
+    if (Status s = find_backend(sum.device_type)->merge(&sum, more); !s.ok()) return s;
+    sum.smoothing_weight += more.smoothing_weight;
+    fill_struct(sum, into);
+    return {};
+  });
 }
 
 }  // extern "C"

@@ -1,12 +1,10 @@
 #include <numeric>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "api/arguments.h"
-#include "api/problem.h"
 
-namespace tileloss::api {
+namespace tileloss::impl::api {
 namespace {
 
 using std::to_string;
@@ -68,32 +66,22 @@ std::vector<Region> regions(const Problem& p) {
   const auto add = [&](Region r) {
     if (r.count > 0) all.push_back(std::move(r));
   };
-  if (present(a.logits)) add(region_of_groups("logits", a.logits, g.rows, g.logits_stride, false));
-  if (present(a.dlogits)) add(region_of_groups("dlogits", a.dlogits, g.rows, g.dlogits_stride, true));
-  for (const auto& [name, m, is_output] : {std::tuple{"hidden", &a.hidden, false},
-                                           {"head", &a.head, false},
-                                           {"dhidden", &a.dhidden, true},
-                                           {"dhead", &a.dhead, true}}) {
-    if (present(*m)) add(region(name, *m, is_output));
-  }
-  for (const VectorSlot& slot : vector_slots()) {
-    const tileloss_vector& v = a.*slot.member;
-    const bool is_gradient = slot.member == &tileloss_args::dbias;
-    if (present(v)) add(region(slot.name, v, slot.is_output && (writes_rows || is_gradient)));
-  }
-  const tileloss_row_state& s = a.row_state;
-  for (const auto& [name, array] : {std::pair{"row_state.max", s.max},
-                                    {"row_state.sum", s.sum},
-                                    {"row_state.target", s.target},
-                                    {"row_state.entropy_sum", s.entropy_sum},
-                                    {"row_state.collision_sum", s.collision_sum},
-                                    {"row_state.smoothing_sum", s.smoothing_sum}}) {
-    if (s.struct_size != 0 && array != nullptr) {
-      add(region(name, tileloss_make_vector(array, TILELOSS_FLOAT32, p.rows), p.needs_forward));
+  for (const TensorSlot& slot : tensor_slots()) {
+    if (!present(a, slot)) continue;
+    const bool is_written = slot.is_output() && (writes_rows || slot.role == TILELOSS_ROLE_GRADIENT);
+    if (slot.vector != nullptr) {
+      add(region(slot.name, a.*slot.vector, is_written));
+    } else if (slot.shape == Shape::kLogits) {
+      add(region_of_groups(slot.name, a.*slot.matrix, g.rows, is_written ? g.dlogits_stride : g.logits_stride, is_written));
+    } else {
+      add(region(slot.name, a.*slot.matrix, is_written));
     }
   }
-  if (s.struct_size != 0 && s.argmax != nullptr) {
-    add(region("row_state.argmax", tileloss_make_vector(s.argmax, TILELOSS_INT64, p.rows), p.needs_forward));
+  for (const StateArray& array : state_arrays()) {
+    const tileloss_row_state& s = p.row_state;
+    const auto values = array.member != nullptr ? tileloss_make_vector(s.*array.member, TILELOSS_FLOAT32, p.rows)
+                                                : tileloss_make_vector(s.argmax, TILELOSS_INT64, p.rows);
+    if (p.has_row_state && values.data != nullptr) add(region(array.name, values, p.needs_forward));
   }
   return all;
 }
@@ -137,4 +125,4 @@ Status check_overlap(const Problem& p) {
   return {};
 }
 
-}  // namespace tileloss::api
+}  // namespace tileloss::impl::api

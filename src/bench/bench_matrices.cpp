@@ -161,8 +161,8 @@ Roofs HeadMatrices::measure_roofs(RoofMeter& meter, tileloss_isa isa) {
   Roofs roofs = meter.measure(head_.data(), copies ? dhead_.data() : nullptr, head_.bytes(), rows_ * columns_, kRepetitions);
   if (!copies) fill_head();
   if (!matmul_roof_) {
-    const auto compute = format_ == NumberFormat::kBfloat16 ? cpu::Compute::kBfloat16 : cpu::Compute::kFloat32;
-    matmul_roof_.emplace(cpu::kernels(isa).matmul, compute);
+    const auto compute = format_ == NumberFormat::kBfloat16 ? impl::cpu::Compute::kBfloat16 : impl::cpu::Compute::kFloat32;
+    matmul_roof_.emplace(impl::cpu::kernels(isa).matmul, compute);
   }
   roofs.tflops = matmul_roof_->tflops(team_, kRepetitions);
   return roofs;

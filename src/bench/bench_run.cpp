@@ -212,12 +212,13 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
 }
 
 void Bench::set_row_state(tileloss_args& args) {
-  tileloss_row_state_init(&args.row_state);
-  args.row_state.rows = settings_.tokens;
-  args.row_state.max = state_max_.data();
-  args.row_state.sum = state_sum_.data();
-  args.row_state.target = state_target_.data();
-  if (!state_entropy_.empty()) args.row_state.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
+  tileloss_row_state_init(&row_state_);
+  row_state_.rows = settings_.tokens;
+  row_state_.max = state_max_.data();
+  row_state_.sum = state_sum_.data();
+  row_state_.target = state_target_.data();
+  if (!state_entropy_.empty()) row_state_.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
+  args.row_state = &row_state_;
 }
 
 void Bench::save_row_state() {
@@ -289,14 +290,14 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   Timing timing = time([&] { call(function_, pass, args, plan, &run); }, pass, settings_.iterations);
   timing.mem_scratch = timing.mem_peak_data - mem_before;
   timing.implementation = "kernel";
-  timing.isa = tileloss_isa_name(plan.isa);
-  timing.schedule = tileloss_schedule_name(plan.schedule);
-  timing.threads = plan.threads;
-  timing.row_block = plan.row_block;
-  timing.vocab_block = plan.vocab_block;
+  timing.isa = tileloss_isa_name(plan.cpu.isa);
+  timing.schedule = tileloss_schedule_name(plan.cpu.schedule);
+  timing.threads = plan.cpu.threads;
+  timing.row_block = plan.cpu.row_block;
+  timing.vocab_block = plan.cpu.vocab_block;
   timing.workspace_bytes = plan.workspace_bytes;
-  timing.kept_columns = plan.kept_columns;
-  timing.kept_rows = plan.kept_rows;
+  timing.kept_columns = plan.cpu.kept_columns;
+  timing.kept_rows = plan.cpu.kept_rows;
   timing.predicted_ms = plan.predicted_ms;
   timing.buffers.assign(plan.buffers, plan.buffers + plan.buffer_count);
   return timing;
@@ -325,7 +326,7 @@ Timing Bench::time_reference(tileloss_pass pass) {
 }
 
 Roofs Bench::measure_roofs() {
-  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), wishes(TILELOSS_FORWARD)).isa;
+  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), wishes(TILELOSS_FORWARD)).cpu.isa;
   return matrices_->measure_roofs(roofs_, isa);
 }
 

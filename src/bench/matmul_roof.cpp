@@ -19,8 +19,8 @@ constexpr double kRunSeconds = 0.02;
 
 }  // namespace
 
-MatmulRoof::MatmulRoof(const cpu::MatmulTable& matmul, cpu::Compute compute) : matmul_(matmul), compute_(compute) {
-  const std::int64_t in_word = compute == cpu::Compute::kBfloat16 ? matmul.bfloat16_in_word : 1;
+MatmulRoof::MatmulRoof(const impl::cpu::MatmulTable& matmul, impl::cpu::Compute compute) : matmul_(matmul), compute_(compute) {
+  const std::int64_t in_word = compute == impl::cpu::Compute::kBfloat16 ? matmul.bfloat16_in_word : 1;
   const auto word_bytes = static_cast<std::int64_t>(sizeof(float));
   const std::int64_t most = kPanelBytes / ((matmul.a_panel + matmul.b_panel) * word_bytes) * in_word;
   depth_ = std::max<std::int64_t>(most / kLeastDepth, 1) * kLeastDepth;
@@ -32,9 +32,9 @@ MatmulRoof::MatmulRoof(const cpu::MatmulTable& matmul, cpu::Compute compute) : m
   b_ = packed(matmul.b_panel, matmul.pack_b, std::span(values).subspan(size_a));
 }
 
-std::vector<MatmulRoof::Line> MatmulRoof::packed(std::int64_t rows, cpu::PackFunction pack, std::span<const float> values) const {
+std::vector<MatmulRoof::Line> MatmulRoof::packed(std::int64_t rows, impl::cpu::PackFunction pack, std::span<const float> values) const {
   std::vector<Line> lines(static_cast<size_t>(matmul_.packed_floats(rows, rows, depth_, compute_) + 15) / 16);
-  const cpu::Operand x{values.data(), cpu::kStorageFloat32, depth_, 1};
+  const impl::cpu::Operand x{values.data(), impl::cpu::kStorageFloat32, depth_, 1};
   pack(x, 0, rows, 0, depth_, compute_, lines.front().floats);
   return lines;
 }

@@ -15,7 +15,7 @@ namespace tileloss::tools {
 // random: the multipliers take less power on zeros, and the clock would rise.
 class MatmulRoof {
  public:
-  MatmulRoof(const cpu::MatmulTable& matmul, cpu::Compute compute);
+  MatmulRoof(const impl::cpu::MatmulTable& matmul, impl::cpu::Compute compute);
 
   // 10^12 floating point operations a second, the median of `repetitions` runs of some 20 ms.
   double tflops(ThreadTeam& team, int repetitions);
@@ -25,11 +25,11 @@ class MatmulRoof {
   struct alignas(64) Line {
     float floats[16];
   };
-  std::vector<Line> packed(std::int64_t rows, cpu::PackFunction pack, std::span<const float> values) const;
+  std::vector<Line> packed(std::int64_t rows, impl::cpu::PackFunction pack, std::span<const float> values) const;
   double run_s(ThreadTeam& team);
 
-  const cpu::MatmulTable& matmul_;
-  cpu::Compute compute_;
+  const impl::cpu::MatmulTable& matmul_;
+  impl::cpu::Compute compute_;
   std::int64_t depth_;
   std::int64_t repeats_ = 0;  // 0: not known yet
   std::vector<Line> a_, b_;

@@ -91,7 +91,7 @@ double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* f
 
 double RoofMeter::best_exp(int64_t elements, int repetitions) {
   const int64_t repeats = std::max<int64_t>(1, elements / kExpFloats / team_.size());
-  const auto sum = cpu::kernels(cpu::best_isa()).exp_sum;
+  const auto sum = impl::cpu::kernels(impl::cpu::best_isa()).exp_sum;
   std::vector<double> times;
   for (int repetition = 0; repetition < repetitions; ++repetition) {
     check_stop();

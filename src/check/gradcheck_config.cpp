@@ -81,8 +81,7 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   GradcheckConfig::Linear& out = config.linear;
   const auto absent = config.source.is_file ? std::optional<int64_t>(0) : std::nullopt;
   out.hidden_size = reader.integer("hidden_size", absent, 1, kMaxCount);
-  const std::string compute = reader.choice("compute_dtype", "auto", {"auto", "float32", "bfloat16"});
-  out.compute_dtype = compute == "auto" ? TILELOSS_NONE : compute == "float32" ? TILELOSS_FLOAT32 : TILELOSS_BFLOAT16;
+  out.compute_dtype = static_cast<tileloss_dtype>(config.function.get_integer("compute_dtype", TILELOSS_NONE));
   out.transposed_head = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
   if (config.source.is_file && reader.has("bias")) reader.fail("bias", "only with a synthetic source");
   out.bias = reader.choice("bias", "none", {"none", "random"}) == "random";
@@ -95,7 +94,7 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   out.dbias = wants("dbias");
   if (gradients.empty()) reader.fail("gradients", "expected at least one of dhidden, dhead, dbias");
   out.float32_dhead = reader.choice("dhead_dtype", "float32", {"float32", "head"}) == "float32";
-  out.accumulate = reader.boolean("accumulate", false);
+  out.accumulate = config.function.get_integer("accumulate", 0) != 0;
 }
 
 void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
@@ -179,7 +178,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   const ConfigNode root = load_config(file, overrides);
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
-  GradcheckConfig config(Function((is_linear ? "linear_" : "") + reader.choice("loss", std::nullopt, loss_names())));
+  GradcheckConfig config(Function::of(reader.choice("loss", std::nullopt, loss_names()), is_linear));
   config.file = file.string();
   config.function.read_options(reader);
   for (const char* key : {"vocab_start", "vocab_total"}) {

@@ -43,7 +43,6 @@ void set_views(const GradcheckConfig& config, NumberFormat format, int64_t hidde
                                             inputs.cols, hidden));
   }
   LinearTensors& tensors = inputs.linear.emplace();
-  tensors.compute_dtype = config.linear.compute_dtype;
   tensors.hidden_view = {nullptr, format, inputs.rows, hidden, hidden, 1};
   tensors.head_view = {nullptr, format, inputs.cols, hidden, hidden, 1};
   if (config.linear.transposed_head) {
@@ -172,7 +171,6 @@ void finish_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs&
 void add_linear(const LinearTensors& tensors, tileloss_args& args) {
   args.hidden = abi_matrix(tensors.hidden_view);
   args.head = abi_matrix(tensors.head_view);
-  args.compute_dtype = tensors.compute_dtype;
   if (!tensors.bias.empty()) {
     args.bias = tileloss_make_vector(tensors.bias.data(), TILELOSS_FLOAT32, static_cast<int64_t>(tensors.bias.size()));
   }
@@ -212,7 +210,6 @@ void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inpu
   if (linear.dhidden) args.dhidden = abi_matrix(dhidden_view(inputs, gradient.dhidden.data()));
   if (linear.dhead) args.dhead = abi_matrix(dhead_view(config, inputs, gradient.dhead.data()));
   if (linear.dbias) args.dbias = tileloss_make_vector(gradient.dbias.data(), TILELOSS_FLOAT32, inputs.cols);
-  args.accumulate = linear.accumulate ? 1 : 0;
 }
 
 void for_each_used_linear_row(const CheckInputs& inputs, const std::function<void(const LinearRow&)>& work) {

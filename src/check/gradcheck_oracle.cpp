@@ -142,8 +142,7 @@ double LossOracle::row_magnitude(int64_t, const SoftmaxRow& softmax, const RowLo
 double LossOracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }
 
 std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs) {
-  std::string_view name = config.function.name();
-  if (config.is_linear()) name.remove_prefix(std::string_view("linear_").size());
+  const std::string_view name = config.function.loss();
   for (const Entry& entry : kOracles) {
     if (entry.function == name) return entry.make(config, inputs);
   }

@@ -227,16 +227,18 @@ struct RowState {
   RowState(int64_t rows, bool entropy)
       : max(static_cast<size_t>(rows), kUnset), sum(max), target(max), entropy_sum(entropy ? max : std::vector<float>()) {}
 
-  tileloss_row_state view() {
-    tileloss_row_state state;
+  tileloss_row_state* view() {
     tileloss_row_state_init(&state);
     state.rows = static_cast<int64_t>(max.size());
     state.max = max.data();
     state.sum = sum.data();
     state.target = target.data();
     state.entropy_sum = entropy_sum.empty() ? nullptr : entropy_sum.data();
-    return state;
+    return &state;
   }
+
+ private:
+  tileloss_row_state state;
 };
 
 tileloss_vector new_output(std::vector<float>& values, int64_t size) {

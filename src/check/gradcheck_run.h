@@ -24,7 +24,6 @@ using Upstream = std::vector<float>;
 struct LinearTensors {
   HugeBuffer hidden, head;
   reference::StoredMatrix hidden_view, head_view;
-  tileloss_dtype compute_dtype = TILELOSS_NONE;
   std::vector<float> bias;
   // Once the inputs stand.
   std::optional<reference::LinearOperands> operands;

@@ -105,9 +105,13 @@ bool GuardedArgs::is_of_use(const tileloss_args& given, GuardLayout layout) {
   return layout.rows != GuardLayout::Rows::kGroups || (given.logits.dtype != TILELOSS_NONE && given.logits.rows > 1);
 }
 
-GuardedArgs::GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout)
+GuardedArgs::GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout, bool adds)
     : pass_(pass), layout_(layout), args_(given) {
-  for_each_tensor(args_, pass, [&](TensorView& view) {
+  if (given.row_state != nullptr) {
+    row_state_ = std::make_unique<tileloss_row_state>(*given.row_state);
+    args_.row_state = row_state_.get();
+  }
+  const auto place = [&](TensorView& view) {
     const TensorView source = view;
     if (is_in_place(given) && source.use == SlotUse::kOutput && source.is_matrix) {
       region_of_tensor_.push_back(0);
@@ -119,7 +123,8 @@ GuardedArgs::GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLa
     }
     region_of_tensor_.push_back(regions_.size());
     host(source, view);
-  });
+  };
+  for_each_tensor(args_, pass, place, adds);
 }
 
 bool GuardedArgs::is_apart(const TensorView& view) const {

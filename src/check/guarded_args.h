@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,8 @@ struct MemoryFault {
 // shows.
 class GuardedArgs {
  public:
-  // `given`: the caller's tensors. `pass` decides whether the row state is an input.
-  GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout);
+  // `given`: the caller's tensors. `pass` decides whether the row state is an input; `adds`: the call adds to dhead and dbias.
+  GuardedArgs(tileloss_pass pass, const tileloss_args& given, GuardLayout layout, bool adds);
   // Whether `layout` is another one for these tensors than adjoining rows: there are no groups without logits of two rows.
   static bool is_of_use(const tileloss_args& given, GuardLayout layout);
 
@@ -80,6 +81,7 @@ class GuardedArgs {
   tileloss_pass pass_;
   GuardLayout layout_;
   tileloss_args args_;
+  std::unique_ptr<tileloss_row_state> row_state_;  // what args_ points at
   std::vector<Region> regions_;
   std::vector<size_t> region_of_tensor_;  // in the order of for_each_tensor; in place, dlogits lies in the logits' region
 };

@@ -143,9 +143,9 @@ std::vector<std::string> run_in_child(const Work& work, const std::function<std:
 // The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head a dhead with
 // gaps holds none of the logits, and the workspace more of them, which changes no bit.
 KernelWishes same_choices(const tileloss_plan& plan) {
-  KernelWishes wishes{tileloss_isa_name(plan.isa), tileloss_schedule_name(plan.schedule), plan.threads, plan.row_block,
-                      plan.vocab_block};
-  wishes.chunk_columns = plan.chunk_columns;
+  KernelWishes wishes{tileloss_isa_name(plan.cpu.isa), tileloss_schedule_name(plan.cpu.schedule), plan.cpu.threads, plan.cpu.row_block,
+                      plan.cpu.vocab_block};
+  wishes.chunk_columns = plan.cpu.chunk_columns;
   return wishes;
 }
 
@@ -200,7 +200,7 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
     if (!GuardedArgs::is_of_use(args, layout)) continue;
     check_stop();
     ++report.layouts;
-    GuardedArgs guarded(pass, args, layout);
+    GuardedArgs guarded(pass, args, layout, function.get_integer("accumulate", 0) != 0);
     const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(plan));
     const tileloss_run run = guarded.add_workspace(guarded_plan);
     const auto work = [&] {
@@ -210,7 +210,7 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
     };
     for (const std::string& finding : run_in_child(work, [&](const MemoryFault& fault) { return guarded.describe(fault); })) {
       report.findings.push_back(
-          fmt::format("{}, {} {}, {}", finding, function.name(), pass_name(pass), tileloss_isa_name(plan.isa)));
+          fmt::format("{}, {} {}, {}", finding, function.name(), pass_name(pass), tileloss_isa_name(plan.cpu.isa)));
     }
   }
   if (report.findings.empty()) call(function, pass, args, plan);

@@ -103,11 +103,11 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
 }
 
 void add_kernel(const GradcheckConfig& config, const KernelResults& results, Json& json) {
-  json["kernel/isa"] = tileloss_isa_name(results.plan.isa);
-  json["kernel/schedule"] = tileloss_schedule_name(results.plan.schedule);
-  json["kernel/threads"] = results.plan.threads;
-  json["kernel/row_block"] = results.plan.row_block;
-  json["kernel/vocab_block"] = results.plan.vocab_block;
+  json["kernel/isa"] = tileloss_isa_name(results.plan.cpu.isa);
+  json["kernel/schedule"] = tileloss_schedule_name(results.plan.cpu.schedule);
+  json["kernel/threads"] = results.plan.cpu.threads;
+  json["kernel/row_block"] = results.plan.cpu.row_block;
+  json["kernel/vocab_block"] = results.plan.cpu.vocab_block;
   json["kernel/workspace_bytes"] = results.plan.workspace_bytes;
   json["kernel/in_place"] = config.in_place;
 }

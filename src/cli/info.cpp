@@ -63,7 +63,7 @@ std::string chosen_isa() {
   args.logits = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 1024, 32768, 32768);
   args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, 1024);
   args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
-  return tileloss_isa_name(make_plan(function, TILELOSS_FORWARD, args, KernelWishes{}).isa);
+  return tileloss_isa_name(make_plan(function, TILELOSS_FORWARD, args, KernelWishes{}).cpu.isa);
 }
 
 Json measure_roofs(int threads, std::string& description) {
@@ -77,15 +77,15 @@ Json measure_roofs(int threads, std::string& description) {
   const Roofs roofs = meter.measure(from.data(), to.data(), kRoofBytes, elements, 5);
   description = meter.description();
   ThreadTeam team(threads);
-  const cpu::MatmulTable& matmul = cpu::kernels(cpu::best_isa()).matmul;
-  const auto products = [&](cpu::Compute compute) { return MatmulRoof(matmul, compute).tflops(team, 5); };
+  const impl::cpu::MatmulTable& matmul = impl::cpu::kernels(impl::cpu::best_isa()).matmul;
+  const auto products = [&](impl::cpu::Compute compute) { return MatmulRoof(matmul, compute).tflops(team, 5); };
   const auto gb_per_s = [](double ms, int passes) { return static_cast<double>(kRoofBytes) * passes / ms / 1e6; };
   return {{"in_place_gb_per_s", gb_per_s(roofs.in_place_ms, 2)},
           {"copy_gb_per_s", gb_per_s(roofs.copy_ms, 2)},
           {"read_gb_per_s", gb_per_s(roofs.read_ms, 1)},
           {"exp_g_per_s", static_cast<double>(elements) / roofs.exp_ms / 1e6},
-          {"products_bfloat16_tflops", products(cpu::Compute::kBfloat16)},
-          {"products_float32_tflops", products(cpu::Compute::kFloat32)},
+          {"products_bfloat16_tflops", products(impl::cpu::Compute::kBfloat16)},
+          {"products_float32_tflops", products(impl::cpu::Compute::kFloat32)},
           {"loops", description}};
 }
 
@@ -104,7 +104,7 @@ Json collect() {
     if (tileloss_isa_supported(isa) != 0) available.push_back(tileloss_isa_name(isa));
   }
   info["isa_available"] = available;
-  info["amx"] = *cpu::why_without_amx() == '\0' ? "AMX: ready" : cpu::why_without_amx();
+  info["amx"] = *impl::cpu::why_without_amx() == '\0' ? "AMX: ready" : impl::cpu::why_without_amx();
   info["isa_chosen"] = chosen_isa();
   const char* forced = std::getenv("TILELOSS_ISA");
   info["TILELOSS_ISA"] = forced != nullptr ? Json(forced) : Json(nullptr);

@@ -3,7 +3,7 @@
 #ifndef TILELOSS_CORE_LOGIT_TRANSFORM_H_
 #define TILELOSS_CORE_LOGIT_TRANSFORM_H_
 
-namespace tileloss {
+namespace tileloss::impl {
 
 struct LogitTransform {
   static constexpr double kExactLog2E = 0x1.71547652b82fep+0;
@@ -50,6 +50,6 @@ struct LogitTransform {
   }
 };
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_CORE_LOGIT_TRANSFORM_H_

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace tileloss {
+namespace tileloss::impl {
 
 struct Bfloat16 {
   std::uint16_t bits;
@@ -65,6 +65,6 @@ constexpr Float16 from_float<Float16>(float x) {
   return {static_cast<std::uint16_t>(half | sign)};
 }
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_CORE_NUMBER_FORMATS_H_

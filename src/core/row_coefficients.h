@@ -3,7 +3,7 @@
 #ifndef TILELOSS_CORE_ROW_COEFFICIENTS_H_
 #define TILELOSS_CORE_ROW_COEFFICIENTS_H_
 
-namespace tileloss {
+namespace tileloss::impl {
 
 // Double, and prob held as its sum with target: at a confident label the sum is all that is left of the two. (With p = 1 - 1e-18
 // and an entropy bonus, target + prob formed from rounded parts had no digit right.)
@@ -25,6 +25,6 @@ inline RowCoefficients coefficients_from_upstream(double g_logp, double g_lse, d
   return c;
 }
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_CORE_ROW_COEFFICIENTS_H_

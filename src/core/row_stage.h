@@ -7,7 +7,7 @@
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 
 struct RowResult {
   double loss = 0;  // this row's share: with a reduction, what is to be summed (weights and denominators applied)
@@ -49,6 +49,6 @@ class RowStage {
   virtual void finish() const {}
 };
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_CORE_ROW_STAGE_H_

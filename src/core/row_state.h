@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace tileloss {
+namespace tileloss::impl {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -19,6 +19,10 @@ enum RowSums : std::uint32_t {
   kSmoothingSum = 4,
   kArgmax = 8,
 };
+
+// What stands for the column of a row's label where there is none.
+inline constexpr std::int64_t kIgnoredRow = -2;
+inline constexpr std::int64_t kTargetElsewhere = -1;  // another shard of the vocabulary holds the label
 
 struct RowState {
   float max = -kInfinity;
@@ -86,6 +90,6 @@ inline RowState merge(const RowState& a, double weight_a, const RowState& b, dou
   return r;
 }
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_CORE_ROW_STATE_H_

@@ -7,7 +7,7 @@
 
 #include "core/row_state.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 
 struct RowStats {
   double max = 0;
@@ -49,6 +49,6 @@ inline RowStats make_row_stats(const RowState& state) {
   return s;
 }
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_CORE_ROW_STATS_H_

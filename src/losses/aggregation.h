@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace tileloss {
+namespace tileloss::impl {
 
 struct AggregationCounts {
   double sequences = 0;  // B
@@ -33,6 +33,6 @@ inline double token_weight(tileloss_aggregation aggregation, const AggregationCo
   }
 }
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_AGGREGATION_H_

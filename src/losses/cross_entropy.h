@@ -8,7 +8,7 @@
 
 #include "losses/loss.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 
 class CrossEntropy final : public RowStage {
  public:
@@ -73,7 +73,7 @@ class CrossEntropy final : public RowStage {
             .is_loss = true,
             .options_size = sizeof(Options),
             .fields = kFields,
-            .inputs = kTokenWeights | kClassWeights | kLossGrad,
+            .tensors = kTokenWeights | kClassWeights | kLossGrad,
             .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<CrossEntropy>(c); },
             .check = &check,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
@@ -94,6 +94,6 @@ class CrossEntropy final : public RowStage {
   double ce_scale_ = 1, z_scale_ = 1;
 };
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_CROSS_ENTROPY_H_

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace tileloss {
+namespace tileloss::impl {
 
 // A float input; `otherwise` where it is absent.
 class RowInput {
@@ -95,6 +95,6 @@ class Sequences {
   std::int64_t rows_ = 0;
 };
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_INPUTS_H_

@@ -6,7 +6,7 @@
 
 #include "losses/loss.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 
 class Logprobs final : public RowStage {
  public:
@@ -25,7 +25,7 @@ class Logprobs final : public RowStage {
             .is_loss = false,
             .options_size = sizeof(tileloss_logprobs_options),
             .fields = {},
-            .inputs = kRowGrads,
+            .tensors = kRowGrads,
             .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<Logprobs>(c); },
             .check = nullptr,
             .is_per_row = nullptr};
@@ -35,6 +35,6 @@ class Logprobs final : public RowStage {
   const LossContext context_;
 };
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_LOGPROBS_H_

@@ -5,31 +5,19 @@
 
 #include <tileloss/tileloss.h>
 
-#include <cmath>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "core/host_device.h"
 #include "core/row_stage.h"
 #include "losses/inputs.h"
+#include "schema/fields.h"
+#include "schema/tensors.h"
 
-namespace tileloss {
-
-// Optional tensors of tileloss_args that a loss reads. Giving one that the loss does not read is an error.
-enum LossInputs : std::uint32_t {
-  kTokenWeights = 1,
-  kClassWeights = 2,
-  kLossGrad = 4,
-  kRowGrads = 8,       // logp_grad, lse_grad, entropy_grad
-  kMask = 16,          // mask
-  kSequences = 32,     // sequence_offsets, sequence_length
-  kPolicyLogps = 64,   // old_logp, ref_logp, sampler_logp
-  kAdvantages = 128,   // advantages
-  kStepMetrics = 256,  // metrics
-};
+namespace tileloss::impl {
 
 // All that a row stage may look at. Arguments and options have been validated. While planning there is no data: a stage may then
 // ask what is present, and read options by value.
@@ -59,6 +47,7 @@ struct LossContext {
 struct CommonOptions {
   std::size_t struct_size;
   tileloss_logit_options logit;
+  tileloss_linear_options linear;
 };
 
 struct LossInfo {
@@ -66,7 +55,7 @@ struct LossInfo {
   bool is_loss;  // false: row outputs only, upstream gradients per row
   std::size_t options_size;
   std::span<const tileloss_field> fields;  // what follows the CommonOptions
-  std::uint32_t inputs;                    // LossInputs
+  std::uint32_t tensors;                   // TensorGroups that it takes, beside those that every function does
   std::unique_ptr<RowStage> (*make)(const LossContext& context);
   // Checks that concern more than one option or tensor; empty: fine. May be null.
   std::string (*check)(const LossContext& context);
@@ -80,36 +69,6 @@ struct LossInfo {
   const char* metrics = nullptr;
 };
 
-// A number read where the caller keeps it.
-inline double scalar_value(const tileloss_scalar& s) { return s.pointer != nullptr ? static_cast<double>(*s.pointer) : s.value; }
-
-// Whether it can be other than `off`: only the call knows what a pointer points to.
-inline bool may_differ(const tileloss_scalar& s, double off) { return s.pointer != nullptr || s.value != off; }
-
-// For numbers whose NaN means "not given".
-inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || !std::isnan(s.value); }
-
-inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
-inline constexpr double kUnbounded = std::numeric_limits<double>::max();
-
-// ------------------------------------------------------------------------------------------------------------- fields
-
-constexpr tileloss_field double_field(const char* name, std::size_t offset, double value, double minimum, double maximum) {
-  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr};
-}
-constexpr tileloss_field optional_field(const char* name, std::size_t offset, double minimum, bool exclusive) {
-  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, kNotGiven, minimum, kUnbounded, exclusive ? 1 : 0, 1, nullptr};
-}
-constexpr tileloss_field int64_field(const char* name, std::size_t offset, double value, double minimum, bool has_absent) {
-  return {name, TILELOSS_FIELD_INT64, 0, offset, value, minimum, 0x1p62, 0, has_absent ? 1 : 0, nullptr};
-}
-constexpr tileloss_field scalar_field(const char* name, std::size_t offset, double value, double minimum, bool exclusive) {
-  return {name, TILELOSS_FIELD_SCALAR, 0, offset, value, minimum, kUnbounded, exclusive ? 1 : 0, value != value ? 1 : 0, nullptr};
-}
-constexpr tileloss_field choice_field(const char* name, std::size_t offset, int value, int count, const char* choices) {
-  return {name, TILELOSS_FIELD_CHOICE, 0, offset, static_cast<double>(value), 0, count - 1.0, 0, 0, choices};
-}
-
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_LOSS_H_

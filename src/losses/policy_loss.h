@@ -20,7 +20,7 @@
 #include "losses/policy/options.h"
 #include "losses/policy/sequences.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 
 class PolicyLoss final : public RowStage {
  public:
@@ -106,7 +106,7 @@ class PolicyLoss final : public RowStage {
             .is_loss = true,
             .options_size = sizeof(Options),
             .fields = policy::kFields,
-            .inputs = kLossGrad | kMask | kSequences | kPolicyLogps | kAdvantages | kStepMetrics,
+            .tensors = kLossGrad | kMask | kSequences | kPolicyLogps | kAdvantages | kStepMetrics,
             .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<PolicyLoss>(c); },
             .check = &policy::check_options,
             .check_numbers = &policy::check_numbers,
@@ -307,6 +307,6 @@ class PolicyLoss final : public RowStage {
   double kept_tokens_ = 0;
 };
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_POLICY_LOSS_H_

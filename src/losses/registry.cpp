@@ -4,12 +4,13 @@
 #include "losses/logprobs.h"
 #include "losses/policy_loss.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 namespace {
 
 constexpr std::size_t logit_offset(std::size_t member) { return offsetof(CommonOptions, logit) + member; }
+constexpr std::size_t linear_offset(std::size_t member) { return offsetof(CommonOptions, linear) + member; }
 
-std::vector<tileloss_field> all_fields(const LossInfo& info) {
+std::vector<tileloss_field> all_fields(const LossInfo& info, bool is_linear) {
   using Logit = tileloss_logit_options;
   std::vector<tileloss_field> fields = {
       double_field("logit_scale", logit_offset(offsetof(Logit, logit_scale)), 1, 0, kUnbounded),
@@ -22,12 +23,26 @@ std::vector<tileloss_field> all_fields(const LossInfo& info) {
       int64_field("vocab_total", logit_offset(offsetof(Logit, vocab_total)), -1, 1, true),
   };
   fields.front().exclusive_minimum = 1;
+  if (is_linear) {
+    using Linear = tileloss_linear_options;
+    fields.push_back(
+        choice_field("compute_dtype", linear_offset(offsetof(Linear, compute_dtype)), 0, 3, "auto|float32|bfloat16"));
+    fields.push_back(choice_field("accumulate", linear_offset(offsetof(Linear, accumulate)), 0, 2, "false|true"));
+  }
   fields.insert(fields.end(), info.fields.begin(), info.fields.end());
   return fields;
 }
 
+static_assert(TILELOSS_FLOAT32 == 1 && TILELOSS_BFLOAT16 == 2, "compute_dtype's choices are dtypes in their order");
+
 RegisteredLoss make_entry(const LossInfo& info, bool is_linear) {
-  return {(is_linear ? "linear_" : "") + std::string(info.name), is_linear, info, all_fields(info)};
+  const std::uint32_t groups = info.tensors | (info.is_loss ? kLosses : 0u) | (is_linear ? kFromHidden : kFromLogits);
+  return {(is_linear ? "linear_" : "") + std::string(info.name),
+          is_linear,
+          info,
+          groups,
+          all_fields(info, is_linear),
+          tensors_of(groups)};
 }
 
 std::deque<RegisteredLoss>& registry() {
@@ -65,4 +80,4 @@ void add_loss(const LossInfo& info) {
   for (const bool is_linear : {false, true}) registry().push_back(make_entry(info, is_linear));
 }
 
-}  // namespace tileloss
+}  // namespace tileloss::impl

@@ -9,14 +9,16 @@
 
 #include "losses/loss.h"
 
-namespace tileloss {
+namespace tileloss::impl {
 
 // Every loss is there twice: from logits by its own name, and fused with the LM head as linear_<name>.
 struct RegisteredLoss {
   std::string name;
   bool is_linear = false;
   LossInfo info;
-  std::vector<tileloss_field> fields;  // the logit options' and the loss's own
+  std::uint32_t groups = 0;            // TensorGroups that it takes
+  std::vector<tileloss_field> fields;  // the logit options', with the LM head the linear ones, and the loss's own
+  std::vector<tileloss_tensor> tensors;
 };
 
 // In order of registration. Not to be changed while calls are running.
@@ -25,6 +27,6 @@ const RegisteredLoss* find_loss(std::string_view name);
 // Both forms. For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
 void add_loss(const LossInfo& info);
 
-}  // namespace tileloss
+}  // namespace tileloss::impl
 
 #endif  // TILELOSS_LOSSES_REGISTRY_H_

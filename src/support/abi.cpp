@@ -98,6 +98,14 @@ std::vector<std::string> Function::names() {
   return names;
 }
 
+Function Function::of(std::string_view loss, bool is_linear) {
+  for (int64_t index = 0; index < tileloss_function_count(); ++index) {
+    const tileloss_function_info info = function_info(index);
+    if (loss == info.loss && (info.is_linear != 0) == is_linear) return Function(info.name);
+  }
+  return Function(loss);  // which there is not
+}
+
 Function::Function(std::string_view name) : name_(name) {
   for (int64_t index = 0; index < tileloss_function_count(); ++index) {
     info_ = function_info(index);

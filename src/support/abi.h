@@ -41,11 +41,14 @@ class Function {
   // Throws ToolError (usage) listing the names there are.
   explicit Function(std::string_view name);
   static std::vector<std::string> names();
+  // The function that computes `loss` from logits, or fused with the LM head; throws as the constructor does.
+  static Function of(std::string_view loss, bool is_linear);
 
   const std::string& name() const { return name_; }
+  std::string_view loss() const { return info_.loss; }  // the same from logits and with the LM head
   bool is_loss() const { return info_.is_loss != 0; }
   // Fused with the LM head: takes hidden and head in place of logits.
-  bool is_linear() const { return name_.starts_with("linear_"); }
+  bool is_linear() const { return info_.is_linear != 0; }
   bool is_policy() const { return find_field("advantage_level") != nullptr; }
   // One loss per row, rather than one for all.
   bool per_row_loss() const;

@@ -1,4 +1,4 @@
-// The tensors of tileloss_args as a table, for tools that treat all of them alike.
+// The tensors of a call, for tools that treat all of them alike.
 #ifndef TILELOSS_SUPPORT_ARG_SLOTS_H_
 #define TILELOSS_SUPPORT_ARG_SLOTS_H_
 
@@ -6,86 +6,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <utility>
+
+#include "schema/tensors.h"
 
 namespace tileloss::tools {
 
 enum class SlotUse { kInput, kOutput };
 
-template <class View>
-struct ArgSlot {
-  const char* name;
-  View tileloss_args::*view;
-  SlotUse use;
-};
-
-inline constexpr ArgSlot<tileloss_matrix> kMatrixSlots[] = {
-    {"logits", &tileloss_args::logits, SlotUse::kInput},    {"dlogits", &tileloss_args::dlogits, SlotUse::kOutput},
-    {"hidden", &tileloss_args::hidden, SlotUse::kInput},    {"head", &tileloss_args::head, SlotUse::kInput},
-    {"dhidden", &tileloss_args::dhidden, SlotUse::kOutput}, {"dhead", &tileloss_args::dhead, SlotUse::kOutput},
-};
-
-inline constexpr ArgSlot<tileloss_vector> kVectorSlots[] = {
-    {"labels", &tileloss_args::labels, SlotUse::kInput},
-    {"token_weights", &tileloss_args::token_weights, SlotUse::kInput},
-    {"class_weights", &tileloss_args::class_weights, SlotUse::kInput},
-    {"loss_grad", &tileloss_args::loss_grad, SlotUse::kInput},
-    {"logp_grad", &tileloss_args::logp_grad, SlotUse::kInput},
-    {"lse_grad", &tileloss_args::lse_grad, SlotUse::kInput},
-    {"entropy_grad", &tileloss_args::entropy_grad, SlotUse::kInput},
-    {"loss", &tileloss_args::loss, SlotUse::kOutput},
-    {"logp", &tileloss_args::logp, SlotUse::kOutput},
-    {"lse", &tileloss_args::lse, SlotUse::kOutput},
-    {"entropy", &tileloss_args::entropy, SlotUse::kOutput},
-    {"argmax", &tileloss_args::argmax, SlotUse::kOutput},
-    {"correct", &tileloss_args::correct, SlotUse::kOutput},
-    {"log_sum_sq_probs", &tileloss_args::log_sum_sq_probs, SlotUse::kOutput},
-    {"mean_logit", &tileloss_args::mean_logit, SlotUse::kOutput},
-    {"mask", &tileloss_args::mask, SlotUse::kInput},
-    {"old_logp", &tileloss_args::old_logp, SlotUse::kInput},
-    {"ref_logp", &tileloss_args::ref_logp, SlotUse::kInput},
-    {"sampler_logp", &tileloss_args::sampler_logp, SlotUse::kInput},
-    {"advantages", &tileloss_args::advantages, SlotUse::kInput},
-    {"sequence_offsets", &tileloss_args::sequence_offsets, SlotUse::kInput},
-    {"metrics", &tileloss_args::metrics, SlotUse::kOutput},
-    {"bias", &tileloss_args::bias, SlotUse::kInput},
-    {"dbias", &tileloss_args::dbias, SlotUse::kOutput},
-};
-
-static_assert(sizeof(tileloss_args) == sizeof(tileloss_args::struct_size) + sizeof(tileloss_args::sequence_length) +
-                                           sizeof(tileloss_args::compute_dtype) + sizeof(tileloss_args::accumulate) +
-                                           sizeof(tileloss_row_state) + sizeof(tileloss_row_groups) +
-                                           std::size(kMatrixSlots) * sizeof(tileloss_matrix) +
-                                           std::size(kVectorSlots) * sizeof(tileloss_vector),
-              "tileloss_args has a tensor that is not in the tables above");
-
-// The float arrays of the row state; argmax, the only other one, is int64.
-struct RowStateSlot {
-  const char* name;
-  float* tileloss_row_state::*array;
-};
-
-inline constexpr RowStateSlot kRowStateSlots[] = {
-    {"row_state.max", &tileloss_row_state::max},
-    {"row_state.sum", &tileloss_row_state::sum},
-    {"row_state.target", &tileloss_row_state::target},
-    {"row_state.entropy_sum", &tileloss_row_state::entropy_sum},
-    {"row_state.collision_sum", &tileloss_row_state::collision_sum},
-    {"row_state.smoothing_sum", &tileloss_row_state::smoothing_sum},
-};
-
-constexpr size_t element_bytes(tileloss_dtype dtype) {
-  switch (dtype) {
-    case TILELOSS_INT64: return 8;
-    case TILELOSS_FLOAT32:
-    case TILELOSS_INT32: return 4;
-    case TILELOSS_BFLOAT16:
-    case TILELOSS_FLOAT16: return 2;
-    case TILELOSS_UINT8: return 1;
-    default: return 0;
-  }
-}
+inline SlotUse use_of(const impl::TensorSlot& slot) { return slot.is_output() ? SlotUse::kOutput : SlotUse::kInput; }
+inline size_t element_bytes(tileloss_dtype dtype) { return static_cast<size_t>(impl::element_bytes(dtype)); }
 
 // The gradient is written over the logits.
 inline bool is_in_place(const tileloss_args& args) {
@@ -112,22 +42,23 @@ struct TensorView {
   int64_t group_stride = 0;
 };
 
-// Calls visit(TensorView&) for every tensor that is present, in the order of the tables. What it changes of data, and of the
-// stride and the groups of a matrix, is written back. A row state is an input where `pass` starts from one.
+// Calls visit(TensorView&) for every tensor that is present, in the order of the library's table: matrices, then vectors, then the
+// row state's arrays. What it changes of data, and of the stride and the groups of a matrix, is written back. A row state is an input
+// where `pass` starts from one. `adds`: the call accumulates dhead and dbias.
 template <class Visit>
-void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit) {
+void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit, bool adds = false) {
   const int64_t group_rows = args.row_groups.rows;
-  for (const auto& slot : kMatrixSlots) {
-    tileloss_matrix& m = args.*slot.view;
-    if (m.dtype == TILELOSS_NONE) continue;
-    int64_t* const group_stride = slot.view == &tileloss_args::logits    ? &args.row_groups.logits_stride
-                                  : slot.view == &tileloss_args::dlogits ? &args.row_groups.dlogits_stride
-                                                                         : nullptr;
+  for (const impl::TensorSlot& slot : impl::tensor_slots()) {
+    if (slot.matrix == nullptr || !impl::present(args, slot)) continue;
+    tileloss_matrix& m = args.*slot.matrix;
+    int64_t* const group_stride = slot.shape != impl::Shape::kLogits ? nullptr
+                                  : slot.is_output()                 ? &args.row_groups.dlogits_stride
+                                                                     : &args.row_groups.logits_stride;
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
-    TensorView view{slot.name, m.data,   element_bytes(m.dtype),       m.rows,       m.cols, stride,
-                    true,      slot.use, slot.use == SlotUse::kOutput, is_transposed};
-    view.is_added_to = args.accumulate != 0 && slot.view == &tileloss_args::dhead;
+    TensorView view{slot.name, m.data, element_bytes(m.dtype), m.rows, m.cols, stride, true, use_of(slot), slot.is_output(),
+                    is_transposed};
+    view.is_added_to = adds && slot.is_output() && slot.shape == impl::Shape::kHead;
     if (is_transposed) std::swap(view.rows, view.cols);
     if (group_stride != nullptr) {
       view.may_be_grouped = true;
@@ -141,18 +72,18 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
     args.row_groups.rows = view.group_rows;
     *group_stride = view.group_stride;
   }
-  for (const auto& slot : kVectorSlots) {
-    tileloss_vector& v = args.*slot.view;
-    if (v.dtype == TILELOSS_NONE) continue;
-    TensorView view{slot.name, v.data,  element_bytes(v.dtype), v.stride == 0 && v.size > 1 ? 1 : v.size, 1, v.stride,
-                    false,     slot.use};
-    view.is_gradient = slot.view == &tileloss_args::dbias;
-    view.is_added_to = view.is_gradient && args.accumulate != 0;
+  for (const impl::TensorSlot& slot : impl::tensor_slots()) {
+    if (slot.vector == nullptr || !impl::present(args, slot)) continue;
+    tileloss_vector& v = args.*slot.vector;
+    TensorView view{slot.name, v.data, element_bytes(v.dtype), v.stride == 0 && v.size > 1 ? 1 : v.size, 1, v.stride, false,
+                    use_of(slot)};
+    view.is_gradient = slot.role == TILELOSS_ROLE_GRADIENT;
+    view.is_added_to = view.is_gradient && adds;
     visit(view);
     v.data = view.data;
   }
-  tileloss_row_state& state = args.row_state;
-  if (state.struct_size == 0) return;
+  if (args.row_state == nullptr) return;
+  tileloss_row_state& state = *args.row_state;
   const bool is_input = pass == TILELOSS_BACKWARD || pass == TILELOSS_FROM_ROW_STATE;
   const auto visit_array = [&]<class T>(const char* name, T*& array) {
     if (array == nullptr) return;
@@ -160,8 +91,13 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
     visit(view);
     array = static_cast<T*>(view.data);
   };
-  for (const RowStateSlot& slot : kRowStateSlots) visit_array(slot.name, state.*slot.array);
-  visit_array("row_state.argmax", state.argmax);
+  for (const impl::StateArray& array : impl::state_arrays()) {
+    if (array.member != nullptr) {
+      visit_array(array.name, state.*array.member);
+    } else {
+      visit_array(array.name, state.argmax);
+    }
+  }
 }
 
 }  // namespace tileloss::tools

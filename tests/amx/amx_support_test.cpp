@@ -13,7 +13,7 @@
 namespace tileloss::test {
 namespace {
 
-using cpu::AmxMachine;
+using impl::cpu::AmxMachine;
 
 int asked = 0;
 AmxMachine machine(bool grants = true) {
@@ -88,8 +88,8 @@ TEST(AmxSupport, IsChosenWhereItIsReady) {
   const Answer answer(AmxSupport::kReady);
   const std::int64_t before = products_so_far();
   const Outcome outcome = run_linear(TILELOSS_ISA_AUTO);
-  EXPECT_EQ(outcome.plan.isa, TILELOSS_ISA_AVX512_AMX);
-  EXPECT_STREQ(outcome.plan.isa_note, "");
+  EXPECT_EQ(outcome.plan.cpu.isa, TILELOSS_ISA_AVX512_AMX);
+  EXPECT_STREQ(outcome.plan.cpu.isa_note, "");
   EXPECT_GT(products_so_far(), before);
 }
 
@@ -99,15 +99,15 @@ TEST(AmxSupport, WhatIsRefusedFallsBackToAvx512Bf16AndThePlanSaysWhy) {
     const Answer answer(support);
     const std::int64_t before = products_so_far();
     const Outcome outcome = run_linear(TILELOSS_ISA_AUTO);
-    EXPECT_EQ(outcome.plan.isa, TILELOSS_ISA_AVX512_BF16);
-    EXPECT_STREQ(outcome.plan.isa_note, amx_note(support));
+    EXPECT_EQ(outcome.plan.cpu.isa, TILELOSS_ISA_AVX512_BF16);
+    EXPECT_STREQ(outcome.plan.cpu.isa_note, amx_note(support));
     EXPECT_EQ(products_so_far(), before);
     EXPECT_EQ(tileloss_isa_supported(TILELOSS_ISA_AVX512_AMX), 0);
     const Outcome asked_for = run_linear(TILELOSS_ISA_AVX512_BF16);
-    EXPECT_STREQ(asked_for.plan.isa_note, "");
+    EXPECT_STREQ(asked_for.plan.cpu.isa_note, "");
     EXPECT_EQ(outcome.gradients, asked_for.gradients);
   }
-  EXPECT_STREQ(cpu::amx_note(AmxSupport::kPermissionRefused), "AMX: permission refused");
+  EXPECT_STREQ(impl::cpu::amx_note(AmxSupport::kPermissionRefused), "AMX: permission refused");
 }
 
 TEST(AmxSupport, AskingForItWhereItIsRefusedIsAnErrorThatSaysWhy) {
@@ -137,7 +137,7 @@ TEST(AmxSupport, APlanForItIsRefusedWhereItIsNot) {
   const auto& args = c.args();
   ASSERT_EQ(tileloss_make_plan("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &args, nullptr, nullptr, nullptr, &plan),
             TILELOSS_OK);
-  EXPECT_EQ(plan.isa, TILELOSS_ISA_AVX512_AMX);
+  EXPECT_EQ(plan.cpu.isa, TILELOSS_ISA_AVX512_AMX);
   const Answer answer(AmxSupport::kPermissionRefused);
   EXPECT_EQ(tileloss_call("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &args, nullptr, &plan, nullptr), TILELOSS_UNSUPPORTED);
 }

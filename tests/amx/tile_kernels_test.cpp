@@ -21,13 +21,18 @@
 namespace tileloss::test {
 namespace {
 
-using cpu::Compute;
-using cpu::GradientTiles;
-using cpu::RunningRow;
-using cpu::SoftmaxRows;
+using impl::Bfloat16;
+using impl::kInfinity;
+using impl::LogitTransform;
+using impl::to_float;
+
+using impl::cpu::Compute;
+using impl::cpu::GradientTiles;
+using impl::cpu::RunningRow;
+using impl::cpu::SoftmaxRows;
 using tools::GuardBuffer;
 
-const cpu::KernelTable& kernels() { return cpu::kernels(TILELOSS_ISA_AVX512_AMX); }
+const impl::cpu::KernelTable& kernels() { return impl::cpu::kernels(TILELOSS_ISA_AVX512_AMX); }
 
 // ----------------------------------------------------------------------------------------------------------------- softmax
 
@@ -89,11 +94,12 @@ class SoftmaxCase {
  private:
   static double reference_unit() { return LogitTransform::kExactLog2E / static_cast<double>(LogitTransform::kLog2E); }
 
-  GuardBuffer pack(const std::vector<float>& x, std::int64_t rows, std::int64_t panel, cpu::PackFunction function) const {
+  GuardBuffer pack(const std::vector<float>& x, std::int64_t rows, std::int64_t panel, impl::cpu::PackFunction function) const {
     GuardBuffer packed(
         static_cast<std::size_t>(kernels().matmul.packed_floats(rows, panel, group_.depth, Compute::kBfloat16)) * 4,
         Flush::kRight);
-    function({x.data(), cpu::kStorageFloat32, group_.depth, 1}, 0, rows, 0, group_.depth, Compute::kBfloat16, packed.as<float>());
+    function({x.data(), impl::cpu::kStorageFloat32, group_.depth, 1}, 0, rows, 0, group_.depth, Compute::kBfloat16,
+             packed.as<float>());
     packed.make_read_only();
     return packed;
   }
@@ -117,7 +123,7 @@ class SoftmaxCase {
   };
 
   void run_tile(double level, std::int64_t column, std::int64_t columns, const tools::Random& random, std::uint64_t& at) {
-    const cpu::MatmulTable& t = kernels().matmul;
+    const impl::cpu::MatmulTable& t = kernels().matmul;
     std::vector<float> head;
     for (std::int64_t i = 0; i < columns * group_.depth; ++i) {
       const bool is_level = i % group_.depth == group_.depth - 1;
@@ -159,7 +165,7 @@ class SoftmaxCase {
                const std::vector<std::uint16_t>& words, const std::vector<float>& max, const std::vector<float>& seen) {
     std::vector<float> z(static_cast<std::size_t>(group_.rows * columns));
     kernels().matmul.multiply(packed_rows_.as<float>(), right.as<float>(), group_.rows, columns, group_.depth, Compute::kBfloat16,
-                              z.data(), columns, cpu::Store::kReplace);
+                              z.data(), columns, impl::cpu::Store::kReplace);
     if (group_.also) {
       EXPECT_EQ(seen, z);
     }
@@ -215,8 +221,8 @@ struct WordsCase {
 };
 
 void check_gradient(const WordsCase& c, Flush flush) {
-  constexpr std::int64_t kTileFloats = 2 * cpu::kTileWords;  // two tiles of each operand for 32 columns
-  const std::int64_t blocks = c.columns / cpu::kTileDepth, down_stride = kTileFloats + 48;
+  constexpr std::int64_t kTileFloats = 2 * impl::cpu::kTileWords;  // two tiles of each operand for 32 columns
+  const std::int64_t blocks = c.columns / impl::cpu::kTileDepth, down_stride = kTileFloats + 48;
   const tools::Random random(3, tools::Stream::kLogits, c.rows);
   const GuardBuffer words(static_cast<std::size_t>(c.rows * c.columns) * sizeof(std::uint16_t), flush, 2);
   const GuardBuffer along(static_cast<std::size_t>(blocks * kTileFloats) * sizeof(float), Flush::kRight),
@@ -238,10 +244,10 @@ void check_gradient(const WordsCase& c, Flush flush) {
     }
   }
   {
-    const cpu::FloatingPointScope scope;  // as every task of the library has it
+    const impl::cpu::FloatingPointScope scope;  // as every task of the library has it
     kernels().matmul.tiles->gradient(g);
   }
-  for (std::int64_t r = 0; r < cpu::kGradientRows; ++r) {
+  for (std::int64_t r = 0; r < impl::cpu::kGradientRows; ++r) {
     for (std::int64_t j = 0; j < c.columns; ++j) {
       const bool is_there = r < c.rows && g.words[r][j] != 0;
       const double exponent =

@@ -23,14 +23,18 @@
 namespace tileloss::test {
 namespace {
 
-using cpu::Compute;
-using cpu::MatmulTable;
+using impl::Bfloat16;
+using impl::from_float;
+using impl::to_float;
+
+using impl::cpu::Compute;
+using impl::cpu::MatmulTable;
 using tools::Random;
 using tools::Stream;
 
-constexpr MatmulTable kInPlainCpp =
-    cpu::TileMatmul<cpu::baseline::Simd, EmulatedTiles, cpu::MatmulKernels<cpu::baseline::Simd, 4, 12>>::table();
-const MatmulTable& machine_code() { return cpu::kernels(TILELOSS_ISA_AVX512_AMX).matmul; }
+constexpr MatmulTable kInPlainCpp = impl::cpu::TileMatmul<impl::cpu::baseline::Simd, EmulatedTiles,
+                                                          impl::cpu::MatmulKernels<impl::cpu::baseline::Simd, 4, 12>>::table();
+const MatmulTable& machine_code() { return impl::cpu::kernels(TILELOSS_ISA_AVX512_AMX).matmul; }
 
 struct Shape {
   std::int64_t m, n, depth;
@@ -63,17 +67,17 @@ std::vector<float> draw(std::int64_t count, Values values, std::uint64_t seed) {
 // c, m x n at a stride of n + 3, before and after; what lies between its rows is 7 and must stay.
 std::vector<float> multiply(const MatmulTable& table, const Shape& s, const std::vector<float>& a, const std::vector<float>& b,
                             Compute compute, bool accumulate) {
-  const auto packed = [&](const std::vector<float>& x, std::int64_t rows, std::int64_t panel, cpu::PackFunction pack) {
+  const auto packed = [&](const std::vector<float>& x, std::int64_t rows, std::int64_t panel, impl::cpu::PackFunction pack) {
     tools::GuardBuffer words(static_cast<std::size_t>(table.packed_floats(rows, panel, s.depth, compute)) * sizeof(float),
                              Flush::kRight);
-    pack({x.data(), cpu::kStorageFloat32, s.depth, 1}, 0, rows, 0, s.depth, compute, words.as<float>());
+    pack({x.data(), impl::cpu::kStorageFloat32, s.depth, 1}, 0, rows, 0, s.depth, compute, words.as<float>());
     return words;
   };
   const tools::GuardBuffer left = packed(a, s.m, table.a_panel, table.pack_a),
                            right = packed(b, s.n, table.b_panel, table.pack_b);
   std::vector<float> c(static_cast<std::size_t>(s.m * (s.n + 3)), 7.0F);
   table.multiply(left.as<float>(), right.as<float>(), s.m, s.n, s.depth, compute, c.data(), s.n + 3,
-                 accumulate ? cpu::Store::kAdd : cpu::Store::kReplace);
+                 accumulate ? impl::cpu::Store::kAdd : impl::cpu::Store::kReplace);
   return c;
 }
 
@@ -128,10 +132,10 @@ TEST(TileProducts, HaveTheBitsOfEveryOtherInstructionSetWhereSumsAreExact) {
     for (const bool accumulate : {false, true}) {
       const std::vector<float> c = multiply(machine_code(), shape, a, b, Compute::kBfloat16, accumulate);
       for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa < TILELOSS_ISA_AVX512_AMX; ++isa) {
-        if (!cpu::isa_supported(isa)) continue;
-        const auto other = multiply(cpu::kernels(isa).matmul, shape, a, b, Compute::kBfloat16, accumulate);
+        if (!impl::cpu::isa_supported(isa)) continue;
+        const auto other = multiply(impl::cpu::kernels(isa).matmul, shape, a, b, Compute::kBfloat16, accumulate);
         // 0 may have either sign.
-        for (std::size_t i = 0; i < c.size(); ++i) ASSERT_EQ(c[i], other[i]) << name_of(shape) << " " << cpu::isa_name(isa);
+        for (std::size_t i = 0; i < c.size(); ++i) ASSERT_EQ(c[i], other[i]) << name_of(shape) << " " << impl::cpu::isa_name(isa);
       }
     }
   }
@@ -147,7 +151,7 @@ TEST(TileProducts, InFloat32AreThoseOfAvx512) {
     const std::int64_t before = products_so_far();
     const std::vector<float> c = multiply(machine_code(), shape, a, b, Compute::kFloat32, false);
     EXPECT_EQ(products_so_far(), before);
-    const MatmulTable& avx512 = cpu::kernels(TILELOSS_ISA_AVX512_BF16).matmul;
+    const MatmulTable& avx512 = impl::cpu::kernels(TILELOSS_ISA_AVX512_BF16).matmul;
     ASSERT_TRUE(same_bits(c, multiply(avx512, shape, a, b, Compute::kFloat32, false))) << name_of(shape);
   }
 }
@@ -163,7 +167,7 @@ TEST(TileProducts, EveryWordOfAPanelIsPacked) {
           const std::int64_t words = (rows + panel - 1) / panel * panel * t.words(depth, compute);
           std::vector<std::uint32_t> packed(static_cast<std::size_t>(words) + 16, 0xffffffffU);
           auto* const aligned = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(packed.data()) + 63) / 64 * 64);
-          pack({x.data(), cpu::kStorageFloat32, 40, 1}, 0, rows, 0, depth, compute, aligned);
+          pack({x.data(), impl::cpu::kStorageFloat32, 40, 1}, 0, rows, 0, depth, compute, aligned);
           std::int64_t ones = 0;
           for (std::int64_t i = 0; i < words; ++i) {
             const auto word = std::bit_cast<std::uint32_t>(aligned[i]);

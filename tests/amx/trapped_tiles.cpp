@@ -158,8 +158,8 @@ bool tiles_are_held() {
 
 }  // namespace tileloss::test
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 AmxSupport amx_support() { return test::answer; }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -9,7 +9,7 @@
 
 namespace tileloss::test {
 
-using cpu::AmxSupport;
+using impl::cpu::AmxSupport;
 
 void answer_amx(AmxSupport support);  // what the library hears from now on; at first kReady
 std::int64_t products_so_far();       // of tiles, by all threads

@@ -179,9 +179,9 @@ TEST_P(Determinism, TheAutomaticScheduleDoesNotDependOnTheLabels) {
   const tileloss_cross_entropy_options o = cross_entropy_options();
   ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, used.args(), &o, plan_options(), nullptr, &a));
   ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, ignored.args(), &o, plan_options(), nullptr, &b));
-  EXPECT_EQ(a.schedule, b.schedule);
-  EXPECT_EQ(a.isa, b.isa);
-  EXPECT_EQ(a.threads, b.threads);
+  EXPECT_EQ(a.cpu.schedule, b.cpu.schedule);
+  EXPECT_EQ(a.cpu.isa, b.cpu.isa);
+  EXPECT_EQ(a.cpu.threads, b.cpu.threads);
   EXPECT_EQ(a.workspace_bytes, b.workspace_bytes);
   EXPECT_EQ(a.fingerprint, b.fingerprint);
 }
@@ -193,8 +193,8 @@ TEST_P(Determinism, SmallNDoesNotSwitchTheInstructionSet) {
     tileloss_plan plan;
     const tileloss_cross_entropy_options o = cross_entropy_options();
     ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, plan_options(), nullptr, &plan));
-    if (isa == TILELOSS_ISA_AUTO) isa = plan.isa;
-    EXPECT_EQ(plan.isa, isa);
+    if (isa == TILELOSS_ISA_AUTO) isa = plan.cpu.isa;
+    EXPECT_EQ(plan.cpu.isa, isa);
   }
 }
 

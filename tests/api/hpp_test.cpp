@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tileloss/tileloss.hpp>
 #include <type_traits>
@@ -101,24 +103,35 @@ TEST(Views, CarryTheElementTypeIntoTheAbi) {
   EXPECT_EQ(Vector<std::uint8_t>(nullptr, 1).c().dtype, TILELOSS_UINT8);
 }
 
+// Every field of a struct as C++ declares it against the library's own table of them.
+template <class Options>
+void expect_library_defaults(const char* function) {
+  const Options declared;
+  Options filled;
+  ASSERT_EQ(tileloss_options_init(function, &filled, sizeof filled), TILELOSS_OK);
+  EXPECT_EQ(declared.struct_size, filled.struct_size) << function;
+  tileloss_function_info info;
+  tileloss_function_info_init(&info);
+  std::int64_t fields = 0;
+  for (std::int64_t i = 0; i < tileloss_function_count(); ++i) {
+    ASSERT_EQ(tileloss_get_function_info(i, &info), TILELOSS_OK);
+    if (std::string_view(function) != info.name) continue;
+    for (std::int64_t f = 0; f < info.num_fields; ++f) {
+      const tileloss_field& field = info.fields[f];
+      const std::size_t bytes = field.type == TILELOSS_FIELD_SCALAR ? 16 : field.type == TILELOSS_FIELD_CHOICE ? 4 : 8;
+      const auto* const a = reinterpret_cast<const char*>(&declared) + field.offset;
+      const auto* const b = reinterpret_cast<const char*>(&filled) + field.offset;
+      EXPECT_EQ(std::memcmp(a, b, bytes), 0) << function << "'s " << field.name;
+      ++fields;
+    }
+  }
+  EXPECT_GT(fields, 7) << function;
+}
+
 TEST(Options, DefaultsAreThoseOfTheAbi) {
-  tileloss_cross_entropy_options expected;
-  tileloss_cross_entropy_options_init(&expected);
-  const tileloss_cross_entropy_options actual = CrossEntropyOptions{}.c();
-  EXPECT_EQ(actual.struct_size, expected.struct_size);
-  EXPECT_EQ(actual.label_smoothing, expected.label_smoothing);
-  EXPECT_EQ(actual.z_loss, expected.z_loss);
-  EXPECT_TRUE(std::isnan(actual.num_items.value) && std::isnan(expected.num_items.value));
-  EXPECT_EQ(actual.reduction, expected.reduction);
-  EXPECT_EQ(actual.logit.logit_scale, expected.logit.logit_scale);
-  EXPECT_EQ(actual.logit.softcap, expected.logit.softcap);
-  EXPECT_EQ(actual.logit.temperature.value, expected.logit.temperature.value);
-  EXPECT_EQ(actual.logit.temperature.pointer, nullptr);
-  EXPECT_EQ(actual.logit.temperature_on, expected.logit.temperature_on);
-  EXPECT_EQ(actual.logit.valid_vocab, expected.logit.valid_vocab);
-  EXPECT_EQ(actual.logit.ignore_index, expected.logit.ignore_index);
-  EXPECT_EQ(actual.logit.vocab_start, expected.logit.vocab_start);
-  EXPECT_EQ(actual.logit.vocab_total, expected.logit.vocab_total);
+  expect_library_defaults<LogprobsOptions>("linear_logprobs");
+  expect_library_defaults<CrossEntropyOptions>("linear_cross_entropy");
+  expect_library_defaults<PolicyLossOptions>("linear_policy_loss");
 }
 
 TEST_F(CppFace, CrossEntropyOfOneThird) {
@@ -137,7 +150,7 @@ TEST_F(CppFace, ReductionNoneGivesRows) {
   CrossEntropyArgs args = forward_args();
   std::vector<float> rows(2, 99);
   args.loss = rows;
-  ASSERT_TRUE(succeeds(cross_entropy(args, {.reduction = Reduction::kNone})));
+  ASSERT_TRUE(succeeds(cross_entropy(args, {.reduction = TILELOSS_REDUCTION_NONE})));
   EXPECT_NEAR(rows[0], std::log(3.0), kTolerance);
   EXPECT_EQ(rows[1], 0) << "ignored";
 }
@@ -149,7 +162,7 @@ TEST_F(CppFace, NumItemsIsTheMeansDenominator) {
 
 TEST_F(CppFace, TemperatureIsReadWhereItStands) {
   float temperature = 1;
-  const CrossEntropyOptions options = {.logit = {.temperature = Scalar::at(&temperature)}};
+  const CrossEntropyOptions options = {.logit = {.temperature = {0, &temperature}}};
   ASSERT_TRUE(succeeds(cross_entropy(forward_args(), options)));
   EXPECT_NEAR(loss_[0], std::log(3.0), kTolerance);
   temperature = 0.5;  // squares the weights: 1, 4, 9
@@ -168,7 +181,7 @@ TEST_F(CppFace, GradientsMayReplaceTheLogits) {
 TEST_F(CppFace, BackwardTakesTheForwardsRowState) {
   RowState state(2);
   CrossEntropyArgs args = forward_args();
-  args.row_state = state.view();
+  args.row_state = state.c();
   ASSERT_TRUE(succeeds(cross_entropy(args)));
   EXPECT_NEAR(state.max()[0], std::log(3.0), kTolerance);
   EXPECT_NEAR(state.sum()[0], 4.0 / 3, kTolerance) << "the label's column is left out: (1 + 3) / 3";
@@ -380,17 +393,16 @@ TEST(RowStateOwner, StartsAsTheIdentity) {
 TEST(RowStateOwner, OfNoRowsIsThereToo) {
   RowState state(0);
   RowState copy = state;
-  EXPECT_TRUE(copy.view().present());
+  EXPECT_NE(copy.c()->max, nullptr);
   EXPECT_TRUE(state.merge(copy).ok());
 }
 
 TEST(RowStateOwner, AgreesWithTheAbiOnTheIdentity) {
   const RowState expected(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
   RowState state(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
-  RowStateView view = state.view();
-  view.max[0] = view.sum[0] = view.target[0] = view.entropy_sum[0] = view.collision_sum[0] = view.smoothing_sum[0] = 5;
-  view.argmax[0] = 5;
-  tileloss_row_state c = view.c();
+  tileloss_row_state& c = *state.c();
+  c.max[0] = c.sum[0] = c.target[0] = c.entropy_sum[0] = c.collision_sum[0] = c.smoothing_sum[0] = 5;
+  c.argmax[0] = 5;
   ASSERT_EQ(tileloss_row_state_set_identity(&c), TILELOSS_OK);
   EXPECT_EQ(state.max()[0], expected.max()[0]);
   EXPECT_EQ(state.sum()[0], expected.sum()[0]);
@@ -409,17 +421,17 @@ TEST_F(CppFace, MergedShardsGiveTheWholeRow) {
   second.set_smoothing_weight(1);
   const LogitOptions first_columns = {.vocab_start = 0, .vocab_total = 3};
   const LogitOptions second_columns = {.vocab_start = 2, .vocab_total = 3};
+  ASSERT_TRUE(
+      succeeds(cross_entropy({.logits = Matrix<const float>(logits_.data(), 2, 2, 3), .labels = labels_, .row_state = first.c()},
+                             {.logit = first_columns, .label_smoothing = 0.3})));
   ASSERT_TRUE(succeeds(
-      cross_entropy({.logits = Matrix<const float>(logits_.data(), 2, 2, 3), .labels = labels_, .row_state = first.view()},
-                    {.logit = first_columns, .label_smoothing = 0.3})));
-  ASSERT_TRUE(succeeds(
-      cross_entropy({.logits = Matrix<const float>(logits_.data() + 2, 2, 1, 3), .labels = labels_, .row_state = second.view()},
+      cross_entropy({.logits = Matrix<const float>(logits_.data() + 2, 2, 1, 3), .labels = labels_, .row_state = second.c()},
                     {.logit = second_columns, .label_smoothing = 0.3})));
   EXPECT_EQ(second.target()[0], -kInfinity) << "the shard without the label";
   ASSERT_TRUE(succeeds(first.merge(second)));
   EXPECT_EQ(first.smoothing_weight(), 3);
 
-  const Status status = cross_entropy_from_row_state({.labels = labels_, .loss = loss_, .row_state = first.view()},
+  const Status status = cross_entropy_from_row_state({.labels = labels_, .loss = loss_, .row_state = first.c()},
                                                      {.logit = {.vocab_total = 3}, .label_smoothing = 0.3});
   ASSERT_TRUE(succeeds(status));
   EXPECT_NEAR(loss_[0], 0.7 * std::log(3.0) + 0.3 * std::log(36.0) / 3, kTolerance);
@@ -427,10 +439,10 @@ TEST_F(CppFace, MergedShardsGiveTheWholeRow) {
 
 TEST(RowStateOwner, MergeKeepsNaN) {
   RowState a(1), b(1);
-  a.view().max[0] = std::numeric_limits<float>::quiet_NaN();
-  a.view().sum[0] = 1;
-  b.view().max[0] = 2;
-  b.view().sum[0] = 1;
+  a.c()->max[0] = std::numeric_limits<float>::quiet_NaN();
+  a.c()->sum[0] = 1;
+  b.c()->max[0] = 2;
+  b.c()->sum[0] = 1;
   ASSERT_TRUE(succeeds(b.merge(a)));
   EXPECT_TRUE(std::isnan(b.max()[0]));
 }

@@ -24,7 +24,8 @@ struct HeadShape {
 };
 
 inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tileloss_schedule schedule = TILELOSS_SCHEDULE_AUTO,
-                             const tileloss_cross_entropy_options& options = cross_entropy_options()) {
+                             tileloss_cross_entropy_options options = cross_entropy_options()) {
+  options.linear.accumulate = shape.accumulate ? 1 : 0;
   tileloss_args args;
   tileloss_args_init(&args);
   args.hidden = tileloss_make_matrix(nullptr, shape.dtype, shape.rows, shape.hidden, shape.hidden);
@@ -38,7 +39,6 @@ inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tilelo
     args.dhead.row_stride = 1;
     args.dhead.col_stride = shape.vocab;
   }
-  args.accumulate = shape.accumulate ? 1 : 0;
   args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, shape.rows);
   args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
   tileloss_plan_options wishes = with_schedule(schedule);
@@ -74,10 +74,10 @@ struct KeptRun {
 inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& wishes,
                           std::size_t plan_size = sizeof(tileloss_plan)) {
   KeptRun r;
+  const auto given = c.with_linear(options);
   tileloss_plan_init(&r.plan);
   r.plan.struct_size = plan_size;
-  const tileloss_status planned =
-      tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &wishes, nullptr, &r.plan);
+  const tileloss_status planned = tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &given, &wishes, nullptr, &r.plan);
   EXPECT_TRUE(succeeds(planned));
   if (planned != TILELOSS_OK) return r;
   const tools::GuardBuffer workspace(static_cast<std::size_t>(r.plan.workspace_bytes), tools::Flush::kRight);
@@ -86,7 +86,7 @@ inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& o
   run.workspace = workspace.data();
   run.workspace_bytes = workspace.bytes();
   c.reset();
-  EXPECT_TRUE(succeeds(tileloss_call("linear_cross_entropy", kBoth, &c.args(), &options, &r.plan, &run)));
+  EXPECT_TRUE(succeeds(tileloss_call("linear_cross_entropy", kBoth, &c.args(), &given, &r.plan, &run)));
   EXPECT_TRUE(workspace.canary_intact());
   r.bytes = c.gradient_bytes();
   const std::vector<unsigned char> outputs = outputs_of(c.args());
@@ -111,7 +111,7 @@ inline std::int64_t budget_for(const tileloss_plan& keeping_all, double share) {
   for (std::int64_t i = 0; i < keeping_all.buffer_count; ++i) {
     if (std::string(keeping_all.buffers[i].name) == "logits kept") logits = keeping_all.buffers[i].bytes;
   }
-  EXPECT_TRUE(logits > 0 || keeping_all.kept_rows > 0);
+  EXPECT_TRUE(logits > 0 || keeping_all.cpu.kept_rows > 0);
   return keeping_all.workspace_bytes - static_cast<std::int64_t>((1 - share) * static_cast<double>(logits));
 }
 

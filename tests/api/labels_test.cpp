@@ -32,7 +32,7 @@ TEST(Labels, OutOfRangeIsRefusedBeforeAnythingIsWritten) {
         LogitsCase c({.rows = kRows, .vocab = kVocab, .valid_vocab = kValid, .extra_outputs = true, .in_place = in_place});
         if (pass == TILELOSS_FORWARD) c.args().dlogits = {};
         RowStateArrays state(kRows);
-        if (pass == TILELOSS_FORWARD) c.args().row_state = state.get();
+        if (pass == TILELOSS_FORWARD) c.args().row_state = &state.get();
         const std::vector<std::int64_t> labels = with_label(c, 3, bad);
         c.args().labels.data = const_cast<std::int64_t*>(labels.data());
         tileloss_cross_entropy_options options = cross_entropy_options();

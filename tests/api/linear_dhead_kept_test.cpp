@@ -41,9 +41,9 @@ TEST(LinearPlan, DheadHoldsTheLogitsOfAsManyRowsAsItHasRoomFor) {
                {"added to", adding, 0, 0},
                {"frozen head", {.dhead = false}, 0, 0}};
   for (const auto& c : cases) {
-    EXPECT_EQ(plan_of(c.shape, 0).kept_rows, c.rows) << c.name;
-    EXPECT_EQ(plan_of(c.shape, 0, TILELOSS_SCHEDULE_AUTO, capped).kept_rows, c.capped_rows) << c.name;
-    EXPECT_EQ(plan_of(c.shape, 0, TILELOSS_SCHEDULE_RECOMPUTE, plain).kept_rows, 0) << c.name;
+    EXPECT_EQ(plan_of(c.shape, 0).cpu.kept_rows, c.rows) << c.name;
+    EXPECT_EQ(plan_of(c.shape, 0, TILELOSS_SCHEDULE_AUTO, capped).cpu.kept_rows, c.capped_rows) << c.name;
+    EXPECT_EQ(plan_of(c.shape, 0, TILELOSS_SCHEDULE_RECOMPUTE, plain).cpu.kept_rows, 0) << c.name;
   }
 }
 
@@ -56,20 +56,20 @@ TEST(LinearPlan, WhatDheadHoldsCostsNoWorkspace) {
   constexpr double kLastTile = 128. / 151936;  // not a whole one: its logits are made again
   for (const HeadShape& shape : {bf16, fp32}) {
     const tileloss_plan plan = plan_of(shape, 0);
-    EXPECT_EQ(plan.kept_columns, shape.vocab);
-    EXPECT_GE(plan.row_block, shape.rows);
+    EXPECT_EQ(plan.cpu.kept_columns, shape.vocab);
+    EXPECT_GE(plan.cpu.row_block, shape.rows);
     EXPECT_NEAR(plan.predicted_ms / of_recompute, 0.75, kLastTile);
   }
-  const std::int64_t tiles = (bf16.vocab + recompute.vocab_block - 1) / recompute.vocab_block;
-  const std::int64_t maxima = bf16.rows * tiles * 4, words = 512 * tiles * recompute.vocab_block * 2;
+  const std::int64_t tiles = (bf16.vocab + recompute.cpu.vocab_block - 1) / recompute.cpu.vocab_block;
+  const std::int64_t maxima = bf16.rows * tiles * 4, words = 512 * tiles * recompute.cpu.vocab_block * 2;
   EXPECT_LE(plan_of(bf16, 0).workspace_bytes, recompute.workspace_bytes + maxima + words);
   EXPECT_LE(plan_of(fp32, 0).workspace_bytes, recompute.workspace_bytes + maxima);
   const tileloss_plan tight = plan_of(bf16, 128 * kMiB);
-  EXPECT_EQ(tight.kept_rows, 1536);
-  EXPECT_GT(tight.kept_columns, 0);
-  EXPECT_LT(tight.kept_columns, bf16.vocab);
+  EXPECT_EQ(tight.cpu.kept_rows, 1536);
+  EXPECT_GT(tight.cpu.kept_columns, 0);
+  EXPECT_LT(tight.cpu.kept_columns, bf16.vocab);
   EXPECT_LT(tight.workspace_bytes, 128 * kMiB);
-  const double made_again = 512. / 2048 * (1 - static_cast<double>(tight.kept_columns) / 151936);
+  const double made_again = 512. / 2048 * (1 - static_cast<double>(tight.cpu.kept_columns) / 151936);
   EXPECT_NEAR(tight.predicted_ms / of_recompute, (3 + made_again) / 4, kLastTile);
 }
 
@@ -125,13 +125,13 @@ TEST_P(LinearInDhead, AgreesAndGivesTheSameBitsWhateverElseIsKept) {
   for (const std::uint64_t seed : {41, 42, 43}) {
     LinearCase c(spec_of(GetParam(), seed));
     const KeptRun all = run_within(c, options, stash_of_columns());
-    EXPECT_EQ(all.plan.kept_rows, GetParam().rows);
+    EXPECT_EQ(all.plan.cpu.kept_rows, GetParam().rows);
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << seed;
     if (GetParam().rows == 200) continue;
     for (const double share : {0.5, 0.0}) {
       const KeptRun some = run_within(c, options, stash_of_columns(budget_for(all.plan, share)));
-      EXPECT_EQ(some.plan.kept_rows, GetParam().rows);
-      EXPECT_LT(some.plan.kept_columns, 1001);
+      EXPECT_EQ(some.plan.cpu.kept_rows, GetParam().rows);
+      EXPECT_LT(some.plan.cpu.kept_columns, 1001);
       EXPECT_TRUE(same_bits(some.bytes, all.bytes)) << seed << " " << share;
     }
   }
@@ -143,8 +143,8 @@ TEST_P(LinearInDhead, GivesTheBitsOfLogitsInTheWorkspace) {
   LinearCase in_dhead(with);
   with.head_layout = MatrixLayout::kGaps;
   LinearCase in_workspace(with);
-  EXPECT_GT(run_within(in_dhead, options, stash_of_columns()).plan.kept_rows, 0);
-  EXPECT_EQ(run_within(in_workspace, options, stash_of_columns()).plan.kept_rows, 0);
+  EXPECT_GT(run_within(in_dhead, options, stash_of_columns()).plan.cpu.kept_rows, 0);
+  EXPECT_EQ(run_within(in_workspace, options, stash_of_columns()).plan.cpu.kept_rows, 0);
   for (const auto& which : {&LinearCase::dhidden, &LinearCase::dhead, &LinearCase::dbias}) {
     const reference::StoredMatrix &a = (in_dhead.*which)().view(), &b = (in_workspace.*which)().view();
     for (std::int64_t i = 0; i < a.rows; ++i) {
@@ -161,7 +161,7 @@ TEST_P(LinearInDhead, ThreadsDoNotChangeABit) {
     tileloss_plan_options wishes = stash_of_columns();
     wishes.threads = threads;
     const KeptRun r = run_within(c, options, wishes);
-    EXPECT_GT(r.plan.kept_rows, 0);
+    EXPECT_GT(r.plan.cpu.kept_rows, 0);
     if (first.empty()) first = r.bytes;
     EXPECT_TRUE(same_bits(r.bytes, first)) << threads;
   }
@@ -175,7 +175,7 @@ TEST_P(LinearInDhead, NothingOfTheLogitsIsLeftBehind) {
   for (const double ignored : {0.5, 0.99, 1.0}) {
     with.row.ignore_prob = ignored;
     LinearCase c(with);
-    EXPECT_GT(run_within(c, options, stash_of_columns()).plan.kept_rows, 0);
+    EXPECT_GT(run_within(c, options, stash_of_columns()).plan.cpu.kept_rows, 0);
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << ignored;
   }
 }
@@ -185,8 +185,9 @@ TEST(LinearInDhead, ThePlanIsRefusedWhereDheadIsAddedTo) {
   const tileloss_cross_entropy_options options = cross_entropy_options();
   LinearCase c(spec_of({.name = "", .rows = 200}, 47));
   tileloss_plan plan = run_within(c, options, stash_of_columns()).plan;
-  c.args().accumulate = 1;
-  EXPECT_EQ(tileloss_call("linear_cross_entropy", kBoth, &c.args(), &options, &plan, nullptr), TILELOSS_PLAN_MISMATCH)
+  tileloss_cross_entropy_options adding = options;
+  adding.linear.accumulate = 1;
+  EXPECT_EQ(tileloss_call("linear_cross_entropy", kBoth, &c.args(), &adding, &plan, nullptr), TILELOSS_PLAN_MISMATCH)
       << tileloss_last_error();
 }
 

@@ -22,18 +22,18 @@ TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
   for (const std::int64_t budget : {64 * kMiB, 128 * kMiB, std::int64_t{0}, 512 * kMiB, 768 * kMiB, 1536 * kMiB}) {
     const tileloss_plan plan = plan_of(shape, budget);
     const std::int64_t cap = budget > 0 ? budget : shape.rows * shape.vocab;  // by default half of the logits
-    EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_STASH) << budget;
-    EXPECT_GE(plan.row_block, shape.rows);
-    EXPECT_GT(plan.kept_columns, before) << budget;
+    EXPECT_EQ(plan.cpu.schedule, TILELOSS_SCHEDULE_STASH) << budget;
+    EXPECT_GE(plan.cpu.row_block, shape.rows);
+    EXPECT_GT(plan.cpu.kept_columns, before) << budget;
     EXPECT_LE(plan.workspace_bytes, cap);
-    const bool keeps_all = plan.kept_columns == shape.vocab;
+    const bool keeps_all = plan.cpu.kept_columns == shape.vocab;
     if (!keeps_all) {
-      EXPECT_EQ(plan.kept_columns % plan.vocab_block, 0);
-      EXPECT_GT(plan.workspace_bytes, cap - 2 * plan.vocab_block * shape.rows * 4);  // one more tile would not have fitted
+      EXPECT_EQ(plan.cpu.kept_columns % plan.cpu.vocab_block, 0);
+      EXPECT_GT(plan.workspace_bytes, cap - 2 * plan.cpu.vocab_block * shape.rows * 4);  // one more tile would not have fitted
     }
-    const double kept = static_cast<double>(plan.kept_columns) / static_cast<double>(shape.vocab);
+    const double kept = static_cast<double>(plan.cpu.kept_columns) / static_cast<double>(shape.vocab);
     EXPECT_NEAR(plan.predicted_ms / of_recompute, (4 - kept) / 4, 1e-9);
-    before = keeps_all ? before : plan.kept_columns;
+    before = keeps_all ? before : plan.cpu.kept_columns;
   }
 }
 
@@ -46,28 +46,28 @@ TEST(LinearPlan, AFloat32DheadTakesRowsWhereColumnsWouldBeSlower) {
     const tileloss_plan by_default = plan_of(shape, 0), tight = plan_of(shape, 64 * kMiB), roomy = plan_of(shape, 1536 * kMiB);
     shape.dhead_dtype = TILELOSS_BFLOAT16;
     const tileloss_plan columns = plan_of(shape, 0);
-    EXPECT_GE(columns.row_block, shape.rows);
-    EXPECT_EQ(by_default.schedule, TILELOSS_SCHEDULE_STASH);
+    EXPECT_GE(columns.cpu.row_block, shape.rows);
+    EXPECT_EQ(by_default.cpu.schedule, TILELOSS_SCHEDULE_STASH);
     if (isa == TILELOSS_ISA_AVX512_AMX) {
-      EXPECT_GE(by_default.row_block, shape.rows);
-      EXPECT_EQ(by_default.kept_columns, columns.kept_columns);
+      EXPECT_GE(by_default.cpu.row_block, shape.rows);
+      EXPECT_EQ(by_default.cpu.kept_columns, columns.cpu.kept_columns);
       EXPECT_EQ(by_default.predicted_ms, columns.predicted_ms);
     } else {
-      EXPECT_LT(by_default.row_block, shape.rows) << tileloss_isa_name(isa);
-      EXPECT_EQ(by_default.kept_columns, shape.vocab);
+      EXPECT_LT(by_default.cpu.row_block, shape.rows) << tileloss_isa_name(isa);
+      EXPECT_EQ(by_default.cpu.kept_columns, shape.vocab);
       EXPECT_LT(by_default.predicted_ms, columns.predicted_ms);
     }
     // Chunks of a few rows read and write dhead more often than a product is worth.
-    EXPECT_GE(tight.row_block, shape.rows);
-    EXPECT_LT(tight.kept_columns, shape.vocab);
-    EXPECT_EQ(roomy.kept_columns, shape.vocab);
-    EXPECT_GE(roomy.row_block, shape.rows);
+    EXPECT_GE(tight.cpu.row_block, shape.rows);
+    EXPECT_LT(tight.cpu.kept_columns, shape.vocab);
+    EXPECT_EQ(roomy.cpu.kept_columns, shape.vocab);
+    EXPECT_GE(roomy.cpu.row_block, shape.rows);
   }
 }
 
 TEST(LinearPlan, RecomputeAndSweepsKeepNothing) {
-  EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).kept_columns, 0);
-  EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).cpu.kept_columns, 0);
+  EXPECT_EQ(plan_of({}, 1536 * kMiB, TILELOSS_SCHEDULE_RECOMPUTE).cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
 }
 
 // Rows at a time and chunks decide in which order gradients are added up: neither may follow from the threads.
@@ -83,11 +83,12 @@ TEST(LinearPlan, ThreadsDoNotChangeTheOrderOfSums) {
               for (const int threads : {1, 4, 8, 16, 64, 128}) {
                 shape.threads = threads;
                 const tileloss_plan plan = plan_of(shape, budget);
-                EXPECT_EQ(plan.row_block, two.row_block) << threads << " threads, " << rows << " rows, budget " << budget;
-                EXPECT_EQ(plan.chunk_columns, two.chunk_columns) << threads << " threads, " << rows << " rows, budget " << budget;
-                EXPECT_EQ(plan.schedule, two.schedule);
+                EXPECT_EQ(plan.cpu.row_block, two.cpu.row_block) << threads << " threads, " << rows << " rows, budget " << budget;
+                EXPECT_EQ(plan.cpu.chunk_columns, two.cpu.chunk_columns)
+                    << threads << " threads, " << rows << " rows, budget " << budget;
+                EXPECT_EQ(plan.cpu.schedule, two.cpu.schedule);
                 EXPECT_TRUE(budget == 0 || plan.workspace_bytes <= budget);
-                EXPECT_TRUE(budget > 0 || plan.threads == threads);
+                EXPECT_TRUE(budget > 0 || plan.cpu.threads == threads);
               }
             }
           }
@@ -108,16 +109,16 @@ TEST_P(LinearKept, AnyNumberOfColumnsAgreesAndGivesTheSameBits) {
   LinearCase c(kept_spec(GetParam(), 31));
   const KeptRun all = run_within(c, options, stash_of_columns());
   EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
-  EXPECT_EQ(all.plan.kept_columns, 3001);
+  EXPECT_EQ(all.plan.cpu.kept_columns, 3001);
   std::int64_t before = 3001;
   for (const double share : {0.99, 0.75, 0.5, 0.1, 0.03}) {
     const KeptRun some = run_within(c, options, stash_of_columns(budget_for(all.plan, share)));
-    EXPECT_LT(some.plan.kept_columns, before) << share;
-    EXPECT_GT(some.plan.kept_columns, 0) << share;
-    EXPECT_EQ(some.plan.kept_columns % 64, 0) << share;
+    EXPECT_LT(some.plan.cpu.kept_columns, before) << share;
+    EXPECT_GT(some.plan.cpu.kept_columns, 0) << share;
+    EXPECT_EQ(some.plan.cpu.kept_columns % 64, 0) << share;
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << share;
     EXPECT_TRUE(same_bits(some.bytes, all.bytes)) << share;
-    before = some.plan.kept_columns;
+    before = some.plan.cpu.kept_columns;
   }
   EXPECT_LE(before, 128);
 }
@@ -154,21 +155,21 @@ TEST_P(LinearKept, ThreadsChangeWhatIsKeptButNoBit) {
   tileloss_plan_options wishes = stash_of_columns();
   wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, 0.1);
   const KeptRun planned = run_within(c, options, wishes);
-  std::int64_t before = planned.plan.kept_columns;
-  EXPECT_EQ(planned.plan.threads, kPlannedThreads);
+  std::int64_t before = planned.plan.cpu.kept_columns;
+  EXPECT_EQ(planned.plan.cpu.threads, kPlannedThreads);
   for (const int threads : {4, 2, 1}) {
     wishes.threads = threads;
     const KeptRun fewer = run_within(c, options, wishes);
-    EXPECT_EQ(fewer.plan.threads, threads);
-    EXPECT_GE(fewer.plan.kept_columns, before);
+    EXPECT_EQ(fewer.plan.cpu.threads, threads);
+    EXPECT_GE(fewer.plan.cpu.kept_columns, before);
     EXPECT_TRUE(same_bits(fewer.bytes, planned.bytes)) << threads;
-    before = fewer.plan.kept_columns;
+    before = fewer.plan.cpu.kept_columns;
   }
-  EXPECT_GT(before, planned.plan.kept_columns);
+  EXPECT_GT(before, planned.plan.cpu.kept_columns);
   wishes.threads = 200;  // as many as the budget holds the scratch of
   const KeptRun more = run_within(c, options, wishes);
-  EXPECT_GE(more.plan.threads, kPlannedThreads);
-  EXPECT_LT(more.plan.threads, 200);
+  EXPECT_GE(more.plan.cpu.threads, kPlannedThreads);
+  EXPECT_LT(more.plan.cpu.threads, 200);
   EXPECT_TRUE(same_bits(more.bytes, planned.bytes));
 }
 
@@ -182,8 +183,8 @@ TEST_P(LinearKept, RowsAtATimeAgree) {
     tileloss_plan_options wishes = stash_of_columns();
     wishes.row_block = 16;
     const KeptRun r = run_within(c, options, wishes);
-    EXPECT_LE(r.plan.row_block, 32);  // whole panels
-    EXPECT_EQ(r.plan.kept_columns, 3001);
+    EXPECT_LE(r.plan.cpu.row_block, 32);  // whole panels
+    EXPECT_EQ(r.plan.cpu.kept_columns, 3001);
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
   }
 }
@@ -194,10 +195,10 @@ TEST_P(LinearKept, AShorterPlanKeepsTheSame) {
   LinearCase c(kept_spec(GetParam(), 35));
   const tileloss_plan_options wishes = stash_of_columns(budget_for(run_within(c, options, stash_of_columns()).plan, 0.4));
   const KeptRun whole = run_within(c, options, wishes);
-  for (const std::size_t size : {offsetof(tileloss_plan, isa_note), offsetof(tileloss_plan, kept_columns)}) {
+  for (const std::size_t size : {offsetof(tileloss_plan, cpu.isa_note), offsetof(tileloss_plan, cpu.kept_columns)}) {
     const KeptRun shorter = run_within(c, options, wishes, size);
     EXPECT_EQ(shorter.plan.workspace_bytes, whole.plan.workspace_bytes);
-    EXPECT_EQ(shorter.plan.kept_columns, 0);
+    EXPECT_EQ(shorter.plan.cpu.kept_columns, 0);
     EXPECT_TRUE(same_bits(shorter.bytes, whole.bytes));
   }
 }

@@ -88,8 +88,8 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
     if (wishes.workspace_bytes == 0) wishes.threads = static_cast<std::int32_t>(sampler.integer("threads"));
     const KeptRun r = run_within(c, options, wishes);
     const std::int64_t valid = c.spec().row.valid_vocab < 0 ? c.spec().row.vocab : c.spec().row.valid_vocab;
-    partly_kept += r.plan.kept_columns > 0 && r.plan.kept_columns < valid ? 1 : 0;
-    in_dhead += r.plan.kept_rows > 0 ? 1 : 0;
+    partly_kept += r.plan.cpu.kept_columns > 0 && r.plan.cpu.kept_columns < valid ? 1 : 0;
+    in_dhead += r.plan.cpu.kept_rows > 0 ? 1 : 0;
     const testing::AssertionResult result = agrees(check_linear_cross_entropy(c, options));
     EXPECT_TRUE(result) << "case " << k << ": " << sampler.describe();
     failures += result ? 0 : 1;

@@ -141,8 +141,9 @@ TEST(LinearValidation, TensorsAndShapes) {
           c.pass = TILELOSS_FROM_ROW_STATE;
           c.args.hidden = c.args.head = {};
         }},
-       {"compute_dtype", "none, float32 or bfloat16", "float16", [](LinearCall& c) { c.args.compute_dtype = TILELOSS_FLOAT16; }},
-       {"accumulate", "0 or 1", "2", [](LinearCall& c) { c.args.accumulate = 2; }},
+       {"compute_dtype", "auto|float32|bfloat16", "3", [](LinearCall& c) { c.options.linear.compute_dtype = TILELOSS_FLOAT16; }},
+       {"accumulate", "false|true", "2", [](LinearCall& c) { c.options.linear.accumulate = 2; }},
+       {"options.linear.reserved", "0", "1", [](LinearCall& c) { c.options.linear.reserved[1] = 1; }},
        {"valid_vocab", "<= the logits' columns = 11", "12", [](LinearCall& c) { c.options.logit.valid_vocab = 12; }},
        {"workspace_bytes", "at least", "a budget of 1", [](LinearCall& c) { c.wishes.workspace_bytes = 1; },
         TILELOSS_WORKSPACE_TOO_SMALL}});
@@ -177,7 +178,7 @@ TEST(LinearDeterminism, ThreadsChangeNoBit) {
   for (const tileloss_dtype compute : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
       LinearCall call(150, 1500, 40);
-      call.args.compute_dtype = compute;
+      call.options.linear.compute_dtype = compute;
       call.wishes.schedule = schedule;
       call.wishes.row_block = 56;
       std::vector<unsigned char> expected;
@@ -211,11 +212,11 @@ TEST(LinearDeterminism, ForwardAndBackwardApartGiveTheBitsOfSweeps) {
   const tileloss_args all = apart.args;
   apart.args.dhidden = apart.args.dhead = {};
   apart.args.dbias = {};
-  apart.args.row_state = apart.state.get();
+  apart.args.row_state = &apart.state.get();
   apart.pass = TILELOSS_FORWARD;
   ASSERT_TRUE(apart.run());
   apart.args = all;
-  apart.args.row_state = apart.state.get();
+  apart.args.row_state = &apart.state.get();
   apart.pass = TILELOSS_BACKWARD;
   ASSERT_TRUE(apart.run());
   EXPECT_TRUE(same_bits(apart.outputs(), both.outputs()));
@@ -229,7 +230,7 @@ TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   tileloss_plan roomy, tight;
   call.wishes.workspace_bytes = std::int64_t{1} << 30;
   ASSERT_TRUE(succeeds(call.plan(&roomy)));
-  EXPECT_EQ(roomy.schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_EQ(roomy.cpu.schedule, TILELOSS_SCHEDULE_STASH);
   call.wishes.workspace_bytes = 0;
   call.wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   ASSERT_TRUE(succeeds(call.plan(&tight)));
@@ -237,14 +238,14 @@ TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   call.wishes.workspace_bytes = wide - 1;  // a narrower chunk of the vocabulary
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   EXPECT_LE(tight.workspace_bytes, wide - 1);
-  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  EXPECT_EQ(tight.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
   ASSERT_TRUE(call.run());
   call.wishes.schedule = TILELOSS_SCHEDULE_AUTO;  // and some logits in what that leaves
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   EXPECT_LE(tight.workspace_bytes, wide - 1);
-  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_STASH);
-  EXPECT_GT(tight.kept_columns, 0);
-  EXPECT_LT(tight.kept_columns, 6000);
+  EXPECT_EQ(tight.cpu.schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_GT(tight.cpu.kept_columns, 0);
+  EXPECT_LT(tight.cpu.kept_columns, 6000);
   ASSERT_TRUE(call.run());
   for (const int threads : {1, 3, 8}) {
     call.wishes.threads = threads;

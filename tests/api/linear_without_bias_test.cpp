@@ -21,7 +21,8 @@ std::string name_of(const LinearCaseSpec& s, const tileloss_plan_options& wishes
 testing::AssertionResult value_and_grad_agrees(const LinearCaseSpec& spec, const tileloss_cross_entropy_options& options,
                                                const tileloss_plan_options& wishes) {
   LinearCase c(spec);
-  const auto ran = runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes);
+  const auto given = c.with_linear(options);
+  const auto ran = runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &given, wishes);
   return ran ? agrees(check_linear_cross_entropy(c, options)) : ran;
 }
 
@@ -117,7 +118,8 @@ TEST(LinearWithoutBias, ThreadsChangeNoBit) {
       tileloss_plan_options wishes = with_schedule(schedule);
       wishes.threads = threads;
       c.reset();
-      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), nullptr, wishes));
+      const auto given = c.with_linear(cross_entropy_options());
+      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &given, wishes));
       std::vector<unsigned char> got = c.gradient_bytes();
       const std::vector<unsigned char> outputs = outputs_of(c.args());
       got.insert(got.end(), outputs.begin(), outputs.end());

@@ -16,17 +16,17 @@ using reference::NumberFormat;
 
 // Bytes of a kept logit.
 double bytes_of_logit(const tileloss_plan& plan, std::int64_t rows) {
-  const std::int64_t tiles = (plan.kept_columns + plan.vocab_block - 1) / plan.vocab_block;
+  const std::int64_t tiles = (plan.cpu.kept_columns + plan.cpu.vocab_block - 1) / plan.cpu.vocab_block;
   for (std::int64_t i = 0; i < plan.buffer_count; ++i) {
     if (std::string(plan.buffers[i].name) != "logits kept") continue;
-    return static_cast<double>(plan.buffers[i].bytes) / static_cast<double>(tiles * plan.vocab_block * rows);
+    return static_cast<double>(plan.buffers[i].bytes) / static_cast<double>(tiles * plan.cpu.vocab_block * rows);
   }
   return 0;
 }
 
 TEST(LinearPlan, LogitsAreKeptIn16BitsWhereThatIsExactEnough) {
   constexpr std::int64_t kBudget = 400 * kMiB;
-  const double word = 2 + 4.0 / static_cast<double>(plan_of({}, kBudget).vocab_block);  // and the tile's maximum
+  const double word = 2 + 4.0 / static_cast<double>(plan_of({}, kBudget).cpu.vocab_block);  // and the tile's maximum
   const HeadShape shape{.dhead_layout = MatrixLayout::kGaps};
   tileloss_cross_entropy_options options = cross_entropy_options();
   const auto bytes = [&](const HeadShape& s) {
@@ -84,7 +84,7 @@ TEST(LinearKeptWords, AgreeForEveryKindOfLogits) {
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << family.name;
     if (family.spec.row.vocab < 700) continue;
     const KeptRun some = run_within(c, options, stash_of_columns(budget_for(all.plan, 0.5)));
-    EXPECT_LT(some.plan.kept_columns, 700);
+    EXPECT_LT(some.plan.cpu.kept_columns, 700);
     EXPECT_TRUE(same_bits(some.bytes, all.bytes)) << family.name;
   }
 }
@@ -136,10 +136,10 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
       tileloss_plan_options wishes = all;
       if (where.share < 1) wishes.workspace_bytes = budget_for(kept.run(all, kind.logit_scale), where.share);
       const tileloss_plan plan = kept.run(wishes, kind.logit_scale);
-      EXPECT_EQ(plan.kept_columns < SpecialHead::kVocab, where.share < 1);
-      EXPECT_EQ(plan.kept_rows, where.dhead_stride == SpecialHead::kWidth ? SpecialHead::kRows : 0);
-      const std::string what = std::string(kind.name) + ", " + std::to_string(plan.kept_columns) + " columns and " +
-                               std::to_string(plan.kept_rows) + " rows kept";
+      EXPECT_EQ(plan.cpu.kept_columns < SpecialHead::kVocab, where.share < 1);
+      EXPECT_EQ(plan.cpu.kept_rows, where.dhead_stride == SpecialHead::kWidth ? SpecialHead::kRows : 0);
+      const std::string what = std::string(kind.name) + ", " + std::to_string(plan.cpu.kept_columns) + " columns and " +
+                               std::to_string(plan.cpu.kept_rows) + " rows kept";
       expect_alike(kept.dhidden, exact.dhidden, what + ", dhidden");
       expect_alike(kept.dhead, exact.dhead, what + ", dhead");
       expect_alike(kept.dbias, exact.dbias, what + ", dbias");

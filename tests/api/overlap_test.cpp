@@ -38,31 +38,32 @@ TEST(Overlap, OfTwoOutputs) {
 TEST(Overlap, OfARowStatesArrays) {
   const auto state_with = [](auto change) {
     return [=](Call& c) {
-      c.args().row_state = c.state.get();
+      c.args().row_state = &c.state.get();
       change(c);
     };
   };
   const auto message = "one that overlaps it";
   expect_refused({{"row_state.sum", "a buffer apart from row_state.max", message,
-                   state_with([](Call& c) { c.args().row_state.sum = c.args().row_state.max; })},
-                  {"row_state.argmax", "a buffer apart from labels", message,
-                   state_with([](Call& c) { c.args().row_state.argmax = static_cast<std::int64_t*>(c.args().labels.data) + 3; })},
+                   state_with([](Call& c) { c.args().row_state->sum = c.args().row_state->max; })},
+                  {"row_state.argmax", "a buffer apart from labels", message, state_with([](Call& c) {
+                     c.args().row_state->argmax = static_cast<std::int64_t*>(c.args().labels.data) + 3;
+                   })},
                   {"row_state.target", "a buffer apart from logp", message,
-                   state_with([](Call& c) { c.args().row_state.target = static_cast<float*>(c.args().logp.data) + 1; })}},
+                   state_with([](Call& c) { c.args().row_state->target = static_cast<float*>(c.args().logp.data) + 1; })}},
                  When::kCall);
 }
 
 // A backward leaves the forward's row outputs alone, and only reads its state.
 TEST(Overlap, ABackwardWritesItsGradientAlone) {
   Call call(all_tensors());
-  call.args().row_state = call.state.get();
+  call.args().row_state = &call.state.get();
   const tileloss_matrix dlogits = call.args().dlogits;
   call.make_forward();
   ASSERT_TRUE(runs("cross_entropy", call.pass, call.args(), &call.options, plan_options()));
   call.args().dlogits = dlogits;
   call.args().lse = call.args().logp;
   ASSERT_TRUE(runs("cross_entropy", TILELOSS_BACKWARD, call.args(), &call.options, plan_options()));
-  call.args().dlogits.data = call.args().row_state.max;
+  call.args().dlogits.data = call.args().row_state->max;
   EXPECT_FALSE(runs("cross_entropy", TILELOSS_BACKWARD, call.args(), &call.options, plan_options()));
   EXPECT_STREQ(tileloss_last_error(), "dlogits.data: expected a buffer apart from row_state.max, got one that overlaps it");
 }

@@ -21,14 +21,14 @@ TEST(Plan, SaysWhatWillBeDone) {
   const tileloss_plan plan = plan_of(c, cross_entropy_options(), plan_options());
   EXPECT_STREQ(plan.function, "cross_entropy");
   EXPECT_EQ(plan.pass, TILELOSS_VALUE_AND_GRAD);
-  EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_STASH);
-  EXPECT_GE(plan.threads, 1);
-  EXPECT_GE(plan.row_block, 1);
-  EXPECT_EQ(plan.vocab_block % 64, 0);
+  EXPECT_EQ(plan.cpu.schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_GE(plan.cpu.threads, 1);
+  EXPECT_GE(plan.cpu.row_block, 1);
+  EXPECT_EQ(plan.cpu.vocab_block % 64, 0);
   EXPECT_GT(plan.workspace_bytes, 0);
   EXPECT_GT(plan.predicted_ms, 0);
   if (const char* forced = std::getenv("TILELOSS_ISA")) {
-    EXPECT_STREQ(tileloss_isa_name(plan.isa), forced);
+    EXPECT_STREQ(tileloss_isa_name(plan.cpu.isa), forced);
   }
 }
 
@@ -42,7 +42,7 @@ TEST(Plan, TouchesNoData) {
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args, nullptr, nullptr, nullptr, &plan)));
-  EXPECT_LT(plan.workspace_bytes, plan.threads * (std::int64_t{4} << 20));  // under 4 MB a thread
+  EXPECT_LT(plan.workspace_bytes, plan.cpu.threads * (std::int64_t{4} << 20));  // under 4 MB a thread
 }
 
 TEST(Plan, WishesAreGranted) {
@@ -54,11 +54,11 @@ TEST(Plan, WishesAreGranted) {
   wishes.row_block = 5;
   wishes.vocab_block = 192;
   const tileloss_plan plan = plan_of(c, cross_entropy_options(), wishes);
-  EXPECT_EQ(plan.isa, TILELOSS_ISA_BASELINE);
-  EXPECT_EQ(plan.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
-  EXPECT_EQ(plan.threads, 3);
-  EXPECT_EQ(plan.row_block, 5);
-  EXPECT_EQ(plan.vocab_block, 192);
+  EXPECT_EQ(plan.cpu.isa, TILELOSS_ISA_BASELINE);
+  EXPECT_EQ(plan.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  EXPECT_EQ(plan.cpu.threads, 3);
+  EXPECT_EQ(plan.cpu.row_block, 5);
+  EXPECT_EQ(plan.cpu.vocab_block, 192);
 }
 
 TEST(Plan, WishesThatCannotBeAreRefused) {
@@ -104,14 +104,14 @@ TEST(Plan, AShorterStructOfAnEarlierHeaderIsServed) {
   const tileloss_plan whole = plan_of(c, cross_entropy_options(), plan_options());
   tileloss_plan plan;
   tileloss_plan_init(&plan);
-  std::memset(plan.isa_note, 'x', sizeof plan.isa_note);
-  plan.struct_size = offsetof(tileloss_plan, isa_note);
+  std::memset(plan.cpu.isa_note, 'x', sizeof plan.cpu.isa_note);
+  plan.struct_size = offsetof(tileloss_plan, cpu.isa_note);
   const tileloss_cross_entropy_options options = cross_entropy_options();
   const auto pass = TILELOSS_VALUE_AND_GRAD;
   ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", pass, &c.args(), &options, nullptr, nullptr, &plan)));
-  EXPECT_EQ(plan.struct_size, offsetof(tileloss_plan, isa_note));
+  EXPECT_EQ(plan.struct_size, offsetof(tileloss_plan, cpu.isa_note));
   EXPECT_EQ(plan.workspace_bytes, whole.workspace_bytes);
-  EXPECT_EQ(std::string(plan.isa_note, sizeof plan.isa_note), std::string(sizeof plan.isa_note, 'x'));
+  EXPECT_EQ(std::string(plan.cpu.isa_note, sizeof plan.cpu.isa_note), std::string(sizeof plan.cpu.isa_note, 'x'));
   EXPECT_TRUE(succeeds(tileloss_call("cross_entropy", pass, &c.args(), &options, &plan, nullptr)));
 }
 
@@ -120,7 +120,7 @@ TEST(Plan, InitFillsAnEarlierHeadersStructsAndNoMore) {
   const auto all_from = [](const unsigned char* bytes, std::size_t begin, std::size_t end, unsigned char value) {
     return std::all_of(bytes + begin, bytes + end, [&](unsigned char byte) { return byte == value; });
   };
-  constexpr std::size_t kShorter = offsetof(tileloss_plan, isa_note);
+  constexpr std::size_t kShorter = offsetof(tileloss_plan, cpu.isa_note);
   std::vector<unsigned char> plan(sizeof(tileloss_plan), 'x');
   tileloss_struct_init(plan.data(), kShorter);
   std::size_t size = 0;
@@ -287,13 +287,13 @@ TEST(Plan, OneThatCannotBeRunIsRefused) {
   const struct {
     const char* name;
     std::function<void(tileloss_plan&)> change;
-  } changes[] = {{"plan.vocab_block", [](auto& p) { p.vocab_block = 0; }},
-                 {"plan.vocab_block", [](auto& p) { p.vocab_block = -64; }},
-                 {"plan.vocab_block", [](auto& p) { p.vocab_block = 1 << 20; }},
-                 {"plan.row_block", [](auto& p) { p.row_block = 0; }},
-                 {"plan.threads", [](auto& p) { p.threads = 0; }},
-                 {"plan.threads", [](auto& p) { p.threads = 1 << 20; }},
-                 {"plan.schedule", [](auto& p) { p.schedule = static_cast<tileloss_schedule>(9); }},
+  } changes[] = {{"plan.cpu.vocab_block", [](auto& p) { p.cpu.vocab_block = 0; }},
+                 {"plan.cpu.vocab_block", [](auto& p) { p.cpu.vocab_block = -64; }},
+                 {"plan.cpu.vocab_block", [](auto& p) { p.cpu.vocab_block = 1 << 20; }},
+                 {"plan.cpu.row_block", [](auto& p) { p.cpu.row_block = 0; }},
+                 {"plan.cpu.threads", [](auto& p) { p.cpu.threads = 0; }},
+                 {"plan.cpu.threads", [](auto& p) { p.cpu.threads = 1 << 20; }},
+                 {"plan.cpu.schedule", [](auto& p) { p.cpu.schedule = static_cast<tileloss_schedule>(9); }},
                  {"plan.workspace_bytes", [](auto& p) { p.workspace_bytes -= 64; }}};
   for (const auto& [name, change] : changes) {
     tileloss_plan broken = plan;
@@ -312,7 +312,7 @@ TEST(Plan, SizesAreBounded) {
   tileloss_plan_options wishes = plan_options();
   wishes.row_block = std::numeric_limits<std::int64_t>::max();
   const tileloss_plan plan = plan_of(c, options, wishes);
-  EXPECT_EQ(plan.row_block, c.args().logits.rows);
+  EXPECT_EQ(plan.cpu.row_block, c.args().logits.rows);
   EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr)));
   EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
 
@@ -338,7 +338,7 @@ TEST(Plan, SizesAreBounded) {
   LogitsCase tall({.rows = 20000, .vocab = 100});
   ASSERT_TRUE(
       succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &tall.args(), &options, nullptr, &executor, &many)));
-  EXPECT_LE(many.threads, 1024);
+  EXPECT_LE(many.cpu.threads, 1024);
 }
 
 // Other data of the same shape, other labels, another mask, another temperature: the plan serves them.
@@ -364,7 +364,7 @@ TEST(Structs, OlderAndSmallerOnesAreAccepted) {
   ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, nullptr, nullptr)));
   const auto expected = bytes_of(c.args().dlogits);
   c.reset();
-  c.args().row_state.struct_size = 4711;  // beyond the size given
+  c.args().row_state->struct_size = 4711;  // beyond the size given
   c.args().struct_size = offsetof(tileloss_args, row_state);
   tileloss_cross_entropy_options older = options;
   older.struct_size = offsetof(tileloss_cross_entropy_options, label_smoothing);

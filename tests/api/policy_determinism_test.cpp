@@ -127,7 +127,7 @@ TEST(PolicySchedules, OneSweepUnlessRowsAreCoupled) {
     ASSERT_TRUE(runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options(), nullptr, &plan));
     const std::string name = preset;
     const bool coupled = name == "gspo" || name == "luspo" || name == "vespo";
-    EXPECT_EQ(plan.schedule, coupled ? TILELOSS_SCHEDULE_SWEEPS : TILELOSS_SCHEDULE_STASH) << preset;
+    EXPECT_EQ(plan.cpu.schedule, coupled ? TILELOSS_SCHEDULE_SWEEPS : TILELOSS_SCHEDULE_STASH) << preset;
     EXPECT_TRUE(agrees(c.check())) << preset;
   }
 }
@@ -163,7 +163,7 @@ TEST(PolicySchedules, ShardsOfTheVocabularyAgreeWithTheWhole) {
       args.logits.cols = cols;
       args.loss = args.logp = args.lse = args.metrics = {};
       args.dlogits = {};
-      args.row_state = state.get();
+      args.row_state = &state.get();
       shard.logit.vocab_start = begin;
       return runs("policy_loss", TILELOSS_FORWARD, args, &shard, plan_options());
     };
@@ -172,7 +172,7 @@ TEST(PolicySchedules, ShardsOfTheVocabularyAgreeWithTheWhole) {
     ASSERT_TRUE(succeeds(tileloss_row_state_merge(&first.get(), &second.get())));
     tileloss_args stage = c.args();
     stage.logits = stage.dlogits = {};
-    stage.row_state = first.get();
+    stage.row_state = &first.get();
     shard.logit.vocab_start = 0;
     c.reset();
     ASSERT_TRUE(runs("policy_loss", TILELOSS_FROM_ROW_STATE, stage, &shard, plan_options()));
@@ -182,7 +182,7 @@ TEST(PolicySchedules, ShardsOfTheVocabularyAgreeWithTheWhole) {
       args.logits.data = static_cast<float*>(args.logits.data) + begin;
       args.dlogits.data = static_cast<float*>(args.dlogits.data) + begin;
       args.logits.cols = args.dlogits.cols = cols;
-      args.row_state = first.get();
+      args.row_state = &first.get();
       shard.logit.vocab_start = begin;
       ASSERT_TRUE(runs("policy_loss", TILELOSS_BACKWARD, args, &shard, plan_options()));
     }

@@ -100,13 +100,13 @@ inline testing::AssertionResult run_passes(const char* function, const std::stri
   RowStateArrays state(c.spec().rows);
   c.args().dlogits = {};
   c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = {};
-  if (passes == "saved_state") c.args().row_state = state.get();
+  if (passes == "saved_state") c.args().row_state = &state.get();
   testing::AssertionResult result = runs(function, TILELOSS_FORWARD, c.args(), options, wishes);
   if (!result) return result;
   c.args() = all;
-  if (passes == "saved_state") c.args().row_state = state.get();
+  if (passes == "saved_state") c.args().row_state = &state.get();
   result = runs(function, TILELOSS_BACKWARD, c.args(), options, wishes);
-  c.args().row_state = {};
+  c.args().row_state = nullptr;
   return result;
 }
 

@@ -24,7 +24,7 @@ TEST_P(SavedState, ForwardThenBackwardAgreesLikeValueAndGrad) {
                     .in_place = in_place});
       const tileloss_matrix dlogits = c.args().dlogits;
       RowStateArrays state(9);
-      c.args().row_state = state.get();
+      c.args().row_state = &state.get();
       c.args().dlogits = {};
       ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
       c.args().dlogits = dlogits;
@@ -42,7 +42,7 @@ TEST_P(SavedState, MaxSumAndTargetAreEnoughForCrossEntropy) {
     RowStateArrays state(5);
     state.get().entropy_sum = state.get().collision_sum = state.get().smoothing_sum = nullptr;
     state.get().argmax = nullptr;
-    c.args().row_state = state.get();
+    c.args().row_state = &state.get();
     c.args().dlogits = {};
     ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
     c.args().dlogits = dlogits;
@@ -65,12 +65,12 @@ TEST_P(SavedState, LogprobsWithAnEntropyGradientNeedsTheEntropySumToo) {
   RowStateArrays state(5);
   state.get().collision_sum = state.get().smoothing_sum = nullptr;
   state.get().argmax = nullptr;
-  c.args().row_state = state.get();
+  c.args().row_state = &state.get();
   c.args().dlogits = {};
   c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = {};
   ASSERT_TRUE(runs("logprobs", TILELOSS_FORWARD, c.args(), &options, plan_options()));
   c.args() = all;
-  c.args().row_state = state.get();
+  c.args().row_state = &state.get();
   ASSERT_TRUE(runs("logprobs", TILELOSS_BACKWARD, c.args(), &options, plan_options()));
   EXPECT_TRUE(agrees(check_logprobs(c, options)));
 }
@@ -94,7 +94,7 @@ TEST_P(SavedState, EveryForwardSavesTheSameState) {
   const tileloss_matrix dlogits = c.args().dlogits;
   for (const int run : {0, 1, 2, 3}) {
     RowStateArrays state(9);
-    c.args().row_state = state.get();
+    c.args().row_state = &state.get();
     c.args().dlogits = run == 0 ? tileloss_matrix{} : dlogits;
     const auto schedule = static_cast<tileloss_schedule>(run);
     ASSERT_TRUE(runs("cross_entropy", run == 0 ? TILELOSS_FORWARD : TILELOSS_VALUE_AND_GRAD, c.args(), &options,

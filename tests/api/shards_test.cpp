@@ -63,7 +63,7 @@ class Shards : public testing::TestWithParam<reference::NumberFormat> {
       args.labels = all.labels;
       args.token_weights = all.token_weights;
       args.class_weights = all.class_weights;
-      args.row_state = part.get();
+      args.row_state = &part.get();
       const tileloss_cross_entropy_options own = shard_options(options, s);
       ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, args, &own, plan_options()));
       part.get().smoothing_weight = weight_of(c, s);
@@ -71,14 +71,14 @@ class Shards : public testing::TestWithParam<reference::NumberFormat> {
     }
     tileloss_args args = all;
     args.logits = args.dlogits = {};
-    args.row_state = merged.get();
+    args.row_state = &merged.get();
     const tileloss_cross_entropy_options total = shard_options(options, {0, 0});
     ASSERT_TRUE(runs("cross_entropy", TILELOSS_FROM_ROW_STATE, args, &total, plan_options()));
     for (const Shard& s : shards) {
       args = all;
       args.logits = columns_of(all.logits, s);
       args.dlogits = columns_of(all.dlogits, s);
-      args.row_state = merged.get();
+      args.row_state = &merged.get();
       const tileloss_cross_entropy_options own = shard_options(options, s);
       ASSERT_TRUE(runs("cross_entropy", TILELOSS_BACKWARD, args, &own, plan_options()));
     }
@@ -257,7 +257,7 @@ TEST_P(Shards, LogprobsToo) {
     tileloss_args_init(&args);
     args.logits = columns_of(all.logits, s);
     args.labels = all.labels;
-    args.row_state = part.get();
+    args.row_state = &part.get();
     const tileloss_logprobs_options own = options_of(s);
     ASSERT_TRUE(runs("logprobs", TILELOSS_FORWARD, args, &own, plan_options()));
     part.get().smoothing_weight = weight_of(c, s);
@@ -266,14 +266,14 @@ TEST_P(Shards, LogprobsToo) {
   tileloss_args args = all;
   args.logits = args.dlogits = {};
   args.logp_grad = args.lse_grad = args.entropy_grad = {};
-  args.row_state = merged.get();
+  args.row_state = &merged.get();
   const tileloss_logprobs_options total = options_of({0, 0});
   ASSERT_TRUE(runs("logprobs", TILELOSS_FROM_ROW_STATE, args, &total, plan_options()));
   for (const Shard& s : uneven()) {
     args = all;
     args.logits = columns_of(all.logits, s);
     args.dlogits = columns_of(all.dlogits, s);
-    args.row_state = merged.get();
+    args.row_state = &merged.get();
     const tileloss_logprobs_options own = options_of(s);
     ASSERT_TRUE(runs("logprobs", TILELOSS_BACKWARD, args, &own, plan_options()));
   }
@@ -290,7 +290,7 @@ TEST_P(Shards, ALabelIsCheckedAgainstTheWholeVocabulary) {
     tileloss_args_init(&args);
     args.logits = columns_of(c.args().logits, {300, 37});
     args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
-    args.row_state = part.get();
+    args.row_state = &part.get();
     const tileloss_cross_entropy_options own = shard_options(cross_entropy_options(), {300, 37});
     EXPECT_EQ(tileloss_cross_entropy(&args, &own, nullptr, nullptr), TILELOSS_LABEL_OUT_OF_RANGE);
   }

@@ -57,7 +57,6 @@ struct SpecialHead {
     args.hidden = tileloss_make_matrix(hidden.data(), TILELOSS_FLOAT32, kRows, kWidth, kWidth);
     args.head = tileloss_make_matrix(head.data(), TILELOSS_FLOAT32, vocab, kWidth, kWidth);
     if (has_bias) args.bias = tileloss_make_vector(bias.data(), TILELOSS_FLOAT32, vocab);
-    args.compute_dtype = TILELOSS_BFLOAT16;
     args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
     args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, kRows);
     args.dhidden = tileloss_make_matrix(dhidden.data(), TILELOSS_FLOAT32, kRows, kWidth, kWidth);
@@ -70,6 +69,7 @@ struct SpecialHead {
         *outputs[i] = tileloss_make_vector(&more[static_cast<std::size_t>(i * kRows)], TILELOSS_FLOAT32, kRows);
     }
     tileloss_cross_entropy_options options = cross_entropy_options();
+    options.linear.compute_dtype = TILELOSS_BFLOAT16;
     options.logit.logit_scale = logit_scale;
     options.label_smoothing = label_smoothing;
     options.reduction = TILELOSS_REDUCTION_SUM;

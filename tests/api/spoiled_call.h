@@ -36,7 +36,7 @@ struct Call {
   void make_from_row_state() {
     pass = TILELOSS_FROM_ROW_STATE;
     args().logits = args().dlogits = {};
-    args().row_state = state.get();
+    args().row_state = &state.get();
     options.logit.vocab_total = 10;
   }
 };

@@ -10,7 +10,7 @@ TEST(Validation, RowStates) {
   const auto with_state = [](auto change) {
     return [=](Call& c) {
       c.pass = TILELOSS_BACKWARD;
-      c.args().row_state = c.state.get();
+      c.args().row_state = &c.state.get();
       change(c);
     };
   };
@@ -20,12 +20,13 @@ TEST(Validation, RowStates) {
       change(c);
     };
   };
-  const auto null = [](auto member) { return [=](Call& c) { c.args().row_state.*member = nullptr; }; };
+  const auto null = [](auto member) { return [=](Call& c) { c.args().row_state->*member = nullptr; }; };
   using S = tileloss_row_state;
   expect_refused(
-      {{"row_state.rows", "4", "3", with_state([](Call& c) { c.args().row_state.rows = 3; })},
-       {"row_state.struct_size", "tileloss_row_state_init", "0", with_state([](Call& c) { c.args().row_state.struct_size = 0; })},
-       {"row_state.device_type", "CPU", "1", with_state([](Call& c) { c.args().row_state.device_type = TILELOSS_CUDA; })},
+      {{"row_state.rows", "4", "3", with_state([](Call& c) { c.args().row_state->rows = 3; })},
+       {"row_state.struct_size", "init function", "0", with_state([](Call& c) { c.args().row_state->struct_size = 0; })},
+       {"row_state.device_type", "device, cpu", "1",
+        with_state([](Call& c) { c.args().row_state->device_type = TILELOSS_CUDA; })},
        {"row_state", "max, sum and target", "a null array", with_state(null(&S::max))},
        {"row_state", "max, sum and target", "a null array", with_state(null(&S::sum))},
        {"row_state", "max, sum and target", "a null array", with_state(null(&S::target))},
@@ -34,10 +35,10 @@ TEST(Validation, RowStates) {
           const tileloss_vector upstream = c.args().token_weights;
           c.make_logprobs(TILELOSS_BACKWARD);
           c.args().entropy_grad = upstream;
-          c.args().row_state = c.state.get();
-          c.args().row_state.entropy_sum = nullptr;
+          c.args().row_state = &c.state.get();
+          c.args().row_state->entropy_sum = nullptr;
         }},
-       {"row_state", "the merged state", "none", from_state([](Call& c) { c.args().row_state = {}; })},
+       {"row_state", "the merged state", "none", from_state([](Call& c) { c.args().row_state = nullptr; })},
        {"row_state.entropy_sum", "a forward filled", "null", from_state(null(&S::entropy_sum))},
        {"row_state", "collision_sum", "a null array", from_state(null(&S::collision_sum))},
        {"row_state", "smoothing_sum", "a null array", from_state(null(&S::smoothing_sum))},
@@ -49,7 +50,7 @@ TEST(Validation, RowStates) {
                                      &c.args().argmax, &c.args().correct, &c.args().log_sum_sq_probs, &c.args().mean_logit}) {
             v->size = -4;
           }
-          c.args().row_state.rows = -4;
+          c.args().row_state->rows = -4;
         })}},
       When::kPlan);
 }
@@ -59,7 +60,7 @@ TEST(Validation, AShardAloneGivesOnlyItsRowState) {
     return [=](Call& c) {
       c.options.logit.vocab_total = 30;
       c.options.logit.vocab_start = 10;
-      c.args().row_state = c.state.get();
+      c.args().row_state = &c.state.get();
       const tileloss_args all = c.args();
       for (tileloss_vector* v : {&c.args().loss, &c.args().logp, &c.args().lse, &c.args().entropy, &c.args().argmax,
                                  &c.args().correct, &c.args().log_sum_sq_probs, &c.args().mean_logit}) {
@@ -137,7 +138,7 @@ TEST(Validation, RowStateFunctions) {
   EXPECT_TRUE(names({"from.rows", "3", "2", {}}, tileloss_row_state_merge(&a.get(), &c.get())));
   tileloss_row_state odd = b.get();
   odd.struct_size = 1;
-  EXPECT_TRUE(names({"from", "tileloss_row_state_init", "another size", {}}, tileloss_row_state_merge(&a.get(), &odd)));
+  EXPECT_TRUE(names({"from.struct_size", "init function", "1", {}}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.rows = -1;
   EXPECT_TRUE(names({"from.rows", ">= 0", "-1", {}}, tileloss_row_state_merge(&a.get(), &odd)));
@@ -146,7 +147,7 @@ TEST(Validation, RowStateFunctions) {
   EXPECT_TRUE(names({"from", "max, sum and target", "a null one", {}}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.device_type = TILELOSS_CUDA;
-  EXPECT_TRUE(names({"state.device_type", "the CPU", "1", {}}, tileloss_row_state_set_identity(&odd)));
+  EXPECT_TRUE(names({"state.device_type", "cpu", "1", {}}, tileloss_row_state_set_identity(&odd)));
 }
 
 TEST(Validation, Introspection) {
@@ -154,9 +155,9 @@ TEST(Validation, Introspection) {
   info.struct_size = sizeof info;
   EXPECT_TRUE(names({"index", "0 to", "-1", {}}, tileloss_get_function_info(-1, &info)));
   EXPECT_EQ(tileloss_get_function_info(tileloss_function_count(), &info), TILELOSS_INVALID_ARGUMENT);
-  EXPECT_TRUE(names({"info", "struct_size", "another", {}}, tileloss_get_function_info(0, nullptr)));
+  EXPECT_TRUE(names({"info", "init function", "null", {}}, tileloss_get_function_info(0, nullptr)));
   info.struct_size = 3;
-  EXPECT_TRUE(names({"info", "struct_size", "another", {}}, tileloss_get_function_info(0, &info)));
+  EXPECT_TRUE(names({"info.struct_size", "init function", "3", {}}, tileloss_get_function_info(0, &info)));
   tileloss_cross_entropy_options options;
   EXPECT_TRUE(names({"function", "registered", "nothing", {}}, tileloss_options_init("nothing", &options, sizeof options)));
   EXPECT_TRUE(names({"function", "registered", "null", {}}, tileloss_options_init(nullptr, &options, sizeof options)));

@@ -27,9 +27,10 @@ TEST(Validation, TheCallsThatTheTestsSpoilAreValid) {
 }
 
 TEST(Validation, WhatOnlyTheLmHeadHas) {
-  expect_refused({{"accumulate", "no sum to add to", "1", [](Call& c) { c.args().accumulate = 1; }},
-                  {"compute_dtype", "makes no product", "bfloat16", [](Call& c) { c.args().compute_dtype = TILELOSS_BFLOAT16; }}},
-                 When::kPlan);
+  expect_refused(
+      {{"accumulate", "no sum to add to", "1", [](Call& c) { c.options.linear.accumulate = 1; }},
+       {"compute_dtype", "makes no product", "bfloat16", [](Call& c) { c.options.linear.compute_dtype = TILELOSS_BFLOAT16; }}},
+      When::kPlan);
 }
 
 TEST(Validation, OptionsOutsideTheirRange) {
@@ -118,7 +119,7 @@ TEST(Validation, Matrices) {
                   {"logits.dtype", "float32, bfloat16 or float16", "int64", logits(&M::dtype, TILELOSS_INT64)},
                   {"logits.dtype", "float32, bfloat16 or float16", "uint8", logits(&M::dtype, TILELOSS_UINT8)},
                   {"logits.dtype", "float32, bfloat16 or float16", "an unknown dtype", logits(&M::dtype, 99)},
-                  {"logits.device_type", "the CPU", "1", logits(&M::device_type, TILELOSS_CUDA), TILELOSS_UNSUPPORTED},
+                  {"logits.device_type", "(cpu)", "1", logits(&M::device_type, TILELOSS_CUDA), TILELOSS_UNSUPPORTED},
                   {"logits.rows", ">= 0", "-1", logits(&M::rows, -1)},
                   {"logits.cols", ">= 1", "0", logits(&M::cols, 0)},
                   {"logits.cols", ">= 1", "-5", logits(&M::cols, -5)},
@@ -133,7 +134,7 @@ TEST(Validation, Matrices) {
                   {"dlogits", "a matrix like the logits", "none", [](Call& c) { c.args().dlogits = {}; }},
                   {"dlogits.dtype", "the logits', float32", "bfloat16", dlogits(&M::dtype, TILELOSS_BFLOAT16)},
                   {"dlogits.dtype", "float32, bfloat16 or float16", "int32", dlogits(&M::dtype, TILELOSS_INT32)},
-                  {"dlogits.device_type", "the CPU", "1", dlogits(&M::device_type, TILELOSS_CUDA), TILELOSS_UNSUPPORTED},
+                  {"dlogits.device_type", "device, cpu", "1", dlogits(&M::device_type, TILELOSS_CUDA)},
                   {"dlogits", "the logits' shape [4,10]", "[3,10]", dlogits(&M::rows, 3)},
                   {"dlogits", "the logits' shape [4,10]", "[4,9]", dlogits(&M::cols, 9)},
                   {"dlogits.row_stride", ">= cols = 10", "1", dlogits(&M::row_stride, 1)},
@@ -194,7 +195,7 @@ TEST(Validation, VectorsOfTheWrongTypeSizeStrideOrPlace) {
                                      {size.c_str(), v.size, "-4", set(&V::size, -4)},
                                      {size.c_str(), v.size, "0", set(&V::size, 0)},
                                      {stride.c_str(), ">= 0", "-1", set(&V::stride, -1)},
-                                     {device.c_str(), "CPU", "1", set(&V::device_type, TILELOSS_CUDA)}};
+                                     {device.c_str(), "device, cpu", "1", set(&V::device_type, TILELOSS_CUDA)}};
     if (v.is_output && std::string(v.size) != "1")
       spoilers.push_back({stride.c_str(), "not 0 for an output", "0", set(&V::stride, 0)});
     if (std::string(v.size) == "4")

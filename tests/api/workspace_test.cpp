@@ -61,12 +61,12 @@ TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
   LogitsCase c(spec_of_plans());
   tileloss_plan_options wishes = plan_options();
   const tileloss_plan roomy = plan_of(c, cross_entropy_options(), wishes);
-  ASSERT_EQ(roomy.schedule, TILELOSS_SCHEDULE_STASH);
+  ASSERT_EQ(roomy.cpu.schedule, TILELOSS_SCHEDULE_STASH);
   wishes.workspace_bytes = roomy.workspace_bytes;
-  EXPECT_EQ(plan_of(c, cross_entropy_options(), wishes).schedule, TILELOSS_SCHEDULE_STASH);
+  EXPECT_EQ(plan_of(c, cross_entropy_options(), wishes).cpu.schedule, TILELOSS_SCHEDULE_STASH);
   wishes.workspace_bytes = roomy.workspace_bytes - 1;
   const tileloss_plan tight = plan_of(c, cross_entropy_options(), wishes);
-  EXPECT_EQ(tight.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
+  EXPECT_EQ(tight.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
   EXPECT_LE(tight.workspace_bytes, wishes.workspace_bytes);
   const tileloss_cross_entropy_options options = cross_entropy_options();
   ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &tight, nullptr)));
@@ -221,7 +221,8 @@ void expect_planned_bytes(const char* function, tileloss_pass pass, const tilelo
   counting = false;
   const Bytes after = Bytes::now();
   ASSERT_TRUE(succeeds(status));
-  const std::string what = std::string(function) + " pass " + std::to_string(pass) + " " + tileloss_schedule_name(plan.schedule);
+  const std::string what =
+      std::string(function) + " pass " + std::to_string(pass) + " " + tileloss_schedule_name(plan.cpu.schedule);
   EXPECT_LT(largest_allocation, 4096U) << what;
   const std::int64_t on_heap = is_mapped ? 0 : plan.workspace_bytes;
   EXPECT_GE(most.heap - before.heap, on_heap) << what;

@@ -9,7 +9,7 @@
 namespace tileloss::test {
 namespace {
 
-using cpu::Compute;
+using impl::cpu::Compute;
 
 // What a table is asked for; a pass takes long enough to be timed.
 struct Asked {
@@ -17,14 +17,15 @@ struct Asked {
 };
 Asked asked;
 
-cpu::MatmulTable table_of(std::int64_t a_panel, std::int64_t b_panel, std::int64_t bfloat16_in_word, std::int64_t whole_words) {
-  cpu::MatmulTable table{};
+impl::cpu::MatmulTable table_of(std::int64_t a_panel, std::int64_t b_panel, std::int64_t bfloat16_in_word,
+                                std::int64_t whole_words) {
+  impl::cpu::MatmulTable table{};
   table.a_panel = a_panel;
   table.b_panel = b_panel;
   table.bfloat16_in_word = bfloat16_in_word;
   table.whole_words = whole_words;
-  table.pack_a = table.pack_b = [](const cpu::Operand&, std::int64_t, std::int64_t, std::int64_t, std::int64_t depth, Compute,
-                                   float*) { asked.packed_depth = depth; };
+  table.pack_a = table.pack_b = [](const impl::cpu::Operand&, std::int64_t, std::int64_t, std::int64_t, std::int64_t depth,
+                                   Compute, float*) { asked.packed_depth = depth; };
   table.tile_loop = [](const float*, const float*, std::int64_t depth, std::int64_t, Compute) {
     asked.depth = depth;
     std::this_thread::sleep_for(std::chrono::milliseconds(25));
@@ -36,9 +37,9 @@ cpu::MatmulTable table_of(std::int64_t a_panel, std::int64_t b_panel, std::int64
 // Panels of the vector kernels, of AMX's, and of ones as tall again: always a depth, and no operand beyond an L1 of 32 KB where
 // 64 along k fit.
 TEST(MatmulRoof, IsAboveZeroForPanelsOfAnyHeight) {
-  const cpu::MatmulTable tables[] = {table_of(4, 8, 1, 1), table_of(8, 48, 2, 1), table_of(32, 48, 2, 16),
-                                     table_of(64, 96, 2, 16)};
-  for (const cpu::MatmulTable& table : tables) {
+  const impl::cpu::MatmulTable tables[] = {table_of(4, 8, 1, 1), table_of(8, 48, 2, 1), table_of(32, 48, 2, 16),
+                                           table_of(64, 96, 2, 16)};
+  for (const impl::cpu::MatmulTable& table : tables) {
     for (const Compute compute : {Compute::kFloat32, Compute::kBfloat16}) {
       asked = {};
       tools::ThreadTeam team(1);

@@ -88,7 +88,7 @@ TEST(StrictCatches, AWriteIntoAnInput) {
 
 TEST(StrictCatches, OverrunsOfTheRowStateAndTheWorkspace) {
   const auto state = [](const tileloss_args& args, const tileloss_run&) {
-    if (args.row_state.sum != nullptr) write_at<float>(args.row_state.sum, 0);
+    if (args.row_state->sum != nullptr) write_at<float>(args.row_state->sum, 0);
   };
   EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_BACKWARD, state)),
                     "row_state.sum: element 0 of 8 (write), flush right, which is an input"));
@@ -104,7 +104,7 @@ class EveryTensor {
  public:
   EveryTensor(const std::string& function, tileloss_pass pass) : pass_(pass), function_(function), case_(spec(function)) {
     tileloss_args& args = case_.args();
-    args.row_state = state_.get();
+    args.row_state = &state_.get();
     if (function == "policy_loss") add_policy(args);
     const tileloss_args forward = without_gradients(args);
     if (pass == TILELOSS_FORWARD) args = forward;
@@ -329,7 +329,7 @@ TEST(StrictCatches, FaultsAwayFromEveryTensor) {
   };
   EXPECT_TRUE(
       finds(strict_report({}, planted(TILELOSS_FORWARD, wild)), "address 0x1000 is near no argument (read), flush right"));
-  const GuardedArgs nothing(TILELOSS_FORWARD, tileloss_args{}, {Flush::kLeft, GuardLayout::Rows::kAdjoining});
+  const GuardedArgs nothing(TILELOSS_FORWARD, tileloss_args{}, {Flush::kLeft, GuardLayout::Rows::kAdjoining}, false);
   EXPECT_EQ(nothing.describe({0, MemoryFault::kRead}), "a misaligned vector access, or a null or wild pointer, flush left");
 }
 

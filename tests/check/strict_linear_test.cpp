@@ -154,7 +154,7 @@ TEST(StrictLinearCatches, GradientsThatAreNotWrittenOrAddedWrongly) {
   const auto twice = [](const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
                         const tileloss_run* run) {
     call(function, pass, args, plan, run);
-    if (args.accumulate != 0) call(function, pass, args, plan, run);
+    if (function.get_integer("accumulate", 0) != 0) call(function, pass, args, plan, run);
   };
   const StrictReport report = linear_report({"accumulate=true"}, twice);
   ASSERT_FALSE(report.findings.empty());
@@ -192,7 +192,7 @@ StrictReport one_too_many(const std::string& tested, const std::vector<std::stri
       grow_matrix("hidden", args.hidden);
       grow_matrix("dhidden", args.dhidden);
     }
-    call(function, pass, args, make_plan(function, pass, args, {.isa = tileloss_isa_name(plan.isa)}), nullptr);
+    call(function, pass, args, make_plan(function, pass, args, {.isa = tileloss_isa_name(plan.cpu.isa)}), nullptr);
   };
   return linear_report(with(sets, {"ignore_prob=0"}), kernel);
 }

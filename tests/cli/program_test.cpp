@@ -301,7 +301,7 @@ TEST(Signals, StopTheRoofs) {
             0);
   EXPECT_EQ(stopped_by([] {
               ThreadTeam team(1);
-              MatmulRoof(cpu::kernels(TILELOSS_ISA_BASELINE).matmul, cpu::Compute::kFloat32).tflops(team, 1);
+              MatmulRoof(impl::cpu::kernels(TILELOSS_ISA_BASELINE).matmul, impl::cpu::Compute::kFloat32).tflops(team, 1);
             }),
             0);
 }

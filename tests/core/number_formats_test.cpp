@@ -14,6 +14,11 @@
 namespace tileloss::test {
 namespace {
 
+using impl::Bfloat16;
+using impl::Float16;
+using impl::from_float;
+using impl::to_float;
+
 using reference::NumberFormat;
 
 template <class T>

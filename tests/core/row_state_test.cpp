@@ -14,6 +14,10 @@
 namespace tileloss::test {
 namespace {
 
+using impl::kInfinity;
+using impl::merge;
+using impl::RowState;
+
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct WeightedState {

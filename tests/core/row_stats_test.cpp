@@ -13,6 +13,14 @@
 namespace tileloss::test {
 namespace {
 
+using impl::coefficients_from_upstream;
+using impl::kInfinity;
+using impl::LogitTransform;
+using impl::make_row_stats;
+using impl::RowCoefficients;
+using impl::RowState;
+using impl::RowStats;
+
 constexpr double kFloatRounding = 0x1p-23;
 
 TEST(RowStats, OneMinusPKeepsItsDigitsNearOne) {

@@ -29,7 +29,7 @@ CPU_ROOMS = {
     "head": {"threads", "simd", "matmul", "tiles", "sweep"},
     "isa": {"simd", "matmul", "tiles", "sweep", "head"},
 }
-LIBRARY = {"core", "losses", "backends", "api"}
+LIBRARY = {"core", "schema", "losses", "backends", "api"}
 BELOW = {
     "core": set(),
     "losses": {"core"},

@@ -10,9 +10,20 @@
 
 namespace tileloss::test {
 
+using impl::choice_field;
+using impl::double_field;
+using impl::kLossGrad;
+using impl::kUnbounded;
+using impl::LossContext;
+using impl::LossInfo;
+using impl::RowResult;
+using impl::RowStage;
+using impl::RowStats;
+
 struct FocalOptions {
   std::size_t struct_size;
   tileloss_logit_options logit;
+  tileloss_linear_options linear;
   double gamma;
   tileloss_reduction reduction;
   std::int32_t reserved;
@@ -48,7 +59,7 @@ class FocalLoss final : public RowStage {
         .is_loss = true,
         .options_size = sizeof(FocalOptions),
         .fields = kFields,
-        .inputs = kLossGrad,
+        .tensors = kLossGrad,
         .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<FocalLoss>(c); },
         .check = nullptr,
         .is_per_row = [](const void* o) { return static_cast<const FocalOptions*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};

@@ -13,6 +13,9 @@
 namespace tileloss::test {
 namespace {
 
+using impl::add_loss;
+using impl::find_loss;
+
 using reference::NumberFormat;
 
 // -(1 - p)^gamma log p, straight from the definition.
@@ -170,13 +173,13 @@ TEST_P(Focal, BackwardFromTheForwardsStateAndWithoutItAgree) {
   const tileloss_matrix dlogits = c.args().dlogits;
   RowStateArrays state(9);
   c.args().dlogits = {};
-  c.args().row_state = state.get();
+  c.args().row_state = &state.get();
   ASSERT_TRUE(runs("focal", TILELOSS_FORWARD, c.args(), &o, plan_options()));
   c.args().dlogits = dlogits;
   ASSERT_TRUE(runs("focal", TILELOSS_BACKWARD, c.args(), &o, plan_options()));
   ASSERT_TRUE(agrees_with_oracle(c, o, true));
   c.reset();
-  c.args().row_state = {};
+  c.args().row_state = nullptr;
   ASSERT_TRUE(runs("focal", TILELOSS_BACKWARD, c.args(), &o, plan_options()));
   ASSERT_TRUE(agrees_with_oracle(c, o, false));
   for (const unsigned char byte : bytes_of(c.args().loss)) EXPECT_EQ(byte, 0xff);  // a backward writes no value

@@ -10,6 +10,15 @@
 namespace tileloss::test {
 namespace {
 
+using impl::AllRows;
+using impl::Labels;
+using impl::LossContext;
+using impl::PolicyLoss;
+using impl::RowInput;
+using impl::RowResult;
+using impl::RowStats;
+using impl::Sequences;
+
 constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
 
 // A few tokens whose logp and entropy are given: no logits, no sweep.
@@ -433,7 +442,7 @@ TEST(PolicyMetrics, NothingInUseGivesZeroAndNan) {
 // The table of names, the enumeration of the header and the number of metrics are three lists of one thing.
 TEST(PolicyMetrics, NamesAreInTheOrderOfTheEnumeration) {
   std::vector<std::string> names(1);
-  for (const char* at = policy::kMetricNames; *at != '\0'; ++at) {
+  for (const char* at = impl::policy::kMetricNames; *at != '\0'; ++at) {
     if (*at == '|') {
       names.emplace_back();
     } else {

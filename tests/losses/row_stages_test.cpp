@@ -14,6 +14,19 @@
 namespace tileloss::test {
 namespace {
 
+using impl::CrossEntropy;
+using impl::kEntropySum;
+using impl::kNoSums;
+using impl::kSmoothingSum;
+using impl::Labels;
+using impl::Logprobs;
+using impl::LossContext;
+using impl::RowCoefficients;
+using impl::RowInput;
+using impl::RowResult;
+using impl::RowStage;
+using impl::RowStats;
+
 constexpr double kCoefficientRounding = 3e-7;  // coefficients are float32
 
 const std::vector<double> kLogits = {0.3, -1.2, 2.0, 0.9, -3.5, 1.1};

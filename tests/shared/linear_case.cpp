@@ -104,7 +104,6 @@ LinearCase::LinearCase(const LinearCaseSpec& spec)
   args.hidden = hidden_.abi();
   args.head = head_.abi();
   if (spec.bias) args.bias = tileloss_make_vector(bias_.view().data, abi_dtype(spec.bias_format), spec.row.vocab);
-  args.compute_dtype = spec.compute_dtype;
   make_gradients();
 }
 
@@ -156,7 +155,6 @@ void LinearCase::make_gradients() {
     dbias_ = GuardedMatrix(row.vocab, 1, format, MatrixLayout::kRows, row.flush, 0);
     args.dbias = tileloss_make_vector(dbias_.view().data, abi_dtype(format), row.vocab);
   }
-  args.accumulate = spec_.accumulate ? 1 : 0;
   prefill();
 }
 

@@ -75,6 +75,14 @@ class LinearCase {
   std::vector<std::int64_t> used_rows() const;
   std::span<const std::uint8_t> used() const { return used_; }
 
+  // The same options with those of the LM head as the spec has them: what calls are made with.
+  template <class Options>
+  Options with_linear(Options options) const {
+    options.linear.compute_dtype = spec_.compute_dtype;
+    options.linear.accumulate = spec_.accumulate ? 1 : 0;
+    return options;
+  }
+
   // Outputs NaN again, or what is added to as it was.
   void reset();
 

@@ -5,13 +5,13 @@
 
 #include "losses/policy/token.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 inline TokenLoss cispo(const Token& t, const Numbers& n) {
   const double weight = -clamp(t.ratio, n.cap_low, n.cap) * t.advantage;
   return {.loss = weight * t.logp, .dratio = 0, .dlogp = weight};
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_CISPO_H_

@@ -7,7 +7,7 @@
 
 #include "losses/policy/token.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 inline TokenLoss clip(const Token& t, const Numbers& n) {
   const double a = t.advantage;
@@ -29,6 +29,6 @@ inline TokenLoss clip(const Token& t, const Numbers& n) {
   return l;
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_CLIP_H_

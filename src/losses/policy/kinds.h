@@ -12,7 +12,7 @@
 #include "losses/policy/sapo.h"
 #include "losses/policy/vespo.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 struct Kind {
   TokenLoss (*token)(const Token& token, const Numbers& numbers);
@@ -55,6 +55,6 @@ inline constexpr Preset kPresets[] = {
 };
 inline constexpr const char* kPresetNames = "grpo|bnpo|dr_grpo|dapo|cispo|sapo|gspo|luspo|vespo|reinforce";
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_KINDS_H_

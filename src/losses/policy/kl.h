@@ -7,7 +7,7 @@
 
 #include "losses/policy/token.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 struct Kl {
   double value = 0;
@@ -28,6 +28,6 @@ inline Kl estimate_kl(double difference, const tileloss_policy_loss_options& o) 
   return kl;
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_KL_H_

@@ -8,7 +8,7 @@
 
 #include "losses/policy/sequences.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 inline constexpr const char* kMetricNames =
     "kl|entropy|clip_low_fraction|clip_high_fraction|clip_fraction|cispo_clip_fraction|ratio_mean|sampler_ratio_mean|"
@@ -114,6 +114,6 @@ class MetricsReport {
   double count_ = 0, tokens_ = 0, dropped_ = 0;
 };
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_METRICS_H_

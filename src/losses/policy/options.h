@@ -4,7 +4,7 @@
 
 #include "losses/policy/kinds.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 using Options = tileloss_policy_loss_options;
 
@@ -135,6 +135,6 @@ inline std::string check_options(const LossContext& context) {
   return check_tensors(context, o);
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_OPTIONS_H_

@@ -4,12 +4,12 @@
 
 #include "losses/policy/token.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 inline TokenLoss reinforce(const Token& t, const Numbers&) {
   return {.loss = -t.advantage * t.logp, .dratio = 0, .dlogp = -t.advantage};
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_REINFORCE_H_

@@ -5,7 +5,7 @@
 
 #include "losses/policy/token.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 inline TokenLoss sapo(const Token& t, const Numbers& n) {
   const double tau = t.advantage > 0 ? n.tau_pos : n.tau_neg;
@@ -16,6 +16,6 @@ inline TokenLoss sapo(const Token& t, const Numbers& n) {
   return {.loss = -(4 / tau) * gate * t.advantage, .dratio = -4 * slope * t.advantage, .dlogp = 0};
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_SAPO_H_

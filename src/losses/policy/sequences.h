@@ -7,7 +7,7 @@
 
 #include "losses/loss.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 struct Sequence {
   double tokens = 0;          // n_b, those in use
@@ -48,6 +48,6 @@ struct Scratch {
   }
 };
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_SEQUENCES_H_

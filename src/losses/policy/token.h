@@ -8,7 +8,7 @@
 
 #include "losses/loss.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 // The numbers of the options, read from behind their pointers.
 struct Numbers {
@@ -59,6 +59,6 @@ inline double clamp(double x, double low, double high) { return x < low ? low : 
 // x * y where an exact 0 in x wins over an infinite y, but not over NaN.
 inline double scaled(double x, double y) { return x == 0 && std::isinf(y) ? 0.0 : x * y; }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_TOKEN_H_

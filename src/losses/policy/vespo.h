@@ -7,7 +7,7 @@
 
 #include "losses/policy/token.h"
 
-namespace tileloss::policy {
+namespace tileloss::impl::policy {
 
 inline const double kVespoLowest = std::log(1e-8);
 inline constexpr double kVespoHighest = 20;
@@ -31,6 +31,6 @@ inline TokenLoss vespo(const Token& t, const Numbers&) {
   return {.loss = weight * t.logp, .dratio = 0, .dlogp = weight};
 }
 
-}  // namespace tileloss::policy
+}  // namespace tileloss::impl::policy
 
 #endif  // TILELOSS_LOSSES_POLICY_VESPO_H_

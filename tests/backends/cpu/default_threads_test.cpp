@@ -21,7 +21,7 @@ int planned_threads() {
   tileloss_plan plan{};
   const tileloss_cross_entropy_options options = cross_entropy_options();
   if (!runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options(), nullptr, &plan)) return -1;
-  return plan.threads;
+  return plan.cpu.threads;
 }
 
 TEST(DefaultThreads, FollowTheEnvironment) {
@@ -41,7 +41,7 @@ TEST(DefaultThreads, FollowTheAffinityMaskOfTheMoment) {
   unsetenv("TILELOSS_NUM_THREADS");
   cpu_set_t allowed;
   ASSERT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
-  EXPECT_EQ(cpu::affinity_cpus(), CPU_COUNT(&allowed));
+  EXPECT_EQ(impl::cpu::affinity_cpus(), CPU_COUNT(&allowed));
   EXPECT_LE(tileloss_default_threads(), CPU_COUNT(&allowed));
   int first = 0;
   while (!CPU_ISSET(first, &allowed)) ++first;
@@ -66,7 +66,7 @@ class ControlGroups : public testing::Test {
     write(group + "/cpu.cfs_quota_us", quota + "\n");
     write(group + "/cpu.cfs_period_us", period + "\n");
   }
-  int cpus() const { return cpu::cgroup_cpus(folder_.path().string()); }
+  int cpus() const { return impl::cpu::cgroup_cpus(folder_.path().string()); }
 
  private:
   TemporaryFolder folder_;
@@ -175,7 +175,7 @@ TEST(DefaultThreads, FollowARealControlGroup) {
     const RealControlGroup group(quota);
     if (!group.exists()) GTEST_SKIP() << "no control group with a CPU quota can be made here";
     const int code = exit_code_of_child(
-        [&, cpus = expected] { return group.put("cgroup.procs", std::to_string(getpid())) && cpu::cgroup_cpus() == cpus; });
+        [&, cpus = expected] { return group.put("cgroup.procs", std::to_string(getpid())) && impl::cpu::cgroup_cpus() == cpus; });
     EXPECT_EQ(code, 0) << quota;
   }
 }

@@ -36,7 +36,7 @@ testing::AssertionResult gives_the_same_bits_on(const tileloss_executor& executo
     const tileloss_cross_entropy_options options = cross_entropy_options();
     if (auto result = runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run, &plan); !result)
       return result;
-    if (plan.threads != executor.threads) return testing::AssertionFailure() << "planned " << plan.threads << " threads";
+    if (plan.cpu.threads != executor.threads) return testing::AssertionFailure() << "planned " << plan.cpu.threads << " threads";
     c.args().dlogits.dtype = TILELOSS_BFLOAT16;
     if (schedule == TILELOSS_SCHEDULE_STASH && outputs_of(c.args()) != expected)
       return testing::AssertionFailure() << "other bits";

@@ -29,7 +29,7 @@ class SweepExp : public testing::TestWithParam<NumberFormat> {
     tileloss_args_init(&args);
     args.logits = tileloss_make_matrix(logits.data(), abi_dtype(GetParam()), rows, 2, 2);
     args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT32, rows);
-    args.row_state = state.get();
+    args.row_state = &state.get();
     tileloss_logprobs_options options = logprobs_options();
     options.logit.softcap = softcap;
     EXPECT_TRUE(succeeds(tileloss_logprobs(&args, &options, nullptr, nullptr)));

@@ -77,7 +77,7 @@ TEST_P(ControlWord, IsRestoredAndChangesNoBit) {
 // Pool threads are reused: a task must leave them as it found them, and not inherit what an earlier caller had.
 TEST(FloatingPointScope, PutsTheWordBack) {
   const unsigned after = word_after(kDefault | kRoundUp, [] {
-    const cpu::FloatingPointScope scope;
+    const impl::cpu::FloatingPointScope scope;
     EXPECT_EQ(_mm_getcsr() & ~kFlags, kDefault | kFlushToZero);
   });
   EXPECT_EQ(after, kDefault | kRoundUp);

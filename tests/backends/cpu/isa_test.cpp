@@ -11,7 +11,7 @@
 namespace tileloss::test {
 namespace {
 
-using cpu::AmxSupport;
+using impl::cpu::AmxSupport;
 
 bool kernel_lists(const std::string& flag) {
   std::ifstream in("/proc/cpuinfo");
@@ -23,17 +23,17 @@ bool kernel_lists(const std::string& flag) {
 
 // Linux lists what it enabled; whether this process may use it is another question.
 TEST(ThisMachine, HasAmxWhereLinuxListsIt) {
-  const AmxSupport support = cpu::amx_support();
+  const AmxSupport support = impl::cpu::amx_support();
   const bool may_ask = support == AmxSupport::kReady || support == AmxSupport::kPermissionRefused;
   EXPECT_EQ(may_ask, kernel_lists("amx_tile") && kernel_lists("amx_bf16"));
-  EXPECT_EQ(cpu::amx_support(), support);
+  EXPECT_EQ(impl::cpu::amx_support(), support);
 }
 
 TEST(ThisMachine, SaysWhyItGoesWithoutAmx) {
-  const std::string note = cpu::why_without_amx();
-  EXPECT_EQ(note.empty(), cpu::isa_supported(TILELOSS_ISA_AVX512_AMX));
+  const std::string note = impl::cpu::why_without_amx();
+  EXPECT_EQ(note.empty(), impl::cpu::isa_supported(TILELOSS_ISA_AVX512_AMX));
   EXPECT_TRUE(note.empty() || note.starts_with("AMX: ")) << note;
-  EXPECT_EQ(cpu::isa_supported(TILELOSS_ISA_AVX512_AMX), cpu::best_isa() == TILELOSS_ISA_AVX512_AMX);
+  EXPECT_EQ(impl::cpu::isa_supported(TILELOSS_ISA_AVX512_AMX), impl::cpu::best_isa() == TILELOSS_ISA_AVX512_AMX);
 }
 
 }  // namespace

@@ -16,10 +16,10 @@ namespace {
 constexpr float kSteps = 0x1p9F;  // of an exponent
 constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
-const cpu::KeptLogitsTable& table() {
-  const cpu::IsaChoice choice = cpu::choose_isa(TILELOSS_ISA_AUTO);
+const impl::cpu::KeptLogitsTable& table() {
+  const impl::cpu::IsaChoice choice = impl::cpu::choose_isa(TILELOSS_ISA_AUTO);
   EXPECT_EQ(choice.error, "");
-  return cpu::kernels(choice.isa).kept_logits;
+  return impl::cpu::kernels(choice.isa).kept_logits;
 }
 
 struct There {

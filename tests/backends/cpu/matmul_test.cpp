@@ -16,6 +16,10 @@
 namespace tileloss::test {
 namespace {
 
+using impl::Bfloat16;
+using impl::from_float;
+using impl::to_float;
+
 constexpr std::array<std::int64_t, 10> kSizes{1, 2, 7, 15, 16, 17, 31, 33, 64, 100};
 struct ProductSpec {
   std::int64_t m = 17, n = 33, depth = 31;
@@ -208,7 +212,7 @@ TEST(Matmul, KeepsEveryNaN) {
   const std::vector<std::uint16_t> halves{0x7c01, 0x7e00, 0x7fff, 0xfc01, 0xffff};
   Matrix one({}, 1, 1);
   one.set(0, 0, 1);
-  const auto expect_nans = [&](const void* data, cpu::StorageType storage, std::size_t count) {
+  const auto expect_nans = [&](const void* data, impl::cpu::StorageType storage, std::size_t count) {
     const auto rows = static_cast<std::int64_t>(count);
     const Operand x{data, storage, 1, 1};
     for (const Compute compute : kComputes) {
@@ -218,8 +222,8 @@ TEST(Matmul, KeepsEveryNaN) {
       for (const float value : c) EXPECT_TRUE(std::isnan(value)) << value << " of storage " << storage;
     }
   };
-  expect_nans(floats.data(), cpu::kStorageFloat32, floats.size());
-  expect_nans(halves.data(), cpu::kStorageFloat16, halves.size());
+  expect_nans(floats.data(), impl::cpu::kStorageFloat32, floats.size());
+  expect_nans(halves.data(), impl::cpu::kStorageFloat16, halves.size());
 }
 
 TEST(Matmul, NaNAndInfinityReachTheirRowOrColumnAlone) {

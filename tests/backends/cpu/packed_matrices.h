@@ -18,10 +18,10 @@
 
 namespace tileloss::test {
 
-using cpu::Compute;
-using cpu::MatmulTable;
-using cpu::Operand;
-using cpu::Store;
+using impl::cpu::Compute;
+using impl::cpu::MatmulTable;
+using impl::cpu::Operand;
+using impl::cpu::Store;
 using reference::NumberFormat;
 using tools::Random;
 using tools::Stream;
@@ -32,16 +32,16 @@ inline constexpr std::array<Layout, 4> kLayouts{Layout::kAlongK, Layout::kAlongR
 enum class Values { kSmallIntegers, kNormal };
 
 inline const MatmulTable& table() {
-  const cpu::IsaChoice choice = cpu::choose_isa(TILELOSS_ISA_AUTO);
+  const impl::cpu::IsaChoice choice = impl::cpu::choose_isa(TILELOSS_ISA_AUTO);
   EXPECT_EQ(choice.error, "");
-  return cpu::kernels(choice.isa).matmul;
+  return impl::cpu::kernels(choice.isa).matmul;
 }
 
-inline cpu::StorageType storage_of(NumberFormat format) {
+inline impl::cpu::StorageType storage_of(NumberFormat format) {
   switch (format) {
-    case NumberFormat::kBfloat16: return cpu::kStorageBfloat16;
-    case NumberFormat::kFloat16: return cpu::kStorageFloat16;
-    default: return cpu::kStorageFloat32;
+    case NumberFormat::kBfloat16: return impl::cpu::kStorageBfloat16;
+    case NumberFormat::kFloat16: return impl::cpu::kStorageFloat16;
+    default: return impl::cpu::kStorageFloat32;
   }
 }
 

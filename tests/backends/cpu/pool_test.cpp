@@ -20,7 +20,7 @@ TEST(ParallelFor, RunsEveryTaskOnce) {
   for (const std::int64_t count : {0, 1, 2, 3, 17, 100}) {
     for (int repeat = 0; repeat < 20; ++repeat) {
       std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
-      cpu::parallel_for(
+      impl::cpu::parallel_for(
           nullptr, count, [](void* data, std::int64_t i) { ++static_cast<std::atomic<int>*>(data)[i]; }, runs.data());
       for (const std::atomic<int>& n : runs) ASSERT_EQ(n, 1);
     }
@@ -30,10 +30,10 @@ TEST(ParallelFor, RunsEveryTaskOnce) {
 TEST(ParallelFor, ReturnsWhenAllIsDoneAlsoWhenNested) {
   std::atomic<int> total = 0;
   const auto outer = [](void* data, std::int64_t) {
-    cpu::parallel_for(
+    impl::cpu::parallel_for(
         nullptr, 4, [](void* inner, std::int64_t) { ++*static_cast<std::atomic<int>*>(inner); }, data);
   };
-  cpu::parallel_for(nullptr, 8, outer, &total);
+  impl::cpu::parallel_for(nullptr, 8, outer, &total);
   EXPECT_EQ(total, 32);
 }
 

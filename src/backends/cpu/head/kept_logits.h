@@ -14,7 +14,7 @@
 #include "backends/cpu/sweep/row_kernel.h"
 #include "core/row_state.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 class KeptLogits {
@@ -68,6 +68,6 @@ class KeptLogits {
   static constexpr KeptLogitsTable table() { return {&keep, &restore}; }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_HEAD_KEPT_LOGITS_H_

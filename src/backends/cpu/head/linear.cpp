@@ -4,7 +4,7 @@
 
 #include "backends/cpu/head/linear_walk.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
     : job_(job),
@@ -181,4 +181,4 @@ void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_execut
   if (job.wants_gradients) walk.finish();
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

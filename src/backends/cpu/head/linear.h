@@ -26,7 +26,7 @@
 #include "backends/cpu/matmul/matmul.h"
 #include "backends/cpu/sweep/row_visitor.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // Where a tile's z lies in dhead: in lines, z of `rows_of_line` rows after one another in each.
 struct KeptInDhead {
@@ -118,6 +118,6 @@ struct LinearJob {
 
 void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_executor* executor);
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_

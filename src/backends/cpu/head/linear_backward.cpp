@@ -3,7 +3,7 @@
 
 #include "backends/cpu/head/linear_walk.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 // Zeros in rows [first, last) of [R, width]. Whole rows at once where they lie together: a head of 151936 x 1536 element by
@@ -249,4 +249,4 @@ void LinearWalk::finish() {
   });
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -5,7 +5,7 @@
 #include "backends/cpu/tiles/tile_table.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // ---------------------------------------------------------------------------------------------------------------- operands
 
@@ -216,4 +216,4 @@ void LinearWalk::backward_in_tiles(std::int64_t begin, std::int64_t end) {
   }
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -6,7 +6,7 @@
 
 #include "backends/cpu/head/linear.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 inline constexpr std::int64_t kSlices = 16;             // of the vocabulary, in a forward
 inline constexpr std::int64_t kRowGroup = 1024;         // rows that share a packed tile of the head
@@ -80,6 +80,6 @@ inline std::int64_t dz_down_floats(const LinearShape& s, const MatmulTable& m) {
   return s.dhead ? ceil_div(s.row_chunk, kAcrossDepth) * dz_down_block(s, m) : 0;
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_BLOCKS_H_

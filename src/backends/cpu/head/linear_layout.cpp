@@ -3,7 +3,7 @@
 #include "backends/cpu/head/linear_blocks.h"
 #include "backends/cpu/tiles/tile_table.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 // A thread's scratch is used by one kind of task at a time.
@@ -88,4 +88,4 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   return l;
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

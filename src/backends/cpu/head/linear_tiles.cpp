@@ -6,7 +6,7 @@
 #include "backends/cpu/head/linear_walk.h"
 #include "backends/cpu/tiles/tile_table.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // Not a matter of what else is wanted of a row, so that its logp has the same bits whatever that is.
 bool LinearWalk::has_softmax_beside() const {
@@ -129,4 +129,4 @@ void LinearWalk::add_running(const RunningRow& running, const SoftmaxRows& job, 
   state.target = all.target;
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

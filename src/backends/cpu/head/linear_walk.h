@@ -10,7 +10,7 @@
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/cpu/tiles/tile_table.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 class LinearWalk {
  public:
@@ -159,6 +159,6 @@ class LinearWalk {
   RowGradient* gradients_;
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #endif
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 #if defined(TILELOSS_HAVE_X86_64) && defined(__linux__)
 namespace {
@@ -41,4 +41,4 @@ AmxSupport amx_support() {
 AmxSupport amx_support() { return AmxSupport::kNotInThisBuild; }
 #endif
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

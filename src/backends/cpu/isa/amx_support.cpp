@@ -1,6 +1,6 @@
 #include "backends/cpu/isa/amx_support.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 AmxSupport find_amx_support(const AmxMachine& machine) {
   constexpr std::uint32_t kBfloat16AndTiles = (1U << 22) | (1U << 24);
@@ -21,4 +21,4 @@ const char* amx_note(AmxSupport support) {
   return "";
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 enum class AmxSupport { kReady, kNotInThisBuild, kNotOnThisCpu, kNotEnabledBySystem, kPermissionRefused };
 
@@ -25,6 +25,6 @@ AmxSupport amx_support();
 
 const char* amx_note(AmxSupport support);  // "AMX: permission refused", ...; "" if it is ready
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_ISA_AMX_SUPPORT_H_

@@ -10,7 +10,7 @@
 #include "backends/cpu/isa/amx_support.h"
 #include "backends/cpu/isa/kernels.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 struct Isa {
@@ -140,4 +140,4 @@ IsaChoice choose_isa(tileloss_isa wanted) {
   return refused("TILELOSS_ISA", "\"" + std::string(forced) + "\"", forced == isa_name(TILELOSS_ISA_AVX512_AMX));
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -8,7 +8,7 @@
 
 #include "backends/cpu/sweep/row_kernel.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 struct IsaChoice {
   tileloss_isa isa = TILELOSS_ISA_AUTO;
@@ -27,6 +27,6 @@ tileloss_isa best_isa();  // of this machine, whatever TILELOSS_ISA says
 // `wanted`, or with auto the one that the environment variable TILELOSS_ISA names, or the best there is.
 IsaChoice choose_isa(tileloss_isa wanted);
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_ISA_ISA_H_

@@ -4,7 +4,7 @@
 
 #include "backends/cpu/sweep/row_kernel.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
@@ -13,6 +13,6 @@ extern const KernelTable kAvx512Bf16Kernels;
 // Products in tiles, for the instruction set that has the rest from kAvx512Bf16Kernels.
 extern const MatmulTable kAmxMatmul;
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_

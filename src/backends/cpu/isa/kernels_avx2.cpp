@@ -5,7 +5,7 @@
 #include "backends/cpu/sweep/exp_sum.h"
 #include "backends/cpu/sweep/sweeps.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 const KernelTable kAvx2Kernels = {
     {&Sweeps<avx2::Simd, float>::run, &Sweeps<avx2::Simd, Bfloat16>::run, &Sweeps<avx2::Simd, Float16>::run},
@@ -14,4 +14,4 @@ const KernelTable kAvx2Kernels = {
     KeptLogits<avx2::Simd>::table(),
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -5,7 +5,7 @@
 #include "backends/cpu/sweep/exp_sum.h"
 #include "backends/cpu/sweep/sweeps.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 const KernelTable kAvx512Kernels = {
     {&Sweeps<avx512::Simd, float>::run, &Sweeps<avx512::Simd, Bfloat16>::run, &Sweeps<avx512::Simd, Float16>::run},
@@ -14,4 +14,4 @@ const KernelTable kAvx512Kernels = {
     KeptLogits<avx512::Simd>::table(),
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

@@ -5,7 +5,7 @@
 #include "backends/cpu/sweep/exp_sum.h"
 #include "backends/cpu/sweep/sweeps.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 const KernelTable kAvx512Bf16Kernels = {
     {&Sweeps<avx512_bf16::Simd, float>::run, &Sweeps<avx512_bf16::Simd, Bfloat16>::run, &Sweeps<avx512_bf16::Simd, Float16>::run},
@@ -14,4 +14,4 @@ const KernelTable kAvx512Bf16Kernels = {
     KeptLogits<avx512_bf16::Simd>::table(),
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

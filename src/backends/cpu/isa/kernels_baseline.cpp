@@ -5,7 +5,7 @@
 #include "backends/cpu/sweep/exp_sum.h"
 #include "backends/cpu/sweep/sweeps.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 const KernelTable kBaselineKernels = {
     {&Sweeps<baseline::Simd, float>::run, &Sweeps<baseline::Simd, Bfloat16>::run, &Sweeps<baseline::Simd, Float16>::run},
@@ -14,4 +14,4 @@ const KernelTable kBaselineKernels = {
     KeptLogits<baseline::Simd>::table(),
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

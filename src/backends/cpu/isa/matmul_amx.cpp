@@ -6,7 +6,7 @@
 #include "backends/cpu/tiles/matmul_tiles.h"
 #include "backends/cpu/tiles/tile_gradient.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace amx {
 
 // Operand of LDTILECFG: all eight tiles of 16 rows of 64 bytes.
@@ -65,4 +65,4 @@ constexpr MatmulTable matmul_table() {
 
 const MatmulTable kAmxMatmul = amx::matmul_table();
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

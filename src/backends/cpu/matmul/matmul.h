@@ -11,7 +11,7 @@
 
 #include "backends/cpu/simd/storage_type.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // What the products are computed in. Sums are float32. With kBfloat16 the operands are rounded to bfloat16 (nearest even) while
 // they are packed; products of two bfloat16 are exact in float32. The instruction sets avx512_bf16 and avx512_amx multiply pairs
@@ -86,6 +86,6 @@ struct MatmulTable {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_

@@ -26,7 +26,7 @@
 #include "backends/cpu/matmul/matmul_pack.h"
 #include "backends/cpu/matmul/matmul_write.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd, int kRows, int kVectors>
 struct MatmulKernels {
@@ -192,6 +192,6 @@ struct MatmulKernels {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_KERNELS_H_

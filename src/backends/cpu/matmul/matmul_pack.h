@@ -19,7 +19,7 @@
 #include "backends/cpu/matmul/pack_blocks.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // A Simd that multiplies pairs of bfloat16 and adds both products to a float.
 template <class Simd>
@@ -204,6 +204,6 @@ struct MatmulPacking : private PackBlocks<Simd> {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_PACK_H_

@@ -12,7 +12,7 @@
 #include "backends/cpu/matmul/pack_blocks.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 struct MatmulWriting {
@@ -79,6 +79,6 @@ struct MatmulWriting {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_WRITE_H_

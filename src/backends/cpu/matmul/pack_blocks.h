@@ -9,7 +9,7 @@
 #include "backends/cpu/matmul/matmul.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 struct PackBlocks {
@@ -158,6 +158,6 @@ struct PackBlocks {
   static F quiet(F x) { return Simd::select_abs_at_most(x, __builtin_inff(), x, Simd::set(__builtin_nanf(""))); }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_MATMUL_PACK_BLOCKS_H_

@@ -6,7 +6,7 @@
 #ifndef TILELOSS_BACKENDS_CPU_SIMD_EXP2_H_
 #define TILELOSS_BACKENDS_CPU_SIMD_EXP2_H_
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // 2^r on [-1/2, 1/2]: minimax with constant 1. Degree 5: relative error 9.1e-8 (0.8 ULP), enough under 16-bit storage; degree
 // 6, kFine: 2e-9.
@@ -38,6 +38,6 @@ inline typename Simd::F exp2_fine(typename Simd::F x, const typename Simd::Scale
   return Simd::scale_by_power_of_two(exp2_polynomial<Simd, true>({r, r}).a, n);
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_EXP2_H_

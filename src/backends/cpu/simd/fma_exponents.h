@@ -3,7 +3,7 @@
 #ifndef TILELOSS_BACKENDS_CPU_SIMD_FMA_EXPONENTS_H_
 #define TILELOSS_BACKENDS_CPU_SIMD_FMA_EXPONENTS_H_
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Lanes>
 struct FmaExponents {
@@ -39,6 +39,6 @@ struct FmaExponents {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_FMA_EXPONENTS_H_

@@ -8,7 +8,7 @@
 
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // Vectors: F, I, U and H, of one width, of float, std::int32_t, std::uint32_t and std::int16_t, and W, of half that width, of
 // std::uint16_t.
@@ -193,6 +193,6 @@ struct PortableLanes {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_PORTABLE_LANES_H_

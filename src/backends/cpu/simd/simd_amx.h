@@ -5,7 +5,7 @@
 
 #include "backends/cpu/simd/simd_avx512_bf16.h"
 
-namespace tileloss::cpu::amx {
+namespace tileloss::impl::cpu::amx {
 
 // So that nothing inline here is shared with objects of another instruction set.
 struct Rounding : avx512_bf16::ConvertRounding {};
@@ -35,6 +35,6 @@ struct Simd : avx512::BasicSimd<Rounding> {
   [[gnu::always_inline]] static void prefetch_to_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 
-}  // namespace tileloss::cpu::amx
+}  // namespace tileloss::impl::cpu::amx
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AMX_H_

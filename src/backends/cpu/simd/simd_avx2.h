@@ -8,7 +8,7 @@
 #include "backends/cpu/simd/fma_exponents.h"
 #include "backends/cpu/simd/portable_lanes.h"
 
-namespace tileloss::cpu::avx2 {
+namespace tileloss::impl::cpu::avx2 {
 
 struct Vectors {
   using F = float __attribute__((vector_size(32)));
@@ -69,6 +69,6 @@ struct Simd : Lanes, FmaExponents<Lanes> {
   static F at_least_minus_127(F t) { return max(set(-127), t); }
 };
 
-}  // namespace tileloss::cpu::avx2
+}  // namespace tileloss::impl::cpu::avx2
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX2_H_

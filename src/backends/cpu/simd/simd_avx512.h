@@ -12,7 +12,7 @@
 #include "backends/cpu/simd/fma_exponents.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu::avx512 {
+namespace tileloss::impl::cpu::avx512 {
 
 // Two vectors to bfloat16, the first into the even elements: with integers, where there is no instruction for it. Adds half a
 // unit of the upper 16 bits, ties to even. A NaN that comes here has nothing in its lower bits, and stays one.
@@ -242,6 +242,6 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
 
 using Simd = BasicSimd<IntegerRounding>;
 
-}  // namespace tileloss::cpu::avx512
+}  // namespace tileloss::impl::cpu::avx512
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_H_

@@ -4,7 +4,7 @@
 
 #include "backends/cpu/simd/simd_avx512.h"
 
-namespace tileloss::cpu::avx512_bf16 {
+namespace tileloss::impl::cpu::avx512_bf16 {
 
 struct ConvertRounding {
   static __m512i round(__m512 even, __m512 odd) {
@@ -21,6 +21,6 @@ struct Simd : avx512::BasicSimd<ConvertRounding> {
   }
 };
 
-}  // namespace tileloss::cpu::avx512_bf16
+}  // namespace tileloss::impl::cpu::avx512_bf16
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_BF16_H_

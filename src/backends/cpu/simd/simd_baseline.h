@@ -7,7 +7,7 @@
 
 #include "backends/cpu/simd/portable_lanes.h"
 
-namespace tileloss::cpu::baseline {
+namespace tileloss::impl::cpu::baseline {
 
 struct Vectors {
   using F = float __attribute__((vector_size(16)));
@@ -104,6 +104,6 @@ struct Simd : PortableLanes<Simd, Vectors> {
   }
 };
 
-}  // namespace tileloss::cpu::baseline
+}  // namespace tileloss::impl::cpu::baseline
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_BASELINE_H_

@@ -7,7 +7,7 @@
 #include "backends/cpu/simd/storage_type.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 inline constexpr std::int64_t kElementBytes[] = {4, 2, 2};
 
@@ -27,6 +27,6 @@ inline float load_element(StorageType storage, const void* data, std::int64_t at
   }
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_STORAGE_ACCESS_H_

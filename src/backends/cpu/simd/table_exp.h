@@ -11,7 +11,7 @@
 #ifndef TILELOSS_BACKENDS_CPU_SIMD_TABLE_EXP_H_
 #define TILELOSS_BACKENDS_CPU_SIMD_TABLE_EXP_H_
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 struct TableExp {
@@ -51,6 +51,6 @@ struct TableExp {
   typename Simd::Table table;
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_TABLE_EXP_H_

@@ -10,7 +10,7 @@
 #include "backends/cpu/simd/exp2.h"
 #include "core/logit_transform.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // z = scale x. dz/dx is one constant: the coefficients hold it.
 template <class Simd>
@@ -154,6 +154,6 @@ struct Softcap {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SIMD_TRANSFORMS_H_

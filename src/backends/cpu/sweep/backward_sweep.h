@@ -11,7 +11,7 @@
 #include "backends/cpu/sweep/small_softcap.h"
 #include "backends/cpu/sweep/table_linear.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd, class T>
 class BackwardSweep {
@@ -192,6 +192,6 @@ class BackwardSweep {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_BACKWARD_SWEEP_H_

@@ -18,7 +18,7 @@
 #include "core/logit_transform.h"
 #include "core/row_state.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // What the loop body does; every combination in use is its own instantiation.
 struct Features {
@@ -376,6 +376,6 @@ struct BlockLoop {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_BLOCK_LOOP_H_

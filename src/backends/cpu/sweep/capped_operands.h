@@ -6,7 +6,7 @@
 
 #include "backends/cpu/sweep/block_loop.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // A loop of its own, over logits that lie in L1: in the main loop the polynomial would lengthen the chain and take the registers
 // that keep it full (64 ms for a step against 49). SmallSoftcap, with fewer operations, does without.
@@ -65,6 +65,6 @@ struct NoOperands {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_CAPPED_OPERANDS_H_

@@ -9,7 +9,7 @@
 #include "backends/cpu/threads/executor.h"
 #include "backends/cpu/threads/floating_point.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
@@ -173,4 +173,4 @@ void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executo
   parallel_for(executor, job.threads, &work, &shared);
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

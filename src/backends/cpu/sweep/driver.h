@@ -11,7 +11,7 @@
 #include "backends/cpu/sweep/row_kernel.h"
 #include "backends/cpu/sweep/row_visitor.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 struct SweepJob {
   const KernelTable* kernels = nullptr;
@@ -41,6 +41,6 @@ std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor);
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_DRIVER_H_

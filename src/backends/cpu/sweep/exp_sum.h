@@ -8,7 +8,7 @@
 #include "backends/cpu/sweep/block_loop.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // See KernelTable::exp_sum.
 template <class Simd>
@@ -38,6 +38,6 @@ float exp_sum(const float* x, std::int64_t count, std::int64_t repeats) {
   return Simd::reduce_add(Simd::add(sum.a, sum.b));
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_EXP_SUM_H_

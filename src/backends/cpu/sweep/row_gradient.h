@@ -6,7 +6,7 @@
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 struct RowGradient {
   RowStats stats;
@@ -34,6 +34,6 @@ inline BackwardRow make_backward(const RowGradient& g, const LogitTransform& tra
   return row;
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_GRADIENT_H_

@@ -10,7 +10,7 @@
 #include "core/logit_transform.h"
 #include "core/row_state.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // How far a block's maximum may exceed the reference, in units of log 2, before the block is redone: exp stays below 2^6, so
 // neither exponents nor moments lose digits.
@@ -76,6 +76,6 @@ struct KernelTable {
   KeptLogitsTable kept_logits;
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_

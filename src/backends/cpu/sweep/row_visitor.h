@@ -6,10 +6,7 @@
 
 #include "backends/cpu/sweep/row_gradient.h"
 
-namespace tileloss::cpu {
-
-inline constexpr std::int64_t kIgnoredRow = -2;
-inline constexpr std::int64_t kTargetElsewhere = -1;  // another shard of the vocabulary holds the label
+namespace tileloss::impl::cpu {
 
 // Called once for every row, by any thread, in any order.
 class RowVisitor {
@@ -21,6 +18,6 @@ class RowVisitor {
   virtual RowState saved_state(std::int64_t row) const = 0;
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_

@@ -7,7 +7,7 @@
 #include "core/logit_transform.h"
 #include "core/row_state.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // The sums are relative to the reference, in units of log 2. Blocks add into double: 75 blocks cost no digits. A template, so
 // that instruction sets do not share its functions.
@@ -63,6 +63,6 @@ struct RunningSums {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_RUNNING_SUMS_H_

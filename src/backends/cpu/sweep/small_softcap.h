@@ -14,7 +14,7 @@
 #include "backends/cpu/simd/transforms.h"
 #include "core/logit_transform.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 struct SmallSoftcap {
@@ -102,6 +102,6 @@ struct SmallSoftcap {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_SMALL_SOFTCAP_H_

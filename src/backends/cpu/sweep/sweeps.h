@@ -12,7 +12,7 @@
 #include "backends/cpu/sweep/backward_sweep.h"
 #include "backends/cpu/sweep/sweep_limits.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd, class T>
 class Sweeps : BackwardSweep<Simd, T> {
@@ -441,6 +441,6 @@ class Sweeps : BackwardSweep<Simd, T> {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_SWEEPS_H_

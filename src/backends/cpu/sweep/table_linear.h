@@ -14,7 +14,7 @@
 #include "backends/cpu/simd/table_exp.h"
 #include "core/logit_transform.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 struct TableLinear {
@@ -75,6 +75,6 @@ struct TableLinear {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_TABLE_LINEAR_H_

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 constexpr int kUnlimited = 1 << 20;  // more CPUs than any machine has
@@ -88,4 +88,4 @@ int cgroup_cpus(const std::string& root) {
   return limit == kUnlimited ? 0 : limit;
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

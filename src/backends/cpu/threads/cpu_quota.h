@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // CPUs in the calling thread's affinity mask; 1 if the kernel does not say.
 int affinity_cpus();
@@ -13,6 +13,6 @@ int affinity_cpus();
 // Control groups of version 1, 2 and the hybrid of both; `root` stands before /proc and /sys.
 int cgroup_cpus(const std::string& root = "");
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_THREADS_CPU_QUOTA_H_

@@ -8,7 +8,7 @@
 #include "backends/cpu/threads/cpu_quota.h"
 #include "backends/cpu/threads/pool.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 // One parallel_for. Shared by the caller and the helpers it called for; the last one to leave deletes it, so a helper that
@@ -91,4 +91,4 @@ void parallel_for(const tileloss_executor* executor, std::int64_t count, tilelos
   job->leave();
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

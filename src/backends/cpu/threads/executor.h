@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // Threads of the built-in pool, the caller included: TILELOSS_NUM_THREADS, else what affinity and the cgroup's quota allow.
 int default_threads();
@@ -15,6 +15,6 @@ int default_threads();
 // Tasks must not wait for one another. Never fails: without memory or threads the caller does all the work.
 void parallel_for(const tileloss_executor* executor, std::int64_t count, tileloss_task task, void* data);
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_

@@ -9,7 +9,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 class FloatingPointScope {
  public:
@@ -38,6 +38,6 @@ class FloatingPointScope {
 #endif
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_THREADS_FLOATING_POINT_H_

@@ -7,7 +7,7 @@
 #include <new>
 #include <thread>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 // Never deleted: its threads sleep on it until the process ends.
@@ -65,4 +65,4 @@ void Pool::run() {
   }
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

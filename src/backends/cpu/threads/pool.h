@@ -9,7 +9,7 @@
 #include <deque>
 #include <mutex>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 class Pool {
  public:
@@ -35,6 +35,6 @@ class Pool {
   std::int64_t idle_ = 0;
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_THREADS_POOL_H_

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -41,4 +41,4 @@ ScratchMemory::~ScratchMemory() {
   }
 }
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu

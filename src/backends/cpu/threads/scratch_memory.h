@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 class ScratchMemory {
  public:
@@ -24,6 +24,6 @@ class ScratchMemory {
   std::byte* data_ = nullptr;
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_

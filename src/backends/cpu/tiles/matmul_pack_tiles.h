@@ -15,7 +15,7 @@
 #include "backends/cpu/tiles/tile_table.h"
 #include "core/number_formats.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // A panel is kTilesHigh tiles; tile t of step s along k (32 of them) is at dst[(s * kTilesHigh + t) * 256] of the panel.
 template <class Simd, int kTilesHigh>
@@ -119,6 +119,6 @@ struct TilePacking : private PackBlocks<Simd> {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_TILES_MATMUL_PACK_TILES_H_

@@ -38,7 +38,7 @@
 #include "backends/cpu/tiles/tile_softmax.h"
 #include "backends/cpu/tiles/tile_table.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // Tiles: eight registers of 16 rows of 64 bytes. Its constructor takes them, its destructor gives them back; members with the
 // register's number, which is part of the instruction, as a template argument:
@@ -326,6 +326,6 @@ struct TileMatmul {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_TILES_MATMUL_TILES_H_

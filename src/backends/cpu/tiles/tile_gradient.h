@@ -13,7 +13,7 @@
 #include "backends/cpu/simd/exp2.h"
 #include "backends/cpu/tiles/tile_table.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 class TileGradient {
@@ -67,6 +67,6 @@ class TileGradient {
   }
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_TILES_TILE_GRADIENT_H_

@@ -16,7 +16,7 @@
 #include "backends/cpu/simd/exp2.h"
 #include "backends/cpu/tiles/tile_table.h"
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 template <class Simd>
 class TileSoftmax {
@@ -214,6 +214,6 @@ class TileSoftmax {
   F sum_[2] = {offset_, offset_};
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_TILES_TILE_SOFTMAX_H_

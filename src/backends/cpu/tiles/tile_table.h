@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace tileloss::cpu {
+namespace tileloss::impl::cpu {
 
 // A tile of a left operand: 16 rows of 32 bfloat16, 64 bytes a row.
 inline constexpr int kTileRows = 16, kTileDepth = 32, kTileWords = kTileRows * kTileDepth / 2;
@@ -65,6 +65,6 @@ struct TileTable {
   void (*gradient)(const GradientTiles& job);
 };
 
-}  // namespace tileloss::cpu
+}  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_TILES_TILE_TABLE_H_

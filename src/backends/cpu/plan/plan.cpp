@@ -1,17 +1,15 @@
-#include "api/plan.h"
+#include "backends/cpu/plan/plan.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "api/arguments.h"
-#include "api/linear.h"
-#include "api/options.h"
 #include "backends/cpu/isa/isa.h"
+#include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/sweep/driver.h"
 #include "backends/cpu/sweep/sweep_limits.h"
 #include "backends/cpu/threads/executor.h"
 
-namespace tileloss::api {
+namespace tileloss::impl::cpu {
 namespace {
 
 using std::to_string;
@@ -44,12 +42,12 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.loss->is_linear) return predict_linear_ms(p, plan);
   constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns);
-  const double width = p.storage == cpu::kStorageFloat32 ? 4 : 2;
-  const bool two_exps = is_both(p) && plan.schedule != TILELOSS_SCHEDULE_STASH;
+  const double width = p.storage == TILELOSS_FLOAT32 ? 4 : 2;
+  const bool two_exps = is_both(p) && plan.cpu.schedule != TILELOSS_SCHEDULE_STASH;
   const double passes =
       (p.needs_forward ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) + (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
   const double memory = elements * width * passes / kBytesPerSecond;
-  const double exps = elements * (two_exps ? 2 : 1) / (kExpsPerSecond * plan.threads);
+  const double exps = elements * (two_exps ? 2 : 1) / (kExpsPerSecond * plan.cpu.threads);
   return 1e3 * std::max(memory, exps);
 }
 
@@ -58,8 +56,8 @@ Status check_wishes(const tileloss_plan_options& o) {
     return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
   if (o.threads < 0 || o.threads > kMaxThreads) return expected("threads", "0 to 1024", to_string(o.threads));
   if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
-  if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > cpu::kMaxVocabBlock) {
-    return expected("vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(o.vocab_block));
+  if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > kMaxVocabBlock) {
+    return expected("vocab_block", "a multiple of 64 up to " + to_string(kMaxVocabBlock), to_string(o.vocab_block));
   }
   if (o.reserved != 0) return expected("plan_options.reserved", "0", to_string(o.reserved));
   if (o.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", to_string(o.workspace_bytes));
@@ -76,7 +74,7 @@ tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options&
 }  // namespace
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
-  return p.needs_forward && (p.couples_rows || (p.needs_backward && plan.schedule == TILELOSS_SCHEDULE_SWEEPS));
+  return p.needs_forward && (p.couples_rows || (p.needs_backward && plan.cpu.schedule == TILELOSS_SCHEDULE_SWEEPS));
 }
 
 WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_scratch) {
@@ -94,12 +92,12 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
   w.stage = take("row stage", p.stage_bytes);
   w.scratch = at;
   if (with_scratch && p.loss->is_linear) {
-    const cpu::LinearLayout linear = cpu::linear_layout(linear_shape(p, plan), cpu::kernels(plan.isa).matmul);
+    const LinearLayout linear = linear_layout(linear_shape(p, plan), kernels(plan.cpu.isa).matmul);
     w.buffers.insert(w.buffers.end(), linear.buffers.begin(), linear.buffers.end());
     at += linear.bytes;
   } else if (with_scratch) {
     take("scratch of threads",
-         plan.threads * cpu::scratch_bytes(plan.schedule, p.columns, plan.vocab_block, p.logit.softcap > 0));
+         plan.cpu.threads * scratch_bytes(plan.cpu.schedule, p.columns, plan.cpu.vocab_block, p.logit.softcap > 0));
   }
   w.bytes = at;
   return w;
@@ -109,48 +107,41 @@ WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) { 
 std::int64_t fixed_bytes(const Problem& p, const tileloss_plan& plan) { return lay_out(p, plan, false).bytes; }
 
 Status check_plan(const tileloss_plan& plan) {
-  if (plan.schedule <= TILELOSS_SCHEDULE_AUTO || plan.schedule > TILELOSS_SCHEDULE_SWEEPS)
-    return expected("plan.schedule", "stash, recompute or sweeps (1 to 3)", to_string(plan.schedule));
-  if (plan.threads < 1 || plan.threads > kMaxThreads) return expected("plan.threads", "1 to 1024", to_string(plan.threads));
-  if (plan.row_block < 1) return expected("plan.row_block", ">= 1", to_string(plan.row_block));
-  if (plan.vocab_block < 1 || plan.vocab_block % 64 != 0 || plan.vocab_block > cpu::kMaxVocabBlock)
-    return expected("plan.vocab_block", "a multiple of 64 up to " + to_string(cpu::kMaxVocabBlock), to_string(plan.vocab_block));
+  if (plan.cpu.schedule <= TILELOSS_SCHEDULE_AUTO || plan.cpu.schedule > TILELOSS_SCHEDULE_SWEEPS)
+    return expected("plan.cpu.schedule", "stash, recompute or sweeps (1 to 3)", to_string(plan.cpu.schedule));
+  if (plan.cpu.threads < 1 || plan.cpu.threads > kMaxThreads)
+    return expected("plan.cpu.threads", "1 to 1024", to_string(plan.cpu.threads));
+  if (plan.cpu.row_block < 1) return expected("plan.cpu.row_block", ">= 1", to_string(plan.cpu.row_block));
+  if (plan.cpu.vocab_block < 1 || plan.cpu.vocab_block % 64 != 0 || plan.cpu.vocab_block > kMaxVocabBlock)
+    return expected("plan.cpu.vocab_block", "a multiple of 64 up to " + to_string(kMaxVocabBlock),
+                    to_string(plan.cpu.vocab_block));
   if (plan.workspace_bytes < 0) return expected("plan.workspace_bytes", ">= 0", to_string(plan.workspace_bytes));
-  if (plan.chunk_columns < 0) return expected("plan.chunk_columns", ">= 0", to_string(plan.chunk_columns));
-  return {};
-}
-
-Status check_executor(const tileloss_executor* e) {
-  if (e == nullptr) return {};
-  if (e->struct_size != sizeof *e) return expected("executor.struct_size", to_string(sizeof *e), to_string(e->struct_size));
-  if (e->reserved != 0) return expected("executor.reserved", "0", to_string(e->reserved));
-  if (e->threads < 1) return expected("executor.threads", ">= 1", to_string(e->threads));
-  if (e->parallel_for == nullptr && e->schedule == nullptr) return expected("executor", "parallel_for or schedule", "neither");
+  if (plan.cpu.chunk_columns < 0) return expected("plan.cpu.chunk_columns", ">= 0", to_string(plan.cpu.chunk_columns));
   return {};
 }
 
 namespace {
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
-  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != cpu::kStorageFloat32;
+  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
   if (!(p.logit.softcap > 0) || is_fused) return kVocabBlock;
-  return p.storage == cpu::kStorageFloat32 ? kFineCappedVocabBlock : kCappedVocabBlock;
+  return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }
 
 // Schedule, blocks, threads and bytes of a call on logits.
 Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* out) {
   tileloss_plan& plan = *out;
-  plan.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : default_vocab_block(p, plan.isa);
-  plan.schedule = choose_schedule(p, wishes);
+  plan.cpu.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : default_vocab_block(p, plan.cpu.isa);
+  plan.cpu.schedule = choose_schedule(p, wishes);
   const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
-  plan.row_block = wishes.row_block > 0 ? std::min(wishes.row_block, std::max<std::int64_t>(p.rows, 1))
-                                        : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
-  const std::int64_t blocks = (p.rows + plan.row_block - 1) / plan.row_block;
-  plan.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
+  plan.cpu.row_block = wishes.row_block > 0 ? std::min(wishes.row_block, std::max<std::int64_t>(p.rows, 1))
+                                            : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
+  const std::int64_t blocks = (p.rows + plan.cpu.row_block - 1) / plan.cpu.row_block;
+  plan.cpu.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
   if (wishes.workspace_bytes > 0 && plan.workspace_bytes > wishes.workspace_bytes) {
-    if (plan.schedule == TILELOSS_SCHEDULE_STASH) plan.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH) plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     plan.workspace_bytes = workspace_layout(p, plan).bytes;
     if (plan.workspace_bytes > wishes.workspace_bytes) {
       return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
@@ -163,51 +154,42 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
 // The same with the LM head. Work is cut along the vocabulary too, so that few rows still keep all threads busy.
 Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
   const std::int64_t width = std::max<std::int64_t>(p.args.hidden.cols, 1);
-  plan->vocab_block =
-      wishes.vocab_block > 0 ? wishes.vocab_block : cpu::linear_tile(cpu::kernels(plan->isa).matmul, p.compute, width);
-  plan->chunk_columns = wishes.chunk_columns;
+  plan->cpu.vocab_block =
+      wishes.vocab_block > 0 ? wishes.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
+  plan->cpu.chunk_columns = wishes.chunk_columns;
   const bool is_small = wishes.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
-  plan->threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));
+  plan->cpu.threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));
   return plan_linear(p, wishes.schedule, wishes.row_block, wishes.workspace_bytes, plan);
 }
 
 }  // namespace
 
-Status make_plan(const Problem& p, const tileloss_plan_options* given, const tileloss_executor* executor, tileloss_plan* out) {
-  tileloss_plan_options wishes{};
-  if (given != nullptr) {
-    if (given->struct_size < sizeof(std::size_t) || given->struct_size > sizeof wishes) {
-      return expected("plan_options.struct_size", "at most " + to_string(sizeof wishes), to_string(given->struct_size));
-    }
-    std::memcpy(&wishes, given, given->struct_size);
-  }
-  if (out == nullptr || !is_plan_size(out->struct_size))
-    return expected("plan", "a struct from tileloss_plan_init", out == nullptr ? "null" : "another size");
+StorageType storage_type(tileloss_dtype dtype) {
+  return dtype == TILELOSS_BFLOAT16 ? kStorageBfloat16 : dtype == TILELOSS_FLOAT16 ? kStorageFloat16 : kStorageFloat32;
+}
+
+Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* executor, tileloss_plan* out) {
   if (Status s = check_wishes(wishes); !s.ok()) return s;
   if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
     return expected("schedule", "auto or sweeps, as these options of " + p.loss->name + " couple the rows",
                     tileloss_schedule_name(wishes.schedule));
   }
-  if (Status s = check_executor(executor); !s.ok()) return s;
   if (static_cast<double>(p.rows) * static_cast<double>(std::max<std::int64_t>(p.total_columns, 1)) > kMaxElements) {
     return expected(p.loss->is_linear ? "hidden.rows" : "logits.rows", "at most 2^56 logits in all",
                     shape(p.rows, p.total_columns));
   }
-  const cpu::IsaChoice isa = cpu::choose_isa(wishes.isa);
+  const IsaChoice isa = choose_isa(wishes.isa);
   if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
 
-  tileloss_plan plan{};
-  plan.struct_size = out->struct_size;
-  std::strncpy(plan.function, p.loss->name.c_str(), sizeof plan.function - 1);
-  plan.pass = p.pass;
-  plan.isa = isa.isa;
-  std::strncpy(plan.isa_note, isa.note, sizeof plan.isa_note - 1);
+  tileloss_plan& plan = *out;
+  plan.cpu.isa = isa.isa;
+  std::strncpy(plan.cpu.isa_note, isa.note, sizeof plan.cpu.isa_note - 1);
   const std::int64_t available = wishes.threads > 0    ? wishes.threads
                                  : executor != nullptr ? std::min(executor->threads, kMaxThreads)
-                                                       : cpu::default_threads();
+                                                       : default_threads();
   Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
   if (!cut.ok()) return cut;
-  for (const cpu::NamedBytes& buffer : workspace_layout(p, plan).buffers) {
+  for (const NamedBytes& buffer : workspace_layout(p, plan).buffers) {
     if (plan.buffer_count == TILELOSS_MAX_PLAN_BUFFERS) break;
     tileloss_plan_buffer& b = plan.buffers[plan.buffer_count++];
     std::strncpy(b.name, buffer.name, sizeof b.name - 1);
@@ -215,13 +197,11 @@ Status make_plan(const Problem& p, const tileloss_plan_options* given, const til
   }
   plan.predicted_ms = predict_ms(p, plan);
   if (p.loss->is_linear) {
-    const cpu::LinearShape shape = linear_shape(p, plan);
-    plan.kept_rows = shape.kept_in_dhead.rows;
-    plan.kept_columns = plan.kept_rows > 0 && plan.kept_rows == shape.rows ? shape.columns : shape.kept;
+    const LinearShape shape = linear_shape(p, plan);
+    plan.cpu.kept_rows = shape.kept_in_dhead.rows;
+    plan.cpu.kept_columns = plan.cpu.kept_rows > 0 && plan.cpu.kept_rows == shape.rows ? shape.columns : shape.kept;
   }
-  plan.fingerprint = fingerprint(p);
-  std::memcpy(out, &plan, out->struct_size);
   return {};
 }
 
-}  // namespace tileloss::api
+}  // namespace tileloss::impl::cpu

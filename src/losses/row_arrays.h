@@ -1,12 +1,12 @@
 // One row of the public row state's arrays.
-#ifndef TILELOSS_API_ROW_ARRAYS_H_
-#define TILELOSS_API_ROW_ARRAYS_H_
+#ifndef TILELOSS_LOSSES_ROW_ARRAYS_H_
+#define TILELOSS_LOSSES_ROW_ARRAYS_H_
 
 #include <tileloss/tileloss.h>
 
 #include "core/row_state.h"
 
-namespace tileloss::api {
+namespace tileloss::impl {
 
 inline void save_row(const tileloss_row_state& s, std::int64_t i, const RowState& r) {
   if (s.max != nullptr) s.max[i] = r.max;
@@ -31,6 +31,6 @@ inline RowState load_row(const tileloss_row_state& s, std::int64_t i) {
   return r;
 }
 
-}  // namespace tileloss::api
+}  // namespace tileloss::impl
 
-#endif  // TILELOSS_API_ROW_ARRAYS_H_
+#endif  // TILELOSS_LOSSES_ROW_ARRAYS_H_

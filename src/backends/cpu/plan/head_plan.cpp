@@ -1,14 +1,13 @@
-// What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of backends/cpu/head/linear.h.
+#include "backends/cpu/plan/head_plan.h"
+
 #include <algorithm>
 #include <limits>
 #include <string>
 
-#include "api/arguments.h"
-#include "api/linear.h"
 #include "backends/cpu/head/linear_blocks.h"
 #include "backends/cpu/isa/isa.h"
 
-namespace tileloss::api {
+namespace tileloss::impl::cpu {
 namespace {
 
 using std::to_string;
@@ -24,13 +23,13 @@ constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
 constexpr std::int64_t kWidestChunkInTiles = 1536;        // with products in tiles: wider ones are no faster
 
-std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
-  return cpu::linear_layout(s, cpu::kernels(plan.isa).matmul).bytes + fixed_bytes(p, plan);
+std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
+  return linear_layout(s, kernels(plan.cpu.isa).matmul).bytes + fixed_bytes(p, plan);
 }
 
 // The chunk of at most so many columns: whole tiles, one at least.
-std::int64_t chunk_of(const cpu::LinearShape& s, const tileloss_plan& plan, std::int64_t columns) {
-  if (cpu::kernels(plan.isa).matmul.in_tiles(s.compute)) columns = std::min(columns, kWidestChunkInTiles);
+std::int64_t chunk_of(const LinearShape& s, const tileloss_plan& plan, std::int64_t columns) {
+  if (kernels(plan.cpu.isa).matmul.in_tiles(s.compute)) columns = std::min(columns, kWidestChunkInTiles);
   return std::max<std::int64_t>(columns / s.tile, 1) * s.tile;
 }
 
@@ -52,14 +51,14 @@ std::int64_t largest(std::int64_t most, const Fits& fits) {
 }
 
 std::int64_t whole_panels(const tileloss_plan& plan, std::int64_t rows) {
-  const std::int64_t panel = cpu::kernels(plan.isa).matmul.a_panel;
+  const std::int64_t panel = kernels(plan.cpu.isa).matmul.a_panel;
   return std::max<std::int64_t>((rows + panel - 1) / panel, 1) * panel;
 }
 
 // Where dhead can hold z of all rows' tiles before it is written: [V,H] without gaps, or [H,V].
-cpu::KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, const cpu::LinearShape& s) {
-  cpu::KeptInDhead kept;
-  if (!s.dhead || p.args.accumulate != 0 || s.columns < s.tile) return kept;
+KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
+  KeptInDhead kept;
+  if (!s.dhead || p.linear.accumulate != 0 || s.columns < s.tile) return kept;
   const tileloss_matrix& dhead = p.args.dhead;
   const std::int64_t bytes = element_bytes(dhead.dtype), elements = bytes / (s.kept_in_words ? 2 : 4);  // of z, in one of dhead's
   std::int64_t lines = 1;
@@ -74,13 +73,13 @@ cpu::KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, cons
   } else {
     return kept;
   }
-  const std::int64_t most = kept.rows_of_line * lines, row_tile = cpu::row_tile(cpu::kernels(plan.isa).matmul);
-  kept.rows = most >= s.rows ? s.rows : most / row_tile * row_tile;
-  return kept.rows > 0 ? kept : cpu::KeptInDhead{};
+  const std::int64_t most = kept.rows_of_line * lines, tile_rows = row_tile(kernels(plan.cpu.isa).matmul);
+  kept.rows = most >= s.rows ? s.rows : most / tile_rows * tile_rows;
+  return kept.rows > 0 ? kept : KeptInDhead{};
 }
 
 // Of the logits, in [0, 1].
-double share_kept(const cpu::LinearShape& s) {
+double share_kept(const LinearShape& s) {
   const auto in_dhead = static_cast<double>(s.kept_in_dhead.rows) * static_cast<double>(s.whole_tiles() * s.tile);
   const auto others = static_cast<double>(s.row_chunk - s.kept_in_dhead.rows) * static_cast<double>(s.kept);
   return (in_dhead + others) / (static_cast<double>(s.row_chunk) * static_cast<double>(s.columns));
@@ -88,15 +87,17 @@ double share_kept(const cpu::LinearShape& s) {
 
 }  // namespace
 
+Compute compute_of(const Problem& p) { return p.compute == TILELOSS_BFLOAT16 ? Compute::kBfloat16 : Compute::kFloat32; }
+
 // What fits in plan.workspace_bytes (0: anything): the widest chunk where the plan has none, then the most columns.
-cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
-  cpu::LinearShape s;
+LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
+  LinearShape s;
   s.rows = p.rows;
   s.columns = p.columns;
   s.total_columns = p.total_columns;
   s.width = p.args.hidden.cols;
   s.hidden_bytes = present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0;
-  s.compute = p.compute;
+  s.compute = compute_of(p);
   s.forward = p.needs_forward && p.total_columns > 0;
   s.dhidden = p.needs_backward && present(p.args.dhidden);
   s.dhead = p.needs_backward && present(p.args.dhead);
@@ -106,18 +107,18 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
   s.bias = present(p.args.bias);
   s.softcap = p.logit.softcap > 0;
-  s.threads = plan.threads;
-  s.tile = plan.vocab_block;
-  const bool keeps = plan.schedule == TILELOSS_SCHEDULE_STASH;
-  s.row_chunk = keeps ? std::min(plan.row_block, p.rows) : p.rows;
+  s.threads = plan.cpu.threads;
+  s.tile = plan.cpu.vocab_block;
+  const bool keeps = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH;
+  s.row_chunk = keeps ? std::min(plan.cpu.row_block, p.rows) : p.rows;
   const bool keeps_all = keeps && s.row_chunk < p.rows;
-  s.kept_in_words = keeps && s.compute == cpu::Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
+  s.kept_in_words = keeps && s.compute == Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
   if (keeps && !keeps_all) s.kept_in_dhead = kept_in_dhead(p, plan, s);
   s.kept = keeps_all ? p.columns : 0;
   const auto fits = [&] { return plan.workspace_bytes == 0 || layout_bytes(p, plan, s) <= plan.workspace_bytes; };
   for (const std::int64_t chunk : kChunks) {
     s.chunk = chunk_of(s, plan, chunk);
-    if (plan.chunk_columns > 0 ? s.chunk <= plan.chunk_columns : fits()) break;
+    if (plan.cpu.chunk_columns > 0 ? s.chunk <= plan.cpu.chunk_columns : fits()) break;
   }
   if (keeps && !keeps_all && s.kept_in_dhead.rows < s.rows) {
     const auto keep = [&](std::int64_t tiles) { s.kept = std::min(tiles * s.tile, p.columns); };
@@ -135,13 +136,13 @@ cpu::LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
 double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   constexpr double kBytesPerSecond = 8.5e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
   if (p.rows == 0 || p.columns == 0) return 0;
-  const cpu::LinearShape s = linear_shape(p, plan);
+  const LinearShape s = linear_shape(p, plan);
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
   const double again = s.backward() ? 1 - share_kept(s) : 0;
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
-  const bool in_tiles = cpu::kernels(plan.isa).matmul.in_tiles(s.compute);
-  const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.threads;
-  const double bandwidth = kBytesPerSecond * std::min(plan.threads, kPlannedThreads[0]);
+  const bool in_tiles = kernels(plan.cpu.isa).matmul.in_tiles(s.compute);
+  const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.cpu.threads;
+  const double bandwidth = kBytesPerSecond * std::min(plan.cpu.threads, kPlannedThreads[0]);
   const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);
   const double moved = static_cast<double>(more_chunks) * weights *
                        (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
@@ -155,11 +156,11 @@ namespace {
 tileloss_plan plan_stash(const Problem& p, const tileloss_plan& base, std::int64_t row_block, std::int64_t fewest,
                          std::int64_t cap) {
   tileloss_plan stash = base, best = base;
-  stash.schedule = best.schedule = TILELOSS_SCHEDULE_STASH;
+  stash.cpu.schedule = best.cpu.schedule = TILELOSS_SCHEDULE_STASH;
   best.workspace_bytes = std::numeric_limits<std::int64_t>::max();
   const std::int64_t most = whole_panels(base, row_block > 0 ? std::min(row_block, p.rows) : p.rows);
   const auto consider = [&](std::int64_t rows, std::int64_t budget) {
-    stash.row_block = rows;
+    stash.cpu.row_block = rows;
     stash.workspace_bytes = bytes_within(p, stash, budget);
     stash.predicted_ms = predict_linear_ms(p, stash);
     const bool fits = stash.workspace_bytes <= cap, is_first = best.workspace_bytes > cap;
@@ -168,7 +169,7 @@ tileloss_plan plan_stash(const Problem& p, const tileloss_plan& base, std::int64
   if (most >= p.rows) consider(most, cap);
   const std::int64_t panel = whole_panels(base, 1);
   const auto fits = [&](std::int64_t panels) {
-    stash.row_block = panels * panel;
+    stash.cpu.row_block = panels * panel;
     return bytes_within(p, stash, 0) <= cap;
   };
   const std::int64_t at_once = panel * std::max<std::int64_t>(1, largest(most / panel, fits));
@@ -188,13 +189,13 @@ Status too_small(std::int64_t least, const char* for_what, std::int64_t budget) 
 
 namespace {
 
-// The plan as for plan->threads, all of whose scratch it holds.
+// The plan as for plan->cpu.threads, all of whose scratch it holds.
 Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
   tileloss_plan lean = *plan;
-  lean.schedule = may_stash ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_SWEEPS;
-  lean.row_block = std::max<std::int64_t>(p.rows, 1);
+  lean.cpu.schedule = may_stash ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_SWEEPS;
+  lean.cpu.row_block = std::max<std::int64_t>(p.rows, 1);
   const std::int64_t least = bytes_within(p, lean, 1);  // so little that the narrowest chunk is taken
   const std::int64_t cap = budget > 0 ? budget : std::max({logits / 2, kLeastDefaultBudget, bytes_within(p, lean, 0)});
   lean.workspace_bytes = bytes_within(p, lean, std::max(least, cap));
@@ -221,10 +222,10 @@ Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, 
 // budget what was planned, holds logits.
 void set_threads(const Problem& p, std::int32_t threads, std::int64_t budget, tileloss_plan* plan) {
   const std::int64_t planned = plan->workspace_bytes;
-  plan->chunk_columns = linear_shape(p, *plan).chunk;
+  plan->cpu.chunk_columns = linear_shape(p, *plan).chunk;
   const std::int64_t bare = bytes_within(p, *plan, 1);
-  plan->threads = threads;
-  while (budget > 0 && plan->threads > 1 && bytes_within(p, *plan, 1) > budget) --plan->threads;
+  plan->cpu.threads = threads;
+  while (budget > 0 && plan->cpu.threads > 1 && bytes_within(p, *plan, 1) > budget) --plan->cpu.threads;
   const std::int64_t more = bytes_within(p, *plan, 1) - bare;  // scratch; fewer threads need less
   plan->workspace_bytes = bytes_within(p, *plan, budget > 0 ? budget : planned + std::max<std::int64_t>(more, 0));
 }
@@ -232,10 +233,10 @@ void set_threads(const Problem& p, std::int32_t threads, std::int64_t budget, ti
 }  // namespace
 
 Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
-  const std::int32_t threads = plan->threads;
+  const std::int32_t threads = plan->cpu.threads;
   Status status;
   for (const std::int32_t planned : kPlannedThreads) {
-    plan->threads = planned;
+    plan->cpu.threads = planned;
     status = choose(p, wish, row_block, budget, plan);
     if (status.code != TILELOSS_WORKSPACE_TOO_SMALL) break;
   }
@@ -243,4 +244,4 @@ Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_bl
   return status;
 }
 
-}  // namespace tileloss::api
+}  // namespace tileloss::impl::cpu

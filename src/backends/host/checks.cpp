@@ -1,0 +1,67 @@
+#include "backends/host/checks.h"
+
+#include <string>
+
+#include "losses/row_outputs.h"
+#include "schema/options.h"
+
+namespace tileloss::impl::host {
+namespace {
+
+Status check_offsets(const Problem& p) {
+  const Sequences sequences(p.args.sequence_offsets, 0, p.rows);
+  if (!sequences.has_offsets()) return {};
+  const auto entry = [](std::int64_t i) { return "sequence_offsets[" + std::to_string(i) + "]"; };
+  const IntegerInput offsets(p.args.sequence_offsets);
+  if (offsets[0] != 0) return expected(entry(0), "0", std::to_string(offsets[0]));
+  for (std::int64_t i = 1; i < offsets.size(); ++i) {
+    if (offsets[i] < offsets[i - 1])
+      return expected(entry(i), ">= the one before it, " + std::to_string(offsets[i - 1]), std::to_string(offsets[i]));
+  }
+  const std::int64_t last = offsets.size() - 1;
+  if (offsets[last] != p.rows)
+    return expected(entry(last), "the number of rows, " + std::to_string(p.rows), std::to_string(offsets[last]));
+  return {};
+}
+
+}  // namespace
+
+Status check_numbers(const Problem& p) {
+  if (Status s = check_options(p.loss->fields, p.options.data(), true); !s.ok()) return s;
+  if (p.loss->info.check_numbers != nullptr) {
+    if (std::string message = p.loss->info.check_numbers(p.options.data()); !message.empty()) return invalid(std::move(message));
+  }
+  return check_offsets(p);
+}
+
+Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* targets) {
+  for (std::int64_t i = 0; i < p.rows; ++i) {
+    if (!labels.is_used(i)) {
+      targets[i] = kIgnoredRow;
+      continue;
+    }
+    const std::int64_t label = labels[i];
+    if (label < 0 || label >= p.classes) {
+      return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(i) + "]: expected 0 <= label < " +
+                                               std::to_string(p.classes) + " or ignore_index " +
+                                               std::to_string(p.logit.ignore_index) + ", got " + std::to_string(label)};
+    }
+    const std::int64_t column = label - p.logit.vocab_start;
+    targets[i] = column >= 0 && column < p.columns ? column : kTargetElsewhere;
+  }
+  return {};
+}
+
+void write_loss(const Problem& p, const double* losses) {
+  const tileloss_vector& v = p.args.loss;
+  if (v.data == nullptr || p.pass == TILELOSS_BACKWARD) return;
+  const RowOutput<float> out(v);
+  double sum = 0;
+  for (std::int64_t i = 0; i < p.rows; ++i) {
+    if (p.is_per_row) out.set(i, static_cast<float>(losses[i]));
+    sum += losses[i];
+  }
+  if (!p.is_per_row) out.set(0, static_cast<float>(sum));
+}
+
+}  // namespace tileloss::impl::host

@@ -1,0 +1,58 @@
+// A call, validated once and put in the form that backends plan and run. Which loss it is shows in three places alone: its name,
+// what its row stage asks of the sweeps, and the stage itself, which make_stage gives.
+#ifndef TILELOSS_BACKENDS_PROBLEM_H_
+#define TILELOSS_BACKENDS_PROBLEM_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/logit_transform.h"
+#include "losses/registry.h"
+#include "schema/status.h"
+#include "schema/tensors.h"
+
+namespace tileloss::impl {
+
+struct Problem {
+  const RegisteredLoss* loss = nullptr;
+  tileloss_pass pass = TILELOSS_FORWARD;
+  tileloss_device_type device_type = TILELOSS_CPU;
+  tileloss_args args{};  // as given, later members zero if the caller's struct is older
+  tileloss_row_state row_state{};
+  bool has_row_state = false;
+  std::vector<std::byte> options;
+  tileloss_logit_options logit{};
+  tileloss_linear_options linear{};
+
+  std::int64_t rows = 0;
+  std::int64_t total_columns = 0;             // of the logits; 0 without logits
+  std::int64_t columns = 0;                   // valid ones
+  std::int64_t classes = 0;                   // of the whole vocabulary
+  tileloss_dtype storage = TILELOSS_FLOAT32;  // of the logits
+  tileloss_dtype compute = TILELOSS_FLOAT32;  // of the products with the LM head
+  std::uint32_t sums = kNoSums;               // that the forward must gather: outputs, loss and row state together
+  bool is_per_row = false;                    // one loss per row
+  bool needs_forward = false;                 // sweeps the logits for the state
+  bool needs_backward = false;
+  bool is_shard = false;
+  std::int64_t num_metrics = 0;   // that the function reports
+  bool couples_rows = false;      // the row stage needs all rows' statistics before it can do any row
+  bool is_multiple_of_p = false;  // the row stage's gradient
+  std::int64_t stage_bytes = 0;   // the row stage's scratch
+};
+
+std::string shape(std::int64_t rows, std::int64_t cols);
+
+// What the row stage sees, as far as shapes tell: without the temperature, which may lie behind a pointer, and without scratch.
+LossContext make_context(const Problem& problem);
+// The transform of the softmax, once the temperature is known, and the class weight of column 0; null: 1.
+LogitTransform make_transform(const Problem& problem, double temperature);
+const float* class_weights(const Problem& problem);
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_BACKENDS_PROBLEM_H_

@@ -1,0 +1,71 @@
+// What a forward reports of each row besides its loss, made of the row's statistics. Plain data, for host and device.
+#ifndef TILELOSS_LOSSES_ROW_OUTPUTS_H_
+#define TILELOSS_LOSSES_ROW_OUTPUTS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+
+#include "core/row_stats.h"
+#include "losses/loss.h"
+
+namespace tileloss::impl {
+
+// An output with its stride; writes nothing if it is absent.
+template <class T>
+struct RowOutput {
+  T* data = nullptr;
+  std::int64_t stride = 0;
+
+  RowOutput() = default;
+  explicit RowOutput(const tileloss_vector& v) : data(static_cast<T*>(v.data)), stride(v.stride) {}
+  TILELOSS_HOST_DEVICE void set(std::int64_t i, T value) const {
+    if (data != nullptr) data[i * stride] = value;
+  }
+};
+
+struct RowOutputs {
+  RowOutput<float> logp, lse, entropy, log_sum_sq_probs, mean_logit;
+  RowOutput<std::int64_t> argmax;
+  RowOutput<std::uint8_t> correct;
+  Labels labels;
+  double logp_divisor = 1;  // with temperature_on = logprob
+  double classes = 0;
+
+  RowOutputs(const tileloss_args& args, const LossContext& context)
+      : logp(args.logp),
+        lse(args.lse),
+        entropy(args.entropy),
+        log_sum_sq_probs(args.log_sum_sq_probs),
+        mean_logit(args.mean_logit),
+        argmax(args.argmax),
+        correct(args.correct),
+        labels(context.labels),
+        logp_divisor(context.temperature_on_logprob ? context.temperature : 1.0),
+        classes(static_cast<double>(context.classes)) {}
+
+  TILELOSS_HOST_DEVICE void write(std::int64_t i, const RowStats& s) const {
+    logp.set(i, static_cast<float>(s.logp / logp_divisor));
+    lse.set(i, static_cast<float>(s.lse));
+    entropy.set(i, static_cast<float>(s.entropy));
+    log_sum_sq_probs.set(i, static_cast<float>(s.log_sum_sq_probs));
+    const double mean = s.smoothing_sum / classes;
+    mean_logit.set(i, static_cast<float>(std::isinf(s.max) ? mean : s.max + mean));
+    argmax.set(i, s.argmax);
+    correct.set(i, s.argmax == labels[i] ? 1 : 0);
+  }
+
+  TILELOSS_HOST_DEVICE void write_ignored(std::int64_t i) const {
+    logp.set(i, 0);
+    lse.set(i, 0);
+    entropy.set(i, 0);
+    log_sum_sq_probs.set(i, 0);
+    mean_logit.set(i, 0);
+    argmax.set(i, -1);
+    correct.set(i, 0);
+  }
+};
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_LOSSES_ROW_OUTPUTS_H_

@@ -1,0 +1,44 @@
+// The fields of options structs: what validation, the plan's fingerprint, introspection and every front end know of an option. A
+// loss lists its own beside its formula; registry.cpp puts those that all losses have in front.
+#ifndef TILELOSS_SCHEMA_FIELDS_H_
+#define TILELOSS_SCHEMA_FIELDS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace tileloss::impl {
+
+// A number read where the caller keeps it.
+inline double scalar_value(const tileloss_scalar& s) { return s.pointer != nullptr ? static_cast<double>(*s.pointer) : s.value; }
+
+// Whether it can be other than `off`: only the call knows what a pointer points to.
+inline bool may_differ(const tileloss_scalar& s, double off) { return s.pointer != nullptr || s.value != off; }
+
+// For numbers whose NaN means "not given".
+inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || !std::isnan(s.value); }
+
+inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kUnbounded = std::numeric_limits<double>::max();
+
+constexpr tileloss_field double_field(const char* name, std::size_t offset, double value, double minimum, double maximum) {
+  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr};
+}
+constexpr tileloss_field optional_field(const char* name, std::size_t offset, double minimum, bool exclusive) {
+  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, kNotGiven, minimum, kUnbounded, exclusive ? 1 : 0, 1, nullptr};
+}
+constexpr tileloss_field int64_field(const char* name, std::size_t offset, double value, double minimum, bool has_absent) {
+  return {name, TILELOSS_FIELD_INT64, 0, offset, value, minimum, 0x1p62, 0, has_absent ? 1 : 0, nullptr};
+}
+constexpr tileloss_field scalar_field(const char* name, std::size_t offset, double value, double minimum, bool exclusive) {
+  return {name, TILELOSS_FIELD_SCALAR, 0, offset, value, minimum, kUnbounded, exclusive ? 1 : 0, value != value ? 1 : 0, nullptr};
+}
+constexpr tileloss_field choice_field(const char* name, std::size_t offset, int value, int count, const char* choices) {
+  return {name, TILELOSS_FIELD_CHOICE, 0, offset, static_cast<double>(value), 0, count - 1.0, 0, 0, choices};
+}
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_SCHEMA_FIELDS_H_

@@ -1,0 +1,156 @@
+// Options structs through their field tables: defaults, ranges, identity.
+#include "schema/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+
+namespace tileloss::impl {
+namespace {
+
+std::string text(double x) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
+  return {buffer, end};
+}
+
+std::string range(const tileloss_field& f) {
+  if (f.type == TILELOSS_FIELD_CHOICE) return "one of " + std::string(f.choices) + " (0 to " + text(f.maximum) + ")";
+  const bool has_upper = f.maximum < 0x1p62;
+  std::string s = std::string("a number ") + (f.exclusive_minimum != 0 ? "> " : ">= ") + text(f.minimum);
+  if (has_upper) s += " and <= " + text(f.maximum);
+  if (f.has_absent != 0 && !std::isnan(f.default_value)) s += ", or " + text(f.default_value);
+  return s;
+}
+
+bool is_absent(const tileloss_field& f, double x) {
+  return f.has_absent != 0 && (std::isnan(f.default_value) ? std::isnan(x) : x == f.default_value);
+}
+
+bool in_range(const tileloss_field& f, double x) {
+  if (is_absent(f, x)) return true;
+  if (!std::isfinite(x)) return false;
+  return (f.exclusive_minimum != 0 ? x > f.minimum : x >= f.minimum) && x <= f.maximum;
+}
+
+template <class T>
+T read(const void* options, std::size_t offset) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(options) + offset, sizeof value);
+  return value;
+}
+
+template <class T>
+void write(void* options, std::size_t offset, T value) {
+  std::memcpy(static_cast<std::byte*>(options) + offset, &value, sizeof value);
+}
+
+}  // namespace
+
+void fill_defaults(Fields fields, void* options, std::size_t options_size) {
+  std::memset(options, 0, options_size);
+  write(options, 0, options_size);
+  for (const tileloss_field& f : fields) {
+    switch (f.type) {
+      case TILELOSS_FIELD_INT64: write(options, f.offset, static_cast<std::int64_t>(f.default_value)); break;
+      case TILELOSS_FIELD_CHOICE: write(options, f.offset, static_cast<std::int32_t>(f.default_value)); break;
+      case TILELOSS_FIELD_SCALAR: write(options, f.offset, tileloss_scalar{f.default_value, nullptr}); break;
+      default: write(options, f.offset, f.default_value); break;
+    }
+  }
+}
+
+Status check_options(Fields fields, const void* options, bool with_pointers) {
+  for (const tileloss_field& f : fields) {
+    double x = 0;
+    switch (f.type) {
+      case TILELOSS_FIELD_INT64: x = static_cast<double>(read<std::int64_t>(options, f.offset)); break;
+      case TILELOSS_FIELD_CHOICE: x = read<std::int32_t>(options, f.offset); break;
+      case TILELOSS_FIELD_SCALAR: {
+        const auto scalar = read<tileloss_scalar>(options, f.offset);
+        if (scalar.pointer != nullptr && !with_pointers) continue;
+        x = scalar_value(scalar);
+        break;
+      }
+      default: x = read<double>(options, f.offset); break;
+    }
+    if (!in_range(f, x)) return expected(f.name, range(f), text(x));
+  }
+  return {};
+}
+
+void hash_options(Fields fields, const void* options, Fingerprint& hash) {
+  for (const tileloss_field& f : fields) {
+    switch (f.type) {
+      case TILELOSS_FIELD_INT64: hash.add(read<std::int64_t>(options, f.offset)); break;
+      case TILELOSS_FIELD_CHOICE: hash.add(read<std::int32_t>(options, f.offset)); break;
+      case TILELOSS_FIELD_SCALAR: {
+        const auto scalar = read<tileloss_scalar>(options, f.offset);
+        hash.add(scalar.pointer == nullptr && is_absent(f, scalar.value));
+        break;
+      }
+      default: hash.add(read<double>(options, f.offset)); break;
+    }
+  }
+}
+
+namespace {
+
+Status find_field(Fields fields, const char* function, const char* name, const tileloss_field** found) {
+  std::string names;
+  for (const tileloss_field& f : fields) {
+    if (name != nullptr && std::string_view(f.name) == name) {
+      *found = &f;
+      return {};
+    }
+    names += (names.empty() ? "" : ", ") + std::string(f.name);
+  }
+  return expected("name", std::string("an option of ") + function + ": " + names, name == nullptr ? "null" : name);
+}
+
+}  // namespace
+
+Status set_number(Fields fields, const char* function, const char* name, double value, void* options) {
+  const tileloss_field* f = nullptr;
+  if (Status s = find_field(fields, function, name, &f); !s.ok()) return s;
+  switch (f->type) {
+    case TILELOSS_FIELD_SCALAR: write(options, f->offset, tileloss_scalar{value, nullptr}); return {};
+    case TILELOSS_FIELD_DOUBLE: write(options, f->offset, value); return {};
+    default: break;
+  }
+  const bool is_whole = std::fabs(value) < 0x1p62 && value == std::trunc(value);
+  if (!is_whole || (f->type == TILELOSS_FIELD_CHOICE && !in_range(*f, value))) return expected(name, range(*f), text(value));
+  if (f->type == TILELOSS_FIELD_INT64) write(options, f->offset, static_cast<std::int64_t>(value));
+  if (f->type == TILELOSS_FIELD_CHOICE) write(options, f->offset, static_cast<std::int32_t>(value));
+  return {};
+}
+
+Status set_choice(Fields fields, const char* function, const char* name, const char* choice, void* options) {
+  const tileloss_field* f = nullptr;
+  if (Status s = find_field(fields, function, name, &f); !s.ok()) return s;
+  if (f->type != TILELOSS_FIELD_CHOICE) return expected(name, "a number", choice == nullptr ? "null" : choice);
+  std::int32_t index = 0;
+  for (std::string_view left = f->choices; choice != nullptr; ++index) {
+    const std::string_view one = left.substr(0, left.find('|'));
+    if (one == choice) {
+      write(options, f->offset, index);
+      return {};
+    }
+    if (one.size() == left.size()) break;
+    left.remove_prefix(one.size() + 1);
+  }
+  return expected(name, "one of " + std::string(f->choices), choice == nullptr ? "null" : choice);
+}
+
+Status set_pointer(Fields fields, const char* function, const char* name, const float* pointer, void* options) {
+  const tileloss_field* f = nullptr;
+  if (Status s = find_field(fields, function, name, &f); !s.ok()) return s;
+  if (f->type != TILELOSS_FIELD_SCALAR) return expected(name, "an option that may lie behind a pointer", "another");
+  auto scalar = read<tileloss_scalar>(options, f->offset);
+  scalar.pointer = pointer;
+  write(options, f->offset, scalar);
+  return {};
+}
+
+}  // namespace tileloss::impl

@@ -1,0 +1,27 @@
+// A failed call's code and message on their way to the boundary (api/boundary.h).
+#ifndef TILELOSS_SCHEMA_STATUS_H_
+#define TILELOSS_SCHEMA_STATUS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <string>
+#include <utility>
+
+namespace tileloss::impl {
+
+struct Status {
+  tileloss_status code = TILELOSS_OK;
+  std::string message;
+  bool ok() const { return code == TILELOSS_OK; }
+};
+
+inline Status invalid(std::string message) { return {TILELOSS_INVALID_ARGUMENT, std::move(message)}; }
+
+// "name: expected X, got Y".
+inline Status expected(const std::string& name, const std::string& wanted, const std::string& given) {
+  return invalid(name + ": expected " + wanted + ", got " + given);
+}
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_SCHEMA_STATUS_H_

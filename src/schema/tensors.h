@@ -1,0 +1,78 @@
+// The one table of the tensors of tileloss_args: validation, overlap checks, the plan's fingerprint, introspection, and through
+// it the tools and the front ends go over it.
+#ifndef TILELOSS_SCHEMA_TENSORS_H_
+#define TILELOSS_SCHEMA_TENSORS_H_
+
+#include <tileloss/tileloss.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tileloss::impl {
+
+// What a function takes tensors for. A loss names the groups of its own (LossInfo::tensors); the others follow from the function.
+enum TensorGroups : std::uint32_t {
+  kTokenWeights = 1,
+  kClassWeights = 2,
+  kLossGrad = 4,
+  kRowGrads = 8,       // logp_grad, lse_grad, entropy_grad
+  kMask = 16,          // mask
+  kSequences = 32,     // sequence_offsets, sequence_length
+  kPolicyLogps = 64,   // old_logp, ref_logp, sampler_logp
+  kAdvantages = 128,   // advantages
+  kStepMetrics = 256,  // metrics
+  kLosses = 512,       // loss: of functions that have one
+  kFromLogits = 1024,
+  kFromHidden = 2048,  // with the LM head
+};
+
+// The rule for a tensor's size; tileloss_tensor has the letters.
+enum class Shape { kRows, kClasses, kColumns, kLosses, kSequenceOffsets, kAdvantages, kMetrics, kLogits, kHidden, kHead };
+
+struct TensorSlot {
+  const char* name;
+  tileloss_vector tileloss_args::*vector;  // one of the two is null
+  tileloss_matrix tileloss_args::*matrix;
+  tileloss_tensor_role role;
+  std::uint32_t dtypes;  // bits 1 << tileloss_dtype
+  Shape shape;
+  std::uint32_t groups;  // the function takes it if it has one of them; 0: every function does
+  std::uint32_t passes;  // bits 1 << tileloss_pass
+  bool is_required = false;
+  std::uint32_t state_arrays = 0;  // TILELOSS_STATE_*: of a row output
+
+  bool is_output() const { return role >= TILELOSS_ROLE_OUTPUT; }
+};
+
+constexpr std::uint32_t dtype_bit(tileloss_dtype t) { return 1u << t; }
+constexpr std::uint32_t pass_bit(tileloss_pass p) { return 1u << p; }
+
+std::span<const TensorSlot> tensor_slots();
+// Those that a function of these groups takes, as introspection tells of them.
+std::vector<tileloss_tensor> tensors_of(std::uint32_t groups);
+
+inline bool present(const tileloss_matrix& m) { return m.dtype != TILELOSS_NONE; }
+inline bool present(const tileloss_vector& v) { return v.dtype != TILELOSS_NONE; }
+inline bool present(const tileloss_args& a, const TensorSlot& slot) {
+  return slot.vector != nullptr ? present(a.*slot.vector) : present(a.*slot.matrix);
+}
+
+const char* dtype_name(tileloss_dtype t);
+std::int64_t element_bytes(tileloss_dtype t);
+
+// ------------------------------------------------------------------------------------------------------------- row state
+
+// The arrays of tileloss_row_state with their bits; argmax has a type of its own, and so no member here.
+struct StateArray {
+  const char* name;  // "row_state.max", ...
+  std::uint32_t bit;
+  float* tileloss_row_state::*member;  // null: argmax
+};
+std::span<const StateArray> state_arrays();
+// The bits of the arrays that are there.
+std::uint32_t present_arrays(const tileloss_row_state& state);
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_SCHEMA_TENSORS_H_
