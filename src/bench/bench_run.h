@@ -12,7 +12,7 @@
 #include "bench/roofs.h"
 #include "bench/straightforward.h"
 #include "support/abi.h"
-#include "support/policy_case.h"
+#include "support/policy_inputs.h"
 
 namespace tileloss::tools {
 

@@ -6,6 +6,7 @@
 
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
+#include "check/policy_witness.h"
 #include "reference/oracle.h"
 
 namespace tileloss::tools {

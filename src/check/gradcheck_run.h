@@ -12,7 +12,7 @@
 #include "check/linear_metric.h"
 #include "support/abi.h"
 #include "support/memory.h"
-#include "support/policy_case.h"
+#include "support/policy_inputs.h"
 #include "support/thread_team.h"
 
 namespace tileloss::tools {

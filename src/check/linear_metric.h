@@ -40,9 +40,9 @@
 #include <vector>
 
 #include "check/error_metric.h"
+#include "check/policy_witness.h"
 #include "reference/linear.h"
 #include "reference/oracle.h"
-#include "support/policy_case.h"
 
 namespace tileloss::tools {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/bench_run.h"
+#include "bench/bench_report.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
 #include "support/flags.h"
@@ -22,9 +22,6 @@
 namespace tileloss::tools {
 namespace {
 
-// Beyond this the machine was not quiet enough for the figures to be compared with others.
-constexpr double kMaxRoofDifference = 0.15;
-
 struct Command {
   BenchSettings settings;
   std::string dtype = "bf16";
@@ -35,58 +32,6 @@ struct Command {
   std::string pass;  // "": forward, then the gradient in one call
   bool json = false;
 };
-
-struct Report {
-  Roofs roofs;
-  std::optional<double> roofs_difference;  // between start and end; nothing if the end was not reached
-  std::string roofs_description;
-  std::vector<Timing> timings;
-};
-
-// The reference's time over the kernel's for the same pass, if both were run.
-std::optional<double> speedup(const Report& report, const Timing& timing) {
-  if (timing.implementation != "kernel") return std::nullopt;
-  for (const Timing& other : report.timings) {
-    if (other.implementation == "reference" && other.pass == timing.pass) return other.median_ms / timing.median_ms;
-  }
-  return std::nullopt;
-}
-
-Json to_json(const Command& command, const Bench& bench, const Report& report, const Timing& timing) {
-  const BenchSettings& settings = command.settings;
-  const double roof = bench.roof_ms(report.roofs, timing);
-  const bool is_linear = bench.function().is_linear();
-  Json json = {{"impl", timing.implementation},
-               {"loss", settings.loss},
-               {"tokens", settings.tokens},
-               {"vocab", settings.vocab},
-               {"hidden", is_linear ? Json(settings.head.hidden) : Json()},
-               {"dtype", reference::format_info(settings.dtype).name},
-               {"in_place", settings.in_place},
-               {"entropy", settings.entropy},
-               {"options", bench.function().to_json()},
-               {"preset", bench.function().preset().empty() ? Json() : Json(bench.function().preset())},
-               {"workspace", settings.kernel.workspace_bytes > 0 ? Json(settings.kernel.workspace_bytes) : Json()},
-               {"warmup", settings.warmup},
-               {"seed", settings.seed}};
-  if (is_linear) {
-    json.update({{"head_layout", command.head_layout},
-                 {"dhead_dtype", settings.head.is_frozen ? Json() : Json(reference::format_info(settings.head.dhead_dtype).name)},
-                 {"roof_tflops", report.roofs.tflops},
-                 {"roof_share", tflops(timing) / report.roofs.tflops}});
-  }
-  json.update(to_json(timing));
-  json.update({{"in_place_ms", report.roofs.in_place_ms},
-               {"copy_ms", report.roofs.copy_ms},
-               {"read_ms", report.roofs.read_ms},
-               {"exp_ms", report.roofs.exp_ms},
-               {"roof_ms", roof},
-               {"ratio_to_roof", timing.median_ms / roof},
-               {"roofs_difference", report.roofs_difference ? Json(*report.roofs_difference) : Json()},
-               {"roofs_steady", report.roofs_difference ? Json(*report.roofs_difference <= kMaxRoofDifference) : Json()}});
-  if (const auto ratio = speedup(report, timing)) json["speedup_over_reference"] = *ratio;
-  return json;
-}
 
 // "[64, 32000]", or "[64, 1536] x [32000, 1536]".
 std::string shape_text(const BenchSettings& settings) {
@@ -100,7 +45,7 @@ std::string shape_text(const BenchSettings& settings) {
 using Cell = std::pair<std::string, std::string>;
 
 // A pass as a row of the table, by column.
-std::vector<Cell> cells(const Bench& bench, const Report& report, const Timing& timing) {
+std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Timing& timing) {
   const auto megabytes = [](int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6); };
   const double roof = bench.roof_ms(report.roofs, timing);
   std::vector<Cell> cells = {{"pass", timing.pass},
@@ -127,7 +72,7 @@ std::vector<Cell> cells(const Bench& bench, const Report& report, const Timing& 
   return cells;
 }
 
-void print_workspaces(const Report& report) {
+void print_workspaces(const BenchReport& report) {
   Table table({"pass", "part of its workspace", "MB"});
   for (const Timing& timing : report.timings) {
     for (const tileloss_plan_buffer& buffer : timing.buffers) {
@@ -137,7 +82,7 @@ void print_workspaces(const Report& report) {
   fmt::print("\n{}", table.text());
 }
 
-void print_table(const Command& command, const Bench& bench, const Report& report) {
+void print_table(const Command& command, const Bench& bench, const BenchReport& report) {
   const BenchSettings& settings = command.settings;
   fmt::print("{}{} {} {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
              bench.function().preset().empty() ? "" : " " + bench.function().preset(), shape_text(settings),
@@ -168,13 +113,13 @@ void print_table(const Command& command, const Bench& bench, const Report& repor
   if (bench.function().is_linear()) print_workspaces(report);
 }
 
-void print(const Command& command, const Bench& bench, const Report& report) {
+void print(const Command& command, const Bench& bench, const BenchReport& report) {
   if (command.json) {
-    for (const Timing& timing : report.timings) fmt::print("{}\n", to_json(command, bench, report, timing).dump());
+    for (const Timing& timing : report.timings) fmt::print("{}\n", to_json(command.settings, bench, report, timing).dump());
   } else {
     print_table(command, bench, report);
   }
-  if (report.roofs_difference && *report.roofs_difference > kMaxRoofDifference) {
+  if (report.roofs_difference && !is_steady(report)) {
     std::fflush(stdout);
     write_stderr(
         fmt::format("tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
@@ -189,23 +134,6 @@ std::vector<tileloss_pass> passes_of(const Command& command, const Bench& bench)
   return {pass};
 }
 
-// The reference first, so that its matrices are gone when the kernel's memory is read; each ends with its gradient.
-void time_all(const Command& command, const std::vector<tileloss_pass>& passes, Bench& bench, Report& report) {
-  if (command.implementation != "kernel") {
-    bench.make_reference();
-    for (const tileloss_pass pass : passes) {
-      check_stop();
-      report.timings.push_back(bench.time_reference(pass));
-    }
-    bench.drop_reference();
-  }
-  if (command.implementation == "reference") return;
-  for (const tileloss_pass pass : passes) {
-    check_stop();
-    report.timings.push_back(bench.time_kernel(pass));
-  }
-}
-
 int run_bench(Command command) {
   BenchSettings& settings = command.settings;
   settings.dtype = parse_dtype(command.dtype);
@@ -218,20 +146,13 @@ int run_bench(Command command) {
   settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
   Bench bench(command.settings);
   const std::vector<tileloss_pass> passes = passes_of(command, bench);
-  Report report;
-  report.roofs = bench.measure_roofs();
-  report.roofs_description = bench.roofs_description();
-  Roofs at_end;
+  BenchReport report;
   try {
-    time_all(command, passes, bench, report);
-    at_end = bench.measure_roofs();
-    check_stop();
+    time_passes(bench, passes, command.implementation != "reference", command.implementation != "kernel", report);
   } catch (const Stopped&) {
     print(command, bench, report);  // what was measured so far, against the first roofs
     throw;
   }
-  report.roofs_difference = largest_difference(report.roofs, at_end);
-  report.roofs = faster_of(report.roofs, at_end);
   print(command, bench, report);
   return kExitPass;
 }

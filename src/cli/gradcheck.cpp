@@ -2,14 +2,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "check/gradcheck_config.h"
-#include "check/gradcheck_judge.h"
-#include "check/gradcheck_linear.h"
+#include "check/gradcheck_report.h"
 #include "check/gradcheck_run.h"
 #include "check/strict.h"
 #include "cli/subcommands.h"
@@ -28,80 +26,6 @@ struct Command {
   bool strict = false;
 };
 
-// The worse of all gradients.
-Worst worst_of(const Checks& checks, Worst (GradientMetric::*figure)() const) {
-  Worst worst;
-  for (const GradientMetric& gradient : checks.gradients) {
-    const Worst candidate = (gradient.*figure)();
-    // Written so that a NaN wins.
-    if (!(candidate.value <= worst.value)) worst = candidate;
-  }
-  return worst;
-}
-
-double mean_abs(const Checks& checks) {
-  double worst = 0;
-  for (const GradientMetric& gradient : checks.gradients) worst = std::max(worst, gradient.mean_abs());
-  return worst;
-}
-
-int64_t rows_used(const CheckInputs& inputs) {
-  int64_t used = 0;
-  for (int64_t row = 0; row < inputs.rows; ++row) used += inputs.is_ignored(row) ? 0 : 1;
-  return used;
-}
-
-void add_dlogits_metrics(const Checks& checks, Json& json) {
-  json["dlogits_max_abs"] = worst_of(checks, &GradientMetric::max_abs).value;
-  json["dlogits_max_rel"] = worst_of(checks, &GradientMetric::max_rel).value;
-  json["dlogits_mean_abs"] = mean_abs(checks);
-  json["dlogits_ulp_target"] = worst_of(checks, &GradientMetric::worst_ulp_target).value;
-  json["dlogits_ulp_off_target"] = worst_of(checks, &GradientMetric::worst_ulp_off_target).value;
-  const Worst off_target = worst_of(checks, &GradientMetric::worst_budget_off_target);
-  json["dlogits_worst_off_target_at"] = {off_target.at.row, off_target.at.column};
-  json["dlogits_normwise"] = worst_of(checks, &GradientMetric::worst_normwise).value;
-  json["dlogits_zero_fraction"] = checks.gradients.front().zero_fraction();
-}
-
-Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const Verdict& verdict) {
-  const Checks& checks = verdict.checks;
-  Json json;
-  if (verdict.has_loss) {
-    json["loss_ref"] = verdict.loss_ref;
-    json["loss_kernel"] = verdict.loss_kernel;
-    json["abs_diff_loss"] = std::abs(verdict.loss_kernel - verdict.loss_ref);
-  }
-  if (checks.per_loss.count() > 0) json["fwd/per_loss_max_abs"] = checks.per_loss.max_abs().value;
-  for (const OutputMetric* metric : {&checks.logp, &checks.lse, &checks.entropy, &checks.log_sum_sq_probs, &checks.mean_logit}) {
-    if (metric->count() > 0) json["fwd/" + metric->name() + "_max_abs"] = metric->max_abs().value;
-  }
-  if (!results.argmax.empty()) json["fwd/argmax_mismatches"] = checks.argmax.mismatches();
-  if (!results.correct.empty()) json["fwd/correct_mismatches"] = checks.correct.mismatches();
-  if (inputs.linear) {
-    json["shape/hidden_size"] = inputs.linear->hidden_view.cols;
-    json["logits_bytes"] = inputs.rows * inputs.row_bytes();  // what is never stored
-  } else {
-    add_dlogits_metrics(checks, json);
-  }
-  for (const Verdict::Metric& metric : verdict.metrics) {
-    if (std::isnan(metric.kernel) && std::isnan(metric.reference)) continue;
-    json["metric/" + metric.name] = metric.kernel;
-    json["metric/" + metric.name + "_ref"] = metric.reference;
-  }
-  if (std::isfinite(verdict.margin)) json["decision_margin"] = verdict.margin;
-  json["time/ref_s"] = verdict.seconds;
-  json["time/kernel_s"] = results.kernel_s;
-  json["time/kernel_forward_s"] = results.forward_s;
-  json["time/kernel_backward_s"] = results.backward_s;
-  json["shape/batch_size"] = inputs.batch_size;
-  json["shape/seq_len"] = inputs.seq_len;
-  json["shape/rows"] = inputs.rows;
-  json["shape/rows_used"] = rows_used(inputs);
-  json["shape/vocab_size"] = inputs.cols;
-  json["shape/valid_vocab"] = inputs.valid;
-  return json;
-}
-
 void add_kernel(const GradcheckConfig& config, const KernelResults& results, Json& json) {
   json["kernel/isa"] = tileloss_isa_name(results.plan.cpu.isa);
   json["kernel/schedule"] = tileloss_schedule_name(results.plan.cpu.schedule);
@@ -110,22 +34,6 @@ void add_kernel(const GradcheckConfig& config, const KernelResults& results, Jso
   json["kernel/vocab_block"] = results.plan.cpu.vocab_block;
   json["kernel/workspace_bytes"] = results.plan.workspace_bytes;
   json["kernel/in_place"] = config.in_place;
-}
-
-Json gates_json(const std::vector<Gate>& gates) {
-  Json list = Json::array();
-  for (const Gate& gate : gates) {
-    list.push_back({{"name", gate.name}, {"limit", gate.limit}, {"value", gate.value}, {"pass", gate.pass}});
-  }
-  return list;
-}
-
-Json mutants_json(const std::vector<MutantVerdict>& mutants) {
-  Json list = Json::array();
-  for (const MutantVerdict& mutant : mutants) {
-    list.push_back({{"name", mutant.name}, {"planted", mutant.planted}, {"caught_by", mutant.caught_by}});
-  }
-  return list;
 }
 
 std::string number(const Json& value) {
@@ -169,36 +77,6 @@ void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
   fmt::print("\nmutants{}\n{}", is_linear ? "" : fmt::format(", planted in the first {} used rows", kMutantRows), table.text());
 }
 
-// What goes behind FAIL.
-std::vector<std::string> failures(const GradcheckConfig& config, const std::vector<Gate>& gates,
-                                  const std::vector<MutantVerdict>& mutants) {
-  std::vector<std::string> failed;
-  for (const Gate& gate : gates) {
-    if (!gate.pass) failed.push_back(gate.name);
-  }
-  if (!config.mutants) return failed;
-  bool any_planted = false;
-  for (const MutantVerdict& mutant : mutants) {
-    any_planted |= mutant.planted;
-    if (mutant.planted && mutant.caught_by.empty()) failed.push_back("mutant " + mutant.name);
-  }
-  if (!any_planted) failed.emplace_back("mutants (none could be planted)");
-  return failed;
-}
-
-Verdict judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, ThreadTeam& team,
-                  std::vector<MutantVerdict>& mutants) {
-  if (inputs.linear) {
-    LinearJudge judge(config, inputs);
-    Verdict verdict = judge.judge(results);
-    if (config.mutants) mutants = judge.judge_mutants(results);
-    return verdict;
-  }
-  Verdict verdict = judge(config, inputs, results, team);
-  if (config.mutants) mutants = judge_mutants(config, inputs, results, verdict, team);
-  return verdict;
-}
-
 int check(const GradcheckConfig& config, const KernelCall& guarded) {
   // Opened before the work, so that a file that cannot be written is known at once.
   std::unique_ptr<ResultWriter> writer;
@@ -214,32 +92,20 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
     std::fflush(stdout);  // a kernel that overruns may end this process in what follows
   }
   const KernelResults results = run_kernels(config, inputs);
-  std::vector<MutantVerdict> mutants;
-  const Verdict verdict = judge_all(config, inputs, results, team, mutants);
-  std::vector<std::string> failed = failures(config, verdict.gates, mutants);
-  if (!strict.findings.empty()) failed.emplace_back("strict");
+  GradcheckReport report = judge_all(config, inputs, results, team);
+  report.strict = std::move(strict);
 
-  Json metrics = metrics_json(inputs, results, verdict);
+  Json metrics = metrics_json(inputs, results, report.verdict);
   add_kernel(config, results, metrics);
   print_metrics(metrics);
-  print_gates(verdict.gates);
-  if (config.mutants) print_mutants(mutants, config.is_linear());
+  print_gates(report.verdict.gates);
+  if (config.mutants) print_mutants(report.mutants, config.is_linear());
   if (writer != nullptr) {
-    Json line = {{"tool", "gradcheck"},
-                 {"version", tileloss_version()},
-                 {"config", config.file},
-                 {"loss", config.function.name()},
-                 {"options", config.function.to_json()},
-                 {"preset", config.function.preset().empty() ? Json() : Json(config.function.preset())},
-                 {"dtype", reference::format_info(inputs.format).name},
-                 {"seed", config.seed}};
-    line.update(metrics);
-    line["gates"] = gates_json(verdict.gates);
-    if (config.mutants) line["mutants"] = mutants_json(mutants);
-    if (config.strict) line["strict"] = strict.to_json();
-    line["pass"] = failed.empty();
+    Json line = case_json("gradcheck", config, inputs);
+    add_findings(config, report, metrics, line);
     writer->write(line);
   }
+  const std::vector<std::string> failed = failures(config, report);
   if (failed.empty()) {
     fmt::print("\nPASS\n");
     return kExitPass;

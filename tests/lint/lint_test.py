@@ -69,6 +69,29 @@ class Includes(LintTest):
         self.write("src/backends/backend.h", '#include "backends/cpu/cpu_backend.h"\n')
         self.assert_names(lint.lint_includes(self.root), "backends must not include backends/cpu")
 
+    def test_check_and_bench_are_libraries_side_by_side(self):
+        self.write("src/cli/subcommands.h", "")
+        self.write("src/check/judge.h", "")
+        self.write("src/bench/roofs.h", "")
+        for room, other in [
+            ("check", "bench/roofs.h"),
+            ("bench", "check/judge.h"),
+            ("check", "cli/subcommands.h"),
+            ("bench", "cli/subcommands.h"),
+        ]:
+            path = pathlib.Path(self.write(f"src/{room}/up.cpp", f'#include "{other}"\n'))
+            self.assert_names(
+                lint.lint_includes(self.root), f"{room} must not include {other.split('/')[0]}"
+            )
+            path.unlink()
+        self.write("src/cli/main.cpp", '#include "check/judge.h"\n#include "bench/roofs.h"\n')
+        self.assertEqual(lint.lint_includes(self.root), [])
+
+    def test_support_sees_none_of_the_tools(self):
+        self.write("src/check/judge.h", "")
+        self.write("src/support/inputs.h", '#include "check/judge.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "support must not include check")
+
     def test_reference_includes_nothing_of_ours(self):
         self.write("src/reference/oracle.cpp", '#include "core/row.h"\n')
         self.assert_names(lint.lint_includes(self.root), "reference must not include core")

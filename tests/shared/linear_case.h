@@ -15,7 +15,6 @@
 
 #include "check/linear_metric.h"
 #include "reference/linear.h"
-#include "support/policy_case.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {

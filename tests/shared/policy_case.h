@@ -13,7 +13,7 @@
 #include <deque>
 #include <vector>
 
-#include "support/policy_case.h"
+#include "check/policy_witness.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {

@@ -1,5 +1,5 @@
-// Inputs of policy losses as drawn, and the errors that the witness allows.
-#include "support/policy_case.h"
+// Inputs of policy losses as drawn near the oracle, and the errors that the witness allows.
+#include "check/policy_witness.h"
 
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ struct Sample {
   }
 };
 
-TEST(PolicyCase, IsTheSameForTheSameSeedAndAnotherForAnother) {
+TEST(PolicyInputs, IsTheSameForTheSameSeedAndAnotherForAnother) {
   Sample first, again, other;
   for (Sample* sample : {&first, &again, &other}) {
     sample->draw.old_scale = 0.2;
@@ -59,7 +59,7 @@ TEST(PolicyCase, IsTheSameForTheSameSeedAndAnotherForAnother) {
   EXPECT_NE(first.tensors.offsets, other.tensors.offsets);
 }
 
-TEST(PolicyCase, HasEmptySequencesZeroAdvantagesAndNanWhereNothingIsRead) {
+TEST(PolicyInputs, HasEmptySequencesZeroAdvantagesAndNanWhereNothingIsRead) {
   Sample sample;
   sample.draw.use_offsets = sample.draw.token_advantages = true;
   sample.draw.mask_prob = 0.3;
@@ -81,7 +81,7 @@ TEST(PolicyCase, HasEmptySequencesZeroAdvantagesAndNanWhereNothingIsRead) {
 }
 
 // With noise of 0.2 and four bounds one row in 5000 lies within the margin: of 30 draws some would.
-TEST(PolicyCase, IsClearOfEveryDecision) {
+TEST(PolicyInputs, IsClearOfEveryDecision) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
     Sample sample;
     sample.draw.seed = seed;
@@ -97,19 +97,12 @@ TEST(PolicyCase, IsClearOfEveryDecision) {
   }
 }
 
-TEST(PolicyCase, AThresholdOnAnEntropyIsRefused) {
+TEST(PolicyInputs, AThresholdOnAnEntropyIsRefused) {
   Sample sample;
   sample.draw.old_scale = 0.2;
   sample.make();
   sample.options.entropy_threshold = sample.rows[7].entropy;
   EXPECT_THROW(draw_policy_logps(sample.draw, sample.options, sample.used, sample.rows, sample.tensors), ToolError);
-}
-
-TEST(PolicyCase, AClearQuantileLiesBetweenTwoEntropies) {
-  EXPECT_DOUBLE_EQ(clear_quantile({3, 1, 2, 2, 2}, 0.9), 1 - 0.5 / 4);  // between 1 and 2
-  EXPECT_DOUBLE_EQ(clear_quantile({3, 1, 2, 2, 2}, 0.4), 1 - 3.5 / 4);  // between 2 and 3
-  EXPECT_EQ(clear_quantile({2, 2, 2}, 0.5), 1);
-  EXPECT_EQ(clear_quantile({}, 0.5), 1);
 }
 
 // A kernel whose logp are off by their errors, with random signs, passes; one with a hundred times the errors does not.
