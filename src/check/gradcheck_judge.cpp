@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "check/gradcheck_oracle.h"
 #include "check/gradcheck_rows.h"
@@ -23,7 +24,7 @@ double sum(const std::vector<float>& values) {
 
 void set_loss(const GradcheckConfig& config, const LossOracle& oracle, const KernelResults& results,
               const std::vector<RowLoss>& losses, const std::vector<RowLoss>& magnitudes, Verdict& verdict) {
-  verdict.has_loss = config.function.is_loss();
+  verdict.has_loss = !results.loss.empty();
   if (!verdict.has_loss) return;
   verdict.loss_kernel = sum(results.loss);
   if (config.per_row_loss()) {
@@ -37,15 +38,15 @@ void set_loss(const GradcheckConfig& config, const LossOracle& oracle, const Ker
 // The loss's own metrics, of value_and_grad and of the forward.
 void check_metrics(const GradcheckConfig& config, const PolicyWitness& witness, const KernelResults& results, Verdict& verdict) {
   const std::vector<std::string> names = config.function.metrics();
-  OutputMetric fused("metrics"), forward("forward/metrics");
-  for (size_t m = 0; m < names.size(); ++m) {
-    const double expected = witness.result().metrics[m];
-    fused.add(static_cast<int64_t>(m), static_cast<double>(results.metrics[m]), expected, witness.metric_magnitude(m));
-    forward.add(static_cast<int64_t>(m), static_cast<double>(results.forward_metrics[m]), expected, witness.metric_magnitude(m));
-    verdict.metrics.push_back({names[m], static_cast<double>(results.metrics[m]), expected});
+  for (const auto& [name, values] : {std::pair("metrics", &results.metrics), {"forward/metrics", &results.forward_metrics}}) {
+    OutputMetric metric(name);
+    for (size_t m = 0; m < values->size(); ++m) {
+      const auto value = static_cast<double>((*values)[m]);
+      metric.add(static_cast<int64_t>(m), value, witness.result().metrics[m], witness.metric_magnitude(m));
+      if (values == &results.metrics) verdict.metrics.push_back({names[m], value, witness.result().metrics[m]});
+    }
+    if (!values->empty()) append(verdict.gates, metric.gates());
   }
-  append(verdict.gates, fused.gates());
-  append(verdict.gates, forward.gates());
   verdict.margin = witness.margin();
 }
 
@@ -72,7 +73,7 @@ Gate gaps_untouched(const CheckInputs& inputs, const CheckedGradient& gradient) 
     const char* end = gradient.dlogits.data() + inputs.row_offset(group * inputs.group_rows);
     touched += std::any_of(end - inputs.row_bytes(), end, [](char byte) { return byte != '\xff'; }) ? 1 : 0;
   }
-  return make_gate(gradient.name + "/dlogits/written_between_groups", static_cast<double>(touched), 0);
+  return make_gate(gradient.name + "dlogits/written_between_groups", static_cast<double>(touched), 0);
 }
 
 }  // namespace
@@ -81,8 +82,10 @@ void judge_outputs(const GradcheckConfig& config, const LossOracle& oracle, cons
                    const std::vector<RowLoss>& losses, const std::vector<RowLoss>& magnitudes, Verdict& verdict) {
   set_loss(config, oracle, results, losses, magnitudes, verdict);
   verdict.gates = loss_gates(config, "loss", verdict.loss_kernel, verdict);
-  append(verdict.gates, loss_gates(config, "forward/loss", sum(results.forward_loss), verdict));
-  if (config.per_row_loss()) verdict.gates.push_back(same_losses(results));
+  if (!results.forward_loss.empty()) {
+    append(verdict.gates, loss_gates(config, "forward/loss", sum(results.forward_loss), verdict));
+    if (config.per_row_loss()) verdict.gates.push_back(same_losses(results));
+  }
   if (oracle.policy() != nullptr) check_metrics(config, *oracle.policy(), results, verdict);
   append(verdict.gates, row_gates(config, results, verdict.checks));
   verdict.gates.push_back(finite_rows(verdict.checks));
@@ -93,7 +96,9 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
   const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
   std::vector<RowLoss> losses(static_cast<size_t>(inputs.rows));
   std::vector<RowLoss> magnitudes(static_cast<size_t>(inputs.rows));
-  std::vector<Checks> per_thread(static_cast<size_t>(team.size()), Checks(inputs.format, results.gradients.size()));
+  std::vector<reference::NumberFormat> dlogits;
+  for (const CheckedGradient& gradient : results.gradients) dlogits.push_back(gradient.dlogits_format);
+  std::vector<Checks> per_thread(static_cast<size_t>(team.size()), Checks(dlogits));
   // A fixed share of the rows for each thread, merged in order: the sums come out the same every time.
   team.run([&](int thread) {
     Scratch scratch;
@@ -114,13 +119,13 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
     }
   });
 
-  Verdict verdict(inputs.format, results.gradients.size());
+  Verdict verdict(dlogits);
   for (const Checks& checks : per_thread) verdict.checks.merge(checks);
   judge_outputs(config, *oracle, results, losses, magnitudes, verdict);
   for (const CheckedGradient& gradient : results.gradients) {
     if (inputs.group_rows > 0) verdict.gates.push_back(gaps_untouched(inputs, gradient));
   }
-  if (!config.expect_mostly_zero) {
+  if (!config.expect_mostly_zero && !verdict.checks.gradients.empty()) {
     const GradientMetric& gradient = verdict.checks.gradients.front();
     verdict.gates.push_back({"mistrusted/zero_fraction", 0.5, gradient.zero_fraction(), !gradient.mistrusted()});
   }

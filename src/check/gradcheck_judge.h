@@ -15,7 +15,8 @@ namespace tileloss::tools {
 
 // Everything that is compared for each row.
 struct Checks {
-  Checks(reference::NumberFormat format, size_t num_gradients) : gradients(num_gradients, GradientMetric(format)) {}
+  // `dlogits`: the formats of the gradients, as KernelResults::gradients.
+  explicit Checks(const std::vector<reference::NumberFormat>& dlogits) : gradients(dlogits.begin(), dlogits.end()) {}
   void merge(const Checks& other);
 
   std::vector<GradientMetric> gradients;  // as KernelResults::gradients
@@ -33,7 +34,7 @@ struct Checks {
 };
 
 struct Verdict {
-  Verdict(reference::NumberFormat format, size_t num_gradients) : checks(format, num_gradients) {}
+  explicit Verdict(const std::vector<reference::NumberFormat>& dlogits) : checks(dlogits) {}
 
   Checks checks;
   bool has_loss = false;

@@ -30,11 +30,10 @@ tileloss_matrix abi_matrix(const StoredMatrix& m) {
   return matrix;
 }
 
-StoredMatrix like(const StoredMatrix& m, bool float32, void* data) {
-  StoredMatrix other = m;
-  other.data = data;
-  if (float32) other.format = NumberFormat::kFloat32;
-  return other;
+StoredMatrix like(StoredMatrix m, NumberFormat format, const HugeBuffer& buffer) {
+  m.data = buffer.data();
+  m.format = format;
+  return m;
 }
 
 void set_views(const GradcheckConfig& config, NumberFormat format, int64_t hidden, CheckInputs& inputs) {
@@ -176,10 +175,19 @@ void add_linear(const LinearTensors& tensors, tileloss_args& args) {
   }
 }
 
-StoredMatrix dhidden_view(const CheckInputs& inputs, void* data) { return like(inputs.linear->hidden_view, false, data); }
+StoredMatrix dhidden_view(const CheckInputs& inputs, const CheckedGradient& gradient) {
+  return like(inputs.linear->hidden_view, gradient.dhidden_format, gradient.dhidden);
+}
 
-StoredMatrix dhead_view(const GradcheckConfig& config, const CheckInputs& inputs, void* data) {
-  return like(inputs.linear->head_view, config.linear.float32_dhead, data);
+StoredMatrix dhead_view(const CheckInputs& inputs, const CheckedGradient& gradient) {
+  return like(inputs.linear->head_view, gradient.dhead_format, gradient.dhead);
+}
+
+CheckedGradient new_linear_gradient(const GradcheckConfig& config, const CheckInputs& inputs) {
+  CheckedGradient gradient;
+  gradient.dhidden_format = inputs.format;
+  gradient.dhead_format = config.linear.float32_dhead ? NumberFormat::kFloat32 : inputs.format;
+  return gradient;
 }
 
 void make_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, CheckedGradient& gradient) {
@@ -189,12 +197,12 @@ void make_linear_gradients(const GradcheckConfig& config, const CheckInputs& inp
     return buffer;
   };
   const GradcheckConfig::Linear& linear = config.linear;
-  if (linear.dhidden) gradient.dhidden = allocate_like(dhidden_view(inputs, nullptr), "dhidden");
-  if (linear.dhead) gradient.dhead = allocate_like(dhead_view(config, inputs, nullptr), "dhead");
+  if (linear.dhidden) gradient.dhidden = allocate_like(dhidden_view(inputs, gradient), "dhidden");
+  if (linear.dhead) gradient.dhead = allocate_like(dhead_view(inputs, gradient), "dhead");
   if (linear.dbias) gradient.dbias.assign(static_cast<size_t>(inputs.cols), std::numeric_limits<float>::quiet_NaN());
   if (!linear.accumulate) return;
   if (linear.dhead) {
-    const StoredMatrix view = dhead_view(config, inputs, nullptr);
+    const StoredMatrix view = dhead_view(inputs, gradient);
     prefill(view, config.seed, gradient.dhead);
     gradient.dhead_before = allocate_like(view, "dhead, before");
     std::memcpy(gradient.dhead_before.data(), gradient.dhead.data(), static_cast<size_t>(gradient.dhead.bytes()));
@@ -207,8 +215,8 @@ void make_linear_gradients(const GradcheckConfig& config, const CheckInputs& inp
 void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, const CheckedGradient& gradient,
                           tileloss_args& args) {
   const GradcheckConfig::Linear& linear = config.linear;
-  if (linear.dhidden) args.dhidden = abi_matrix(dhidden_view(inputs, gradient.dhidden.data()));
-  if (linear.dhead) args.dhead = abi_matrix(dhead_view(config, inputs, gradient.dhead.data()));
+  if (linear.dhidden) args.dhidden = abi_matrix(dhidden_view(inputs, gradient));
+  if (linear.dhead) args.dhead = abi_matrix(dhead_view(inputs, gradient));
   if (linear.dbias) args.dbias = tileloss_make_vector(gradient.dbias.data(), TILELOSS_FLOAT32, inputs.cols);
 }
 

@@ -21,29 +21,33 @@ void generate_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInput
 void finish_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
 
 void add_linear(const LinearTensors& tensors, tileloss_args& args);
+// One with its formats alone, then its tensors.
+CheckedGradient new_linear_gradient(const GradcheckConfig& config, const CheckInputs& inputs);
 void make_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, CheckedGradient& gradient);
 void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, const CheckedGradient& gradient,
                           tileloss_args& args);
 // The gradient's tensors as matrices; data is null where there is none.
-reference::StoredMatrix dhidden_view(const CheckInputs& inputs, void* data);
-reference::StoredMatrix dhead_view(const GradcheckConfig& config, const CheckInputs& inputs, void* data);
+reference::StoredMatrix dhidden_view(const CheckInputs& inputs, const CheckedGradient& gradient);
+reference::StoredMatrix dhead_view(const CheckInputs& inputs, const CheckedGradient& gradient);
 
 void for_each_used_linear_row(const CheckInputs& inputs, const std::function<void(const LinearRow&)>& work);
 
 // The oracle's pass over all rows, once for all that is judged.
 class LinearJudge {
  public:
-  LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs);
+  // The three must outlive it.
+  LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results);
 
-  Verdict judge(const KernelResults& results);
-  std::vector<MutantVerdict> judge_mutants(const KernelResults& results) const;
+  Verdict judge();
+  std::vector<MutantVerdict> judge_mutants() const;
 
  private:
   std::vector<Gate> judge_gradient(const CheckedGradient& gradient) const;
-  void check_rows(const KernelResults& results, Verdict& verdict);
+  void check_rows(Verdict& verdict);
 
   const GradcheckConfig& config_;
   const CheckInputs& inputs_;
+  const KernelResults& results_;
   LinearWitness witness_;
 };
 

@@ -56,36 +56,46 @@ bool plant(const LinearMutant& mutant, const StoredMatrix& from, int64_t rows, i
   return changed;
 }
 
+reference::LinearGradients::Wanted gradients_of(const KernelResults& results) {
+  reference::LinearGradients::Wanted wanted;
+  for (const CheckedGradient& gradient : results.gradients) {
+    wanted.dhidden |= !gradient.dhidden.empty();
+    wanted.dhead |= !gradient.dhead.empty();
+    wanted.dbias |= !gradient.dbias.empty();
+  }
+  return wanted;
+}
+
 }  // namespace
 
-LinearJudge::LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs)
+LinearJudge::LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results)
     : config_(config),
       inputs_(inputs),
-      witness_(*inputs.linear->operands, *inputs.linear->norms,
-               {config.linear.dhidden, config.linear.dhead, config.linear.dbias}) {}
+      results_(results),
+      witness_(*inputs.linear->operands, *inputs.linear->norms, gradients_of(results)) {}
 
-Verdict LinearJudge::judge(const KernelResults& results) {
+Verdict LinearJudge::judge() {
   const Timer timer;
-  Verdict verdict(inputs_.format, 0);
-  check_rows(results, verdict);
-  for (const CheckedGradient& gradient : results.gradients) {
+  Verdict verdict({});
+  check_rows(verdict);
+  for (const CheckedGradient& gradient : results_.gradients) {
     std::vector<Gate> gates = judge_gradient(gradient);
-    for (Gate& gate : gates) gate.name = gradient.name + "/" + gate.name;
+    for (Gate& gate : gates) gate.name = gradient.name + gate.name;
     append(verdict.gates, std::move(gates));
   }
   verdict.seconds = timer.seconds();
   return verdict;
 }
 
-void LinearJudge::check_rows(const KernelResults& results, Verdict& verdict) {
+void LinearJudge::check_rows(Verdict& verdict) {
   const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config_, inputs_);
   std::vector<RowLoss> losses(index(inputs_.rows)), magnitudes(losses.size());
   Scratch scratch;
   for (int64_t row = 0; row < inputs_.rows; ++row) {
-    if (inputs_.is_ignored(row)) check_ignored_row(inputs_, row, row_view(inputs_, results, row), verdict.checks);
+    if (inputs_.is_ignored(row)) check_ignored_row(inputs_, row, row_view(inputs_, results_, row), verdict.checks);
   }
   for_each_used_linear_row(inputs_, [&](const LinearRow& row) {
-    RowView view = row_view(inputs_, results, row.row);
+    RowView view = row_view(inputs_, results_, row.row);
     const reference::SoftmaxRow& softmax = scratch.softmax;
     scratch.softmax.compute(oracle->transform, row.logits, inputs_.labels[index(row.row)]);
     oracle->row_gradient(row.row, softmax, scratch.gradient);
@@ -108,23 +118,23 @@ void LinearJudge::check_rows(const KernelResults& results, Verdict& verdict) {
     check_outputs(row.row, view, expected, linear_output_magnitudes(softmax, row), verdict.checks);
   });
   witness_.finish();
-  judge_outputs(config_, *oracle, results, losses, magnitudes, verdict);
+  judge_outputs(config_, *oracle, results_, losses, magnitudes, verdict);
 }
 
 std::vector<Gate> LinearJudge::judge_gradient(const CheckedGradient& gradient) const {
   std::vector<Gate> gates;
-  if (config_.linear.dhidden) append(gates, witness_.judge_dhidden(dhidden_view(inputs_, gradient.dhidden.data())));
-  if (config_.linear.dhead) {
-    const StoredMatrix view = dhead_view(config_, inputs_, gradient.dhead.data());
+  if (!gradient.dhidden.empty()) append(gates, witness_.judge_dhidden(dhidden_view(inputs_, gradient)));
+  if (!gradient.dhead.empty()) {
+    const StoredMatrix view = dhead_view(inputs_, gradient);
     append(gates, witness_.judge_dhead(view, before_of(gradient.dhead_before, view)));
   }
-  if (config_.linear.dbias) append(gates, witness_.judge_dbias(column(gradient.dbias), column(gradient.dbias_before)));
+  if (!gradient.dbias.empty()) append(gates, witness_.judge_dbias(column(gradient.dbias), column(gradient.dbias_before)));
   return gates;
 }
 
-std::vector<MutantVerdict> LinearJudge::judge_mutants(const KernelResults& results) const {
+std::vector<MutantVerdict> LinearJudge::judge_mutants() const {
   std::vector<MutantVerdict> verdicts;
-  const CheckedGradient& gradient = results.gradients.front();
+  const CheckedGradient& gradient = results_.gradients.front();
   const int threads = inputs_.linear->operands->threads;
   const auto judge_all_of = [&](const std::string& name, const StoredMatrix& right, int64_t bytes, int64_t rows,
                                 const auto& judge_one) {
@@ -141,16 +151,16 @@ std::vector<MutantVerdict> LinearJudge::judge_mutants(const KernelResults& resul
       }
     }
   };
-  if (config_.linear.dhidden) {
-    judge_all_of("dhidden", dhidden_view(inputs_, gradient.dhidden.data()), gradient.dhidden.bytes(), inputs_.rows,
+  if (!gradient.dhidden.empty()) {
+    judge_all_of("dhidden", dhidden_view(inputs_, gradient), gradient.dhidden.bytes(), inputs_.rows,
                  [&](const StoredMatrix& wrong) { return witness_.judge_dhidden(wrong); });
   }
-  if (config_.linear.dhead) {
-    const StoredMatrix view = dhead_view(config_, inputs_, gradient.dhead.data());
+  if (!gradient.dhead.empty()) {
+    const StoredMatrix view = dhead_view(inputs_, gradient);
     judge_all_of("dhead", view, gradient.dhead.bytes(), inputs_.valid,
                  [&](const StoredMatrix& wrong) { return witness_.judge_dhead(wrong, before_of(gradient.dhead_before, view)); });
   }
-  if (config_.linear.dbias) {
+  if (!gradient.dbias.empty()) {
     const auto bytes = static_cast<int64_t>(gradient.dbias.size() * sizeof(float));
     judge_all_of("dbias", column(gradient.dbias), bytes, inputs_.valid,
                  [&](const StoredMatrix& wrong) { return witness_.judge_dbias(wrong, column(gradient.dbias_before)); });

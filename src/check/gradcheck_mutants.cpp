@@ -15,7 +15,7 @@ using reference::RowLoss;
 
 // One mutant's rows, as one thread sees them.
 struct MutantTrial {
-  explicit MutantTrial(reference::NumberFormat format) : checks(format, 1) {}
+  explicit MutantTrial(reference::NumberFormat dlogits) : checks({dlogits}) {}
   Checks checks;
   bool planted = false;
 };

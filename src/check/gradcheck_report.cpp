@@ -64,9 +64,9 @@ Json mutants_json(const std::vector<MutantVerdict>& mutants) {
 GradcheckReport judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                           ThreadTeam& team) {
   if (inputs.linear) {
-    LinearJudge judge(config, inputs);
-    GradcheckReport report{judge.judge(results), {}, {}};
-    if (config.mutants) report.mutants = judge.judge_mutants(results);
+    LinearJudge judge(config, inputs, results);
+    GradcheckReport report{judge.judge(), {}, {}};
+    if (config.mutants) report.mutants = judge.judge_mutants();
     return report;
   }
   GradcheckReport report{judge(config, inputs, results, team), {}, {}};
@@ -106,9 +106,8 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
   if (inputs.linear) {
     json["shape/hidden_size"] = inputs.linear->hidden_view.cols;
     json["logits_bytes"] = inputs.rows * inputs.row_bytes();  // what is never stored
-  } else {
-    add_dlogits_metrics(checks, json);
   }
+  if (!checks.gradients.empty()) add_dlogits_metrics(checks, json);
   for (const Verdict::Metric& metric : verdict.metrics) {
     if (std::isnan(metric.kernel) && std::isnan(metric.reference)) continue;
     json["metric/" + metric.name] = metric.kernel;
@@ -116,9 +115,6 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
   }
   if (std::isfinite(verdict.margin)) json["decision_margin"] = verdict.margin;
   json["time/ref_s"] = verdict.seconds;
-  json["time/kernel_s"] = results.kernel_s;
-  json["time/kernel_forward_s"] = results.forward_s;
-  json["time/kernel_backward_s"] = results.backward_s;
   json["shape/batch_size"] = inputs.batch_size;
   json["shape/seq_len"] = inputs.seq_len;
   json["shape/rows"] = inputs.rows;

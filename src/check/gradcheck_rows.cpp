@@ -42,7 +42,8 @@ void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs
 RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row) {
   RowView view;
   for (const CheckedGradient& gradient : results.gradients) {
-    if (!gradient.dlogits.empty()) view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row));
+    if (!gradient.dlogits.empty())
+      view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row, gradient.dlogits_format));
   }
   view.per_loss = element(results.per_loss, row);
   view.logp = element(results.logp, row);
@@ -100,7 +101,7 @@ std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& 
   if (!results.fused_logp.empty()) append(gates, checks.fused_logp_bits.gates());
   const GradientTolerances gradient_limits{limits.ulp, 1.0, limits.dlogits_max_abs, limits.dlogits_max_rel};
   for (size_t g = 0; g < checks.gradients.size(); ++g) {
-    append(gates, prefixed(results.gradients[g].name + "/", checks.gradients[g].gates(gradient_limits)));
+    append(gates, prefixed(results.gradients[g].name, checks.gradients[g].gates(gradient_limits)));
   }
   return gates;
 }

@@ -36,13 +36,6 @@ tileloss_vector broadcast(const Upstream& values, int64_t size) {
   return vector;
 }
 
-NumberFormat format_of(const SafetensorsFile& file, const StoredTensor& tensor) {
-  if (tensor.dtype == "BF16") return NumberFormat::kBfloat16;
-  if (tensor.dtype == "F16") return NumberFormat::kFloat16;
-  if (tensor.dtype == "F32") return NumberFormat::kFloat32;
-  file.refuse(tensor, fmt::format("dtype {} is none of BF16, F16, F32", tensor.dtype));
-}
-
 // The shape asked for, with the file's where nothing was asked.
 void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& inputs) {
   inputs.batch_size = std::max<int64_t>(config.batch_size, 1);
@@ -86,7 +79,7 @@ void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs);
 void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   const SafetensorsFile file(config.source.path);
   const StoredTensor& logits = file.tensor(config.is_linear() ? config.linear.hidden_name : config.source.logits_name);
-  inputs.format = format_of(file, logits);
+  inputs.format = number_format(file, logits);
   if (config.dtype && *config.dtype != inputs.format) {
     file.refuse(logits,
                 fmt::format("expected the config's dtype, {}, got {}", reference::format_info(*config.dtype).name, logits.dtype));
@@ -211,8 +204,7 @@ void add_upstream(const GradcheckConfig& config, const CheckInputs& inputs, tile
 void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs) {
   tileloss_args args = base_args(inputs, nullptr);
   if (config.is_linear()) {
-    CheckedGradient none;
-    add_linear_gradients(config, inputs, none, args);
+    add_linear_gradients(config, inputs, new_linear_gradient(config, inputs), args);
   } else {
     args.dlogits = args.logits;
   }
@@ -315,19 +307,21 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
   const bool fused = state == nullptr && function.is_loss();
   const tileloss_pass pass = fused ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD;
   CheckedGradient gradient;
-  gradient.name = state != nullptr ? "backward_from_row_state" : pass_name(pass);
   tileloss_args args;
   if (config.is_linear()) {
+    gradient = new_linear_gradient(config, inputs);
     make_linear_gradients(config, inputs, gradient);
     args = base_args(inputs, nullptr);
     add_linear_gradients(config, inputs, gradient, args);
   } else {
+    gradient.dlogits_format = inputs.format;
     gradient.dlogits = HugeBuffer(inputs.logits.bytes(), "dlogits");
     fill_dlogits(config, inputs, gradient.dlogits);
     args = base_args(inputs, config.in_place ? gradient.dlogits.data() : inputs.logits.data());
     args.dlogits = args.logits;
     args.dlogits.data = gradient.dlogits.data();
   }
+  gradient.name = std::string(state != nullptr ? "backward_from_row_state" : pass_name(pass)) + "/";
   add_upstream(config, inputs, args);
   if (fused) {
     args.loss = new_output(results.loss, config.per_row_loss() ? inputs.rows : 1);

@@ -50,9 +50,13 @@ struct CheckInputs {
   std::vector<uint8_t> used;          // policy losses: rows that are not ignored, and the oracle's first look at them
   std::vector<RowSummary> summaries;  // (all rows; those in use are filled)
 
-  int64_t row_bytes() const { return cols * static_cast<int64_t>(reference::format_info(format).bytes); }
+  int64_t row_bytes() const { return row_bytes(format); }
+  int64_t row_bytes(reference::NumberFormat of) const { return cols * static_cast<int64_t>(reference::format_info(of).bytes); }
   // Of logits and dlogits, in bytes.
-  int64_t row_offset(int64_t row) const { return (row + (group_rows > 0 ? row / group_rows : 0)) * row_bytes(); }
+  int64_t row_offset(int64_t row) const { return row_offset(row, format); }
+  int64_t row_offset(int64_t row, reference::NumberFormat of) const {
+    return (row + (group_rows > 0 ? row / group_rows : 0)) * row_bytes(of);
+  }
   int64_t groups() const { return group_rows > 0 ? rows / group_rows : 0; }
   int64_t matrix_bytes() const { return (rows + groups()) * row_bytes(); }
   const char* row(int64_t index) const { return logits.data() + row_offset(index); }
@@ -63,24 +67,29 @@ struct CheckInputs {
 // Plans the calls on shapes alone first, so that what the library refuses costs no time and no memory.
 CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team);
 
-// A gradient and the way it was computed.
+// A gradient and the way it was computed; a tensor that is empty is not there.
 struct CheckedGradient {
-  std::string name;
+  std::string name;  // "value_and_grad/", before the names of its gates
   HugeBuffer dlogits;
   // Fused with the LM head.
   HugeBuffer dhidden, dhead, dhead_before;
   std::vector<float> dbias, dbias_before;
+  // As they are stored.
+  reference::NumberFormat dlogits_format = reference::NumberFormat::kFloat32;
+  reference::NumberFormat dhidden_format = reference::NumberFormat::kFloat32;
+  reference::NumberFormat dhead_format = reference::NumberFormat::kFloat32;
 };
 
+// Whatever was not asked for, or is not there, is empty.
 struct KernelResults {
-  // Of the forward, for every row; empty: not asked for.
+  // Of the forward, for every row.
   std::vector<float> per_loss, logp, lse, entropy, log_sum_sq_probs, mean_logit;
   std::vector<int64_t> argmax;
   std::vector<uint8_t> correct;
   std::vector<float> loss;        // of value_and_grad: one, or one per row
   std::vector<float> fused_logp;  // of value_and_grad: must have the forward's bits
   std::vector<float> forward_loss;
-  std::vector<float> metrics, forward_metrics;  // of value_and_grad and of the forward; empty: the function has none
+  std::vector<float> metrics, forward_metrics;  // of value_and_grad and of the forward
   // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state.
   std::vector<CheckedGradient> gradients;
   tileloss_plan plan;  // of the first gradient

@@ -10,9 +10,8 @@
 #include "check/gradcheck_report.h"
 #include "check/gradcheck_run.h"
 #include "check/strict.h"
+#include "cli/check_tables.h"
 #include "cli/subcommands.h"
-#include "support/exit_codes.h"
-#include "support/printable.h"
 #include "support/result_writer.h"
 #include "support/table.h"
 
@@ -26,6 +25,12 @@ struct Command {
   bool strict = false;
 };
 
+void add_times(const KernelResults& results, Json& json) {
+  json["time/kernel_s"] = results.kernel_s;
+  json["time/kernel_forward_s"] = results.forward_s;
+  json["time/kernel_backward_s"] = results.backward_s;
+}
+
 void add_kernel(const GradcheckConfig& config, const KernelResults& results, Json& json) {
   json["kernel/isa"] = tileloss_isa_name(results.plan.cpu.isa);
   json["kernel/schedule"] = tileloss_schedule_name(results.plan.cpu.schedule);
@@ -34,36 +39,6 @@ void add_kernel(const GradcheckConfig& config, const KernelResults& results, Jso
   json["kernel/vocab_block"] = results.plan.cpu.vocab_block;
   json["kernel/workspace_bytes"] = results.plan.workspace_bytes;
   json["kernel/in_place"] = config.in_place;
-}
-
-std::string number(const Json& value) {
-  if (value.is_number_float()) return fmt::format("{:.6g}", value.get<double>());
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
-
-void print_header(const GradcheckConfig& config, const CheckInputs& inputs) {
-  const std::string source =
-      config.source.is_file ? shown(config.source.path.string()) : "synthetic, " + config.source.distribution;
-  const std::string hidden = inputs.linear ? fmt::format(", hidden {}", inputs.linear->hidden_view.cols) : "";
-  fmt::print("gradcheck {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", shown(config.file), config.function.name(),
-             config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,
-             inputs.cols, hidden, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source,
-             config.seed);
-  if (const Json options = config.function.to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
-}
-
-void print_metrics(const Json& metrics) {
-  Table table({"metric", "value"});
-  for (const auto& [name, value] : metrics.items()) table.add({name, number(value)});
-  fmt::print("\n{}", table.text());
-}
-
-void print_gates(const std::vector<Gate>& gates) {
-  Table table({"gate", "value", "limit", "result"});
-  for (const Gate& gate : gates) {
-    table.add({gate.name, fmt::format("{:.4g}", gate.value), fmt::format("{:.4g}", gate.limit), gate.pass ? "pass" : "FAIL"});
-  }
-  fmt::print("\n{}", table.text());
 }
 
 void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
@@ -84,7 +59,7 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
 
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
-  print_header(config, inputs);
+  print_case("gradcheck", config, inputs);
   StrictReport strict;
   if (config.strict) {
     strict = check_strict(config, inputs, team, guarded);
@@ -96,6 +71,7 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
   report.strict = std::move(strict);
 
   Json metrics = metrics_json(inputs, results, report.verdict);
+  add_times(results, metrics);
   add_kernel(config, results, metrics);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
@@ -105,13 +81,7 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
     add_findings(config, report, metrics, line);
     writer->write(line);
   }
-  const std::vector<std::string> failed = failures(config, report);
-  if (failed.empty()) {
-    fmt::print("\nPASS\n");
-    return kExitPass;
-  }
-  fmt::print("\nFAIL: {}\n", fmt::join(failed, ", "));
-  return kExitCheckFailed;
+  return print_verdict(failures(config, report));
 }
 
 int run_gradcheck(const Command& command, const KernelCall& guarded) {

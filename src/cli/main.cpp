@@ -17,10 +17,7 @@ namespace tileloss::tools {
 namespace {
 
 constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
-    add_gradcheck,
-    add_bench,
-    add_sweep,
-    add_info,
+    add_gradcheck, add_judge, add_bench, add_sweep, add_info,
 };
 
 // The parser's messages quote the command line, and may list all subcommands.

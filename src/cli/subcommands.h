@@ -16,6 +16,7 @@ using Action = std::function<int()>;
 void add_gradcheck(CLI::App& program, Action& action);
 // `guarded` makes the calls on guard-page buffers that --strict asks for: a test plants overruns there.
 void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded);
+void add_judge(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_sweep(CLI::App& program, Action& action);
 void add_info(CLI::App& program, Action& action);

@@ -31,9 +31,26 @@ const char* kind_of_file(mode_t mode) {
   return "a device";
 }
 
+}  // namespace
+
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-}  // namespace
+reference::NumberFormat number_format(const SafetensorsFile& file, const StoredTensor& tensor) {
+  using reference::NumberFormat;
+  for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat16, NumberFormat::kFloat32}) {
+    if (tensor.dtype == dtype_name(format)) return format;
+  }
+  file.refuse(tensor, fmt::format("expected BF16, F16 or F32, got {}", tensor.dtype));
+}
+
+const char* dtype_name(reference::NumberFormat format) {
+  switch (format) {
+    case reference::NumberFormat::kBfloat16: return "BF16";
+    case reference::NumberFormat::kFloat16: return "F16";
+    case reference::NumberFormat::kFloat32: break;
+  }
+  return "F32";
+}
 
 // Not blocking: a pipe without a writer would keep open() waiting, before it can be seen that it is one.
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)

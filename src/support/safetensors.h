@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reference/number_formats.h"
 #include "support/descriptor.h"
 #include "support/safetensors_header.h"
 
@@ -47,6 +48,12 @@ class SafetensorsFile {
   int64_t bytes_ = 0;
   std::vector<StoredTensor> tensors_;
 };
+
+// Of a tensor of BF16, F16 or F32; refuses others.
+reference::NumberFormat number_format(const SafetensorsFile& file, const StoredTensor& tensor);
+// "BF16", "F16", "F32".
+const char* dtype_name(reference::NumberFormat format);
+std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 40]"
 
 // A tensor to be written.
 struct Tensor {

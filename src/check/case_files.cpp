@@ -1,0 +1,241 @@
+#include "check/case_files.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "check/gradcheck_linear.h"
+#include "support/exit_codes.h"
+
+namespace tileloss::tools {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+// ------------------------------------------------------------------------------------------------------------- inputs
+
+template <class T>
+void add(const char* name, const char* dtype, const std::vector<T>& values, std::vector<Tensor>& tensors) {
+  if (values.empty()) return;
+  const auto size = static_cast<int64_t>(values.size());
+  tensors.push_back({name, dtype, {size}, values.data(), size * static_cast<int64_t>(sizeof(T))});
+}
+
+void add_matrix(const char* name, const reference::StoredMatrix& matrix, std::vector<Tensor>& tensors) {
+  const auto bytes = static_cast<int64_t>(reference::format_info(matrix.format).bytes);
+  tensors.push_back(
+      {name, dtype_name(matrix.format), {matrix.rows, matrix.cols}, matrix.data, matrix.rows * matrix.cols * bytes});
+}
+
+// ------------------------------------------------------------------------------------------------------------ outputs
+
+struct FloatOutput {
+  std::string_view name;
+  std::vector<float> KernelResults::*values;
+};
+constexpr std::array kRowOutputs{FloatOutput{"logp", &KernelResults::logp}, FloatOutput{"lse", &KernelResults::lse},
+                                 FloatOutput{"entropy", &KernelResults::entropy},
+                                 FloatOutput{"log_sum_sq_probs", &KernelResults::log_sum_sq_probs},
+                                 FloatOutput{"mean_logit", &KernelResults::mean_logit}};
+
+// Reads the outputs of one file, by name.
+class OutputReader {
+ public:
+  OutputReader(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs)
+      : file_(file), config_(config), inputs_(inputs) {}
+
+  KernelResults read() {
+    KernelResults results;
+    tileloss_plan_init(&results.plan);
+    for (const StoredTensor& tensor : file_.tensors()) {
+      if (!read_tensor(tensor, results)) {
+        file_.refuse(tensor, fmt::format("is no output of {}, which are: {}", config_.function.name(), fmt::join(names(), ", ")));
+      }
+    }
+    if (file_.tensors().empty()) {
+      throw ToolError(kExitUsage, fmt::format("{}: expected at least one output of {}: {}, got none", file_.name(),
+                                              config_.function.name(), fmt::join(names(), ", ")));
+    }
+    if (has_gradient_) results.gradients.push_back(std::move(gradient_));
+    return results;
+  }
+
+ private:
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    if (config_.function.is_loss()) names.emplace_back("loss");
+    for (const FloatOutput& output : kRowOutputs) names.emplace_back(output.name);
+    names.insert(names.end(), {"argmax", "correct"});
+    if (!config_.function.metrics().empty()) names.emplace_back("metrics");
+    if (config_.is_linear()) {
+      names.insert(names.end(), {"dhidden", "dhead", "dbias"});
+    } else {
+      names.emplace_back("dlogits");
+    }
+    return names;
+  }
+
+  // False for a name that is no output of the function.
+  bool read_tensor(const StoredTensor& tensor, KernelResults& results) {
+    for (const FloatOutput& output : kRowOutputs) {
+      if (tensor.name == output.name) return read_floats(tensor, of_rows(), results.*output.values);
+    }
+    if (tensor.name == "argmax") return read_argmax(tensor, results.argmax);
+    if (tensor.name == "correct") return read_correct(tensor, results.correct);
+    if (tensor.name == "loss" && config_.function.is_loss()) return read_loss(tensor, results);
+    const auto metrics = static_cast<int64_t>(config_.function.metrics().size());
+    if (tensor.name == "metrics" && metrics > 0) return read_floats(tensor, {{metrics}}, results.metrics);
+    if (config_.is_linear()) return read_linear(tensor);
+    return tensor.name == "dlogits" && read_dlogits(tensor);
+  }
+
+  // [N] or, where the rows are those of a batch, [B,T]; with `columns` behind them.
+  std::vector<Shape> of_rows(std::optional<int64_t> columns = std::nullopt) const {
+    std::vector<Shape> shapes = {{inputs_.rows}};
+    if (!config_.policy.use_offsets) shapes.push_back({inputs_.batch_size, inputs_.seq_len});
+    for (Shape& shape : shapes) {
+      if (columns) shape.push_back(*columns);
+    }
+    return shapes;
+  }
+
+  void check_shape(const StoredTensor& tensor, const std::vector<Shape>& shapes) const {
+    std::vector<std::string> expected;
+    for (const Shape& shape : shapes) {
+      if (tensor.shape == shape) return;
+      expected.push_back(shape_text(shape));
+    }
+    file_.refuse(tensor, fmt::format("expected {}, got {}", fmt::join(expected, " or "), shape_text(tensor.shape)));
+  }
+
+  void check_dtype(const StoredTensor& tensor, const std::vector<std::string_view>& dtypes) const {
+    for (const std::string_view dtype : dtypes) {
+      if (tensor.dtype == dtype) return;
+    }
+    file_.refuse(tensor, fmt::format("expected {}, got {}", fmt::join(dtypes, " or "), tensor.dtype));
+  }
+
+  template <class T>
+  void read_values(const StoredTensor& tensor, std::vector<T>& values) const {
+    values.resize(static_cast<size_t>(tensor.elements()));
+    file_.read(tensor, 0, tensor.bytes, values.data());
+  }
+
+  bool read_floats(const StoredTensor& tensor, const std::vector<Shape>& shapes, std::vector<float>& values) const {
+    check_dtype(tensor, {"F32"});
+    check_shape(tensor, shapes);
+    read_values(tensor, values);
+    return true;
+  }
+
+  // With reduction none the rows' losses are what is judged.
+  bool read_loss(const StoredTensor& tensor, KernelResults& results) const {
+    read_floats(tensor, config_.per_row_loss() ? of_rows() : std::vector<Shape>{{}, {1}}, results.loss);
+    if (config_.per_row_loss()) results.per_loss = results.loss;
+    return true;
+  }
+
+  bool read_argmax(const StoredTensor& tensor, std::vector<int64_t>& argmax) const {
+    check_dtype(tensor, {"I64", "I32"});
+    check_shape(tensor, of_rows());
+    if (tensor.dtype == "I64") {
+      read_values(tensor, argmax);
+    } else {
+      std::vector<int32_t> narrow;
+      read_values(tensor, narrow);
+      argmax.assign(narrow.begin(), narrow.end());
+    }
+    return true;
+  }
+
+  bool read_correct(const StoredTensor& tensor, std::vector<uint8_t>& correct) const {
+    check_dtype(tensor, {"U8", "BOOL"});
+    check_shape(tensor, of_rows());
+    read_values(tensor, correct);
+    return true;
+  }
+
+  HugeBuffer read_matrix(const StoredTensor& tensor, const std::vector<Shape>& shapes, reference::NumberFormat& format) {
+    format = number_format(file_, tensor);
+    check_shape(tensor, shapes);
+    HugeBuffer buffer(std::max<int64_t>(tensor.bytes, 1), "an output");
+    file_.read(tensor, 0, tensor.bytes, buffer.data());
+    has_gradient_ = true;
+    return buffer;
+  }
+
+  bool read_dlogits(const StoredTensor& tensor) {
+    gradient_.dlogits = read_matrix(tensor, of_rows(inputs_.cols), gradient_.dlogits_format);
+    return true;
+  }
+
+  bool read_linear(const StoredTensor& tensor) {
+    const int64_t width = inputs_.linear->hidden_view.cols;
+    if (tensor.name == "dhidden") {
+      gradient_.dhidden = read_matrix(tensor, of_rows(width), gradient_.dhidden_format);
+    } else if (tensor.name == "dhead") {
+      gradient_.dhead = read_matrix(tensor, {{inputs_.cols, width}}, gradient_.dhead_format);
+    } else if (tensor.name == "dbias") {
+      read_floats(tensor, {{inputs_.cols}}, gradient_.dbias);
+      has_gradient_ = true;
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  const SafetensorsFile& file_;
+  const GradcheckConfig& config_;
+  const CheckInputs& inputs_;
+  CheckedGradient gradient_;
+  bool has_gradient_ = false;
+};
+
+}  // namespace
+
+void forget_kernels(GradcheckConfig& config) {
+  if (config.linear.accumulate) {
+    throw ToolError(kExitUsage, config.origins.at("accumulate") + ": expected false where outputs are judged, got true");
+  }
+  config.kernel = {};
+  config.in_place = config.row_groups = config.mutants = config.strict = false;
+  config.linear.transposed_head = false;
+}
+
+void write_inputs(const std::filesystem::path& path, const CheckInputs& inputs) {
+  std::vector<Tensor> tensors;
+  if (inputs.linear) {
+    add_matrix("hidden", inputs.linear->hidden_view, tensors);
+    add_matrix("head", inputs.linear->head_view, tensors);
+    add("bias", "F32", inputs.linear->bias, tensors);
+  } else {
+    add_matrix("logits", {inputs.logits.data(), inputs.format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
+  }
+  add("labels", "I64", inputs.labels, tensors);
+  add("token_weights", "F32", inputs.token_weights, tensors);
+  add("class_weights", "F32", inputs.class_weights, tensors);
+  add("loss_grad", "F32", inputs.loss_grad, tensors);
+  add("logp_grad", "F32", inputs.logp_grad, tensors);
+  add("lse_grad", "F32", inputs.lse_grad, tensors);
+  add("entropy_grad", "F32", inputs.entropy_grad, tensors);
+  add("sequence_offsets", "I64", inputs.policy.offsets, tensors);
+  add("mask", "U8", inputs.policy.mask, tensors);
+  add("advantages", "F32", inputs.policy.advantages, tensors);
+  add("old_logp", "F32", inputs.policy.old_logp, tensors);
+  add("ref_logp", "F32", inputs.policy.ref_logp, tensors);
+  add("sampler_logp", "F32", inputs.policy.sampler_logp, tensors);
+  write_safetensors(path, tensors);
+}
+
+KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs) {
+  return OutputReader(file, config, inputs).read();
+}
+
+}  // namespace tileloss::tools

@@ -1,0 +1,24 @@
+// What gradcheck and judge print alike.
+#ifndef TILELOSS_CLI_CHECK_TABLES_H_
+#define TILELOSS_CLI_CHECK_TABLES_H_
+
+#include <string>
+#include <vector>
+
+#include "check/error_metric.h"
+#include "check/gradcheck_config.h"
+#include "check/gradcheck_run.h"
+#include "support/result_writer.h"
+
+namespace tileloss::tools {
+
+// The config, the function, the shape, where the inputs come from, the options.
+void print_case(const char* tool, const GradcheckConfig& config, const CheckInputs& inputs);
+void print_metrics(const Json& metrics);
+void print_gates(const std::vector<Gate>& gates);
+// The last line: PASS, or FAIL and what failed. Returns the exit code.
+int print_verdict(const std::vector<std::string>& failed);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CLI_CHECK_TABLES_H_

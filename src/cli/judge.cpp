@@ -1,0 +1,91 @@
+// tileloss judge: what something else computed, held against the oracle by gradcheck's gates.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check/case_files.h"
+#include "check/gradcheck_report.h"
+#include "cli/check_tables.h"
+#include "cli/subcommands.h"
+#include "support/exit_codes.h"
+#include "support/printable.h"
+
+namespace tileloss::tools {
+namespace {
+
+struct Command {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string outputs;
+  std::string inputs;  // to be written
+};
+
+int hand_over_inputs(const GradcheckConfig& config, const std::string& path) {
+  ThreadTeam team(tileloss_default_threads());
+  const CheckInputs inputs = make_inputs(config, team);
+  print_case("judge", config, inputs);
+  write_inputs(path, inputs);
+  fmt::print("inputs written to {}\n", shown(path));
+  return kExitPass;
+}
+
+int judge_file(const GradcheckConfig& config, const std::string& path) {
+  // Opened before the work, so that files that cannot be read or written are known at once.
+  std::unique_ptr<ResultWriter> writer;
+  if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
+  const SafetensorsFile file(path);
+
+  ThreadTeam team(tileloss_default_threads());
+  const CheckInputs inputs = make_inputs(config, team);
+  print_case("judge", config, inputs);
+  fmt::print("outputs {}\n", shown(path));
+  const KernelResults results = read_outputs(file, config, inputs);
+  const GradcheckReport report = judge_all(config, inputs, results, team);
+  const Json metrics = metrics_json(inputs, results, report.verdict);
+  print_metrics(metrics);
+  print_gates(report.verdict.gates);
+  if (writer != nullptr) {
+    Json line = case_json("judge", config, inputs);
+    line["outputs"] = path;
+    add_findings(config, report, metrics, line);
+    writer->write(line);
+  }
+  return print_verdict(failures(config, report));
+}
+
+int run_judge(const Command& command) {
+  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
+  forget_kernels(config);
+  try {
+    return command.inputs.empty() ? judge_file(config, command.outputs) : hand_over_inputs(config, command.inputs);
+  } catch (const LibraryError& error) {
+    throw config.located(error);
+  }
+}
+
+constexpr const char* kFooter =
+    "The config is gradcheck's; what concerns the library's own kernels (the section kernel, head_layout, mutants, strict) has "
+    "no\n"
+    "effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; loss, logp, lse, "
+    "entropy,\n"
+    "argmax, correct, log_sum_sq_probs, mean_logit, metrics, and dlogits or dhidden, dhead, dbias are outputs, any of them.\n"
+    "Gates, exit codes and the results file are gradcheck's. docs/gradcheck.md says more.";
+
+}  // namespace
+
+void add_judge(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  CLI::App* app = program.add_subcommand("judge", "Hold what something else computed against the double-precision oracle");
+  app->add_option("--config", command->config, "YAML file, as gradcheck's")->required();
+  app->add_option("--set", command->overrides, "Override a key: seq_len=33 (repeatable)")->allow_extra_args(false);
+  CLI::Option_group* files = app->add_option_group("Files", "one of the two");
+  files->add_option("--outputs", command->outputs, "safetensors file of what was computed: it is judged");
+  files->add_option("--write-inputs", command->inputs, "safetensors file to be written: what it is to be computed on");
+  files->require_option(1);
+  app->footer(kFooter);
+  app->callback([command, &action] { action = [command] { return run_judge(*command); }; });
+}
+
+}  // namespace tileloss::tools
