@@ -180,7 +180,7 @@ tileloss_status tileloss_make_plan(const char* function, tileloss_pass pass, con
                                    const tileloss_plan_options* plan_options, const tileloss_executor* executor,
                                    tileloss_plan* plan) {
   return guarded([&]() -> Status {
-    if (Status s = check_filled("plan", plan); !s.ok()) return s;
+    if (Status s = check_filled("plan", plan, offsetof(tileloss_plan, other)); !s.ok()) return s;
     Problem problem;
     if (Status s = make_problem(function, pass, args, options, &problem); !s.ok()) return s;
     return make_plan(problem, plan_options, executor, plan);

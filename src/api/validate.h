@@ -38,10 +38,11 @@ void fill_struct(const T& whole, T* given) {
               given->struct_size - head);
 }
 template <class T>
-Status check_filled(const char* name, const T* given) {
+Status check_filled(const char* name, const T* given, std::size_t least = sizeof(std::size_t)) {
   if (given == nullptr) return expected(name, "a struct from its init function", "null");
-  if (given->struct_size >= sizeof(std::size_t) && given->struct_size <= sizeof *given) return {};
-  return expected(std::string(name) + ".struct_size", "that of its init function, at most " + std::to_string(sizeof *given),
+  if (given->struct_size >= least && given->struct_size <= sizeof *given) return {};
+  return expected(std::string(name) + ".struct_size",
+                  "that of its init function, " + std::to_string(least) + " to " + std::to_string(sizeof *given),
                   std::to_string(given->struct_size));
 }
 

@@ -50,8 +50,11 @@ constexpr TensorSlot row_output(const char* name, tileloss_vector A::*member, ti
 
 constexpr TensorSlot kSlots[] = {
     matrix("logits", &A::logits, Shape::kLogits, kFromLogits),
+    gradient("dlogits", &A::dlogits, Shape::kLogits, kFromLogits, true),
     matrix("hidden", &A::hidden, Shape::kHidden, kFromHidden),
     matrix("head", &A::head, Shape::kHead, kFromHidden),
+    gradient("dhidden", &A::dhidden, Shape::kHidden, kFromHidden, false),
+    gradient("dhead", &A::dhead, Shape::kHead, kFromHidden, false),
     input("labels", &A::labels, kInteger, Shape::kRows, 0, true),
     input("token_weights", &A::token_weights, kFloat, Shape::kRows, kTokenWeights),
     input("class_weights", &A::class_weights, kFloat, Shape::kClasses, kClassWeights),
@@ -76,9 +79,6 @@ constexpr TensorSlot kSlots[] = {
     row_output("log_sum_sq_probs", &A::log_sum_sq_probs, TILELOSS_FLOAT32, TILELOSS_STATE_COLLISION_SUM),
     row_output("mean_logit", &A::mean_logit, TILELOSS_FLOAT32, TILELOSS_STATE_SMOOTHING_SUM),
     {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll},
-    gradient("dlogits", &A::dlogits, Shape::kLogits, kFromLogits, true),
-    gradient("dhidden", &A::dhidden, Shape::kHidden, kFromHidden, false),
-    gradient("dhead", &A::dhead, Shape::kHead, kFromHidden, false),
 };
 
 constexpr StateArray kStateArrays[] = {

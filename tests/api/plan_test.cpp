@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -90,12 +91,14 @@ TEST(Plan, WishesThatCannotBeAreRefused) {
   options.struct_size = 100000;
   EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &options, nullptr, &plan),
             TILELOSS_INVALID_ARGUMENT);
-  EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan_options.struct_size: expected at most ", 0), 0U);
+  EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan_options.struct_size: expected that of its init function, at most ", 0),
+            0U);
   EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, nullptr, nullptr),
-                      TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from tileloss_plan_init, got null"));
+                      TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from its init function, got null"));
   plan.struct_size = 8;
-  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, nullptr, &plan),
-                      TILELOSS_INVALID_ARGUMENT, "plan: expected a struct from tileloss_plan_init, got another size"));
+  EXPECT_EQ(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, nullptr, nullptr, &plan),
+            TILELOSS_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(tileloss_last_error()).rfind("plan.struct_size: expected that of its init function, ", 0), 0U);
 }
 
 // A caller built against a header without isa_note.
@@ -357,6 +360,73 @@ TEST(Plan, ServesOtherDataOfTheSameShape) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------------------ description
+
+TEST(PlanDescription, HasTheSameFactsAsTextAndAsJson) {
+  LogitsCase c(spec_of_plans());
+  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
+  wishes.threads = 3;
+  const tileloss_plan plan = plan_of(c, cross_entropy_options(), wishes);
+  std::size_t needed = 0;
+  ASSERT_TRUE(succeeds(tileloss_plan_describe(&plan, TILELOSS_TEXT, nullptr, 0, &needed)));
+  std::string text(needed, 'x');
+  ASSERT_TRUE(succeeds(tileloss_plan_describe(&plan, TILELOSS_TEXT, text.data(), needed, nullptr)));
+  EXPECT_EQ(text.find('\0'), needed - 1);
+  ASSERT_TRUE(succeeds(tileloss_plan_describe(&plan, TILELOSS_JSON, nullptr, 0, &needed)));
+  std::string json(needed, 'x');
+  ASSERT_TRUE(succeeds(tileloss_plan_describe(&plan, TILELOSS_JSON, json.data(), needed, nullptr)));
+  json.pop_back();
+  const nlohmann::json facts = nlohmann::json::parse(json);
+  EXPECT_EQ(facts["function"], "cross_entropy");
+  EXPECT_EQ(facts["pass"], "value_and_grad");
+  EXPECT_EQ(facts["device"], "cpu");
+  EXPECT_EQ(facts["schedule"], "recompute");
+  EXPECT_EQ(facts["isa"], tileloss_isa_name(plan.cpu.isa));
+  EXPECT_EQ(facts["threads"], plan.cpu.threads);
+  EXPECT_EQ(facts["workspace_bytes"], plan.workspace_bytes);
+  std::int64_t bytes = 0;
+  for (const auto& buffer : facts["buffers"]) bytes += buffer.get<std::int64_t>();
+  EXPECT_EQ(bytes, plan.workspace_bytes);
+  for (const auto& [name, value] : facts.items()) {
+    if (name == "buffers") continue;
+    const std::string words = value.is_string() ? value.get<std::string>() : value.dump();
+    EXPECT_NE(text.find(name + ": " + words), std::string::npos) << name;
+  }
+}
+
+TEST(PlanDescription, IsCutToTheRoomThereIsAndRefusesWhatIsNoPlan) {
+  LogitsCase c(spec_of_plans());
+  tileloss_plan plan = plan_of(c, cross_entropy_options(), plan_options());
+  char text[10];
+  std::memset(text, 'x', sizeof text);
+  ASSERT_TRUE(succeeds(tileloss_plan_describe(&plan, TILELOSS_TEXT, text, 9, nullptr)));
+  EXPECT_EQ(std::string(text, 10), std::string("function\0x", 10));
+  EXPECT_TRUE(refused(tileloss_plan_describe(nullptr, TILELOSS_TEXT, text, 9, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "plan: expected a plan, got null"));
+  EXPECT_TRUE(refused(tileloss_plan_describe(&plan, 2, text, 9, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "format: expected TILELOSS_TEXT or TILELOSS_JSON (0 or 1), got 2"));
+  EXPECT_TRUE(refused(tileloss_plan_describe(&plan, TILELOSS_TEXT, nullptr, 9, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "text: expected a pointer, as capacity is not 0, got null"));
+  plan.buffer_count = 17;
+  EXPECT_TRUE(refused(tileloss_plan_describe(&plan, TILELOSS_TEXT, text, 9, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "plan.buffer_count: expected 0 to 16, got 17"));
+  plan.buffer_count = 0;
+  plan.device_type = 5;
+  EXPECT_TRUE(refused(tileloss_plan_describe(&plan, TILELOSS_TEXT, text, 9, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "plan.device_type: expected a device of this build, got 5"));
+}
+
+TEST(Run, AStreamIsRefusedOnTheCpu) {
+  LogitsCase c(spec_of_plans());
+  const auto before = outputs_of(c.args());
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.stream = &run;
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
+                      "run.stream: expected null: the CPU has no streams, got a pointer"));
+  EXPECT_TRUE(same_bits(outputs_of(c.args()), before));
+}
+
 // Callers built against an older header pass smaller structs: what they do not have is absent.
 TEST(Structs, OlderAndSmallerOnesAreAccepted) {
   LogitsCase c(spec_of_plans());
@@ -364,7 +434,9 @@ TEST(Structs, OlderAndSmallerOnesAreAccepted) {
   ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, nullptr, nullptr)));
   const auto expected = bytes_of(c.args().dlogits);
   c.reset();
-  c.args().row_state->struct_size = 4711;  // beyond the size given
+  tileloss_row_state beyond{};
+  beyond.struct_size = 4711;
+  c.args().row_state = &beyond;  // beyond the size given
   c.args().struct_size = offsetof(tileloss_args, row_state);
   tileloss_cross_entropy_options older = options;
   older.struct_size = offsetof(tileloss_cross_entropy_options, label_smoothing);

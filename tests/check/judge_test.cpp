@@ -173,7 +173,7 @@ void each_dlogit(Outputs& outputs, const std::function<double(int64_t row, int64
 
 TEST(JudgeAltered, CopiesFailAtTheGatesThatCatchGradchecksMutants) {
   const Outputs right(kCrossEntropy);
-  const int64_t tile = right.results.plan.vocab_block;
+  const int64_t tile = right.results.plan.cpu.vocab_block;
   const int64_t last_tile = (right.inputs.valid - 1) / tile * tile;
   const std::vector<float> logp = right.results.logp;
   const std::vector<std::pair<const char*, Alter>> copies = {

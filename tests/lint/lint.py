@@ -33,14 +33,31 @@ CPU_ROOMS = {
 LIBRARY = {"core", "schema", "losses", "backends", "api"}
 BELOW = {
     "core": set(),
-    "losses": {"core"},
-    "backends": {"core", "losses"},
+    "schema": set(),
+    "losses": {"core", "schema"},
+    "backends": {"core", "schema", "losses"},
+    "backends/host": {"core", "schema", "losses", "backends"},
     **{
         f"{CPU}/{room}": {"core", *(f"{CPU}/{r}" for r in below)}
         for room, below in CPU_ROOMS.items()
     },
-    CPU: {"core", "losses", "backends", *(f"{CPU}/{room}" for room in CPU_ROOMS)},
-    "api": {"core", "losses", "backends"},
+    CPU: {
+        "core",
+        "schema",
+        "losses",
+        "backends",
+        "backends/host",
+        f"{CPU}/plan",
+        *(f"{CPU}/{room}" for room in CPU_ROOMS),
+    },
+    f"{CPU}/plan": {
+        "core",
+        "schema",
+        "losses",
+        "backends",
+        *(f"{CPU}/{room}" for room in CPU_ROOMS),
+    },
+    "api": {"core", "schema", "losses", "backends"},
     "reference": set(),
     "support": {*LIBRARY, "reference"},
     "check": {*LIBRARY, "reference", "support"},
