@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The project's own lints. Each prints what is wrong, a line a finding, and exits 1 when there is any.
 
-lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; cli -> check, bench -> support;
-                                 reference alone
+lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; cli -> check, bench
+                                 -> support; reference alone
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
 lint.py sizes ROOT               no tracked file over 1 MB but those listed here (exit 77 where ROOT is no checkout)
 lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
