@@ -85,6 +85,27 @@ inline ElementScales element_scales(const FormatScales& format, double reference
   return scales;
 }
 
+// Of the row's finite components.
+double largest_of(const RowReference& reference) {
+  double largest = 0.0;
+  for (const double value : reference.gradient) {
+    if (std::fabs(value) > largest && std::fabs(value) < kInfinity) largest = std::fabs(value);
+  }
+  return largest;
+}
+
+double row_floor(const RowReference& reference) {
+  return kRowFloor * largest_of(reference) + kFloat32SmallestNormal * std::max(1.0, reference.scale);
+}
+
+// `others_budget`: at the target the budget of the others, elsewhere 0.
+inline ElementScales scales_at(const FormatScales& format, const RowReference& reference, std::size_t j, double others_budget,
+                               double floor) {
+  const double context = std::max(float32_budget(reference.max - reference.z[j], reference), others_budget);
+  const double blur = reference.blur.empty() ? 0.0 : reference.blur[j];
+  return element_scales(format, reference.gradient[j], reference.magnitude[j], context, floor + blur);
+}
+
 // The mean of m - z over the columns but the label, weighted by p.
 double others_distance(const reference::SoftmaxRow& softmax) {
   const double others = softmax.one_minus_p_label();
@@ -100,6 +121,12 @@ Gate make_gate(std::string name, double value, double limit) { return {std::move
 
 bool all_pass(std::span<const Gate> gates) {
   return std::all_of(gates.begin(), gates.end(), [](const Gate& gate) { return gate.pass; });
+}
+
+double allowed_error(reference::NumberFormat format, const RowReference& reference, std::int64_t column) {
+  const double others_budget = column == reference.target ? float32_budget(reference.others_distance, reference) : 0.0;
+  return scales_at(format_scales(format), reference, static_cast<std::size_t>(column), others_budget, row_floor(reference))
+      .allowed;
 }
 
 RowReference make_row_reference(const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient) {
@@ -144,9 +171,7 @@ void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_
         if (match == Match::kMismatch) add_mismatch(row, static_cast<std::int64_t>(j));
         if (match != Match::kCompare) continue;
       }
-      const double context = std::max(float32_budget(reference.max - reference.z[j], reference), others_budget);
-      const double blur = reference.blur.empty() ? 0.0 : reference.blur[j];
-      const ElementScales scales = element_scales(format, expected, reference.magnitude[j], context, limits.floor + blur);
+      const ElementScales scales = scales_at(format, reference, j, others_budget, limits.floor);
       const double error = std::fabs(values[k] - expected);
       errors[k] = error;
       used[k] = error / scales.allowed;
@@ -177,13 +202,8 @@ void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_
 
 void GradientMetric::add_row(std::int64_t row, const void* output, std::int64_t cols, const RowReference& reference) {
   const auto valid = static_cast<std::int64_t>(reference.gradient.size());
-  double largest = 0.0;
-  for (const double value : reference.gradient) {
-    if (std::fabs(value) > largest && std::fabs(value) < kInfinity) largest = std::fabs(value);
-  }
   const double smallest_normal = reference::format_info(format_).smallest_normal;
-  const RowLimits limits{kRowFloor * largest + kFloat32SmallestNormal * std::max(1.0, reference.scale),
-                         std::max(kFloat32HalfUlp * largest, smallest_normal)};
+  const RowLimits limits{row_floor(reference), std::max(kFloat32HalfUlp * largest_of(reference), smallest_normal)};
   RowSums target, off_target;
   add_range(row, output, 0, reference.target, reference, limits, off_target);
   add_range(row, output, reference.target, reference.target + 1, reference, limits, target);
@@ -261,14 +281,17 @@ std::vector<Gate> GradientMetric::gates(const GradientTolerances& tolerances) co
 
 // -------------------------------------------------------------------------------------------------------------- outputs
 
+double allowed_output_error(double reference, double magnitude) {
+  return kOutputRelative * std::fabs(reference) + kOutputMagnitude * magnitude + kFloat32SmallestNormal;
+}
+
 void OutputMetric::add(std::int64_t row, double output, double reference, double magnitude) {
   ++count_;
   const Match match = match_nonfinite(output, reference, kInfinity);
   if (match == Match::kMismatch) ++nonfinite_mismatches_;
   if (match != Match::kCompare) return;
   const double error = std::fabs(output - reference);
-  const double allowed = kOutputRelative * std::fabs(reference) + kOutputMagnitude * magnitude + kFloat32SmallestNormal;
-  keep_larger(budget_, error / allowed, {row, -1});
+  keep_larger(budget_, error / allowed_output_error(reference, magnitude), {row, -1});
   keep_larger(max_abs_, error, {row, -1});
   keep_larger(max_rel_, ratio(error, std::fabs(reference)), {row, -1});
 }

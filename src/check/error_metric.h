@@ -68,6 +68,9 @@ struct RowReference {
   double others_distance = 0.0;  // mean of m - z over the columns but the target, weighted by p
 };
 
+// What the error of `gradient[column]` may be, in an output of the format.
+double allowed_error(reference::NumberFormat format, const RowReference& reference, std::int64_t column);
+
 RowReference make_row_reference(const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient);
 
 // Limits of GradientMetric::gates(). Infinity: the figure is reported but not judged.
@@ -140,6 +143,9 @@ class GradientMetric {
   std::int64_t elements_ = 0, zeros_ = 0, nonfinite_mismatches_ = 0, nonzero_ignored_ = 0;
   Location first_nonfinite_, first_nonzero_;
 };
+
+// What the error of a row output or loss may be, as OutputMetric has it.
+double allowed_output_error(double reference, double magnitude);
 
 // Row outputs and losses, float32: relative, with an absolute floor near zero.
 //   allowed = 2^-18 |ref| + 2^-22 magnitude

@@ -30,6 +30,12 @@ void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inpu
 reference::StoredMatrix dhidden_view(const CheckInputs& inputs, const CheckedGradient& gradient);
 reference::StoredMatrix dhead_view(const CheckInputs& inputs, const CheckedGradient& gradient);
 
+// The row's outputs, where float32 cannot tell the largest logits apart with the kernel's `argmax` (null: not asked for); the
+// magnitude of its loss.
+reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, const int64_t* argmax);
+double linear_row_magnitude(const LossOracle& oracle, const reference::SoftmaxRow& softmax, const reference::RowLoss& loss,
+                            const LinearRow& row);
+
 void for_each_used_linear_row(const CheckInputs& inputs, const std::function<void(const LinearRow&)>& work);
 
 // The oracle's pass over all rows, once for all that is judged.

@@ -68,6 +68,20 @@ reference::LinearGradients::Wanted gradients_of(const KernelResults& results) {
 
 }  // namespace
 
+reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, const int64_t* argmax) {
+  reference::RowOutputs outputs = softmax.outputs();
+  if (argmax != nullptr && linear_argmax_agrees(softmax, row, *argmax)) {
+    outputs.argmax = *argmax;
+    outputs.correct = outputs.argmax == softmax.label();
+  }
+  return outputs;
+}
+
+double linear_row_magnitude(const LossOracle& oracle, const reference::SoftmaxRow& softmax, const RowLoss& loss,
+                            const LinearRow& row) {
+  return oracle.policy() != nullptr ? oracle.row_magnitude(row.row, softmax, loss) : linear_loss_magnitude(softmax, loss, row);
+}
+
 LinearJudge::LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results)
     : config_(config),
       inputs_(inputs),
@@ -103,19 +117,13 @@ void LinearJudge::check_rows(Verdict& verdict) {
     witness_.add_row(row, softmax, scratch.gradient);
     const RowLoss loss = oracle->row_loss(row.row, softmax);
     losses[index(row.row)] = loss;
-    const double magnitude =
-        oracle->policy() != nullptr ? oracle->row_magnitude(row.row, softmax, loss) : linear_loss_magnitude(softmax, loss, row);
+    const double magnitude = linear_row_magnitude(*oracle, softmax, loss, row);
     magnitudes[index(row.row)].cross_entropy = magnitude;
     if (view.per_loss != nullptr) {
       verdict.checks.per_loss.add(row.row, static_cast<double>(*view.per_loss), loss.total(), magnitude);
     }
-    reference::RowOutputs expected = softmax.outputs();
-    // Logits that float32 cannot tell apart: either is the largest.
-    if (view.argmax != nullptr && linear_argmax_agrees(softmax, row, *view.argmax)) {
-      expected.argmax = *view.argmax;
-      expected.correct = expected.argmax == softmax.label();
-    }
-    check_outputs(row.row, view, expected, linear_output_magnitudes(softmax, row), verdict.checks);
+    check_outputs(row.row, view, linear_outputs(softmax, row, view.argmax), linear_output_magnitudes(softmax, row),
+                  verdict.checks);
   });
   witness_.finish();
   judge_outputs(config_, *oracle, results_, losses, magnitudes, verdict);

@@ -51,6 +51,15 @@ class CrossEntropyOracle : public LossOracle {
     oracle_->row_gradient(row, softmax, out);
   }
   double reduce(std::span<const RowLoss> losses) const override { return oracle_->reduce(losses); }
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss& loss) const override {
+    return {{"token_weight", oracle_->token_weight(row)},
+            {"nll", loss.cross_entropy - loss.smoothing},
+            {"smoothing", loss.smoothing},
+            {"z_loss", loss.z_loss},
+            {"share", oracle_->cross_entropy_factor()},
+            {"z_loss_share", oracle_->z_loss_factor()},
+            {"loss_grad", oracle_->upstream(row)}};
+  }
   double loss_upstream(int64_t row) const override { return oracle_->upstream(row); }
   RowUpstream row_upstream(int64_t) const override { return {}; }
 
@@ -70,6 +79,10 @@ class LogprobsOracle : public LossOracle {
     reference::logprobs_gradient(softmax, row_upstream(row), out);
   }
   double reduce(std::span<const RowLoss>) const override { return 0; }
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss&) const override {
+    const RowUpstream upstream = row_upstream(row);
+    return {{"logp_grad", upstream.logp}, {"lse_grad", upstream.lse}, {"entropy_grad", upstream.entropy}};
+  }
   double loss_upstream(int64_t) const override { return 0; }
   RowUpstream row_upstream(int64_t row) const override {
     return {upstream_at(inputs_.logp_grad, row), upstream_at(inputs_.lse_grad, row), upstream_at(inputs_.entropy_grad, row)};
@@ -99,6 +112,21 @@ class PolicyOracle : public LossOracle {
     return witness_.token_loss_magnitude(row);
   }
   double reduce_magnitudes(std::span<const RowLoss>) const override { return witness_.loss_magnitude(); }
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss&) const override {
+    const auto i = static_cast<size_t>(row);
+    const reference::PolicyResult& result = witness_.result();
+    const reference::PolicyTerms& terms = result.terms[i];
+    return {{"ratio", terms.ratio},
+            {"advantage", result.advantage[i]},
+            {"surrogate", terms.surrogate},
+            {"surrogate_factor", terms.factor},
+            {"kl", terms.kl},
+            {"entropy_bonus", terms.entropy_bonus},
+            {"weight", result.token_weight[i]},
+            {"loss_grad", witness_.loss_upstream(row)},
+            {"dlogp", result.dlogp[i]},
+            {"dentropy", result.dentropy[i]}};
+  }
   double loss_upstream(int64_t row) const override { return witness_.loss_upstream(row); }
   RowUpstream row_upstream(int64_t row) const override { return witness_.upstream(row); }
   const PolicyWitness* policy() const override { return &witness_; }

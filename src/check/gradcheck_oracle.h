@@ -3,6 +3,9 @@
 #define TILELOSS_CHECK_GRADCHECK_ORACLE_H_
 
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
@@ -24,6 +27,8 @@ class LossOracle {
   // Magnitudes for OutputMetric::add: of a row's loss, and of the reduced loss given the rows'.
   virtual double row_magnitude(int64_t row, const reference::SoftmaxRow& softmax, const reference::RowLoss& loss) const;
   virtual double reduce_magnitudes(std::span<const reference::RowLoss> magnitudes) const;
+  // What a row's loss and its gradient are made of, by name.
+  virtual std::vector<std::pair<std::string, double>> row_terms(int64_t row, const reference::RowLoss& loss) const = 0;
   // The upstream gradients of a row: of its loss, or of its outputs.
   virtual double loss_upstream(int64_t row) const = 0;
   virtual reference::RowUpstream row_upstream(int64_t row) const = 0;

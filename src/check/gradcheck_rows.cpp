@@ -84,6 +84,11 @@ void check_ignored_row(const CheckInputs& inputs, int64_t row, const RowView& vi
   check_outputs(row, view, reference::RowOutputs{}, OutputMagnitudes{}, checks);
 }
 
+GradientTolerances gradient_tolerances(const GradcheckConfig& config) {
+  const GradcheckConfig::Tolerances& limits = config.tolerances;
+  return {limits.ulp, 1.0, limits.dlogits_max_abs, limits.dlogits_max_rel};
+}
+
 void append(std::vector<Gate>& gates, std::vector<Gate> more) {
   gates.insert(gates.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
@@ -99,7 +104,7 @@ std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& 
   if (!results.argmax.empty()) append(gates, checks.argmax.gates());
   if (!results.correct.empty()) append(gates, checks.correct.gates());
   if (!results.fused_logp.empty()) append(gates, checks.fused_logp_bits.gates());
-  const GradientTolerances gradient_limits{limits.ulp, 1.0, limits.dlogits_max_abs, limits.dlogits_max_rel};
+  const GradientTolerances gradient_limits = gradient_tolerances(config);
   for (size_t g = 0; g < checks.gradients.size(); ++g) {
     append(gates, prefixed(results.gradients[g].name, checks.gradients[g].gates(gradient_limits)));
   }

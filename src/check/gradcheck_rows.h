@@ -34,6 +34,9 @@ struct RowView {
 
 RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row);
 
+// What is allowed of the gradients, as a GradientMetric takes it.
+GradientTolerances gradient_tolerances(const GradcheckConfig& config);
+
 // The oracle's row: softmax, loss and gradient.
 reference::RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_policy.h"
@@ -373,6 +374,10 @@ KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inpu
   check_stop();
   results.backward_s = run_gradient(config, inputs, kernel, &state, results);
   check_stop();
+  results.state_max = std::move(state.max);
+  results.state_sum = std::move(state.sum);
+  results.state_target = std::move(state.target);
+  results.state_entropy_sum = std::move(state.entropy_sum);
   return results;
 }
 

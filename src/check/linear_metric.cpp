@@ -49,10 +49,6 @@ double mean_error(const SoftmaxRow& softmax, const LinearRow& row) {
   return mean;
 }
 
-double output_error_of_z(const SoftmaxRow& softmax, const LinearRow& row) {
-  return row.output_error * std::fabs(softmax.transform().logit_scale / softmax.transform().logit_temperature());
-}
-
 double round_to(NumberFormat format, double value) {
   // The same, at a tenth of the time: a head's gradient has 233 million elements.
   if (format == NumberFormat::kFloat32) return static_cast<double>(static_cast<float>(value));
@@ -91,6 +87,10 @@ void for_each_linear_row(const LinearOperands& o, const LinearNorms& norms, std:
       work({block[r], row, errors, 0x1p-24 * (terms * length * norms.max_head + 2 * norms.max_bias)});
     }
   }
+}
+
+double output_error_of_z(const SoftmaxRow& softmax, const LinearRow& row) {
+  return row.output_error * std::fabs(softmax.transform().logit_scale / softmax.transform().logit_temperature());
 }
 
 // logp = z_y - lse moves by two errors, lse by one, the entropy by that of each -p log p.
@@ -272,12 +272,14 @@ void LinearWitness::judge_row(const Target& target, std::int64_t row, Verdict& v
   if (error_sq > 0) verdict.cap = std::max(verdict.cap, std::sqrt(error_sq) / cap);
 }
 
-std::vector<Gate> LinearWitness::judge(const Target& target) const {
+std::vector<Gate> LinearWitness::judge(const Target& target) const { return judge_rows(target, 0, target.output.rows); }
+
+std::vector<Gate> LinearWitness::judge_rows(const Target& target, std::int64_t first, std::int64_t end) const {
   Verdict verdict;
   std::mutex mutex;
-  reference::split_work(operands_.threads, target.output.rows, 1, [&](std::int64_t begin, std::int64_t end) {
+  reference::split_work(operands_.threads, end - first, 1, [&](std::int64_t part_begin, std::int64_t part_end) {
     Verdict part;
-    for (std::int64_t row = begin; row < end; ++row) judge_row(target, row, part);
+    for (std::int64_t row = first + part_begin; row < first + part_end; ++row) judge_row(target, row, part);
     const std::lock_guard lock(mutex);
     verdict.merge(part);
   });
@@ -291,10 +293,25 @@ std::vector<Gate> LinearWitness::judge(const Target& target) const {
           make_gate(name + "/nonzero_where_ignored", static_cast<double>(verdict.nonzero), 0)};
 }
 
-std::vector<Gate> LinearWitness::judge_dhidden(const StoredMatrix& output) const {
+LinearWitness::Target LinearWitness::dhidden_target(const StoredMatrix& output, const StoredMatrix& before) const {
   const double vocab = static_cast<double>(operands_.vocab);
-  return judge({"dhidden", gradients_.dhidden(), gradients_.ideal_dhidden_error(), dhidden_bounds_, dhidden_spread_, vocab,
-                norms_.max_head, output, StoredMatrix{}});
+  return {"dhidden",
+          gradients_.dhidden(),
+          gradients_.ideal_dhidden_error(),
+          dhidden_bounds_,
+          dhidden_spread_,
+          vocab,
+          norms_.max_head,
+          output,
+          before};
+}
+
+std::vector<Gate> LinearWitness::judge_dhidden(const StoredMatrix& output) const {
+  return judge(dhidden_target(output, StoredMatrix{}));
+}
+
+std::vector<Gate> LinearWitness::judge_dhidden_row(const StoredMatrix& output, std::int64_t row) const {
+  return judge_rows(dhidden_target(output, StoredMatrix{}), row, row + 1);
 }
 
 std::vector<Gate> LinearWitness::judge_dhead(const StoredMatrix& output, const StoredMatrix& before) const {

@@ -70,6 +70,8 @@ struct LinearRow {
 void for_each_linear_row(const reference::LinearOperands& operands, const LinearNorms& norms, std::span<const std::int64_t> rows,
                          const std::function<void(const LinearRow&)>& work);
 
+// LinearRow::output_error, of z.
+double output_error_of_z(const reference::SoftmaxRow& softmax, const LinearRow& row);
 // As output_magnitudes and summarize, with the logits' own errors.
 OutputMagnitudes linear_output_magnitudes(const reference::SoftmaxRow& softmax, const LinearRow& row);
 RowSummary summarize_linear(const reference::SoftmaxRow& softmax, const LinearRow& row);
@@ -90,6 +92,8 @@ class LinearWitness {
 
   // `before`: what was in the buffer when the call was told to accumulate; data null: it was not. dbias is [V, 1].
   std::vector<Gate> judge_dhidden(const reference::StoredMatrix& output) const;
+  // Of one row alone, the only one that was added, or none if it is not in use.
+  std::vector<Gate> judge_dhidden_row(const reference::StoredMatrix& output, std::int64_t row) const;
   std::vector<Gate> judge_dhead(const reference::StoredMatrix& output, const reference::StoredMatrix& before) const;
   std::vector<Gate> judge_dbias(const reference::StoredMatrix& output, const reference::StoredMatrix& before) const;
 
@@ -117,6 +121,8 @@ class LinearWitness {
   double share_of_float32(const Bound& bound, double terms, double size) const;
   void judge_row(const Target& target, std::int64_t row, Verdict& verdict) const;
   std::vector<Gate> judge(const Target& target) const;
+  std::vector<Gate> judge_rows(const Target& target, std::int64_t first, std::int64_t end) const;
+  Target dhidden_target(const reference::StoredMatrix& output, const reference::StoredMatrix& before) const;
 
   const reference::LinearOperands& operands_;
   const LinearNorms& norms_;

@@ -3,15 +3,19 @@
 #include <fmt/ranges.h>
 
 #include <cstdio>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_report.h"
 #include "check/gradcheck_run.h"
+#include "check/row_trace.h"
 #include "check/strict.h"
 #include "cli/check_tables.h"
 #include "cli/subcommands.h"
+#include "support/flags.h"
 #include "support/result_writer.h"
 #include "support/table.h"
 
@@ -23,6 +27,8 @@ struct Command {
   std::vector<std::string> overrides;
   bool mutants = false;
   bool strict = false;
+  std::optional<int64_t> row;
+  std::optional<int64_t> column;
 };
 
 void add_times(const KernelResults& results, Json& json) {
@@ -84,12 +90,50 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
   return print_verdict(failures(config, report));
 }
 
+void print_trace(const CheckInputs& inputs, const RowTrace& trace) {
+  fmt::print("\nrow {} of {}, label {}{}\n", trace.row, inputs.rows, trace.label,
+             trace.ignored.empty() ? "" : fmt::format(": ignored, {}; all its outputs are 0 (argmax -1)", trace.ignored));
+  Table table({"stage", "column", "kernel", "oracle", "difference", "allowed", "result"});
+  for (const Stage& stage : trace.stages) {
+    const auto text = [](const std::optional<double>& value, const char* format) {
+      return value ? fmt::format(fmt::runtime(format), *value) : "-";
+    };
+    table.add({stage.name, stage.column >= 0 ? std::to_string(stage.column) : "-", text(stage.kernel, "{:.9g}"),
+               text(stage.oracle, "{:.9g}"), text(stage.difference, "{:.3g}"), text(stage.allowed, "{:.3g}"),
+               !stage.allowed ? "-"
+               : stage.pass   ? "pass"
+                              : "FAIL"});
+  }
+  fmt::print("\n{}", table.text());
+}
+
+// One row of the check at every stage, in place of all rows at the end.
+int check_row(const GradcheckConfig& config, int64_t row, std::optional<int64_t> column) {
+  std::unique_ptr<ResultWriter> writer;
+  if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
+  ThreadTeam team(tileloss_default_threads());
+  const CheckInputs inputs = make_inputs(config, team);
+  check_trace_range(inputs, row, column);
+  print_case("gradcheck", config, inputs);
+  const KernelResults results = run_kernels(config, inputs);
+  const RowTrace trace = trace_row(config, inputs, results, row, column);
+  print_trace(inputs, trace);
+  if (writer != nullptr) {
+    Json line = case_json("gradcheck", config, inputs);
+    add_kernel(config, results, line);
+    line["trace"] = trace.to_json();
+    line["pass"] = trace.failures().empty();
+    writer->write(line);
+  }
+  return print_verdict(trace.failures());
+}
+
 int run_gradcheck(const Command& command, const KernelCall& guarded) {
   GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
   config.mutants |= command.mutants;
   config.strict |= command.strict;
   try {
-    return check(config, guarded);
+    return command.row ? check_row(config, *command.row, command.column) : check(config, guarded);
   } catch (const LibraryError& error) {
     throw config.located(error);
   }
@@ -112,7 +156,8 @@ constexpr const char* kFooter =
     "  source: the names of hidden and lm_head; kernel: workspace_bytes\n"
     "docs/gradcheck.md says more, configs/ has examples.\n"
     "Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts\n"
-    "from the forward's row state. The last line is PASS, or FAIL and the gates that failed.";
+    "from the forward's row state. --row shows one row at every stage instead. The last line is PASS, or FAIL and the gates that "
+    "failed.";
 
 }  // namespace
 
@@ -125,6 +170,12 @@ void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded)
   app->add_option("--set", command->overrides, "Override a key: kernel.in_place=true (repeatable)")->allow_extra_args(false);
   app->add_flag("--mutants", command->mutants, "Plant every applicable mutant in the kernel's outputs; each must be caught");
   app->add_flag("--strict", command->strict, "Run the kernels on guard-page buffers as well; an access outside any tensor fails");
+  app->add_option("--row", command->row, "Show one row at every stage, kernel beside oracle, in place of all gates")
+      ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
+      ->excludes("--mutants", "--strict");
+  app->add_option("--column", command->column, "With --row: the gradient at this column, in place of the worst")
+      ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
+      ->needs("--row");
   app->footer(kFooter);
   app->callback([command, guarded, &action] { action = [command, guarded] { return run_gradcheck(*command, guarded); }; });
 }

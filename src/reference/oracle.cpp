@@ -198,6 +198,7 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
       out.magnitude[j] += std::fabs(g_entropy) * p * (entropy_size - log_p);
     }
   }
+  out.coefficients = {g_logp, g_lse - g_logp - (g_entropy == 0.0 ? 0.0 : g_entropy * entropy), 0.0 - g_entropy, 0.0};
   out.dlogp = g_logp;
   // An exp lost to underflow in float32 has log p of about -88 - log S.
   out.scale = linear_magnitude + std::fabs(g_entropy) * (entropy + row.log_sum() + 88.0);
@@ -258,7 +259,8 @@ RowLoss CrossEntropy::row_loss(std::int64_t row, const SoftmaxRow& softmax) cons
       return class_weight(static_cast<std::int64_t>(j)) * (softmax.log_sum() + (softmax.max() - z[j]));
     });
     const auto columns = static_cast<double>(z.size());
-    loss.cross_entropy += weight * (smoothing / columns * all);
+    loss.smoothing = weight * (smoothing / columns * all);
+    loss.cross_entropy += loss.smoothing;
     loss.smoothing_weight = std::fabs(weight) * smoothing / columns * (class_weights_.empty() ? columns : class_weight_size_);
   }
   if (options_.z_loss != 0.0) {
@@ -272,6 +274,7 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
   const std::span<const double> exps = softmax.exps();
   out.gradient.assign(exps.size(), 0.0);
   out.magnitude.assign(exps.size(), 0.0);
+  out.coefficients = {};
   out.dlogp = out.scale = 0.0;
   if (is_ignored(row)) return;
   const double inverse_sum = 1.0 / softmax.sum();
@@ -288,6 +291,8 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
   }
   out.gradient[y] = -nll_weight * softmax.one_minus_p_label();
   out.magnitude[y] = std::fabs(out.gradient[y]);
+  out.coefficients.target = -nll_weight;
+  out.coefficients.prob = nll_weight;
   out.dlogp = -nll_weight;
   out.scale = std::fabs(nll_weight);
 
@@ -302,6 +307,8 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
       out.gradient[j] += each * (total * p - own);
       out.magnitude[j] += std::fabs(each) * (std::fabs(total) * p + std::fabs(own));
     }
+    out.coefficients.prob += each * total;
+    out.coefficients.uniform = -each;
     out.scale += std::fabs(each * total);
   }
 
@@ -315,6 +322,7 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
       out.gradient[j] += dlse * p;
       out.magnitude[j] += size * p;
     }
+    out.coefficients.prob += dlse;
     out.scale += size;
   }
   multiply_by_slope(softmax, out);

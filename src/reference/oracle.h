@@ -90,6 +90,15 @@ class SoftmaxRow {
   std::vector<double> z_, exps_, slopes_;
 };
 
+// A row's gradient in four numbers: dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform u_j, where u_j is the
+// class weight, 1 if there are none. Only to be shown: the gradient is not made of them.
+struct RowCoefficients {
+  double target = 0.0;
+  double prob = 0.0;
+  double prob_logp = 0.0;
+  double uniform = 0.0;
+};
+
 // A row's gradient with respect to the logits x as stored, and what is needed to judge an approximation of it.
 struct GradientRow {
   std::vector<double> gradient;   // dL/dx
@@ -97,8 +106,9 @@ struct GradientRow {
                                   // arithmetic loses bits of when they cancel. Equal to |gradient| when nothing cancels.
                                   // H counts 1 more if the label is not the largest: its log S then holds that column's 1
   std::vector<double> blur;       // what an error of the coefficients themselves may add to each component; empty: nothing
-  double dlogp = 0.0;             // the derivative of the loss with respect to this row's log p_y
-  double scale = 0.0;             // the largest factor that multiplies a probability: exps lost to underflow weigh this much
+  RowCoefficients coefficients;
+  double dlogp = 0.0;  // the derivative of the loss with respect to this row's log p_y
+  double scale = 0.0;  // the largest factor that multiplies a probability: exps lost to underflow weigh this much
 };
 
 // logprobs' backward: dL/dx for upstream gradients of logp, lse and entropy.
@@ -124,6 +134,7 @@ struct CrossEntropyOptions {
 struct RowLoss {
   double cross_entropy = 0.0;  // w [(1-s) c_y (-logp) + (s/V) sum_j c_j (-log p_j)]
   double z_loss = 0.0;         // w zeta lse^2
+  double smoothing = 0.0;      // the smoothing's part of cross_entropy
   // How much an error of logp, and of the mean log p_j, weighs in cross_entropy: w (1-s) c_y, and w (s/V) sum_j |c_j|.
   double nll_weight = 0.0;
   double smoothing_weight = 0.0;
@@ -150,11 +161,13 @@ class CrossEntropy {
   double reduce(std::span<const RowLoss> losses) const;
 
   double upstream(std::int64_t row) const;
-
- private:
   double token_weight(std::int64_t row) const;
   double class_weight(std::int64_t column) const;
+  // What the reduction multiplies the rows' two parts by.
+  double cross_entropy_factor() const { return cross_entropy_factor_; }
+  double z_loss_factor() const { return z_loss_factor_; }
 
+ private:
   CrossEntropyOptions options_;
   std::span<const std::int64_t> labels_;
   std::span<const double> token_weights_, class_weights_, loss_grad_;

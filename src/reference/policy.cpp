@@ -74,12 +74,13 @@ Dual PolicyEvaluation::total(std::size_t i) {
   const double sampler = opt_.kind == PolicyKind::kVespo ? 1.0 : token.sampler_ratio;
   const double factor = (token.dropped ? 0.0 : 1.0) * token.entropy_factor * sampler;
   Dual loss = policy_term(i);
+  out_.terms[i] = {ratio(i).value, loss.value, factor, 0.0, 0.0};
   loss = factor == 0.0 ? Dual{std::isnan(loss.value) ? kNan : 0.0, {}} : factor * loss;
   if (std::isnan(factor)) loss.slopes[kLogp] = kNan;  // also where A = 0
   out_.token_size[i] = std::fabs(loss.value);
   if (!in_.ref_logp.empty()) {
     const Dual kl = kl_term(i);
-    token.kl = kl.value;
+    token.kl = out_.terms[i].kl = kl.value;
     out_.kl_slope[i] = std::fabs(kl.slopes[kLogp]) + std::fabs(kl.slopes[kLogRatio]);
     if (opt_.beta != 0.0) {
       loss = loss + opt_.beta * kl;
@@ -87,6 +88,7 @@ Dual PolicyEvaluation::total(std::size_t i) {
     }
   }
   if (opt_.entropy_coef != 0.0 && opt_.entropy_reduction == EntropyReduction::kAsLoss) {
+    out_.terms[i].entropy_bonus = -opt_.entropy_coef * entropy_[i];
     loss = loss - opt_.entropy_coef * variable(entropy_[i], kEntropy);
     out_.token_size[i] += std::fabs(opt_.entropy_coef * entropy_[i]);
   }
@@ -150,7 +152,11 @@ double PolicyEvaluation::add_entropy_bonus() {
     sum += static_cast<long double>(tokens_[i].entropy_factor) * entropy_[i];
   }
   const double share = -opt_.entropy_coef / (kept < 1.0 ? 1.0 : kept);
-  for (const std::size_t i : used_) out_.dentropy[i] += upstream(i) * share * tokens_[i].entropy_factor;
+  for (const std::size_t i : used_) {
+    const double own = share * tokens_[i].entropy_factor;
+    out_.dentropy[i] += upstream(i) * own;
+    out_.terms[i].entropy_bonus = own == 0.0 ? 0.0 : own * entropy_[i];
+  }
   return share * static_cast<double>(sum);
 }
 

@@ -98,6 +98,15 @@ enum PolicyMetric : std::size_t {
   kPolicyMetrics
 };
 
+// What a token's loss is made of.
+struct PolicyTerms {
+  double ratio = 0.0;          // rho, the token's own or its sequence's
+  double surrogate = 0.0;      // l
+  double factor = 0.0;         // of l: the masks and the sampler ratio
+  double kl = 0.0;             // without beta
+  double entropy_bonus = 0.0;  // what it adds to the token's loss (as_loss) or to the loss (token_mean)
+};
+
 // [N] vectors; 0 for rows that are not in use.
 struct PolicyResult {
   double loss = 0.0;                 // of a scalar aggregation
@@ -107,6 +116,7 @@ struct PolicyResult {
   std::vector<double> token_weight;  // its share in the loss (1 with kNone)
   std::vector<double> dlogp;         // of the loss, upstream gradient included
   std::vector<double> dentropy;
+  std::vector<PolicyTerms> terms;
   std::vector<double> own_slope;  // |d l_total / d logp|, but for what goes through rho
   std::vector<double> kl_slope;   // |d KL / d logp|, in the KL metric's terms
   // How far the token is from the nearest decision that another rounding could turn: relative to the bound for ratios, absolute

@@ -41,6 +41,7 @@ PolicyEvaluation::PolicyEvaluation(const PolicyOptions& options, const PolicyInp
                        &out_.own_slope, &out_.kl_slope}) {
     values->assign(logp.size(), 0.0);
   }
+  out_.terms.assign(logp.size(), {});
   out_.margin.assign(logp.size(), kInfinity);
 }
 

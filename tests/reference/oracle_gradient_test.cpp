@@ -58,6 +58,18 @@ double scalar_loss(const CrossEntropy& oracle, const Rows& logits, const CrossEn
   return oracle.upstream(0) * oracle.reduce(losses);
 }
 
+// The four coefficients make up the gradient by z.
+void expect_coefficients(const SoftmaxRow& softmax, const GradientRow& gradient, const std::vector<double>& class_weights) {
+  const RowCoefficients& c = gradient.coefficients;
+  for (std::int64_t j = 0; j < softmax.vocab(); ++j) {
+    const auto column = static_cast<std::size_t>(j);
+    const double log_p = softmax.logits_z()[column] - softmax.max() - softmax.log_sum();
+    const double u = class_weights.empty() ? 1.0 : class_weights[column];
+    const double dz = (j == softmax.label() ? c.target : 0.0) + softmax.p(j) * (c.prob + c.prob_logp * log_p) + c.uniform * u;
+    ASSERT_NEAR(dz * softmax.dz_dx(j), gradient.gradient[column], 1e-13 * (1.0 + gradient.magnitude[column])) << "column " << j;
+  }
+}
+
 void expect_cross_entropy_gradient(const CrossEntropyOptions& options, const CrossEntropyInputs& inputs, Rows logits) {
   const CrossEntropy oracle(options, inputs.labels, inputs.token_weights, inputs.class_weights, inputs.loss_grad);
   SoftmaxRow softmax;
@@ -66,6 +78,7 @@ void expect_cross_entropy_gradient(const CrossEntropyOptions& options, const Cro
     softmax.compute(options.transform, logits[i], std::max<std::int64_t>(inputs.labels[i], 0));
     oracle.row_gradient(static_cast<std::int64_t>(i), softmax, gradient);
     ASSERT_EQ(gradient.gradient.size(), logits[i].size());
+    expect_coefficients(softmax, gradient, inputs.class_weights);
     for (std::size_t j = 0; j < logits[i].size(); ++j) {
       const double expected = derivative([&] { return scalar_loss(oracle, logits, inputs); }, logits[i][j]);
       ASSERT_NEAR(gradient.gradient[j], expected, 3e-11 * (1.0 + std::fabs(expected))) << "row " << i << " column " << j;
@@ -153,6 +166,7 @@ TEST(OracleGradient, LogprobsMatchesCentralDifferencesForEveryCombination) {
         value();
         GradientRow gradient;
         logprobs_gradient(softmax, upstream, gradient);
+        expect_coefficients(softmax, gradient, {});
         for (std::size_t j = 0; j < columns; ++j) {
           const double expected = derivative(value, logits[j]);
           ASSERT_NEAR(gradient.gradient[j], expected, 3e-11 * (1.0 + std::fabs(expected))) << "V " << columns << " column " << j;

@@ -243,6 +243,22 @@ TEST(OracleCrossEntropy, TheMeanDividesItsPartsByDifferentSums) {
   EXPECT_DOUBLE_EQ(CrossEntropy(options, labels, weights, classes, {}).reduce(losses), 17.0);
 }
 
+TEST(OracleCrossEntropy, TheSmoothingIsItsShareOfTheLoss) {
+  const std::vector<std::int64_t> labels{1};
+  const std::vector<double> weights{3.0}, logits{0.5, -1.0, 2.0};
+  CrossEntropyOptions options;
+  SoftmaxRow softmax;
+  softmax.compute(options.transform, logits, 1);
+  const RowLoss plain = CrossEntropy(options, labels, weights, {}, {}).row_loss(0, softmax);
+  EXPECT_EQ(plain.smoothing, 0.0);
+  options.label_smoothing = 0.1;
+  const RowLoss loss = CrossEntropy(options, labels, weights, {}, {}).row_loss(0, softmax);
+  double mean = 0.0;
+  for (const double z : logits) mean += (softmax.outputs().lse - z) / 3.0;
+  EXPECT_NEAR(loss.smoothing, 3.0 * 0.1 * mean, 1e-14);
+  EXPECT_NEAR(loss.cross_entropy - loss.smoothing, 0.9 * plain.cross_entropy, 1e-14);
+}
+
 TEST(OracleCrossEntropy, ADenominatorOfZeroGivesZero) {
   const std::vector<std::int64_t> labels{-100, -100};
   EXPECT_EQ(CrossEntropy({}, labels, {}, {}, {}).reduce(std::vector<RowLoss>(2)), 0.0);

@@ -332,6 +332,41 @@ TEST(PolicyKl, IsNeitherMaskedNorReweighted) {
   EXPECT_NEAR(batch.run().dlogp[0], 0.5 * (1.0 - std::exp(-1.0)), 1e-15);
 }
 
+// l times its factor, beta times the KL and, as a loss of its own, the entropy make up a token's loss; as a mean the entropy's
+// bonuses add up to what the loss lacks.
+TEST(PolicyTerms, MakeUpTheLoss) {
+  for (const auto reduction : {EntropyReduction::kAsLoss, EntropyReduction::kTokenMean}) {
+    Batch batch;
+    batch.options.aggregation = Aggregation::kTokenMean;
+    batch.options.beta = 0.3;
+    batch.options.entropy_coef = 0.2;
+    batch.options.entropy_reduction = reduction;
+    batch.options.sampler_correction = SamplerCorrection::kTruncate;
+    batch.options.sampler_max = 1.1;
+    batch.logp = {-1.0, -0.4, -2.0};
+    batch.entropy = {0.7, 1.5, 0.2};
+    batch.old_logp = {-1.1, -0.3, -2.0};
+    batch.ref_logp = {-0.8, -0.6, -2.5};
+    batch.sampler_logp = {-1.3, -0.3, -1.9};
+    batch.advantages = {0.7, -1.3};
+    batch.offsets = {0, 2, 3};
+    const PolicyResult result = batch.run();
+    double loss = 0.0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const PolicyTerms& terms = result.terms[i];
+      EXPECT_NEAR(terms.ratio, std::exp(batch.logp[i] - batch.old_logp[i]), 1e-14);
+      EXPECT_NEAR(terms.factor, std::min(std::exp(batch.old_logp[i] - batch.sampler_logp[i]), 1.1), 1e-14);
+      EXPECT_NE(terms.surrogate, 0.0);
+      EXPECT_NE(terms.entropy_bonus, 0.0);
+      const bool as_loss = reduction == EntropyReduction::kAsLoss;
+      const double own = terms.factor * terms.surrogate + 0.3 * terms.kl + (as_loss ? terms.entropy_bonus : 0.0);
+      EXPECT_NEAR(result.token_loss[i], own, 1e-14);
+      loss += result.token_weight[i] * own + (as_loss ? 0.0 : terms.entropy_bonus);
+    }
+    EXPECT_NEAR(result.loss, loss, 1e-14);
+  }
+}
+
 TEST(PolicyMetrics, OfSequencesAverageOverSequences) {
   Batch batch;
   batch.logp = {-1.0, -1.0, -1.0};
