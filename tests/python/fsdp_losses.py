@@ -164,7 +164,8 @@ def of_linear() -> dict[str, dict[str, float]]:
     labels = torch.randint(0, 97, (size, 12))
     whole = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
     per_rank = [
-        tl.linear_cross_entropy(whole[0][i], *whole[1:2], labels[i], whole[2]) for i in range(size)
+        tl.linear_cross_entropy(whole[0][i], *whole[1:2], labels[i], linear_bias=whole[2])
+        for i in range(size)
     ]
     (sum(per_rank) / size).backward()
     found = {}
@@ -173,7 +174,9 @@ def of_linear() -> dict[str, dict[str, float]]:
         for mode in (True, False):
             w.grad = b.grad = None
             mine = hidden[rank].clone().requires_grad_()
-            loss = tl.linear_cross_entropy(mine, w, labels[rank], b, grad_in_forward=mode)
+            loss = tl.linear_cross_entropy(
+                mine, w, labels[rank], linear_bias=b, grad_in_forward=mode
+            )
             loss.backward()
             pairs = [(mine.grad / size, whole[0].grad[rank])]
             pairs += [(x.grad.full_tensor(), y.grad) for x, y in ((w, whole[1]), (b, whole[2]))]
@@ -194,11 +197,11 @@ def refusals(mesh: Any, hidden: torch.Tensor, labels: torch.Tensor) -> dict[str,
     for given, message in (
         (
             (distribute_tensor(hidden, mesh, [Shard(0)]), weight, labels),
-            r"hidden: expected a plain tensor or a replicated DTensor, .* placements \(Shard.*to_local\(\)",
+            r"input: expected a plain tensor or a replicated DTensor, .* placements \(Shard.*to_local\(\)",
         ),
         (
             (hidden, DTensor.from_local(weight, mesh, [Partial()]), labels),
-            r"weight: expected a plain tensor, or a DTensor that is replicated or sharded, .*weight\.redistribute",
+            r"linear_weight: expected a plain tensor, or a DTensor that is replicated or sharded, .*linear_weight\.redistribute",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -105,8 +105,8 @@ def check_linear_cross_entropy(
         shift(hidden),
         weight,
         labels,
-        bias,
-        class_weights=class_weights,
+        linear_bias=bias,
+        weight=class_weights,
         ignore_index=ignore_index,
         grad_in_forward=grad_in_forward,
         **options,
@@ -144,7 +144,12 @@ def check_linear_logprobs(
     transform: Transform = IDENTITY,
 ) -> None:
     outputs = linear_logprobs(
-        hidden, weight, labels, bias, outputs=tuple(upstream), **transform_options(transform)
+        hidden,
+        weight,
+        labels,
+        linear_bias=bias,
+        outputs=tuple(upstream),
+        **transform_options(transform),
     )
     torch.autograd.backward([getattr(outputs, n) for n in upstream], list(upstream.values()))
     operands = LinearOperands(hidden, weight, bias, labels, labels != -100)
@@ -179,7 +184,7 @@ def check_linear_policy(
         weight,
         labels,
         advantages,
-        bias,
+        linear_bias=bias,
         mask=mask,
         old_logp=old_logp,
         ref_logp=ref_logp,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 import pytest
 import torch
@@ -175,43 +177,62 @@ def test_defaults_are_the_librarys(name: str) -> None:
         assert index == described.default, option
 
 
-def test_names_and_defaults_are_torchs() -> None:
-    theirs = inspect.signature(F.cross_entropy).parameters
-    ours = inspect.signature(tl.cross_entropy).parameters
-    assert list(theirs)[:3] == ["input", "target", "weight"]
-    assert list(ours)[:3] == ["logits", "labels", "weight"]
-    shared = set(ours) & set(theirs)
-    assert shared == {"weight", "ignore_index", "reduction", "label_smoothing"}
-    assert all(ours[n].default == theirs[n].default for n in shared)
-    assert all(p.kind is p.KEYWORD_ONLY for p in list(ours.values())[3:])
+def parameters(function: Callable[..., Any], kind: Any) -> dict[str, Any]:
+    """Names and defaults of the parameters of one kind."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind is kind}
 
 
-def test_names_of_the_head_are_torchs() -> None:
-    theirs = inspect.signature(F.linear_cross_entropy).parameters
-    ours = inspect.signature(tl.linear_cross_entropy).parameters
-    assert list(theirs)[:2] == ["input", "linear_weight"]
-    assert list(ours)[:4] == ["hidden", "weight", "labels", "bias"]
-    # weight is the head here, as in torch.nn.Linear; their weight is our class_weights, as in both cross_entropy.
-    shared = {"ignore_index", "reduction", "label_smoothing"}
-    defaults = {n: theirs[n].default for n in shared} | {
-        "ignore_index": -100
-    }  # None there stands for -100
-    assert theirs["ignore_index"].default is None
-    assert all(ours[n].default == defaults[n] for n in shared)
-    assert ours["class_weights"].default is theirs["weight"].default is None
-    assert ours["bias"].default is theirs["linear_bias"].default is None
+BY_POSITION, BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
-@pytest.mark.parametrize(
-    "name", ["logprobs", "policy_loss", "linear_logprobs", "linear_policy_loss"]
-)
+def test_cross_entropy_is_called_as_torchs() -> None:
+    ours, theirs = tl.cross_entropy, parameters(F.cross_entropy, BY_POSITION)
+    assert list(parameters(ours, BY_POSITION)) == list(theirs)[:3] == ["input", "target", "weight"]
+    given = parameters(ours, BY_POSITION) | parameters(ours, BY_NAME)
+    assert theirs.keys() - given.keys() == {"size_average", "reduce"}  # deprecated there
+    assert {name: given[name] for name in theirs if name in given} == {
+        name: default for name, default in theirs.items() if name in given
+    }
+
+
+def test_linear_cross_entropy_is_called_as_torchs() -> None:
+    ours, theirs = tl.linear_cross_entropy, F.linear_cross_entropy
+    assert parameters(ours, BY_POSITION) == parameters(theirs, BY_POSITION)
+    given, expected = parameters(ours, BY_NAME), parameters(theirs, BY_NAME)
+    assert expected.keys() - given.keys() == {"options"}  # its chunks; here workspace_bytes
+    assert {name: given[name] for name in expected if name in given} == {
+        name: default for name, default in expected.items() if name != "options"
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": None}, {"ignore_index": 3}])
+def test_a_call_of_torchs_gives_the_same(options: dict[str, Any]) -> None:
+    p = problem()
+    given = options | {"linear_bias": p.bias, "weight": torch.rand(67), "label_smoothing": 0.1}
+    rows = p.labels.flatten().clamp(min=3) if 3 in options.values() else p.labels.flatten()
+    ours, theirs = (
+        function(p.hidden.flatten(0, 1), p.weight, rows, **given)
+        for function in (tl.linear_cross_entropy, F.linear_cross_entropy)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_tensors_come_by_position_and_options_by_name(name: str) -> None:
-    positional = [
-        p.name for p in inspect.signature(getattr(tl, name)).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
-    ]  # fmt: skip
-    head = ["hidden", "weight", "labels"] if "linear" in name else ["logits", "labels"]
-    advantages = ["advantages"] if "policy" in name else []
-    assert positional == head + advantages + (["bias"] if "linear" in name else [])
+    function = getattr(tl, name)
+    expected = ["input", "linear_weight", "target"] if "linear" in name else ["input", "target"]
+    expected += ["advantages"] * ("policy" in name) + ["weight"] * (name == "cross_entropy")
+    assert list(parameters(function, BY_POSITION)) == expected
+    assert ("linear_bias" in parameters(function, BY_NAME)) == ("linear" in name)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.endswith("logprobs")])
+def test_where_the_gradient_is_computed_has_one_default(name: str) -> None:
+    """None, and each function says what that means for it."""
+    assert parameters(getattr(tl, name), BY_NAME)["grad_in_forward"] is None
+    documented = inspect.getdoc(getattr(tl, name)) or ""
+    assert "grad_in_forward" in documented and "None" in documented
 
 
 @pytest.mark.parametrize("name", tl.__all__)

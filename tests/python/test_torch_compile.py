@@ -118,10 +118,10 @@ def run_on_used_rows(name: str, p: Problem, *leaves: Tensor, **options: Any) -> 
     if "policy" in name:
         options |= {"advantage_level": "token", "ref_logp": used.old_logp, "beta": 0.1}
         options["mask"] = used.row_weights > 0.6
+        if "linear" in name:
+            options["linear_bias"] = rest.pop()
         function = getattr(tl, name)
-        loss: Tensor = function(
-            used.logits, *rest[:1], used.labels, used.advantages, *rest[1:], **options
-        )
+        loss: Tensor = function(used.logits, *rest, used.labels, used.advantages, **options)
         return loss
     return run(name, used, used.logits, *rest, **options)
 
@@ -143,8 +143,9 @@ def test_sequences_whose_number_is_known_when_the_graph_runs(name: str, level: s
     advantages = p.advantages if level == "sequence" else p.old_logp + 3.5
 
     def chosen(name: str, p: Problem, first: Tensor, *rest: Tensor) -> Tensor:
-        function, labels = getattr(tl, name), p.labels[kept]
-        loss: Tensor = function(first[kept], *rest[:1], labels, advantages[kept], *rest[1:])
+        bias = dict(zip(["linear_bias"], rest[1:], strict=False))
+        tensors = (first[kept], *rest[:1], p.labels[kept], advantages[kept])
+        loss: Tensor = getattr(tl, name)(*tensors, **bias)
         return loss
 
     compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
@@ -222,7 +223,7 @@ def test_a_large_ignore_index_is_exact_in_a_graph() -> None:
     p.labels[:, 0] = 2**53 + 1
     compiled = torch.compile(tl.cross_entropy, fullgraph=True, backend="aot_eager")
     with pytest.raises(
-        IndexError, match=r"labels\[1\]: .* or ignore_index 9007199254740993, got 90"
+        IndexError, match=r"target\[1\]: .* or ignore_index 9007199254740993, got 90"
     ):
         compiled(p.logits, p.labels, ignore_index=2**53 + 1)
     p.labels[0, 1:3] = 3
@@ -313,12 +314,12 @@ def test_a_module_in_a_graph() -> None:
     hidden = p.hidden.detach()
     expected = module(hidden, p.labels)
     expected.backward()
-    gradient = module.weight.grad.clone()
+    gradient = module.linear.weight.grad.clone()
     module.zero_grad()
     loss = torch.compile(module, fullgraph=True, backend="aot_eager")(hidden, p.labels)
     loss.backward()
     assert torch.equal(loss, expected)
-    torch.testing.assert_close(module.weight.grad, gradient, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(module.linear.weight.grad, gradient, rtol=1e-6, atol=1e-8)
 
 
 def test_double_backward_is_refused_in_a_graph() -> None:

@@ -161,7 +161,7 @@ def test_class_weights_may_have_the_padding() -> None:
     assert torch.equal(loss, short)
     hidden, weight = torch.randn(2, 11, 16), torch.randn(V, 16)
     loss, short = (
-        linear_cross_entropy(hidden, weight, labels, class_weights=c, valid_vocab=100)
+        linear_cross_entropy(hidden, weight, labels, weight=c, valid_vocab=100)
         for c in (classes, classes[:100])
     )
     assert torch.equal(loss, short)

@@ -19,8 +19,9 @@ Call = Callable[..., Any]
 def call(name: str, **changed: Any) -> Any:
     """The function on [3, 5] rows, with some arguments changed."""
     p = problem()
-    given: dict[str, Any] = {"labels": p.labels}
-    given |= {"hidden": p.hidden, "weight": p.weight} if "linear" in name else {"logits": p.logits}
+    given: dict[str, Any] = {"target": p.labels}
+    linear = {"input": p.hidden, "linear_weight": p.weight}
+    given |= linear if "linear" in name else {"input": p.logits}
     if "policy" in name:
         given["advantages"] = p.advantages
     return getattr(tl, name)(**{**given, **changed})
@@ -33,13 +34,12 @@ def refused(name: str, error: type[Exception], message: str, **changed: Any) -> 
     assert str(raised.value).startswith(message), str(raised.value)
 
 
-FIRST = {name: "hidden" if "linear" in name else "logits" for name in FUNCTIONS}
 WIDTH = {name: H if "linear" in name else V for name in FUNCTIONS}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_first_tensor(name: str) -> None:
-    first, width = FIRST[name], WIDTH[name]
+    first, width = "input", WIDTH[name]
     expected = f"{first}: expected float32, bfloat16 or float16, got torch."
     refused(name, TypeError, f"{expected}float64", **{first: torch.randn(3, 5, width).double()})
     refused(
@@ -58,19 +58,18 @@ def test_the_first_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_labels(name: str) -> None:
-    first = FIRST[name]
     refused(
         name,
         TypeError,
-        "labels: expected int64, int32 or uint8, got torch.float32",
-        labels=torch.ones(3, 5),
+        "target: expected int64, int32 or uint8, got torch.float32",
+        target=torch.ones(3, 5),
     )
-    refused(name, TypeError, "labels: expected a Tensor, got int", labels=3)
-    shape = f"labels: expected the leading shape of {first}, [3, 5], got "
-    refused(name, ValueError, f"{shape}[15]", labels=torch.ones(15, dtype=torch.int64))
-    refused(name, ValueError, f"{shape}[3, 6]", labels=torch.ones(3, 6, dtype=torch.int64))
+    refused(name, TypeError, "target: expected a Tensor, got int", target=3)
+    shape = "target: expected the leading shape of input, [3, 5], got "
+    refused(name, ValueError, f"{shape}[15]", target=torch.ones(15, dtype=torch.int64))
+    refused(name, ValueError, f"{shape}[3, 6]", target=torch.ones(3, 6, dtype=torch.int64))
     meta = torch.ones(3, 5, dtype=torch.int64, device="meta")
-    refused(name, NotImplementedError, "labels: expected a CPU tensor", labels=meta)
+    refused(name, NotImplementedError, "target: expected a CPU tensor", target=meta)
 
 
 @pytest.mark.parametrize("value", [V, -1, 2**32, -(2**62)])
@@ -78,14 +77,14 @@ def test_labels(name: str) -> None:
 def test_labels_out_of_range_name_row_and_value(name: str, value: int) -> None:
     labels = torch.zeros(3, 5, dtype=torch.int64)
     labels[1, 2] = value
-    message = f"labels[7]: expected 0 <= label < {V} or ignore_index -100, got {value}"
-    refused(name, IndexError, message, labels=labels)
+    message = f"target[7]: expected 0 <= label < {V} or ignore_index -100, got {value}"
+    refused(name, IndexError, message, target=labels)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_label_in_the_padding_is_out_of_range(name: str) -> None:
     labels = torch.full((3, 5), 50)
-    refused(name, IndexError, "labels[0]: expected 0 <= label < 50", labels=labels, valid_vocab=50)
+    refused(name, IndexError, "target[0]: expected 0 <= label < 50", target=labels, valid_vocab=50)
 
 
 @pytest.mark.parametrize("inplace_backward", [False, True])
@@ -127,7 +126,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("cross_entropy", {"label_smoothing": -0.1}, ValueError, "label_smoothing: expected"),
     ("cross_entropy", {"z_loss": -1.0}, ValueError, "z_loss: expected a number >= 0, got -1"),
     ("cross_entropy", {"num_items": -1.0}, ValueError, "num_items: expected"),
-    ("cross_entropy", {"token_weights": torch.ones(4)}, ValueError, "token_weights: expected the labels' shape [3, 5], or [15]"),
+    ("cross_entropy", {"token_weights": torch.ones(4)}, ValueError, "token_weights: expected target's shape [3, 5], or [15]"),
     ("cross_entropy", {"token_weights": [1.0]}, TypeError, "token_weights: expected a Tensor, got list"),
     ("cross_entropy", {"token_weights": torch.ones(3, 5, dtype=torch.complex64)}, TypeError, "token_weights: expected numbers"),
     ("cross_entropy", {"label_smoothing": 0.1, "temperature": 2.0, "temperature_on": "logprob"}, ValueError, "label_smoothing: "),
@@ -141,8 +140,8 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("policy_loss", {"beta": 0.1}, ValueError, "ref_logp: expected"),
     ("policy_loss", {"sampler_correction": "mask"}, ValueError, "sampler_logp: expected"),
     ("policy_loss", {"epsilon_low": -0.1}, ValueError, "epsilon_low: expected a number >= 0, got -0.1"),
-    ("policy_loss", {"mask": torch.ones(3, 4)}, ValueError, "mask: expected the labels' shape [3, 5], or [15], got [3, 4]"),
-    ("policy_loss", {"old_logp": torch.ones(5)}, ValueError, "old_logp: expected the labels' shape [3, 5], or [15], got [5]"),
+    ("policy_loss", {"mask": torch.ones(3, 4)}, ValueError, "mask: expected target's shape [3, 5], or [15], got [3, 4]"),
+    ("policy_loss", {"old_logp": torch.ones(5)}, ValueError, "old_logp: expected target's shape [3, 5], or [15], got [5]"),
     ("policy_loss", {"advantages": torch.ones(4)}, ValueError, "advantages.size: expected 3"),
     ("policy_loss", {"advantages": [1.0]}, TypeError, "advantages: expected a Tensor, got list"),
     ("policy_loss", {"sequence_offsets": torch.tensor([0, 4, 9, 14])}, ValueError, "sequence_offsets"),
@@ -174,7 +173,7 @@ ROWS = ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages")
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5, 1), (1, 15), (1, 3, 5)], ids=str)
 def test_as_many_numbers_of_another_shape(shape: tuple[int, ...]) -> None:
     """They would go to other rows than they were meant for."""
-    message, numbers = "expected the labels' shape [3, 5], or [15], got ", torch.rand(3, 5)
+    message, numbers = "expected target's shape [3, 5], or [15], got ", torch.rand(3, 5)
     for prefix in ("", "linear_"):
         name = f"{prefix}cross_entropy"
         wrong = {"token_weights": numbers.view(shape)}
@@ -203,7 +202,7 @@ def test_numbers_of_rows_may_be_flat(linear: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 3), (3, 1, 1), ()], ids=str)
 def test_advantages_of_sequences_of_another_shape(shape: tuple[int, ...]) -> None:
-    message = "advantages: expected [B] or [B, 1] of sequences, or the labels' shape [3, 5], got "
+    message = "advantages: expected [B] or [B, 1] of sequences, or target's shape [3, 5], got "
     advantages = torch.ones(shape)
     for name in ("policy_loss", "linear_policy_loss"):
         refused(name, ValueError, f"{message}{list(shape)}", advantages=advantages)
@@ -218,7 +217,7 @@ def test_numbers_that_would_need_a_gradient_are_taken_without_one() -> None:
 
 FACTORS = {
     "cross_entropy": {"weight": torch.ones(V), "token_weights": torch.ones(3, 5)},
-    "linear_cross_entropy": {"class_weights": torch.ones(V), "token_weights": torch.ones(3, 5)},
+    "linear_cross_entropy": {"weight": torch.ones(V), "token_weights": torch.ones(3, 5)},
     "policy_loss": {"advantages": torch.ones(3)},
     "linear_policy_loss": {"advantages": torch.ones(3, 5)},
 }
@@ -239,40 +238,36 @@ def test_weights_that_would_need_a_gradient(name: str) -> None:
         assert torch.equal(*losses)
 
 
-def test_class_weights_have_the_name_of_the_argument() -> None:
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_class_weights_have_the_name_of_the_argument(name: str) -> None:
     for weight in (torch.ones(V - 1), torch.ones(V + 1)):
-        refused(
-            "cross_entropy",
-            ValueError,
-            f"weight.size: expected {V}, got {len(weight)}",
-            weight=weight,
-        )
-        message = f"class_weights.size: expected {V}, got {len(weight)}"
-        refused("linear_cross_entropy", ValueError, message, class_weights=weight)
-    wide = torch.ones(1, V)
-    message = f"expected one dimension, got [1, {V}]"
-    refused("cross_entropy", ValueError, f"weight: {message}", weight=wide)
-    refused("linear_cross_entropy", ValueError, f"class_weights: {message}", class_weights=wide)
-    refused("cross_entropy", TypeError, "weight: expected a Tensor, got float", weight=1.0)
+        message = f"weight.size: expected {V}, got {len(weight)}"
+        refused(name, ValueError, message, weight=weight)
+    wide = f"weight: expected one dimension, got [1, {V}]"
+    refused(name, ValueError, wide, weight=torch.ones(1, V))
+    refused(name, TypeError, "weight: expected a Tensor, got float", weight=1.0)
     meta = torch.ones(V, device="meta")
-    refused("cross_entropy", NotImplementedError, "weight: expected a CPU tensor", weight=meta)
+    refused(name, NotImplementedError, "weight: expected a CPU tensor", weight=meta)
 
 
 HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"weight": torch.ones(H, V)}, ValueError, f"weight: expected shape [V, {H}], as hidden's last dimension, got [{H}, {V}]"),
-    ({"weight": torch.ones(H)}, ValueError, f"weight: expected shape [V, {H}]"),
-    ({"weight": torch.ones(V, H).double()}, TypeError, "weight: expected float32, bfloat16 or float16, got torch.float64"),
-    ({"weight": torch.ones(V, H, device="meta")}, NotImplementedError, "weight: expected a CPU tensor"),
-    ({"weight": torch.ones(1, H).expand(V, H)}, ValueError, "weight"),
-    ({"bias": torch.ones(V - 1)}, ValueError, f"bias: expected shape [{V}], got [{V - 1}]"),
-    ({"bias": torch.ones(1, V)}, ValueError, f"bias: expected shape [{V}], got [1, {V}]"),
-    ({"bias": torch.ones(V).double()}, TypeError, "bias: expected float32, bfloat16 or float16, got torch.float64"),
+    ({"linear_weight": torch.ones(H, V)}, ValueError,
+     f"linear_weight: expected shape [V, {H}], as input's last dimension, got [{H}, {V}]"),
+    ({"linear_weight": torch.ones(H)}, ValueError, f"linear_weight: expected shape [V, {H}]"),
+    ({"linear_weight": torch.ones(V, H).double()}, TypeError,
+     "linear_weight: expected float32, bfloat16 or float16, got torch.float64"),
+    ({"linear_weight": torch.ones(V, H, device="meta")}, NotImplementedError, "linear_weight: expected a CPU tensor"),
+    ({"linear_weight": torch.ones(1, H).expand(V, H)}, ValueError, "linear_weight"),
+    ({"linear_bias": torch.ones(V - 1)}, ValueError, f"linear_bias: expected shape [{V}], got [{V - 1}]"),
+    ({"linear_bias": torch.ones(1, V)}, ValueError, f"linear_bias: expected shape [{V}], got [1, {V}]"),
+    ({"linear_bias": torch.ones(V).double()}, TypeError, "linear_bias: expected float32, bfloat16 or float16, got torch.float64"),
     ({"compute_dtype": torch.float16}, ValueError, "compute_dtype: expected torch.float32 or torch.bfloat16, got torch.float16"),
     ({"workspace_bytes": 0}, ValueError, "workspace_bytes: expected >= 1, got 0"),
     ({"workspace_bytes": "1"}, TypeError, "workspace_bytes: expected an integer >= 1, got '1'"),
     ({"workspace_bytes": 1e6}, TypeError, "workspace_bytes: expected an integer >= 1, got 1000000.0"),
     ({"workspace_bytes": 2**63}, ValueError, "workspace_bytes: expected >= 1"),
-    ({"hidden": torch.ones(3, 5, 0), "weight": torch.ones(V, 0)}, ValueError, "hidden: expected a last dimension of at least 1"),
+    ({"input": torch.ones(3, 5, 0), "linear_weight": torch.ones(V, 0)}, ValueError,
+     "input: expected a last dimension of at least 1"),
     ({"workspace_bytes": 64}, ValueError, "workspace_bytes: expected"),
 ]  # fmt: skip
 
@@ -291,6 +286,6 @@ def of_wide_advantages(logits: Tensor) -> Tensor:
 def test_advantages_of_another_shape() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^advantages: expected the labels' shape \[3, 5\], or \[15\], got \[3, 4\]",
+        match=r"^advantages: expected target's shape \[3, 5\], or \[15\], got \[3, 4\]",
     ):
         of_wide_advantages(problem().logits)

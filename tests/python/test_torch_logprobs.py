@@ -141,7 +141,7 @@ def test_the_head_gives_every_output_of_its_logits() -> None:
     hidden, weight, bias = torch.randn(2, 11, H), torch.randn(V, H), torch.randn(V)
     labels = torch.randint(0, V, (2, 11))
     logits = (hidden.double() @ weight.double().T + bias).float()
-    rows = linear_logprobs(hidden, weight, labels, bias, outputs=ALL, temperature=1.3)
+    rows = linear_logprobs(hidden, weight, labels, linear_bias=bias, outputs=ALL, temperature=1.3)
     expected = logprobs(logits, labels, outputs=ALL, temperature=1.3)
     for name, value, same in zip(ALL, rows, expected, strict=True):
         torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-5, msg=name)

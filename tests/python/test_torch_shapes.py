@@ -123,7 +123,7 @@ def test_no_rows(shape: tuple[int, ...], mode: dict[str, bool]) -> None:
     )
     tl.cross_entropy(x, labels, **mode).backward()
     assert x.grad.shape == x.shape
-    loss = tl.linear_cross_entropy(hidden, weight, labels, bias, **mode)
+    loss = tl.linear_cross_entropy(hidden, weight, labels, linear_bias=bias, **mode)
     loss.backward()
     assert loss.item() == 0
     assert hidden.grad.shape == hidden.shape
@@ -168,7 +168,7 @@ def test_labels_of_8_bits(name: str) -> None:
     for mode in modes:
         ours = gradients(name, narrow, ignore_index=200, **mode)
         assert_same(ours, gradients(name, p, ignore_index=200, **mode), 0)
-    with pytest.raises(IndexError, match=r"labels\[5\]: .* got 200"):
+    with pytest.raises(IndexError, match=r"target\[5\]: .* got 200"):
         gradients(name, narrow)
 
 
@@ -292,7 +292,7 @@ def test_a_head_with_strides_is_taken_as_it_lies(name: str) -> None:
 
 def test_a_head_that_shares_memory_is_refused() -> None:
     weight = torch.randn(H).expand(V, H)
-    with pytest.raises(ValueError, match=r"^weight\.row_stride: expected >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"^linear_weight\.row_stride: expected >= 1, got 0"):
         tl.linear_cross_entropy(torch.randn(9, H), weight, labels_of((9,)))
 
 

@@ -43,7 +43,7 @@ def test_micro_batches_with_num_items_are_one_batch(name: str, one_pass: bool) -
     total = torch.zeros(())
     for i in range(len(p.labels)):
         arguments = (leaves[0][i], *leaves[1:2], p.labels[i])
-        options: dict[str, Any] = {"bias": leaves[2]} if "linear" in name else {}
+        options: dict[str, Any] = {"linear_bias": leaves[2]} if "linear" in name else {}
         part = getattr(tl, name)(
             *arguments, num_items=num_items, grad_in_forward=one_pass, **options
         )
@@ -60,7 +60,7 @@ def test_tied_embeddings_get_both_gradients() -> None:
             super().__init__()
             self.embedding = nn.Embedding(V, H)
             self.loss = tl.LinearCrossEntropyLoss(H, V)
-            self.loss.weight = self.embedding.weight
+            self.loss.linear.weight = self.embedding.weight
 
         def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
             return self.loss(self.embedding(tokens), labels)
@@ -98,10 +98,10 @@ def test_a_model_learns() -> None:
 
 
 def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
-    p = problem()
+    p, classes = problem(), {"weight": torch.rand(V)}
     return {
-        "CrossEntropyLoss": (tl.CrossEntropyLoss(torch.rand(V), label_smoothing=0.1), (p.logits, p.labels)),
-        "LinearCrossEntropyLoss": (tl.LinearCrossEntropyLoss(H, V, bias=True, z_loss=1e-3), (p.hidden, p.labels)),
+        "CrossEntropyLoss": (tl.CrossEntropyLoss(**classes, label_smoothing=0.1), (p.logits, p.labels)),
+        "LinearCrossEntropyLoss": (tl.LinearCrossEntropyLoss(H, V, bias=True, z_loss=1e-3, **classes), (p.hidden, p.labels)),
         "PolicyLoss": (tl.PolicyLoss("dapo", beta=0.0), (p.logits, p.labels, p.advantages)),
     }  # fmt: skip
 
@@ -115,7 +115,12 @@ def test_modules_are_their_functions(name: str) -> None:
     expected = {
         "CrossEntropyLoss": lambda: tl.cross_entropy(*inputs, module.weight, label_smoothing=0.1),
         "LinearCrossEntropyLoss": lambda: tl.linear_cross_entropy(
-            inputs[0], module.weight, inputs[1], module.bias, z_loss=1e-3
+            inputs[0],
+            module.linear.weight,
+            inputs[1],
+            linear_bias=module.linear.bias,
+            weight=module.weight,
+            z_loss=1e-3,
         ),
         "PolicyLoss": lambda: tl.policy_loss(*inputs, preset="dapo"),
     }[name]()
@@ -138,18 +143,32 @@ def test_what_modules_save() -> None:
     saved = {name: list(module.state_dict()) for name, (module, _) in modules().items()}
     assert saved == {
         "CrossEntropyLoss": ["weight"],
-        "LinearCrossEntropyLoss": ["weight", "bias"],
+        "LinearCrossEntropyLoss": ["weight", "linear.weight", "linear.bias"],
         "PolicyLoss": [],
     }
     assert not list(tl.CrossEntropyLoss().state_dict())
-    assert list(tl.LinearCrossEntropyLoss(H, V).state_dict()) == ["weight"]
-    assert list(nn.CrossEntropyLoss(torch.ones(V)).state_dict()) == ["weight"]  # as torch's
+    assert list(tl.LinearCrossEntropyLoss(H, V).state_dict()) == ["linear.weight"]
+    # As torch's.
+    assert list(nn.CrossEntropyLoss(torch.ones(V)).state_dict()) == saved["CrossEntropyLoss"]
+    theirs = nn.LinearCrossEntropyLoss(H, V, bias=True, weight=torch.ones(V))
+    assert list(theirs.state_dict()) == saved["LinearCrossEntropyLoss"]
+
+
+def test_torchs_module_takes_and_gives_the_same() -> None:
+    given = {"bias": True, "weight": torch.rand(V), "label_smoothing": 0.1, "ignore_index": None}
+    theirs, ours = (
+        nn.LinearCrossEntropyLoss(H, V, **given),
+        tl.LinearCrossEntropyLoss(H, V, **given),
+    )
+    ours.load_state_dict(theirs.state_dict())
+    input, target = torch.randn(9, H), torch.randint(0, V, (9,))
+    torch.testing.assert_close(ours(input, target), theirs(input, target), rtol=1e-5, atol=0)
 
 
 def test_modules_show_their_options() -> None:
     shown = {name: repr(module) for name, (module, _) in modules().items()}
     assert shown["CrossEntropyLoss"] == "CrossEntropyLoss(label_smoothing=0.1)"
-    assert shown["LinearCrossEntropyLoss"].endswith("z_loss=0.001)")
+    assert "(\n  z_loss=0.001\n" in shown["LinearCrossEntropyLoss"]
     assert f"in_features={H}, out_features={V}, bias=True" in shown["LinearCrossEntropyLoss"]
     assert shown["PolicyLoss"] == "PolicyLoss(preset='dapo', beta=0.0)"
 
@@ -159,7 +178,7 @@ def test_modules_change_type() -> None:
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     hidden, labels = torch.randn(4, H), torch.randint(0, V, (4,))
     module(hidden.bfloat16(), labels).backward()
-    assert module.weight.grad.dtype == torch.bfloat16
+    assert module.linear.weight.grad.dtype == torch.bfloat16
     module = module.to(torch.float32)
     assert module(hidden, labels).dtype == torch.float32
     weighted = tl.CrossEntropyLoss(torch.rand(V)).to(torch.bfloat16)
@@ -179,15 +198,17 @@ def test_modules_refuse_what_is_no_option_when_they_are_made(name: str, option: 
 def test_modules_take_what_changes_at_every_call(name: str) -> None:
     module, inputs = modules()[name]
     assert not torch.equal(module(*inputs, num_items=3), module(*inputs))
-    if name != "PolicyLoss":
+    if "Policy" not in name:
         weights = torch.rand(inputs[1].shape)
         assert not torch.equal(module(*inputs, token_weights=weights), module(*inputs))
 
 
-def test_the_head_is_drawn_as_a_linear_layer() -> None:
+@pytest.mark.parametrize("kind", [tl.LinearCrossEntropyLoss])
+def test_the_head_is_drawn_as_a_linear_layer(kind: type[nn.Module]) -> None:
     torch.manual_seed(7)
-    module = tl.LinearCrossEntropyLoss(H, V, bias=True)
+    module = kind(H, V, bias=True)
     torch.manual_seed(7)
     linear = nn.Linear(H, V)
-    assert torch.equal(module.weight, linear.weight)
-    assert torch.equal(module.bias, linear.bias)
+    assert torch.equal(module.linear.weight, linear.weight)
+    assert torch.equal(module.linear.bias, linear.bias)
+    assert kind(H, V).linear.bias is None

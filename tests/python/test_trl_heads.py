@@ -179,6 +179,6 @@ def test_a_label_beyond_the_vocabulary_is_named():
     batch["labels"][1, -1] = VOCAB
     with (
         integration.patch(),
-        pytest.raises(IndexError, match=f"labels.*expected 0 <= label < {VOCAB} .* got {VOCAB}"),
+        pytest.raises(IndexError, match=f"target.*expected 0 <= label < {VOCAB} .* got {VOCAB}"),
     ):
         model(**batch, fused_lm_head=True)

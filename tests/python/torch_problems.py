@@ -59,7 +59,7 @@ def of_rows(rows: tl.RowOutputs, p: Problem) -> Tensor:
 def run(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
     """The function's loss of `leaves` (logits, or hidden, weight and bias); of row outputs a weighted sum."""
     head = leaves[:2] if "linear" in name else leaves
-    given = {"bias": leaves[2], **options} if "linear" in name else options
+    given = {"linear_bias": leaves[2], **options} if "linear" in name else options
     function = getattr(tl, name)
     if name.endswith("logprobs"):
         return of_rows(function(*head, p.labels, outputs=ROWS, **given), p)

@@ -280,7 +280,7 @@ def _loss(
             hidden,
             head.weight,
             shifted,
-            head.bias,
+            linear_bias=head.bias,
             ignore_index=options.get("ignore_index", -100),
             num_items=options.get("num_items_in_batch"),
             logit_scale=_logit_scale(model, plan),

@@ -108,7 +108,7 @@ class LogProbFunction:
             hidden,
             weight,
             targets,
-            bias,
+            linear_bias=bias,
             outputs=tuple(
                 ours
                 for theirs, ours in _ROW_OUTPUTS.items()

@@ -1,7 +1,8 @@
 """TileLoss for PyTorch: cross-entropy, log-probabilities and policy losses over a vocabulary, with autograd and torch.compile.
 
-From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`. Fused with the LM head, hidden [..., H] and weight [V, H], so
-that the logits are never held: `linear_cross_entropy`, `linear_logprobs`, `linear_policy_loss`.
+From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`. Fused with the LM head, hidden states [..., H] and linear_weight
+[V, H], so that the logits are never held: `linear_cross_entropy`, `linear_logprobs`, `linear_policy_loss`. Arguments have
+torch's names where it has one.
 """
 
 from tileloss._library import call_counts
@@ -13,7 +14,11 @@ from tileloss.torch.cross_entropy import (
     linear_logprobs,
     logprobs,
 )
-from tileloss.torch.modules import CrossEntropyLoss, LinearCrossEntropyLoss, PolicyLoss
+from tileloss.torch.modules import (
+    CrossEntropyLoss,
+    LinearCrossEntropyLoss,
+    PolicyLoss,
+)
 from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
 
 __all__ = [

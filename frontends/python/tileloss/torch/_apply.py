@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileloss._library import FUNCTIONS
 from tileloss.torch._autograd import apply
-from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS
+from tileloss.torch._call import ARGUMENT_NAMES, EXTRA_INPUTS, ROW_OUTPUTS
 from tileloss.torch._define import is_traced
 from tileloss.torch._dtensor import local_rows, whole_parameter
 from tileloss.torch._options import Value, encode, refuse_gradient
@@ -32,7 +32,7 @@ _FACTORS = ("class_weights", "token_weights", "advantages")
 
 
 class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+    """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
 
     logp: Tensor | None = None  # float32: log softmax at the label
     lse: Tensor | None = None  # float32: log sum_j exp(z_j)
@@ -47,38 +47,40 @@ class Head(NamedTuple):
     """The LM head's side of a fused call."""
 
     hidden: Tensor
-    weight: Tensor
+    head: Tensor
     bias: Tensor | None
     compute_dtype: int
     workspace_bytes: int
 
 
 def make_head(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
     compute_dtype: torch.dtype | None,
     workspace_bytes: int | None,
 ) -> Head:
-    hidden = local_rows("hidden", hidden)
-    weight, bias = whole_parameter("weight", weight), whole_parameter("bias", bias)
-    check_float("hidden", hidden)
-    check_float("weight", weight)
+    hidden, head = local_rows("input", input), whole_parameter("linear_weight", linear_weight)
+    bias = whole_parameter("linear_bias", linear_bias)
+    check_float("input", hidden)
+    check_float("linear_weight", head)
     if hidden.dim() == 0:
-        raise ValueError("hidden: expected at least one dimension, got a scalar")
+        raise ValueError("input: expected at least one dimension, got a scalar")
     if hidden.shape[-1] == 0:
         raise ValueError(
-            f"hidden: expected a last dimension of at least 1, got shape {list(hidden.shape)}"
+            f"input: expected a last dimension of at least 1, got shape {list(hidden.shape)}"
         )
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+    if head.dim() != 2 or head.shape[1] != hidden.shape[-1]:
         raise ValueError(
-            f"weight: expected shape [V, {hidden.shape[-1]}], as hidden's last dimension, got {list(weight.shape)}"
+            f"linear_weight: expected shape [V, {hidden.shape[-1]}], as input's last dimension, got {list(head.shape)}"
         )
     if bias is not None:
-        check_float("bias", bias)
-        if bias.shape != weight.shape[:1]:
-            raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {list(bias.shape)}")
-    refuse_transforms(hidden, weight, bias)
+        check_float("linear_bias", bias)
+        if bias.shape != head.shape[:1]:
+            raise ValueError(
+                f"linear_bias: expected shape [{head.shape[0]}], got {list(bias.shape)}"
+            )
+    refuse_transforms(hidden, head, bias)
     if workspace_bytes is not None:
         if not isinstance(workspace_bytes, int):
             raise TypeError(f"workspace_bytes: expected an integer >= 1, got {workspace_bytes!r}")
@@ -93,7 +95,7 @@ def make_head(
             f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}"
         )
     code = 0 if dtype is None else DTYPES[dtype]
-    return Head(hidden, weight, bias, code, workspace_bytes or 0)
+    return Head(hidden, head, bias, code, workspace_bytes or 0)
 
 
 def _extra_inputs(
@@ -102,7 +104,6 @@ def _extra_inputs(
     labels: Tensor,
     vocab: int,
     given: Mapping[str, Value],
-    renamed: Mapping[str, str],
 ) -> list[Tensor | None]:
     """The tensors that go with the labels, checked and detached."""
     inputs: list[Tensor | None] = []
@@ -110,7 +111,7 @@ def _extra_inputs(
         if tensor is None:
             inputs.append(None)
             continue
-        shown = renamed.get(name, name)
+        shown = ARGUMENT_NAMES.get(name, name)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{shown}: expected a Tensor, got {type(tensor).__name__}")
         check_cpu(shown, tensor)
@@ -139,7 +140,7 @@ def _check_sequences(advantages: Tensor, labels: Tensor) -> None:
     """One for each sequence, [B] or [B, 1]."""
     if advantages.dim() != 1 and (advantages.dim() != 2 or advantages.shape[1] != 1):
         raise ValueError(
-            f"advantages: expected [B] or [B, 1] of sequences, or the labels' shape {list(labels.shape)}, "
+            f"advantages: expected [B] or [B, 1] of sequences, or target's shape {list(labels.shape)}, "
             f"got {list(advantages.shape)}"
         )
 
@@ -153,15 +154,14 @@ def loss_of_logits(
     *,
     preset: str = "",
     wants_metrics: bool = False,
-    grad_in_forward: bool,
+    grad_in_forward: bool | None,
     inplace_backward: bool,
-    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for."""
-    check_float("logits", logits)
+    check_float("input", logits)
     refuse_transforms(logits)
-    labels = checked_labels(labels, logits, "logits")
-    tensors = _extra_inputs(function, extra, labels, logits.shape[-1], given, renamed or {})
+    labels = checked_labels(labels, logits)
+    tensors = _extra_inputs(function, extra, labels, logits.shape[-1], given)
     inputs = (labels, *tensors, *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     if wants_grad and grad_in_forward:
@@ -206,12 +206,13 @@ def loss_of_hidden(
     grad_in_forward: bool | None,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
-    labels = checked_labels(local_rows("labels", labels), head.hidden, "hidden")
-    extra = [local_rows(*named) for named in zip(EXTRA_INPUTS[function], extra, strict=True)]
-    of_labels = _extra_inputs(function, extra, labels, head.weight.shape[0], given, {})
+    labels = checked_labels(local_rows("target", labels), head.hidden)
+    named = zip(EXTRA_INPUTS[function], extra, strict=True)
+    extra = [local_rows(ARGUMENT_NAMES.get(name, name), tensor) for name, tensor in named]
+    of_labels = _extra_inputs(function, extra, labels, head.head.shape[0], given)
     name = f"linear_{function}"
     options = encode(name, given, preset)
-    tensors = (head.hidden, head.weight, head.bias, labels, *of_labels, *options)
+    tensors = (head.hidden, head.head, head.bias, labels, *of_labels, *options)
     head_options = (head.compute_dtype, head.workspace_bytes)
     needs = _needs(head)
     if grad_in_forward is None:
@@ -227,7 +228,7 @@ def loss_of_hidden(
 
 
 def _needs(head: Head) -> list[bool]:
-    """Whether gradients of hidden, weight and bias are asked for."""
+    """Whether gradients of hidden, head and bias are asked for."""
     enabled = torch.is_grad_enabled()
     return [enabled and t is not None and t.requires_grad for t in head[:3]]
 
@@ -262,9 +263,9 @@ def rows_of_logits(
     *,
     inplace_backward: bool,
 ) -> RowOutputs:
-    check_float("logits", logits)
+    check_float("input", logits)
     refuse_transforms(logits)
-    labels = checked_labels(labels, logits, "logits")
+    labels = checked_labels(labels, logits)
     names = _wanted(outputs)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)
@@ -274,10 +275,10 @@ def rows_of_logits(
 def rows_of_hidden(
     head: Head, labels: Tensor, outputs: Iterable[str], given: Mapping[str, Value]
 ) -> RowOutputs:
-    labels = checked_labels(local_rows("labels", labels), head.hidden, "hidden")
+    labels = checked_labels(local_rows("target", labels), head.hidden)
     names = _wanted(outputs)
     wants_grad = any(_needs(head))
-    tensors = (head.hidden, head.weight, head.bias, labels, *encode("linear_logprobs", given))
+    tensors = (head.hidden, head.head, head.bias, labels, *encode("linear_logprobs", given))
     head_options = (head.compute_dtype, head.workspace_bytes)
     inputs = (*tensors, *head_options, ",".join(names), wants_grad)
     return _row_outputs(apply("linear_logprobs", inputs, wants_grad, False), names)

@@ -38,9 +38,15 @@ ROW_OUTPUTS = {
 # The ABI's types of a mask; of others only what is 0 is kept.
 _MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
 _ARGS_BYTES = ctypes.sizeof(Args)
-# The ABI's names of what the functions call otherwise.
-_RENAMED_LINEAR = {"head": "weight"}
-_RENAMED = {"cross_entropy": {"class_weights": "weight"}}
+# The ABI's names of what the public functions name as torch does.
+ARGUMENT_NAMES = {
+    "logits": "input",
+    "hidden": "input",
+    "head": "linear_weight",
+    "bias": "linear_bias",
+    "labels": "target",
+    "class_weights": "weight",
+}
 
 
 class Call:
@@ -58,12 +64,12 @@ class Call:
     def logits(self, logits: Tensor, dlogits: Tensor | None = None) -> None:
         self.alive.append(_tensors.set_logits(self.args, logits, dlogits))
 
-    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
+    def head(self, hidden: Tensor, head: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
         rows = _tensors.without_overlap(hidden.reshape(-1, hidden.shape[-1]))
-        weight = weight.resolve_neg()
-        self.alive += (rows, weight)
+        head = head.resolve_neg()
+        self.alive += (rows, head)
         _tensors.set_strided_matrix(self.args, "hidden", rows)
-        _tensors.set_strided_matrix(self.args, "head", weight)
+        _tensors.set_strided_matrix(self.args, "head", head)
         self.vector("bias", bias)
         self.args.compute_dtype = compute_dtype
 
@@ -108,8 +114,6 @@ class Call:
         return output
 
     def run(self, call_pass: int, workspace_bytes: int = 0) -> None:
-        linear = self.function.name.startswith("linear_")
-        renamed = _RENAMED_LINEAR if linear else _RENAMED.get(self.function.name)
         threads = torch.get_num_threads()
         _library.call(
             self.function,
@@ -118,7 +122,7 @@ class Call:
             self.options,
             threads=threads,
             workspace_bytes=workspace_bytes,
-            renamed=renamed,
+            renamed=ARGUMENT_NAMES,
         )
 
 

@@ -29,18 +29,18 @@ from tileloss.torch._define import (
 )
 from tileloss.torch._tensors import CPU, new_gradient, set_row_state, set_strided_matrix
 
-_LINEAR = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
+_LINEAR = "Tensor hidden, Tensor head, Tensor? bias, Tensor labels"
 _HEAD_OPTIONS = "int compute_dtype, int workspace_bytes"
-_NEEDS = "bool needs_hidden, bool needs_weight, bool needs_bias"
+_NEEDS = "bool needs_hidden, bool needs_head, bool needs_bias"
 
 
 def _start_linear(
     f: str, tensors: Sequence[Any], rest: Sequence[Any]
 ) -> tuple[Call, int, Sequence[Any]]:
-    hidden, weight, bias, labels = tensors
+    hidden, head, bias, labels = tensors
     extra, options, values, scalars, (compute_dtype, workspace_bytes, *left) = split(f, rest)
     call = Call(f"linear_{f}", options, values, scalars)
-    call.head(hidden, weight, bias, compute_dtype)
+    call.head(hidden, head, bias, compute_dtype)
     call.inputs(labels, extra)
     return call, workspace_bytes, left
 
@@ -48,18 +48,18 @@ def _start_linear(
 def _new_head_gradients(
     call: Call, tensors: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight, bias, _ = tensors
-    dhidden, dweight, dbias = empty(), empty(), empty()
+    hidden, head, bias, _ = tensors
+    dhidden, dhead, dbias = empty(), empty(), empty()
     if needs[0]:
         dhidden = new_gradient(hidden, "dhidden")
         set_strided_matrix(call.args, "dhidden", dhidden.view(-1, hidden.shape[-1]))
     if needs[1]:
-        dweight = new_gradient(weight, "dhead")
-        set_strided_matrix(call.args, "dhead", dweight)
+        dhead = new_gradient(head, "dhead")
+        set_strided_matrix(call.args, "dhead", dhead)
     if needs[2] and bias is not None:
         dbias = torch.empty(bias.shape, dtype=bias.dtype, device=CPU)
         call.vector("dbias", dbias)
-    return dhidden, dweight, dbias
+    return dhidden, dhead, dbias
 
 
 def _fake_head_gradients(

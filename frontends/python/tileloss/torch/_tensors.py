@@ -102,28 +102,28 @@ def has_shape(tensor: Tensor, shape: Sequence[int]) -> bool:
     return True
 
 
-def checked_labels(labels: Tensor, rows_of: Tensor, name: str) -> Tensor:
-    """Labels as int32 or int64, of the leading shape of ``rows_of``, the argument ``name``."""
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels: expected a Tensor, got {type(labels).__name__}")
-    if labels.dtype not in (torch.int64, torch.int32, torch.uint8):
-        raise TypeError(f"labels: expected int64, int32 or uint8, got {labels.dtype}")
-    check_cpu("labels", labels)
-    if rows_of.dim() == 0:
-        raise ValueError(f"{name}: expected at least one dimension, got a scalar")
-    if not has_shape(labels, rows_of.shape[:-1]):
+def checked_labels(target: Tensor, input: Tensor) -> Tensor:
+    """Labels as int32 or int64, of the leading shape of ``input``."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target: expected a Tensor, got {type(target).__name__}")
+    if target.dtype not in (torch.int64, torch.int32, torch.uint8):
+        raise TypeError(f"target: expected int64, int32 or uint8, got {target.dtype}")
+    check_cpu("target", target)
+    if input.dim() == 0:
+        raise ValueError("input: expected at least one dimension, got a scalar")
+    if not has_shape(target, input.shape[:-1]):
         raise ValueError(
-            f"labels: expected the leading shape of {name}, {list(rows_of.shape[:-1])}, got {list(labels.shape)}"
+            f"target: expected the leading shape of input, {list(input.shape[:-1])}, got {list(target.shape)}"
         )
     # The ABI has no labels of 8 bits.
-    return labels.long() if labels.dtype == torch.uint8 else labels
+    return target.long() if target.dtype == torch.uint8 else target
 
 
-def check_rows(name: str, tensor: Tensor, labels: Tensor) -> None:
+def check_rows(name: str, tensor: Tensor, target: Tensor) -> None:
     """A number for each label lies as the labels do, or flat: of another shape it would go to other rows than meant."""
-    if not has_shape(tensor, labels.shape if tensor.dim() != 1 else (labels.numel(),)):
+    if not has_shape(tensor, target.shape if tensor.dim() != 1 else (target.numel(),)):
         raise ValueError(
-            f"{name}: expected the labels' shape {list(labels.shape)}, or [{labels.numel()}], got {list(tensor.shape)}"
+            f"{name}: expected target's shape {list(target.shape)}, or [{target.numel()}], got {list(tensor.shape)}"
         )
 
 

@@ -21,7 +21,7 @@ Number = float | Tensor
 
 
 def _logit_options(
-    ignore_index: int,
+    ignore_index: int | None,
     logit_scale: float,
     softcap: float,
     temperature: Number,
@@ -39,8 +39,8 @@ def _logit_options(
 
 
 def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    target: Tensor,
     weight: Tensor | None = None,
     *,
     ignore_index: int = -100,
@@ -54,7 +54,7 @@ def cross_entropy(
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    grad_in_forward: bool = False,
+    grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
 ) -> Tensor:
     """Cross-entropy of logits and labels, as `torch.nn.functional.cross_entropy` on the flattened leading dimensions.
@@ -68,9 +68,9 @@ def cross_entropy(
     Where PyTorch gives NaN, with every row ignored, the mean is 0.
 
     Args:
-        logits: [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or the rows
-            are not a stride apart in at most two levels).
-        labels: [...] int64, int32 or uint8. Rows with ``ignore_index`` are not read: they may hold NaN.
+        input: logits x, [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or
+            the rows are not a stride apart in at most two levels).
+        target: labels y, [...] int64, int32 or uint8. Rows with ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c, converted to float32.
         reduction: "none", "sum" or "mean".
         token_weights: [...] or flat [N] w, converted to float32.
@@ -82,10 +82,11 @@ def cross_entropy(
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
             rounded a second time where it is scaled (not by powers of 2), and a float16 one has lost what is below 6e-8 before
-            AMP's scale reaches it. While the graph is retained the backward gives a copy.
-        inplace_backward: write the gradient over ``logits``, which cannot be used after it (a second backward raises). With
-            ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds ``logits`` that are a view
-            (backward() and their base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
+            AMP's scale reaches it. While the graph is retained the backward gives a copy. Default None: from logits the backward
+            computes it, as a gradient as large as the logits would lie there from the forward on.
+        inplace_backward: write the gradient over ``input``, which cannot be used after it (a second backward raises). With
+            ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds an ``input`` that is a view
+            (backward() and its base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
 
     Returns:
         float32: a scalar, or [...] with reduction "none".
@@ -106,25 +107,24 @@ def cross_entropy(
     }
     loss, _ = loss_of_logits(
         "cross_entropy",
-        logits,
-        labels,
+        input,
+        target,
         (weight, token_weights),
         given,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
-        renamed={"class_weights": "weight"},
     )
     return loss
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    bias: Tensor | None = None,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
     *,
-    class_weights: Tensor | None = None,
-    ignore_index: int = -100,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -139,26 +139,33 @@ def linear_cross_entropy(
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
 ) -> Tensor:
-    """`cross_entropy` of the logits hidden @ weight.T + bias, which are never held: they exist a tile at a time.
+    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which are never held: they exist a tile at a time.
+
+    The arguments are those of torch's `torch.nn.functional.linear_cross_entropy`, but for its ``options``, which split a batch:
+    here ``workspace_bytes`` caps the memory.
 
     Args:
-        hidden: [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
-        weight: [V, H] the LM head, float32, bfloat16 or float16; any strides that do not overlap (a transposed [H, V] is taken
-            as it lies).
-        labels: [...] int64, int32 or uint8. Rows with ``ignore_index`` cost nothing.
-        bias: [V].
-        class_weights: [V] or [valid_vocab] (`cross_entropy`'s ``weight``).
+        input: hidden states, [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
+        linear_weight: the LM head, [V, H] float32, bfloat16 or float16; any strides that do not overlap (a transposed [H, V] is
+            taken as it lies).
+        target: labels, [...] int64, int32 or uint8. Rows with ``ignore_index`` cost nothing.
+        linear_bias: [V].
+        weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
+        ignore_index: None: -100.
         compute_dtype: what the products see, torch.bfloat16 or torch.float32; sums are float32 either way. Default: autocast's
-            dtype inside `torch.autocast`, else bfloat16 if hidden and weight are that, else float32. Never a copy of the head.
+            dtype inside `torch.autocast`, else bfloat16 if input and linear_weight are that, else float32. Never a copy of the
+            head.
         workspace_bytes: a cap on scratch memory; the fastest schedule that fits is taken, and a ValueError names the least that
             would do. Each pass has its own least: a backward of its own (``grad_in_forward=False``, `linear_logprobs`) may need
             more than the forward named, and raises then. Default: docs/memory.md.
         grad_in_forward: compute the gradients together with the loss: three products instead of four. Without it, or with
-            reduction "none", the backward computes them from 12 bytes a row that the forward saves. Default: True, but False
-            where a float16 tensor asks for its gradient, which would be rounded before AMP's scale multiplies it.
+            reduction "none", the backward computes them from 12 bytes a row that the forward saves. Default None: here True, as a
+            product is saved, but False where a float16 tensor asks for its gradient, which would be rounded before AMP's scale
+            multiplies it.
 
     The other arguments, the formula, the result and the errors: `cross_entropy`. Gradients have their tensors' dtypes and are
-    given for those of hidden, weight and bias that ask for them; weight's is summed in float32 and rounded once.
+    given for those of input, linear_weight and linear_bias that ask for them; linear_weight's is summed in float32 and rounded
+    once.
     """
     given = _logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
@@ -169,17 +176,17 @@ def linear_cross_entropy(
         "z_loss": z_loss,
         "num_items": num_items,
     }
-    head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
-    extra = (class_weights, token_weights)
+    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
+    extra = (weight, token_weights)
     loss, _ = loss_of_hidden(
-        "cross_entropy", head, labels, extra, given, grad_in_forward=grad_in_forward
+        "cross_entropy", head, target, extra, given, grad_in_forward=grad_in_forward
     )
     return loss
 
 
 def logprobs(
-    logits: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    target: Tensor,
     *,
     outputs: Iterable[str] = ("logp",),
     ignore_index: int = -100,
@@ -190,7 +197,7 @@ def logprobs(
     valid_vocab: int | None = None,
     inplace_backward: bool = False,
 ) -> RowOutputs:
-    """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
+    """Row outputs of the softmax at the labels ``target``: log-probability, log-sum-exp, entropy and more.
 
     Args:
         outputs: names of `RowOutputs`. logp, lse and entropy are differentiable: dL/dz_j = g_logp [j = y] + p_j (-g_logp +
@@ -199,22 +206,22 @@ def logprobs(
     The other arguments and the errors: `cross_entropy`.
 
     Returns:
-        RowOutputs: tensors of the labels' shape, None for what was not asked for.
+        RowOutputs: tensors of target's shape, None for what was not asked for.
     """
     given = _logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
-    return rows_of_logits(logits, labels, outputs, given, inplace_backward=inplace_backward)
+    return rows_of_logits(input, target, outputs, given, inplace_backward=inplace_backward)
 
 
 def linear_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    bias: Tensor | None = None,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
     *,
+    linear_bias: Tensor | None = None,
     outputs: Iterable[str] = ("logp",),
-    ignore_index: int = -100,
+    ignore_index: int | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -223,9 +230,12 @@ def linear_logprobs(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
 ) -> RowOutputs:
-    """`logprobs` of the logits hidden @ weight.T + bias, which are never held. Arguments: `linear_cross_entropy`, `logprobs`."""
+    """`logprobs` of the logits input @ linear_weight.T + linear_bias, which are never held.
+
+    Arguments: `linear_cross_entropy`, `logprobs`.
+    """
     given = _logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
-    head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
-    return rows_of_hidden(head, labels, outputs, given)
+    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
+    return rows_of_hidden(head, target, outputs, given)

@@ -16,7 +16,9 @@ Number = float | Tensor
 
 
 class _Options(nn.Module):
-    """Keeps keyword arguments of a function, those that are not given at every call, and shows them."""
+    """Keeps and shows keyword arguments of a function: those that are neither given at every call nor held by the module."""
+
+    _held: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         super().__init__()
@@ -24,8 +26,8 @@ class _Options(nn.Module):
         known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             known += PolicyOptions.__annotations__
-        at_every_call = inspect.signature(self.forward).parameters
-        expected = [name for name in known if name not in at_every_call]
+        others = {*inspect.signature(self.forward).parameters, *self._held}
+        expected = [name for name in known if name not in others]
         unknown = sorted(options.keys() - set(expected))
         if unknown:
             name = type(self).__name__
@@ -36,6 +38,25 @@ class _Options(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class _WithHead(_Options):
+    """The options of a fused function, and the LM head as torch's own modules hold it: `linear`, a `torch.nn.Linear`."""
+
+    _held = ("linear_bias", "weight")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: dict[str, Any],
+        in_features: int,
+        num_classes: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(function, options)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
 
 
 class CrossEntropyLoss(_Options):
@@ -54,16 +75,16 @@ class CrossEntropyLoss(_Options):
 
     def forward(
         self,
-        logits: Tensor,
-        labels: Tensor,
+        input: Tensor,
+        target: Tensor,
         *,
         token_weights: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Tensor:
-        """logits [..., V], labels [...] -> the loss, float32."""
+        """input [..., V], target [...] -> the loss, float32."""
         return cross_entropy(
-            logits,
-            labels,
+            input,
+            target,
             self.weight,
             token_weights=token_weights,
             num_items=num_items,
@@ -71,55 +92,52 @@ class CrossEntropyLoss(_Options):
         )
 
 
-class LinearCrossEntropyLoss(_Options):
-    """An LM head and its cross-entropy in one: `tileloss.torch.linear_cross_entropy` with the head's parameters.
+class LinearCrossEntropyLoss(_WithHead):
+    """An LM head and its cross-entropy in one, as `torch.nn.LinearCrossEntropyLoss`: `tileloss.torch.linear_cross_entropy`.
 
     Args:
-        in_features: H. out_features: V. bias: whether the head has one.
-        device, dtype: of the parameters, which are drawn as `torch.nn.Linear` does.
+        in_features: H. num_classes: V. bias: whether the head has one.
+        device, dtype: of the head, which is drawn as `torch.nn.Linear` does.
+        weight: [V] class weights, a buffer of the module.
         **options: keyword arguments of `linear_cross_entropy`.
 
-    Shapes: `weight` [V, H], `bias` [V] or None; a head that exists is shared by assigning its parameters.
+    The head is `linear`, with `linear.weight` [V, H] and `linear.bias` [V] or None; one that exists is shared by assigning it, or
+    its parameters. States are saved as torch's module saves them.
     """
+
+    weight: Tensor | None
 
     def __init__(
         self,
         in_features: int,
-        out_features: int,
-        bias: bool = False,
+        num_classes: int,
         *,
+        bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        weight: Tensor | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(linear_cross_entropy, options)
-        head = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
-        self.weight = head.weight
-        self.bias: nn.Parameter | None
-        if bias:
-            self.bias = head.bias
-        else:
-            self.register_parameter("bias", None)
-
-    def extra_repr(self) -> str:
-        vocab, width = self.weight.shape
-        shape = f"in_features={width}, out_features={vocab}, bias={self.bias is not None}"
-        return ", ".join(filter(None, (shape, super().extra_repr())))
+        super().__init__(
+            linear_cross_entropy, options, in_features, num_classes, bias, device, dtype
+        )
+        self.register_buffer("weight", weight)
 
     def forward(
         self,
-        hidden: Tensor,
-        labels: Tensor,
+        input: Tensor,
+        target: Tensor,
         *,
         token_weights: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Tensor:
-        """hidden [..., H], labels [...] -> the loss, float32."""
+        """input [..., H], target [...] -> the loss, float32."""
         return linear_cross_entropy(
-            hidden,
-            self.weight,
-            labels,
-            self.bias,
+            input,
+            self.linear.weight,
+            target,
+            linear_bias=self.linear.bias,
+            weight=self.weight,
             token_weights=token_weights,
             num_items=num_items,
             **self.options,
@@ -139,8 +157,8 @@ class PolicyLoss(_Options):
 
     def forward(
         self,
-        logits: Tensor,
-        labels: Tensor,
+        input: Tensor,
+        target: Tensor,
         advantages: Tensor,
         *,
         mask: Tensor | None = None,
@@ -152,8 +170,8 @@ class PolicyLoss(_Options):
     ) -> Any:
         """The tensors of `policy_loss` -> the loss, float32, or (loss, metrics) if the options ask for metrics."""
         return policy_loss(
-            logits,
-            labels,
+            input,
+            target,
             advantages,
             mask=mask,
             old_logp=old_logp,

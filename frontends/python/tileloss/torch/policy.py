@@ -80,7 +80,7 @@ class _PolicyCall(PolicyOptions, total=False):
 
 
 class _LogitsCall(_PolicyCall, total=False):
-    grad_in_forward: bool
+    grad_in_forward: bool | None
     inplace_backward: bool
 
 
@@ -113,8 +113,8 @@ def _given(
 
 @overload
 def policy_loss(
-    logits: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    target: Tensor,
     advantages: Tensor,
     *,
     return_metrics: Literal[False] = ...,
@@ -124,8 +124,8 @@ def policy_loss(
 
 @overload
 def policy_loss(
-    logits: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    target: Tensor,
     advantages: Tensor,
     *,
     return_metrics: Literal[True],
@@ -134,8 +134,8 @@ def policy_loss(
 
 
 def policy_loss(
-    logits: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    target: Tensor,
     advantages: Tensor,
     *,
     mask: Tensor | None = None,
@@ -145,7 +145,7 @@ def policy_loss(
     sequence_offsets: Tensor | None = None,
     preset: str | None = None,
     return_metrics: bool = False,
-    grad_in_forward: bool = False,
+    grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
     **options: Unpack[PolicyOptions],
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
@@ -156,34 +156,34 @@ def policy_loss(
     aggregated over sequences and tokens. docs/losses.md has every formula; each agrees with TRL's, Liger's or verl's.
 
     Args:
-        logits: [B, T, V], or [N, V] with ``sequence_offsets``; float32, bfloat16 or float16 on the CPU. Position t holds the
-            prediction of labels[:, t] (shift before the call: ``logits[:, :-1]`` is not copied).
-        labels: [B, T] or [N], int64, int32 or uint8: the tokens sampled.
-        advantages: [B] or [B, 1] of a sequence, or of the labels' shape. For [N] labels with one advantage a token say
+        input: logits, [B, T, V], or [N, V] with ``sequence_offsets``; float32, bfloat16 or float16 on the CPU. Position t holds
+            the prediction of target[:, t] (shift before the call: ``logits[:, :-1]`` is not copied).
+        target: the tokens sampled, [B, T] or [N], int64, int32 or uint8.
+        advantages: [B] or [B, 1] of a sequence, or of target's shape. For [N] tokens with one advantage a token say
             ``advantage_level="token"``. Not differentiated: one that requires a gradient is refused while gradients are
             recorded.
-        mask: of the labels' shape or flat [N], bool, integers or floats: tokens with 0 are neither read nor counted.
-        old_logp, ref_logp, sampler_logp: of the labels' shape or flat [N], of the policy that sampled, the reference model, and
+        mask: of target's shape or flat [N], bool, integers or floats: tokens with 0 are neither read nor counted.
+        old_logp, ref_logp, sampler_logp: of target's shape or flat [N], of the policy that sampled, the reference model, and
             the engine that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
         sequence_offsets: [S+1] integers: sequence b is rows offsets[b] to offsets[b+1]. Default: the rows of the batch.
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo or reinforce: a kind, a ratio level and an
             aggregation, on top of which options apply.
         return_metrics: also return a dict of 0-d tensors: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
-        grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`.
+        grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`; None leaves the gradient to the backward.
         **options: `PolicyOptions`.
 
     Returns:
-        float32: a scalar, or the labels' shape with aggregation "none"; with return_metrics a pair.
+        float32: a scalar, or target's shape with aggregation "none"; with return_metrics a pair.
 
     Raises:
         As `tileloss.torch.cross_entropy`.
     """
     loss, metrics = loss_of_logits(
         "policy_loss",
-        logits,
-        labels,
+        input,
+        target,
         (mask, old_logp, ref_logp, sampler_logp, advantages, sequence_offsets),
-        _given("policy_loss", options, labels, advantages),
+        _given("policy_loss", options, target, advantages),
         preset=preset or "",
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
@@ -194,12 +194,12 @@ def policy_loss(
 
 @overload
 def linear_policy_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
     advantages: Tensor,
-    bias: Tensor | None = ...,
     *,
+    linear_bias: Tensor | None = ...,
     return_metrics: Literal[False] = ...,
     **options: Unpack[_LinearCall],
 ) -> Tensor: ...
@@ -207,24 +207,24 @@ def linear_policy_loss(
 
 @overload
 def linear_policy_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
     advantages: Tensor,
-    bias: Tensor | None = ...,
     *,
+    linear_bias: Tensor | None = ...,
     return_metrics: Literal[True],
     **options: Unpack[_LinearCall],
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 def linear_policy_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
     advantages: Tensor,
-    bias: Tensor | None = None,
     *,
+    linear_bias: Tensor | None = None,
     mask: Tensor | None = None,
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
@@ -237,18 +237,19 @@ def linear_policy_loss(
     grad_in_forward: bool | None = None,
     **options: Unpack[PolicyOptions],
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    """`policy_loss` of the logits hidden @ weight.T + bias, which are never held.
+    """`policy_loss` of the logits input @ linear_weight.T + linear_bias, which are never held.
 
     Args: the head's as `tileloss.torch.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
-    labels. Tokens that are masked or ignored cost nothing.
+    tokens. Tokens that are masked or ignored cost nothing. ``grad_in_forward`` None is True here, as that saves a product, but
+    False where a float16 tensor asks for its gradient.
     """
-    head = make_head(hidden, weight, bias, compute_dtype, workspace_bytes)
+    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     loss, metrics = loss_of_hidden(
         "policy_loss",
         head,
-        labels,
+        target,
         (mask, old_logp, ref_logp, sampler_logp, advantages, sequence_offsets),
-        _given("linear_policy_loss", options, labels, advantages),
+        _given("linear_policy_loss", options, target, advantages),
         preset=preset or "",
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
