@@ -99,14 +99,16 @@ def test_a_model_learns() -> None:
 
 def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     p, classes = problem(), {"weight": torch.rand(V)}
+    bonus = {"entropy_coef": 0.1, "entropy_reduction": "as_loss"}
     return {
         "CrossEntropyLoss": (tl.CrossEntropyLoss(**classes, label_smoothing=0.1), (p.logits, p.labels)),
         "LinearCrossEntropyLoss": (tl.LinearCrossEntropyLoss(H, V, bias=True, z_loss=1e-3, **classes), (p.hidden, p.labels)),
         "PolicyLoss": (tl.PolicyLoss("dapo", beta=0.0), (p.logits, p.labels, p.advantages)),
+        "LinearPolicyLoss": (tl.LinearPolicyLoss(H, V, "dapo", bias=True, **bonus), (p.hidden, p.labels, p.advantages)),
     }  # fmt: skip
 
 
-NAMES = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "PolicyLoss"]
+NAMES = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "PolicyLoss", "LinearPolicyLoss"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,6 +125,15 @@ def test_modules_are_their_functions(name: str) -> None:
             z_loss=1e-3,
         ),
         "PolicyLoss": lambda: tl.policy_loss(*inputs, preset="dapo"),
+        "LinearPolicyLoss": lambda: tl.linear_policy_loss(
+            inputs[0],
+            module.linear.weight,
+            *inputs[1:],
+            linear_bias=module.linear.bias,
+            preset="dapo",
+            entropy_coef=0.1,
+            entropy_reduction="as_loss",
+        ),
     }[name]()
     assert torch.equal(module(*inputs), expected)
 
@@ -145,6 +156,7 @@ def test_what_modules_save() -> None:
         "CrossEntropyLoss": ["weight"],
         "LinearCrossEntropyLoss": ["weight", "linear.weight", "linear.bias"],
         "PolicyLoss": [],
+        "LinearPolicyLoss": ["linear.weight", "linear.bias"],
     }
     assert not list(tl.CrossEntropyLoss().state_dict())
     assert list(tl.LinearCrossEntropyLoss(H, V).state_dict()) == ["linear.weight"]
@@ -170,6 +182,10 @@ def test_modules_show_their_options() -> None:
     assert shown["CrossEntropyLoss"] == "CrossEntropyLoss(label_smoothing=0.1)"
     assert "(\n  z_loss=0.001\n" in shown["LinearCrossEntropyLoss"]
     assert f"in_features={H}, out_features={V}, bias=True" in shown["LinearCrossEntropyLoss"]
+    assert (
+        "(\n  preset='dapo', entropy_coef=0.1, entropy_reduction='as_loss'\n"
+        in shown["LinearPolicyLoss"]
+    )
     assert shown["PolicyLoss"] == "PolicyLoss(preset='dapo', beta=0.0)"
 
 
@@ -203,7 +219,7 @@ def test_modules_take_what_changes_at_every_call(name: str) -> None:
         assert not torch.equal(module(*inputs, token_weights=weights), module(*inputs))
 
 
-@pytest.mark.parametrize("kind", [tl.LinearCrossEntropyLoss])
+@pytest.mark.parametrize("kind", [tl.LinearCrossEntropyLoss, tl.LinearPolicyLoss])
 def test_the_head_is_drawn_as_a_linear_layer(kind: type[nn.Module]) -> None:
     torch.manual_seed(7)
     module = kind(H, V, bias=True)

@@ -17,6 +17,7 @@ from tileloss.torch.cross_entropy import (
 from tileloss.torch.modules import (
     CrossEntropyLoss,
     LinearCrossEntropyLoss,
+    LinearPolicyLoss,
     PolicyLoss,
 )
 from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
@@ -24,6 +25,7 @@ from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
 __all__ = [
     "CrossEntropyLoss",
     "LinearCrossEntropyLoss",
+    "LinearPolicyLoss",
     "PolicyLoss",
     "PolicyOptions",
     "RowOutputs",

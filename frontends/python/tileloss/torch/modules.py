@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy
-from tileloss.torch.policy import PolicyOptions, policy_loss
+from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
 
 Number = float | Tensor
 
@@ -173,6 +173,59 @@ class PolicyLoss(_Options):
             input,
             target,
             advantages,
+            mask=mask,
+            old_logp=old_logp,
+            ref_logp=ref_logp,
+            sampler_logp=sampler_logp,
+            sequence_offsets=sequence_offsets,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class LinearPolicyLoss(_WithHead):
+    """An LM head and a policy loss in one: `tileloss.torch.linear_policy_loss`.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: as `LinearCrossEntropyLoss`, and so is the head, `linear`.
+        preset: grpo, dapo, gspo, ...; None: the defaults.
+        **options: keyword arguments of `linear_policy_loss`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        preset: str | None = None,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        options = {"preset": preset, **options}
+        super().__init__(linear_policy_loss, options, in_features, num_classes, bias, device, dtype)
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        advantages: Tensor,
+        *,
+        mask: Tensor | None = None,
+        old_logp: Tensor | None = None,
+        ref_logp: Tensor | None = None,
+        sampler_logp: Tensor | None = None,
+        sequence_offsets: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., H] and the tensors of `policy_loss` -> the loss, or (loss, metrics) if the options ask for metrics."""
+        return linear_policy_loss(
+            input,
+            self.linear.weight,
+            target,
+            advantages,
+            linear_bias=self.linear.bias,
             mask=mask,
             old_logp=old_logp,
             ref_logp=ref_logp,
