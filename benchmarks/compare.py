@@ -87,7 +87,7 @@ def compare(options: argparse.Namespace) -> int:
     from comparison import bars, measure, report
     from comparison.contestants import GROUPS
     from comparison.inputs import Shape
-    from tileloss._library import chosen_isa
+    from tileloss._core.calls import chosen_isa
 
     patterns = options.only or ["*"]
     everyone = [entry for group in GROUPS.values() for entry in group.contestants]

@@ -245,7 +245,7 @@ def test_the_instruction_set_is_the_librarys_own_choice(forced: str | None) -> N
     """Also where TILELOSS_ISA forbids the AMX that a machine has."""
     environment = {k: v for k, v in os.environ.items() if k != "TILELOSS_ISA"}
     environment |= {"TILELOSS_ISA": forced} if forced else {}
-    program = "from tileloss._library import chosen_isa; print(chosen_isa())"
+    program = "from tileloss._core.calls import chosen_isa; print(chosen_isa())"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )

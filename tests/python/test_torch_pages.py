@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tileloss import _library
 from tileloss import torch as tl
+from tileloss._core import pages
 from torch_problems import allocations
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
@@ -31,7 +31,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 def test_large_gradients_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        _library, "advise_huge_pages", lambda address, size: asked.append((address, size))
+        pages, "advise_huge_pages", lambda address, size: asked.append((address, size))
     )
     large = torch.randn(40, 131072).requires_grad_()
     gradient, small = large, large[:1].detach().requires_grad_()
@@ -47,11 +47,9 @@ def test_the_kernel_takes_the_advice() -> None:
         pytest.skip("this kernel's transparent huge pages are off")
     buffer = torch.empty(64 << 20, dtype=torch.uint8)  # a mapping of its own
     assert "hg" not in flags_at(buffer.data_ptr() + (32 << 20))
-    _library.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
+    pages.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
     assert "hg" in flags_at(buffer.data_ptr() + (32 << 20))
-    _library.advise_huge_pages(
-        ctypes.addressof(ctypes.c_char()), 1
-    )  # too small: no advice, no error
+    pages.advise_huge_pages(ctypes.addressof(ctypes.c_char()), 1)  # too small: no advice, no error
 
 
 @pytest.fixture
@@ -122,7 +120,7 @@ def test_the_memory_of_dhidden_and_dhead_serves_the_next(
     del first
     assert all(map(is_mapped, addresses))
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(_library, "advise_huge_pages", lambda *pages: asked.append(pages))
+    monkeypatch.setattr(pages, "advise_huge_pages", lambda *pages: asked.append(pages))
     second = head_gradients(name, *given, grad_in_forward=one_pass)
     assert [g.data_ptr() for g in second] == addresses
     assert all(torch.equal(a, b) for a, b in zip(second, values, strict=True))

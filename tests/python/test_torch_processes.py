@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tileloss import _library
+import tileloss
 from tileloss import torch as tl
+from tileloss._core import calls
 from torch_problems import FUNCTIONS, gradients, problem, run
 
 
@@ -67,13 +68,13 @@ def test_without_gradients(name: str, mode: type[torch.no_grad]) -> None:
 
 def test_no_more_threads_than_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    own_call = _library.call
+    own_call = calls.call
 
     def recording(*args: object, threads: int = 0, **options: object) -> None:
         asked.append(threads)
         own_call(*args, threads=threads, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_library, "call", recording)
+    monkeypatch.setattr(calls, "call", recording)
     p = problem()
     before = torch.get_num_threads()
     try:
@@ -150,4 +151,4 @@ def test_a_missing_library_is_an_import_error() -> None:
 
 
 def test_the_package_is_typed() -> None:
-    assert (Path(_library.__file__).parent / "py.typed").is_file()
+    assert (Path(tileloss.__file__).parent / "py.typed").is_file()

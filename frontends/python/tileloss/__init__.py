@@ -4,7 +4,7 @@ The functions live with the framework that they serve: ``tileloss.torch`` for Py
 Hugging Face transformers and TRL. ``import tileloss`` itself needs neither.
 """
 
-from tileloss._library import library_path, version
+from tileloss._core.library import library_path, version
 
 __version__ = version()
 __all__ = ["__version__", "library_path"]

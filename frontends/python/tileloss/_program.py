@@ -4,7 +4,7 @@ import os
 import sys
 from typing import NoReturn
 
-from tileloss._files import packaged_file
+from tileloss._core.files import packaged_file
 
 
 def main() -> NoReturn:

@@ -5,7 +5,7 @@ From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`. Fused with the
 torch's names where it has one.
 """
 
-from tileloss._library import call_counts
+from tileloss._core.calls import call_counts
 from tileloss.torch._apply import RowOutputs
 from tileloss.torch._pages import empty_cache
 from tileloss.torch.cross_entropy import (

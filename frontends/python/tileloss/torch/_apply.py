@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tileloss._library import FUNCTIONS
+from tileloss._core.functions import FUNCTIONS
+from tileloss._core.slots import INPUTS, ROW_OUTPUTS, SLOTS
 from tileloss.torch._autograd import apply
-from tileloss.torch._call import ARGUMENT_NAMES, EXTRA_INPUTS, ROW_OUTPUTS
+from tileloss.torch._call import ARGUMENT_NAMES
 from tileloss.torch._define import is_traced
 from tileloss.torch._dtensor import local_rows, whole_parameter
 from tileloss.torch._options import Value, encode, refuse_gradient
@@ -100,18 +101,19 @@ def make_head(
 
 def _extra_inputs(
     function: str,
-    extra: Sequence[Tensor | None],
+    extra: Mapping[str, Tensor | None],
     labels: Tensor,
     vocab: int,
     given: Mapping[str, Value],
 ) -> list[Tensor | None]:
-    """The tensors that go with the labels, checked and detached."""
+    """The tensors that go with the labels, by their names in the ABI: in its order, checked and detached."""
     inputs: list[Tensor | None] = []
-    for name, tensor in zip(EXTRA_INPUTS[function], extra, strict=True):
+    for name in INPUTS[function]:
+        tensor = extra.get(name)
         if tensor is None:
             inputs.append(None)
             continue
-        shown = ARGUMENT_NAMES.get(name, name)
+        shown, shape = ARGUMENT_NAMES.get(name, name), SLOTS[name].shape
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{shown}: expected a Tensor, got {type(tensor).__name__}")
         check_cpu(shown, tensor)
@@ -119,29 +121,28 @@ def _extra_inputs(
             raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
         if name in _FACTORS:
             refuse_gradient(shown, tensor)
-        if name == "class_weights":
+        if shape == "V":
             check_vector(shown, tensor)
             valid = given.get("valid_vocab")
             if isinstance(valid, int) and 0 < valid < vocab == tensor.shape[0]:
                 tensor = tensor[:valid]
-        elif name == "sequence_offsets":
-            check_vector(name, tensor)
+        elif shape == "S+1":
+            check_vector(shown, tensor)
             if tensor.dtype not in _INTEGERS or tensor.dtype == torch.bool:
-                raise TypeError(f"{name}: expected integers, got {tensor.dtype}")
-        elif name == "advantages" and given.get("advantage_level") != "token":
-            _check_sequences(tensor, labels)
+                raise TypeError(f"{shown}: expected integers, got {tensor.dtype}")
+        elif shape == "S or N" and given.get("advantage_level") != "token":
+            _check_sequences(shown, tensor, labels)
         else:
             check_rows(shown, tensor, labels)
         inputs.append(tensor.detach())
     return inputs
 
 
-def _check_sequences(advantages: Tensor, labels: Tensor) -> None:
+def _check_sequences(name: str, tensor: Tensor, labels: Tensor) -> None:
     """One for each sequence, [B] or [B, 1]."""
-    if advantages.dim() != 1 and (advantages.dim() != 2 or advantages.shape[1] != 1):
+    if tensor.dim() != 1 and (tensor.dim() != 2 or tensor.shape[1] != 1):
         raise ValueError(
-            f"advantages: expected [B] or [B, 1] of sequences, or target's shape {list(labels.shape)}, "
-            f"got {list(advantages.shape)}"
+            f"{name}: expected [B] or [B, 1] of sequences, or target's shape {list(labels.shape)}, got {list(tensor.shape)}"
         )
 
 
@@ -149,7 +150,7 @@ def loss_of_logits(
     function: str,
     logits: Tensor,
     labels: Tensor,
-    extra: Sequence[Tensor | None],
+    extra: Mapping[str, Tensor | None],
     given: Mapping[str, Value],
     *,
     preset: str = "",
@@ -198,7 +199,7 @@ def loss_of_hidden(
     function: str,
     head: Head,
     labels: Tensor,
-    extra: Sequence[Tensor | None],
+    extra: Mapping[str, Tensor | None],
     given: Mapping[str, Value],
     *,
     preset: str = "",
@@ -207,8 +208,7 @@ def loss_of_hidden(
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
     labels = checked_labels(local_rows("target", labels), head.hidden)
-    named = zip(EXTRA_INPUTS[function], extra, strict=True)
-    extra = [local_rows(ARGUMENT_NAMES.get(name, name), tensor) for name, tensor in named]
+    extra = {n: local_rows(ARGUMENT_NAMES.get(n, n), tensor) for n, tensor in extra.items()}
     of_labels = _extra_inputs(function, extra, labels, head.head.shape[0], given)
     name = f"linear_{function}"
     options = encode(name, given, preset)
@@ -250,8 +250,9 @@ def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
 
 def _row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutputs:
     named = {name: r for name, r in zip(ROW_OUTPUTS, results, strict=False) if name in outputs}
-    if "correct" in named:
-        named["correct"] = named["correct"].view(torch.bool)
+    for name, result in named.items():
+        if result.dtype == torch.uint8:  # the ABI's truth values
+            named[name] = result.view(torch.bool)
     return RowOutputs(**named)
 
 

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss._core.slots import DIFFERENTIABLE, INPUTS, LOSSES
 from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
-from tileloss.torch._call import EXTRA_INPUTS
-from tileloss.torch._define import LOSSES, is_batched, is_traced, run
+from tileloss.torch._define import is_batched, is_traced, run
 
 Ctx = Any
 Gradients = tuple[Tensor | None, ...]  # of the first inputs; the others have none
 Setup = Callable[[Ctx, Sequence[Any], Any], None]
 Backward = Callable[..., Gradients]
 _ops = torch.ops.tileloss
+_UPSTREAM = len(DIFFERENTIABLE)  # gradients that a backward of row outputs is given
 
 # Whether the caller passed retain_graph=True. A private name of torch 2.10 and newer; without it gradients are copied.
 _keeps_graph: Callable[[], bool] = getattr(
@@ -88,7 +89,7 @@ class _Saved:
         rest: Sequence[Any],
         state: Tensor,
     ) -> None:
-        n = len(EXTRA_INPUTS[function])
+        n = len(INPUTS[function])
         extra, options, values, scalars = rest[:n], rest[n], rest[n + 1], rest[n + 2]
         ctx.save_for_backward(*tensors, *extra, scalars, state)
         ctx.num_tensors = len(tensors)
@@ -216,7 +217,7 @@ def _head_gradients(ctx: Ctx, gradients: Sequence[Tensor]) -> Gradients:
 
 
 def _register_linear_loss(f: str) -> None:
-    num_extra = len(EXTRA_INPUTS[f])
+    num_extra = len(INPUTS[f])
     name = f"linear_{f}"
 
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
@@ -248,11 +249,11 @@ def _register_linear_loss(f: str) -> None:
 def _register_logprobs() -> None:
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         *outputs, state = output
-        ctx.mark_non_differentiable(*outputs[3:], state)
+        ctx.mark_non_differentiable(*outputs[_UPSTREAM:], state)
         _Saved.keep(ctx, "logprobs", inputs[:2], inputs[2:], state)
 
     def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
-        upstream = grads[:3]
+        upstream = grads[:_UPSTREAM]
         if all(g is None for g in upstream):
             return ()
         (logits, labels), rest, state = _Saved.restore(ctx)
@@ -268,12 +269,12 @@ def _register_logprobs() -> None:
 def _register_linear_logprobs() -> None:
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         *outputs, state = output
-        ctx.mark_non_differentiable(*outputs[3:], state)
+        ctx.mark_non_differentiable(*outputs[_UPSTREAM:], state)
         _Saved.keep(ctx, "logprobs", inputs[:4], inputs[4:], state)
         ctx.head_options = inputs[7:9]
 
     def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
-        upstream = grads[:3]
+        upstream = grads[:_UPSTREAM]
         if all(g is None for g in upstream):
             return ()
         tensors, rest, state = _Saved.restore(ctx)

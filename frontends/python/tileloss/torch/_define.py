@@ -8,18 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tileloss import _library
-from tileloss.torch._call import EXTRA_INPUTS, ROW_OUTPUTS, Call, is_per_row
-from tileloss.torch._tensors import CPU, set_row_state
+from tileloss._core.functions import FUNCTIONS
+from tileloss._core.options import given_names, is_per_row
+from tileloss._core.slots import DIFFERENTIABLE, INPUTS, ROW_OUTPUTS, state_arrays
+from tileloss.torch._call import Call
+from tileloss.torch._tensors import CPU, SLOT_DTYPES, set_row_state
 
-LOSSES = ("cross_entropy", "policy_loss")
 Extra = Sequence[Tensor | None]
 
 OPTIONS = "str options, float[] values, Tensor? scalars"
 
 
 def extra_schema(function: str) -> str:
-    return "".join(f", Tensor? {name}" for name in EXTRA_INPUTS[function])
+    return "".join(f", Tensor? {name}" for name in INPUTS[function])
 
 
 def empty() -> Tensor:
@@ -27,11 +28,11 @@ def empty() -> Tensor:
 
 
 def metrics_size(name: str, wanted: bool) -> int:
-    return len(_library.FUNCTIONS[name].metrics) if wanted else 0
+    return len(FUNCTIONS[name].metrics) if wanted else 0
 
 
-def new_loss(call: Call, labels: Tensor, options: str, values: Sequence[float]) -> Tensor:
-    shape = labels.shape if is_per_row(call.function.name, options, values) else ()
+def new_loss(call: Call, labels: Tensor) -> Tensor:
+    shape = labels.shape if is_per_row(call.function, call.names, call.values) else ()
     return call.new_output("loss", shape)
 
 
@@ -47,11 +48,15 @@ def new_state(call: Call, labels: Tensor, arrays: int) -> Tensor:
     return state
 
 
+def loss_state_arrays(options: str, keep_state: bool) -> int:
+    return state_arrays(given_names(options)) if keep_state else 0
+
+
 def split(
     function: str, rest: Sequence[Any]
 ) -> tuple[Extra, str, list[float], Tensor | None, Sequence[Any]]:
     """An operator's arguments after its labels: the extra inputs, the options, what is left."""
-    n = len(EXTRA_INPUTS[function])
+    n = len(INPUTS[function])
     return rest[:n], rest[n], rest[n + 1], rest[n + 2], rest[n + 3 :]
 
 
@@ -112,17 +117,13 @@ def run(name: str, *inputs: Any) -> Any:
 def fake_loss(
     f: str, labels: Tensor, options: str, values: Sequence[float], wants_metrics: bool
 ) -> tuple[Tensor, Tensor]:
-    per_row = is_per_row(f, options, values)
+    per_row = is_per_row(FUNCTIONS[f], options, values)
     loss = labels.new_empty(labels.shape if per_row else (), dtype=torch.float32)
     return loss, labels.new_empty((metrics_size(f, wants_metrics),), dtype=torch.float32)
 
 
 ROWS = "(" + ", ".join(["Tensor"] * (len(ROW_OUTPUTS) + 1)) + ")"
-ROW_GRADS = "Tensor? logp_grad, Tensor? lse_grad, Tensor? entropy_grad"
-
-
-def _row_state_arrays(wanted: Sequence[str]) -> int:
-    return 4 if "entropy" in wanted else 3  # its gradient reads entropy_sum
+ROW_GRADS = ", ".join(f"Tensor? {name}_grad" for name in DIFFERENTIABLE)
 
 
 def new_row_outputs(
@@ -130,27 +131,26 @@ def new_row_outputs(
 ) -> tuple[Tensor, ...]:
     wanted = outputs.split(",")
     results = [
-        call.new_output(name, labels.shape, dtype) if name in wanted else empty()
-        for name, dtype in ROW_OUTPUTS.items()
+        call.new_output(name, labels.shape) if name in wanted else empty() for name in ROW_OUTPUTS
     ]
-    results.append(new_state(call, labels, _row_state_arrays(wanted) if keep_state else 0))
+    results.append(new_state(call, labels, state_arrays(wanted) if keep_state else 0))
     return tuple(results)
 
 
 def fake_row_outputs(labels: Tensor, outputs: str, keep_state: bool) -> tuple[Tensor, ...]:
     wanted = outputs.split(",")
     results = [
-        labels.new_empty(labels.shape, dtype=dtype)
+        labels.new_empty(labels.shape, dtype=SLOT_DTYPES[name])
         if name in wanted
         else labels.new_empty((0,), dtype=torch.float32)
-        for name, dtype in ROW_OUTPUTS.items()
+        for name in ROW_OUTPUTS
     ]
-    arrays = _row_state_arrays(wanted) if keep_state else 0
+    arrays = state_arrays(wanted) if keep_state else 0
     results.append(labels.new_empty((arrays, labels.numel()), dtype=torch.float32))
     return tuple(results)
 
 
 def row_grads(call: Call, grads: Sequence[Tensor | None], state: Tensor) -> None:
-    for slot, grad in zip(("logp_grad", "lse_grad", "entropy_grad"), grads, strict=True):
-        call.vector(slot, grad, torch.float32)
+    for name, grad in zip(DIFFERENTIABLE, grads, strict=True):
+        call.vector(f"{name}_grad", grad)
     set_row_state(call.args, state)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._library import BACKWARD, FORWARD, VALUE_AND_GRAD
+from tileloss._core.slots import DIFFERENTIABLE, LOSSES
+from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
 from tileloss.torch import _ops_linear  # noqa: F401 (registers)
-from tileloss.torch._call import Call, state_arrays
+from tileloss.torch._call import Call
 from tileloss.torch._define import (
-    LOSSES,
     OPTIONS,
     ROW_GRADS,
     ROWS,
@@ -28,6 +28,7 @@ from tileloss.torch._define import (
     extra_schema,
     fake_loss,
     fake_row_outputs,
+    loss_state_arrays,
     new_loss,
     new_metrics,
     new_row_outputs,
@@ -48,13 +49,13 @@ def _define_loss(f: str) -> None:
         extra, options, values, scalars, left = split(f, rest)
         call = Call(f, options, values, scalars)
         call.logits(logits, dlogits)
-        call.inputs(labels, extra)
+        call.inputs(f, labels, extra)
         return call, left
 
     def forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         call, (keep_state, wants_metrics) = start(logits, labels, rest, None)
-        loss = new_loss(call, labels, call.names, call.values)
-        state = new_state(call, labels, state_arrays(call.names) if keep_state else 0)
+        loss = new_loss(call, labels)
+        state = new_state(call, labels, loss_state_arrays(call.names, keep_state))
         metrics = new_metrics(call, wants_metrics)
         call.run(FORWARD)
         return loss, state, metrics
@@ -62,13 +63,13 @@ def _define_loss(f: str) -> None:
     def fake_forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         _, options, values, _, (keep_state, wants_metrics) = split(f, rest)
         loss, metrics = fake_loss(f, labels, options, values, wants_metrics)
-        arrays = state_arrays(options) if keep_state else 0
+        arrays = loss_state_arrays(options, keep_state)
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         dlogits = new_gradient(logits, "dlogits")
         call, (wants_metrics,) = start(logits, labels, rest, dlogits)
-        loss = new_loss(call, labels, call.names, call.values)
+        loss = new_loss(call, labels)
         metrics = new_metrics(call, wants_metrics)
         call.run(VALUE_AND_GRAD)
         return loss, dlogits, metrics
@@ -83,7 +84,7 @@ def _define_loss(f: str) -> None:
     def value_and_grad_(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         _check_in_place(logits)
         call, (wants_metrics,) = start(logits, labels, rest, logits)
-        loss = new_loss(call, labels, call.names, call.values)
+        loss = new_loss(call, labels)
         metrics = new_metrics(call, wants_metrics)
         call.run(VALUE_AND_GRAD)
         return loss, metrics
@@ -96,7 +97,7 @@ def _define_loss(f: str) -> None:
         dlogits: Tensor, grad: Tensor, logits: Tensor, labels: Tensor, rest: Sequence[Any]
     ) -> None:
         call, (state,) = start(logits, labels, rest, dlogits)
-        call.vector("loss_grad", grad, torch.float32)
+        call.vector("loss_grad", grad)
         set_row_state(call.args, state)
         call.run(BACKWARD)
 
@@ -153,6 +154,7 @@ def _check_in_place(logits: Tensor) -> None:
 
 
 def _define_logprobs() -> None:
+    n = len(DIFFERENTIABLE)  # the upstream gradients, a backward's first arguments
     inputs = f"Tensor logits, Tensor labels, {OPTIONS}"
     in_place = inputs.replace("Tensor logits", "Tensor(a!) logits")
 
@@ -160,7 +162,7 @@ def _define_logprobs() -> None:
         options, values, scalars = rest
         call = Call("logprobs", options, values, scalars)
         call.logits(logits, dlogits)
-        call.inputs(labels, ())
+        call.inputs("logprobs", labels, ())
         return call
 
     def forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -179,18 +181,18 @@ def _define_logprobs() -> None:
         call.run(BACKWARD)
 
     def backward(*args: Any) -> Tensor:
-        logits = args[3]
+        grads, (logits, labels, *rest) = args[:n], args[n:]
         dlogits = new_gradient(logits, "dlogits")
-        backward_into(dlogits, args[:3], logits, args[4], args[5:])
+        backward_into(dlogits, grads, logits, labels, rest)
         return dlogits
 
     def backward_(*args: Any) -> None:
-        logits = args[3]
+        grads, (logits, labels, *rest) = args[:n], args[n:]
         _check_in_place(logits)
-        backward_into(logits, args[:3], logits, args[4], args[5:])
+        backward_into(logits, grads, logits, labels, rest)
 
     def fake_backward(*args: Any) -> Tensor:
-        return args[3].new_empty(args[3].shape)
+        return args[n].new_empty(args[n].shape)
 
     def fake_forward(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         return fake_row_outputs(labels, *rest[-2:])

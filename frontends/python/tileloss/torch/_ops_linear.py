@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._library import BACKWARD, FORWARD, VALUE_AND_GRAD
-from tileloss.torch._call import Call, state_arrays
+from tileloss._core.slots import DIFFERENTIABLE, LOSSES
+from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
+from tileloss.torch._call import Call
 from tileloss.torch._define import (
-    LOSSES,
     OPTIONS,
     ROW_GRADS,
     ROWS,
@@ -20,6 +20,7 @@ from tileloss.torch._define import (
     extra_schema,
     fake_loss,
     fake_row_outputs,
+    loss_state_arrays,
     new_loss,
     new_metrics,
     new_row_outputs,
@@ -41,7 +42,7 @@ def _start_linear(
     extra, options, values, scalars, (compute_dtype, workspace_bytes, *left) = split(f, rest)
     call = Call(f"linear_{f}", options, values, scalars)
     call.head(hidden, head, bias, compute_dtype)
-    call.inputs(labels, extra)
+    call.inputs(f, labels, extra)
     return call, workspace_bytes, left
 
 
@@ -79,8 +80,8 @@ def _define_linear_loss(f: str) -> None:
 
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         call, budget, (keep_state, wants_metrics) = _start_linear(f, args[:4], args[4:])
-        loss = new_loss(call, args[3], call.names, call.values)
-        state = new_state(call, args[3], state_arrays(call.names) if keep_state else 0)
+        loss = new_loss(call, args[3])
+        state = new_state(call, args[3], loss_state_arrays(call.names, keep_state))
         metrics = new_metrics(call, wants_metrics)
         call.run(FORWARD, budget)
         return loss, state, metrics
@@ -89,12 +90,12 @@ def _define_linear_loss(f: str) -> None:
         labels = args[3]
         _, options, values, _, (_, _, keep_state, wants_metrics) = split(f, args[4:])
         loss, metrics = fake_loss(name, labels, options, values, wants_metrics)
-        arrays = state_arrays(options) if keep_state else 0
+        arrays = loss_state_arrays(options, keep_state)
         return loss, labels.new_empty((arrays, labels.numel()), dtype=torch.float32), metrics
 
     def value_and_grad(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         call, budget, (*needs, wants_metrics) = _start_linear(f, args[:4], args[4:])
-        loss = new_loss(call, args[3], call.names, call.values)
+        loss = new_loss(call, args[3])
         metrics = new_metrics(call, wants_metrics)
         gradients = _new_head_gradients(call, args[:4], needs)
         call.run(VALUE_AND_GRAD, budget)
@@ -107,7 +108,7 @@ def _define_linear_loss(f: str) -> None:
 
     def backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         call, budget, (state, *needs) = _start_linear(f, args[:4], args[4:])
-        call.vector("loss_grad", grad, torch.float32)
+        call.vector("loss_grad", grad)
         set_row_state(call.args, state)
         gradients = _new_head_gradients(call, args[:4], needs)
         call.run(BACKWARD, budget)
@@ -137,6 +138,7 @@ def _define_linear_loss(f: str) -> None:
 
 
 def _define_linear_logprobs() -> None:
+    n = len(DIFFERENTIABLE)  # the upstream gradients, a backward's first arguments
     inputs = f"{_LINEAR}, {OPTIONS}, {_HEAD_OPTIONS}"
 
     def forward(*args: Any) -> tuple[Tensor, ...]:
@@ -146,9 +148,9 @@ def _define_linear_logprobs() -> None:
         return results
 
     def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        tensors = args[3:7]
-        call, budget, (state, *needs) = _start_linear("logprobs", tensors, args[7:])
-        row_grads(call, args[:3], state)
+        tensors = args[n : n + 4]
+        call, budget, (state, *needs) = _start_linear("logprobs", tensors, args[n + 4 :])
+        row_grads(call, args[:n], state)
         gradients = _new_head_gradients(call, tensors, needs)
         call.run(BACKWARD, budget)
         return gradients
@@ -157,7 +159,7 @@ def _define_linear_logprobs() -> None:
         return fake_row_outputs(args[3], *args[-2:])
 
     def fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _fake_head_gradients(args[3:7], args[-3:])
+        return _fake_head_gradients(args[n : n + 4], args[-3:])
 
     define(
         "linear_logprobs",

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from tileloss import _library
+from tileloss._core import pages as huge
 
 LARGE = 8 << 20  # bytes from which a gradient's memory is managed here
 Kind = Literal["dlogits", "dhidden", "dhead"]
@@ -47,7 +47,7 @@ def lend(like: Tensor, kind: Kind) -> Tensor | None:
     weakref.finalize(lent, _take_back, pages, kept).atexit = False
     # resize_ makes no view of another tensor, as reshape would.
     tensor = torch.frombuffer(lent, dtype=like.dtype, count=like.numel()).resize_(like.shape)
-    _library.advise_huge_pages(tensor.data_ptr(), like.nbytes)
+    huge.advise_huge_pages(tensor.data_ptr(), like.nbytes)
     return tensor
 
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from math import prod
-from struct import Struct
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tileloss import _library
-from tileloss._library import Args, RowState
+from tileloss._core import structs, views
+from tileloss._core.slots import SLOTS, Args
+from tileloss._core.views import Layout
 from tileloss.torch import _pages
 
 DTYPES = {
-    torch.float32: _library.FLOAT32,
-    torch.bfloat16: _library.BFLOAT16,
-    torch.float16: _library.FLOAT16,
-    torch.int32: _library.INT32,
-    torch.int64: _library.INT64,
-    torch.uint8: _library.UINT8,
-    torch.bool: _library.UINT8,
+    torch.float32: structs.FLOAT32,
+    torch.bfloat16: structs.BFLOAT16,
+    torch.float16: structs.FLOAT16,
+    torch.int32: structs.INT32,
+    torch.int64: structs.INT64,
+    torch.bool: structs.UINT8,
+    torch.uint8: structs.UINT8,
+}
+_OF_CODES = {code: dtype for dtype, code in DTYPES.items()}
+# An output's type, and what an input becomes of a type that the slot does not take.
+SLOT_DTYPES = {name: _OF_CODES[slot.dtypes[0]] for name, slot in SLOTS.items()}
+_TAKEN = {
+    name: frozenset(dtype for dtype, code in DTYPES.items() if code in slot.dtypes)
+    for name, slot in SLOTS.items()
 }
 CPU = torch.device("cpu")  # where outputs are made, whatever torch.set_default_device says
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_ROW_STATE_BYTES = ctypes.sizeof(RowState)
-# The fields of _library's Matrix and Vector, and RowState's first: packed into Args, which takes a third of the time of making
-# and assigning ctypes structs (0.5 us instead of 1.7 each).
-_MATRIX, _VECTOR, _ROW_STATE = Struct("Q4q4i"), Struct("Q2q4i"), Struct("Qq4Q")
-_OFFSETS = {field[0]: getattr(Args, field[0]).offset for field in Args._fields_}
 _NO_FORWARD_MODE = "tileloss: forward-mode differentiation is not supported"
 
 
@@ -132,51 +131,14 @@ def check_vector(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: expected one dimension, got {list(tensor.shape)}")
 
 
-def _leading(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The leading dimensions as few (size, stride) pairs, outermost first."""
-    merged: list[tuple[int, int]] = []
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 1:
-            continue
-        if merged and merged[-1][1] == size * stride:
-            merged[-1] = (merged[-1][0] * size, stride)
-        else:
-            merged.append((size, stride))
-    return merged
-
-
-class _Layout(NamedTuple):
-    """Rows a stride apart, in groups a stride of their own apart."""
-
-    rows: int
-    row_stride: int
-    group_rows: int = 0
-    group_stride: int = 0
-
-
-def _layout(tensor: Tensor) -> _Layout | None:
+def _layout(tensor: Tensor) -> Layout | None:
     """How the rows of [..., C] lie, if the ABI can say it."""
     if tensor.is_neg():
         return None
-    cols = tensor.shape[-1]
-    if tensor.numel() == 0:
-        return _Layout(prod(tensor.shape[:-1]), max(cols, 1))
-    if tensor.is_contiguous():
-        return _Layout(tensor.numel() // cols, cols)
-    if cols > 1 and tensor.stride(-1) != 1:
-        return None
-    leading = _leading(tensor.shape[:-1], tensor.stride()[:-1])
-    if not leading:
-        return _Layout(1, cols)
-    rows, stride = leading[-1]
-    if stride < cols or len(leading) > 2:
-        return None
-    if len(leading) == 1:
-        return _Layout(rows, stride)
-    groups, group_stride = leading[0]
-    if group_stride < (rows - 1) * stride + cols:
-        return None
-    return _Layout(groups * rows, stride, rows, group_stride)
+    if tensor.is_contiguous() and (size := tensor.numel()) > 0:
+        cols = tensor.shape[-1]
+        return Layout(size // cols, cols)
+    return views.layout(tensor.shape, tensor.stride())
 
 
 def lies_in_rows(tensor: Tensor) -> bool:
@@ -184,79 +146,53 @@ def lies_in_rows(tensor: Tensor) -> bool:
     return _layout(tensor) is not None
 
 
-def _pack_matrix(
-    args: Args, slot: str, tensor: Tensor, rows: int, cols: int, row_stride: int, col_stride: int
-) -> None:
-    address, code = tensor.data_ptr(), DTYPES[tensor.dtype]
-    _MATRIX.pack_into(
-        args, _OFFSETS[slot], address, rows, cols, row_stride, col_stride, code, 0, 0, 0
-    )
-
-
 def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     """[..., V] as [N,V]. Returns what must outlive the call: the logits, or a copy where the ABI cannot say how their rows lie.
     ``dlogits`` is contiguous, or the logits themselves."""
-    layout = _layout(logits)
-    if layout is None:
+    lie = _layout(logits)
+    if lie is None:
         logits = logits.resolve_neg().contiguous()
-        layout = _Layout(logits.numel() // logits.shape[-1], logits.shape[-1])
-    rows, row_stride, group_rows, group_stride = layout
-    cols = logits.shape[-1]
-    _pack_matrix(args, "logits", logits, rows, cols, row_stride, 1)
-    if group_rows:
-        args.row_groups.rows, args.row_groups.logits_stride = group_rows, group_stride
-    if dlogits is None:
-        return logits
-    in_place = dlogits is logits
-    _pack_matrix(args, "dlogits", dlogits, rows, cols, row_stride if in_place else cols, 1)
-    if group_rows:
-        args.row_groups.dlogits_stride = group_stride if in_place else group_rows * cols
+        lie = Layout(logits.numel() // logits.shape[-1], logits.shape[-1])
+    dtype, cols = DTYPES[logits.dtype], logits.shape[-1]
+    views.set_logits(args, logits.data_ptr(), dtype, cols, lie)
+    if dlogits is not None:
+        views.set_dlogits(args, dlogits.data_ptr(), dtype, cols, lie, dlogits is logits)
     return logits
 
 
 def without_overlap(matrix: Tensor) -> Tensor:
     """[R,C] as it lies; a copy where elements share memory, as in an expanded tensor, or are to be negated."""
     matrix = matrix.resolve_neg()
-    if matrix.is_contiguous():
+    if matrix.is_contiguous() or views.lies_apart(matrix.shape, matrix.stride()):
         return matrix
-    (rows, cols), (row_stride, col_stride) = matrix.shape, matrix.stride()
-    if rows < 2 or cols < 2:
-        apart = (rows < 2 or row_stride > 0) and (cols < 2 or col_stride > 0)
-    else:
-        row_span, col_span = (cols - 1) * col_stride, (rows - 1) * row_stride
-        apart = min(row_stride, col_stride) > 0 and (row_stride > row_span or col_stride > col_span)
-    return matrix if apart else matrix.contiguous()
+    return matrix.contiguous()
 
 
 def set_strided_matrix(args: Args, slot: str, tensor: Tensor) -> None:
     """[R,C] with any strides: the LM head, its gradient."""
-    _pack_matrix(args, slot, tensor, *tensor.shape, *tensor.stride())
+    dtype = DTYPES[tensor.dtype]
+    views.set_matrix(args, slot, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
 
 
-def set_vector(args: Args, slot: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def set_vector(args: Args, slot: str, tensor: Tensor) -> Tensor:
     """[...] as [N] with one stride, 0 for a broadcast value. Returns what must outlive the call: the tensor, or a copy where
-    strides cannot say it or ``dtype`` is another."""
+    strides cannot say it or the slot takes other types."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if dtype is not None and tensor.dtype != dtype:
-        tensor = tensor.to(dtype)
+    if tensor.dtype not in _TAKEN[slot]:
+        wanted = SLOT_DTYPES[slot]
+        tensor = tensor.ne(0) if wanted == torch.uint8 else tensor.to(wanted)
     if tensor.dim() != 1 and not tensor.is_contiguous():
         tensor = tensor.reshape(-1)
     stride = tensor.stride(0) if tensor.dim() == 1 else 1
-    address, code = tensor.data_ptr(), DTYPES[tensor.dtype]
-    _VECTOR.pack_into(args, _OFFSETS[slot], address, tensor.numel(), stride, code, 0, 0, 0)
+    address, dtype = tensor.data_ptr(), DTYPES[tensor.dtype]
+    views.set_vector(args, slot, address, dtype, tensor.numel(), stride)
     return tensor
 
 
 def set_row_state(args: Args, state: Tensor) -> None:
-    """[K,N] float32: max, sum, target, and entropy_sum when K is 4."""
-    arrays, rows = state.shape
-    pitch, first = rows * 4, state.data_ptr()
-    entropy_sum = first + 3 * pitch if arrays > 3 else 0
-    _ROW_STATE.pack_into(
-        args, _OFFSETS["row_state"], _ROW_STATE_BYTES, rows,
-        first, first + pitch, first + 2 * pitch, entropy_sum,
-    )  # fmt: skip
+    """[K,N] float32: the first K of slots.STATE."""
+    views.set_row_state(args, state.data_ptr(), *state.shape)
 
 
 def new_gradient(like: Tensor, kind: _pages.Kind) -> Tensor:

@@ -109,7 +109,7 @@ def cross_entropy(
         "cross_entropy",
         input,
         target,
-        (weight, token_weights),
+        {"class_weights": weight, "token_weights": token_weights},
         given,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
@@ -177,7 +177,7 @@ def linear_cross_entropy(
         "num_items": num_items,
     }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    extra = (weight, token_weights)
+    extra = {"class_weights": weight, "token_weights": token_weights}
     loss, _ = loss_of_hidden(
         "cross_entropy", head, target, extra, given, grad_in_forward=grad_in_forward
     )

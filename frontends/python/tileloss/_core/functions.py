@@ -1,0 +1,142 @@
+"""The library's functions and their options, as the library itself describes them (tileloss_get_function_info)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_char, c_double, c_int32, c_int64
+from typing import Any, NamedTuple
+
+from tileloss._core.library import lib, raise_on_error
+from tileloss._core.structs import FunctionInfo, Scalar
+
+_TYPES: dict[int, type] = {0: c_double, 1: c_int64, 2: Scalar, 3: c_int32}
+FLAG = ("false", "true")
+_EXACT = 2**53  # integers up to here are doubles
+
+
+class Option(NamedTuple):
+    """One option of a function, in plain Python: torch.compile traces through the look-ups."""
+
+    offset: int
+    kind: type
+    choices: tuple[str, ...]
+    default: float  # NaN: not given
+    usual: float | str  # the default as a caller writes it
+    may_be_absent: bool  # the default stands for "not given"
+
+
+class Function:
+    """A registered function of the library: its options by name, its presets, its metrics."""
+
+    def __init__(self, info: FunctionInfo) -> None:
+        self.name: str = info.name.decode()
+        self.encoded: bytes = info.name
+        self.options_size: int = info.options_size
+        self.is_loss = bool(info.is_loss)
+        self.presets = info.presets.decode().split("|") if info.presets else []
+        self.metrics = info.metrics.decode().split("|") if info.metrics else []
+        self.options: dict[str, Option] = {}
+        for i in range(info.num_fields):
+            field = info.fields[i]
+            kind, default = _TYPES[field.type], field.default_value
+            choices = tuple(field.choices.decode().split("|")) if field.choices else ()
+            usual = choices[int(default)] if choices else default
+            if kind is c_int64:
+                usual = int(default)
+            self.options[field.name.decode()] = Option(
+                field.offset, kind, choices, default, usual, bool(field.has_absent)
+            )
+
+    def option(self, name: str) -> Option:
+        if name not in self.options:
+            raise TypeError(
+                f"{self.name}: expected an option among {', '.join(self.options)}, got {name!r}"
+            )
+        return self.options[name]
+
+    def choice(self, name: str, value: str) -> int:
+        """The index of a choice, e.g. reduction "sum" -> 1."""
+        choices = self.option(name).choices
+        if value not in choices:
+            expected = f"one of {', '.join(choices)}" if choices else "a number"
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        return choices.index(value)
+
+    def number(self, name: str, value: Any, numbers: tuple[type[Any], ...] = (int, float)) -> Any:
+        """What stands for an option's value, of one of the types ``numbers``; raises if it can be none."""
+        if isinstance(value, str):
+            return float(self.choice(name, value))
+        option = self.option(name)
+        if not isinstance(value, numbers):
+            raise TypeError(
+                f"{name}: expected a number or a tensor of one element, got {type(value).__name__}"
+            )
+        if option.choices and not (isinstance(value, bool) and option.choices == FLAG):
+            raise TypeError(f"{name}: expected one of {', '.join(option.choices)}, got {value}")
+        if value != value:  # to the library a NaN is an option that was not given
+            raise ValueError(f"{name}: expected a number, got nan")
+        if option.kind is c_int64 and not -_EXACT <= value <= _EXACT:
+            if not isinstance(value, int):
+                raise TypeError(f"{name}: expected an integer, got {value}")
+            if not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name}: expected an integer of 64 bits, got {value}")
+        return value
+
+    def is_exact(self, name: str, value: float) -> bool:
+        """Whether a double holds the value: an integer beyond 2^53 may be none."""
+        return self.options[name].kind is not c_int64 or -_EXACT <= value <= _EXACT
+
+    def new_options(self, preset: str) -> ctypes.Array[c_char]:
+        """An options struct: the defaults, or those of ``preset`` when it is not ""."""
+        options = ctypes.create_string_buffer(self.options_size)
+        size = self.options_size
+        if preset:
+            status = lib.tileloss_options_preset(self.encoded, preset.encode(), options, size)
+        else:
+            status = lib.tileloss_options_init(self.encoded, options, size)
+        raise_on_error(status)
+        return options
+
+    def _place(self, options: ctypes.Array[c_char], name: str) -> Any:
+        option = self.option(name)
+        return option.kind.from_buffer(options, option.offset)  # type: ignore[attr-defined]
+
+    def set_value(self, options: ctypes.Array[c_char], name: str, value: float) -> None:
+        place = self._place(options, name)
+        if isinstance(place, (c_int32, c_int64)):
+            if value != int(value):
+                raise TypeError(f"{name}: expected an integer, got {value}")
+            value = int(value)
+        place.value = value
+
+    def set_pointer(self, options: ctypes.Array[c_char], name: str, address: int) -> None:
+        """Has the library read the option where ``address`` points: one float32."""
+        place = self._place(options, name)
+        if not isinstance(place, Scalar):
+            scalars = [n for n, option in self.options.items() if option.kind is Scalar]
+            raise TypeError(
+                f"{name}: expected a number, got a tensor (only {', '.join(scalars)} can be tensors)"
+            )
+        place.pointer = address
+
+
+def _all_functions() -> dict[str, Function]:
+    found = {}
+    for i in range(lib.tileloss_function_count()):
+        info = FunctionInfo(struct_size=ctypes.sizeof(FunctionInfo))
+        raise_on_error(lib.tileloss_get_function_info(i, ctypes.byref(info)))
+        function = Function(info)
+        found[function.name] = function
+    return found
+
+
+FUNCTIONS = _all_functions()
+# Options of a vocabulary cut into shards, which no front end of this version has.
+_SHARD_OPTIONS = frozenset({"vocab_start", "vocab_total"})
+
+
+# By function: the names of the options that a caller may give.
+PUBLIC_OPTIONS = {
+    name: dict.fromkeys(option for option in function.options if option not in _SHARD_OPTIONS)
+    for name, function in FUNCTIONS.items()
+}

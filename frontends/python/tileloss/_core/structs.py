@@ -1,0 +1,140 @@
+"""The structs and numbers of the C ABI (include/tileloss/tileloss.h). The arguments of a call: slots.py."""
+
+from __future__ import annotations
+
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
+
+NONE, FLOAT32, BFLOAT16, FLOAT16, INT32, INT64, UINT8 = range(7)
+FORWARD, BACKWARD, VALUE_AND_GRAD = range(3)
+PASS_NAMES = ("forward", "backward", "value_and_grad")
+
+
+class Matrix(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("row_stride", c_int64),
+        ("col_stride", c_int64),
+        ("dtype", c_int32),
+        ("device_type", c_int32),
+        ("device_index", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Vector(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("size", c_int64),
+        ("stride", c_int64),
+        ("dtype", c_int32),
+        ("device_type", c_int32),
+        ("device_index", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Scalar(Structure):
+    _fields_ = [("value", c_double), ("pointer", c_void_p)]
+
+
+class RowState(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rows", c_int64),
+        ("max", c_void_p),
+        ("sum", c_void_p),
+        ("target", c_void_p),
+        ("entropy_sum", c_void_p),
+        ("collision_sum", c_void_p),
+        ("smoothing_sum", c_void_p),
+        ("argmax", c_void_p),
+        ("smoothing_weight", c_double),
+        ("device_type", c_int32),
+        ("device_index", c_int32),
+    ]
+
+
+class RowGroups(Structure):
+    _fields_ = [("rows", c_int64), ("logits_stride", c_int64), ("dlogits_stride", c_int64)]
+
+
+class PlanOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("isa", c_int32),
+        ("schedule", c_int32),
+        ("threads", c_int32),
+        ("reserved", c_int32),
+        ("row_block", c_int64),
+        ("vocab_block", c_int64),
+        ("workspace_bytes", c_int64),
+        ("chunk_columns", c_int64),
+    ]
+
+
+class PlanBuffer(Structure):
+    _fields_ = [("name", c_char * 24), ("bytes", c_int64)]
+
+
+class Plan(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("function", c_char * 32),
+        ("call_pass", c_int32),
+        ("isa", c_int32),
+        ("schedule", c_int32),
+        ("threads", c_int32),
+        ("row_block", c_int64),
+        ("vocab_block", c_int64),
+        ("workspace_bytes", c_int64),
+        ("predicted_ms", c_double),
+        ("fingerprint", c_uint64),
+        ("buffer_count", c_int64),
+        ("buffers", PlanBuffer * 16),
+        ("isa_note", c_char * 48),
+        ("kept_columns", c_int64),
+        ("kept_rows", c_int64),
+        ("chunk_columns", c_int64),
+    ]
+
+
+class Field(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("type", c_int32),
+        ("reserved", c_int32),
+        ("offset", c_size_t),
+        ("default_value", c_double),
+        ("minimum", c_double),
+        ("maximum", c_double),
+        ("exclusive_minimum", c_int32),
+        ("has_absent", c_int32),
+        ("choices", c_char_p),
+    ]
+
+
+class FunctionInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("options_size", c_size_t),
+        ("fields", POINTER(Field)),
+        ("num_fields", c_int64),
+        ("is_loss", c_int32),
+        ("reserved", c_int32),
+        ("presets", c_char_p),
+        ("metrics", c_char_p),
+    ]
