@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from tileloss import torch as tl
 from tileloss._core import functions
+from tileloss._core.functions import PUBLIC_OPTIONS
 from tileloss._core.slots import ROW_OUTPUTS
 from torch_problems import FUNCTIONS, problem, run
 
@@ -20,17 +21,22 @@ def test_row_outputs_are_the_librarys() -> None:
     assert set(tl.RowOutputs._fields) == set(ROW_OUTPUTS)
 
 
-def test_every_option_of_the_library_is_an_argument() -> None:
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_option_of_the_library_is_an_argument(name: str) -> None:
+    function, options = getattr(tl, name), PUBLIC_OPTIONS[name]
     shards = {"vocab_start", "vocab_total"}  # this version's Python has no shards
-    for name in FUNCTIONS:
-        options = set(functions.FUNCTIONS[name].options) - shards
-        if "policy" in name:
-            given = set(tl.PolicyOptions.__annotations__)
-        else:
-            given = set(inspect.signature(getattr(tl, name)).parameters)
-        assert options <= given, name
-        if "policy" in name:
-            assert given == options
+    assert {*options} == {*functions.FUNCTIONS[name].options} - shards
+    if "policy" not in name:
+        assert {*options} <= {*inspect.signature(function).parameters}
+        return
+    p = problem()
+    assert all(f"  {option}: " in function.__doc__ for option in options)
+    assert torch.equal(
+        run(name, p, *p.leaves(name), **dict.fromkeys(options)), run(name, p, *p.leaves(name))
+    )
+    for unknown in shards:
+        with pytest.raises(TypeError, match=f"^{name}: expected options among .*, got {unknown}$"):
+            run(name, p, *p.leaves(name), **{unknown: None})
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

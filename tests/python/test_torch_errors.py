@@ -150,7 +150,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("policy_loss", {"sequence_offsets": torch.ones(4).double()}, TypeError, "sequence_offsets: expected integers, got"),
     ("policy_loss", {"sequence_offsets": torch.ones(1, 4).long()}, ValueError, "sequence_offsets: expected one dimension"),
     ("policy_loss", {"kl_importance": 1}, TypeError, "kl_importance: expected one of false, true, got 1"),
-    ("policy_loss", {"not_an_option": 1}, TypeError, "policy_loss: expected options among kind, "),
+    ("policy_loss", {"not_an_option": 1}, TypeError, "policy_loss: expected options among logit_scale, "),
 ]  # fmt: skip
 
 

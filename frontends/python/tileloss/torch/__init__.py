@@ -20,14 +20,13 @@ from tileloss.torch.modules import (
     LinearPolicyLoss,
     PolicyLoss,
 )
-from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
+from tileloss.torch.policy import linear_policy_loss, policy_loss
 
 __all__ = [
     "CrossEntropyLoss",
     "LinearCrossEntropyLoss",
     "LinearPolicyLoss",
     "PolicyLoss",
-    "PolicyOptions",
     "RowOutputs",
     "call_counts",
     "cross_entropy",

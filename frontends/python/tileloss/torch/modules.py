@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tileloss._core.functions import PUBLIC_OPTIONS
 from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy
-from tileloss.torch.policy import PolicyOptions, linear_policy_loss, policy_loss
+from tileloss.torch.policy import linear_policy_loss, policy_loss
 
 Number = float | Tensor
 
@@ -25,7 +26,7 @@ class _Options(nn.Module):
         parameters = inspect.signature(function).parameters.values()
         known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            known += PolicyOptions.__annotations__
+            known += PUBLIC_OPTIONS[function.__name__]
         others = {*inspect.signature(self.forward).parameters, *self._held}
         expected = [name for name in known if name not in others]
         unknown = sorted(options.keys() - set(expected))

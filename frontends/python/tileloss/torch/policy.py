@@ -2,111 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS
 from tileloss.torch._apply import loss_of_hidden, loss_of_logits, make_head, metrics_by_name
 from tileloss.torch._options import Value
 from tileloss.torch._tensors import may_have_shape
 
-Number = float | Tensor
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class PolicyOptions(TypedDict, total=False):
-    """Options of the policy losses, by their names in docs/losses.md; absent or None: the default, or the preset's.
-
-    Those of type `Number` change from step to step without a new graph when they are given as tensors of one element. None is
-    differentiated: a tensor that requires a gradient is refused while gradients are recorded.
-    """
-
-    kind: str | None  # clip (default), cispo, sapo, vespo, reinforce
-    ratio_level: (
-        str | None
-    )  # token (default), sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
-    aggregation: (
-        str | None
-    )  # seq_mean_token_mean (default), token_mean, seq_mean_token_sum_norm, seq_mean_token_sum, sum, none
-    advantage_level: str | None  # sequence or token; default: by the advantages' shape
-    cispo_cap: (
-        str | None
-    )  # raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
-    epsilon_low: Number | None  # 0.2
-    epsilon_high: Number | None  # 0.2; kind cispo requires it
-    delta: Number | None  # clip: upper bound of rho
-    dual_clip: Number | None  # clip: c > 1 bounds the loss by -c A where A < 0
-    cap_low: Number | None  # cispo: lower bound of rho
-    tau_pos: float | None  # sapo: 1.0
-    tau_neg: float | None  # sapo: 1.05
-    vespo_k_pos: float | None  # 2
-    vespo_lambda_pos: float | None  # 3
-    vespo_k_neg: float | None  # 3
-    vespo_lambda_neg: float | None  # 2
-    log_ratio_clamp: float | None  # clamps log rho of each token
-    sampler_correction: str | None  # off (default), truncate, mask: needs sampler_logp
-    sampler_level: str | None  # token (default), sequence
-    sampler_min: float | None
-    sampler_max: float | None
-    off_policy_threshold: float | None
-    entropy_quantile: float | None  # keeps tokens whose entropy is at least the (1 - q) quantile
-    entropy_threshold: Number | None
-    beta: Number | None  # coefficient of the KL to ref_logp: 0
-    kl_estimator: str | None  # k1, k2, k3 (default)
-    kl_importance: bool | None  # multiplies the KL by rho, differentiated
-    kl_log_ratio_clamp: float | None
-    kl_clamp: float | None
-    entropy_coef: Number | None  # adds -entropy_coef * H: 0
-    entropy_reduction: str | None  # token_mean (default), as_loss
-    num_items: Number | None  # the denominator of token_mean and sum
-    max_length: int | None  # L_max of seq_mean_token_sum_norm; T by default
-    ignore_index: int | None  # -100
-    logit_scale: float | None
-    softcap: float | None
-    temperature: Number | None
-    temperature_on: str | None
-    valid_vocab: int | None
-
-
-class _PolicyCall(PolicyOptions, total=False):
-    """The keywords of both policy losses but ``return_metrics``, which decides what they return: for their overloads."""
-
-    mask: Tensor | None
-    old_logp: Tensor | None
-    ref_logp: Tensor | None
-    sampler_logp: Tensor | None
-    sequence_offsets: Tensor | None
-    preset: str | None
-
-
-class _LogitsCall(_PolicyCall, total=False):
-    grad_in_forward: bool | None
-    inplace_backward: bool
-
-
-class _LinearCall(_PolicyCall, total=False):
-    compute_dtype: torch.dtype | None
-    workspace_bytes: int | None
-    grad_in_forward: bool | None
+def _with_options(function: _F) -> _F:
+    """Lists in the docstring what the library says of the function's options and presets."""
+    described = FUNCTIONS[function.__name__]
+    lines = [f"\n\n    Presets: {', '.join(described.presets)}.\n\n    Options:\n"]
+    for name in PUBLIC_OPTIONS[described.name]:
+        option = described.options[name]
+        default = "" if option.may_be_absent else f" (default {option.usual})"
+        if name == "advantage_level":
+            default = " (default: as the shape of the advantages says)"
+        values = ", ".join(option.choices) or "a number"
+        lines.append(f"        {name}: {values}{default}\n")
+    function.__doc__ = (function.__doc__ or "").rstrip() + "".join(lines) + "    "
+    return function
 
 
 def _given(
-    name: str, options: PolicyOptions, labels: Tensor, advantages: Tensor
+    name: str, options: Mapping[str, Value], target: Tensor, advantages: Tensor
 ) -> dict[str, Value]:
-    unknown = options.keys() - PolicyOptions.__annotations__.keys()
-    if unknown:
-        expected = ", ".join(PolicyOptions.__annotations__)
+    expected = PUBLIC_OPTIONS[name]
+    if unknown := [option for option in options if option not in expected]:
         raise TypeError(
-            f"{name}: expected options among {expected}, got {', '.join(sorted(unknown))}"
+            f"{name}: expected options among {', '.join(expected)}, got {', '.join(unknown)}"
         )
-    given: dict[str, Any] = dict(options)
+    given = dict(options)
     if (
         given.get("advantage_level") is None
         and isinstance(advantages, Tensor)
-        and isinstance(labels, Tensor)
+        and isinstance(target, Tensor)
     ):
         # [B, 1] of [B, 1] labels: either; [B, 0]: no token has one.
-        per_token = labels.dim() > 1 and may_have_shape(advantages, labels.shape)
+        per_token = target.dim() > 1 and may_have_shape(advantages, target.shape)
         given["advantage_level"] = "token" if per_token else "sequence"
     return given
 
@@ -117,8 +57,16 @@ def policy_loss(
     target: Tensor,
     advantages: Tensor,
     *,
+    mask: Tensor | None = ...,
+    old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ...,
+    sampler_logp: Tensor | None = ...,
+    sequence_offsets: Tensor | None = ...,
+    preset: str | None = ...,
     return_metrics: Literal[False] = ...,
-    **options: Unpack[_LogitsCall],
+    grad_in_forward: bool | None = ...,
+    inplace_backward: bool = ...,
+    **options: Value,
 ) -> Tensor: ...
 
 
@@ -128,11 +76,20 @@ def policy_loss(
     target: Tensor,
     advantages: Tensor,
     *,
+    mask: Tensor | None = ...,
+    old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ...,
+    sampler_logp: Tensor | None = ...,
+    sequence_offsets: Tensor | None = ...,
+    preset: str | None = ...,
     return_metrics: Literal[True],
-    **options: Unpack[_LogitsCall],
+    grad_in_forward: bool | None = ...,
+    inplace_backward: bool = ...,
+    **options: Value,
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@_with_options
 def policy_loss(
     input: Tensor,
     target: Tensor,
@@ -147,7 +104,7 @@ def policy_loss(
     return_metrics: bool = False,
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
-    **options: Unpack[PolicyOptions],
+    **options: Value,
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """A policy loss of the GRPO family: with rho = exp(logp - old_logp), A the advantage, for each token
 
@@ -166,11 +123,11 @@ def policy_loss(
         old_logp, ref_logp, sampler_logp: of target's shape or flat [N], of the policy that sampled, the reference model, and
             the engine that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
         sequence_offsets: [S+1] integers: sequence b is rows offsets[b] to offsets[b+1]. Default: the rows of the batch.
-        preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo or reinforce: a kind, a ratio level and an
-            aggregation, on top of which options apply.
+        preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of 0-d tensors: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
         grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`; None leaves the gradient to the backward.
-        **options: `PolicyOptions`.
+        **options: by their names in docs/losses.md; absent or None: the default, or the preset's. Those that change from step to
+            step (temperature, num_items, epsilon_low, beta, ...) may be tensors of one element; none is differentiated.
 
     Returns:
         float32: a scalar, or target's shape with aggregation "none"; with return_metrics a pair.
@@ -207,8 +164,17 @@ def linear_policy_loss(
     advantages: Tensor,
     *,
     linear_bias: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ...,
+    sampler_logp: Tensor | None = ...,
+    sequence_offsets: Tensor | None = ...,
+    preset: str | None = ...,
     return_metrics: Literal[False] = ...,
-    **options: Unpack[_LinearCall],
+    compute_dtype: torch.dtype | None = ...,
+    workspace_bytes: int | None = ...,
+    grad_in_forward: bool | None = ...,
+    **options: Value,
 ) -> Tensor: ...
 
 
@@ -220,11 +186,21 @@ def linear_policy_loss(
     advantages: Tensor,
     *,
     linear_bias: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ...,
+    sampler_logp: Tensor | None = ...,
+    sequence_offsets: Tensor | None = ...,
+    preset: str | None = ...,
     return_metrics: Literal[True],
-    **options: Unpack[_LinearCall],
+    compute_dtype: torch.dtype | None = ...,
+    workspace_bytes: int | None = ...,
+    grad_in_forward: bool | None = ...,
+    **options: Value,
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@_with_options
 def linear_policy_loss(
     input: Tensor,
     linear_weight: Tensor,
@@ -242,7 +218,7 @@ def linear_policy_loss(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
-    **options: Unpack[PolicyOptions],
+    **options: Value,
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """`policy_loss` of the logits input @ linear_weight.T + linear_bias, which are never held.
 
