@@ -623,20 +623,6 @@ enum {
   TILELOSS_FIELD_CHOICE = 3   // int32_t, an index into `choices`
 };
 
-// One option of a function: what a front end needs to accept it by name.
-typedef struct tileloss_field {
-  const char* name;
-  tileloss_field_type type;
-  int32_t reserved;
-  size_t offset;         // in the function's options struct
-  double default_value;  // NaN: not given
-  double minimum;        // inclusive, unless exclusive_minimum
-  double maximum;        // inclusive
-  int32_t exclusive_minimum;
-  int32_t has_absent;   // 1: default_value stands for "not given" and is itself accepted, in the range or not
-  const char* choices;  // "none|sum|mean"; null unless a choice
-} tileloss_field;
-
 // The arrays of tileloss_row_state, as bits.
 enum {
   TILELOSS_STATE_MAX = 1,
@@ -647,6 +633,20 @@ enum {
   TILELOSS_STATE_SMOOTHING_SUM = 32,
   TILELOSS_STATE_ARGMAX = 64
 };
+
+// One option of a function: what a front end needs to accept it by name.
+typedef struct tileloss_field {
+  const char* name;
+  tileloss_field_type type;
+  uint32_t state_arrays;  // bits of the row state that a backward may need besides max, sum and target if this option is given
+  size_t offset;          // in the function's options struct
+  double default_value;   // NaN: not given
+  double minimum;         // inclusive, unless exclusive_minimum
+  double maximum;         // inclusive
+  int32_t exclusive_minimum;
+  int32_t has_absent;   // 1: default_value stands for "not given" and is itself accepted, in the range or not
+  const char* choices;  // "none|sum|mean"; null unless a choice
+} tileloss_field;
 
 typedef int32_t tileloss_tensor_role;
 enum {
@@ -683,6 +683,11 @@ typedef struct tileloss_function_info {
   int64_t num_fields;
   const tileloss_tensor* tensors;
   int64_t num_tensors;
+  // tileloss_args, and where its members are that are no tensors.
+  size_t args_size;
+  size_t row_state_offset;
+  size_t sequence_length_offset;
+  size_t row_groups_offset;
   const char* presets;  // "grpo|gspo|...": names that tileloss_options_preset takes; null if there are none
   const char* metrics;  // "kl|entropy|...": what args.metrics holds, in this order; null if there are none
 } tileloss_function_info;

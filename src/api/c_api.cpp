@@ -309,6 +309,10 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
     whole.num_fields = static_cast<int64_t>(loss.fields.size());
     whole.tensors = loss.tensors.data();
     whole.num_tensors = static_cast<int64_t>(loss.tensors.size());
+    whole.args_size = sizeof(tileloss_args);
+    whole.row_state_offset = offsetof(tileloss_args, row_state);
+    whole.sequence_length_offset = offsetof(tileloss_args, sequence_length);
+    whole.row_groups_offset = offsetof(tileloss_args, row_groups);
     whole.presets = loss.info.presets;
     whole.metrics = loss.info.metrics;
     fill_struct(whole, info);

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 namespace tileloss::impl {
@@ -23,6 +24,11 @@ inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || 
 inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kUnbounded = std::numeric_limits<double>::max();
 
+// The field of an option whose backward may need these arrays of the row state.
+constexpr tileloss_field needing(std::uint32_t state_arrays, tileloss_field field) {
+  field.state_arrays = state_arrays;
+  return field;
+}
 constexpr tileloss_field double_field(const char* name, std::size_t offset, double value, double minimum, double maximum) {
   return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr};
 }

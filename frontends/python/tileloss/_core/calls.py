@@ -100,4 +100,4 @@ def chosen_isa() -> str:
     views.set_vector(args, "loss", 0, FLOAT32, 1, 1)
     pointers = (byref(args), function.new_options(""), None, None, byref(plan))
     raise_on_error(lib.tileloss_make_plan(function.encoded, FORWARD, *pointers))
-    return str(lib.tileloss_isa_name(plan.isa).decode())
+    return str(lib.tileloss_isa_name(plan.cpu.isa).decode())

@@ -23,6 +23,7 @@ class Option(NamedTuple):
     default: float  # NaN: not given
     usual: float | str  # the default as a caller writes it
     may_be_absent: bool  # the default stands for "not given"
+    state_arrays: int  # bits of the row state that a backward may need if it is given
 
 
 class Function:
@@ -31,6 +32,9 @@ class Function:
     def __init__(self, info: FunctionInfo) -> None:
         self.name: str = info.name.decode()
         self.encoded: bytes = info.name
+        self.loss: str = info.loss.decode()  # the same from logits and fused with the LM head
+        self.is_linear = bool(info.is_linear)
+        self.info = info  # with the tensors it takes: slots.py
         self.options_size: int = info.options_size
         self.is_loss = bool(info.is_loss)
         self.presets = info.presets.decode().split("|") if info.presets else []
@@ -44,7 +48,13 @@ class Function:
             if kind is c_int64:
                 usual = int(default)
             self.options[field.name.decode()] = Option(
-                field.offset, kind, choices, default, usual, bool(field.has_absent)
+                field.offset,
+                kind,
+                choices,
+                default,
+                usual,
+                bool(field.has_absent),
+                field.state_arrays,
             )
 
     def option(self, name: str) -> Option:
@@ -131,12 +141,13 @@ def _all_functions() -> dict[str, Function]:
 
 
 FUNCTIONS = _all_functions()
-# Options of a vocabulary cut into shards, which no front end of this version has.
-_SHARD_OPTIONS = frozenset({"vocab_start", "vocab_total"})
+# Not for callers: those of a vocabulary cut into shards, which no front end of this version has, and those of the LM head:
+# compute_dtype is an argument of its own, and gradients are added up by the framework.
+_NOT_PUBLIC = frozenset({"vocab_start", "vocab_total", "compute_dtype", "accumulate"})
 
 
 # By function: the names of the options that a caller may give.
 PUBLIC_OPTIONS = {
-    name: dict.fromkeys(option for option in function.options if option not in _SHARD_OPTIONS)
+    name: dict.fromkeys(option for option in function.options if option not in _NOT_PUBLIC)
     for name, function in FUNCTIONS.items()
 }

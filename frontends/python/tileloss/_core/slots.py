@@ -1,15 +1,15 @@
-"""The tensors of a call: the one table from which the arguments' struct and all that front ends know of it are made.
+"""The tensors of a call, as the library itself describes them (tileloss_get_function_info).
 
-The library describes its options itself (functions.py) but not yet its tensors. When it does, SLOTS and STATE_READERS come from
-there and nothing else changes.
+The one table from which the arguments' struct and all that front ends know of it are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
-from ctypes import Structure, c_int32, c_int64, c_size_t
-from typing import NamedTuple
+from ctypes import Structure, c_int64, c_size_t, c_void_p
+from typing import Any, NamedTuple
 
+from tileloss._core.functions import FUNCTIONS
 from tileloss._core.structs import (
     BFLOAT16,
     FLOAT16,
@@ -19,102 +19,106 @@ from tileloss._core.structs import (
     UINT8,
     Matrix,
     RowGroups,
-    RowState,
     Vector,
 )
 
-FLOATS, LABELS = (FLOAT32, BFLOAT16, FLOAT16), (INT64, INT32)
-LOSSES = ("cross_entropy", "policy_loss")
-ROWS = ("logprobs",)
+# The functions by their names from logits.
+LOSSES = tuple(f.name for f in FUNCTIONS.values() if f.is_loss and not f.is_linear)
+ROWS = tuple(f.name for f in FUNCTIONS.values() if not f.is_loss and not f.is_linear)
 
-# What a tensor is to a call. An operand is there in every call of its level, with the logits or with the LM head; inputs go with
-# the labels and may be absent; upstreams are the gradients that a backward is given, gradients those that it writes.
-OPERAND, INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = (
-    "operand", "input", "upstream", "output", "row output", "gradient",
-)  # fmt: skip
+# What a tensor is to a call, as the ABI numbers it; an operand is an input that is there in every call of its level: the
+# matrices, the bias and the labels.
+INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = range(5)
+OPERAND = -1
+_OPERANDS = ("labels", "bias")
+# What an input becomes of a type that its slot does not take: the first of these that it does.
+_PREFERENCE = (UINT8, FLOAT32, BFLOAT16, FLOAT16, INT64, INT32)
 
 
 class Slot(NamedTuple):
-    """One tensor. `shape`: of N rows, vocabulary V, hidden size H, S sequences, or 1. `dtypes`: others become the first."""
+    """One tensor. `shape`: in tileloss_tensor's letters. `dtypes`: others become the first."""
 
     name: str
-    role: str
+    role: int
     shape: str
-    dtypes: tuple[int, ...] = (FLOAT32,)
-    functions: tuple[str, ...] = ROWS + LOSSES  # fused with the LM head or not
+    dtypes: tuple[int, ...]
+    functions: tuple[str, ...]  # from logits; fused with the LM head they take the same
+    state_arrays: int  # of a row output: bits of the row state that it is made of
+    offset: int
+    rank: int
 
 
-# In the order of tileloss_args; a pair is a field that is no tensor.
-_ARGS: tuple[Slot | tuple[str, type], ...] = (
-    ("struct_size", c_size_t),
-    Slot("logits", OPERAND, "NV", FLOATS),
-    Slot("labels", OPERAND, "N", LABELS),
-    Slot("token_weights", INPUT, "N", functions=("cross_entropy",)),
-    Slot("class_weights", INPUT, "V", functions=("cross_entropy",)),
-    Slot("loss_grad", UPSTREAM, "1 or N", functions=LOSSES),
-    Slot("logp_grad", UPSTREAM, "N", functions=ROWS),
-    Slot("lse_grad", UPSTREAM, "N", functions=ROWS),
-    Slot("entropy_grad", UPSTREAM, "N", functions=ROWS),
-    Slot("loss", OUTPUT, "1 or N", functions=LOSSES),
-    Slot("logp", ROW_OUTPUT, "N"),
-    Slot("lse", ROW_OUTPUT, "N"),
-    Slot("entropy", ROW_OUTPUT, "N"),
-    Slot("argmax", ROW_OUTPUT, "N", (INT64,)),
-    Slot("correct", ROW_OUTPUT, "N", (UINT8,)),
-    Slot("log_sum_sq_probs", ROW_OUTPUT, "N"),
-    Slot("mean_logit", ROW_OUTPUT, "N"),
-    Slot("dlogits", GRADIENT, "NV", FLOATS),
-    ("row_state", RowState),
-    Slot("mask", INPUT, "N", (UINT8, INT32, INT64, FLOAT32), ("policy_loss",)),
-    Slot("old_logp", INPUT, "N", functions=("policy_loss",)),
-    Slot("ref_logp", INPUT, "N", functions=("policy_loss",)),
-    Slot("sampler_logp", INPUT, "N", functions=("policy_loss",)),
-    Slot("advantages", INPUT, "S or N", functions=("policy_loss",)),
-    Slot("sequence_offsets", INPUT, "S+1", LABELS, ("policy_loss",)),
-    Slot("metrics", OUTPUT, "metrics", functions=("policy_loss",)),
-    ("sequence_length", c_int64),
-    Slot("hidden", OPERAND, "NH", FLOATS),
-    Slot("head", OPERAND, "VH", FLOATS),
-    Slot("bias", OPERAND, "V", FLOATS),
-    Slot("dhidden", GRADIENT, "NH", FLOATS),
-    Slot("dhead", GRADIENT, "VH", FLOATS),
-    Slot("dbias", GRADIENT, "V", FLOATS),
-    ("compute_dtype", c_int32),
-    ("accumulate", c_int32),
-    ("row_groups", RowGroups),
+def _all_slots() -> dict[str, Slot]:
+    takers: dict[str, list[str]] = {}
+    infos = {}
+    for function in FUNCTIONS.values():
+        for info in function.info.tensors[: function.info.num_tensors]:
+            name = info.name.decode()
+            infos[name] = info
+            if function.loss not in takers.setdefault(name, []):
+                takers[name].append(function.loss)
+    return {
+        name: Slot(
+            name,
+            OPERAND if info.role == INPUT and (info.rank == 2 or name in _OPERANDS) else info.role,
+            info.shape.decode(),
+            tuple(dtype for dtype in _PREFERENCE if info.dtypes >> dtype & 1),
+            tuple(takers[name]),
+            info.state_arrays,
+            info.offset,
+            info.rank,
+        )
+        for name, info in infos.items()
+    }
+
+
+SLOTS = _all_slots()
+_ANY = next(iter(FUNCTIONS.values())).info
+_MEMBERS: list[tuple[int, str, Any]] = sorted(
+    [
+        (0, "struct_size", c_size_t),
+        (_ANY.row_state_offset, "row_state", c_void_p),
+        (_ANY.sequence_length_offset, "sequence_length", c_int64),
+        (_ANY.row_groups_offset, "row_groups", RowGroups),
+        *((s.offset, s.name, Matrix if s.rank == 2 else Vector) for s in SLOTS.values()),
+    ]
 )
-SLOTS = {slot.name: slot for slot in _ARGS if isinstance(slot, Slot)}
-_MATRICES = ("NV", "NH", "VH")
+
+
+class Args(Structure):
+    _fields_ = [(name, kind) for _, name, kind in _MEMBERS]
+
+
+OFFSETS = {name: offset for offset, name, _ in _MEMBERS}
 
 # The row state's arrays as a forward saves them for its backward. A backward reads the first three, and this one if what the
 # forward was asked for, row outputs or options, is among these.
 STATE = ("max", "sum", "target", "entropy_sum")
-STATE_READERS = {
-    "entropy_sum": ("entropy", "entropy_coef", "entropy_quantile", "entropy_threshold")
-}
 
 
-class Args(Structure):
-    _fields_ = [
-        (field.name, Matrix if field.shape in _MATRICES else Vector)
-        if isinstance(field, Slot)
-        else field
-        for field in _ARGS
-    ]
+def _readers(array: int) -> frozenset[str]:
+    options = {
+        name
+        for function in FUNCTIONS.values()
+        for name, option in function.options.items()
+        if option.state_arrays >> array & 1
+    }
+    outputs = {
+        s.name for s in SLOTS.values() if s.role == ROW_OUTPUT and s.state_arrays >> array & 1
+    }
+    return frozenset(options | outputs)
 
 
-OFFSETS: dict[str, int] = {field[0]: getattr(Args, field[0]).offset for field in Args._fields_}
+STATE_READERS = {name: _readers(array) for array, name in enumerate(STATE) if array >= 3}
 
 
-def names_of(role: str, function: str) -> tuple[str, ...]:
+def names_of(role: int, function: str) -> tuple[str, ...]:
     return tuple(s.name for s in SLOTS.values() if s.role == role and function in s.functions)
 
 
 INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *ROWS)}
 # Row outputs, first those that have a gradient, which is the slot "<name>_grad".
-ROW_OUTPUTS = tuple(
-    sorted(names_of(ROW_OUTPUT, "logprobs"), key=lambda n: f"{n}_grad" not in SLOTS)
-)
+ROW_OUTPUTS = tuple(sorted(names_of(ROW_OUTPUT, ROWS[0]), key=lambda n: f"{n}_grad" not in SLOTS))
 DIFFERENTIABLE = tuple(name for name in ROW_OUTPUTS if f"{name}_grad" in SLOTS)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from ctypes import (
     POINTER,
     Structure,
+    Union,
     c_char,
     c_char_p,
     c_double,
     c_int32,
     c_int64,
     c_size_t,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -89,25 +91,40 @@ class PlanBuffer(Structure):
     _fields_ = [("name", c_char * 24), ("bytes", c_int64)]
 
 
+class CpuPlan(Structure):
+    _fields_ = [
+        ("isa", c_int32),
+        ("schedule", c_int32),
+        ("threads", c_int32),
+        ("reserved", c_int32),
+        ("row_block", c_int64),
+        ("vocab_block", c_int64),
+        ("kept_columns", c_int64),
+        ("kept_rows", c_int64),
+        ("chunk_columns", c_int64),
+        ("isa_note", c_char * 48),
+    ]
+
+
+class PlanPart(Union):
+    """A backend's own part of a plan."""
+
+    _fields_ = [("cpu", CpuPlan), ("other", c_uint64 * 32)]
+
+
 class Plan(Structure):
+    _anonymous_ = ("part",)
     _fields_ = [
         ("struct_size", c_size_t),
         ("function", c_char * 32),
         ("call_pass", c_int32),
-        ("isa", c_int32),
-        ("schedule", c_int32),
-        ("threads", c_int32),
-        ("row_block", c_int64),
-        ("vocab_block", c_int64),
+        ("device_type", c_int32),
         ("workspace_bytes", c_int64),
         ("predicted_ms", c_double),
         ("fingerprint", c_uint64),
         ("buffer_count", c_int64),
         ("buffers", PlanBuffer * 16),
-        ("isa_note", c_char * 48),
-        ("kept_columns", c_int64),
-        ("kept_rows", c_int64),
-        ("chunk_columns", c_int64),
+        ("part", PlanPart),
     ]
 
 
@@ -115,7 +132,7 @@ class Field(Structure):
     _fields_ = [
         ("name", c_char_p),
         ("type", c_int32),
-        ("reserved", c_int32),
+        ("state_arrays", c_uint32),
         ("offset", c_size_t),
         ("default_value", c_double),
         ("minimum", c_double),
@@ -126,15 +143,36 @@ class Field(Structure):
     ]
 
 
+class TensorInfo(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("offset", c_size_t),
+        ("rank", c_int32),
+        ("role", c_int32),
+        ("dtypes", c_uint32),
+        ("passes", c_uint32),
+        ("shape", c_char_p),
+        ("state_arrays", c_uint32),
+        ("is_required", c_int32),
+    ]
+
+
 class FunctionInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("name", c_char_p),
+        ("loss", c_char_p),
+        ("is_loss", c_int32),
+        ("is_linear", c_int32),
         ("options_size", c_size_t),
         ("fields", POINTER(Field)),
         ("num_fields", c_int64),
-        ("is_loss", c_int32),
-        ("reserved", c_int32),
+        ("tensors", POINTER(TensorInfo)),
+        ("num_tensors", c_int64),
+        ("args_size", c_size_t),
+        ("row_state_offset", c_size_t),
+        ("sequence_length_offset", c_size_t),
+        ("row_groups_offset", c_size_t),
         ("presets", c_char_p),
         ("metrics", c_char_p),
     ]

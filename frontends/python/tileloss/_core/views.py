@@ -15,8 +15,8 @@ from typing import NamedTuple
 from tileloss._core.slots import OFFSETS, Args
 from tileloss._core.structs import RowState
 
-# The fields of Matrix and Vector, and RowState's first.
-MATRIX, VECTOR, ROW_STATE = Struct("Q4q4i"), Struct("Q2q4i"), Struct("Qq4Q")
+# The fields of Matrix and Vector.
+MATRIX, VECTOR = Struct("Q4q4i"), Struct("Q2q4i")
 _ROW_STATE_BYTES = ctypes.sizeof(RowState)
 
 
@@ -105,7 +105,8 @@ def set_row_state(args: Args, address: int, arrays: int, rows: int) -> None:
     """[K,N] float32, contiguous: the first K of slots.STATE."""
     pitch = rows * 4
     entropy_sum = address + 3 * pitch if arrays > 3 else 0
-    ROW_STATE.pack_into(
-        args, OFFSETS["row_state"], _ROW_STATE_BYTES, rows,
-        address, address + pitch, address + 2 * pitch, entropy_sum,
-    )  # fmt: skip
+    state = RowState(
+        _ROW_STATE_BYTES, rows, address, address + pitch, address + 2 * pitch, entropy_sum
+    )
+    args.row_state = ctypes.addressof(state)
+    args.kept_row_state = state  # as long as the arguments are

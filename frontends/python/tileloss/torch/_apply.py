@@ -121,16 +121,16 @@ def _extra_inputs(
             raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
         if name in _FACTORS:
             refuse_gradient(shown, tensor)
-        if shape == "V":
+        if shape == "C":
             check_vector(shown, tensor)
             valid = given.get("valid_vocab")
             if isinstance(valid, int) and 0 < valid < vocab == tensor.shape[0]:
                 tensor = tensor[:valid]
-        elif shape == "S+1":
+        elif shape == "B+1":
             check_vector(shown, tensor)
             if tensor.dtype not in _INTEGERS or tensor.dtype == torch.bool:
                 raise TypeError(f"{shown}: expected integers, got {tensor.dtype}")
-        elif shape == "S or N" and given.get("advantage_level") != "token":
+        elif shape == "B|N" and given.get("advantage_level") != "token":
             _check_sequences(shown, tensor, labels)
         else:
             check_rows(shown, tensor, labels)

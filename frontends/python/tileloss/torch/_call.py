@@ -47,7 +47,9 @@ class Call:
         _tensors.set_strided_matrix(self.args, "hidden", rows)
         _tensors.set_strided_matrix(self.args, "head", head)
         self.vector("bias", bias)
-        self.args.compute_dtype = compute_dtype
+        if compute_dtype:
+            self.options = options.copied(self.options)
+            self.function.set_value(self.options, "compute_dtype", compute_dtype)
 
     def vector(self, slot: str, tensor: Tensor | None) -> None:
         if tensor is not None:
@@ -60,7 +62,7 @@ class Call:
         for name, tensor in zip(names, given, strict=True):
             if tensor is not None:
                 # Class weights are looked up by label: the ABI wants them without gaps.
-                self.vector(name, tensor.contiguous() if SLOTS[name].shape == "V" else tensor)
+                self.vector(name, tensor.contiguous() if SLOTS[name].shape == "C" else tensor)
         if "sequence_offsets" in names and given[names.index("sequence_offsets")] is None:
             self.options, alive = calls.set_sequences(
                 self.args, self.function, self.names, self.options, labels.shape
