@@ -17,8 +17,6 @@
 namespace tileloss::tools {
 namespace {
 
-using reference::NumberFormat;
-
 constexpr int64_t kMaxElements = int64_t{1} << 50;
 constexpr float kUnset = std::numeric_limits<float>::quiet_NaN();
 
