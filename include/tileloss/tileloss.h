@@ -49,8 +49,10 @@ extern "C" {
 typedef int32_t tileloss_status;
 enum {
   TILELOSS_OK = 0,
-  TILELOSS_INVALID_ARGUMENT = 1,     // a shape, dtype, stride, pointer or option is wrong; the message names it
-  TILELOSS_LABEL_OUT_OF_RANGE = 2,   // a used label is < 0 or >= the vocabulary; nothing has been written
+  TILELOSS_INVALID_ARGUMENT = 1,  // a shape, dtype, stride, pointer or option is wrong; the message names it
+  // A used label is < 0 or >= the vocabulary; nothing has been written. (A device that cannot look at labels before it runs
+  // writes NaN to all outputs and the gradient of such a row, and reports this at the next call that waits for its stream.)
+  TILELOSS_LABEL_OUT_OF_RANGE = 2,
   TILELOSS_OUT_OF_MEMORY = 3,        // the workspace could not be allocated
   TILELOSS_WORKSPACE_TOO_SMALL = 4,  // the caller's workspace or budget is below what the plan needs
   TILELOSS_UNSUPPORTED = 5,          // this machine or this build cannot do it (instruction set, device)

@@ -32,7 +32,8 @@ MatmulRoof::MatmulRoof(const impl::cpu::MatmulTable& matmul, impl::cpu::Compute 
   b_ = packed(matmul.b_panel, matmul.pack_b, std::span(values).subspan(size_a));
 }
 
-std::vector<MatmulRoof::Line> MatmulRoof::packed(std::int64_t rows, impl::cpu::PackFunction pack, std::span<const float> values) const {
+std::vector<MatmulRoof::Line> MatmulRoof::packed(std::int64_t rows, impl::cpu::PackFunction pack,
+                                                 std::span<const float> values) const {
   std::vector<Line> lines(static_cast<size_t>(matmul_.packed_floats(rows, rows, depth_, compute_) + 15) / 16);
   const impl::cpu::Operand x{values.data(), impl::cpu::kStorageFloat32, depth_, 1};
   pack(x, 0, rows, 0, depth_, compute_, lines.front().floats);

@@ -3,6 +3,8 @@
 #ifndef TILELOSS_CORE_ROW_COEFFICIENTS_H_
 #define TILELOSS_CORE_ROW_COEFFICIENTS_H_
 
+#include "core/host_device.h"
+
 namespace tileloss::impl {
 
 // Double, and prob held as its sum with target: at a confident label the sum is all that is left of the two. (With p = 1 - 1e-18
@@ -13,11 +15,17 @@ struct RowCoefficients {
   double prob_logp = 0;
   double uniform = 0;  // times 1, or times the class weight c_j
 
-  double prob() const { return prob_plus_target - target; }
+  TILELOSS_HOST_DEVICE double prob() const { return prob_plus_target - target; }
+};
+
+struct RowResult {
+  double loss = 0;  // this row's share: with a reduction, what is to be summed (weights and denominators applied)
+  RowCoefficients coefficients;
 };
 
 // From upstream gradients of logp, lse and the entropy H. At temperature_on = logprob the upstream of logp' is divided by T.
-inline RowCoefficients coefficients_from_upstream(double g_logp, double g_lse, double g_entropy, double entropy) {
+TILELOSS_HOST_DEVICE inline RowCoefficients coefficients_from_upstream(double g_logp, double g_lse, double g_entropy,
+                                                                       double entropy) {
   RowCoefficients c;
   c.target = g_logp;
   c.prob_plus_target = g_lse - (g_entropy == 0 ? 0.0 : g_entropy * entropy);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/host_device.h"
+
 namespace tileloss::impl {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -35,14 +37,14 @@ struct RowState {
 };
 
 // exp(from - to) for two maxima, to >= from: 0 for an empty state, so that -inf - -inf never arises.
-inline double rescale_factor(float from, float to) {
+TILELOSS_HOST_DEVICE inline double rescale_factor(float from, float to) {
   if (from == to) return 1;
   if (from == -kInfinity) return 0;
   return std::exp(static_cast<double>(from) - to);
 }
 
 // A state moved to the maximum `to` >= state.max. `weight` is the sum of c_j over the columns seen.
-inline RowState rescale(const RowState& state, float to, double weight) {
+TILELOSS_HOST_DEVICE inline RowState rescale(const RowState& state, float to, double weight) {
   RowState r = state;
   const double factor = rescale_factor(state.max, to);
   r.max = to;
@@ -65,7 +67,7 @@ inline RowState rescale(const RowState& state, float to, double weight) {
 }
 
 // The state of two disjoint sets of columns. A NaN in either survives.
-inline RowState merge(const RowState& a, double weight_a, const RowState& b, double weight_b) {
+TILELOSS_HOST_DEVICE inline RowState merge(const RowState& a, double weight_a, const RowState& b, double weight_b) {
   const bool has_nan = std::isnan(a.max) || std::isnan(b.max);
   const float max = has_nan ? std::numeric_limits<float>::quiet_NaN() : (a.max > b.max ? a.max : b.max);
   if (max == -kInfinity && a.argmax < 0 && weight_a == 0) return b;

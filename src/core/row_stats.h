@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/host_device.h"
 #include "core/row_state.h"
 
 namespace tileloss::impl {
@@ -25,7 +26,7 @@ struct RowStats {
 
 // The rounding rules of losses.md: the label stays out of R, so 1 - p = R / S and logp = -log1p(R) keep their digits when p is
 // near 1; max and log S stay apart, so a common offset costs nothing.
-inline RowStats make_row_stats(const RowState& state) {
+TILELOSS_HOST_DEVICE inline RowStats make_row_stats(const RowState& state) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   RowStats s;
   s.max = state.max;

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/host_device.h"
+
 namespace tileloss::impl {
 
 struct AggregationCounts {
@@ -17,7 +19,8 @@ struct AggregationCounts {
   double num_items = 0;  // NaN: not given
 };
 
-inline double token_weight(tileloss_aggregation aggregation, const AggregationCounts& c, double sequence_tokens) {
+TILELOSS_HOST_DEVICE inline double token_weight(tileloss_aggregation aggregation, const AggregationCounts& c,
+                                                double sequence_tokens) {
   const double sequences = std::max(c.sequences, 1.0);
   const auto over_items = [&c](double otherwise) {
     if (std::isnan(c.num_items)) return 1 / otherwise;

@@ -10,17 +10,17 @@
 
 namespace tileloss::impl {
 
-class CrossEntropy final : public RowStage {
+class CrossEntropy {
  public:
   using Options = tileloss_cross_entropy_options;
 
   explicit CrossEntropy(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
 
-  std::uint32_t forward_sums() const override { return options_.label_smoothing > 0 ? kSmoothingSum : kNoSums; }
+  std::uint32_t forward_sums() const { return options_.label_smoothing > 0 ? kSmoothingSum : kNoSums; }
 
-  bool is_multiple_of_p() const override { return !(options_.label_smoothing > 0); }
+  bool is_multiple_of_p() const { return !(options_.label_smoothing > 0); }
 
-  void prepare() override {
+  void prepare() {
     const double classes = static_cast<double>(context_.classes);
     class_weight_sum_ = classes;
     if (context_.class_weights) {
@@ -43,7 +43,7 @@ class CrossEntropy final : public RowStage {
     z_scale_ = z == 0 ? 0 : 1 / z;
   }
 
-  RowResult row(std::int64_t i, const RowStats& r) const override {
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double s = options_.label_smoothing, zeta = options_.z_loss;
     const double v = static_cast<double>(context_.classes);
     const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
@@ -74,7 +74,7 @@ class CrossEntropy final : public RowStage {
             .options_size = sizeof(Options),
             .fields = kFields,
             .tensors = kTokenWeights | kClassWeights | kLossGrad,
-            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<CrossEntropy>(c); },
+            .make = &make_stage<CrossEntropy>,
             .check = &check,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
   }

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace tileloss::impl {
 
 // A float input; `otherwise` where it is absent.
@@ -19,9 +21,11 @@ class RowInput {
         stride_(v.size == 1 ? 0 : v.stride),
         is_present_(v.dtype != TILELOSS_NONE),
         otherwise_(otherwise) {}
-  double operator[](std::int64_t i) const { return is_present_ ? static_cast<double>(data_[i * stride_]) : otherwise_; }
-  explicit operator bool() const { return is_present_; }
-  std::int64_t size() const { return size_; }
+  TILELOSS_HOST_DEVICE double operator[](std::int64_t i) const {
+    return is_present_ ? static_cast<double>(data_[i * stride_]) : otherwise_;
+  }
+  TILELOSS_HOST_DEVICE explicit operator bool() const { return is_present_; }
+  TILELOSS_HOST_DEVICE std::int64_t size() const { return size_; }
 
  private:
   const float* data_ = nullptr;
@@ -37,10 +41,10 @@ class IntegerInput {
   IntegerInput() = default;
   explicit IntegerInput(const tileloss_vector& v)
       : data_(v.data), size_(v.size), stride_(v.stride), is_wide_(v.dtype == TILELOSS_INT64) {}
-  std::int64_t operator[](std::int64_t i) const {
+  TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const {
     return is_wide_ ? static_cast<const std::int64_t*>(data_)[i * stride_] : static_cast<const std::int32_t*>(data_)[i * stride_];
   }
-  std::int64_t size() const { return size_; }
+  TILELOSS_HOST_DEVICE std::int64_t size() const { return size_; }
 
  private:
   const void* data_ = nullptr;
@@ -55,11 +59,11 @@ class Labels {
   Labels() = default;
   Labels(const tileloss_vector& labels, std::int64_t ignore_index, const tileloss_vector& mask = {})
       : labels_(labels), ignore_index_(ignore_index), mask_(mask) {}
-  std::int64_t operator[](std::int64_t i) const { return labels_[i]; }
-  bool is_used(std::int64_t i) const { return is_unmasked(i) && labels_[i] != ignore_index_; }
+  TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const { return labels_[i]; }
+  TILELOSS_HOST_DEVICE bool is_used(std::int64_t i) const { return is_unmasked(i) && labels_[i] != ignore_index_; }
 
  private:
-  bool is_unmasked(std::int64_t i) const {
+  TILELOSS_HOST_DEVICE bool is_unmasked(std::int64_t i) const {
     const std::int64_t at = i * mask_.stride;
     switch (mask_.dtype) {
       case TILELOSS_UINT8: return static_cast<const std::uint8_t*>(mask_.data)[at] != 0;
@@ -81,12 +85,16 @@ class Sequences {
   Sequences() = default;
   Sequences(const tileloss_vector& offsets, std::int64_t length, std::int64_t rows)
       : offsets_(offsets), has_offsets_(offsets.dtype != TILELOSS_NONE), length_(length), rows_(rows) {}
-  bool is_given() const { return has_offsets_ || length_ > 0; }
-  bool has_offsets() const { return has_offsets_; }
-  std::int64_t length() const { return length_; }  // T; 0 unless [B,T]
-  std::int64_t count() const { return has_offsets_ ? offsets_.size() - 1 : length_ > 0 ? rows_ / length_ : 1; }
-  std::int64_t begin(std::int64_t b) const { return has_offsets_ ? offsets_[b] : b * length_; }
-  std::int64_t end(std::int64_t b) const { return has_offsets_ ? offsets_[b + 1] : length_ > 0 ? (b + 1) * length_ : rows_; }
+  TILELOSS_HOST_DEVICE bool is_given() const { return has_offsets_ || length_ > 0; }
+  TILELOSS_HOST_DEVICE bool has_offsets() const { return has_offsets_; }
+  TILELOSS_HOST_DEVICE std::int64_t length() const { return length_; }  // T; 0 unless [B,T]
+  TILELOSS_HOST_DEVICE std::int64_t count() const {
+    return has_offsets_ ? offsets_.size() - 1 : length_ > 0 ? rows_ / length_ : 1;
+  }
+  TILELOSS_HOST_DEVICE std::int64_t begin(std::int64_t b) const { return has_offsets_ ? offsets_[b] : b * length_; }
+  TILELOSS_HOST_DEVICE std::int64_t end(std::int64_t b) const {
+    return has_offsets_ ? offsets_[b + 1] : length_ > 0 ? (b + 1) * length_ : rows_;
+  }
 
  private:
   IntegerInput offsets_;

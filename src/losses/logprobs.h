@@ -8,13 +8,13 @@
 
 namespace tileloss::impl {
 
-class Logprobs final : public RowStage {
+class Logprobs {
  public:
   explicit Logprobs(const LossContext& context) : context_(context) {}
 
-  std::uint32_t backward_sums() const override { return context_.entropy_grad ? kEntropySum : kNoSums; }
+  std::uint32_t backward_sums() const { return context_.entropy_grad ? kEntropySum : kNoSums; }
 
-  RowResult row(std::int64_t i, const RowStats& stats) const override {
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& stats) const {
     const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
     return {0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i], context_.entropy_grad[i],
                                           stats.entropy)};
@@ -26,7 +26,7 @@ class Logprobs final : public RowStage {
             .options_size = sizeof(tileloss_logprobs_options),
             .fields = {},
             .tensors = kRowGrads,
-            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<Logprobs>(c); },
+            .make = &make_stage<Logprobs>,
             .check = nullptr,
             .is_per_row = nullptr};
   }

@@ -1,5 +1,5 @@
-// What a loss is made of: a RowStage, the fields of its options struct, and the inputs that it takes. One header per loss, one
-// line in registry.cpp; sweeps, entry points, tools and front ends find it from there.
+// What a loss is made of: what it computes for a row, the fields of its options struct, and the inputs that it takes. One header
+// per loss, one line in registry.cpp; sweeps, entry points, tools and front ends find it from there.
 #ifndef TILELOSS_LOSSES_LOSS_H_
 #define TILELOSS_LOSSES_LOSS_H_
 
@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "core/host_device.h"
-#include "core/row_stage.h"
 #include "losses/inputs.h"
+#include "losses/row_stage.h"
 #include "schema/fields.h"
 #include "schema/tensors.h"
 

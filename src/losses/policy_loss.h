@@ -22,29 +22,29 @@
 
 namespace tileloss::impl {
 
-class PolicyLoss final : public RowStage {
+class PolicyLoss {
  public:
   using Options = tileloss_policy_loss_options;
 
   explicit PolicyLoss(const LossContext& context)
       : context_(context), options_(context.options_as<Options>()), scratch_(context_, has_quantile()) {}
 
-  std::int64_t scratch_bytes() const override { return scratch_.bytes; }
+  std::int64_t scratch_bytes() const { return scratch_.bytes; }
 
-  std::uint32_t forward_sums() const override { return backward_sums() | (has_metrics() ? kEntropySum : kNoSums); }
-  std::uint32_t backward_sums() const override {
+  std::uint32_t forward_sums() const { return backward_sums() | (has_metrics() ? kEntropySum : kNoSums); }
+  std::uint32_t backward_sums() const {
     return has_quantile() || has_threshold() || may_differ(options_.entropy_coef, 0) ? kEntropySum : kNoSums;
   }
 
-  bool is_multiple_of_p() const override { return !may_differ(options_.entropy_coef, 0); }
+  bool is_multiple_of_p() const { return !may_differ(options_.entropy_coef, 0); }
 
-  bool couples_rows() const override {
+  bool couples_rows() const {
     const bool sampler_needs_logp = has_sampler() && !context_.old_logp && options_.sampler_level == TILELOSS_LEVEL_SEQUENCE;
     return needs_sequence_ratio() || options_.kind == TILELOSS_POLICY_VESPO || has_off_policy_mask() || has_quantile() ||
            sampler_needs_logp || (has_threshold() && has_mean_bonus());
   }
 
-  void prepare() override {
+  void prepare() {
     numbers_ = policy::read_numbers(options_);
     counts_.sequences = static_cast<double>(context_.sequences.count());
     counts_.max_length = static_cast<double>(options_.max_length > 0 ? options_.max_length : context_.sequences.length());
@@ -64,7 +64,7 @@ class PolicyLoss final : public RowStage {
     kept_tokens_ = counts_.tokens;
   }
 
-  void couple(const AllRows& rows) override {
+  void couple(const AllRows& rows) {
     sum_over_sequences(rows);
     if (has_quantile()) entropy_threshold_ = find_threshold(rows);
     if (has_mean_bonus() && (has_quantile() || has_threshold())) {
@@ -81,7 +81,7 @@ class PolicyLoss final : public RowStage {
     });
   }
 
-  RowResult row(std::int64_t i, const RowStats& stats) const override {
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& stats) const {
     const Terms t = terms(i, stats);
     const double upstream = context_.loss_grad[i];
     RowResult r;
@@ -97,7 +97,7 @@ class PolicyLoss final : public RowStage {
     return r;
   }
 
-  void finish() const override {
+  void finish() const {
     if (has_metrics()) policy::MetricsReport(context_, options_, scratch_).write(corrected(1));
   }
 
@@ -107,7 +107,7 @@ class PolicyLoss final : public RowStage {
             .options_size = sizeof(Options),
             .fields = policy::kFields,
             .tensors = kLossGrad | kMask | kSequences | kPolicyLogps | kAdvantages | kStepMetrics,
-            .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<PolicyLoss>(c); },
+            .make = &make_stage<PolicyLoss>,
             .check = &policy::check_options,
             .check_numbers = &policy::check_numbers,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->aggregation == TILELOSS_AGGREGATION_NONE; },
@@ -132,23 +132,25 @@ class PolicyLoss final : public RowStage {
     policy::Kl kl;
   };
 
-  static double zero_if_nan(double x) { return std::isnan(x) ? 0 : x; }
+  TILELOSS_HOST_DEVICE static double zero_if_nan(double x) { return std::isnan(x) ? 0 : x; }
 
-  bool has_quantile() const { return !std::isnan(options_.entropy_quantile); }
-  bool has_threshold() const { return is_given(options_.entropy_threshold); }
-  bool has_off_policy_mask() const { return !std::isnan(options_.off_policy_threshold); }
-  bool has_sampler() const { return options_.sampler_correction != TILELOSS_SAMPLER_OFF; }
-  bool has_metrics() const { return context_.metrics.dtype != TILELOSS_NONE; }
-  bool has_kl() const { return may_differ(options_.beta, 0); }
-  bool has_importance() const { return has_kl() && options_.kl_importance != 0; }
-  bool has_mean_bonus() const {
+  TILELOSS_HOST_DEVICE bool has_quantile() const { return !std::isnan(options_.entropy_quantile); }
+  TILELOSS_HOST_DEVICE bool has_threshold() const { return is_given(options_.entropy_threshold); }
+  TILELOSS_HOST_DEVICE bool has_off_policy_mask() const { return !std::isnan(options_.off_policy_threshold); }
+  TILELOSS_HOST_DEVICE bool has_sampler() const { return options_.sampler_correction != TILELOSS_SAMPLER_OFF; }
+  TILELOSS_HOST_DEVICE bool has_metrics() const { return context_.metrics.dtype != TILELOSS_NONE; }
+  TILELOSS_HOST_DEVICE bool has_kl() const { return may_differ(options_.beta, 0); }
+  TILELOSS_HOST_DEVICE bool has_importance() const { return has_kl() && options_.kl_importance != 0; }
+  TILELOSS_HOST_DEVICE bool has_mean_bonus() const {
     return may_differ(options_.entropy_coef, 0) && options_.entropy_reduction == TILELOSS_ENTROPY_TOKEN_MEAN;
   }
-  bool uses_ratio() const { return policy::kKinds[options_.kind].uses_ratio; }
-  bool is_sequence_level() const { return options_.ratio_level == TILELOSS_LEVEL_SEQUENCE; }
-  bool needs_sequence_ratio() const { return is_sequence_level() && (uses_ratio() || has_importance() || has_metrics()); }
+  TILELOSS_HOST_DEVICE bool uses_ratio() const { return policy::uses_ratio(options_.kind); }
+  TILELOSS_HOST_DEVICE bool is_sequence_level() const { return options_.ratio_level == TILELOSS_LEVEL_SEQUENCE; }
+  TILELOSS_HOST_DEVICE bool needs_sequence_ratio() const {
+    return is_sequence_level() && (uses_ratio() || has_importance() || has_metrics());
+  }
 
-  std::int64_t sequence_of(std::int64_t i) const {
+  TILELOSS_HOST_DEVICE std::int64_t sequence_of(std::int64_t i) const {
     if (scratch_.sequence_of != nullptr) return scratch_.sequence_of[i];
     return context_.sequences.length() > 0 ? i / context_.sequences.length() : 0;
   }
@@ -160,40 +162,42 @@ class PolicyLoss final : public RowStage {
     }
   }
 
-  double logp_divisor() const { return context_.temperature_on_logprob ? context_.temperature : 1.0; }
-  double logp(const RowStats& stats) const { return stats.logp / logp_divisor(); }
+  TILELOSS_HOST_DEVICE double logp_divisor() const { return context_.temperature_on_logprob ? context_.temperature : 1.0; }
+  TILELOSS_HOST_DEVICE double logp(const RowStats& stats) const { return stats.logp / logp_divisor(); }
 
   // 0 where both are the same in float32, as the inputs are, which logprobs may have made of this very row: the ratio is then
   // exactly 1, and the KL 0. Rounding every logp instead would cost a KL near 0 its digits.
-  static double difference(double a, double b) {
+  TILELOSS_HOST_DEVICE static double difference(double a, double b) {
     return static_cast<float>(a) == static_cast<float>(b) && std::isfinite(a) ? 0 : a - b;
   }
-  double log_ratio(std::int64_t i, double logp) const {
+  TILELOSS_HOST_DEVICE double log_ratio(std::int64_t i, double logp) const {
     const double d = context_.old_logp ? difference(logp, context_.old_logp[i]) : (std::isnan(logp) ? logp : 0);
     return policy::clamp(d, -options_.log_ratio_clamp, options_.log_ratio_clamp);
   }
-  bool is_beyond_clamp(std::int64_t i, double logp) const {
+  TILELOSS_HOST_DEVICE bool is_beyond_clamp(std::int64_t i, double logp) const {
     return context_.old_logp && std::fabs(difference(logp, context_.old_logp[i])) > options_.log_ratio_clamp;
   }
 
   // The sampler ratio, truncated or masked.
-  double corrected(double ratio) const {
+  TILELOSS_HOST_DEVICE double corrected(double ratio) const {
     if (options_.sampler_correction == TILELOSS_SAMPLER_TRUNCATE)
       return policy::clamp(ratio, options_.sampler_min, options_.sampler_max);
     return ratio < options_.sampler_min || ratio > options_.sampler_max ? 0 : ratio;
   }
-  double sampler_ratio(std::int64_t i, double logp, const policy::Sequence& s) const {
+  TILELOSS_HOST_DEVICE double sampler_ratio(std::int64_t i, double logp, const policy::Sequence& s) const {
     if (!has_sampler()) return 1;
     if (options_.sampler_level == TILELOSS_LEVEL_SEQUENCE) return corrected(std::exp(s.sampler_sum));
     return corrected(std::exp(sampler_difference(i, logp)));
   }
-  double sampler_difference(std::int64_t i, double logp) const {
+  TILELOSS_HOST_DEVICE double sampler_difference(std::int64_t i, double logp) const {
     return zero_if_nan(difference(context_.old_logp ? context_.old_logp[i] : logp, context_.sampler_logp[i]));
   }
 
   // A row whose entropy is NaN is not kept: the others' share of the bonus does not depend on it.
-  bool keeps_entropy(double entropy) const { return std::isnan(entropy_threshold_) || entropy >= entropy_threshold_; }
-  double entropy_factor(double entropy) const {
+  TILELOSS_HOST_DEVICE bool keeps_entropy(double entropy) const {
+    return std::isnan(entropy_threshold_) || entropy >= entropy_threshold_;
+  }
+  TILELOSS_HOST_DEVICE double entropy_factor(double entropy) const {
     if (!has_quantile() && !has_threshold()) return 1;
     if (std::isnan(entropy_threshold_)) return has_quantile() ? entropy_threshold_ : 1;
     return keeps_entropy(entropy) ? 1 : 0;
@@ -237,7 +241,7 @@ class PolicyLoss final : public RowStage {
     return low + (position - static_cast<double>(below)) * (high - low);
   }
 
-  Terms terms(std::int64_t i, const RowStats& stats) const {
+  TILELOSS_HOST_DEVICE Terms terms(std::int64_t i, const RowStats& stats) const {
     const double lp = logp(stats);
     const std::int64_t b = sequence_of(i);
     Terms t;
@@ -257,13 +261,13 @@ class PolicyLoss final : public RowStage {
     return t;
   }
 
-  double kl_term(const Terms& t) const {
+  TILELOSS_HOST_DEVICE double kl_term(const Terms& t) const {
     if (numbers_.beta == 0) return 0;
     return numbers_.beta * (has_importance() ? t.ratio * t.kl.value : t.kl.value);
   }
 
   // A ratio that the loss is not made of may be NaN, and has no share in the gradient either.
-  double logp_gradient(const Terms& t, double upstream) const {
+  TILELOSS_HOST_DEVICE double logp_gradient(const Terms& t, double upstream) const {
     double g = policy::scaled(t.factor, t.policy.dlogp);
     double kl = t.kl.dlogp;
     if (has_importance()) kl *= t.ratio;
@@ -279,12 +283,12 @@ class PolicyLoss final : public RowStage {
   }
 
   // What a token's entropy counts for in the bonus.
-  double entropy_weight(const Terms& t, double entropy) const {
+  TILELOSS_HOST_DEVICE double entropy_weight(const Terms& t, double entropy) const {
     if (options_.entropy_reduction == TILELOSS_ENTROPY_AS_LOSS) return t.weight;
     return entropy_factor(entropy) / std::max(kept_tokens_, 1.0);
   }
 
-  policy::TokenRecord record(const Terms& t, const RowStats& stats) const {
+  TILELOSS_HOST_DEVICE policy::TokenRecord record(const Terms& t, const RowStats& stats) const {
     policy::TokenRecord r;
     r.kl = options_.kl_importance != 0 ? t.ratio * t.kl.value : t.kl.value;
     r.entropy = stats.entropy;

@@ -8,7 +8,7 @@
 
 namespace tileloss::impl {
 
-inline void save_row(const tileloss_row_state& s, std::int64_t i, const RowState& r) {
+TILELOSS_HOST_DEVICE inline void save_row(const tileloss_row_state& s, std::int64_t i, const RowState& r) {
   if (s.max != nullptr) s.max[i] = r.max;
   if (s.sum != nullptr) s.sum[i] = r.sum;
   if (s.target != nullptr) s.target[i] = r.target;
@@ -19,7 +19,7 @@ inline void save_row(const tileloss_row_state& s, std::int64_t i, const RowState
 }
 
 // max, sum and target must be there.
-inline RowState load_row(const tileloss_row_state& s, std::int64_t i) {
+TILELOSS_HOST_DEVICE inline RowState load_row(const tileloss_row_state& s, std::int64_t i) {
   RowState r;
   r.max = s.max[i];
   r.sum = s.sum[i];

@@ -10,16 +10,22 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/host_device.h"
+
 namespace tileloss::impl {
 
 // A number read where the caller keeps it.
-inline double scalar_value(const tileloss_scalar& s) { return s.pointer != nullptr ? static_cast<double>(*s.pointer) : s.value; }
+TILELOSS_HOST_DEVICE inline double scalar_value(const tileloss_scalar& s) {
+  return s.pointer != nullptr ? static_cast<double>(*s.pointer) : s.value;
+}
 
 // Whether it can be other than `off`: only the call knows what a pointer points to.
-inline bool may_differ(const tileloss_scalar& s, double off) { return s.pointer != nullptr || s.value != off; }
+TILELOSS_HOST_DEVICE inline bool may_differ(const tileloss_scalar& s, double off) {
+  return s.pointer != nullptr || s.value != off;
+}
 
 // For numbers whose NaN means "not given".
-inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || !std::isnan(s.value); }
+TILELOSS_HOST_DEVICE inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || !std::isnan(s.value); }
 
 inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kUnbounded = std::numeric_limits<double>::max();

@@ -42,9 +42,9 @@ struct TensorView {
   int64_t group_stride = 0;
 };
 
-// Calls visit(TensorView&) for every tensor that is present, in the order of the library's table: matrices, then vectors, then the
-// row state's arrays. What it changes of data, and of the stride and the groups of a matrix, is written back. A row state is an input
-// where `pass` starts from one. `adds`: the call accumulates dhead and dbias.
+// Calls visit(TensorView&) for every tensor that is present, in the order of the library's table: matrices, then vectors, then
+// the row state's arrays. What it changes of data, and of the stride and the groups of a matrix, is written back. A row state is
+// an input where `pass` starts from one. `adds`: the call accumulates dhead and dbias.
 template <class Visit>
 void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit, bool adds = false) {
   const int64_t group_rows = args.row_groups.rows;
@@ -56,8 +56,8 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
                                                                      : &args.row_groups.logits_stride;
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
-    TensorView view{slot.name, m.data, element_bytes(m.dtype), m.rows, m.cols, stride, true, use_of(slot), slot.is_output(),
-                    is_transposed};
+    TensorView view{slot.name, m.data, element_bytes(m.dtype), m.rows,           m.cols,
+                    stride,    true,   use_of(slot),           slot.is_output(), is_transposed};
     view.is_added_to = adds && slot.is_output() && slot.shape == impl::Shape::kHead;
     if (is_transposed) std::swap(view.rows, view.cols);
     if (group_stride != nullptr) {
@@ -75,8 +75,8 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
   for (const impl::TensorSlot& slot : impl::tensor_slots()) {
     if (slot.vector == nullptr || !impl::present(args, slot)) continue;
     tileloss_vector& v = args.*slot.vector;
-    TensorView view{slot.name, v.data, element_bytes(v.dtype), v.stride == 0 && v.size > 1 ? 1 : v.size, 1, v.stride, false,
-                    use_of(slot)};
+    TensorView view{slot.name, v.data,      element_bytes(v.dtype), v.stride == 0 && v.size > 1 ? 1 : v.size, 1, v.stride,
+                    false,     use_of(slot)};
     view.is_gradient = slot.role == TILELOSS_ROLE_GRADIENT;
     view.is_added_to = view.is_gradient && adds;
     visit(view);

@@ -139,7 +139,7 @@ TEST(LinearValidation, TensorsAndShapes) {
        {"bias", "none with the pass from_row_state", "a tensor",
         [](LinearCall& c) {
           c.pass = TILELOSS_FROM_ROW_STATE;
-          c.args.hidden = c.args.head = {};
+          c.args.hidden = c.args.head = c.args.dhidden = c.args.dhead = {};
         }},
        {"compute_dtype", "auto|float32|bfloat16", "3", [](LinearCall& c) { c.options.linear.compute_dtype = TILELOSS_FLOAT16; }},
        {"accumulate", "false|true", "2", [](LinearCall& c) { c.options.linear.accumulate = 2; }},

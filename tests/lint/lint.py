@@ -33,7 +33,7 @@ CPU_ROOMS = {
 LIBRARY = {"core", "schema", "losses", "backends", "api"}
 BELOW = {
     "core": set(),
-    "schema": set(),
+    "schema": {"core"},
     "losses": {"core", "schema"},
     "backends": {"core", "schema", "losses"},
     "backends/host": {"core", "schema", "losses", "backends"},

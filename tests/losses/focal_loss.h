@@ -17,7 +17,6 @@ using impl::kUnbounded;
 using impl::LossContext;
 using impl::LossInfo;
 using impl::RowResult;
-using impl::RowStage;
 using impl::RowStats;
 
 struct FocalOptions {
@@ -29,18 +28,18 @@ struct FocalOptions {
   std::int32_t reserved;
 };
 
-class FocalLoss final : public RowStage {
+class FocalLoss {
  public:
   explicit FocalLoss(const LossContext& context) : context_(context), options_(context.options_as<FocalOptions>()) {}
 
-  void prepare() override {
+  void prepare() {
     if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
     std::int64_t used = 0;
     for (std::int64_t i = 0; i < context_.rows; ++i) used += context_.labels.is_used(i) ? 1 : 0;
     scale_ = used == 0 ? 0 : 1 / static_cast<double>(used);
   }
 
-  RowResult row(std::int64_t i, const RowStats& r) const override {
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double gamma = options_.gamma, focus = std::pow(r.one_minus_p, gamma);
     const double slope = gamma == 0 ? 0.0 : gamma * std::pow(r.one_minus_p, gamma - 1) * r.p * r.logp;
     RowResult result;
@@ -60,7 +59,7 @@ class FocalLoss final : public RowStage {
         .options_size = sizeof(FocalOptions),
         .fields = kFields,
         .tensors = kLossGrad,
-        .make = [](const LossContext& c) -> std::unique_ptr<RowStage> { return std::make_unique<FocalLoss>(c); },
+        .make = &impl::make_stage<FocalLoss>,
         .check = nullptr,
         .is_per_row = [](const void* o) { return static_cast<const FocalOptions*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};
   }

@@ -35,7 +35,7 @@ def test_every_option_of_the_library_is_an_argument(name: str) -> None:
     assert torch.equal(
         run(name, p, *p.leaves(name), **dict.fromkeys(options)), run(name, p, *p.leaves(name))
     )
-    for unknown in left_out:
+    for unknown in left_out - {*inspect.signature(function).parameters}:
         with pytest.raises(TypeError, match=f"^{name}: expected options among .*, got {unknown}$"):
             run(name, p, *p.leaves(name), **{unknown: None})
 

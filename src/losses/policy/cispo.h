@@ -7,7 +7,7 @@
 
 namespace tileloss::impl::policy {
 
-inline TokenLoss cispo(const Token& t, const Numbers& n) {
+TILELOSS_HOST_DEVICE inline TokenLoss cispo(const Token& t, const Numbers& n) {
   const double weight = -clamp(t.ratio, n.cap_low, n.cap) * t.advantage;
   return {.loss = weight * t.logp, .dratio = 0, .dlogp = weight};
 }

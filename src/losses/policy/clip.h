@@ -9,7 +9,7 @@
 
 namespace tileloss::impl::policy {
 
-inline TokenLoss clip(const Token& t, const Numbers& n) {
+TILELOSS_HOST_DEVICE inline TokenLoss clip(const Token& t, const Numbers& n) {
   const double a = t.advantage;
   const bool is_below_delta = !(t.ratio > n.delta);  // delta is NaN when it is off
   const double plain = (is_below_delta ? t.ratio : n.delta) * a;

@@ -1,5 +1,5 @@
-// The kinds of policy loss, in the order of tileloss_policy_kind, and the presets built on them. A kind is a header and a line
-// here.
+// The kinds of policy loss, in the order of tileloss_policy_kind, and the presets built on them. A kind is a header, a name and a
+// case here.
 #ifndef TILELOSS_LOSSES_POLICY_KINDS_H_
 #define TILELOSS_LOSSES_POLICY_KINDS_H_
 
@@ -14,24 +14,26 @@
 
 namespace tileloss::impl::policy {
 
-struct Kind {
-  TokenLoss (*token)(const Token& token, const Numbers& numbers);
-  bool uses_ratio;
-};
-
-inline constexpr Kind kKinds[] = {
-    {&clip, true}, {&cispo, true}, {&sapo, true}, {&vespo, false}, {&reinforce, false},
-};
 inline constexpr const char* kKindNames = "clip|cispo|sapo|vespo|reinforce";
 
+TILELOSS_HOST_DEVICE inline bool uses_ratio(tileloss_policy_kind kind) {
+  return kind == TILELOSS_POLICY_CLIP || kind == TILELOSS_POLICY_CISPO || kind == TILELOSS_POLICY_SAPO;
+}
+
 // A token without advantage has neither loss nor gradient, at whatever ratio; NaN is passed on by every kind.
-inline TokenLoss token_loss(tileloss_policy_kind kind, const Token& t, const Numbers& numbers) {
-  const Kind& k = kKinds[kind];
-  if (std::isnan(t.logp) || (k.uses_ratio && std::isnan(t.ratio))) {
+TILELOSS_HOST_DEVICE inline TokenLoss token_loss(tileloss_policy_kind kind, const Token& t, const Numbers& numbers) {
+  if (std::isnan(t.logp) || (uses_ratio(kind) && std::isnan(t.ratio))) {
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
     return {kNan, kNan, kNan};
   }
-  return t.advantage == 0 ? TokenLoss{} : k.token(t, numbers);
+  if (t.advantage == 0) return {};
+  switch (kind) {
+    case TILELOSS_POLICY_CLIP: return clip(t, numbers);
+    case TILELOSS_POLICY_CISPO: return cispo(t, numbers);
+    case TILELOSS_POLICY_SAPO: return sapo(t, numbers);
+    case TILELOSS_POLICY_VESPO: return vespo(t, numbers);
+    default: return reinforce(t, numbers);
+  }
 }
 
 struct Preset {

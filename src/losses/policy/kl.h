@@ -14,7 +14,7 @@ struct Kl {
   double dlogp = 0;
 };
 
-inline Kl estimate_kl(double difference, const tileloss_policy_loss_options& o) {
+TILELOSS_HOST_DEVICE inline Kl estimate_kl(double difference, const tileloss_policy_loss_options& o) {
   const bool is_clamped = std::fabs(difference) > o.kl_log_ratio_clamp;  // false when it is off
   const double d = is_clamped ? std::copysign(o.kl_log_ratio_clamp, difference) : difference;
   Kl kl;

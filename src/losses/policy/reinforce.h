@@ -6,7 +6,7 @@
 
 namespace tileloss::impl::policy {
 
-inline TokenLoss reinforce(const Token& t, const Numbers&) {
+TILELOSS_HOST_DEVICE inline TokenLoss reinforce(const Token& t, const Numbers&) {
   return {.loss = -t.advantage * t.logp, .dratio = 0, .dlogp = -t.advantage};
 }
 

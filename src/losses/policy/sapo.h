@@ -7,7 +7,7 @@
 
 namespace tileloss::impl::policy {
 
-inline TokenLoss sapo(const Token& t, const Numbers& n) {
+TILELOSS_HOST_DEVICE inline TokenLoss sapo(const Token& t, const Numbers& n) {
   const double tau = t.advantage > 0 ? n.tau_pos : n.tau_neg;
   const double x = tau * (t.ratio - 1);
   const double e = std::exp(-std::fabs(x));  // s and 1 - s from e <= 1: neither overflows, neither cancels

@@ -54,10 +54,10 @@ struct TokenLoss {
 };
 
 // NaN keeps neither bound nor value: it stays NaN.
-inline double clamp(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+TILELOSS_HOST_DEVICE inline double clamp(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
 // x * y where an exact 0 in x wins over an infinite y, but not over NaN.
-inline double scaled(double x, double y) { return x == 0 && std::isinf(y) ? 0.0 : x * y; }
+TILELOSS_HOST_DEVICE inline double scaled(double x, double y) { return x == 0 && std::isinf(y) ? 0.0 : x * y; }
 
 }  // namespace tileloss::impl::policy
 

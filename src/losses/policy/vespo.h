@@ -9,15 +9,15 @@
 
 namespace tileloss::impl::policy {
 
-inline const double kVespoLowest = std::log(1e-8);
+inline constexpr double kVespoLowest = -18.420680743952367;  // log 1e-8
 inline constexpr double kVespoHighest = 20;
 
 // A token's share of log w before the clamp of the sum.
-inline double vespo_log_weight(double log_ratio, double sampler_ratio) {
+TILELOSS_HOST_DEVICE inline double vespo_log_weight(double log_ratio, double sampler_ratio) {
   return clamp(log_ratio, -kVespoHighest, kVespoHighest) + clamp(std::log(sampler_ratio), kVespoLowest, kVespoHighest);
 }
 
-inline double vespo_phi(double log_weight_sum, double advantage, const tileloss_policy_loss_options& o) {
+TILELOSS_HOST_DEVICE inline double vespo_phi(double log_weight_sum, double advantage, const tileloss_policy_loss_options& o) {
   const double k = advantage >= 0 ? o.vespo_k_pos : o.vespo_k_neg;
   const double given = advantage >= 0 ? o.vespo_lambda_pos : o.vespo_lambda_neg;
   const double lambda = given < 1e-4 ? 1e-4 : given;
@@ -26,7 +26,7 @@ inline double vespo_phi(double log_weight_sum, double advantage, const tileloss_
   return std::isfinite(phi) ? phi : 0;
 }
 
-inline TokenLoss vespo(const Token& t, const Numbers&) {
+TILELOSS_HOST_DEVICE inline TokenLoss vespo(const Token& t, const Numbers&) {
   const double weight = -t.phi * t.advantage;
   return {.loss = weight * t.logp, .dratio = 0, .dlogp = weight};
 }

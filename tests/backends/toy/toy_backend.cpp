@@ -119,7 +119,9 @@ Status ToyBackend::run(const Problem& p, const tileloss_plan& /*plan*/, const ti
   for (std::int64_t i = 0; i < p.rows; ++i) {
     const std::int64_t target = targets[static_cast<std::size_t>(i)];
     const bool is_used = target != impl::kIgnoredRow;
-    const RowState state = !is_used ? RowState{} : p.needs_forward ? gather(p, transform, i, target) : impl::load_row(p.row_state, i);
+    const RowState state = !is_used          ? RowState{}
+                           : p.needs_forward ? gather(p, transform, i, target)
+                                             : impl::load_row(p.row_state, i);
     if (p.needs_forward && p.has_row_state) impl::save_row(p.row_state, i, state);
     if (!is_used) {
       if (writes) outputs.write_ignored(i);

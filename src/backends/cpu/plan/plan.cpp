@@ -107,6 +107,8 @@ WorkspaceLayout workspace_layout(const Problem& p, const tileloss_plan& plan) { 
 std::int64_t fixed_bytes(const Problem& p, const tileloss_plan& plan) { return lay_out(p, plan, false).bytes; }
 
 Status check_plan(const tileloss_plan& plan) {
+  if (!isa_supported(plan.cpu.isa))
+    return {TILELOSS_UNSUPPORTED, std::string("plan.cpu.isa: expected one that this machine has, got ") + isa_name(plan.cpu.isa)};
   if (plan.cpu.schedule <= TILELOSS_SCHEDULE_AUTO || plan.cpu.schedule > TILELOSS_SCHEDULE_SWEEPS)
     return expected("plan.cpu.schedule", "stash, recompute or sweeps (1 to 3)", to_string(plan.cpu.schedule));
   if (plan.cpu.threads < 1 || plan.cpu.threads > kMaxThreads)
