@@ -17,8 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-
 
 def positive(text: str) -> int:
     value = int(text)
@@ -48,11 +46,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the contestants and stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="put the table into this page of docs/measurements, between its markers",
+    )
     parser.add_argument("--measure-peak", metavar="ORDER", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.readme and options.only:
-        parser.error("--readme takes every contestant: leave out --only")
+    if options.page and options.only:
+        parser.error("--page takes every contestant: leave out --only")
     return options
 
 
@@ -100,8 +103,8 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     shape = Shape(options.tokens, options.vocab, options.hidden)
     try:
-        if options.readme:
-            report.find_markers(README)
+        if options.page:
+            report.find_markers(options.page)
         measurements = measure.measure(chosen, shape, options.threads, options.rounds, log)
     except measure.WrongAnswer as error:
         log(f"wrong answer: {error}")
@@ -116,8 +119,8 @@ def compare(options: argparse.Namespace) -> int:
     if options.json:
         figures = report.as_json(measurements, verdicts, shape, options.threads, isa)
         report.write_json(options.json, figures)
-    if options.readme:
-        report.write_readme(README, table)
+    if options.page:
+        report.write_page(options.page, table)
     print(bars.last_line(verdicts, shape))
     return 1 if any(verdict.failed for verdict in verdicts) else 0
 

@@ -1,4 +1,4 @@
-"""The Markdown table, the JSON file, the README."""
+"""The Markdown table, the JSON file, the page of docs/measurements."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def find_markers(path: Path) -> tuple[int, int]:
     return begin + len(BEGIN), end
 
 
-def write_readme(path: Path, new_table: str) -> None:
+def write_page(path: Path, new_table: str) -> None:
     """Puts the table between the two markers. Raises NoMarkers."""
     begin, end = find_markers(path)
     text = path.read_text()

@@ -157,7 +157,7 @@ TILELOSS_API void tileloss_struct_init(void* value, size_t struct_size);  // zer
 // more).
 TILELOSS_API tileloss_status tileloss_options_init(const char* function, void* options, size_t options_size);
 // The same, and on top of them what a preset sets. policy_loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo,
-// reinforce: a kind, a ratio level and an aggregation (docs/losses.md).
+// reinforce: a kind, a ratio level and an aggregation (docs/users/losses.md).
 TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const char* preset, void* options,
                                                      size_t options_size);
 
@@ -384,7 +384,7 @@ typedef struct tileloss_args {
   // Policy losses. Rows (tokens) belong to sequences: B of them, back to back. Rows with mask 0 are neither read nor counted.
   tileloss_vector mask;              // [N] uint8, int32, int64 or float32; 0: not in use; default: all rows are
   tileloss_vector old_logp;          // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
-  tileloss_vector ref_logp;          // [N] float32, of the reference model; of NaN here or in old_logp: docs/losses.md
+  tileloss_vector ref_logp;          // [N] float32, of the reference model; of NaN here or in old_logp: docs/users/losses.md
   tileloss_vector sampler_logp;      // [N] float32, of the engine that sampled the tokens; NaN: no difference
   tileloss_vector advantages;        // [B] or [N] float32, as options.advantage_level says
   tileloss_vector sequence_offsets;  // [B+1] int32, int64: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
@@ -565,8 +565,8 @@ TILELOSS_API tileloss_status tileloss_cross_entropy_from_row_state(const tilelos
                                                                    const tileloss_plan* plan, const tileloss_run* run);
 
 // The GRPO family. Per token: l * (off-policy mask) * (entropy mask) * (sampler ratio) + beta * KL - entropy bonus, aggregated
-// over sequences and tokens; docs/losses.md has every formula. Losses whose coefficients need other rows (ratio_level sequence,
-// vespo, off_policy_threshold, entropy_quantile) sweep the logits twice, all others once.
+// over sequences and tokens; docs/users/losses.md has every formula. Losses whose coefficients need other rows (ratio_level
+// sequence, vespo, off_policy_threshold, entropy_quantile) sweep the logits twice, all others once.
 TILELOSS_API tileloss_status tileloss_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
                                                   const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_policy_loss_backward(const tileloss_args* args, const tileloss_policy_loss_options* options,
@@ -579,7 +579,7 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
                                                                  const tileloss_plan* plan, const tileloss_run* run);
 
 // The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
-// subset) for dlogits. The logits exist a tile at a time; docs/memory.md says what is held instead and how workspace_bytes
+// subset) for dlogits. The logits exist a tile at a time; docs/users/memory.md says what is held instead and how workspace_bytes
 // chooses. With options.linear.compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once,
 // and sum in float32 (on AVX-512 with BF16, subnormal operands and sums count as 0). A label's own gradient is exact to float32
 // before that rounding.

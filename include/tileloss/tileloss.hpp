@@ -265,7 +265,8 @@ inline Status cross_entropy_value_and_grad(const CrossEntropyArgs& args, const C
   return detail::call("cross_entropy", Pass::kValueAndGrad, args.c(), options, run);
 }
 
-// The GRPO family: per token l * masks * sampler ratio + beta * KL - entropy bonus, aggregated; docs/losses.md has every formula.
+// The GRPO family: per token l * masks * sampler ratio + beta * KL - entropy bonus, aggregated. docs/users/losses.md has every
+// formula.
 inline Status policy_loss(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                           const RunOptions& run = {}) noexcept {
   return detail::call("policy_loss", Pass::kForward, args.c(), options, run);
@@ -293,7 +294,7 @@ inline Status policy_loss_from_row_state(const PolicyLossArgs& args, const Polic
   return detail::call("policy_loss", Pass::kFromRowState, args.c(), options, run);
 }
 
-// The same, fused with the LM head: `args` without logits and dlogits. docs/memory.md says what a call holds.
+// The same, fused with the LM head: `args` without logits and dlogits. docs/users/memory.md says what a call holds.
 inline PlanResult linear_plan(Pass pass, const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
                               const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
   return detail::make_plan("linear_logprobs", pass, head.c(args), options, wishes, executor);

@@ -1,4 +1,4 @@
-// What a sweep config says. docs and examples: docs/sweep.md, configs/sweep_*.yaml
+// What a sweep config says. docs and examples: docs/users/sweep.md, configs/sweep_*.yaml
 #ifndef TILELOSS_BENCH_SWEEP_CONFIG_H_
 #define TILELOSS_BENCH_SWEEP_CONFIG_H_
 

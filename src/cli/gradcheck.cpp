@@ -154,7 +154,7 @@ constexpr const char* kFooter =
     "  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,\n"
     "  dhead, dbias), dhead_dtype (float32, head), accumulate\n"
     "  source: the names of hidden and lm_head; kernel: workspace_bytes\n"
-    "docs/gradcheck.md says more, configs/ has examples.\n"
+    "docs/users/gradcheck.md says more, configs/ has examples.\n"
     "Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts\n"
     "from the forward's row state. --row shows one row at every stage instead. The last line is PASS, or FAIL and the gates that "
     "failed.";

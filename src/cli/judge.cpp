@@ -71,7 +71,7 @@ constexpr const char* kFooter =
     "effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; loss, logp, lse, "
     "entropy,\n"
     "argmax, correct, log_sum_sq_probs, mean_logit, metrics, and dlogits or dhidden, dhead, dbias are outputs, any of them.\n"
-    "Gates, exit codes and the results file are gradcheck's. docs/gradcheck.md says more.";
+    "Gates, exit codes and the results file are gradcheck's. docs/users/gradcheck.md says more.";
 
 }  // namespace
 

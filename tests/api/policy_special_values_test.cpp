@@ -118,7 +118,7 @@ TEST(PolicySpecialLogits, AMinusInfiniteLogitElsewhereGetsNoGradient) {
   }
 }
 
-// The rule of docs/losses.md on NaN in the other policies' logp: every kind, level, estimator and correction.
+// The rule of docs/users/losses.md on NaN in the other policies' logp: every kind, level, estimator and correction.
 TEST(PolicySpecialLogps, NanIsWhereTheOracleHasIt) {
   for (const auto tensor :
        {&tools::PolicyTensors::old_logp, &tools::PolicyTensors::ref_logp, &tools::PolicyTensors::sampler_logp}) {
@@ -150,7 +150,7 @@ TEST(PolicySpecialLogps, NanIsWhereTheOracleHasIt) {
   }
 }
 
-// As docs/losses.md has it: rows 4 and 5 are a sequence.
+// As docs/users/losses.md has it: rows 4 and 5 are a sequence.
 TEST(PolicySpecialLogps, NanInOldLogpReachesWhatIsMadeOfTheRatio) {
   const struct {
     const char* preset;

@@ -1,4 +1,4 @@
-// A call on a host's thread with little stack: what a call needs of it is in docs/install.md.
+// A call on a host's thread with little stack: what a call needs of it is in docs/users/install.md.
 #include <gtest/gtest.h>
 #include <pthread.h>
 

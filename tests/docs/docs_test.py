@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks README.md, HACKING.md and docs/*.md against the tree. --root is the repository, --build the release build.
+"""Checks README.md, HACKING.md and docs/**/*.md against the tree. --root is the repository, --build the release build.
 
 snippets         each code block under <!-- examples/FILE --> is that file, letter by letter; each example is in the README
 example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME --> and exits 0
@@ -30,7 +30,11 @@ NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ")
 def documents(root):
     return [
         path
-        for path in (root / "README.md", root / "HACKING.md", *sorted((root / "docs").glob("*.md")))
+        for path in (
+            root / "README.md",
+            root / "HACKING.md",
+            *sorted((root / "docs").rglob("*.md")),
+        )
         if path.is_file()
     ]
 
@@ -186,6 +190,12 @@ def self_test():
         expect("true link", "[a](examples/a.c) `examples/a.c`\n", lambda: check_links(root), False)
         expect("broken link", "[b](examples/b.c)\n", lambda: check_links(root), True)
         expect("broken path", "`examples/b.c`\n", lambda: check_links(root), True)
+        shelf = root / "docs" / "users"
+        shelf.mkdir(parents=True)
+        (shelf / "page.md").write_text("[b](b.md)\n")
+        expect("broken link on a page of a shelf", "none\n", lambda: check_links(root), True)
+        (shelf / "page.md").write_text("[b](../../examples/a.c)\n")
+        expect("true link on a page of a shelf", "none\n", lambda: check_links(root), False)
         expect("known command", "`./dev test -R x`\n", lambda: check_dev_commands(root), False)
         expect("unknown command", "`./dev fly`\n", lambda: check_dev_commands(root), True)
         expect(

@@ -149,7 +149,7 @@ def lint_includes(root):
         room = room_of(path, root)
         if room not in BELOW:
             findings.append(
-                f"{path.relative_to(root)}: '{room}' is no room of docs/architecture.md"
+                f"{path.relative_to(root)}: '{room}' is no room of docs/developers/architecture.md"
             )
             continue
         text = path.read_text()

@@ -252,7 +252,7 @@ def solve(
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Options of cross_entropy (docs/losses.md), of the rows in use alone. token_weights [n]."""
+    """Options of cross_entropy (docs/users/losses.md), of the rows in use alone. token_weights [n]."""
 
     reduction: str = "mean"
     label_smoothing: float = 0.0
@@ -284,7 +284,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class Policy:
-    """Options of policy_loss by the names of docs/losses.md; [B, T] tensors, advantages [B, 1] or [B, T]."""
+    """Options of policy_loss by the names of docs/users/losses.md; [B, T] tensors, advantages [B, 1] or [B, T]."""
 
     kind: str = "clip"
     ratio_level: str = "token"

@@ -1,4 +1,4 @@
-"""benchmarks/compare.py at a size where it takes seconds: every contestant is right, and table, JSON, README and bars
+"""benchmarks/compare.py at a size where it takes seconds: every contestant is right, and table, JSON, page and bars
 say what was measured."""
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_bad_usage_names_what_is_wrong() -> None:
     for options, message in (
         (("--only=nobody/*",), "no contestant matches"),
         (("--rounds=0",), "expected at least 1, got 0"),
-        (("--readme", "--only=grpo/*"), "leave out --only"),
+        (("--page=page.md", "--only=grpo/*"), "leave out --only"),
     ):
         done = compare(*options)
         assert done.returncode == 2
@@ -253,14 +253,14 @@ def test_the_instruction_set_is_the_librarys_own_choice(forced: str | None) -> N
     assert done.stdout.strip() in ([forced] if forced else names), done.stderr
 
 
-def test_readme_gets_the_table_between_its_markers(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+def test_a_page_gets_the_table_between_its_markers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     table = report.table([measured("grpo/torch eager", [0.5])], SHAPE, 2, 5)
-    report.write_readme(readme, table)
-    text = readme.read_text()
+    report.write_page(page, table)
+    text = page.read_text()
     assert text == f"before\n{report.BEGIN}\n{table}{report.END}\nafter\n"
     assert "| torch eager | 500 ms | 1 | 0 MB | 0e+00 | 1e-03 |" in text
-    readme.write_text("no markers")
+    page.write_text("no markers")
     with pytest.raises(report.NoMarkers, match="compare: begin"):
-        report.write_readme(readme, table)
+        report.write_page(page, table)

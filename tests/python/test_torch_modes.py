@@ -230,7 +230,7 @@ def test_in_place_works_through_a_slice(name: str, mode: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
 def test_which_views_torch_finds_in_the_graph(name: str, mode: dict[str, Any]) -> None:
-    """docs/pytorch.md: not those that the forward has written to; their base is always found."""
+    """docs/users/pytorch.md: not those that the forward has written to; their base is always found."""
     p, (base,) = non_leaves(name)
     expected = gradients(name, p)[1]
     (gradient,) = torch.autograd.grad(run(name, p, base[:], **mode), base)

@@ -1,4 +1,4 @@
-"""Policy losses as plain torch functions of the tokens in use, after docs/losses.md, for `hold` to compare with."""
+"""Policy losses as plain torch functions of the tokens in use, after docs/users/losses.md, for `hold` to compare with."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def linear_cross_entropy(
             head.
         workspace_bytes: a cap on scratch memory; the fastest schedule that fits is taken, and a ValueError names the least that
             would do. Each pass has its own least: a backward of its own (``grad_in_forward=False``, `linear_logprobs`) may need
-            more than the forward named, and raises then. Default: docs/memory.md.
+            more than the forward named, and raises then. Default: docs/users/memory.md.
         grad_in_forward: compute the gradients together with the loss: three products instead of four. Without it, or with
             reduction "none", the backward computes them from 12 bytes a row that the forward saves. Default None: here True, as a
             product is saved, but False where a float16 tensor asks for its gradient, which would be rounded before AMP's scale

@@ -110,7 +110,7 @@ def policy_loss(
 
         l * (off-policy mask) * (entropy mask) * (sampler ratio) + beta KL - entropy_coef H,
 
-    aggregated over sequences and tokens. docs/losses.md has every formula; each agrees with TRL's, Liger's or verl's.
+    aggregated over sequences and tokens. docs/users/losses.md has every formula; each agrees with TRL's, Liger's or verl's.
 
     Args:
         input: logits, [B, T, V], or [N, V] with ``sequence_offsets``; float32, bfloat16 or float16 on the CPU. Position t holds
@@ -126,8 +126,8 @@ def policy_loss(
         preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of 0-d tensors: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
         grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`; None leaves the gradient to the backward.
-        **options: by their names in docs/losses.md; absent or None: the default, or the preset's. Those that change from step to
-            step (temperature, num_items, epsilon_low, beta, ...) may be tensors of one element; none is differentiated.
+        **options: by their names in docs/users/losses.md; absent or None: the default, or the preset's. Those that change from
+            step to step (temperature, num_items, epsilon_low, beta, ...) may be tensors of one element; none is differentiated.
 
     Returns:
         float32: a scalar, or target's shape with aggregation "none"; with return_metrics a pair.

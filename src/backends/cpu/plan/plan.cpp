@@ -26,8 +26,8 @@ constexpr std::int64_t kMaxRowBlock = 8;
 constexpr std::int64_t kVocabBlock = 8192;
 constexpr std::int64_t kCappedVocabBlock = 2048, kFineCappedVocabBlock = 1024;
 // 786,432 classes. Within a core's L2 cache (1 MB of 32-bit exps: 262,144 classes) or in its share of a large L3, reading the
-// stash costs less than a second exp: 89 ps an element against 140 at 786,432 classes on Zen 4. docs/performance.md has the
-// table.
+// stash costs less than a second exp: 89 ps an element against 140 at 786,432 classes on Zen 4. docs/measurements/
+// has the table.
 constexpr std::int64_t kMaxStashBytes = std::int64_t{3} << 20;
 constexpr std::int32_t kMaxThreads = 1024;
 // Of logits; so that no size of a workspace leaves 64 bits.

@@ -44,7 +44,7 @@ struct BlockLoop {
   // Bytes ahead in the row that is read from memory. For a forward of 311 M bfloat16 elements: 2048 29 ms, 4096 22.1 to 23.1,
   // 8192 20.1 to 21.2, 12288 and 16384 the same; a step differs by 3 %.
   static constexpr std::int64_t kPrefetchBytes = 8192;
-  // The same for a backward, which writes as much as it reads: further ahead Zen 4 loses what Intel gains (docs/performance.md).
+  // The same for a backward, which writes as much as it reads: further ahead Zen 4 loses what Intel gains (docs/measurements/).
   static constexpr std::int64_t kBackwardPrefetchBytes = 4096;
   // Or else the first pair of a step has fetched it: asking twice costs AVX2 5 % of a forward.
   static constexpr bool kSecondPairHasALine = kPair * sizeof(T) >= 64;
