@@ -6,12 +6,11 @@ int main(void) {
   const int64_t labels[2] = {3, 0};
   float loss = 0, dlogits[2 * 4];
 
-  tileloss_args args;
-  tileloss_args_init(&args);
-  args.logits = tileloss_make_matrix(logits, TILELOSS_FLOAT32, 2, 4, 4);
-  args.labels = tileloss_make_vector(labels, TILELOSS_INT64, 2);
-  args.loss = tileloss_make_vector(&loss, TILELOSS_FLOAT32, 1);
-  args.dlogits = tileloss_make_matrix(dlogits, TILELOSS_FLOAT32, 2, 4, 4);
+  const tileloss_args args = {.struct_size = sizeof args,
+                              .logits = tileloss_make_matrix(logits, TILELOSS_FLOAT32, 2, 4, 4),
+                              .labels = tileloss_make_vector(labels, TILELOSS_INT64, 2),
+                              .loss = tileloss_make_vector(&loss, TILELOSS_FLOAT32, 1),
+                              .dlogits = tileloss_make_matrix(dlogits, TILELOSS_FLOAT32, 2, 4, 4)};
   tileloss_cross_entropy_options options;
   tileloss_cross_entropy_options_init(&options);
   options.label_smoothing = 0.1;
