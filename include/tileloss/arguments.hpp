@@ -156,8 +156,7 @@ struct PolicyLossArgs {
 };
 
 // The LM head, in place of logits and dlogits: logits = hidden head^T + bias. Any strides: Matrix(w.data(), V, H, 1, V) is a head
-// that lies as
-// [H,V]. What the products see, and whether dhead and dbias are added to, is said by options.linear.
+// that lies as [H,V]. What the products see, and whether dhead and dbias are added to, is said by options.linear.
 struct LinearHead {
   LogitsView hidden = {};          // [N,H]
   LogitsView head = {};            // [V,H]
