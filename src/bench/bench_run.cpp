@@ -304,19 +304,19 @@ Timing Bench::time_kernel(tileloss_pass pass) {
 }
 
 void Bench::make_reference() {
-  if (!Straightforward::knows(function_)) {
+  if (!UnfusedBaseline::knows(function_)) {
     throw ToolError(kExitUsage, "--impl: there is no reference for " + function_.name() + "; use --impl kernel");
   }
-  check_memory(Straightforward::needs(settings_.tokens, settings_.vocab));
-  reference_ = std::make_unique<Straightforward>(function_, settings_.dtype, settings_.tokens, settings_.vocab, threads_);
+  check_memory(UnfusedBaseline::needs(settings_.tokens, settings_.vocab));
+  baseline_ = std::make_unique<UnfusedBaseline>(function_, settings_.dtype, settings_.tokens, settings_.vocab, threads_);
 }
 
 Timing Bench::time_reference(tileloss_pass pass) {
   const auto run = [&] {
     if (pass != TILELOSS_FORWARD) {
-      reference_->value_and_grad(logits_->logits(), labels_.data(), logits_->dlogits());
+      baseline_->value_and_grad(logits_->logits(), labels_.data(), logits_->dlogits());
     } else {
-      reference_->forward(logits_->logits(), labels_.data());
+      baseline_->forward(logits_->logits(), labels_.data());
     }
   };
   Timing timing = time(run, pass, std::min(settings_.iterations, kMaxReferenceIterations));

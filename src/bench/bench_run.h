@@ -10,7 +10,7 @@
 
 #include "bench/bench_matrices.h"
 #include "bench/roofs.h"
-#include "bench/straightforward.h"
+#include "bench/unfused_baseline.h"
 #include "support/abi.h"
 #include "support/policy_inputs.h"
 
@@ -79,7 +79,7 @@ class Bench {
   Timing time_reference(tileloss_pass pass);
   // Throws ToolError (usage) for a loss that the reference does not know.
   void make_reference();
-  void drop_reference() { reference_.reset(); }
+  void drop_reference() { baseline_.reset(); }
   // value_and_grad; backward for a function without a loss.
   tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
   // Throws ToolError (usage) for a pass that this function, or with `reference` the reference, does not have.
@@ -113,7 +113,7 @@ class Bench {
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
   std::vector<float> state_max_, state_sum_, state_target_, state_entropy_;
   tileloss_row_state row_state_{};
-  std::unique_ptr<Straightforward> reference_;
+  std::unique_ptr<UnfusedBaseline> baseline_;
 };
 
 }  // namespace tileloss::tools

@@ -198,7 +198,7 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_option("--pass", command->pass, "That pass alone, in place of forward and gradient; backward: from a saved row state")
       ->check(one_of(pass_names()));
   app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
-  app->add_option("--impl", command->implementation, "The kernel, the straightforward reference, or both")
+  app->add_option("--impl", command->implementation, "The kernel, a plain unfused baseline (reference), or both")
       ->check(one_of({"kernel", "reference", "both"}))
       ->capture_default_str();
   app->add_option("--iters", settings.iterations, "Timed calls")->transform(integer_in(1, 1'000'000))->capture_default_str();

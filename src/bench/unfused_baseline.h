@@ -1,7 +1,7 @@
 // What a plain implementation does: float32 logits, float32 softmax, both [N,V] in memory, one pass over the matrix per step,
 // std::exp. The bench's --impl reference; it is neither the oracle nor tuned.
-#ifndef TILELOSS_BENCH_STRAIGHTFORWARD_H_
-#define TILELOSS_BENCH_STRAIGHTFORWARD_H_
+#ifndef TILELOSS_BENCH_UNFUSED_BASELINE_H_
+#define TILELOSS_BENCH_UNFUSED_BASELINE_H_
 
 #include <cstdint>
 #include <vector>
@@ -13,14 +13,14 @@
 
 namespace tileloss::tools {
 
-class Straightforward {
+class UnfusedBaseline {
  public:
   static bool knows(const Function& function) { return function.name() == "cross_entropy" || function.name() == "logprobs"; }
 
   static std::vector<MemoryNeed> needs(int64_t rows, int64_t cols);
 
   // `function`: cross_entropy or logprobs (the loss is then the sum of logp); its options are taken over.
-  Straightforward(const Function& function, reference::NumberFormat format, int64_t rows, int64_t cols, int threads);
+  UnfusedBaseline(const Function& function, reference::NumberFormat format, int64_t rows, int64_t cols, int threads);
 
   double forward(const void* logits, const int64_t* labels);
   // dlogits may be the logits.
@@ -52,4 +52,4 @@ class Straightforward {
 
 }  // namespace tileloss::tools
 
-#endif  // TILELOSS_BENCH_STRAIGHTFORWARD_H_
+#endif  // TILELOSS_BENCH_UNFUSED_BASELINE_H_

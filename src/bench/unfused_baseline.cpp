@@ -1,4 +1,4 @@
-#include "bench/straightforward.h"
+#include "bench/unfused_baseline.h"
 
 #include <algorithm>
 #include <bit>
@@ -31,12 +31,12 @@ void store(NumberFormat format, void* row, int64_t column, float value) {
 
 }  // namespace
 
-std::vector<MemoryNeed> Straightforward::needs(int64_t rows, int64_t cols) {
+std::vector<MemoryNeed> UnfusedBaseline::needs(int64_t rows, int64_t cols) {
   const double matrix = 4.0 * static_cast<double>(rows) * static_cast<double>(cols);
   return {{"float32 logits", matrix}, {"float32 softmax", matrix}, {"the reference's rows", 12.0 * static_cast<double>(rows)}};
 }
 
-Straightforward::Straightforward(const Function& function, NumberFormat format, int64_t rows, int64_t cols, int threads)
+UnfusedBaseline::UnfusedBaseline(const Function& function, NumberFormat format, int64_t rows, int64_t cols, int threads)
     : format_(format),
       rows_(rows),
       cols_(cols),
@@ -60,7 +60,7 @@ Straightforward::Straightforward(const Function& function, NumberFormat format, 
   if (function.get_choice("temperature_on", "logits") == "logprob") std::swap(temperature_, logp_temperature_);
 }
 
-void Straightforward::transform_row(int64_t row, const void* logits) {
+void UnfusedBaseline::transform_row(int64_t row, const void* logits) {
   const void* from = static_cast<const char*>(logits) + row * cols_ * static_cast<int64_t>(format_info(format_).bytes);
   float* z = z_.as<float>() + row * cols_;
   for (int64_t j = 0; j < valid_; ++j) {
@@ -70,7 +70,7 @@ void Straightforward::transform_row(int64_t row, const void* logits) {
   }
 }
 
-void Straightforward::softmax_row(int64_t row, int64_t label) {
+void UnfusedBaseline::softmax_row(int64_t row, int64_t label) {
   const float* z = z_.as<float>() + row * cols_;
   float* p = softmax_.as<float>() + row * cols_;
   float max = -std::numeric_limits<float>::infinity();
@@ -90,19 +90,19 @@ void Straightforward::softmax_row(int64_t row, int64_t label) {
   mean_log_softmax_[i] = static_cast<float>(sum_z / static_cast<double>(valid_)) - lse_[i];
 }
 
-double Straightforward::row_loss(int64_t row) const {
+double UnfusedBaseline::row_loss(int64_t row) const {
   const size_t i = static_cast<size_t>(row);
   const double smoothed = static_cast<double>(smoothing_) * -mean_log_softmax_[i];
   return sign_ * (1 - smoothing_) * -logp_[i] + smoothed + static_cast<double>(z_loss_) * lse_[i] * lse_[i];
 }
 
-void Straightforward::set_denominator(const int64_t* labels) {
+void UnfusedBaseline::set_denominator(const int64_t* labels) {
   double count = num_items_;
   if (std::isnan(count)) count = static_cast<double>(rows_ - std::count(labels, labels + rows_, ignore_index_));
   factor_ = !mean_ ? 1.0F : count == 0 ? 0.0F : static_cast<float>(1 / count);
 }
 
-double Straightforward::forward(const void* logits, const int64_t* labels) {
+double UnfusedBaseline::forward(const void* logits, const int64_t* labels) {
   set_denominator(labels);
   team_.for_each(rows_, [&](int64_t row, int) {
     if (labels[row] != ignore_index_) transform_row(row, logits);
@@ -115,7 +115,7 @@ double Straightforward::forward(const void* logits, const int64_t* labels) {
   return loss * factor_;
 }
 
-void Straightforward::gradient_row(int64_t row, int64_t label, const void* logits, void* dlogits) const {
+void UnfusedBaseline::gradient_row(int64_t row, int64_t label, const void* logits, void* dlogits) const {
   const int64_t offset = row * cols_ * static_cast<int64_t>(format_info(format_).bytes);
   const void* x = static_cast<const char*>(logits) + offset;
   void* out = static_cast<char*>(dlogits) + offset;
@@ -134,7 +134,7 @@ void Straightforward::gradient_row(int64_t row, int64_t label, const void* logit
   for (int64_t j = valid_; j < cols_; ++j) store(format_, out, j, 0);
 }
 
-double Straightforward::value_and_grad(const void* logits, const int64_t* labels, void* dlogits) {
+double UnfusedBaseline::value_and_grad(const void* logits, const int64_t* labels, void* dlogits) {
   const double loss = forward(logits, labels);
   const int64_t row_bytes = cols_ * static_cast<int64_t>(format_info(format_).bytes);
   team_.for_each(rows_, [&](int64_t row, int) {
