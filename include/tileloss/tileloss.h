@@ -413,7 +413,7 @@ enum {
   TILELOSS_ISA_AVX2 = 2,
   TILELOSS_ISA_AVX512 = 3,       // F, BW, DQ, VL
   TILELOSS_ISA_AVX512_BF16 = 4,  // and BF16
-  TILELOSS_ISA_AVX512_AMX = 5    // and AMX's tiles, for products in bfloat16
+  TILELOSS_ISA_AVX512_AMX = 5    // and AMX's tile registers, for products in bfloat16
 };
 
 typedef int32_t tileloss_schedule;

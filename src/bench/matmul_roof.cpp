@@ -12,7 +12,7 @@ namespace tileloss::tools {
 namespace {
 
 // Both panels together: half of an L1 of 32 KB, or a little more where the least depth takes that: 20 KB of float32 in the panels
-// of the products in tiles.
+// of the products in tile registers.
 constexpr std::int64_t kPanelBytes = 16 << 10;
 constexpr std::int64_t kLeastDepth = 64;  // depths are multiples of it, so that no kernel has a remainder
 constexpr double kRunSeconds = 0.02;

@@ -1,5 +1,5 @@
-// What is done beside products in tiles, kernel by kernel, on operands between pages without access: the softmax of a group of
-// rows over several tiles of columns with their words, and dz from words.
+// What is done beside products in tile registers, kernel by kernel, on operands between pages without access: the softmax of a
+// group of rows over several tiles of columns with their words, and dz from words.
 #include <gtest/gtest.h>
 
 #include <algorithm>

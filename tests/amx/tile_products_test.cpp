@@ -1,6 +1,6 @@
-// The products in tiles, as the library's machine code does them with every tile instruction emulated, and as their template does
-// them in plain C++: bit for bit what the manual says of each sum, and where sums are exact the bits of every other instruction
-// set. tests/backends/cpu/matmul_test.cpp and the tests of the LM head run in this program too.
+// The products in tile registers, as the library's machine code does them with every tile instruction emulated, and as their
+// template does them in plain C++: bit for bit what the manual says of each sum, and where sums are exact the bits of every other
+// instruction set. tests/backends/cpu/matmul_test.cpp and the tests of the LM head run in this program too.
 #include <gtest/gtest.h>
 
 #include <array>

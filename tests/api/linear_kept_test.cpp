@@ -37,8 +37,8 @@ TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
   }
 }
 
-// Whatever the machine: the plans of every instruction set that it has. In tiles a product costs less than reading and writing
-// dhead once more does, elsewhere more.
+// Whatever the machine: the plans of every instruction set that it has. In tile registers a product costs less than reading and
+// writing dhead once more does, elsewhere more.
 TEST(LinearPlan, AFloat32DheadTakesRowsWhereColumnsWouldBeSlower) {
   for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_AVX512_AMX; ++isa) {
     if (tileloss_isa_supported(isa) == 0) continue;

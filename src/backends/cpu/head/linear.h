@@ -85,12 +85,12 @@ struct LinearLayout {
   std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
   std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
   std::int64_t max_in_dhead = 0;   // the same of the rows that dhead holds: float [whole tiles, rows]
-  std::int64_t dz = 0;             // float [row_chunk, chunk]; with products in tiles bfloat16, packed once for each product
-  std::int64_t packed_head = 0;    // a chunk of the head for dhidden
-  std::int64_t dhidden = 0;        // float [N, H]
-  std::int64_t dhead = 0;          // float [V, H], with several row chunks and no place in the output
-  std::int64_t dbias = 0;          // float [V], with several row chunks
-  std::int64_t scratch = 0;        // scratch_bytes a thread
+  std::int64_t dz = 0;  // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
+  std::int64_t packed_head = 0;  // a chunk of the head for dhidden
+  std::int64_t dhidden = 0;      // float [N, H]
+  std::int64_t dhead = 0;        // float [V, H], with several row chunks and no place in the output
+  std::int64_t dbias = 0;        // float [V], with several row chunks
+  std::int64_t scratch = 0;      // scratch_bytes a thread
   std::int64_t scratch_bytes = 0;
   std::int64_t bytes = 0;
   std::vector<NamedBytes> buffers;  // that are not empty, in their order

@@ -1,6 +1,7 @@
-// The backward of linear.h where products are in tiles (backends/cpu/tiles/matmul_tiles.h): dz is packed as soon as it is made,
-// along the chunk for dhidden and down its columns for dhead, from words in one kernel (backends/cpu/tiles/tile_gradient.h); the
-// products then go over sets of columns of the hidden size, whose right operand stays in L2 while all of the chunk's dz passes.
+// The backward of linear.h where products are in tile registers (backends/cpu/tiles/matmul_tiles.h): dz is packed as soon as it
+// is made, along the chunk for dhidden and down its columns for dhead, from words in one kernel
+// (backends/cpu/tiles/tile_gradient.h); the products then go over sets of columns of the hidden size, whose right operand stays
+// in L2 while all of the chunk's dz passes.
 #include "backends/cpu/head/linear_walk.h"
 #include "backends/cpu/tiles/tile_table.h"
 #include "core/number_formats.h"

@@ -10,7 +10,7 @@ namespace tileloss::impl::cpu {
 
 inline constexpr std::int64_t kSlices = 16;             // of the vocabulary, in a forward
 inline constexpr std::int64_t kRowGroup = 1024;         // rows that share a packed tile of the head
-inline constexpr std::int64_t kRowGroupInTiles = 2048;  // the same in a forward with products in tiles
+inline constexpr std::int64_t kRowGroupInTiles = 2048;  // the same in a forward with products in tile registers
 inline constexpr std::int64_t kAcrossDepth = 2048;      // rows along k in dhead's product
 inline constexpr std::int64_t kRowTile = 128;           // about so many rows of z or dhidden at a time
 
@@ -48,7 +48,7 @@ inline std::int64_t dhidden_part(const LinearShape& s, const MatmulTable& m, std
 // Columns of a backward's chunk.
 inline std::int64_t head_chunk(const LinearShape& s) { return std::min(s.chunk, ceil_div(s.columns, s.tile) * s.tile); }
 
-// ------------------------------------------------------------------------------------------------------ products in tiles
+// --------------------------------------------------------------------------------------------- products in tile registers
 
 // z beside whose products the softmax of the rows before is done: two blocks of rows by turns, whole panels of columns.
 inline std::int64_t z_beside_stride(const LinearShape& s, const MatmulTable& m) {
@@ -56,7 +56,7 @@ inline std::int64_t z_beside_stride(const LinearShape& s, const MatmulTable& m) 
 }
 inline std::int64_t z_beside_floats(const LinearShape& s, const MatmulTable& m) { return 2 * m.a_panel * z_beside_stride(s, m); }
 
-// Whether dz is packed as soon as it is made, once for each of its products: as left operands of the products in tiles.
+// Whether dz is packed as soon as it is made, once for each of its products: as left operands of the products in tile registers.
 inline bool packs_dz(const LinearShape& s, const MatmulTable& m) {
   return m.in_tiles(s.compute) && s.backward() && !s.dhead_across && !s.dbias;
 }

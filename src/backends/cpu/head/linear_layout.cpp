@@ -43,7 +43,7 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
 
 }  // namespace
 
-// 256 rows of 1536 bfloat16 are 786 KB. Products in tiles are 48 columns wide: they take 4 whole panels.
+// 256 rows of 1536 bfloat16 are 786 KB. Products in tile registers are 48 columns wide: they take 4 whole panels.
 std::int64_t linear_tile(const MatmulTable& matmul, Compute compute, std::int64_t width) {
   if (width <= 2048) return matmul.in_tiles(compute) ? 192 : 256;
   return width <= 6144 ? 128 : 64;

@@ -1,5 +1,5 @@
-// The forward of linear.h where products are in tiles (backends/cpu/tiles/matmul_tiles.h): the softmax of linear logits is done
-// beside the products of the next block (backends/cpu/tiles/tile_softmax.h).
+// The forward of linear.h where products are in tile registers (backends/cpu/tiles/matmul_tiles.h): the softmax of linear logits
+// is done beside the products of the next block (backends/cpu/tiles/tile_softmax.h).
 #include <cstring>
 #include <utility>
 

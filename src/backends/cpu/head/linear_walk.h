@@ -98,7 +98,7 @@ class LinearWalk {
   void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
   void merge_slices(std::int64_t u) const;
 
-  // The same with the softmax beside products in tiles (linear_tiles.cpp).
+  // The same with the softmax beside products in tile registers (linear_tiles.cpp).
   struct TileAtHand;
   bool has_softmax_beside() const;
   SoftmaxRows softmax_of(float* scratch, std::int64_t first, std::int64_t last) const;

@@ -1,6 +1,6 @@
-// Whether AMX's tiles can be used: the processor has them, the operating system saves them, and the kernel let this process use
-// them. The registers are 8 KB a thread, so Linux wants to be asked, once a process, and may refuse: an old kernel does, one that
-// was told to, and any if a thread has an alternate signal stack too small for them.
+// Whether AMX's tile registers can be used: the processor has them, the operating system saves them, and the kernel let this
+// process use them. The registers are 8 KB a thread, so Linux wants to be asked, once a process, and may refuse: an old kernel
+// does, one that was told to, and any if a thread has an alternate signal stack too small for them.
 #ifndef TILELOSS_BACKENDS_CPU_ISA_AMX_SUPPORT_H_
 #define TILELOSS_BACKENDS_CPU_ISA_AMX_SUPPORT_H_
 

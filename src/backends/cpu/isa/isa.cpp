@@ -41,7 +41,7 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 // Asks the kernel for permission, and so comes last.
 bool has_avx512_amx() { return has_avx512_bf16() && amx_support() == AmxSupport::kReady; }
 
-// Products in tiles, and the rest as without them.
+// Products in tile registers, and the rest as without them.
 const KernelTable& amx_kernels() {
   static const KernelTable table = [] {
     KernelTable kernels = kAvx512Bf16Kernels;

@@ -10,7 +10,7 @@ extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
-// Products in tiles, for the instruction set that has the rest from kAvx512Bf16Kernels.
+// Products in tile registers, for the instruction set that has the rest from kAvx512Bf16Kernels.
 extern const MatmulTable kAmxMatmul;
 
 }  // namespace tileloss::impl::cpu

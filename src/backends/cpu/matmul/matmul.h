@@ -56,8 +56,9 @@ struct MatmulTable {
   void (*pack_b_part)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
                       float* dst, std::int64_t panel_words);
 
-  // c[i * c_stride + j] = (kAdd: +=, in tiles as the first term) sum over k of a(i, k) * b(j, k) for i < m, j < n, k < depth,
-  // that of both packs. Its order is the same for any m, n and place in the tile. Writes nothing outside c's m x n.
+  // c[i * c_stride + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n, k < depth, that of both packs; with kAdd the sum is
+  // added to what is there (in tile registers as its first term). Its order is the same for any m, n and place in the panels.
+  // Writes nothing outside c's m x n.
   void (*multiply)(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute, float* c,
                    std::int64_t c_stride, Store how);
 
@@ -69,7 +70,7 @@ struct MatmulTable {
   // It does 2 * a_panel * b_panel * depth flops a repeat. For the roof: choose a depth at which both panels lie in L1.
   float (*tile_loop)(const float* a, const float* b, std::int64_t depth, std::int64_t repeats, Compute compute);
 
-  // What products in tiles (of kBfloat16) make possible besides; null elsewhere.
+  // What products in tile registers (of kBfloat16) make possible besides; null elsewhere.
   const TileTable* tiles = nullptr;
   bool in_tiles(Compute compute) const { return tiles != nullptr && compute == Compute::kBfloat16; }
 

@@ -21,7 +21,7 @@ constexpr std::int64_t kLeastRowsAtOnce = 256;
 // most whose scratch a budget has room for: results are then the same for any number of threads.
 constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
-constexpr std::int64_t kWidestChunkInTiles = 1536;        // with products in tiles: wider ones are no faster
+constexpr std::int64_t kWidestChunkInTiles = 1536;        // with products in tile registers: wider ones are no faster
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
   return linear_layout(s, kernels(plan.cpu.isa).matmul).bytes + fixed_bytes(p, plan);

@@ -1,5 +1,5 @@
-// What of the LM head's work is done beside the products where those are in tiles (backends/cpu/tiles/matmul_tiles.h): the
-// softmax of a forward, and a backward's dz straight into the products' operands.
+// What of the LM head's work is done beside the products where those are in tile registers (backends/cpu/tiles/matmul_tiles.h):
+// the softmax of a forward, and a backward's dz straight into the products' operands.
 #ifndef TILELOSS_BACKENDS_CPU_TILES_TILE_TABLE_H_
 #define TILELOSS_BACKENDS_CPU_TILES_TILE_TABLE_H_
 
