@@ -36,18 +36,19 @@ void set_loss(const GradcheckConfig& config, const LossOracle& oracle, const Ker
 }
 
 // The loss's own metrics, of value_and_grad and of the forward.
-void check_metrics(const GradcheckConfig& config, const PolicyWitness& witness, const KernelResults& results, Verdict& verdict) {
+void check_metrics(const GradcheckConfig& config, const PolicyOracleCase& oracle_case, const KernelResults& results,
+                   Verdict& verdict) {
   const std::vector<std::string> names = config.function.metrics();
   for (const auto& [name, values] : {std::pair("metrics", &results.metrics), {"forward/metrics", &results.forward_metrics}}) {
     OutputMetric metric(name);
     for (size_t m = 0; m < values->size(); ++m) {
       const auto value = static_cast<double>((*values)[m]);
-      metric.add(static_cast<int64_t>(m), value, witness.result().metrics[m], witness.metric_magnitude(m));
-      if (values == &results.metrics) verdict.metrics.push_back({names[m], value, witness.result().metrics[m]});
+      metric.add(static_cast<int64_t>(m), value, oracle_case.result().metrics[m], oracle_case.metric_magnitude(m));
+      if (values == &results.metrics) verdict.metrics.push_back({names[m], value, oracle_case.result().metrics[m]});
     }
     if (!values->empty()) append(verdict.gates, metric.gates());
   }
-  verdict.margin = witness.margin();
+  verdict.margin = oracle_case.margin();
 }
 
 // With reduction none value_and_grad's losses must be the forward's, row by row, to the bit.

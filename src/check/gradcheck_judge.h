@@ -48,7 +48,7 @@ struct Verdict {
     double reference = 0;
   };
   std::vector<Metric> metrics;                              // the loss's own
-  double margin = std::numeric_limits<double>::infinity();  // see PolicyWitness
+  double margin = std::numeric_limits<double>::infinity();  // see PolicyOracleCase
   std::vector<Gate> gates;
 };
 

@@ -54,7 +54,7 @@ class LinearJudge {
   const GradcheckConfig& config_;
   const CheckInputs& inputs_;
   const KernelResults& results_;
-  LinearWitness witness_;
+  LinearOracleCase oracle_case_;
 };
 
 }  // namespace tileloss::tools

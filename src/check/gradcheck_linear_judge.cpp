@@ -86,7 +86,7 @@ LinearJudge::LinearJudge(const GradcheckConfig& config, const CheckInputs& input
     : config_(config),
       inputs_(inputs),
       results_(results),
-      witness_(*inputs.linear->operands, *inputs.linear->norms, gradients_of(results)) {}
+      oracle_case_(*inputs.linear->operands, *inputs.linear->norms, gradients_of(results)) {}
 
 Verdict LinearJudge::judge() {
   const Timer timer;
@@ -114,7 +114,7 @@ void LinearJudge::check_rows(Verdict& verdict) {
     scratch.softmax.compute(oracle->transform, row.logits, inputs_.labels[index(row.row)]);
     oracle->row_gradient(row.row, softmax, scratch.gradient);
     count_row(scratch, verdict.checks);
-    witness_.add_row(row, softmax, scratch.gradient);
+    oracle_case_.add_row(row, softmax, scratch.gradient);
     const RowLoss loss = oracle->row_loss(row.row, softmax);
     losses[index(row.row)] = loss;
     const double magnitude = linear_row_magnitude(*oracle, softmax, loss, row);
@@ -125,18 +125,18 @@ void LinearJudge::check_rows(Verdict& verdict) {
     check_outputs(row.row, view, linear_outputs(softmax, row, view.argmax), linear_output_magnitudes(softmax, row),
                   verdict.checks);
   });
-  witness_.finish();
+  oracle_case_.finish();
   judge_outputs(config_, *oracle, results_, losses, magnitudes, verdict);
 }
 
 std::vector<Gate> LinearJudge::judge_gradient(const CheckedGradient& gradient) const {
   std::vector<Gate> gates;
-  if (!gradient.dhidden.empty()) append(gates, witness_.judge_dhidden(dhidden_view(inputs_, gradient)));
+  if (!gradient.dhidden.empty()) append(gates, oracle_case_.judge_dhidden(dhidden_view(inputs_, gradient)));
   if (!gradient.dhead.empty()) {
     const StoredMatrix view = dhead_view(inputs_, gradient);
-    append(gates, witness_.judge_dhead(view, before_of(gradient.dhead_before, view)));
+    append(gates, oracle_case_.judge_dhead(view, before_of(gradient.dhead_before, view)));
   }
-  if (!gradient.dbias.empty()) append(gates, witness_.judge_dbias(column(gradient.dbias), column(gradient.dbias_before)));
+  if (!gradient.dbias.empty()) append(gates, oracle_case_.judge_dbias(column(gradient.dbias), column(gradient.dbias_before)));
   return gates;
 }
 
@@ -161,17 +161,18 @@ std::vector<MutantVerdict> LinearJudge::judge_mutants() const {
   };
   if (!gradient.dhidden.empty()) {
     judge_all_of("dhidden", dhidden_view(inputs_, gradient), gradient.dhidden.bytes(), inputs_.rows,
-                 [&](const StoredMatrix& wrong) { return witness_.judge_dhidden(wrong); });
+                 [&](const StoredMatrix& wrong) { return oracle_case_.judge_dhidden(wrong); });
   }
   if (!gradient.dhead.empty()) {
     const StoredMatrix view = dhead_view(inputs_, gradient);
-    judge_all_of("dhead", view, gradient.dhead.bytes(), inputs_.valid,
-                 [&](const StoredMatrix& wrong) { return witness_.judge_dhead(wrong, before_of(gradient.dhead_before, view)); });
+    judge_all_of("dhead", view, gradient.dhead.bytes(), inputs_.valid, [&](const StoredMatrix& wrong) {
+      return oracle_case_.judge_dhead(wrong, before_of(gradient.dhead_before, view));
+    });
   }
   if (!gradient.dbias.empty()) {
     const auto bytes = static_cast<int64_t>(gradient.dbias.size() * sizeof(float));
     judge_all_of("dbias", column(gradient.dbias), bytes, inputs_.valid,
-                 [&](const StoredMatrix& wrong) { return witness_.judge_dbias(wrong, column(gradient.dbias_before)); });
+                 [&](const StoredMatrix& wrong) { return oracle_case_.judge_dbias(wrong, column(gradient.dbias_before)); });
   }
   return verdicts;
 }

@@ -95,26 +95,27 @@ class LogprobsOracle : public LossOracle {
 class PolicyOracle : public LossOracle {
  public:
   PolicyOracle(const GradcheckConfig& config, const CheckInputs& inputs)
-      : witness_(make_policy_options(config.function, inputs), inputs.policy, inputs.used, inputs.summaries, inputs.loss_grad) {
+      : oracle_case_(make_policy_options(config.function, inputs), inputs.policy, inputs.used, inputs.summaries,
+                     inputs.loss_grad) {
     transform = make_transform(config.function);
   }
 
   RowLoss row_loss(int64_t row, const SoftmaxRow&) const override {
     RowLoss loss;
-    loss.cross_entropy = witness_.result().token_loss[static_cast<size_t>(row)];
+    loss.cross_entropy = oracle_case_.result().token_loss[static_cast<size_t>(row)];
     return loss;
   }
   void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
-    witness_.row_gradient(row, softmax, out);
+    oracle_case_.row_gradient(row, softmax, out);
   }
-  double reduce(std::span<const RowLoss>) const override { return witness_.result().loss; }
+  double reduce(std::span<const RowLoss>) const override { return oracle_case_.result().loss; }
   double row_magnitude(int64_t row, const SoftmaxRow&, const RowLoss&) const override {
-    return witness_.token_loss_magnitude(row);
+    return oracle_case_.token_loss_magnitude(row);
   }
-  double reduce_magnitudes(std::span<const RowLoss>) const override { return witness_.loss_magnitude(); }
+  double reduce_magnitudes(std::span<const RowLoss>) const override { return oracle_case_.loss_magnitude(); }
   std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss&) const override {
     const auto i = static_cast<size_t>(row);
-    const reference::PolicyResult& result = witness_.result();
+    const reference::PolicyResult& result = oracle_case_.result();
     const reference::PolicyTerms& terms = result.terms[i];
     return {{"ratio", terms.ratio},
             {"advantage", result.advantage[i]},
@@ -123,16 +124,16 @@ class PolicyOracle : public LossOracle {
             {"kl", terms.kl},
             {"entropy_bonus", terms.entropy_bonus},
             {"weight", result.token_weight[i]},
-            {"loss_grad", witness_.loss_upstream(row)},
+            {"loss_grad", oracle_case_.loss_upstream(row)},
             {"dlogp", result.dlogp[i]},
             {"dentropy", result.dentropy[i]}};
   }
-  double loss_upstream(int64_t row) const override { return witness_.loss_upstream(row); }
-  RowUpstream row_upstream(int64_t row) const override { return witness_.upstream(row); }
-  const PolicyWitness* policy() const override { return &witness_; }
+  double loss_upstream(int64_t row) const override { return oracle_case_.loss_upstream(row); }
+  RowUpstream row_upstream(int64_t row) const override { return oracle_case_.upstream(row); }
+  const PolicyOracleCase* policy() const override { return &oracle_case_; }
 
  private:
-  PolicyWitness witness_;
+  PolicyOracleCase oracle_case_;
 };
 
 template <class Oracle>

@@ -9,7 +9,7 @@
 
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
-#include "check/policy_witness.h"
+#include "check/policy_oracle_case.h"
 #include "reference/oracle.h"
 
 namespace tileloss::tools {
@@ -33,7 +33,7 @@ class LossOracle {
   virtual double loss_upstream(int64_t row) const = 0;
   virtual reference::RowUpstream row_upstream(int64_t row) const = 0;
   // Of a policy loss; null for any other.
-  virtual const PolicyWitness* policy() const { return nullptr; }
+  virtual const PolicyOracleCase* policy() const { return nullptr; }
 };
 
 reference::Transform make_transform(const Function& function);

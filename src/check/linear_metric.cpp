@@ -127,17 +127,17 @@ bool linear_argmax_agrees(const SoftmaxRow& softmax, const LinearRow& row, std::
   return softmax.max() - softmax.logits_z()[index(output)] <= 2 * output_error_of_z(softmax, row);
 }
 
-// ------------------------------------------------------------------------------------------------------------ witness
+// -------------------------------------------------------------------------------------------------- the oracle over a case
 
-LinearWitness::LinearWitness(const LinearOperands& operands, const LinearNorms& norms,
-                             const reference::LinearGradients::Wanted& wanted)
+LinearOracleCase::LinearOracleCase(const LinearOperands& operands, const LinearNorms& norms,
+                                   const reference::LinearGradients::Wanted& wanted)
     : operands_(operands), norms_(norms), gradients_(operands, wanted) {
   if (wanted.dhidden) dhidden_bounds_.resize(index(operands.rows));
   if (wanted.dhead) dhead_bounds_.resize(index(operands.vocab));
   if (wanted.dbias) dbias_bounds_.resize(index(operands.vocab));
 }
 
-void LinearWitness::add_row(const LinearRow& row, const SoftmaxRow& softmax, const GradientRow& gradient) {
+void LinearOracleCase::add_row(const LinearRow& row, const SoftmaxRow& softmax, const GradientRow& gradient) {
   ++rows_added_;
   block_rows_.push_back(row.row);
   block_.insert(block_.end(), gradient.gradient.begin(), gradient.gradient.end());
@@ -170,9 +170,9 @@ void LinearWitness::add_row(const LinearRow& row, const SoftmaxRow& softmax, con
   if (block_rows_.size() == kBlockRows) flush();
 }
 
-void LinearWitness::finish() { flush(); }
+void LinearOracleCase::finish() { flush(); }
 
-void LinearWitness::flush() {
+void LinearOracleCase::flush() {
   if (!block_rows_.empty()) gradients_.add(block_rows_, block_);
   block_rows_.clear();
   block_.clear();
@@ -181,7 +181,7 @@ void LinearWitness::flush() {
 // ----------------------------------------------------------------------------------------------------------- judgement
 
 // What is judged, and by what.
-struct LinearWitness::Target {
+struct LinearOracleCase::Target {
   const char* name;
   std::span<const double> reference;
   std::span<const float> ideal_error;
@@ -193,7 +193,7 @@ struct LinearWitness::Target {
   const StoredMatrix& before;
 };
 
-struct LinearWitness::Verdict {
+struct LinearOracleCase::Verdict {
   double error_sq = 0, ideal_sq = 0, float32_sq = 0;
   Spread stored;
   double cap = 0;
@@ -210,29 +210,29 @@ struct LinearWitness::Verdict {
   }
 };
 
-void LinearWitness::Spread::add(double term) {
+void LinearOracleCase::Spread::add(double term) {
   first += term;
   second += square(term);
 }
 
-void LinearWitness::Spread::merge(const Spread& other) {
+void LinearOracleCase::Spread::merge(const Spread& other) {
   first += other.first;
   second += other.second;
 }
 
 // n = first^2 / second terms of equal size have this spread; 4 / sqrt(n) * first is 4 * sqrt(second).
-double LinearWitness::Spread::luck(double unit) const {
+double LinearOracleCase::Spread::luck(double unit) const {
   const bool is_few = square(first) < 64 * second;
   return is_few ? 4 * std::sqrt(second) * square(unit) / 3 : 0;
 }
 
-double LinearWitness::unit() const { return operands_.compute == NumberFormat::kFloat32 ? 0x1p-24 : 0x1p-8; }
+double LinearOracleCase::unit() const { return operands_.compute == NumberFormat::kFloat32 ? 0x1p-24 : 0x1p-8; }
 
-double LinearWitness::share_of_float32(const Bound& bound, double terms, double size) const {
+double LinearOracleCase::share_of_float32(const Bound& bound, double terms, double size) const {
   return std::sqrt(bound.independent_sq) + bound.common + 0x1p-24 * std::sqrt(terms) * (std::sqrt(bound.weighted) + size);
 }
 
-void LinearWitness::judge_row(const Target& target, std::int64_t row, Verdict& verdict) const {
+void LinearOracleCase::judge_row(const Target& target, std::int64_t row, Verdict& verdict) const {
   const StoredMatrix& output = target.output;
   const bool is_padding = row >= static_cast<std::int64_t>(target.bounds.size());
   const auto& info = format_info(output.format);
@@ -272,9 +272,9 @@ void LinearWitness::judge_row(const Target& target, std::int64_t row, Verdict& v
   if (error_sq > 0) verdict.cap = std::max(verdict.cap, std::sqrt(error_sq) / cap);
 }
 
-std::vector<Gate> LinearWitness::judge(const Target& target) const { return judge_rows(target, 0, target.output.rows); }
+std::vector<Gate> LinearOracleCase::judge(const Target& target) const { return judge_rows(target, 0, target.output.rows); }
 
-std::vector<Gate> LinearWitness::judge_rows(const Target& target, std::int64_t first, std::int64_t end) const {
+std::vector<Gate> LinearOracleCase::judge_rows(const Target& target, std::int64_t first, std::int64_t end) const {
   Verdict verdict;
   std::mutex mutex;
   reference::split_work(operands_.threads, end - first, 1, [&](std::int64_t part_begin, std::int64_t part_end) {
@@ -293,7 +293,7 @@ std::vector<Gate> LinearWitness::judge_rows(const Target& target, std::int64_t f
           make_gate(name + "/nonzero_where_ignored", static_cast<double>(verdict.nonzero), 0)};
 }
 
-LinearWitness::Target LinearWitness::dhidden_target(const StoredMatrix& output, const StoredMatrix& before) const {
+LinearOracleCase::Target LinearOracleCase::dhidden_target(const StoredMatrix& output, const StoredMatrix& before) const {
   const double vocab = static_cast<double>(operands_.vocab);
   return {"dhidden",
           gradients_.dhidden(),
@@ -306,20 +306,20 @@ LinearWitness::Target LinearWitness::dhidden_target(const StoredMatrix& output, 
           before};
 }
 
-std::vector<Gate> LinearWitness::judge_dhidden(const StoredMatrix& output) const {
+std::vector<Gate> LinearOracleCase::judge_dhidden(const StoredMatrix& output) const {
   return judge(dhidden_target(output, StoredMatrix{}));
 }
 
-std::vector<Gate> LinearWitness::judge_dhidden_row(const StoredMatrix& output, std::int64_t row) const {
+std::vector<Gate> LinearOracleCase::judge_dhidden_row(const StoredMatrix& output, std::int64_t row) const {
   return judge_rows(dhidden_target(output, StoredMatrix{}), row, row + 1);
 }
 
-std::vector<Gate> LinearWitness::judge_dhead(const StoredMatrix& output, const StoredMatrix& before) const {
+std::vector<Gate> LinearOracleCase::judge_dhead(const StoredMatrix& output, const StoredMatrix& before) const {
   return judge({"dhead", gradients_.dhead(), gradients_.ideal_dhead_error(), dhead_bounds_, dhead_spread_,
                 static_cast<double>(rows_added_), norms_.max_hidden, output, before});
 }
 
-std::vector<Gate> LinearWitness::judge_dbias(const StoredMatrix& output, const StoredMatrix& before) const {
+std::vector<Gate> LinearOracleCase::judge_dbias(const StoredMatrix& output, const StoredMatrix& before) const {
   return judge({"dbias", gradients_.dbias(), gradients_.ideal_dbias_error(), dbias_bounds_, dbias_spread_,
                 static_cast<double>(rows_added_), 0, output, before});
 }

@@ -40,7 +40,7 @@
 #include <vector>
 
 #include "check/error_metric.h"
-#include "check/policy_witness.h"
+#include "check/policy_oracle_case.h"
 #include "reference/linear.h"
 #include "reference/oracle.h"
 
@@ -78,11 +78,11 @@ RowSummary summarize_linear(const reference::SoftmaxRow& softmax, const LinearRo
 double linear_loss_magnitude(const reference::SoftmaxRow& softmax, const reference::RowLoss& loss, const LinearRow& row);
 bool linear_argmax_agrees(const reference::SoftmaxRow& softmax, const LinearRow& row, std::int64_t output);
 
-class LinearWitness {
+class LinearOracleCase {
  public:
   // `operands` and `norms` must outlive it.
-  LinearWitness(const reference::LinearOperands& operands, const LinearNorms& norms,
-                const reference::LinearGradients::Wanted& wanted);
+  LinearOracleCase(const reference::LinearOperands& operands, const LinearNorms& norms,
+                   const reference::LinearGradients::Wanted& wanted);
 
   // Each row in use once; then finish().
   void add_row(const LinearRow& row, const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient);

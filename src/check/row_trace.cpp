@@ -122,12 +122,12 @@ class Tracer {
     show("dlogits/norm", std::nullopt, norm(expected.gradient.gradient));
   }
 
-  void trace_dhidden(const LinearWitness& witness) {
+  void trace_dhidden(const LinearOracleCase& oracle_case) {
     for (const CheckedGradient& gradient : results_.gradients) {
       if (gradient.dhidden.empty()) continue;
       const StoredMatrix output = dhidden_view(inputs_, gradient);
       const std::span<const double> expected =
-          witness.gradients().dhidden().subspan(index(row_ * output.cols), index(output.cols));
+          oracle_case.gradients().dhidden().subspan(index(row_ * output.cols), index(output.cols));
       std::vector<double> values, references(expected.begin(), expected.end());
       int64_t worst = 0;
       for (int64_t h = 0; h < output.cols; ++h) {
@@ -138,7 +138,7 @@ class Tracer {
       show(gradient.name + "dhidden/worst", values[index(worst)], references[index(worst)]);
       stages_.back().column = worst;
       show(gradient.name + "dhidden/norm", norm(values), norm(references));
-      add_gates(gradient.name, witness.judge_dhidden_row(output, row_));
+      add_gates(gradient.name, oracle_case.judge_dhidden_row(output, row_));
     }
   }
 
@@ -299,10 +299,10 @@ void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int6
 }
 
 void trace_linear(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, const RowView& view, Tracer& tracer) {
-  LinearWitness witness(*inputs.linear->operands, *inputs.linear->norms, {.dhidden = true});
+  LinearOracleCase oracle_case(*inputs.linear->operands, *inputs.linear->norms, {.dhidden = true});
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();
-    tracer.trace_dhidden(witness);
+    tracer.trace_dhidden(oracle_case);
     return;
   }
   const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
@@ -321,10 +321,10 @@ void trace_linear(const GradcheckConfig& config, const CheckInputs& inputs, int6
                              .error_of_z = output_error_of_z(scratch.softmax, linear)};
     tracer.trace_forward(*oracle, expected);
     tracer.show_dlogits(expected);
-    witness.add_row(linear, scratch.softmax, scratch.gradient);
+    oracle_case.add_row(linear, scratch.softmax, scratch.gradient);
   });
-  witness.finish();
-  tracer.trace_dhidden(witness);
+  oracle_case.finish();
+  tracer.trace_dhidden(oracle_case);
 }
 
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(); }

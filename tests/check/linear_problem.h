@@ -1,5 +1,5 @@
-// A cross-entropy with the LM head, its witness, and implementations of it in plain loops: what the tests of linear_metric.h
-// judge.
+// A cross-entropy with the LM head, what the oracle says of it, and implementations of it in plain loops: what the tests of
+// linear_metric.h judge.
 #ifndef TILELOSS_TESTS_CHECK_LINEAR_PROBLEM_H_
 #define TILELOSS_TESTS_CHECK_LINEAR_PROBLEM_H_
 
@@ -39,7 +39,8 @@ struct Gradients {
   std::vector<double> dhidden, dhead, dbias;
 };
 
-// A cross-entropy over random hidden states, every eighth row ignored, its witness, and implementations of it in plain loops.
+// A cross-entropy over random hidden states, every eighth row ignored, what the oracle says of it, and implementations of it in
+// plain loops.
 class Problem {
  public:
   explicit Problem(const Shape& shape) : shape_(shape) {
@@ -57,7 +58,7 @@ class Problem {
                               {head_.data(), NumberFormat::kFloat32, shape.vocab, shape.hidden, shape.hidden, 1}, shape.vocab, {},
                               shape.compute, used_, 2);
     norms_.emplace(operands_);
-    witness_.emplace(operands_, *norms_, reference::LinearGradients::Wanted{true, true, true});
+    oracle_case_.emplace(operands_, *norms_, reference::LinearGradients::Wanted{true, true, true});
     dlogits_.resize(index(shape.rows * shape.vocab));
     // Without weights the labels' dlogits are all about -1/N, and so are their roundings.
     std::vector<double> weights;
@@ -69,10 +70,10 @@ class Problem {
       reference::GradientRow gradient;
       softmax.compute({}, row.logits, labels_[index(row.row)]);
       oracle.row_gradient(row.row, softmax, gradient);
-      witness_->add_row(row, softmax, gradient);
+      oracle_case_->add_row(row, softmax, gradient);
       std::copy(gradient.gradient.begin(), gradient.gradient.end(), dlogits_.begin() + row.row * shape.vocab);
     });
-    witness_->finish();
+    oracle_case_->finish();
   }
 
   // Products in double of dlogits made by `round` from the exact ones.
@@ -112,11 +113,11 @@ class Problem {
       return StoredMatrix{bytes.data(), format, static_cast<std::int64_t>(values.size()) / cols, cols, cols, 1};
     };
     const StoredMatrix none;
-    add(witness_->judge_dhidden(store(g.dhidden, dhidden, shape_.hidden)));
-    add(witness_->judge_dhead(store(g.dhead, dhead, shape_.hidden),
-                              before == nullptr ? none : store(before->dhead, dhead, shape_.hidden)));
-    add(witness_->judge_dbias(store(g.dbias, NumberFormat::kFloat32, 1),
-                              before == nullptr ? none : store(before->dbias, NumberFormat::kFloat32, 1)));
+    add(oracle_case_->judge_dhidden(store(g.dhidden, dhidden, shape_.hidden)));
+    add(oracle_case_->judge_dhead(store(g.dhead, dhead, shape_.hidden),
+                                  before == nullptr ? none : store(before->dhead, dhead, shape_.hidden)));
+    add(oracle_case_->judge_dbias(store(g.dbias, NumberFormat::kFloat32, 1),
+                                  before == nullptr ? none : store(before->dbias, NumberFormat::kFloat32, 1)));
     return all;
   }
 
@@ -132,7 +133,7 @@ class Problem {
   std::vector<std::uint8_t> used_;
   reference::LinearOperands operands_;
   std::optional<LinearNorms> norms_;
-  std::optional<LinearWitness> witness_;
+  std::optional<LinearOracleCase> oracle_case_;
   std::vector<double> dlogits_;
 };
 

@@ -68,7 +68,7 @@ BELOW = {
 }
 # The one file that names the backends there are.
 BACKEND_LIST = "src/backends/registry.cpp"
-# Rooms that may not see the C ABI's types: core runs on devices, reference is the independent witness.
+# Rooms that may not see the C ABI's types: core runs on devices, reference shares nothing with what it checks.
 BLIND = {"core", "reference"}
 # core: no allocation, threads, files or vendor headers.
 NOT_IN_CORE = set(

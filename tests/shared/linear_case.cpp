@@ -197,7 +197,7 @@ std::vector<unsigned char> LinearCase::gradient_bytes() const {
 }
 
 CheckResult LinearCase::check(const reference::Transform& transform, const RowGradient& compute_gradient) const {
-  tools::LinearWitness witness(operands_, norms_, {spec_.dhidden, spec_.dhead, spec_.dbias});
+  tools::LinearOracleCase oracle_case(operands_, norms_, {spec_.dhidden, spec_.dhead, spec_.dbias});
   RowOutputCheck outputs(args());
   const bool has_gradient = spec_.dhidden || spec_.dhead || spec_.dbias;
   reference::SoftmaxRow softmax;
@@ -209,9 +209,9 @@ CheckResult LinearCase::check(const reference::Transform& transform, const RowGr
     softmax.compute(transform, row.logits, row_.labels()[index(row.row)]);
     outputs.add(row.row, &softmax, &row);
     compute_gradient(row, softmax, gradient);
-    if (has_gradient) witness.add_row(row, softmax, gradient);
+    if (has_gradient) oracle_case.add_row(row, softmax, gradient);
   });
-  witness.finish();
+  oracle_case.finish();
   CheckResult result;
   outputs.append_gates(result.gates);
   const auto before = [](const GuardedMatrix& matrix, const std::vector<unsigned char>& bytes) {
@@ -219,9 +219,9 @@ CheckResult LinearCase::check(const reference::Transform& transform, const RowGr
     view.data = bytes.empty() ? nullptr : bytes.data();
     return view;
   };
-  if (spec_.dhidden) append(result.gates, witness.judge_dhidden(dhidden_.view()));
-  if (spec_.dhead) append(result.gates, witness.judge_dhead(dhead_.view(), before(dhead_, dhead_before_)));
-  if (spec_.dbias) append(result.gates, witness.judge_dbias(dbias_.view(), before(dbias_, dbias_before_)));
+  if (spec_.dhidden) append(result.gates, oracle_case.judge_dhidden(dhidden_.view()));
+  if (spec_.dhead) append(result.gates, oracle_case.judge_dhead(dhead_.view(), before(dhead_, dhead_before_)));
+  if (spec_.dbias) append(result.gates, oracle_case.judge_dbias(dbias_.view(), before(dbias_, dbias_before_)));
   bool intact = row_.surroundings_intact();
   for (const GuardedMatrix* matrix : {&dhidden_, &dhead_, &dbias_}) intact = intact && (!*matrix || matrix->gaps_intact());
   result.gates.push_back(tools::make_gate("surroundings_written", intact ? 0.0 : 1.0, 0.0));
@@ -276,19 +276,19 @@ LinearPolicy::LinearPolicy(LinearCase& c, const tools::PolicyDraw& draw, const t
 
 CheckResult LinearPolicy::check() const {
   const std::vector<float> upstream(case_.row().loss_grad().begin(), case_.row().loss_grad().end());
-  const tools::PolicyWitness witness(tools::make_policy_options(options_, tensors_.sequence_length), tensors_, case_.used(),
-                                     rows_, upstream);
+  const tools::PolicyOracleCase oracle_case(tools::make_policy_options(options_, tensors_.sequence_length), tensors_,
+                                            case_.used(), rows_, upstream);
   CheckResult result = case_.check(make_transform(options_.logit), [&](const auto& at, const auto& softmax, auto& gradient) {
-    witness.row_gradient(at.row, softmax, gradient);
+    oracle_case.row_gradient(at.row, softmax, gradient);
   });
   const tileloss_args& args = case_.args();
   if (!present(args.loss)) return result;
   tools::OutputMetric loss("loss");
   if (options_.aggregation != TILELOSS_AGGREGATION_NONE) {
-    loss.add(-1, output_at(args.loss, 0), witness.result().loss, witness.loss_magnitude());
+    loss.add(-1, output_at(args.loss, 0), oracle_case.result().loss, oracle_case.loss_magnitude());
   } else {
     for (std::int64_t i = 0; i < case_.spec().row.rows; ++i) {
-      loss.add(i, output_at(args.loss, i), witness.result().token_loss[index(i)], witness.token_loss_magnitude(i));
+      loss.add(i, output_at(args.loss, i), oracle_case.result().token_loss[index(i)], oracle_case.token_loss_magnitude(i));
     }
   }
   append(result.gates, loss.gates());

@@ -131,21 +131,21 @@ void PolicyCase::add_tensors() {
 
 CheckResult PolicyCase::check() const {
   const std::vector<float> upstream(logits_.loss_grad().begin(), logits_.loss_grad().end());
-  const tools::PolicyWitness witness(tools::make_policy_options(options_, tensors_.sequence_length), tensors_, used_, rows_,
-                                     upstream);
+  const tools::PolicyOracleCase oracle_case(tools::make_policy_options(options_, tensors_.sequence_length), tensors_, used_,
+                                            rows_, upstream);
   const tileloss_args& args = logits_.args();
   CheckResult result;
-  check_rows(witness, result);
+  check_rows(oracle_case, result);
   if (present(args.loss) && options_.aggregation != TILELOSS_AGGREGATION_NONE) {
     tools::OutputMetric loss("loss");
-    loss.add(-1, output_at(args.loss, 0), witness.result().loss, witness.loss_magnitude());
+    loss.add(-1, output_at(args.loss, 0), oracle_case.result().loss, oracle_case.loss_magnitude());
     append(result.gates, loss.gates());
   }
   if (present(args.metrics)) {
     tools::OutputMetric metrics("metrics");
     for (std::size_t m = 0; m < reference::kPolicyMetrics; ++m) {
       metrics.add(static_cast<std::int64_t>(m), output_at(args.metrics, static_cast<std::int64_t>(m)),
-                  witness.result().metrics[m], witness.metric_magnitude(m));
+                  oracle_case.result().metrics[m], oracle_case.metric_magnitude(m));
     }
     append(result.gates, metrics.gates());
   }
@@ -154,7 +154,7 @@ CheckResult PolicyCase::check() const {
   return result;
 }
 
-void PolicyCase::check_rows(const tools::PolicyWitness& witness, CheckResult& result) const {
+void PolicyCase::check_rows(const tools::PolicyOracleCase& oracle_case, CheckResult& result) const {
   const tileloss_args& args = logits_.args();
   const LogitsCaseSpec& spec = logits_.spec();
   const bool per_row = present(args.loss) && options_.aggregation == TILELOSS_AGGREGATION_NONE;
@@ -167,10 +167,11 @@ void PolicyCase::check_rows(const tools::PolicyWitness& witness, CheckResult& re
     const bool used = used_[index(i)] != 0;
     if (used) softmax.compute(make_transform(options_.logit), logits_.logits_row(i), logits_.labels()[index(i)]);
     outputs.add(i, used ? &softmax : nullptr);
-    if (per_row) loss.add(i, output_at(args.loss, i), witness.result().token_loss[index(i)], witness.token_loss_magnitude(i));
+    if (per_row)
+      loss.add(i, output_at(args.loss, i), oracle_case.result().token_loss[index(i)], oracle_case.token_loss_magnitude(i));
     if (!spec.dlogits) continue;
     if (used) {
-      witness.row_gradient(i, softmax, gradient);
+      oracle_case.row_gradient(i, softmax, gradient);
       gradients.add_row(i, logits_.dlogits_row(i), spec.vocab, tools::make_row_reference(softmax, gradient));
     } else {
       gradients.add_ignored_row(i, logits_.dlogits_row(i), spec.vocab);

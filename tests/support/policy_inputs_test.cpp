@@ -1,4 +1,4 @@
-// What the draws of policy losses' inputs offer besides the tensors; those are tested beside the witness.
+// What the draws of policy losses' inputs offer besides the tensors; those are tested beside the oracle over a case.
 #include "support/policy_inputs.h"
 
 #include <gtest/gtest.h>

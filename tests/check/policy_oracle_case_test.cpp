@@ -1,5 +1,5 @@
-// Inputs of policy losses as drawn near the oracle, and the errors that the witness allows.
-#include "check/policy_witness.h"
+// Inputs of policy losses as drawn near the oracle, and the errors that the oracle over a case allows.
+#include "check/policy_oracle_case.h"
 
 #include <gtest/gtest.h>
 
@@ -91,9 +91,9 @@ TEST(PolicyInputs, IsClearOfEveryDecision) {
     sample.options.sampler_correction = reference::SamplerCorrection::kMask;
     sample.options.sampler_max = 1.05;
     sample.make();
-    const PolicyWitness witness(sample.options, sample.tensors, sample.used, sample.rows, {});
-    EXPECT_GE(witness.margin(), kClearMargin);
-    EXPECT_LT(witness.margin(), 1e-2);
+    const PolicyOracleCase oracle_case(sample.options, sample.tensors, sample.used, sample.rows, {});
+    EXPECT_GE(oracle_case.margin(), kClearMargin);
+    EXPECT_LT(oracle_case.margin(), 1e-2);
   }
 }
 
@@ -106,7 +106,7 @@ TEST(PolicyInputs, AThresholdOnAnEntropyIsRefused) {
 }
 
 // A kernel whose logp are off by their errors, with random signs, passes; one with a hundred times the errors does not.
-TEST(PolicyWitness, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
+TEST(PolicyOracleCase, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
   for (const auto kind : {reference::PolicyKind::kClip, reference::PolicyKind::kSapo, reference::PolicyKind::kVespo}) {
     for (const auto level : {reference::Level::kToken, reference::Level::kSequence}) {
       Sample sample;
@@ -115,17 +115,17 @@ TEST(PolicyWitness, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
       sample.options.ratio_level = level;
       sample.options.beta = 0.1;
       sample.make();
-      const PolicyWitness witness(sample.options, sample.tensors, sample.used, sample.rows, {});
+      const PolicyOracleCase oracle_case(sample.options, sample.tensors, sample.used, sample.rows, {});
       const auto worst = [&](double size) {
         std::vector<RowSummary> moved = sample.rows;
         Random random(5, Stream::kPolicyLogp, 0);
         for (RowSummary& row : moved) row.logp += (random.next_below(2) == 0 ? size : -size) * row.logp_error;
-        const PolicyWitness other(sample.options, sample.tensors, sample.used, moved, {});
-        double largest = std::fabs(other.result().loss - witness.result().loss) / witness.loss_magnitude();
+        const PolicyOracleCase other(sample.options, sample.tensors, sample.used, moved, {});
+        double largest = std::fabs(other.result().loss - oracle_case.result().loss) / oracle_case.loss_magnitude();
         for (int64_t i = 0; i < kRows; ++i) {
           const auto row = static_cast<size_t>(i);
-          const double difference = std::fabs(other.result().token_loss[row] - witness.result().token_loss[row]);
-          largest = std::max(largest, difference / witness.token_loss_magnitude(i));
+          const double difference = std::fabs(other.result().token_loss[row] - oracle_case.result().token_loss[row]);
+          largest = std::max(largest, difference / oracle_case.token_loss_magnitude(i));
         }
         return largest * 0x1p22;  // OutputMetric allows 2^-22 of a magnitude
       };

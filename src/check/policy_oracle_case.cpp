@@ -1,4 +1,4 @@
-#include "check/policy_witness.h"
+#include "check/policy_oracle_case.h"
 
 #include <algorithm>
 #include <cmath>
@@ -50,8 +50,8 @@ RowSummary summarize(const reference::SoftmaxRow& softmax) {
   return row;
 }
 
-PolicyWitness::PolicyWitness(const PolicyOptions& options, const PolicyTensors& tensors, std::span<const uint8_t> used,
-                             std::span<const RowSummary> rows, std::span<const float> loss_grad)
+PolicyOracleCase::PolicyOracleCase(const PolicyOptions& options, const PolicyTensors& tensors, std::span<const uint8_t> used,
+                                   std::span<const RowSummary> rows, std::span<const float> loss_grad)
     : options_(options),
       used_(used.begin(), used.end()),
       offsets_(tensors.offsets),
@@ -69,8 +69,8 @@ PolicyWitness::PolicyWitness(const PolicyOptions& options, const PolicyTensors& 
   }
 }
 
-PolicyResult PolicyWitness::evaluate(const PolicyOptions& options, std::span<const double> advantages,
-                                     std::span<const double> shifts) const {
+PolicyResult PolicyOracleCase::evaluate(const PolicyOptions& options, std::span<const double> advantages,
+                                        std::span<const double> shifts) const {
   std::vector<double> logp;
   for (size_t i = 0; i < rows_.size(); ++i) {
     logp.push_back(rows_[i].logp + (shifts.empty() ? 0 : shifts[i] * rows_[i].logp_error));
@@ -89,7 +89,7 @@ PolicyResult PolicyWitness::evaluate(const PolicyOptions& options, std::span<con
 // Every logp moved by its error, up and down, then up where the advantage is positive and down where it is not, and the other
 // way round: what that changes is what float32 may change. Errors of one sign add up in a sequence's mean, those with the
 // advantage's sign in a sum over tokens.
-void PolicyWitness::add_errors(const PolicyOptions& options, std::span<const double> advantages) {
+void PolicyOracleCase::add_errors(const PolicyOptions& options, std::span<const double> advantages) {
   const PolicyResult base = evaluate(options, advantages, {});
   std::vector<double> dlogp(rows_.size(), 0), token(rows_.size(), 0);
   std::array<double, reference::kPolicyMetrics> metrics{};
@@ -116,7 +116,7 @@ void PolicyWitness::add_errors(const PolicyOptions& options, std::span<const dou
   loss_error_ += loss;
 }
 
-void PolicyWitness::set_errors() {
+void PolicyOracleCase::set_errors() {
   dlogp_error_.assign(rows_.size(), 0);
   token_error_ = dlogp_error_;
   // The policy's part and the KL's apart: in their sum a row's own error and its sequence's could cancel.
@@ -145,29 +145,29 @@ void PolicyWitness::set_errors() {
   for (size_t m = 0; m < metric_error_.size(); ++m) metric_magnitude_[m] = kMagnitudeOfError * metric_error_[m];
 }
 
-double PolicyWitness::margin() const {
+double PolicyOracleCase::margin() const {
   return result_.margin.empty() ? std::numeric_limits<double>::infinity()
                                 : *std::min_element(result_.margin.begin(), result_.margin.end());
 }
 
-void PolicyWitness::row_gradient(int64_t row, const reference::SoftmaxRow& softmax, reference::GradientRow& out) const {
+void PolicyOracleCase::row_gradient(int64_t row, const reference::SoftmaxRow& softmax, reference::GradientRow& out) const {
   reference::logprobs_gradient(softmax, {dlogp_error_[static_cast<size_t>(row)], 0, 0}, out);
   std::vector<double> blur = std::move(out.magnitude);
   reference::logprobs_gradient(softmax, upstream(row), out);
   out.blur = std::move(blur);
 }
 
-reference::RowUpstream PolicyWitness::upstream(int64_t row) const {
+reference::RowUpstream PolicyOracleCase::upstream(int64_t row) const {
   const auto i = static_cast<size_t>(row);
   return {result_.dlogp[i], 0, result_.dentropy[i]};
 }
 
-double PolicyWitness::loss_upstream(int64_t row) const {
+double PolicyOracleCase::loss_upstream(int64_t row) const {
   if (loss_grad_.empty()) return 1;
   return loss_grad_[loss_grad_.size() == 1 ? 0 : static_cast<size_t>(row)];
 }
 
-reference::RowUpstream PolicyWitness::wrong_upstream(WrongCoefficients wrong, int64_t row) const {
+reference::RowUpstream PolicyOracleCase::wrong_upstream(WrongCoefficients wrong, int64_t row) const {
   const auto i = static_cast<size_t>(row);
   const PolicyResult& other = wrong_[static_cast<size_t>(wrong)];
   return {other.dlogp[i] - result_.dlogp[i], 0, other.dentropy[i] - result_.dentropy[i]};

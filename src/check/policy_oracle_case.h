@@ -1,11 +1,11 @@
-// The oracle's witness over a whole case of a policy loss: losses, metrics and row gradients, each with the error that float32's
+// The oracle over a whole case of a policy loss: losses, metrics and row gradients, each with the error that float32's
 // logp alone brings into it.
 //
 //   rows[i] = summarize(softmax) for each row in use
-//   const PolicyWitness witness(options, tensors, used, rows, loss_grad);
-//   witness.row_gradient(i, softmax, gradient); witness.result().loss; ...
-#ifndef TILELOSS_CHECK_POLICY_WITNESS_H_
-#define TILELOSS_CHECK_POLICY_WITNESS_H_
+//   const PolicyOracleCase oracle_case(options, tensors, used, rows, loss_grad);
+//   oracle_case.row_gradient(i, softmax, gradient); oracle_case.result().loss; ...
+#ifndef TILELOSS_CHECK_POLICY_ORACLE_CASE_H_
+#define TILELOSS_CHECK_POLICY_ORACLE_CASE_H_
 
 #include <array>
 #include <cstdint>
@@ -21,11 +21,11 @@ namespace tileloss::tools {
 
 RowSummary summarize(const reference::SoftmaxRow& softmax);
 
-class PolicyWitness {
+class PolicyOracleCase {
  public:
   // `loss_grad` empty: 1. The spans are copied.
-  PolicyWitness(const reference::PolicyOptions& options, const PolicyTensors& tensors, std::span<const uint8_t> used,
-                std::span<const RowSummary> rows, std::span<const float> loss_grad);
+  PolicyOracleCase(const reference::PolicyOptions& options, const PolicyTensors& tensors, std::span<const uint8_t> used,
+                   std::span<const RowSummary> rows, std::span<const float> loss_grad);
 
   bool is_used(int64_t row) const { return used_[static_cast<size_t>(row)] != 0; }
   const reference::PolicyResult& result() const { return result_; }
@@ -64,4 +64,4 @@ class PolicyWitness {
 
 }  // namespace tileloss::tools
 
-#endif  // TILELOSS_CHECK_POLICY_WITNESS_H_
+#endif  // TILELOSS_CHECK_POLICY_ORACLE_CASE_H_
