@@ -221,7 +221,7 @@ void LinearOracleCase::Spread::merge(const Spread& other) {
 }
 
 // n = first^2 / second terms of equal size have this spread; 4 / sqrt(n) * first is 4 * sqrt(second).
-double LinearOracleCase::Spread::luck(double unit) const {
+double LinearOracleCase::Spread::scatter(double unit) const {
   const bool is_few = square(first) < 64 * second;
   return is_few ? 4 * std::sqrt(second) * square(unit) / 3 : 0;
 }
@@ -285,8 +285,8 @@ std::vector<Gate> LinearOracleCase::judge_rows(const Target& target, std::int64_
   });
   const std::string name = target.name;
   const double unit_of_store = std::ldexp(1.0, -format_info(target.output.format).mantissa_bits - 1);
-  const double luck = target.spread.luck(unit()) + verdict.stored.luck(unit_of_store);
-  const double allowed = std::max(std::sqrt(verdict.ideal_sq + luck), std::sqrt(verdict.float32_sq) / kIdealFactor);
+  const double scatter = target.spread.scatter(unit()) + verdict.stored.scatter(unit_of_store);
+  const double allowed = std::max(std::sqrt(verdict.ideal_sq + scatter), std::sqrt(verdict.float32_sq) / kIdealFactor);
   const double ratio = verdict.error_sq > 0 ? std::sqrt(verdict.error_sq) / allowed : 0;
   return {make_gate(name + "/frobenius", ratio, kIdealFactor), make_gate(name + "/cap", verdict.cap, 1),
           make_gate(name + "/nonfinite", static_cast<double>(verdict.nonfinite), 0),

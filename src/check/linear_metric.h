@@ -4,8 +4,8 @@
 // The yardstick is the ideal implementation: it rounds each dlogit once to the compute type, is exact otherwise, and stores the
 // result in the output's type. For each gradient:
 //
-//   frobenius   ||g - g_ref||_F <= max(1.5 x the ideal's, float32's share). The roundings of a few terms are luck, and another
-//               order of the same operations has other luck: where fewer than n = 64 of equal size would make the sum, the
+//   frobenius   ||g - g_ref||_F <= max(1.5 x the ideal's, float32's share). The roundings of a few terms scatter: another order
+//               of the same operations rounds otherwise. Where fewer than n = 64 of equal size would make the sum, the
 //               square of the ideal's error is given 4 / sqrt(n) more of what it is expected to be at most, u^2 / 3 times the
 //               sum of the squared terms (u = 2^-8 or 2^-24). A rounding error is uniform, so that its square has a standard
 //               deviation of 0.9 of its mean, and that of n of them one of 0.9 / sqrt(n): it takes more than 4 of those to fail.
@@ -111,7 +111,7 @@ class LinearOracleCase {
 
     void add(double term);
     void merge(const Spread& other);
-    double luck(double unit) const;
+    double scatter(double unit) const;
   };
   struct Verdict;
   struct Target;

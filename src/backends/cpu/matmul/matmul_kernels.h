@@ -9,10 +9,7 @@
 // So both operands may come from L2, no panel has to stay in L1, and A may even come from L3: a panel of it is used for all of a
 // panel of B. The chains of sums are as many as the registers, more than latency (4 to 6 cycles) times rate in a whole tile.
 //
-// Measured share of tile_loop, Zen 4, one core, 256 x 512 x 1536, packed (medians): avx512_bf16 0.97 - 0.99 of 236 GFLOP/s
-// (VDPBF16PS at the rate of FMA, twice its flops), avx512 0.97 of 118, avx2 0.96 of 117, baseline 0.99 of 41. Shapes tried:
-// 14 x 2 and 12 x 2 0.96, 6 x 4 0.96; AVX2 6 x 2 the same; SSE2 4 x 2 10 % slower, 6 x 2 7 %. No prefetch: the two streams are
-// contiguous.
+// No prefetch: the two streams are contiguous. Other shapes that were timed are no faster: docs/measurements/amd-zen4-2-cores.md.
 //
 // With few words a tile of c is soon done (64 tokens: 32 words, 800 cycles for 1.5 KB of dhead), and memory is the bound beside
 // the products. Streamed and in long runs, c costs its bytes once instead of a read and a write. (Prefetching a

@@ -5,10 +5,7 @@
 //
 // bfloat16 that goes into pairs across its lines is interleaved as it lies, two lines at a time, without a block.
 //
-// Measured, Zen 4, ns an element a core. From cache, one core, left and right operand: avx512_bf16, bfloat16 to pairs 0.07 and
-// 0.06; avx2 0.09 and 0.11, float16 0.15 and 0.13, gathered 0.6. From memory, both cores at work, while reading alone takes 0.12:
-// bfloat16 along k 0.16 (0.29 without the prefetch of the rows below), across 0.16 in whole rows of 3 KB (in strips of 384 bytes,
-// through transposed blocks, 0.33). A packed element is worth 2 * 2048 flops at 2048 tokens, 17 ns, but 0.5 ns at 64.
+// A packed element is worth 2 * N flops: much at 2048 tokens, little at 64. Timed: docs/measurements/amd-zen4-2-cores.md.
 #ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_PACK_H_
 #define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_PACK_H_
 

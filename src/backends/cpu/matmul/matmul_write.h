@@ -1,8 +1,7 @@
 // Float32 sums into the tensor they are for, in its type: rounded once, to nearest even, a row of vectors at a time where the
 // tensor's columns lie side by side. A NaN becomes the quiet NaN.
 //
-// Whole vectors of a row that begins on a line's boundary go around the caches. At 64 tokens, [32768, 1536] in bfloat16: the step
-// takes 70 ms of 145 that it took an element at a time.
+// Whole vectors of a row that begins on a line's boundary go around the caches.
 #ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_WRITE_H_
 #define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_WRITE_H_
 

@@ -19,15 +19,13 @@ constexpr std::int64_t kInlineElements = 1 << 17;
 constexpr std::int64_t kInlineProducts = 1 << 21;  // multiply-adds with the LM head
 // A thread's share of work between two looks at the counter: about a quarter of a millisecond at 150k columns.
 constexpr std::int64_t kMaxRowBlock = 8;
-// Each look at the running maximum costs some 150 cycles: 26.2 ms for a step with blocks of 8192 columns against 28.0 with 2048.
-// Soft-capped blocks are shorter where their tanh waits in L1 (on AVX2 85 ms for a step against 109), as it does but for 16-bit
-// logits on AVX-512 (45 ms against 40 to 42: see SmallSoftcap). With float32 logits what tanh's rounding lost waits there too:
-// [1024, 151936] 43 to 45 ms for a step against 61.
+// Each look at the running maximum costs some 150 cycles. Soft-capped blocks are shorter where their tanh waits in L1, as it does
+// but for 16-bit logits on AVX-512 (see SmallSoftcap). With float32 logits what tanh's rounding lost waits there too. Timed:
+// docs/measurements/amd-zen4-2-cores.md.
 constexpr std::int64_t kVocabBlock = 8192;
 constexpr std::int64_t kCappedVocabBlock = 2048, kFineCappedVocabBlock = 1024;
 // 786,432 classes. Within a core's L2 cache (1 MB of 32-bit exps: 262,144 classes) or in its share of a large L3, reading the
-// stash costs less than a second exp: 89 ps an element against 140 at 786,432 classes on Zen 4. docs/measurements/
-// has the table.
+// stash costs less than a second exp. Timed there too.
 constexpr std::int64_t kMaxStashBytes = std::int64_t{3} << 20;
 constexpr std::int32_t kMaxThreads = 1024;
 // Of logits; so that no size of a workspace leaves 64 bits.

@@ -4,8 +4,7 @@
 // fma and 5 on the adder's side, sum, maximum and unpacking 2; backward from the stash 1 fma and 1.3 for the conversion. Zen 4
 // starts at most one 512-bit operation a cycle on each side, so 6 to 7 cycles. A row's chain of 11 dependent operations takes 45
 // cycles, more than the schedulers' 64 entries can look ahead: hence the software pipeline, which reduces the exponents of one
-// pair of vectors while the polynomial of the pair before is evaluated (forward 20.6 ms against 22.3 for 311 M elements on two
-// cores, the whole step from cache 26.2 against 28.0).
+// pair of vectors while the polynomial of the pair before is evaluated. Timed: docs/measurements/amd-zen4-2-cores.md.
 //
 // Everything here is a template over Simd, so that no symbol is shared between instruction sets.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_BLOCK_LOOP_H_
@@ -41,10 +40,9 @@ struct BlockLoop {
   static constexpr std::int64_t kStep = 2 * kPair;  // 4 vectors
   // float32 results are held to 4 + |z - m| ULP, so exp is computed with more care; 16-bit ones would not show it.
   static constexpr bool kFine = sizeof(T) == 4;
-  // Bytes ahead in the row that is read from memory. For a forward of 311 M bfloat16 elements: 2048 29 ms, 4096 22.1 to 23.1,
-  // 8192 20.1 to 21.2, 12288 and 16384 the same; a step differs by 3 %.
+  // Bytes ahead in the row that is read from memory: fewer are slower, more are no faster.
   static constexpr std::int64_t kPrefetchBytes = 8192;
-  // The same for a backward, which writes as much as it reads: further ahead Zen 4 loses what Intel gains (docs/measurements/).
+  // The same for a backward, which writes as much as it reads: further ahead Zen 4 loses what Intel gains.
   static constexpr std::int64_t kBackwardPrefetchBytes = 4096;
   // Or else the first pair of a step has fetched it: asking twice costs AVX2 5 % of a forward.
   static constexpr bool kSecondPairHasALine = kPair * sizeof(T) >= 64;

@@ -9,7 +9,7 @@
 namespace tileloss::impl::cpu {
 
 // A loop of its own, over logits that lie in L1: in the main loop the polynomial would lengthen the chain and take the registers
-// that keep it full (64 ms for a step against 49). SmallSoftcap, with fewer operations, does without.
+// that keep it full. SmallSoftcap, with fewer operations, does without.
 template <class Simd, class T>
 struct CappedOperands {
   using Loop = BlockLoop<Simd, T>;

@@ -5,8 +5,7 @@
 // scale^2 - E^2 (Softcap's slope_unit). 2^E is TableExp's, whose table holds 2^-offset.
 //
 // 16 elements cost 10 multiplications and fma (x^2, tanh 3, E, the slope, y^2 + d, 2^E, two for stash and gradient), where tanh
-// in a loop of its own and exp2_polynomial cost 14 and a detour through L1: 12.6 cycles a step against 15.8, from L2. With one
-// more term it holds up to |u| = 0.56 and takes 13.6.
+// in a loop of its own and exp2_polynomial cost 14 and a detour through L1. Timed: docs/measurements/amd-zen4-2-cores.md.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_SMALL_SOFTCAP_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_SMALL_SOFTCAP_H_
 

@@ -1,11 +1,10 @@
 // The products of backends/cpu/matmul/matmul.h in bfloat16 on tile registers (AMX): 2 x 3 tiles of sums of 16 x 16 floats, kept
 // in six of the eight registers over the whole depth; one register goes through the left tiles and one through the right ones.
-// float32 is multiplied by the FMA kernels.
+// float32 is multiplied by the FMA kernels. "Tile" is a tile register's content here.
 //
 // A product of two tiles is 16 rows x 16 columns x 32 k, 16384 flops, 16 cycles. Layouts, so that a tile is one load:
-//   left   32 rows a panel, two tiles a step of 32 k; a tile is 16 rows of 64 bytes side by side
-//   (backends/cpu/tiles/matmul_pack_tiles.h) right  48 columns a panel, as for the vector kernels: words of two bfloat16
-//   neighbours along k, 48 words a row, so that three
+//   left   32 rows a panel, two tiles a step of 32 k; a tile is 16 rows of 64 bytes side by side (matmul_pack_tiles.h)
+//   right  48 columns a panel, as for the vector kernels: words of two bfloat16 neighbours along k, 48 words a row, so that three
 //          tiles lie beside each other at a stride of 192 bytes
 // Both are filled with zeros to whole tiles along k. Parts of a tile are computed whole, and what exists of it is copied.
 //
@@ -15,15 +14,9 @@
 // wait for them: the softmax of the rows before, the rows of sums that go around the caches. Two instructions take and release
 // the tiles, beside some 10^8 flops a call.
 //
-// Measured with the study that this follows, on a 2-core Xeon with AMX (L1 48 KB, L2 2 MB a core), one thread; this file itself
-// has run on emulations of the tile instructions only. Cycles a step: 100 with both operands in L1, 104 with the left one from
-// L2, 107 with the right one, 121 - 140 with both; loads alone take 88, c 12 - 15 more even from L2. Products of [2048,1536] x
-// [32768,1536] run at 57 - 65 % of the loop's rate from L1. Each right tile loaded once and past L1, with the left panels as the
-// outer loop, took z from 150 ms to 117. No gain: k cut in chunks, so that the left panel stays in L1 (sums are stored and loaded
-// again); prefetching to L1 (146 cycles a step for 121); right tiles that lie contiguously; prefetching the next tile of the head
-// (8 rows: 69 ms for 45). k in alternating order would be 0 - 4 % faster, but a sum must not depend on its place. 48 or more
-// steps without arithmetic in 512-bit registers cost 650 - 1000 cycles, as the unit falls asleep: an addition a step keeps it
-// awake, 4.2 -> 5.1 TFLOP/s from L1 on two threads.
+// A sum must not depend on its place, so k is not gone through in alternating order. Steps without arithmetic in 512-bit
+// registers let the unit fall asleep: an addition a step keeps it awake. What a step takes, and what else was tried:
+// docs/measurements/intel-xeon-amx-2-cores.md.
 #ifndef TILELOSS_BACKENDS_CPU_TILES_MATMUL_TILES_H_
 #define TILELOSS_BACKENDS_CPU_TILES_MATMUL_TILES_H_
 

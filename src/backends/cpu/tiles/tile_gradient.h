@@ -2,8 +2,8 @@
 // (backends/cpu/tiles/tile_table.h): converted, an fma, an exp2 of degree 4, a product; for dhidden rows are stored as they are,
 // for dhead 32 x 32 blocks are transposed, as two squares of 16 x 16 words of two neighbouring rows.
 //
-// Words come around the caches from memory: they are asked for a block of rows ahead. [2048, 32768], both operands, one thread of
-// a Xeon with AMX: 49 ms as two packings of float32 dz, 40 so, 23 with the words prefetched.
+// Words come around the caches from memory: they are asked for a block of rows ahead. Timed:
+// docs/measurements/intel-xeon-amx-2-cores.md.
 #ifndef TILELOSS_BACKENDS_CPU_TILES_TILE_GRADIENT_H_
 #define TILELOSS_BACKENDS_CPU_TILES_TILE_GRADIENT_H_
 

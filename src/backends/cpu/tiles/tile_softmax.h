@@ -6,8 +6,8 @@
 // Exponentials are relative to the row's reference, which follows its maximum where that is more than 6 ahead: the row's logits
 // of the tile, still in L1, are then done again.
 //
-// Measured on a 2-core Xeon with AMX, one thread, [2048,1536] x [32768,1536]: 129 ms with softmax and words, where products alone
-// take 117; 155 with the state in members instead of the loop's registers.
+// The state is in the loop's registers: in members all of it takes a fifth longer
+// (docs/measurements/intel-xeon-amx-2-cores.md).
 #ifndef TILELOSS_BACKENDS_CPU_TILES_TILE_SOFTMAX_H_
 #define TILELOSS_BACKENDS_CPU_TILES_TILE_SOFTMAX_H_
 
