@@ -1,0 +1,226 @@
+// What the library tells of its functions, against what it does: options by name, tensors, and the row state's arrays.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+
+#include "tests/api/calls.h"
+
+namespace tileloss::test {
+namespace {
+
+std::map<std::string, tileloss_function_info> functions() {
+  std::map<std::string, tileloss_function_info> all;
+  for (std::int64_t i = 0; i < tileloss_function_count(); ++i) {
+    tileloss_function_info info;
+    tileloss_function_info_init(&info);
+    EXPECT_TRUE(succeeds(tileloss_get_function_info(i, &info)));
+    all[info.name] = info;
+  }
+  return all;
+}
+
+std::map<std::string, tileloss_tensor> tensors_of(const tileloss_function_info& info) {
+  std::map<std::string, tileloss_tensor> all;
+  for (std::int64_t i = 0; i < info.num_tensors; ++i) all[info.tensors[i].name] = info.tensors[i];
+  return all;
+}
+
+// ------------------------------------------------------------------------------------------------------- options by name
+
+TEST(OptionsByName, AreTheFieldsOfTheStruct) {
+  tileloss_policy_loss_options options;
+  tileloss_policy_loss_options_init(&options);
+  const float coefficient = 0.25F;
+  EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "tau_pos", 3)));
+  EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "epsilon_low", 0.1)));
+  EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "ignore_index", -7)));
+  EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "kl_importance", 1)));
+  EXPECT_TRUE(succeeds(tileloss_options_set_choice("policy_loss", &options, "kind", "sapo")));
+  EXPECT_TRUE(succeeds(tileloss_options_set_pointer("policy_loss", &options, "entropy_coef", &coefficient)));
+  EXPECT_TRUE(succeeds(tileloss_options_set_choice("linear_policy_loss", &options, "compute_dtype", "bfloat16")));
+  EXPECT_EQ(options.tau_pos, 3);
+  EXPECT_EQ(options.epsilon_low.value, 0.1);
+  EXPECT_EQ(options.logit.ignore_index, -7);
+  EXPECT_EQ(options.kl_importance, 1);
+  EXPECT_EQ(options.kind, TILELOSS_POLICY_SAPO);
+  EXPECT_EQ(options.entropy_coef.pointer, &coefficient);
+  EXPECT_EQ(options.linear.compute_dtype, TILELOSS_BFLOAT16);
+  EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "entropy_coef", 0.5)));
+  EXPECT_EQ(options.entropy_coef.pointer, nullptr) << "a number replaces a place";
+}
+
+TEST(OptionsByName, RefuseWhatTheFieldCannotHold) {
+  tileloss_cross_entropy_options options = cross_entropy_options();
+  const tileloss_cross_entropy_options before = options;
+  const auto wrong = [](tileloss_status status, const std::string& message) {
+    return refused(status, TILELOSS_INVALID_ARGUMENT, message);
+  };
+  EXPECT_TRUE(wrong(tileloss_options_set("nothing", &options, "softcap", 1),
+                    "function: expected the name of a registered function, got nothing"));
+  EXPECT_TRUE(wrong(tileloss_options_set("cross_entropy", nullptr, "softcap", 1),
+                    "options: expected a struct from tileloss_options_init, got null"));
+  EXPECT_TRUE(wrong(tileloss_options_set("logprobs", &options, "z_loss", 1),
+                    "name: expected an option of logprobs: logit_scale, softcap, temperature, temperature_on, valid_vocab, "
+                    "ignore_index, vocab_start, vocab_total, got z_loss"));
+  EXPECT_TRUE(wrong(tileloss_options_set_choice("cross_entropy", &options, "compute_dtype", "float32"),
+                    "name: expected an option of cross_entropy: logit_scale, softcap, temperature, temperature_on, valid_vocab, "
+                    "ignore_index, vocab_start, vocab_total, label_smoothing, z_loss, num_items, reduction, got compute_dtype"));
+  EXPECT_TRUE(wrong(tileloss_options_set_choice("cross_entropy", &options, "reduction", "su"),
+                    "reduction: expected one of none|sum|mean, got su"));
+  EXPECT_TRUE(
+      wrong(tileloss_options_set_choice("cross_entropy", &options, "z_loss", "sum"), "z_loss: expected a number, got sum"));
+  EXPECT_TRUE(wrong(tileloss_options_set("cross_entropy", &options, "reduction", 3),
+                    "reduction: expected one of none|sum|mean (0 to 2), got 3"));
+  EXPECT_NE(tileloss_options_set("cross_entropy", &options, "ignore_index", 0.5), TILELOSS_OK);
+  EXPECT_TRUE(wrong(tileloss_options_set_pointer("cross_entropy", &options, "z_loss", nullptr),
+                    "z_loss: expected an option that may lie behind a pointer, got another"));
+  options.struct_size = 40;
+  EXPECT_NE(tileloss_options_set("cross_entropy", &options, "z_loss", 1), TILELOSS_OK) << "beyond the caller's struct";
+  options.struct_size = before.struct_size;
+  EXPECT_EQ(std::memcmp(&options, &before, sizeof options), 0);
+}
+
+// --------------------------------------------------------------------------------------------------------------- tensors
+
+TEST(Introspection, ALossIsThereTwiceAndSaysSo) {
+  const auto all = functions();
+  for (const auto& [name, info] : all) {
+    EXPECT_EQ(info.is_linear != 0, name != info.loss) << name;
+    ASSERT_EQ(all.count(info.loss), 1U) << name;
+    EXPECT_EQ(all.at(info.loss).is_loss, info.is_loss) << name;
+    EXPECT_EQ(info.args_size, sizeof(tileloss_args)) << name;
+    EXPECT_EQ(info.row_state_offset, offsetof(tileloss_args, row_state));
+    EXPECT_EQ(info.sequence_length_offset, offsetof(tileloss_args, sequence_length));
+    EXPECT_EQ(info.row_groups_offset, offsetof(tileloss_args, row_groups));
+  }
+}
+
+// Together the functions' tensors and the members that are none fill tileloss_args, without a gap.
+TEST(Introspection, TensorsAreTheMembersOfTheArguments) {
+  std::map<std::size_t, std::size_t> members = {{0, sizeof(std::size_t)},
+                                                {offsetof(tileloss_args, row_state), sizeof(tileloss_row_state*)},
+                                                {offsetof(tileloss_args, sequence_length), sizeof(std::int64_t)},
+                                                {offsetof(tileloss_args, row_groups), sizeof(tileloss_row_groups)}};
+  for (const auto& [name, info] : functions()) {
+    for (const auto& [tensor, t] : tensors_of(info)) {
+      members[t.offset] = t.rank == 2 ? sizeof(tileloss_matrix) : sizeof(tileloss_vector);
+    }
+  }
+  std::size_t end = 0;
+  for (const auto& [offset, size] : members) {
+    EXPECT_EQ(offset, end);
+    end = offset + size;
+  }
+  EXPECT_EQ(end, sizeof(tileloss_args));
+  const auto linear = tensors_of(functions().at("linear_cross_entropy"));
+  EXPECT_EQ(linear.at("dhead").offset, offsetof(tileloss_args, dhead));
+  EXPECT_EQ(linear.at("dhead").role, TILELOSS_ROLE_GRADIENT);
+  EXPECT_STREQ(linear.at("dhead").shape, "V,H");
+  EXPECT_EQ(linear.count("logits"), 0U);
+  EXPECT_EQ(linear.count("advantages"), 0U);
+}
+
+// A row output can be had from a row state with the arrays that the table names for it, and from none with one fewer.
+TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
+  constexpr std::int64_t kRows = 3;
+  const std::pair<std::uint32_t, float * tileloss_row_state::*> floats[] = {
+      {TILELOSS_STATE_MAX, &tileloss_row_state::max},
+      {TILELOSS_STATE_SUM, &tileloss_row_state::sum},
+      {TILELOSS_STATE_TARGET, &tileloss_row_state::target},
+      {TILELOSS_STATE_ENTROPY_SUM, &tileloss_row_state::entropy_sum},
+      {TILELOSS_STATE_COLLISION_SUM, &tileloss_row_state::collision_sum},
+      {TILELOSS_STATE_SMOOTHING_SUM, &tileloss_row_state::smoothing_sum}};
+  std::vector<std::int64_t> labels(kRows, 1), memory(kRows);
+  tileloss_logprobs_options options = logprobs_options();
+  options.logit.vocab_total = 10;
+  int outputs = 0;
+  for (const auto& [name, tensor] : tensors_of(functions().at("logprobs"))) {
+    if (tensor.role != TILELOSS_ROLE_ROW_OUTPUT) continue;
+    ++outputs;
+    const auto call_with = [&, &t = tensor](std::uint32_t arrays) {
+      RowStateArrays state(kRows);
+      EXPECT_TRUE(succeeds(tileloss_row_state_set_identity(&state.get())));
+      for (const auto& [bit, member] : floats) {
+        if ((arrays & bit) == 0) state.get().*member = nullptr;
+      }
+      if ((arrays & TILELOSS_STATE_ARGMAX) == 0) state.get().argmax = nullptr;
+      tileloss_args args;
+      tileloss_args_init(&args);
+      args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
+      args.row_state = &state.get();
+      tileloss_dtype dtype = TILELOSS_FLOAT32;
+      while ((t.dtypes & (1U << dtype)) == 0) ++dtype;
+      const tileloss_vector output = tileloss_make_vector(memory.data(), dtype, kRows);
+      std::memcpy(reinterpret_cast<char*>(&args) + t.offset, &output, sizeof output);
+      return tileloss_logprobs_from_row_state(&args, &options, nullptr, nullptr);
+    };
+    EXPECT_TRUE(succeeds(call_with(tensor.state_arrays))) << name;
+    for (std::uint32_t bit = 1; bit <= TILELOSS_STATE_ARGMAX; bit *= 2) {
+      if ((tensor.state_arrays & bit) != 0) {
+        EXPECT_EQ(call_with(tensor.state_arrays & ~bit), TILELOSS_INVALID_ARGUMENT) << name << " without " << bit;
+      }
+    }
+  }
+  EXPECT_EQ(outputs, 7);
+}
+
+// An option whose backward needs more of the row state says so.
+TEST(Introspection, OptionsNameTheArraysThatTheirBackwardNeeds) {
+  std::set<std::string> names;
+  const tileloss_function_info info = functions().at("policy_loss");
+  for (std::int64_t i = 0; i < info.num_fields; ++i) {
+    if (info.fields[i].state_arrays == 0) continue;
+    EXPECT_EQ(info.fields[i].state_arrays, static_cast<std::uint32_t>(TILELOSS_STATE_ENTROPY_SUM));
+    names.insert(info.fields[i].name);
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"entropy_coef", "entropy_quantile", "entropy_threshold"}));
+}
+
+// ------------------------------------------------------------------------------------------------ the functions with types
+
+// Each _from_row_state function does what tileloss_call does of its name: the row of an identity state is of no column, NaN.
+TEST(FromRowState, TypedFunctionsAreTheNamedOnes) {
+  std::vector<std::int64_t> labels(2, 1);
+  std::vector<float> logp(2), expected(2);
+  RowStateArrays state(2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    state.get().max[i] = state.get().target[i] = 1.5F;
+    state.get().sum[i] = static_cast<float>(i);
+  }
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, 2);
+  args.row_state = &state.get();
+  tileloss_logprobs_options logprobs = logprobs_options();
+  tileloss_cross_entropy_options cross_entropy = cross_entropy_options();
+  logprobs.logit.vocab_total = cross_entropy.logit.vocab_total = 10;
+  const auto check = [&](const char* name, const void* options, auto typed, const auto& typed_options) {
+    args.logp = tileloss_make_vector(expected.data(), TILELOSS_FLOAT32, 2);
+    expected.assign(2, -7);
+    logp.assign(2, -8);
+    ASSERT_TRUE(succeeds(tileloss_call(name, TILELOSS_FROM_ROW_STATE, &args, options, nullptr, nullptr))) << name;
+    args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, 2);
+    ASSERT_TRUE(succeeds(typed(&args, &typed_options, nullptr, nullptr))) << name;
+    EXPECT_EQ(logp, expected) << name;
+    EXPECT_EQ(logp[0], 0) << name;
+  };
+  check("logprobs", &logprobs, tileloss_logprobs_from_row_state, logprobs);
+  check("linear_logprobs", &logprobs, tileloss_linear_logprobs_from_row_state, logprobs);
+  check("cross_entropy", &cross_entropy, tileloss_cross_entropy_from_row_state, cross_entropy);
+  check("linear_cross_entropy", &cross_entropy, tileloss_linear_cross_entropy_from_row_state, cross_entropy);
+  const std::vector<float> advantages(1, 1);
+  args.advantages = tileloss_make_vector(advantages.data(), TILELOSS_FLOAT32, 1);
+  args.sequence_length = 2;
+  tileloss_policy_loss_options policy;
+  tileloss_policy_loss_options_init(&policy);
+  policy.logit.vocab_total = 10;
+  check("policy_loss", &policy, tileloss_policy_loss_from_row_state, policy);
+  check("linear_policy_loss", &policy, tileloss_linear_policy_loss_from_row_state, policy);
+}
+
+}  // namespace
+}  // namespace tileloss::test
