@@ -1,11 +1,14 @@
 // What the library tells of its functions, against what it does: options by name, tensors, and the row state's arrays.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "tests/api/calls.h"
 
@@ -124,7 +127,8 @@ TEST(Introspection, TensorsAreTheMembersOfTheArguments) {
   EXPECT_EQ(linear.count("advantages"), 0U);
 }
 
-// A row output can be had from a row state with the arrays that the table names for it, and from none with one fewer.
+// From a row state with the arrays that the table names, and no others, a row output is what it is with all of them; with one
+// fewer the call is refused.
 TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
   constexpr std::int64_t kRows = 3;
   const std::pair<std::uint32_t, float * tileloss_row_state::*> floats[] = {
@@ -143,7 +147,11 @@ TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
     ++outputs;
     const auto call_with = [&, &t = tensor](std::uint32_t arrays) {
       RowStateArrays state(kRows);
-      EXPECT_TRUE(succeeds(tileloss_row_state_set_identity(&state.get())));
+      const float values[] = {1.5F, 2.0F, 1.0F, -0.7F, 1.3F, -4.0F};  // no sum is what an absent one counts as
+      for (std::size_t a = 0; a < std::size(values); ++a) {
+        for (std::int64_t i = 0; i < kRows; ++i) (state.get().*floats[a].second)[i] = values[a];
+      }
+      std::fill_n(state.get().argmax, kRows, 1);
       for (const auto& [bit, member] : floats) {
         if ((arrays & bit) == 0) state.get().*member = nullptr;
       }
@@ -158,7 +166,11 @@ TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
       std::memcpy(reinterpret_cast<char*>(&args) + t.offset, &output, sizeof output);
       return tileloss_logprobs_from_row_state(&args, &options, nullptr, nullptr);
     };
+    memory.assign(kRows, 0);
+    EXPECT_TRUE(succeeds(call_with(2 * TILELOSS_STATE_ARGMAX - 1))) << name;
+    const std::vector<std::int64_t> with_all = std::exchange(memory, std::vector<std::int64_t>(kRows));
     EXPECT_TRUE(succeeds(call_with(tensor.state_arrays))) << name;
+    EXPECT_EQ(memory, with_all) << name;
     for (std::uint32_t bit = 1; bit <= TILELOSS_STATE_ARGMAX; bit *= 2) {
       if ((tensor.state_arrays & bit) != 0) {
         EXPECT_EQ(call_with(tensor.state_arrays & ~bit), TILELOSS_INVALID_ARGUMENT) << name << " without " << bit;
