@@ -3,6 +3,8 @@
 #include <limits>
 #include <tuple>
 
+#include "backends/backend.h"
+
 namespace tileloss::impl::api {
 namespace {
 
@@ -93,6 +95,24 @@ Status check_strides(const std::string& name, const tileloss_matrix& m) {
 }
 
 }  // namespace
+
+std::string all_devices() {
+  std::string names;
+  for (const Backend* backend : backends()) names += (names.empty() ? "" : ", ") + std::string(backend->name());
+  return names;
+}
+
+const char* device_name(tileloss_device_type device_type) {
+  const Backend* backend = find_backend(device_type);
+  return backend == nullptr ? "none" : backend->name();
+}
+
+Status choose_device(Problem& p, const char* name, tileloss_device_type device_type) {
+  p.device_type = device_type;
+  if (find_backend(device_type) != nullptr) return {};
+  return {TILELOSS_UNSUPPORTED, std::string(name) + ".device_type: expected a device of this build (" + all_devices() +
+                                    "), got " + to_string(device_type)};
+}
 
 Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout) {
   if (m.dtype != TILELOSS_FLOAT32 && m.dtype != TILELOSS_BFLOAT16 && m.dtype != TILELOSS_FLOAT16) {

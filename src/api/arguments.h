@@ -4,6 +4,8 @@
 
 #include <tileloss/tileloss.h>
 
+#include <string>
+
 #include "backends/problem.h"
 #include "schema/options.h"
 #include "schema/status.h"
@@ -12,6 +14,7 @@ namespace tileloss::impl::api {
 
 // The name of the backend for a device type, "none" where there is none.
 const char* device_name(tileloss_device_type device_type);
+std::string all_devices();  // of this build
 // Takes the first tensor's device for the call's: TILELOSS_UNSUPPORTED where no backend serves it.
 Status choose_device(Problem& p, const char* name, tileloss_device_type device_type);
 

@@ -102,10 +102,16 @@ void init(void* value, std::size_t struct_size) {
   std::memcpy(value, &struct_size, sizeof struct_size);
 }
 
+Status find_function(const char* function, const RegisteredLoss** found) {
+  *found = function == nullptr ? nullptr : find_loss(function);
+  if (*found != nullptr) return {};
+  return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
+}
+
 // The defaults, and on top of them a preset; null: none.
 Status init_options(const char* function, const char* preset, void* options, std::size_t options_size) {
-  const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
-  if (loss == nullptr) return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
+  const RegisteredLoss* loss = nullptr;
+  if (Status s = find_function(function, &loss); !s.ok()) return s;
   if (options == nullptr) return expected("options", "a pointer", "null");
   if (options_size < sizeof(std::size_t))
     return expected("options_size", "that of the struct, at least " + std::to_string(sizeof(std::size_t)),
@@ -128,8 +134,8 @@ Status init_options(const char* function, const char* preset, void* options, std
 // With the function's fields, once options were found to have room for all of them.
 template <class Set>
 Status set_option(const char* function, const void* options, const Set& set) {
-  const RegisteredLoss* loss = function == nullptr ? nullptr : find_loss(function);
-  if (loss == nullptr) return expected("function", "the name of a registered function", function == nullptr ? "null" : function);
+  const RegisteredLoss* loss = nullptr;
+  if (Status s = find_function(function, &loss); !s.ok()) return s;
   if (options == nullptr) return expected("options", "a struct from tileloss_options_init", "null");
   std::size_t size = 0;
   std::memcpy(&size, options, sizeof size);

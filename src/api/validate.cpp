@@ -47,12 +47,6 @@ std::uint32_t output_arrays(const tileloss_args& a) {
   return arrays;
 }
 
-std::string all_devices() {
-  std::string names;
-  for (const Backend* backend : backends()) names += (names.empty() ? "" : ", ") + std::string(backend->name());
-  return names;
-}
-
 Status resolve_vocabulary(Problem& p) {
   const tileloss_logit_options& o = p.logit;
   for (const std::int64_t r :
@@ -221,18 +215,6 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
   if (find_backend(whole->device_type) == nullptr)
     return expected(std::string(name) + ".device_type", "one of " + all_devices(), to_string(whole->device_type));
   return {};
-}
-
-const char* device_name(tileloss_device_type device_type) {
-  const Backend* backend = find_backend(device_type);
-  return backend == nullptr ? "none" : backend->name();
-}
-
-Status choose_device(Problem& p, const char* name, tileloss_device_type device_type) {
-  p.device_type = device_type;
-  if (find_backend(device_type) != nullptr) return {};
-  return {TILELOSS_UNSUPPORTED, std::string(name) + ".device_type: expected a device of this build (" + all_devices() +
-                                    "), got " + to_string(device_type)};
 }
 
 std::uint64_t fingerprint(const Problem& p) {
