@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <string_view>
 
 #include "api/arguments.h"
 #include "backends/backend.h"
@@ -45,6 +46,27 @@ std::uint32_t output_arrays(const tileloss_args& a) {
     if (slot.role == TILELOSS_ROLE_ROW_OUTPUT && present(a, slot)) arrays |= slot.state_arrays;
   }
   return arrays;
+}
+
+// The first of the row outputs asked for that needs the array; null: none does.
+const char* output_that_needs(const tileloss_args& a, std::uint32_t array) {
+  for (const TensorSlot& slot : tensor_slots()) {
+    if (slot.role == TILELOSS_ROLE_ROW_OUTPUT && present(a, slot) && (slot.state_arrays & array) != 0) return slot.name;
+  }
+  return nullptr;
+}
+
+// `sums`: those that a row state given as an input must hold.
+Status check_state_holds(const Problem& p, std::uint32_t sums) {
+  constexpr std::size_t kPrefix = std::string_view("row_state.").size();
+  const std::uint32_t missing = sums & ~sums_of(present_arrays(p.row_state));
+  for (const StateArray& array : state_arrays()) {
+    if ((sums_of(array.bit) & missing) == 0) continue;
+    const char* const output = output_that_needs(p.args, array.bit);
+    return expected("row_state", std::string(array.name + kPrefix) + " for " + (output != nullptr ? output : "these options"),
+                    "a null array");
+  }
+  return {};
 }
 
 Status resolve_vocabulary(Problem& p) {
@@ -133,16 +155,13 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   if (given_state) {
     if (Status s = check_row_state(p, state_is_input, (needed & kEntropySum) != 0); !s.ok()) return s;
     if (!state_is_input) p.sums |= sums_of(present_arrays(p.row_state));
-    const std::uint32_t missing = state_is_input ? needed & ~sums_of(present_arrays(p.row_state)) : 0u;
-    if (missing != 0 && p.rows > 0) {
-      return expected("row_state",
-                      "the arrays that these outputs need (collision_sum for log_sum_sq_probs, smoothing_sum for label_smoothing "
-                      "and mean_logit, argmax)",
-                      "a null array");
+    if (state_is_input && p.rows > 0) {
+      if (Status s = check_state_holds(p, needed); !s.ok()) return s;
     }
   }
-  if ((p.sums & kSmoothingSum) != 0 && present(a.mean_logit) && present(a.class_weights)) {
-    return expected("mean_logit", "none together with class_weights", "a vector");
+  // The smoothing sum is weighted then.
+  if (const char* output = output_that_needs(a, TILELOSS_STATE_SMOOTHING_SUM); output != nullptr && present(a.class_weights)) {
+    return expected(output, "none together with class_weights", "a vector");
   }
   if (p.is_shard && p.needs_forward && (p.needs_backward || present(a.loss) || present(a.metrics) || outputs != 0)) {
     return expected(

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,14 +35,14 @@ void add_matrix(const char* name, const reference::StoredMatrix& matrix, std::ve
 
 // ------------------------------------------------------------------------------------------------------------ outputs
 
-struct FloatOutput {
-  std::string_view name;
-  std::vector<float> KernelResults::*values;
-};
-constexpr std::array kRowOutputs{FloatOutput{"logp", &KernelResults::logp}, FloatOutput{"lse", &KernelResults::lse},
-                                 FloatOutput{"entropy", &KernelResults::entropy},
-                                 FloatOutput{"log_sum_sq_probs", &KernelResults::log_sum_sq_probs},
-                                 FloatOutput{"mean_logit", &KernelResults::mean_logit}};
+// What a row output may be stored as; the first is the kernels' own.
+std::vector<std::string_view> stored_dtypes(tileloss_dtype dtype) {
+  switch (dtype) {
+    case TILELOSS_INT64: return {"I64", "I32"};
+    case TILELOSS_UINT8: return {"U8", "BOOL"};
+    default: return {"F32"};
+  }
+}
 
 // Reads the outputs of one file, by name.
 class OutputReader {
@@ -71,8 +70,7 @@ class OutputReader {
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     if (config_.function.is_loss()) names.emplace_back("loss");
-    for (const FloatOutput& output : kRowOutputs) names.emplace_back(output.name);
-    names.insert(names.end(), {"argmax", "correct"});
+    for (const RowOutput& output : row_outputs()) names.emplace_back(output.name);
     if (!config_.function.metrics().empty()) names.emplace_back("metrics");
     if (config_.is_linear()) {
       names.insert(names.end(), {"dhidden", "dhead", "dbias"});
@@ -84,11 +82,9 @@ class OutputReader {
 
   // False for a name that is no output of the function.
   bool read_tensor(const StoredTensor& tensor, KernelResults& results) {
-    for (const FloatOutput& output : kRowOutputs) {
-      if (tensor.name == output.name) return read_floats(tensor, of_rows(), results.*output.values);
+    for (size_t o = 0; o < kRowOutputCount; ++o) {
+      if (tensor.name == row_outputs()[o].name) return read_row_output(tensor, row_outputs()[o], results.outputs[o]);
     }
-    if (tensor.name == "argmax") return read_argmax(tensor, results.argmax);
-    if (tensor.name == "correct") return read_correct(tensor, results.correct);
     if (tensor.name == "loss" && config_.function.is_loss()) return read_loss(tensor, results);
     const auto metrics = static_cast<int64_t>(config_.function.metrics().size());
     if (tensor.name == "metrics" && metrics > 0) return read_floats(tensor, {{metrics}}, results.metrics);
@@ -122,16 +118,11 @@ class OutputReader {
     file_.refuse(tensor, fmt::format("expected {}, got {}", fmt::join(dtypes, " or "), tensor.dtype));
   }
 
-  template <class T>
-  void read_values(const StoredTensor& tensor, std::vector<T>& values) const {
-    values.resize(static_cast<size_t>(tensor.elements()));
-    file_.read(tensor, 0, tensor.bytes, values.data());
-  }
-
   bool read_floats(const StoredTensor& tensor, const std::vector<Shape>& shapes, std::vector<float>& values) const {
     check_dtype(tensor, {"F32"});
     check_shape(tensor, shapes);
-    read_values(tensor, values);
+    values.resize(static_cast<size_t>(tensor.elements()));
+    file_.read(tensor, 0, tensor.bytes, values.data());
     return true;
   }
 
@@ -142,23 +133,10 @@ class OutputReader {
     return true;
   }
 
-  bool read_argmax(const StoredTensor& tensor, std::vector<int64_t>& argmax) const {
-    check_dtype(tensor, {"I64", "I32"});
+  bool read_row_output(const StoredTensor& tensor, const RowOutput& output, std::vector<double>& values) const {
+    check_dtype(tensor, stored_dtypes(output.dtype));
     check_shape(tensor, of_rows());
-    if (tensor.dtype == "I64") {
-      read_values(tensor, argmax);
-    } else {
-      std::vector<int32_t> narrow;
-      read_values(tensor, narrow);
-      argmax.assign(narrow.begin(), narrow.end());
-    }
-    return true;
-  }
-
-  bool read_correct(const StoredTensor& tensor, std::vector<uint8_t>& correct) const {
-    check_dtype(tensor, {"U8", "BOOL"});
-    check_shape(tensor, of_rows());
-    read_values(tensor, correct);
+    values = widen(tensor.dtype == "I32" ? TILELOSS_INT32 : output.dtype, file_.read(tensor));
     return true;
   }
 

@@ -15,7 +15,6 @@ constexpr double kRowFloor = 0x1p-48;        // of the row's largest |g_ref|
 constexpr double kFloat32SmallestNormal = 0x1p-126;
 constexpr double kExpRange = 104.0;  // exp(-104) is 0 in float32: larger distances cost no more
 constexpr double kOutputRelative = 0x1p-18;
-constexpr double kOutputMagnitude = 0x1p-22;
 constexpr std::int64_t kBlock = 256;  // its working arrays stay in L1
 
 // 2^floor(log2 |x|), 0 for 0 and subnormal doubles.
@@ -104,15 +103,6 @@ inline ElementScales scales_at(const FormatScales& format, const RowReference& r
   const double context = std::max(float32_budget(reference.max - reference.z[j], reference), others_budget);
   const double blur = reference.blur.empty() ? 0.0 : reference.blur[j];
   return element_scales(format, reference.gradient[j], reference.magnitude[j], context, floor + blur);
-}
-
-// The mean of m - z over the columns but the label, weighted by p.
-double others_distance(const reference::SoftmaxRow& softmax) {
-  const double others = softmax.one_minus_p_label();
-  if (!(others > 0.0)) return 0.0;
-  const double p = softmax.p(softmax.label());
-  const double own = p > 0.0 ? p * (softmax.max() - softmax.logits_z()[static_cast<std::size_t>(softmax.label())]) : 0.0;
-  return (softmax.entropy() - softmax.log_sum() - own) / others;
 }
 
 }  // namespace
@@ -281,8 +271,16 @@ std::vector<Gate> GradientMetric::gates(const GradientTolerances& tolerances) co
 
 // -------------------------------------------------------------------------------------------------------------- outputs
 
+double others_distance(const reference::SoftmaxRow& softmax) {
+  const double others = softmax.one_minus_p_label();
+  if (!(others > 0.0)) return 0.0;
+  const double p = softmax.p(softmax.label());
+  const double own = p > 0.0 ? p * (softmax.max() - softmax.logits_z()[static_cast<std::size_t>(softmax.label())]) : 0.0;
+  return (softmax.entropy() - softmax.log_sum() - own) / others;
+}
+
 double allowed_output_error(double reference, double magnitude) {
-  return kOutputRelative * std::fabs(reference) + kOutputMagnitude * magnitude + kFloat32SmallestNormal;
+  return kOutputRelative * std::fabs(reference) + magnitude / kMagnitudeOfError + kFloat32SmallestNormal;
 }
 
 void OutputMetric::add(std::int64_t row, double output, double reference, double magnitude) {
@@ -310,52 +308,6 @@ std::vector<Gate> OutputMetric::gates(double max_abs_limit) const {
   if (std::isfinite(max_abs_limit)) gates.push_back(make_gate(name_ + "/max_abs", max_abs_.value, max_abs_limit));
   gates.push_back(make_gate(name_ + "/nonfinite", static_cast<double>(nonfinite_mismatches_), 0.0));
   return gates;
-}
-
-OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax) {
-  OutputMagnitudes magnitudes;
-  const double max = std::fabs(softmax.max());
-  const double label_z = softmax.logits_z()[static_cast<std::size_t>(softmax.label())];
-  const double target = std::fabs(label_z);
-  const double log_p = std::fabs(softmax.logp());
-  const double entropy = softmax.entropy();
-  // Near 0 both are sums of exps that z - m costs |z - m| 2^-24 of their value, those below 2^-126 all of it.
-  const double flushed = 0x1p-104 * static_cast<double>(softmax.vocab());
-  const double distance = 0.5 * others_distance(softmax);
-  magnitudes.logp = flushed + distance * std::min(1.0, log_p);
-  magnitudes.entropy = kExpRange * flushed + distance * std::min(1.0, entropy);
-  // The logits that hold the mass lie within 16 of the maximum.
-  const double blur = softmax.transform().is_identity() ? 0.0 : max + 16.0;
-  // log S keeps its relative precision near 0 only where the sum without the label lacks the maximum's exp, which is 1 give or
-  // take its rounding (3.9e-7 for 16-bit logits), that of the float32 sums, and that of z.
-  if (label_z < softmax.max()) magnitudes.entropy += 3.0 + blur;
-  if (blur > 0.0) {
-    magnitudes.logp += (target + blur) * std::min(1.0, log_p);
-    magnitudes.entropy += 2.0 * blur * std::min(1.0, entropy);
-  }
-  magnitudes.logp /= softmax.transform().logp_temperature();
-  magnitudes.lse = max + softmax.log_sum();
-  magnitudes.log_sum_sq_probs = 4.0 + 2.0 * softmax.log_sum() + 2.0 * blur;  // both sums hold the largest's 1
-  // A float32 sum of 1e5 terms of one sign loses several units in the last place.
-  magnitudes.mean_logit = max + 16.0 * std::fabs(softmax.max() - softmax.outputs().mean_logit);
-  return magnitudes;
-}
-
-double loss_magnitude(const reference::SoftmaxRow& softmax, const reference::RowLoss& loss) {
-  const OutputMagnitudes magnitudes = output_magnitudes(softmax);
-  double magnitude = loss.nll_weight * magnitudes.logp;
-  if (!softmax.transform().is_identity()) magnitude += loss.smoothing_weight * 2.0 * (std::fabs(softmax.max()) + 16.0);
-  const double lse = std::fabs(softmax.max() + softmax.log_sum());
-  if (lse > 0.0) magnitude += 2.0 * std::fabs(loss.z_loss) * magnitudes.lse / lse;
-  return magnitude;
-}
-
-bool argmax_agrees(const reference::SoftmaxRow& softmax, std::int64_t output) {
-  const std::int64_t expected = softmax.outputs().argmax;
-  if (output == expected) return true;
-  if (softmax.transform().is_identity() || expected < 0 || output < 0 || output >= softmax.vocab()) return false;
-  const double z = softmax.logits_z()[static_cast<std::size_t>(output)];
-  return z >= softmax.max() - 0x1p-20 * std::fabs(softmax.max());
 }
 
 void ExactMetric::add(std::int64_t row, std::int64_t output, std::int64_t reference) {

@@ -144,8 +144,14 @@ class GradientMetric {
   Location first_nonfinite_, first_nonzero_;
 };
 
+// The mean of m - z over the columns but the label, weighted by p.
+double others_distance(const reference::SoftmaxRow& softmax);
+
 // What the error of a row output or loss may be, as OutputMetric has it.
 double allowed_output_error(double reference, double magnitude);
+
+// The magnitude that allows an error of 1.
+constexpr double kMagnitudeOfError = 0x1p22;
 
 // Row outputs and losses, float32: relative, with an absolute floor near zero.
 //   allowed = 2^-18 |ref| + 2^-22 magnitude
@@ -173,25 +179,6 @@ class OutputMetric {
   Worst budget_, max_abs_, max_rel_;
   std::int64_t nonfinite_mismatches_ = 0, count_ = 0;
 };
-
-// What cancels, or is blurred, in each row output: the `magnitude` for OutputMetric::add. z - m carries an error of |z - m|
-// 2^-24, and with a transform z one of about |z| 2^-24: they move logp and entropy by no more than twice that times min(1, |their
-// value|).
-struct OutputMagnitudes {
-  double logp = 0.0;
-  double lse = 0.0;
-  double entropy = 0.0;
-  double log_sum_sq_probs = 0.0;
-  double mean_logit = 0.0;
-};
-OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax);
-
-// The magnitude for a row's loss (weights of token and class included).
-double loss_magnitude(const reference::SoftmaxRow& softmax, const reference::RowLoss& loss);
-
-// Whether `output` is the row's argmax: the lowest index of the maximum (-1 if there is a NaN). Under a transform logits that
-// differ in double may tie in float32 (a saturated softcap): any column within 2^-20 |m| of the maximum will do.
-bool argmax_agrees(const reference::SoftmaxRow& softmax, std::int64_t output);
 
 // Counts of exact matches: argmax, correct.
 class ExactMetric {

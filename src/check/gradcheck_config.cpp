@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "check/row_outputs.h"
+
 namespace tileloss::tools {
 namespace {
 
@@ -16,7 +18,11 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
 
-const std::vector<std::string> kOutputs = {"logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit"};
+std::vector<std::string> output_names() {
+  std::vector<std::string> names;
+  for (const RowOutput& output : row_outputs()) names.emplace_back(output.name);
+  return names;
+}
 
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
@@ -194,7 +200,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   config.token_weights = read_weights(reader, "token_weights");
   config.class_weights = read_weights(reader, "class_weights");
   config.upstream = read_upstream(reader, config);
-  config.outputs = reader.list("outputs", {"logp", "lse"}, kOutputs);
+  config.outputs = reader.list("outputs", {"logp", "lse"}, output_names());
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
   config.mutants = reader.boolean("mutants", false);

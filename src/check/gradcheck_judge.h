@@ -9,6 +9,7 @@
 #include "check/error_metric.h"
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
+#include "check/row_outputs.h"
 #include "support/thread_team.h"
 
 namespace tileloss::tools {
@@ -21,13 +22,7 @@ struct Checks {
 
   std::vector<GradientMetric> gradients;  // as KernelResults::gradients
   OutputMetric per_loss{"per_loss"};
-  OutputMetric logp{"logp"};
-  OutputMetric lse{"lse"};
-  OutputMetric entropy{"entropy"};
-  OutputMetric log_sum_sq_probs{"log_sum_sq_probs"};
-  OutputMetric mean_logit{"mean_logit"};
-  ExactMetric argmax{"argmax"};
-  ExactMetric correct{"correct"};
+  std::vector<RowOutputMetric> outputs{row_outputs().begin(), row_outputs().end()};
   ExactMetric fused_logp_bits{"value_and_grad/logp_same_bits"};
   int64_t rows = 0;            // not ignored
   int64_t nonfinite_rows = 0;  // of them, those whose gradient the oracle has as NaN or infinite at the label

@@ -32,7 +32,7 @@ reference::StoredMatrix dhead_view(const CheckInputs& inputs, const CheckedGradi
 
 // The row's outputs, where float32 cannot tell the largest logits apart with the kernel's `argmax` (null: not asked for); the
 // magnitude of its loss.
-reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, const int64_t* argmax);
+reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, std::optional<double> argmax);
 double linear_row_magnitude(const LossOracle& oracle, const reference::SoftmaxRow& softmax, const reference::RowLoss& loss,
                             const LinearRow& row);
 

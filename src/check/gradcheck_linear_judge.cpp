@@ -68,10 +68,10 @@ reference::LinearGradients::Wanted gradients_of(const KernelResults& results) {
 
 }  // namespace
 
-reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, const int64_t* argmax) {
+reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, std::optional<double> argmax) {
   reference::RowOutputs outputs = softmax.outputs();
-  if (argmax != nullptr && linear_argmax_agrees(softmax, row, *argmax)) {
-    outputs.argmax = *argmax;
+  if (argmax && linear_argmax_agrees(softmax, row, static_cast<int64_t>(*argmax))) {
+    outputs.argmax = static_cast<int64_t>(*argmax);
     outputs.correct = outputs.argmax == softmax.label();
   }
   return outputs;
@@ -122,7 +122,7 @@ void LinearJudge::check_rows(Verdict& verdict) {
     if (view.per_loss != nullptr) {
       verdict.checks.per_loss.add(row.row, static_cast<double>(*view.per_loss), loss.total(), magnitude);
     }
-    check_outputs(row.row, view, linear_outputs(softmax, row, view.argmax), linear_output_magnitudes(softmax, row),
+    check_outputs(row.row, view, linear_outputs(softmax, row, view.outputs[kArgmax]), linear_output_magnitudes(softmax, row),
                   verdict.checks);
   });
   oracle_case_.finish();

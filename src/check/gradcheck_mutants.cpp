@@ -37,9 +37,10 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
   context.has_dlogits = true;
   context.has_loss = config.function.is_loss();
   context.per_row_loss = config.per_row_loss();
-  context.has_logp = !results.logp.empty();
-  context.has_argmax = !results.argmax.empty();
-  context.kernel_logp = results.logp;
+  const std::vector<double>& logp = results.outputs[kLogp];
+  context.has_logp = !logp.empty();
+  context.has_argmax = !results.outputs[kArgmax].empty();
+  context.kernel_logp = logp;
   context.group_rows = inputs.group_rows;
   context.kernel_dlogits = [&](int64_t row) { return results.gradients.front().dlogits.data() + inputs.row_offset(row); };
   const auto differs = [](const reference::RowUpstream& upstream) { return upstream.logp != 0 || upstream.entropy != 0; };
@@ -73,22 +74,33 @@ struct RowCopy {
     mutant.format = inputs.format;
     mutant.dlogits = dlogits.data();
     view.dlogits = {dlogits.data()};
-    view.fused_logp = nullptr;
-    if (per_row_loss) copy(original.per_loss, loss, mutant.loss, view.per_loss);
-    copy(original.logp, logp, mutant.logp, view.logp);
-    copy(original.lse, lse, mutant.lse, view.lse);
-    copy(original.argmax, argmax, mutant.argmax, view.argmax);
+    view.fused_logp.reset();
+    if (per_row_loss && original.per_loss != nullptr) {
+      loss = *original.per_loss;
+      mutant.loss = &loss;
+      view.per_loss = &loss;
+    }
+    copy(kLogp, logp, mutant.logp);
+    copy(kLse, lse, mutant.lse);
+    copy(kArgmax, argmax, mutant.argmax);
   }
   RowCopy(const RowCopy&) = delete;
   RowCopy& operator=(const RowCopy&) = delete;
 
+  // The mutant's outputs, once it is applied.
+  const RowView& altered() {
+    if (mutant.logp != nullptr) view.outputs[kLogp] = static_cast<double>(logp);
+    if (mutant.lse != nullptr) view.outputs[kLse] = static_cast<double>(lse);
+    if (mutant.argmax != nullptr) view.outputs[kArgmax] = static_cast<double>(argmax);
+    return view;
+  }
+
  private:
   template <class T>
-  static void copy(const T* original, T& value, T*& for_mutant, const T*& for_view) {
-    if (original == nullptr) return;
-    value = *original;
+  void copy(RowOutputIndex output, T& value, T*& for_mutant) {
+    if (!view.outputs[output]) return;
+    value = static_cast<T>(*view.outputs[output]);
     for_mutant = &value;
-    for_view = &value;
   }
 };
 
@@ -97,7 +109,7 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
              MutantTrial& trial) {
   RowCopy copy(inputs, original, row, context.per_row_loss);
   if (mutant.apply_row != nullptr && mutant.apply_row(context, oracle_row, copy.mutant)) trial.planted = true;
-  check_row(inputs, row, copy.view, scratch, loss, magnitude, trial.checks);
+  check_row(inputs, row, copy.altered(), scratch, loss, magnitude, trial.checks);
 }
 
 std::vector<Gate> mutant_gates(const GradcheckConfig& config, const KernelResults& results, const MutantContext& context,

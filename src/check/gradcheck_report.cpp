@@ -89,7 +89,7 @@ std::vector<std::string> failures(const GradcheckConfig& config, const Gradcheck
   return failed;
 }
 
-Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const Verdict& verdict) {
+Json metrics_json(const CheckInputs& inputs, const Verdict& verdict) {
   const Checks& checks = verdict.checks;
   Json json;
   if (verdict.has_loss) {
@@ -98,11 +98,15 @@ Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const
     json["abs_diff_loss"] = std::abs(verdict.loss_kernel - verdict.loss_ref);
   }
   if (checks.per_loss.count() > 0) json["fwd/per_loss_max_abs"] = checks.per_loss.max_abs().value;
-  for (const OutputMetric* metric : {&checks.logp, &checks.lse, &checks.entropy, &checks.log_sum_sq_probs, &checks.mean_logit}) {
-    if (metric->count() > 0) json["fwd/" + metric->name() + "_max_abs"] = metric->max_abs().value;
+  for (const RowOutputMetric& metric : checks.outputs) {
+    if (metric.count() == 0) continue;
+    const std::string name = std::string("fwd/") + metric.output().name;
+    if (metric.output().is_exact()) {
+      json[name + "_mismatches"] = metric.mismatches();
+    } else {
+      json[name + "_max_abs"] = metric.max_abs().value;
+    }
   }
-  if (!results.argmax.empty()) json["fwd/argmax_mismatches"] = checks.argmax.mismatches();
-  if (!results.correct.empty()) json["fwd/correct_mismatches"] = checks.correct.mismatches();
   if (inputs.linear) {
     json["shape/hidden_size"] = inputs.linear->hidden_view.cols;
     json["logits_bytes"] = inputs.rows * inputs.row_bytes();  // what is never stored

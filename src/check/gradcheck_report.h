@@ -25,7 +25,7 @@ GradcheckReport judge_all(const GradcheckConfig& config, const CheckInputs& inpu
 std::vector<std::string> failures(const GradcheckConfig& config, const GradcheckReport& report);
 
 // The figures: of the losses, the outputs and the gradients, the times, the shape.
-Json metrics_json(const CheckInputs& inputs, const KernelResults& results, const Verdict& verdict);
+Json metrics_json(const CheckInputs& inputs, const Verdict& verdict);
 
 // A line of the results file, but for what was found: the tool and the case.
 Json case_json(const char* tool, const GradcheckConfig& config, const CheckInputs& inputs);

@@ -3,15 +3,15 @@
 #include <bit>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 namespace tileloss::tools {
 namespace {
 
 using reference::RowLoss;
 
-template <class T>
-const T* element(const std::vector<T>& values, int64_t row) {
-  return values.empty() ? nullptr : &values[static_cast<size_t>(row)];
+std::optional<double> element(const std::vector<double>& values, int64_t row) {
+  return values.empty() ? std::nullopt : std::optional(values[static_cast<size_t>(row)]);
 }
 
 void add_output(OutputMetric& metric, int64_t row, const float* output, double reference, double magnitude) {
@@ -27,15 +27,11 @@ std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates) {
 
 void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
                    Checks& checks) {
-  add_output(checks.logp, row, view.logp, expected.logp, magnitudes.logp);
-  add_output(checks.lse, row, view.lse, expected.lse, magnitudes.lse);
-  add_output(checks.entropy, row, view.entropy, expected.entropy, magnitudes.entropy);
-  add_output(checks.log_sum_sq_probs, row, view.log_sum_sq_probs, expected.log_sum_sq_probs, magnitudes.log_sum_sq_probs);
-  add_output(checks.mean_logit, row, view.mean_logit, expected.mean_logit, magnitudes.mean_logit);
-  if (view.argmax != nullptr) checks.argmax.add(row, *view.argmax, expected.argmax);
-  if (view.correct != nullptr) checks.correct.add(row, *view.correct, expected.correct ? 1 : 0);
-  if (view.fused_logp != nullptr) {
-    checks.fused_logp_bits.add(row, std::bit_cast<int32_t>(*view.fused_logp), std::bit_cast<int32_t>(*view.logp));
+  for (size_t o = 0; o < kRowOutputCount; ++o) {
+    if (view.outputs[o]) checks.outputs[o].add(row, *view.outputs[o], row_outputs()[o].expected(expected), magnitudes[o]);
+  }
+  if (view.fused_logp) {
+    checks.fused_logp_bits.add(row, std::bit_cast<int64_t>(*view.fused_logp), std::bit_cast<int64_t>(*view.outputs[kLogp]));
   }
 }
 
@@ -45,15 +41,9 @@ RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_
     if (!gradient.dlogits.empty())
       view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row, gradient.dlogits_format));
   }
-  view.per_loss = element(results.per_loss, row);
-  view.logp = element(results.logp, row);
-  view.lse = element(results.lse, row);
-  view.entropy = element(results.entropy, row);
-  view.log_sum_sq_probs = element(results.log_sum_sq_probs, row);
-  view.mean_logit = element(results.mean_logit, row);
+  if (!results.per_loss.empty()) view.per_loss = &results.per_loss[static_cast<size_t>(row)];
+  for (size_t o = 0; o < kRowOutputCount; ++o) view.outputs[o] = element(results.outputs[o], row);
   view.fused_logp = element(results.fused_logp, row);
-  view.argmax = element(results.argmax, row);
-  view.correct = element(results.correct, row);
   return view;
 }
 
@@ -96,13 +86,11 @@ void append(std::vector<Gate>& gates, std::vector<Gate> more) {
 std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& results, const Checks& checks) {
   const GradcheckConfig::Tolerances& limits = config.tolerances;
   std::vector<Gate> gates;
-  for (const OutputMetric* metric :
-       {&checks.per_loss, &checks.lse, &checks.entropy, &checks.log_sum_sq_probs, &checks.mean_logit}) {
-    if (metric->count() > 0) append(gates, metric->gates());
+  if (checks.per_loss.count() > 0) append(gates, checks.per_loss.gates());
+  for (size_t o = 0; o < kRowOutputCount; ++o) {
+    const double limit = o == kLogp ? limits.logp_max_abs : std::numeric_limits<double>::infinity();
+    if (checks.outputs[o].count() > 0) append(gates, checks.outputs[o].gates(limit));
   }
-  if (checks.logp.count() > 0) append(gates, checks.logp.gates(limits.logp_max_abs));
-  if (!results.argmax.empty()) append(gates, checks.argmax.gates());
-  if (!results.correct.empty()) append(gates, checks.correct.gates());
   if (!results.fused_logp.empty()) append(gates, checks.fused_logp_bits.gates());
   const GradientTolerances gradient_limits = gradient_tolerances(config);
   for (size_t g = 0; g < checks.gradients.size(); ++g) {
@@ -125,13 +113,7 @@ std::vector<Gate> loss_gates(const GradcheckConfig& config, const std::string& n
 void Checks::merge(const Checks& other) {
   for (size_t g = 0; g < gradients.size(); ++g) gradients[g].merge(other.gradients[g]);
   per_loss.merge(other.per_loss);
-  logp.merge(other.logp);
-  lse.merge(other.lse);
-  entropy.merge(other.entropy);
-  log_sum_sq_probs.merge(other.log_sum_sq_probs);
-  mean_logit.merge(other.mean_logit);
-  argmax.merge(other.argmax);
-  correct.merge(other.correct);
+  for (size_t o = 0; o < kRowOutputCount; ++o) outputs[o].merge(other.outputs[o]);
   fused_logp_bits.merge(other.fused_logp_bits);
   rows += other.rows;
   nonfinite_rows += other.nonfinite_rows;

@@ -3,6 +3,7 @@
 #define TILELOSS_CHECK_GRADCHECK_ROWS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,18 +19,12 @@ struct Scratch {
   reference::GradientRow gradient;
 };
 
-// A row of the kernel's results; null: not asked for. Mutants point it at their own copies.
+// A row of the kernel's results; null or absent: not asked for. Mutants have their own values in it.
 struct RowView {
   std::vector<const void*> dlogits;
   const float* per_loss = nullptr;
-  const float* logp = nullptr;
-  const float* lse = nullptr;
-  const float* entropy = nullptr;
-  const float* log_sum_sq_probs = nullptr;
-  const float* mean_logit = nullptr;
-  const float* fused_logp = nullptr;
-  const int64_t* argmax = nullptr;
-  const uint8_t* correct = nullptr;
+  RowOutputValues outputs;
+  std::optional<double> fused_logp;
 };
 
 RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row);

@@ -9,6 +9,7 @@
 
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_policy.h"
+#include "support/arg_slots.h"
 #include "support/exit_codes.h"
 #include "support/safetensors.h"
 #include "support/signals.h"
@@ -237,6 +238,20 @@ tileloss_vector new_output(std::vector<float>& values, int64_t size) {
   return vector_of(values);
 }
 
+// Memory for a row output, until it is read.
+class OutputBuffer {
+ public:
+  tileloss_vector make(const RowOutput& output, int64_t rows) {
+    // What no kernel writes: 0xFE in each byte is -1.7e38, and no index.
+    elements_.assign(static_cast<size_t>(rows) * element_bytes(output.dtype), '\xFE');
+    return tileloss_make_vector(elements_.data(), output.dtype, rows);
+  }
+  std::vector<double> read(const RowOutput& output) const { return widen(output.dtype, elements_); }
+
+ private:
+  std::vector<char> elements_;
+};
+
 // The same loss, unreduced: without what only a reduced one may have.
 Function per_row_function(Function function) {
   if (function.find_field("reduction") != nullptr) {
@@ -255,18 +270,10 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
   const int64_t rows = inputs.rows;
   tileloss_args args = base_args(inputs, inputs.logits.data());
   if (config.function.is_loss()) args.loss = new_output(results.forward_loss, config.per_row_loss() ? rows : 1);
-  if (config.wants("logp")) args.logp = new_output(results.logp, rows);
-  if (config.wants("lse")) args.lse = new_output(results.lse, rows);
-  if (config.wants("entropy")) args.entropy = new_output(results.entropy, rows);
-  if (config.wants("log_sum_sq_probs")) args.log_sum_sq_probs = new_output(results.log_sum_sq_probs, rows);
-  if (config.wants("mean_logit")) args.mean_logit = new_output(results.mean_logit, rows);
-  if (config.wants("argmax")) {
-    results.argmax.assign(static_cast<size_t>(rows), -2);
-    args.argmax = tileloss_make_vector(results.argmax.data(), TILELOSS_INT64, rows);
-  }
-  if (config.wants("correct")) {
-    results.correct.assign(static_cast<size_t>(rows), 0xFF);
-    args.correct = tileloss_make_vector(results.correct.data(), TILELOSS_UINT8, rows);
+  std::array<OutputBuffer, kRowOutputCount> outputs;
+  for (size_t o = 0; o < kRowOutputCount; ++o) {
+    const RowOutput& output = row_outputs()[o];
+    if (config.wants(output.name)) args.*output.argument = outputs[o].make(output, rows);
   }
   args.row_state = state.view();
   if (const auto names = config.function.metrics(); !names.empty()) {
@@ -278,6 +285,7 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
   const Timer timer;
   kernel(config.function, TILELOSS_FORWARD, args, plan, nullptr);
   const double seconds = timer.seconds();
+  for (size_t o = 0; o < kRowOutputCount; ++o) results.outputs[o] = outputs[o].read(row_outputs()[o]);
 
   if (config.per_row_loss()) {
     results.per_loss = results.forward_loss;
@@ -322,9 +330,10 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
   }
   gradient.name = std::string(state != nullptr ? "backward_from_row_state" : pass_name(pass)) + "/";
   add_upstream(config, inputs, args);
+  OutputBuffer logp;
   if (fused) {
     args.loss = new_output(results.loss, config.per_row_loss() ? inputs.rows : 1);
-    if (config.wants("logp")) args.logp = new_output(results.fused_logp, inputs.rows);
+    if (config.wants("logp")) args.logp = logp.make(row_outputs()[kLogp], inputs.rows);
     if (const auto names = function.metrics(); !names.empty()) {
       args.metrics = new_output(results.metrics, static_cast<int64_t>(names.size()));
     }
@@ -337,6 +346,7 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
   const Timer timer;
   kernel(function, pass, args, plan, nullptr);
   const double seconds = timer.seconds();
+  if (fused) results.fused_logp = logp.read(row_outputs()[kLogp]);
   results.gradients.push_back(std::move(gradient));
   return seconds;
 }

@@ -2,6 +2,7 @@
 #ifndef TILELOSS_CHECK_GRADCHECK_RUN_H_
 #define TILELOSS_CHECK_GRADCHECK_RUN_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "check/gradcheck_config.h"
 #include "check/linear_metric.h"
+#include "check/row_outputs.h"
 #include "support/abi.h"
 #include "support/memory.h"
 #include "support/policy_inputs.h"
@@ -83,11 +85,10 @@ struct CheckedGradient {
 // Whatever was not asked for, or is not there, is empty.
 struct KernelResults {
   // Of the forward, for every row.
-  std::vector<float> per_loss, logp, lse, entropy, log_sum_sq_probs, mean_logit;
-  std::vector<int64_t> argmax;
-  std::vector<uint8_t> correct;
-  std::vector<float> loss;        // of value_and_grad: one, or one per row
-  std::vector<float> fused_logp;  // of value_and_grad: must have the forward's bits
+  std::vector<float> per_loss;
+  std::array<std::vector<double>, kRowOutputCount> outputs;
+  std::vector<float> loss;         // of value_and_grad: one, or one per row
+  std::vector<double> fused_logp;  // of value_and_grad: must have the forward's bits
   std::vector<float> forward_loss;
   std::vector<float> metrics, forward_metrics;  // of value_and_grad and of the forward
   // The forward's row state, as far as it was asked for.

@@ -14,8 +14,6 @@ using reference::SoftmaxRow;
 using reference::StoredMatrix;
 
 constexpr std::size_t kBlockRows = 64;
-// OutputMetric allows 2^-22 of a magnitude.
-constexpr double kMagnitudeOfError = 0x1p22;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -93,16 +91,8 @@ double output_error_of_z(const SoftmaxRow& softmax, const LinearRow& row) {
   return row.output_error * std::fabs(softmax.transform().logit_scale / softmax.transform().logit_temperature());
 }
 
-// logp = z_y - lse moves by two errors, lse by one, the entropy by that of each -p log p.
 OutputMagnitudes linear_output_magnitudes(const SoftmaxRow& softmax, const LinearRow& row) {
-  OutputMagnitudes magnitudes = output_magnitudes(softmax);
-  const double error = kMagnitudeOfError * output_error_of_z(softmax, row);
-  magnitudes.logp += 2 * error / softmax.transform().logp_temperature();
-  magnitudes.lse += error;
-  magnitudes.entropy += 2 * error * (std::isfinite(softmax.max()) ? 1 + softmax.entropy() : 1);
-  magnitudes.log_sum_sq_probs += 4 * error;
-  magnitudes.mean_logit += error;
-  return magnitudes;
+  return output_magnitudes(softmax, output_error_of_z(softmax, row));
 }
 
 RowSummary summarize_linear(const SoftmaxRow& softmax, const LinearRow& row) {

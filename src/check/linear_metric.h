@@ -41,6 +41,7 @@
 
 #include "check/error_metric.h"
 #include "check/policy_oracle_case.h"
+#include "check/row_outputs.h"
 #include "reference/linear.h"
 #include "reference/oracle.h"
 

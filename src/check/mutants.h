@@ -35,9 +35,9 @@ struct MutantContext {
   bool per_row_loss = false;
   bool has_logp = false;
   bool has_argmax = false;
-  bool entropy_upstream = false;       // some row's upstream entropy gradient is not 0
-  bool nonuniform_upstream = false;    // some used row's upstream gradient differs from the first used row's
-  std::span<const float> kernel_logp;  // [rows], for the mutant that takes a neighbour's
+  bool entropy_upstream = false;        // some row's upstream entropy gradient is not 0
+  bool nonuniform_upstream = false;     // some used row's upstream gradient differs from the first used row's
+  std::span<const double> kernel_logp;  // [rows], for the mutant that takes a neighbour's
   // Some row's coefficients differ.
   std::array<bool, kWrongCoefficients> wrong_coefficients{};
   std::int64_t group_rows = 0;  // of logits whose rows come in groups, 0 for others

@@ -5,16 +5,13 @@
 #include <limits>
 #include <utility>
 
-#include "check/error_metric.h"
+#include "check/row_outputs.h"
 
 namespace tileloss::tools {
 namespace {
 
 using reference::PolicyOptions;
 using reference::PolicyResult;
-
-// OutputMetric allows 2^-22 of a magnitude.
-constexpr double kMagnitudeOfError = 0x1p22;
 
 std::vector<double> widen(std::span<const float> values) { return {values.begin(), values.end()}; }
 
@@ -45,8 +42,8 @@ RowSummary summarize(const reference::SoftmaxRow& softmax) {
   row.entropy = softmax.entropy();
   // z_y - m and log S are rounded once each; what their own sums lost is in the magnitude.
   const double size = std::fabs(row.logp);
-  if (std::isfinite(row.logp)) row.logp_error = 0x1p-23 * (size + 2 * std::min(1.0, size)) + 0x1p-22 * magnitudes.logp;
-  if (std::isfinite(row.entropy)) row.entropy_error = 0x1p-22 * (row.entropy + magnitudes.entropy);
+  if (std::isfinite(row.logp)) row.logp_error = 0x1p-23 * (size + 2 * std::min(1.0, size)) + 0x1p-22 * magnitudes[kLogp];
+  if (std::isfinite(row.entropy)) row.entropy_error = 0x1p-22 * (row.entropy + magnitudes[kEntropy]);
   return row;
 }
 

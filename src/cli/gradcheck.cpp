@@ -76,7 +76,7 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
   GradcheckReport report = judge_all(config, inputs, results, team);
   report.strict = std::move(strict);
 
-  Json metrics = metrics_json(inputs, results, report.verdict);
+  Json metrics = metrics_json(inputs, report.verdict);
   add_times(results, metrics);
   add_kernel(config, results, metrics);
   print_metrics(metrics);

@@ -7,6 +7,7 @@
 
 #include "check/case_files.h"
 #include "check/gradcheck_report.h"
+#include "check/row_outputs.h"
 #include "cli/check_tables.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
@@ -43,7 +44,7 @@ int judge_file(const GradcheckConfig& config, const std::string& path) {
   fmt::print("outputs {}\n", shown(path));
   const KernelResults results = read_outputs(file, config, inputs);
   const GradcheckReport report = judge_all(config, inputs, results, team);
-  const Json metrics = metrics_json(inputs, results, report.verdict);
+  const Json metrics = metrics_json(inputs, report.verdict);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
   if (writer != nullptr) {
@@ -65,13 +66,18 @@ int run_judge(const Command& command) {
   }
 }
 
-constexpr const char* kFooter =
-    "The config is gradcheck's; what concerns the library's own kernels (the section kernel, head_layout, mutants, strict) has "
-    "no\n"
-    "effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; loss, logp, lse, "
-    "entropy,\n"
-    "argmax, correct, log_sum_sq_probs, mean_logit, metrics, and dlogits or dhidden, dhead, dbias are outputs, any of them.\n"
-    "Gates, exit codes and the results file are gradcheck's. docs/users/gradcheck.md says more.";
+std::string footer() {
+  std::string outputs;
+  for (const RowOutput& output : row_outputs()) outputs += fmt::format("{}, ", output.name);
+  return fmt::format(
+      "The config is gradcheck's; what concerns the library's own kernels (the section kernel, head_layout, mutants, strict) "
+      "has\n"
+      "no effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; outputs, any of\n"
+      "them, are: loss, {}\n"
+      "metrics, and dlogits or dhidden, dhead, dbias.\n"
+      "Gates, exit codes and the results file are gradcheck's. docs/users/gradcheck.md says more.",
+      outputs);
+}
 
 }  // namespace
 
@@ -84,7 +90,7 @@ void add_judge(CLI::App& program, Action& action) {
   files->add_option("--outputs", command->outputs, "safetensors file of what was computed: it is judged");
   files->add_option("--write-inputs", command->inputs, "safetensors file to be written: what it is to be computed on");
   files->require_option(1);
-  app->footer(kFooter);
+  app->footer(footer());
   app->callback([command, &action] { action = [command] { return run_judge(*command); }; });
 }
 

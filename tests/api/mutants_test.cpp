@@ -8,6 +8,7 @@
 #include <string>
 
 #include "check/error_metric.h"
+#include "check/row_outputs.h"
 #include "tests/api/calls.h"
 
 namespace tileloss::test {
@@ -34,7 +35,7 @@ struct Experiment {
   reference::SoftmaxRow softmax;
   reference::GradientRow gradient;
   tools::MutantContext context;
-  std::vector<float> logp;
+  std::vector<double> logp;
 
   void prepare(std::int64_t tile) {
     const tileloss_args& a = c.args();
@@ -89,8 +90,8 @@ struct Experiment {
       }
       gradients.add_row(i, row.data(), kVocab, tools::make_row_reference(softmax, gradient));
       const tools::OutputMagnitudes magnitudes = tools::output_magnitudes(softmax);
-      logps.add(i, row_logp, softmax.outputs().logp, magnitudes.logp);
-      lses.add(i, lse, softmax.outputs().lse, magnitudes.lse);
+      logps.add(i, row_logp, softmax.outputs().logp, magnitudes[tools::kLogp]);
+      lses.add(i, lse, softmax.outputs().lse, magnitudes[tools::kLse]);
       if (context.per_row_loss) losses.add(i, loss, row_losses.back().total(), tools::loss_magnitude(softmax, row_losses.back()));
       argmaxes.add(i, argmax, softmax.outputs().argmax);
     }

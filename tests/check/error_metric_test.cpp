@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "check/row_outputs.h"
 #include "support/synthetic.h"
 #include "tests/shared/input_families.h"
 

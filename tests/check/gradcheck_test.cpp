@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <utility>
 
 #include "support/abi.h"
@@ -182,6 +182,15 @@ std::vector<std::string> known_keys(const TemporaryFolder& folder, const std::st
   return keys;
 }
 
+// Not as a part of a longer one. (std::regex does not compile under sanitizers: GCC 12 warns of its insides.)
+bool has_word(const std::string& text, const std::string& word) {
+  const auto is_part = [&](size_t at) { return at < text.size() && (std::isalnum(text[at]) != 0 || text[at] == '_'); };
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    if ((at == 0 || !is_part(at - 1)) && !is_part(at + word.size())) return true;
+  }
+  return false;
+}
+
 TEST(Gradcheck, HelpNamesEveryKeyThatIsNotAnOptionOfTheLoss) {
   const TemporaryFolder folder;
   const std::string help = run_program({"gradcheck", "--help"}).out;
@@ -194,7 +203,7 @@ TEST(Gradcheck, HelpNamesEveryKeyThatIsNotAnOptionOfTheLoss) {
         for (const std::string section : {"", "source.", "kernel.", "tolerances."}) {
           for (const std::string& key : known_keys(folder, config, section)) {
             if (section.empty() && function.find_field(key) != nullptr) continue;
-            EXPECT_TRUE(std::regex_search(help, std::regex("\\b" + key + "\\b"))) << section << key << " is not in\n" << help;
+            EXPECT_TRUE(has_word(help, key)) << section << key << " is not in\n" << help;
           }
         }
       }

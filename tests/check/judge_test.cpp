@@ -48,6 +48,7 @@ struct Outputs {
     results = run_kernels(config, inputs);
   }
 
+  // Their elements live as long as this.
   std::vector<Tensor> tensors() const {
     std::vector<Tensor> tensors;
     const auto add = [&](const char* name, const char* dtype, const auto& values, std::vector<int64_t> shape) {
@@ -57,13 +58,20 @@ struct Outputs {
     };
     const std::vector<int64_t> rows = {inputs.rows};
     add("loss", "F32", results.loss, config.per_row_loss() ? rows : std::vector<int64_t>{});
-    add("logp", "F32", results.logp, rows);
-    add("lse", "F32", results.lse, rows);
-    add("entropy", "F32", results.entropy, rows);
-    add("log_sum_sq_probs", "F32", results.log_sum_sq_probs, rows);
-    add("mean_logit", "F32", results.mean_logit, rows);
-    add("argmax", "I64", results.argmax, rows);
-    add("correct", "U8", results.correct, rows);
+    for (size_t o = 0; o < kRowOutputCount; ++o) {
+      const RowOutput& output = row_outputs()[o];
+      const std::vector<double>& values = results.outputs[o];
+      if (output.dtype == TILELOSS_INT64) {
+        stored.integers.assign(values.begin(), values.end());
+        add(output.name, "I64", stored.integers, rows);
+      } else if (output.dtype == TILELOSS_UINT8) {
+        stored.bytes.assign(values.begin(), values.end());
+        add(output.name, "U8", stored.bytes, rows);
+      } else {
+        stored.floats[o].assign(values.begin(), values.end());
+        add(output.name, "F32", stored.floats[o], rows);
+      }
+    }
     add("metrics", "F32", results.metrics, {static_cast<int64_t>(results.metrics.size())});
     const CheckedGradient& gradient = results.gradients.front();
     const auto add_matrix = [&](const char* name, NumberFormat format, const HugeBuffer& buffer, int64_t height, int64_t width) {
@@ -99,6 +107,13 @@ struct Outputs {
   ThreadTeam team;
   CheckInputs inputs;
   KernelResults results;
+  // The row outputs as a file has them.
+  struct Stored {
+    std::array<std::vector<float>, kRowOutputCount> floats;
+    std::vector<int64_t> integers;
+    std::vector<uint8_t> bytes;
+  };
+  mutable Stored stored;
 };
 
 // What the last line of the output has behind FAIL.
@@ -177,7 +192,7 @@ void each_dlogit(Outputs& outputs, const std::function<double(int64_t row, int64
 TEST(JudgeAltered, CopiesFailAtTheGatesThatCatchGradchecksMutants) {
   const Outputs right(kCrossEntropy);
   const int64_t last_tile = (right.inputs.valid - 1) / kTile * kTile;
-  const std::vector<float> logp = right.results.logp;
+  const std::vector<double> logp = right.results.outputs[kLogp];
   const std::vector<std::pair<const char*, Alter>> copies = {
       {"gradient_zero", [](Outputs& o) { each_dlogit(o, [](int64_t, int64_t, double) { return 0.0; }); }},
       {"gradient_halved", [](Outputs& o) { each_dlogit(o, [](int64_t, int64_t, double g) { return 0.5 * g; }); }},
@@ -193,12 +208,12 @@ TEST(JudgeAltered, CopiesFailAtTheGatesThatCatchGradchecksMutants) {
       {"logp_of_neighbour",
        [&](Outputs& o) {
          for (size_t row = 0; row < logp.size(); ++row) {
-           if (!o.inputs.is_ignored(static_cast<int64_t>(row))) o.results.logp[row] = logp[(row + 1) % logp.size()];
+           if (!o.inputs.is_ignored(static_cast<int64_t>(row))) o.results.outputs[kLogp][row] = logp[(row + 1) % logp.size()];
          }
        }},
       {"argmax_off_by_one", [](Outputs& o) {
          for (int64_t row = 0; row < o.inputs.rows; ++row) {
-           if (!o.inputs.is_ignored(row)) ++o.results.argmax[static_cast<size_t>(row)];
+           if (!o.inputs.is_ignored(row)) ++o.results.outputs[kArgmax][static_cast<size_t>(row)];
          }
        }}};
   for (const auto& [name, alter] : copies) {
@@ -243,7 +258,7 @@ TEST(JudgeAltered, ANumberWhereARowIsIgnoredFails) {
   const auto ignored = std::find(outputs.inputs.labels.begin(), outputs.inputs.labels.end(), outputs.inputs.ignore_index);
   ASSERT_NE(ignored, outputs.inputs.labels.end());
   const auto row = ignored - outputs.inputs.labels.begin();
-  outputs.results.lse[static_cast<size_t>(row)] = 1;
+  outputs.results.outputs[kLse][static_cast<size_t>(row)] = 1;
   reference::encode_at(NumberFormat::kBfloat16, outputs.results.gradients[0].dlogits.data(), row * outputs.inputs.cols, 1);
   const ProgramResult result = outputs.judge(outputs.tensors());
   EXPECT_EQ(failed_gates(result), (std::set<std::string>{"lse", "dlogits/nonzero_where_ignored"})) << result.out;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check/error_metric.h"
+#include "check/row_outputs.h"
 #include "support/synthetic.h"
 #include "tests/shared/input_families.h"
 
@@ -74,7 +75,8 @@ struct KernelRun {
   std::vector<reference::GradientRow> gradients;
   std::vector<reference::RowLoss> losses;
   std::vector<std::vector<unsigned char>> dlogits;
-  std::vector<float> logp, lse, row_loss;
+  std::vector<double> logp;
+  std::vector<float> lse, row_loss;
   std::vector<std::int64_t> argmax;
   float loss = 0.0F;
   double loss_reference = 0.0;
@@ -100,7 +102,7 @@ void run_row(const Family& family, NumberFormat format, const reference::CrossEn
   run.dlogits[i].resize(bytes);
   reference::encode_row(format, run.gradients[i].gradient, run.dlogits[i].data());
   const reference::RowOutputs outputs = run.softmax[i].outputs();
-  run.logp[i] = static_cast<float>(outputs.logp);
+  run.logp[i] = static_cast<double>(static_cast<float>(outputs.logp));
   run.lse[i] = static_cast<float>(outputs.lse);
   run.row_loss[i] = static_cast<float>(run.losses[i].total());
   run.argmax[i] = outputs.argmax;
@@ -150,7 +152,7 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
   ExactMetric argmax_metric("argmax");
   for (std::size_t i = 0; i < kRows; ++i) {
     std::vector<unsigned char> dlogits = run.dlogits[i];
-    float logp = run.logp[i], lse = run.lse[i], loss = run.row_loss[i];
+    float logp = static_cast<float>(run.logp[i]), lse = run.lse[i], loss = run.row_loss[i];
     std::int64_t argmax = run.argmax[i];
     MutantRow row{
         static_cast<std::int64_t>(i), format, dlogits.data(), run.context.per_row_loss ? &loss : nullptr, &logp, &lse, &argmax};
@@ -168,8 +170,8 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
     dlogits_metric.add_row(row.row, dlogits.data(), kColumns, make_row_reference(run.softmax[i], run.gradients[i]));
     const reference::RowOutputs outputs = run.softmax[i].outputs();
     const OutputMagnitudes magnitudes = output_magnitudes(run.softmax[i]);
-    logp_metric.add(row.row, logp, outputs.logp, magnitudes.logp);
-    lse_metric.add(row.row, lse, outputs.lse, magnitudes.lse);
+    logp_metric.add(row.row, logp, outputs.logp, magnitudes[kLogp]);
+    lse_metric.add(row.row, lse, outputs.lse, magnitudes[kLse]);
     argmax_metric.add(row.row, argmax_agrees(run.softmax[i], argmax) ? 1 : 0, 1);
     if (run.context.per_row_loss) {
       loss_metric.add(row.row, loss, run.losses[i].total(), loss_magnitude(run.softmax[i], run.losses[i]));

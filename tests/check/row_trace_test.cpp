@@ -150,21 +150,28 @@ TEST(RowTrace, WhatIsAllowedIsTheGates) {
 
 // Each is wrong in one place, by no more than a hundredth; the trace of the row names that place, and that of another row none.
 TEST(RowTrace, TheStageThatIsWrongIsMarked) {
-  const auto scaled = [](std::vector<float> KernelResults::*values) {
+  const auto scaled = [](auto KernelResults::*values) {
     return [values](TracedRun& run, int64_t row) { (run.results.*values)[static_cast<size_t>(row)] *= 1.01F; };
   };
+  const auto output = [](RowOutputIndex which, double (*change)(double)) {
+    return [which, change](TracedRun& run, int64_t row) {
+      double& value = run.results.outputs[which][static_cast<size_t>(row)];
+      value = change(value);
+    };
+  };
+  const auto scale = [](double value) { return static_cast<double>(static_cast<float>(1.01 * value)); };
   const std::vector<std::pair<std::function<void(TracedRun&, int64_t)>, Names>> wrongs = {
       {scaled(&KernelResults::state_max), {"state/max"}},
       {scaled(&KernelResults::state_sum), {"state/sum"}},
       {scaled(&KernelResults::state_target), {"state/target"}},
       {scaled(&KernelResults::state_entropy_sum), {"state/entropy_sum"}},
-      {scaled(&KernelResults::logp), {"logp", "value_and_grad/logp_same_bits", "p"}},
+      {output(kLogp, scale), {"logp", "value_and_grad/logp_same_bits", "p"}},
       {scaled(&KernelResults::fused_logp), {"value_and_grad/logp", "value_and_grad/logp_same_bits"}},
-      {scaled(&KernelResults::lse), {"lse"}},
-      {scaled(&KernelResults::entropy), {"entropy"}},
-      {scaled(&KernelResults::log_sum_sq_probs), {"log_sum_sq_probs"}},
-      {[](TracedRun& run, int64_t row) { ++run.results.argmax[static_cast<size_t>(row)]; }, {"argmax"}},
-      {[](TracedRun& run, int64_t row) { run.results.correct[static_cast<size_t>(row)] ^= 1; }, {"correct"}},
+      {output(kLse, scale), {"lse"}},
+      {output(kEntropy, scale), {"entropy"}},
+      {output(kLogSumSqProbs, scale), {"log_sum_sq_probs"}},
+      {output(kArgmax, [](double value) { return value + 1; }), {"argmax"}},
+      {output(kCorrect, [](double value) { return 1 - value; }), {"correct"}},
       {scaled(&KernelResults::per_loss), {"loss"}}};
   for (const auto& [wrong, names] : wrongs) {
     TracedRun run(kCrossEntropy);
@@ -252,7 +259,7 @@ TEST(RowTrace, AnIgnoredRowSaysSoAndMustHoldZeros) {
   const int64_t row = run.ignored_row();
   EXPECT_EQ(run.trace(row).ignored, "its label is ignore_index");
   reference::encode_at(run.inputs.format, run.dlogits(1, row), 5, 1);
-  run.results.lse[static_cast<size_t>(row)] = 2;
+  run.results.outputs[kLse][static_cast<size_t>(row)] = 2;
   const RowTrace trace = run.trace(row);
   EXPECT_EQ(trace.failures(),
             (Names{"lse", "backward_from_row_state/dlogits/worst", "backward_from_row_state/dlogits/nonzero_where_ignored"}));

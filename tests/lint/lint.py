@@ -4,6 +4,7 @@
 lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; cli -> check, bench
                                  -> support; reference alone
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
+lint.py recipes ROOT             an option of policy_loss and a row output are named in the files of HACKING.md's recipes alone
 lint.py sizes ROOT               no tracked file over 1 MB but those listed here (exit 77 where ROOT is no checkout)
 lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
 lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
@@ -66,6 +67,26 @@ BELOW = {
     "frontends": {"api"},
     "public": set(),
 }
+# The recipes of HACKING.md, each by one that it made: the files of the product that name it, and those of the check. Anything
+# else goes over the tables.
+RECIPES = {
+    "kl_clamp": (
+        {"include/tileloss/tileloss.h", "src/losses/policy/options.h", "src/losses/policy/kl.h"},
+        {"src/reference/policy.h", "src/reference/policy.cpp", "src/support/policy_inputs.cpp"},
+    ),
+    "mean_logit": (
+        {
+            "include/tileloss/tileloss.h",
+            "src/schema/tensors.cpp",
+            "src/losses/row_outputs.h",
+            "include/tileloss/arguments.hpp",
+            "frontends/python/tileloss/torch/_apply.py",
+        },
+        {"src/reference/oracle.h", "src/reference/oracle.cpp", "src/check/row_outputs.cpp"},
+    ),
+}
+# Give TileLoss's outputs under somebody else's names.
+ADAPTERS = {"frontends/python/tileloss/integrations/trl.py"}
 # The one file that names the backends there are.
 BACKEND_LIST = "src/backends/registry.cpp"
 # Rooms that may not see the C ABI's types: core runs on devices, reference shares nothing with what it checks.
@@ -107,8 +128,8 @@ def output_of(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def code_files(*folders):
-    return sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in CODE)
+def code_files(*folders, suffixes=frozenset(CODE)):
+    return sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in suffixes)
 
 
 def room_of(path, root):
@@ -180,6 +201,25 @@ def lint_files(root):
                     findings.append(f"{name}: {lines} lines, over 500")
                 elif lines > 400:
                     print(f"note: {name}: {lines} lines; files aim under 400")
+    return findings
+
+
+def lint_recipes(root):
+    root = pathlib.Path(root)
+    findings = []
+    for name, (product, check) in RECIPES.items():
+        word = re.compile(rf"\b{name}\b")
+        files = {
+            str(path.relative_to(root))
+            for path in code_files(
+                root / "src", root / "include", root / "frontends", suffixes=CODE | {".py"}
+            )
+            if word.search(path.read_text())
+        }
+        for path in sorted(files - product - check - ADAPTERS):
+            findings.append(f"{path}: names {name}, which HACKING.md's recipe has no need of")
+        for path in sorted((product | check) - files):
+            findings.append(f"{path}: does not name {name}: HACKING.md's recipe is out of date")
     return findings
 
 
@@ -302,6 +342,7 @@ def main(arguments):
     lints = {
         "includes": lint_includes,
         "files": lint_files,
+        "recipes": lint_recipes,
         "sizes": lint_sizes,
         "format": lint_format,
         "symbols": lint_symbols,

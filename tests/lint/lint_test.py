@@ -148,6 +148,37 @@ class Files(LintTest):
         self.assert_names(lint.lint_files(self.root), "501 lines")
 
 
+class Recipes(LintTest):
+    def setUp(self):
+        super().setUp()
+        for name, (product, check) in lint.RECIPES.items():
+            for path in product | check:
+                self.add(path, name)
+
+    def add(self, path, text):
+        file = self.root / path
+        self.write(path, (file.read_text() if file.exists() else "") + text + "\n")
+
+    def test_a_tree_that_keeps_to_them_passes(self):
+        self.add("frontends/python/tileloss/integrations/trl.py", "mean_logit")
+        self.add("src/losses/policy/kl.h", "kl_clamp_max")
+        self.assertEqual(lint.lint_recipes(self.root), [])
+
+    def test_a_file_that_lists_an_option_or_output_by_hand_is_named(self):
+        self.add("src/api/validate.cpp", "args.mean_logit")
+        self.assert_names(lint.lint_recipes(self.root), "src/api/validate.cpp", "mean_logit")
+
+    def test_a_recipe_with_a_file_too_many_is_out_of_date(self):
+        self.write("src/support/policy_inputs.cpp", "")
+        self.assert_names(
+            lint.lint_recipes(self.root), "policy_inputs.cpp", "kl_clamp", "out of date"
+        )
+
+    def test_the_recipes_are_no_longer_than_promised(self):
+        self.assertLessEqual(len(lint.RECIPES["kl_clamp"][0]), 3)
+        self.assertLessEqual(len(lint.RECIPES["mean_logit"][0]), 5)
+
+
 class Sizes(LintTest):
     """A file that git does not track, or that was tracked and is gone, is nobody's burden."""
 

@@ -5,10 +5,12 @@
 #include <tileloss/tileloss.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "check/error_metric.h"
 #include "check/linear_metric.h"
+#include "check/row_outputs.h"
 #include "reference/oracle.h"
 
 namespace tileloss::test {
@@ -29,14 +31,13 @@ class RowOutputCheck {
     const tools::OutputMagnitudes magnitudes = softmax == nullptr  ? tools::OutputMagnitudes{}
                                                : linear == nullptr ? tools::output_magnitudes(*softmax)
                                                                    : tools::linear_output_magnitudes(*softmax, *linear);
-    const auto compare = [&](tools::OutputMetric& metric, const tileloss_vector& output, double value, double magnitude) {
-      if (present(output)) metric.add(row, output_at(output, row), value, magnitude);
-    };
-    compare(logp_, args_.logp, expected.logp, magnitudes.logp);
-    compare(lse_, args_.lse, expected.lse, magnitudes.lse);
-    compare(entropy_, args_.entropy, expected.entropy, magnitudes.entropy);
-    compare(log_sum_sq_probs_, args_.log_sum_sq_probs, expected.log_sum_sq_probs, magnitudes.log_sum_sq_probs);
-    compare(mean_logit_, args_.mean_logit, expected.mean_logit, magnitudes.mean_logit);
+    for (tools::RowOutputMetric& metric : numbers_) {
+      const tools::RowOutput& output = metric.output();
+      const tileloss_vector& vector = args_.*output.argument;
+      if (output.is_exact() || !present(vector)) continue;
+      const auto o = static_cast<std::size_t>(&output - tools::row_outputs().data());
+      metric.add(row, output_at(vector, row), output.expected(expected), magnitudes[o]);
+    }
     if (!present(args_.argmax)) return;
     const std::int64_t argmax = static_cast<const std::int64_t*>(args_.argmax.data)[row];
     const bool right = softmax == nullptr  ? argmax == -1
@@ -49,8 +50,8 @@ class RowOutputCheck {
 
   void append_gates(std::vector<tools::Gate>& gates) const {
     const auto append = [&](const std::vector<tools::Gate>& more) { gates.insert(gates.end(), more.begin(), more.end()); };
-    for (const auto* metric : {&logp_, &lse_, &entropy_, &log_sum_sq_probs_, &mean_logit_}) {
-      if (metric->count() > 0) append(metric->gates());
+    for (const tools::RowOutputMetric& metric : numbers_) {
+      if (metric.count() > 0) append(metric.gates(std::numeric_limits<double>::infinity()));
     }
     if (present(args_.argmax)) append(argmax_.gates());
     if (present(args_.correct)) append(correct_.gates());
@@ -58,8 +59,7 @@ class RowOutputCheck {
 
  private:
   const tileloss_args& args_;
-  tools::OutputMetric logp_{"logp"}, lse_{"lse"}, entropy_{"entropy"}, log_sum_sq_probs_{"log_sum_sq_probs"},
-      mean_logit_{"mean_logit"};
+  std::vector<tools::RowOutputMetric> numbers_{tools::row_outputs().begin(), tools::row_outputs().end()};
   tools::ExactMetric argmax_{"argmax"}, correct_{"correct"};
 };
 
