@@ -61,13 +61,15 @@ class Instruction {
     is_one_ = true;
   }
 
+  // LDTILECFG and TILERELEASE, which such a processor runs itself.
+  bool is_the_processors() const { return processor_configures && is_one_ && opcode_ == 0x49 && prefix_ == kNone; }
+
   // False if it is none of them.
   bool run() {
     if (!is_one_) return false;
     const bool in_memory = at_[4] >> 6 != 3;
     const int reg = at_[4] >> 3 & 7, rm = at_[4] & 7;
-    const bool is_configuration = opcode_ == 0x49 && prefix_ == kNone;
-    if (processor_configures && !registers.configured() && !is_configuration) configure_as_processor();
+    if (processor_configures && !registers.configured() && !is_the_processors()) configure_as_processor();
     if (opcode_ == 0x49 && prefix_ == kNone && in_memory) {
       registers.configure(reinterpret_cast<const void*>(address().first));
     } else if (opcode_ == 0x49 && prefix_ == kNone && at_[4] == 0xC0) {
@@ -134,9 +136,17 @@ class Instruction {
   int prefix_ = kNone, opcode_ = 0, length_ = 5;
 };
 
+// Runs those that follow at once too: a trap takes far longer than what it is for.
 void on_illegal_instruction(int signal, siginfo_t*, void* context) {
-  if (!Instruction(*static_cast<ucontext_t*>(context)).run())
+  ucontext_t& machine = *static_cast<ucontext_t*>(context);
+  if (!Instruction(machine).run()) {
     std::signal(signal, SIG_DFL);  // it is met again, and ends the program
+    return;
+  }
+  while (true) {
+    Instruction next(machine);
+    if (next.is_the_processors() || !next.run()) return;
+  }
 }
 
 const bool installed = [] {
