@@ -1,5 +1,6 @@
 """What every Python test shares: no network, one torch thread a process (pytest-xdist runs several), fixed seeds."""
 
+import gc
 import os
 import random
 
@@ -10,6 +11,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+
+def pytest_collection_finish() -> None:
+    """What the test modules imported stays: a trainer collects garbage at the end of each run, and looking through a million
+    objects of torch, transformers and TRL took more time than the runs."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
