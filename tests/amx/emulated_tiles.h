@@ -1,4 +1,4 @@
-// The Tiles of backends/cpu/tiles/matmul_tiles.h on TileRegisters, for any processor: its loop, edges and packing without the
+// The Tiles of backends/cpu/amx/matmul_tiles.h on TileRegisters, for any processor: its loop, edges and packing without the
 // machine code.
 #ifndef TILELOSS_TESTS_AMX_EMULATED_TILES_H_
 #define TILELOSS_TESTS_AMX_EMULATED_TILES_H_

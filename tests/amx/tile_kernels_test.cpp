@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/threads/floating_point.h"
-#include "backends/cpu/tiles/tile_table.h"
 #include "check/guard_buffer.h"
 #include "core/number_formats.h"
 #include "core/row_state.h"

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cpu/amx/matmul_tiles.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/simd/simd_baseline.h"
-#include "backends/cpu/tiles/matmul_tiles.h"
 #include "check/guard_buffer.h"
 #include "core/number_formats.h"
 #include "support/synthetic.h"

@@ -26,10 +26,10 @@ CPU_ROOMS = {
     "threads": set(),
     "simd": set(),
     "matmul": {"simd"},
-    "tiles": {"simd", "matmul"},
+    "amx": {"simd", "matmul"},
     "sweep": {"threads", "simd", "matmul"},
-    "head": {"threads", "simd", "matmul", "tiles", "sweep"},
-    "isa": {"simd", "matmul", "tiles", "sweep", "head"},
+    "head": {"threads", "simd", "matmul", "amx", "sweep"},
+    "isa": {"simd", "matmul", "amx", "sweep", "head"},
 }
 LIBRARY = {"core", "schema", "losses", "backends", "api"}
 BELOW = {

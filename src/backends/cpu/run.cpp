@@ -3,7 +3,7 @@
 #include <cmath>
 #include <memory>
 
-#include "backends/cpu/head/linear.h"
+#include "backends/cpu/head/lm_head.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/plan/plan.h"

@@ -1,4 +1,4 @@
-// The backward of linear.h: dz a chunk of the vocabulary at a time, and the two products made of it.
+// The backward of lm_head.h: dz a chunk of the vocabulary at a time, and the two products made of it.
 #include <cstring>
 
 #include "backends/cpu/head/linear_walk.h"
@@ -176,7 +176,7 @@ void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t r
 }
 
 void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
-  if (packs_dz(shape(), matmul())) return backward_in_tiles(begin, end);
+  if (packs_dz(shape(), matmul())) return backward_amx(begin, end);
   first_row_ = begin;
   if (shape().dhead) pack_across(begin, end);
   const std::int64_t tile = shape().tile, group = row_group(matmul()), row_step = row_tile(matmul());

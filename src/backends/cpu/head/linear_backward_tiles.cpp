@@ -1,9 +1,9 @@
-// The backward of linear.h where products are in tile registers (backends/cpu/tiles/matmul_tiles.h): dz is packed as soon as it
+// The backward of lm_head.h where products are in tile registers (backends/cpu/amx/matmul_tiles.h): dz is packed as soon as it
 // is made, along the chunk for dhidden and down its columns for dhead, from words in one kernel
-// (backends/cpu/tiles/tile_gradient.h); the products then go over sets of columns of the hidden size, whose right operand stays
+// (backends/cpu/amx/tile_gradient.h); the products then go over sets of columns of the hidden size, whose right operand stays
 // in L2 while all of the chunk's dz passes.
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_walk.h"
-#include "backends/cpu/tiles/tile_table.h"
 #include "core/number_formats.h"
 
 namespace tileloss::impl::cpu {
@@ -199,7 +199,7 @@ void LinearWalk::multiply_sets(const DzChunk& c) {
 }
 
 // Where z is made again, more rows share a packed tile of the head.
-void LinearWalk::backward_in_tiles(std::int64_t begin, std::int64_t end) {
+void LinearWalk::backward_amx(std::int64_t begin, std::int64_t end) {
   first_row_ = begin;
   if (shape().dhead) pack_across(begin, end);
   const bool keeps_all = kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;

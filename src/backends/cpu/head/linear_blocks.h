@@ -4,15 +4,15 @@
 
 #include <algorithm>
 
-#include "backends/cpu/head/linear.h"
+#include "backends/cpu/head/lm_head.h"
 
 namespace tileloss::impl::cpu {
 
-inline constexpr std::int64_t kSlices = 16;             // of the vocabulary, in a forward
-inline constexpr std::int64_t kRowGroup = 1024;         // rows that share a packed tile of the head
-inline constexpr std::int64_t kRowGroupInTiles = 2048;  // the same in a forward with products in tile registers
-inline constexpr std::int64_t kAcrossDepth = 2048;      // rows along k in dhead's product
-inline constexpr std::int64_t kRowTile = 128;           // about so many rows of z or dhidden at a time
+inline constexpr std::int64_t kSlices = 16;         // of the vocabulary, in a forward
+inline constexpr std::int64_t kRowGroup = 1024;     // rows that share a packed tile of the head
+inline constexpr std::int64_t kAmxRowGroup = 2048;  // the same in a forward with products in tile registers
+inline constexpr std::int64_t kAcrossDepth = 2048;  // rows along k in dhead's product
+inline constexpr std::int64_t kRowTile = 128;       // about so many rows of z or dhidden at a time
 
 inline constexpr std::int64_t kPanelsATask = 4;   // when the head or hidden is packed across
 inline constexpr std::int64_t kRoundedRows = 64;  // of a 16-bit dhead at a time: 393 KB of sums at a width of 1536
@@ -38,7 +38,7 @@ inline std::int64_t row_tile(const MatmulTable& m) { return std::max<std::int64_
 inline std::int64_t row_group(const MatmulTable& m) { return kRowGroup / row_tile(m) * row_tile(m); }
 // The same of a forward.
 inline std::int64_t forward_group(const LinearShape& s, const MatmulTable& m) {
-  return m.in_tiles(s.compute) ? kRowGroupInTiles : row_group(m);
+  return m.uses_amx(s.compute) ? kAmxRowGroup : row_group(m);
 }
 // Columns of dhidden a task, whole panels: all of them where the tiles of rows are tasks enough.
 inline std::int64_t dhidden_part(const LinearShape& s, const MatmulTable& m, std::int64_t row_tiles) {
@@ -58,7 +58,7 @@ inline std::int64_t z_beside_floats(const LinearShape& s, const MatmulTable& m) 
 
 // Whether dz is packed as soon as it is made, once for each of its products: as left operands of the products in tile registers.
 inline bool packs_dz(const LinearShape& s, const MatmulTable& m) {
-  return m.in_tiles(s.compute) && s.backward() && !s.dhead_across && !s.dbias;
+  return m.uses_amx(s.compute) && s.backward() && !s.dhead_across && !s.dbias;
 }
 // A product is cut into sets of panels of its right operand, which stay in L2 while left rows pass: 786 KB of hidden at 2048
 // rows, 885 KB of the head at chunks of 1536.

@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_blocks.h"
-#include "backends/cpu/tiles/tile_table.h"
 
 namespace tileloss::impl::cpu {
 namespace {
@@ -9,8 +9,8 @@ namespace {
 // A thread's scratch is used by one kind of task at a time.
 std::int64_t forward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t tile_of_head) {
   const std::int64_t with_bias = tile_of_head + row_tile(m) * s.tile + (s.bias ? s.tile : 0);
-  if (!m.in_tiles(s.compute)) return with_bias;
-  const std::int64_t running = std::min(kRowGroupInTiles, s.rows) * static_cast<std::int64_t>(sizeof(RunningRow) / sizeof(float));
+  if (!m.uses_amx(s.compute)) return with_bias;
+  const std::int64_t running = std::min(kAmxRowGroup, s.rows) * static_cast<std::int64_t>(sizeof(RunningRow) / sizeof(float));
   return std::max(with_bias, tile_of_head + z_beside_floats(s, m) + running);
 }
 
@@ -45,7 +45,7 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
 
 // 256 rows of 1536 bfloat16 are 786 KB. Products in tile registers are 48 columns wide: they take 4 whole panels.
 std::int64_t linear_tile(const MatmulTable& matmul, Compute compute, std::int64_t width) {
-  if (width <= 2048) return matmul.in_tiles(compute) ? 192 : 256;
+  if (width <= 2048) return matmul.uses_amx(compute) ? 192 : 256;
   return width <= 6144 ? 128 : 64;
 }
 

@@ -1,17 +1,17 @@
-// The forward of linear.h where products are in tile registers (backends/cpu/tiles/matmul_tiles.h): the softmax of linear logits
-// is done beside the products of the next block (backends/cpu/tiles/tile_softmax.h).
+// The forward of lm_head.h where products are in tile registers (backends/cpu/amx/matmul_tiles.h): the softmax of linear logits
+// is done beside the products of the next block (backends/cpu/amx/tile_softmax.h).
 #include <cstring>
 #include <utility>
 
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_walk.h"
-#include "backends/cpu/tiles/tile_table.h"
 
 namespace tileloss::impl::cpu {
 
 // Not a matter of what else is wanted of a row, so that its logp has the same bits whatever that is.
 bool LinearWalk::has_softmax_beside() const {
   const float scale = job_.transform.scale;
-  return matmul().in_tiles(shape().compute) && !(job_.transform.softcap > 0) && scale > 0x1p-64F && scale < 0x1p64F &&
+  return matmul().uses_amx(shape().compute) && !(job_.transform.softcap > 0) && scale > 0x1p-64F && scale < 0x1p64F &&
          job_.bias.data == nullptr;
 }
 

@@ -4,11 +4,11 @@
 
 #include <atomic>
 
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_blocks.h"
 #include "backends/cpu/simd/storage_access.h"
 #include "backends/cpu/threads/executor.h"
 #include "backends/cpu/threads/floating_point.h"
-#include "backends/cpu/tiles/tile_table.h"
 
 namespace tileloss::impl::cpu {
 
@@ -129,7 +129,7 @@ class LinearWalk {
                  std::int64_t width) const;
   void dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const;
   void multiply_sets(const DzChunk& c);
-  void backward_in_tiles(std::int64_t begin, std::int64_t end);
+  void backward_amx(std::int64_t begin, std::int64_t end);
 
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
   void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* operands) const;

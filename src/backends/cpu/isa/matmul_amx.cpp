@@ -1,10 +1,10 @@
-// The products of backends/cpu/tiles/matmul_tiles.h on AMX. The tile instructions are written out: the compiler's intrinsics
+// The products of backends/cpu/amx/matmul_tiles.h on AMX. The tile instructions are written out: the compiler's intrinsics
 // want their register numbers as literals of the source, and GCC 12's neither order loads behind the stores that fill what they
 // read nor keep the stores of a configuration that is built on the stack.
+#include "backends/cpu/amx/matmul_tiles.h"
+#include "backends/cpu/amx/tile_gradient.h"
 #include "backends/cpu/isa/kernels.h"
 #include "backends/cpu/simd/simd_amx.h"
-#include "backends/cpu/tiles/matmul_tiles.h"
-#include "backends/cpu/tiles/tile_gradient.h"
 
 namespace tileloss::impl::cpu {
 namespace amx {

@@ -3,7 +3,7 @@
 // The caller cuts the operands into blocks that suit the caches, packs each block once and multiplies it many times. A packed
 // block is a row of panels; a panel holds a_panel (or b_panel) rows, word by word along k: word (row r, step s) of panel p is at
 // dst[(p * words(depth) + s) * panel + r]. One instruction set has the left operand's words in another order within the panel:
-// backends/cpu/tiles/matmul_tiles.h.
+// backends/cpu/amx/matmul_tiles.h.
 #ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_
 #define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_
 
@@ -44,7 +44,7 @@ struct OutputMatrix {
 using PackFunction = void (*)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                               Compute compute, float* dst);
 
-struct TileTable;  // backends/cpu/tiles/tile_table.h
+struct TileTable;  // backends/cpu/amx/tile_table.h
 
 struct MatmulTable {
   std::int64_t a_panel, b_panel;  // rows of a panel of the left (broadcast) and of the right (vector) operand
@@ -72,7 +72,7 @@ struct MatmulTable {
 
   // What products in tile registers (of kBfloat16) make possible besides; null elsewhere.
   const TileTable* tiles = nullptr;
-  bool in_tiles(Compute compute) const { return tiles != nullptr && compute == Compute::kBfloat16; }
+  bool uses_amx(Compute compute) const { return tiles != nullptr && compute == Compute::kBfloat16; }
 
   // Words along k of a panel's row.
   std::int64_t words(std::int64_t depth, Compute compute) const {

@@ -13,15 +13,15 @@ namespace {
 using std::to_string;
 
 // Few rows have small logits: half of those would hold too few of them, and no machine with an LM head misses this much. It is
-// what 256 rows in float32 take at 151,936 classes: 2.0 s with all of their logits, 2.4 with 71 % of them in 128 MiB.
+// what 256 rows in float32 take at 151,936 classes. Timed, as what follows: docs/measurements/amd-zen4-2-cores.md.
 constexpr std::int64_t kLeastDefaultBudget = std::int64_t{192} << 20;
-// Fewer rows at a time leave threads without work while dhidden is made: 128 of them take 1.5 times as long as 256 do.
+// Fewer rows at a time leave threads without work while dhidden is made.
 constexpr std::int64_t kLeastRowsAtOnce = 256;
 // Rows at a time and chunks decide in which order gradients are added up. So they are chosen as if these were the threads, the
 // most whose scratch a budget has room for: results are then the same for any number of threads.
 constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
-constexpr std::int64_t kWidestChunkInTiles = 1536;        // with products in tile registers: wider ones are no faster
+constexpr std::int64_t kWidestAmxChunk = 1536;            // with products in tile registers: wider ones are no faster
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
   return linear_layout(s, kernels(plan.cpu.isa).matmul).bytes + fixed_bytes(p, plan);
@@ -29,7 +29,7 @@ std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const Lin
 
 // The chunk of at most so many columns: whole tiles, one at least.
 std::int64_t chunk_of(const LinearShape& s, const tileloss_plan& plan, std::int64_t columns) {
-  if (kernels(plan.cpu.isa).matmul.in_tiles(s.compute)) columns = std::min(columns, kWidestChunkInTiles);
+  if (kernels(plan.cpu.isa).matmul.uses_amx(s.compute)) columns = std::min(columns, kWidestAmxChunk);
   return std::max<std::int64_t>(columns / s.tile, 1) * s.tile;
 }
 
@@ -131,17 +131,16 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
 }
 
 // Rough, as predict_ms is: products at a server core's rate; for each chunk of rows but the first the head is read and packed
-// twice more, and dhead, or its sums, read and written. On two Zen 4 cores that took 0.7 ns an element of the head, 0.26 without
-// dhead: 8.5e9 bytes a second each, of as many threads as memory serves.
+// twice more, and dhead, or its sums, read and written, by as many threads as memory serves.
 double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
-  constexpr double kBytesPerSecond = 8.5e9, kMultiplyAddsPerSecond = 1e11, kInTilesPerSecond = 8e11;
+  constexpr double kBytesPerSecond = 8.5e9, kMultiplyAddsPerSecond = 1e11, kAmxMultiplyAddsPerSecond = 8e11;
   if (p.rows == 0 || p.columns == 0) return 0;
   const LinearShape s = linear_shape(p, plan);
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
   const double again = s.backward() ? 1 - share_kept(s) : 0;
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
-  const bool in_tiles = kernels(plan.cpu.isa).matmul.in_tiles(s.compute);
-  const double rate = (in_tiles ? kInTilesPerSecond : kMultiplyAddsPerSecond) * plan.cpu.threads;
+  const bool uses_amx = kernels(plan.cpu.isa).matmul.uses_amx(s.compute);
+  const double rate = (uses_amx ? kAmxMultiplyAddsPerSecond : kMultiplyAddsPerSecond) * plan.cpu.threads;
   const double bandwidth = kBytesPerSecond * std::min(plan.cpu.threads, kPlannedThreads[0]);
   const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);
   const double moved = static_cast<double>(more_chunks) * weights *

@@ -1,8 +1,8 @@
-// What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of head/linear.h.
+// What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of head/lm_head.h.
 #ifndef TILELOSS_BACKENDS_CPU_PLAN_HEAD_PLAN_H_
 #define TILELOSS_BACKENDS_CPU_PLAN_HEAD_PLAN_H_
 
-#include "backends/cpu/head/linear.h"
+#include "backends/cpu/head/lm_head.h"
 #include "backends/cpu/plan/plan.h"
 
 namespace tileloss::impl::cpu {

@@ -19,9 +19,9 @@ constexpr std::int64_t kInlineElements = 1 << 17;
 constexpr std::int64_t kInlineProducts = 1 << 21;  // multiply-adds with the LM head
 // A thread's share of work between two looks at the counter: about a quarter of a millisecond at 150k columns.
 constexpr std::int64_t kMaxRowBlock = 8;
-// Each look at the running maximum costs some 150 cycles. Soft-capped blocks are shorter where their tanh waits in L1, as it does
-// but for 16-bit logits on AVX-512 (see SmallSoftcap). With float32 logits what tanh's rounding lost waits there too. Timed:
-// docs/measurements/amd-zen4-2-cores.md.
+// Each look at the running maximum costs as much as a few hundred columns. Soft-capped blocks are shorter where their tanh waits
+// in L1, as it does but for 16-bit logits on AVX-512 (see SmallSoftcap). With float32 logits what tanh's rounding lost waits
+// there too. Timed: docs/measurements/amd-zen4-2-cores.md.
 constexpr std::int64_t kVocabBlock = 8192;
 constexpr std::int64_t kCappedVocabBlock = 2048, kFineCappedVocabBlock = 1024;
 // 786,432 classes. Within a core's L2 cache (1 MB of 32-bit exps: 262,144 classes) or in its share of a large L3, reading the

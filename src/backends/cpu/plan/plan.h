@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "backends/cpu/head/linear.h"
+#include "backends/cpu/head/lm_head.h"
 #include "backends/problem.h"
 
 namespace tileloss::impl::cpu {

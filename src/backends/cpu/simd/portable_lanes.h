@@ -148,9 +148,9 @@ struct PortableLanes {
     return to_order_of(n < kPair ? load_raw_partial(p, n, 0) : load_raw(p), static_cast<const T*>(nullptr));
   }
   template <class T>
-  static Pair keep(Pair v, int n, int hole, const T*) {
+  static Pair keep(Pair v, int n, int excluded, const T*) {
     const Pair index = to_order_of(counting(std::make_integer_sequence<int, kLanes>{}), static_cast<const T*>(nullptr));
-    const F limit = set(static_cast<float>(n)), out = set(static_cast<float>(hole));
+    const F limit = set(static_cast<float>(n)), out = set(static_cast<float>(excluded));
     const auto kept = [&](F i) { return reinterpret(i < limit) & reinterpret(i != out); };
     return {as_float(as_bits(v.a) & kept(index.a)), as_float(as_bits(v.b) & kept(index.b))};
   }

@@ -1,5 +1,5 @@
 // The vectors of a processor with AMX: those of avx512_bf16, and what is done in them beside products in tile registers
-// (backends/cpu/tiles/tile_softmax.h, backends/cpu/tiles/tile_gradient.h).
+// (backends/cpu/amx/tile_softmax.h, backends/cpu/amx/tile_gradient.h).
 #ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_AMX_H_
 #define TILELOSS_BACKENDS_CPU_SIMD_SIMD_AMX_H_
 

@@ -205,12 +205,12 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
     const Pair v = n < kPair ? load_raw_partial(p, n, 0) : load_raw(p);
     return to_order_of(v, static_cast<const T*>(nullptr));
   }
-  // 0 in the elements from n on and in element `hole` (if there is one of that number).
+  // 0 in the elements from n on and in element `excluded` (if there is one of that number).
   template <class T>
-  static Pair keep(Pair v, int n, int hole, const T*) {
+  static Pair keep(Pair v, int n, int excluded, const T*) {
     const F lanes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const Pair index = to_order_of(Pair{lanes, add(lanes, set(kLanes))}, static_cast<const T*>(nullptr));
-    const F limit = set(static_cast<float>(n)), out = set(static_cast<float>(hole));
+    const F limit = set(static_cast<float>(n)), out = set(static_cast<float>(excluded));
     const auto kept = [&](F i) { return _mm512_cmp_ps_mask(i, limit, _CMP_LT_OQ) & _mm512_cmp_ps_mask(i, out, _CMP_NEQ_OQ); };
     return {_mm512_maskz_mov_ps(static_cast<__mmask16>(kept(index.a)), v.a),
             _mm512_maskz_mov_ps(static_cast<__mmask16>(kept(index.b)), v.b)};

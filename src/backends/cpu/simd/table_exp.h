@@ -23,8 +23,7 @@ struct TableExp {
   explicit TableExp(float shift)
       : magic_and_center(Simd::set(kMagic + 1.4375f)), square_term(Simd::set(0x1.0a66bap+1f)), table(make_table(shift)) {}
 
-  // 2^t = power * rest; m, n and y as above. The order of a pair's steps is left to the caller: GCC schedules by it, which is
-  // worth 5 % of a step.
+  // 2^t = power * rest; m, n and y as above. The order of a pair's steps is left to the caller: GCC schedules by it.
   struct Factors {
     F power, rest;
     [[gnu::always_inline]] F product() const { return Simd::mul(power, rest); }

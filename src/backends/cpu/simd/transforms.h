@@ -2,7 +2,7 @@
 // LogitTransform::exponent_scale), and to dz/dx as far as it differs from column to column. One type per shape of transform, so
 // that the plain one costs nothing.
 //
-// A quick transform (kIsQuick) goes from logits to 2^exponent by a way of its own that not every block can take:
+// A fast path (kIsFastPath) goes from logits to 2^exponent by a way of its own that not every block can take:
 // backends/cpu/sweep/table_linear.h and backends/cpu/sweep/small_softcap.h.
 #ifndef TILELOSS_BACKENDS_CPU_SIMD_TRANSFORMS_H_
 #define TILELOSS_BACKENDS_CPU_SIMD_TRANSFORMS_H_
@@ -18,7 +18,7 @@ struct Linear {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
-  static constexpr bool kIsQuick = false;
+  static constexpr bool kIsFastPath = false;
   static constexpr bool kIsCentered = false;
   static double slope_unit(const LogitTransform&) { return 1; }
   explicit Linear(const LogitTransform&) {}
@@ -31,7 +31,7 @@ struct Centered {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
-  static constexpr bool kIsQuick = false;
+  static constexpr bool kIsFastPath = false;
   static constexpr bool kIsCentered = true;
   F center;
   static double slope_unit(const LogitTransform&) { return 1; }
@@ -53,7 +53,7 @@ struct Softcap {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = true;
-  static constexpr bool kIsQuick = false;
+  static constexpr bool kIsFastPath = false;
   static constexpr bool kIsCentered = false;
   static constexpr bool kHasSlopeUnit = !kFine && Simd::kHasTable;
   static constexpr float kSmall = kAllSmall && !kFine ? 0.5625f : 0.75f;

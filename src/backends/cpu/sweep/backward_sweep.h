@@ -29,13 +29,14 @@ class BackwardSweep {
   static constexpr double kMaxExactOffset = 0x1p24;
 
   template <class Transform>
-  using Operands = std::conditional_t<Transform::kHasSlope && !Transform::kIsQuick, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
+  using Operands =
+      std::conditional_t<Transform::kHasSlope && !Transform::kIsFastPath, CappedOperands<Simd, T>, NoOperands<Simd, T>>;
   // What is tried first for a block; Transform itself if there is nothing quicker.
-  static constexpr bool kHasQuick = !Loop::kFine && Simd::kHasTable;
+  static constexpr bool kHasFastPath = !Loop::kFine && Simd::kHasTable;
   template <class Transform>
-  using Quick = std::conditional_t<Transform::kHasSlope,
-                                   std::conditional_t<kHasQuick, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>,
-                                   std::conditional_t<kHasQuick, TableLinear<Simd>, Transform>>;
+  using FastPath = std::conditional_t<Transform::kHasSlope,
+                                      std::conditional_t<kHasFastPath, SmallSoftcap<Simd>, Softcap<Simd, Loop::kFine, true>>,
+                                      std::conditional_t<kHasFastPath, TableLinear<Simd>, Transform>>;
 
   static float block_max(const T* x, std::int64_t n) {
     F m0 = Simd::set(-kInfinity), m1 = m0;
@@ -134,14 +135,14 @@ class BackwardSweep {
     }
   };
 
-  // Whether float32 would flush the coefficient of a block whose stash may hold up to 2^kMaxExactLag, and the gradient with it.
+  // Whether float32 would flush the coefficient of a block whose stash may hold up to 2^kMaxExactGap, and the gradient with it.
   template <class Transform>
   static bool is_lost(const BackwardRow& row, const StashRange& range, std::int64_t start) {
-    if constexpr (!Quick<Transform>::kIsQuick) return false;
+    if constexpr (!FastPath<Transform>::kIsFastPath) return false;
     constexpr double kSmallest = -120;  // 2^-126, and some room
     const double behind = row.references[start / row.vocab_block] - range.max, coefficient = range.coefficient + behind;
     const double stored = coefficient - __builtin_logb(Transform::slope_unit(row.transform));  // set_backward divides by it
-    return behind < -kMaxLag && stored < kSmallest && coefficient > kSmallest - 1.5 * kMaxExactLag;
+    return behind < -kMaxGap && stored < kSmallest && coefficient > kSmallest - 1.5 * kMaxExactGap;
   }
 
   // Such a block's gradient, from its logits. They are still there: the block is the next to be written.

@@ -44,7 +44,7 @@ struct BlockLoop {
   static constexpr std::int64_t kPrefetchBytes = 8192;
   // The same for a backward, which writes as much as it reads: further ahead Zen 4 loses what Intel gains.
   static constexpr std::int64_t kBackwardPrefetchBytes = 4096;
-  // Or else the first pair of a step has fetched it: asking twice costs AVX2 5 % of a forward.
+  // Or else the first pair of a step has fetched it.
   static constexpr bool kSecondPairHasALine = kPair * sizeof(T) >= 64;
   static constexpr const T* kType = nullptr;  // names T in an overload
 
@@ -66,7 +66,7 @@ struct BlockLoop {
         if constexpr (kF.collision) collision[i] = sum[i];
       }
     }
-    // `kFinite`: t is never -inf, and not cut off: a quick transform's may have any unit.
+    // `kFinite`: t is never -inf, and not cut off: a fast path's may have any unit.
     template <Features kF, bool kFinite>
     [[gnu::always_inline]] void add(int k, [[maybe_unused]] F t, F e) {
       sum[k] = Simd::add(sum[k], e);
@@ -98,7 +98,7 @@ struct BlockLoop {
     const float* operands = nullptr;
     const float* slopes = nullptr;
     const float* operands_lost = nullptr;  // with kFine, what rounding the operands lost
-    std::int64_t hole = -1;                // forward: the target's column, which counts for the maximum only
+    std::int64_t excluded = -1;            // forward: the target's column, which counts for the maximum only
     float* stash = nullptr;
     F offset;
     const T* previous_x = nullptr;
@@ -123,7 +123,7 @@ struct BlockLoop {
   // What the software pipeline carries of a pair.
   template <class Transform>
   static auto nothing_carried() {
-    if constexpr (Transform::kIsQuick) {
+    if constexpr (Transform::kIsFastPath) {
       return typename Transform::Started{};
     } else {
       return Reduced{};
@@ -180,10 +180,10 @@ struct BlockLoop {
     const T* p = b.x + i;
     if constexpr (kPrefetch) Simd::prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
     // A maximum of 0 that is none is found out like a negative one.
-    constexpr float kFill = Transform::kIsQuick ? 0 : -kInfinity;
+    constexpr float kFill = Transform::kIsFastPath ? 0 : -kInfinity;
     const auto raw = kMasked && n < kPair ? Simd::load_raw_partial(p, n, kFill) : Simd::load_raw(p);
     acc.max = Simd::max_raw(acc.max, raw);
-    if constexpr (Transform::kIsQuick) {
+    if constexpr (Transform::kIsFastPath) {
       if constexpr (Transform::kNeedsLowest) acc.lowest = Simd::lowest_raw(acc.lowest, raw);
       out = b.transform.start(Simd::unpack(raw, kType));
     } else {
@@ -196,7 +196,7 @@ struct BlockLoop {
                                               Accumulators& acc) {
     Pair e, t;
     [[maybe_unused]] Pair slope;
-    if constexpr (Transform::kIsQuick) {
+    if constexpr (Transform::kIsFastPath) {
       e = b.transform.finish(in, t, slope);
     } else {
       e = exp2(in);
@@ -204,12 +204,12 @@ struct BlockLoop {
       if constexpr (Transform::kHasSlope) slope = in.slope;
     }
     if constexpr (kMasked) {
-      const int hole = static_cast<int>(b.hole - i);
-      e = Simd::keep(e, n, hole, b.x);
-      if constexpr (Transform::kIsQuick && kF.entropy) t = Simd::keep(t, n, hole, b.x);  // the hole may be -inf
+      const int excluded = static_cast<int>(b.excluded - i);
+      e = Simd::keep(e, n, excluded, b.x);
+      if constexpr (Transform::kIsFastPath && kF.entropy) t = Simd::keep(t, n, excluded, b.x);  // its may be -inf
     }
-    acc.template add<kF, Transform::kIsQuick>(0, t.a, e.a);
-    acc.template add<kF, Transform::kIsQuick>(1, t.b, e.b);
+    acc.template add<kF, Transform::kIsFastPath>(0, t.a, e.a);
+    acc.template add<kF, Transform::kIsFastPath>(1, t.b, e.b);
     if constexpr (kF.write_stash) {
       // With the slope in the stash, a backward without a uniform part never looks at x.
       if constexpr (Transform::kHasSlope) e = {Simd::mul(e.a, slope.a), Simd::mul(e.b, slope.b)};
@@ -293,8 +293,7 @@ struct BlockLoop {
     }
   }
 
-  // The same with one pair an iteration: as SmallSoftcap's pairs have more to be done, GCC schedules two of them badly (14.4
-  // cycles for 16 elements of a step against 13.7).
+  // The same with one pair an iteration: as SmallSoftcap's pairs have more to be done, GCC schedules two of them badly.
   template <Features kF, class Transform>
   [[gnu::always_inline]] static void pair_by_pair(const Block<Transform>& b, std::int64_t begin, std::int64_t end,
                                                   Accumulators& acc, Accumulators& upper) {
@@ -328,7 +327,7 @@ struct BlockLoop {
     acc.max = out.max;
     acc.lowest = out.lowest;
     acc.template clear_sums<kF>();
-    if constexpr (kF.forward && Transform::kIsQuick && Transform::kHasSlope) {
+    if constexpr (kF.forward && Transform::kIsFastPath && Transform::kHasSlope) {
       pair_by_pair<kF>(b, begin, end, acc, out);
     } else {
       two_pairs<kF>(b, begin, end, acc, out);
@@ -338,7 +337,8 @@ struct BlockLoop {
     out.lowest = acc.lowest;
   }
 
-  // The same for the target's step and for what is left of a block: n < kPair elements at its end, the hole left out of the sums.
+  // The same for the target's step and for what is left of a block: n < kPair elements at its end, the target left out of the
+  // sums.
   template <Features kF, class Transform>
   [[gnu::noinline]] static void masked_steps(const Block<Transform>& b, std::int64_t begin, std::int64_t end, Accumulators& acc) {
     for (std::int64_t i = begin; i < end; i += kPair) {
@@ -362,11 +362,11 @@ struct BlockLoop {
   // Columns [begin, end) of the block, begin a multiple of kStep.
   template <Features kF, class Transform>
   static void run(const Block<Transform>& b, std::int64_t begin, std::int64_t end, Accumulators& acc) {
-    const std::int64_t full = end - (end - begin) % kStep, hole = b.hole - b.hole % kStep;
-    if (kF.forward && b.hole >= begin && hole < full) {
-      full_steps<kF>(b, begin, hole, acc);
-      masked_steps<kF>(b, hole, hole + kStep, acc);
-      full_steps<kF>(b, hole + kStep, full, acc);
+    const std::int64_t full = end - (end - begin) % kStep, excluded = b.excluded - b.excluded % kStep;
+    if (kF.forward && b.excluded >= begin && excluded < full) {
+      full_steps<kF>(b, begin, excluded, acc);
+      masked_steps<kF>(b, excluded, excluded + kStep, acc);
+      full_steps<kF>(b, excluded + kStep, full, acc);
     } else {
       full_steps<kF>(b, begin, full, acc);
     }

@@ -14,9 +14,9 @@ namespace tileloss::impl::cpu {
 
 // How far a block's maximum may exceed the reference, in units of log 2, before the block is redone: exp stays below 2^6, so
 // neither exponents nor moments lose digits.
-inline constexpr double kMaxLag = 6;
+inline constexpr double kMaxGap = 6;
 // The same where exponents are not rounded relative to the reference and no moments are taken: far from overflow.
-inline constexpr double kMaxExactLag = 60;
+inline constexpr double kMaxExactGap = 60;
 
 // Floats that a soft-capped block's tanh and slopes take, three of each column (backends/cpu/sweep/capped_operands.h). They are
 // too many for the stack of a host's thread.

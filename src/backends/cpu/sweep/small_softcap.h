@@ -21,7 +21,7 @@ struct SmallSoftcap {
   using Pair = typename Simd::Pair;
   using General = Softcap<Simd, false>;
   static constexpr bool kHasSlope = true;
-  static constexpr bool kIsQuick = true;
+  static constexpr bool kIsFastPath = true;
   static constexpr bool kNeedsLowest = true;
   static constexpr float kSmall = 0.40625f;
   static constexpr double kMaxOffset = 120;  // the table holds 2^-offset
@@ -64,7 +64,7 @@ struct SmallSoftcap {
 
   [[gnu::always_inline]] Pair exponents(Pair x) const { return without_offset(finish_tanh(start(x))); }
 
-  // A pair on its way through the software pipeline, cut in the middle of the polynomial; cut at the slope it takes 7 % longer.
+  // A pair on its way through the software pipeline, cut in the middle of the polynomial.
   struct Started {
     Pair x, square, p;
   };

@@ -28,7 +28,7 @@ class Sweeps : BackwardSweep<Simd, T> {
   template <class Transform>
   using Operands = typename Base::template Operands<Transform>;
   template <class Transform>
-  using Quick = typename Base::template Quick<Transform>;
+  using FastPath = typename Base::template FastPath<Transform>;
   using Base::block_max;
   using Base::is_aligned;
   using Base::is_extreme;
@@ -61,7 +61,7 @@ class Sweeps : BackwardSweep<Simd, T> {
       const bool partial = count < kPair;
       const Pair v = partial ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
       Pair d;
-      if constexpr (Transform::kIsQuick) {
+      if constexpr (Transform::kIsFastPath) {
         d = b.transform.exponents(v);
       } else if constexpr (Transform::kHasSlope) {
         d = Loop::exponents(b, Loop::load_floats(b.operands + i), offset);
@@ -104,7 +104,7 @@ class Sweeps : BackwardSweep<Simd, T> {
         sums.sum += sum;
         if constexpr (kF.entropy) {
           const float moment = Accumulators::total(acc.entropy);
-          if constexpr (Transform::kIsQuick) {
+          if constexpr (Transform::kIsFastPath) {
             sums.entropy += b.transform.entropy(moment, sum);
           } else {
             sums.entropy += moment;
@@ -115,7 +115,7 @@ class Sweeps : BackwardSweep<Simd, T> {
     }
     if (extremes == nullptr) return sums;
     extremes->max = acc.total_max();
-    if constexpr (Transform::kIsQuick) {
+    if constexpr (Transform::kIsFastPath) {
       if constexpr (Transform::kNeedsLowest) extremes->lowest = Simd::lowest_magnitude(acc.lowest, Loop::kType);
     }
     return sums;
@@ -156,7 +156,7 @@ class Sweeps : BackwardSweep<Simd, T> {
     return stream ? interleaved<true, false>(b, n, sums, extremes) : interleaved<false, false>(b, n, sums, extremes);
   }
 
-  // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than it may lag,
+  // Does the block once with the reference as it is and, if its maximum turns out to exceed that by more than it may stay behind,
   // again (forward only: the backward half has been done) with the maximum as the reference. False, and nothing done but perhaps
   // the backward half (`previous` is null then), if the block's logits are too large for the transform.
   template <class Transform>
@@ -164,12 +164,12 @@ class Sweeps : BackwardSweep<Simd, T> {
                             std::int64_t n, Running& r) {
     const T* x = static_cast<const T*>(row.x) + start;
     b.x = x;
-    b.hole = row.target >= start && row.target < start + n ? row.target - start : -1;
+    b.excluded = row.target >= start && row.target < start + n ? row.target - start : -1;
     Operands<Transform> operands(row.operands, row.vocab_block);
     if (!operands.compute(b, x, n)) return false;
     // Should it be too low, the block is done again like any other.
     if (start == 0) look_at_maximum(row, block_max(x, n < kFirstLook ? n : kFirstLook), start, r);
-    if (start == 0 || !may_lag<Transform>(row, r)) r.catch_up();
+    if (start == 0 || !may_stay_behind<Transform>(row, r)) r.catch_up();
     if (!set_offset(b, r.offset)) return false;
     if (row.stash != nullptr) b.stash = row.stash + start;
     BlockSums sums;
@@ -181,11 +181,11 @@ class Sweeps : BackwardSweep<Simd, T> {
     } else {
       sums = forward_only(b, n, row, &found);
     }
-    if constexpr (Transform::kIsQuick) {
+    if constexpr (Transform::kIsFastPath) {
       if (!b.transform.was_right(found.max, found.lowest, sums.sum)) return false;
     }
     if (!(found.max > 0)) found.max = block_max(x, n);  // 16-bit formats: see Simd::max_raw
-    if (look_at_maximum(row, found.max, start, r) && !may_lag<Transform>(row, r)) {
+    if (look_at_maximum(row, found.max, start, r) && !may_stay_behind<Transform>(row, r)) {
       r.catch_up();
       if (!set_offset(b, r.offset)) return false;
       sums = forward_only(b, n, row, &found);
@@ -201,7 +201,7 @@ class Sweeps : BackwardSweep<Simd, T> {
   template <class Transform>
   static bool set_offset(Block<Transform>& b, float offset) {
     b.offset = Simd::set(offset);
-    if constexpr (Transform::kIsQuick) return b.transform.set_offset(offset);
+    if constexpr (Transform::kIsFastPath) return b.transform.set_offset(offset);
     return true;
   }
 
@@ -210,13 +210,13 @@ class Sweeps : BackwardSweep<Simd, T> {
     return row.stash != nullptr ? forward_only<true>(b, n, row.sums, extremes) : forward_only<false>(b, n, row.sums, extremes);
   }
 
-  // Whether the reference may stay behind the one that is due: a quick transform rounds no exponent relative to it. The sums have
+  // Whether the reference may stay behind the one that is due: a fast path rounds no exponent relative to it. The sums have
   // the same bits then, but for a power of 2, as with those that may not.
   template <class Transform>
-  static bool may_lag(const ForwardRow& row, const Running& r) {
-    if constexpr (Transform::kIsQuick) {
+  static bool may_stay_behind(const ForwardRow& row, const Running& r) {
+    if constexpr (Transform::kIsFastPath) {
       const double limit =
-          r.reference + kMaxExactLag < Transform::kMaxOffset ? r.reference + kMaxExactLag : Transform::kMaxOffset;
+          r.reference + kMaxExactGap < Transform::kMaxOffset ? r.reference + kMaxExactGap : Transform::kMaxOffset;
       // Below the reference only where nothing above -inf was seen before: exps would vanish.
       return !(row.sums & (kEntropySum | kCollisionSum)) && r.reference <= r.due_reference && r.due_reference <= limit;
     }
@@ -230,7 +230,7 @@ class Sweeps : BackwardSweep<Simd, T> {
     r.raw_max = max;
     r.max_start = start;
     const double exponent = Running::log2e(row.transform) * row.transform.value(max);
-    if (r.is_started && !(exponent > r.due_reference + kMaxLag)) return false;
+    if (r.is_started && !(exponent > r.due_reference + kMaxGap)) return false;
     // A block that is masked with -1e30 throughout, before others: its exps vanish against any of these. Larger offsets would
     // round by more than exp can take.
     r.choose_reference(row.transform, exponent < -kMaxExactOffset ? -kMaxExactOffset : exponent);
@@ -252,7 +252,7 @@ class Sweeps : BackwardSweep<Simd, T> {
   static void forward_row(ForwardRow& row, const BackwardRow* previous) {
     Running r;
     std::int64_t index = 0;
-    using Small = Quick<Transform>;
+    using Small = FastPath<Transform>;
     bool expect_small = true;
     Block<Small> block(row.transform);
     const typename Base::StashRange range(previous);
@@ -271,7 +271,7 @@ class Sweeps : BackwardSweep<Simd, T> {
           forward_block<Transform>(general, row, pending, start, n, r);
         }
       }
-      if constexpr (Small::kIsQuick) {
+      if constexpr (Small::kIsFastPath) {
         expect_small = is_done || (set_offset(block, r.offset) && begins_small<Small>(row, start + n));
       }
       if (row.references != nullptr) row.references[index] = r.reference;
@@ -291,7 +291,7 @@ class Sweeps : BackwardSweep<Simd, T> {
     return __builtin_isfinite(r.raw_max) && Simd::to_float(static_cast<const T*>(row.x)[row.target]) == r.raw_max;
   }
 
-  // Such a row's sums once more, relative to the largest of the others. A quick transform's exps vanish sooner than at 2^-126:
+  // Such a row's sums once more, relative to the largest of the others. A fast path's exps vanish sooner than at 2^-126:
   // its stash is done again too.
   template <class Transform>
   [[gnu::cold]] static void add_up_others(const ForwardRow& row, Running& r) {
@@ -315,13 +315,13 @@ class Sweeps : BackwardSweep<Simd, T> {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       Block<Transform> b(row.transform);
       b.x = x + start;
-      if (row.target >= start && row.target < start + n) b.hole = row.target - start;
+      if (row.target >= start && row.target < start + n) b.excluded = row.target - start;
       if constexpr (Transform::kIsCentered) b.transform.center = Simd::set(max);
       Operands<Transform> operands(row.operands, row.vocab_block);
       operands.compute(b, b.x, n);
       b.offset = Simd::set(others.offset);
       others.add(forward_only(b, n, sums_only, nullptr));
-      if constexpr (Quick<Transform>::kIsQuick && !Transform::kIsCentered) {
+      if constexpr (FastPath<Transform>::kIsFastPath && !Transform::kIsCentered) {
         if (row.stash == nullptr) continue;
         b.stash = row.stash + start;
         b.offset = Simd::set(Simd::offset_for(row.references[index], row.transform.exponent_scale));
@@ -346,7 +346,7 @@ class Sweeps : BackwardSweep<Simd, T> {
       Block<Centered<Simd>> b(row.transform);
       b.transform.center = Simd::set(r.raw_max);
       b.x = static_cast<const T*>(row.x) + start;
-      if (row.target >= start && row.target < start + n) b.hole = row.target - start;
+      if (row.target >= start && row.target < start + n) b.excluded = row.target - start;
       if (row.stash != nullptr) {
         b.stash = row.stash + start;
         row.references[index] = r.reference;

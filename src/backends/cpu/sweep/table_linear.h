@@ -4,10 +4,8 @@
 // k, the multiple of 1/32, counts from 0 and not from the offset, which is an integer and in the table: y = x scale - n is
 // rounded once, at its own size, and t is not needed: an entropy takes x - center. 16 elements cost, of Zen 4's two 512-bit
 // operations a cycle: m, y, y^2 + d and the product, a multiplication each; n and the sum; the table and 2^floor(n), 3; unpacking
-// and the maximum 1.5: 10.5 where exp2_polynomial makes it 12.5, and a chain half as long. From L2, in cycles for 16 elements:
-// forward 6.0 against 7.1, a step from the stash 7.7 against 8.9; with the entropy 7.2 and 8.7. With t = x scale - offset in the
-// entropy that makes 7.8 and 9.2; with the sum as an fma of the product's factors too 5.9, 8.2, 8.3 and 9.7; with y = t - n, t
-// rounded at its own size, it was 6.2, 8.4, 8.5 and 9.8.
+// and the maximum 1.5: 10.5 where exp2_polynomial makes it 12.5, and a chain half as long. Timed, with what else was tried:
+// docs/measurements/amd-zen4-2-cores.md.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_TABLE_LINEAR_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_TABLE_LINEAR_H_
 
@@ -21,7 +19,7 @@ struct TableLinear {
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr bool kHasSlope = false;
-  static constexpr bool kIsQuick = true;
+  static constexpr bool kIsFastPath = true;
   static constexpr bool kNeedsLowest = false;
   static constexpr float kMaxOffset = 120;  // the table holds 2^-offset
   TableExp<Simd> exp{0};

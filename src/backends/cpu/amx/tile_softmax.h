@@ -1,20 +1,19 @@
 // The softmax of a block of logits, a little at a time beside the tile products of the next block
-// (backends/cpu/tiles/matmul_tiles.h): linear logits, maximum and sum of exponentials only. Rows are done one after the other,
+// (backends/cpu/amx/matmul_tiles.h): linear logits, maximum and sum of exponentials only. Rows are done one after the other,
 // two vectors a step; a row's words (backends/cpu/head/kept_logits.h), which are relative to its maximum, beside the row after
 // it.
 //
 // Exponentials are relative to the row's reference, which follows its maximum where that is more than 6 ahead: the row's logits
 // of the tile, still in L1, are then done again.
 //
-// The state is in the loop's registers: in members all of it takes a fifth longer
-// (docs/measurements/intel-xeon-amx-2-cores.md).
-#ifndef TILELOSS_BACKENDS_CPU_TILES_TILE_SOFTMAX_H_
-#define TILELOSS_BACKENDS_CPU_TILES_TILE_SOFTMAX_H_
+// The state is in the loop's registers, not in members: docs/measurements/intel-xeon-amx-2-cores.md.
+#ifndef TILELOSS_BACKENDS_CPU_AMX_TILE_SOFTMAX_H_
+#define TILELOSS_BACKENDS_CPU_AMX_TILE_SOFTMAX_H_
 
 #include <cstdint>
 
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/simd/exp2.h"
-#include "backends/cpu/tiles/tile_table.h"
 
 namespace tileloss::impl::cpu {
 
@@ -23,7 +22,7 @@ class TileSoftmax {
   using F = typename Simd::F;
   static constexpr int kLanes = Simd::kLanes, kPair = Simd::kPair;
   static constexpr float kInf = __builtin_inff();
-  static constexpr float kLag = 6;             // a row's maximum may be so many exponents above its reference
+  static constexpr float kMaxGap = 6;          // a row's maximum may be so many exponents above its reference
   static constexpr float kLowest = -150;       // exponents from here on are 0 in float32
   static constexpr float kFarthest = 0x1p24f;  // beyond, neighbouring floats are more than one exponent apart
   static constexpr float kTopWord = 65535;
@@ -140,7 +139,7 @@ class TileSoftmax {
       RunningRow& running = job_->running[first_ + row_];
       const float others = Simd::reduce_max(max_);
       const float max = has_target_ && running.target > others ? running.target : others;
-      const bool is_in_reach = others * job_->exponent_scale <= running.reference + kLag;
+      const bool is_in_reach = others * job_->exponent_scale <= running.reference + kMaxGap;
       if (!(is_in_reach && add_sums(running)) && is_odd(running, others)) {
         hand_over(running);
       } else {
@@ -216,4 +215,4 @@ class TileSoftmax {
 
 }  // namespace tileloss::impl::cpu
 
-#endif  // TILELOSS_BACKENDS_CPU_TILES_TILE_SOFTMAX_H_
+#endif  // TILELOSS_BACKENDS_CPU_AMX_TILE_SOFTMAX_H_

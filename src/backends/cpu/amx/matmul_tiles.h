@@ -17,19 +17,19 @@
 // A sum must not depend on its place, so k is not gone through in alternating order. Steps without arithmetic in 512-bit
 // registers let the unit fall asleep: an addition a step keeps it awake. What a step takes, and what else was tried:
 // docs/measurements/intel-xeon-amx-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_TILES_MATMUL_TILES_H_
-#define TILELOSS_BACKENDS_CPU_TILES_MATMUL_TILES_H_
+#ifndef TILELOSS_BACKENDS_CPU_AMX_MATMUL_TILES_H_
+#define TILELOSS_BACKENDS_CPU_AMX_MATMUL_TILES_H_
 
 #include <cstdint>
 #include <utility>
 
+#include "backends/cpu/amx/matmul_pack_tiles.h"
+#include "backends/cpu/amx/tile_softmax.h"
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/matmul/matmul.h"
 #include "backends/cpu/matmul/matmul_kernels.h"
 #include "backends/cpu/matmul/matmul_pack.h"
 #include "backends/cpu/matmul/matmul_write.h"
-#include "backends/cpu/tiles/matmul_pack_tiles.h"
-#include "backends/cpu/tiles/tile_softmax.h"
-#include "backends/cpu/tiles/tile_table.h"
 
 namespace tileloss::impl::cpu {
 
@@ -321,4 +321,4 @@ struct TileMatmul {
 
 }  // namespace tileloss::impl::cpu
 
-#endif  // TILELOSS_BACKENDS_CPU_TILES_MATMUL_TILES_H_
+#endif  // TILELOSS_BACKENDS_CPU_AMX_MATMUL_TILES_H_

@@ -1,17 +1,17 @@
 // dz of 32 rows from logits kept in words, straight into the left operands of the two products made of it
-// (backends/cpu/tiles/tile_table.h): converted, an fma, an exp2 of degree 4, a product; for dhidden rows are stored as they are,
+// (backends/cpu/amx/tile_table.h): converted, an fma, an exp2 of degree 4, a product; for dhidden rows are stored as they are,
 // for dhead 32 x 32 blocks are transposed, as two squares of 16 x 16 words of two neighbouring rows.
 //
 // Words come around the caches from memory: they are asked for a block of rows ahead. Timed:
 // docs/measurements/intel-xeon-amx-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_TILES_TILE_GRADIENT_H_
-#define TILELOSS_BACKENDS_CPU_TILES_TILE_GRADIENT_H_
+#ifndef TILELOSS_BACKENDS_CPU_AMX_TILE_GRADIENT_H_
+#define TILELOSS_BACKENDS_CPU_AMX_TILE_GRADIENT_H_
 
 #include <cstdint>
 
+#include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/matmul/pack_blocks.h"
 #include "backends/cpu/simd/exp2.h"
-#include "backends/cpu/tiles/tile_table.h"
 
 namespace tileloss::impl::cpu {
 
@@ -69,4 +69,4 @@ class TileGradient {
 
 }  // namespace tileloss::impl::cpu
 
-#endif  // TILELOSS_BACKENDS_CPU_TILES_TILE_GRADIENT_H_
+#endif  // TILELOSS_BACKENDS_CPU_AMX_TILE_GRADIENT_H_

@@ -1,4 +1,4 @@
-#include "backends/cpu/head/linear.h"
+#include "backends/cpu/head/lm_head.h"
 
 #include <cstring>
 

@@ -14,8 +14,8 @@
 //
 // There is room in dhead itself: until a tile's rows of it are written, their memory holds the tile's z of the first rows in use,
 // H of them in 16 bits where dhead is in 16 bits, 2 H where it is in float32.
-#ifndef TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_
-#define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_
+#ifndef TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
+#define TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
 
 #include <tileloss/tileloss.h>
 
@@ -120,4 +120,4 @@ void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_execut
 
 }  // namespace tileloss::impl::cpu
 
-#endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_H_
+#endif  // TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
