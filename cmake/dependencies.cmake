@@ -1,6 +1,6 @@
 # What the program links. A missing package is named as one installs it, all of them at once, as `pip install .` comes here too.
 # Header-only fmt and the archive of yaml-cpp: the program needs the C and C++ run times alone and runs wherever it is copied to,
-# out of a wheel or a package. (A compiled fmt would save 3 s of main.cpp's 10, but Debian has it as a shared library alone.)
+# out of a wheel or a package. (Debian has a compiled fmt as a shared library alone: see src/support/format.h.)
 set(missing "")
 foreach(dependency CLI11=libcli11-dev fmt=libfmt-dev nlohmann_json=nlohmann-json3-dev yaml-cpp=libyaml-cpp-dev)
   string(REPLACE "=" ";" dependency ${dependency})

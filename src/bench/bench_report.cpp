@@ -1,5 +1,7 @@
 #include "bench/bench_report.h"
 
+#include <nlohmann/json.hpp>
+
 #include "support/signals.h"
 
 namespace tileloss::tools {

@@ -1,13 +1,12 @@
 #include "bench/bench_run.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 #include "support/synthetic.h"
@@ -24,9 +23,9 @@ constexpr int kMaxReferenceIterations = 5;
 void check_preset(const std::string& preset, const Function& function) {
   const std::vector<std::string> presets = function.presets();
   if (std::find(presets.begin(), presets.end(), preset) != presets.end()) return;
-  const std::string wanted = presets.empty() ? fmt::format("none, as {} has no presets", function.name())
-                                             : fmt::format("one of {}", fmt::join(presets, ", "));
-  throw ToolError(kExitUsage, fmt::format("--preset: expected {}, got '{}'", wanted, shown(preset)));
+  const std::string wanted = presets.empty() ? formatted("none, as {} has no presets", function.name())
+                                             : formatted("one of {}", fmt::join(presets, ", "));
+  throw ToolError(kExitUsage, formatted("--preset: expected {}, got '{}'", wanted, shown(preset)));
 }
 
 // Options stand in --set as in a config file.
@@ -39,7 +38,7 @@ Function make_function(const BenchSettings& settings) {
     for (const std::string& option : overrides) {
       if (option.starts_with("preset=")) {
         throw ToolError(kExitUsage,
-                        fmt::format("expected one preset, got --preset {} and --set {}", settings.preset, shown(option)));
+                        formatted("expected one preset, got --preset {} and --set {}", settings.preset, shown(option)));
       }
     }
     overrides.push_back("preset=" + settings.preset);
@@ -230,7 +229,7 @@ void Bench::save_row_state() {
 void Bench::check_pass(tileloss_pass pass, bool reference) const {
   if (pass == TILELOSS_VALUE_AND_GRAD && !function_.is_loss()) {
     throw ToolError(kExitUsage,
-                    fmt::format("--pass: expected forward or backward, as {} is no loss, got value_and_grad", function_.name()));
+                    formatted("--pass: expected forward or backward, as {} is no loss, got value_and_grad", function_.name()));
   }
   if (reference && pass == TILELOSS_BACKWARD && function_.is_loss()) {
     throw ToolError(kExitUsage, "--impl: the reference has no backward from a row state; use --impl kernel");

@@ -1,13 +1,12 @@
 #include "bench/roofs.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
 
 #include "backends/cpu/isa/isa.h"
+#include "support/format.h"
 #include "support/signals.h"
 #include "support/timer.h"
 
@@ -127,9 +126,9 @@ Roofs RoofMeter::measure(char* from, char* to, int64_t bytes, int64_t elements, 
 std::string RoofMeter::description() const {
   const auto pass = [&](const Choice& choice) {
     const char* name = loops_.variants[choice.variant].name;
-    return choice.distance > 0 ? fmt::format("{} {}", name, choice.distance) : std::string(name);
+    return choice.distance > 0 ? formatted("{} {}", name, choice.distance) : std::string(name);
   };
-  return fmt::format("{}; in place: {}; copy: {}; read: {}", loops_.isa, pass(in_place_), pass(copy_), pass(read_));
+  return formatted("{}; in place: {}; copy: {}; read: {}", loops_.isa, pass(in_place_), pass(copy_), pass(read_));
 }
 
 }  // namespace tileloss::tools

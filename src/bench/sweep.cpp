@@ -1,16 +1,16 @@
 #include "bench/sweep.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "bench/sweep_case.h"
 #include "bench/sweep_file.h"
 #include "bench/sweep_progress.h"
 #include "bench/sweep_report.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 
@@ -22,10 +22,10 @@ int64_t count_done(const SweepConfig& config, const SweepFile& file) {
 }
 
 void print_start(const SweepConfig& config, const SweepFile& file, int64_t done) {
-  fmt::print("sweep {}: {} cases, results in {}\n", shown(config.file), config.cases.size(), shown(config.output.string()));
-  if (done > 0) fmt::print("{} of them are there already\n", done);
+  print_formatted("sweep {}: {} cases, results in {}\n", shown(config.file), config.cases.size(), shown(config.output.string()));
+  if (done > 0) print_formatted("{} of them are there already\n", done);
   if (const int64_t others = file.size() - done; others > 0) {
-    fmt::print("note: {} results there belong to other settings: kept and ignored\n", others);
+    print_formatted("note: {} results there belong to other settings: kept and ignored\n", others);
   }
   std::fflush(stdout);
 }
@@ -48,11 +48,11 @@ void run_cases(const SweepConfig& config, const std::vector<std::string>& case_c
 }
 
 int finish(const std::vector<Json>& lines) {
-  fmt::print("{}", sweep_report(lines));
+  print_formatted("{}", sweep_report(lines));
   std::map<std::string, int> counts;
   for (const Json& line : lines) ++counts[line.at("status").get<std::string>()];
-  fmt::print("\n");
-  for (const auto& [status, count] : counts) fmt::print("{}: {}\n", status, count);
+  print_formatted("\n");
+  for (const auto& [status, count] : counts) print_formatted("{}: {}\n", status, count);
   return counts.size() == 1 && counts.contains("ok") ? kExitPass : kExitCheckFailed;
 }
 
@@ -64,8 +64,8 @@ void check_memory_limit(const ChildLimits& limits, int64_t own_bytes) {
   if (limits.memory_mb == 0 || limits.memory_mb >= least_mb) return;
   throw ToolError(
       kExitUsage,
-      fmt::format("memory_limit_mb: expected 0 (no limit) or at least {}, the address space of the program itself, got {}",
-                  least_mb, limits.memory_mb));
+      formatted("memory_limit_mb: expected 0 (no limit) or at least {}, the address space of the program itself, got {}",
+                least_mb, limits.memory_mb));
 }
 
 int run_sweep(const SweepConfig& config, const std::vector<std::string>& case_command) {
@@ -75,8 +75,8 @@ int run_sweep(const SweepConfig& config, const std::vector<std::string>& case_co
   try {
     run_cases(config, case_command, file, done);
   } catch (const Stopped&) {
-    fmt::print("stopped with {} of {} cases done: the same command goes on from here\n", count_done(config, file),
-               config.cases.size());
+    print_formatted("stopped with {} of {} cases done: the same command goes on from here\n", count_done(config, file),
+                    config.cases.size());
     throw;
   }
   std::vector<Json> lines;

@@ -1,12 +1,12 @@
 #include "bench/sweep_case.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "support/abi.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -51,9 +51,9 @@ std::string value_text(const Json& sweep_case, const std::string& parameter) {
 std::string describe_work(const Json& sweep_case) {
   std::string text = value_text(sweep_case, "loss");
   if (sweep_case.contains("preset")) text += " preset=" + value_text(sweep_case, "preset");
-  for (const auto& [name, value] : sweep_case.at("options").items()) text += fmt::format(" {}={}", name, plain(value));
-  text += fmt::format(" [{}, {}] {} {}", value_text(sweep_case, "tokens"), value_text(sweep_case, "vocab"),
-                      value_text(sweep_case, "dtype"), value_text(sweep_case, "pass"));
+  for (const auto& [name, value] : sweep_case.at("options").items()) text += formatted(" {}={}", name, plain(value));
+  text += formatted(" [{}, {}] {} {}", value_text(sweep_case, "tokens"), value_text(sweep_case, "vocab"),
+                    value_text(sweep_case, "dtype"), value_text(sweep_case, "pass"));
   if (sweep_case.contains("hidden")) text += " hidden " + value_text(sweep_case, "hidden");
   if (sweep_case.at("in_place").get<bool>()) text += " in place";
   return text;
@@ -70,8 +70,7 @@ std::vector<std::string> varied_axes(const std::vector<Json>& cases) {
 
 std::string describe_axes(const Json& sweep_case, const std::vector<std::string>& axes) {
   std::string text;
-  for (const std::string& axis : axes)
-    text += fmt::format("{}{}={}", text.empty() ? "" : " ", axis, value_text(sweep_case, axis));
+  for (const std::string& axis : axes) text += formatted("{}{}={}", text.empty() ? "" : " ", axis, value_text(sweep_case, axis));
   return text;
 }
 

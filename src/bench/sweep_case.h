@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/bench_run.h"
-#include "support/result_writer.h"
+#include "support/json.h"
 
 namespace tileloss::tools {
 

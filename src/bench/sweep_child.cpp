@@ -1,7 +1,6 @@
 #include "bench/sweep_child.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -15,9 +14,11 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "support/descriptor.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 #include "support/standard_streams.h"
@@ -33,7 +34,7 @@ constexpr size_t kMaxMessage = 300;
 constexpr const char* kFirstVictim = "1000";
 
 [[noreturn]] void fail(const char* action) {
-  throw ToolError(kExitEnvironment, fmt::format("sweep: cannot {}: {}", action, std::strerror(errno)));
+  throw ToolError(kExitEnvironment, formatted("sweep: cannot {}: {}", action, std::strerror(errno)));
 }
 
 // Only what may follow a fork. The parent has no other threads, so that the C library's locks are free.
@@ -54,7 +55,7 @@ constexpr const char* kFirstVictim = "1000";
     setrlimit(RLIMIT_AS, &limit);
   }
   execv(argv[0], argv.data());
-  write_stderr(fmt::format("cannot start {}: {}\n", argv[0], std::strerror(errno)));
+  write_stderr(formatted("cannot start {}: {}\n", argv[0], std::strerror(errno)));
   _exit(127);
 }
 
@@ -100,21 +101,21 @@ std::string last_line(const std::string& text) {
 
 Json failure(const char* status, const std::string& what, const ChildEnd& end) {
   const std::string said = last_line(end.output);
-  return {{"status", status}, {"message", said.empty() ? what : fmt::format("{}; it said: {}", what, shown(said, kMaxMessage))}};
+  return {{"status", status}, {"message", said.empty() ? what : formatted("{}; it said: {}", what, shown(said, kMaxMessage))}};
 }
 
 }  // namespace
 
 Json outcome_of(const ChildEnd& end, const ChildLimits& limits) {
-  if (end.timed_out) return failure("timeout", fmt::format("killed after {:g} s", limits.seconds), end);
+  if (end.timed_out) return failure("timeout", formatted("killed after {:g} s", limits.seconds), end);
   if (WIFSIGNALED(end.wait_status)) {
     const int signal = WTERMSIG(end.wait_status);
     if (signal == SIGKILL && end.oom_killer_ran) return failure("out_of_memory", "killed by the kernel for its memory", end);
-    Json crash = failure("crashed", fmt::format("signal {}, {}", signal, strsignal(signal)), end);
+    Json crash = failure("crashed", formatted("signal {}, {}", signal, strsignal(signal)), end);
     crash["signal"] = signal;
     return crash;
   }
-  if (const int code = WEXITSTATUS(end.wait_status); code != 0) return failure("error", fmt::format("exit code {}", code), end);
+  if (const int code = WEXITSTATUS(end.wait_status); code != 0) return failure("error", formatted("exit code {}", code), end);
   const Json report = Json::parse(last_line(end.output), nullptr, /*allow_exceptions=*/false);
   const bool reported = report.is_object() && report.contains("status") && report["status"].is_string();
   return reported ? report : failure("error", "no report", end);

@@ -1,10 +1,9 @@
 #include "bench/sweep_config.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "support/abi.h"
 #include "support/config.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/memory.h"
 #include "support/printable.h"
 
@@ -35,7 +35,7 @@ Axis read_axis(ConfigReader& reader, const std::string& key, const Json& fallbac
     ConfigReader item_reader(item);
     Json part = read(item_reader);
     if (std::find(axis.begin(), axis.end(), part) != axis.end()) {
-      item_reader.fail(key, fmt::format("{} stands there twice", part.dump()));
+      item_reader.fail(key, formatted("{} stands there twice", part.dump()));
     }
     axis.push_back(std::move(part));
   }
@@ -82,7 +82,7 @@ Json read_shape(ConfigReader& item) {
     const auto [after, error] = std::from_chars(at, end, size);
     const bool ends_well = &size == &sizes[0] ? after != end && *after == 'x' : after == end;
     if (error != std::errc() || !ends_well || size < 1 || size > kMaxCount) {
-      item.fail("shape", fmt::format("expected TOKENSxVOCAB, each 1 to {}, got '{}'", kMaxCount, shown(text)));
+      item.fail("shape", formatted("expected TOKENSxVOCAB, each 1 to {}, got '{}'", kMaxCount, shown(text)));
     }
     at = after + 1;
   }
@@ -98,7 +98,7 @@ Json read_dtype(ConfigReader& item) {
 Json read_workspace(ConfigReader& item) {
   const std::string text = item.text("workspace");
   const std::optional<int64_t> bytes = parse_bytes(text);
-  if (!bytes) item.fail("workspace", fmt::format("expected {}, got '{}'", kBytesExpected, shown(text)));
+  if (!bytes) item.fail("workspace", formatted("expected {}, got '{}'", kBytesExpected, shown(text)));
   return {{"workspace", *bytes}};
 }
 
@@ -142,7 +142,7 @@ std::vector<Json> combine(const std::vector<Axis>& axes, const Json& common, con
   size_t count = 1;
   for (const Axis& axis : axes) {
     count *= axis.size();
-    if (count > kMaxCases) reader.fail("shape", fmt::format("all lists together make more than {} cases", kMaxCases));
+    if (count > kMaxCases) reader.fail("shape", formatted("all lists together make more than {} cases", kMaxCases));
   }
   std::vector<Json> cases = {Json::object()};
   cases.reserve(count);

@@ -1,11 +1,11 @@
 #include "bench/sweep_file.h"
 
-#include <fmt/format.h>
-
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 
 namespace tileloss::tools {
@@ -30,7 +30,7 @@ std::string fault_of(const Json& line) {
   for (const char* time : {"median_ms", "min_ms"}) {
     if (!line.contains(time)) return lacks(time);
     if (!line[time].is_number() || !(line[time].get<double>() > 0)) {
-      return fmt::format("{}: expected a number above 0, got {}", time, shown(line[time].dump()));
+      return formatted("{}: expected a number above 0, got {}", time, shown(line[time].dump()));
     }
   }
   return "";
@@ -43,12 +43,11 @@ SweepFile::SweepFile(const std::filesystem::path& path)
 
 void SweepFile::keep(Json line, const std::string& where) {
   if (const std::string fault = fault_of(line); !fault.empty()) {
-    throw ToolError(kExitUsage, fmt::format("results file {}: not a sweep's result: {}", where, fault));
+    throw ToolError(kExitUsage, formatted("results file {}: not a sweep's result: {}", where, fault));
   }
   std::string text = line["case"].dump();
   const auto [at, is_new] = lines_.emplace(std::move(text), std::move(line));
-  if (!is_new)
-    throw ToolError(kExitUsage, fmt::format("results file {}: a second result of the case {}", where, shown(at->first)));
+  if (!is_new) throw ToolError(kExitUsage, formatted("results file {}: a second result of the case {}", where, shown(at->first)));
 }
 
 const Json* SweepFile::find(const Json& sweep_case) const {

@@ -1,11 +1,12 @@
 #include "bench/sweep_progress.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "support/format.h"
 #include "support/standard_streams.h"
 
 namespace tileloss::tools {
@@ -21,16 +22,16 @@ size_t terminal_width() {
 }
 
 std::string duration(double seconds) {
-  if (seconds < 100) return fmt::format("{:.0f} s", seconds);
-  if (seconds < 6000) return fmt::format("{:.0f} min", seconds / 60);
-  return fmt::format("{:.1f} h", seconds / 3600);
+  if (seconds < 100) return formatted("{:.0f} s", seconds);
+  if (seconds < 6000) return formatted("{:.0f} min", seconds / 60);
+  return formatted("{:.1f} h", seconds / 3600);
 }
 
 }  // namespace
 
 std::string describe_result(const Json& result) {
   const auto status = result.at("status").get<std::string>();
-  if (status == "ok") return fmt::format("{:.4g} ms", result.at("median_ms").get<double>());
+  if (status == "ok") return formatted("{:.4g} ms", result.at("median_ms").get<double>());
   return status + ": " + result.value("message", "");
 }
 
@@ -50,15 +51,14 @@ void SweepProgress::starting(const std::string& description) {
   if (const int64_t ran = done_ - done_before_; ran > 0) {
     left = duration(since_start_.seconds() / static_cast<double>(ran) * static_cast<double>(total_ - done_)) + " left, ";
   }
-  show(fmt::format("[{}{}] {}/{} {}{}", std::string(filled, '#'), std::string(kBarWidth - filled, '-'), done_, total_, left,
-                   description));
+  show(formatted("[{}{}] {}/{} {}{}", std::string(filled, '#'), std::string(kBarWidth - filled, '-'), done_, total_, left,
+                 description));
 }
 
 void SweepProgress::finished(const std::string& description, const Json& result) {
   ++done_;
   if (terminal_ && result.at("status") == "ok") return;
-  write_stderr(
-      fmt::format("{}[{}/{}] {}: {}\n", terminal_ ? kClearLine : "", done_, total_, description, describe_result(result)));
+  write_stderr(formatted("{}[{}/{}] {}: {}\n", terminal_ ? kClearLine : "", done_, total_, description, describe_result(result)));
 }
 
 }  // namespace tileloss::tools

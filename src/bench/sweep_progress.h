@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "support/result_writer.h"
+#include "support/json.h"
 #include "support/timer.h"
 
 namespace tileloss::tools {

@@ -1,14 +1,14 @@
 #include "bench/sweep_report.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "bench/roofs.h"
 #include "bench/sweep_case.h"
 #include "bench/sweep_progress.h"
+#include "support/format.h"
 #include "support/table.h"
 
 namespace tileloss::tools {
@@ -42,7 +42,7 @@ std::string group_text(const std::vector<const Json*>& group, const std::vector<
 
   std::vector<std::string> header = axes;
   const bool has_products = best.at("case").contains("hidden");
-  const std::string scale = is_ok(best) ? fmt::format("0 to {:.4g} ms", slowest) : "";
+  const std::string scale = is_ok(best) ? formatted("0 to {:.4g} ms", slowest) : "";
   for (const std::string& name : {std::string("runs as"), std::string("min ms"), std::string(has_products ? "TFLOP/s" : "GB/s"),
                                   std::string("median ms"), scale})
     header.push_back(name);
@@ -52,12 +52,12 @@ std::string group_text(const std::vector<const Json*>& group, const std::vector<
     for (const std::string& axis : axes) cells.push_back(value_text(line->at("case"), axis));
     if (is_ok(*line)) {
       const auto bar = static_cast<size_t>(std::lround(kChartWidth * median_ms(*line) / slowest));
-      cells.push_back(fmt::format("{} x{} {} {}x{}", line->at("isa").get<std::string>(), line->at("threads").get<int>(),
-                                  line->at("schedule").get<std::string>(), line->at("row_block").get<int64_t>(),
-                                  line->at("vocab_block").get<int64_t>()));
-      cells.push_back(fmt::format("{:.4g}", line->at("min_ms").get<double>()));
-      cells.push_back(fmt::format("{:.3g}", line->at(has_products ? "tflops" : "gb_per_s").get<double>()));
-      cells.push_back(fmt::format("{:.4g}", median_ms(*line)));
+      cells.push_back(formatted("{} x{} {} {}x{}", line->at("isa").get<std::string>(), line->at("threads").get<int>(),
+                                line->at("schedule").get<std::string>(), line->at("row_block").get<int64_t>(),
+                                line->at("vocab_block").get<int64_t>()));
+      cells.push_back(formatted("{:.4g}", line->at("min_ms").get<double>()));
+      cells.push_back(formatted("{:.3g}", line->at(has_products ? "tflops" : "gb_per_s").get<double>()));
+      cells.push_back(formatted("{:.4g}", median_ms(*line)));
       cells.push_back(std::string(bar, '#') + (line == &best ? " best" : ""));
     } else {
       cells.insert(cells.end(), {"-", "-", "-", line->at("status").get<std::string>(), ""});
@@ -67,7 +67,7 @@ std::string group_text(const std::vector<const Json*>& group, const std::vector<
   std::string text = "\n" + describe_work(best.at("case")) + "\n" + table.text();
   if (!is_ok(best)) return text + "best: none\n";
   const std::string how = describe_axes(best.at("case"), axes);
-  return text + fmt::format("best: {}{}{}\n", how, how.empty() ? "" : ": ", describe_result(best));
+  return text + formatted("best: {}{}{}\n", how, how.empty() ? "" : ": ", describe_result(best));
 }
 
 // Cases that differ in `axis` alone: the slowest median over the fastest.
@@ -85,7 +85,7 @@ std::string effect_text(const std::vector<Json>& lines, const std::string& axis)
     if (medians.size() > 1) ratios.push_back(*slowest / *fastest);
   }
   if (ratios.empty()) return "";
-  return fmt::format("{}: {:.3f} x, at most {:.3f} x\n", axis, median(ratios), *std::max_element(ratios.begin(), ratios.end()));
+  return formatted("{}: {:.3f} x, at most {:.3f} x\n", axis, median(ratios), *std::max_element(ratios.begin(), ratios.end()));
 }
 
 }  // namespace

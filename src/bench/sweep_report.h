@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "support/result_writer.h"
+#include "support/json.h"
 
 namespace tileloss::tools {
 

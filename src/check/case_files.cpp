@@ -1,8 +1,5 @@
 #include "check/case_files.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -12,6 +9,7 @@
 
 #include "check/gradcheck_linear.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -55,12 +53,12 @@ class OutputReader {
     tileloss_plan_init(&results.plan);
     for (const StoredTensor& tensor : file_.tensors()) {
       if (!read_tensor(tensor, results)) {
-        file_.refuse(tensor, fmt::format("is no output of {}, which are: {}", config_.function.name(), fmt::join(names(), ", ")));
+        file_.refuse(tensor, formatted("is no output of {}, which are: {}", config_.function.name(), fmt::join(names(), ", ")));
       }
     }
     if (file_.tensors().empty()) {
-      throw ToolError(kExitUsage, fmt::format("{}: expected at least one output of {}: {}, got none", file_.name(),
-                                              config_.function.name(), fmt::join(names(), ", ")));
+      throw ToolError(kExitUsage, formatted("{}: expected at least one output of {}: {}, got none", file_.name(),
+                                            config_.function.name(), fmt::join(names(), ", ")));
     }
     if (has_gradient_) results.gradients.push_back(std::move(gradient_));
     return results;
@@ -108,14 +106,14 @@ class OutputReader {
       if (tensor.shape == shape) return;
       expected.push_back(shape_text(shape));
     }
-    file_.refuse(tensor, fmt::format("expected {}, got {}", fmt::join(expected, " or "), shape_text(tensor.shape)));
+    file_.refuse(tensor, formatted("expected {}, got {}", fmt::join(expected, " or "), shape_text(tensor.shape)));
   }
 
   void check_dtype(const StoredTensor& tensor, const std::vector<std::string_view>& dtypes) const {
     for (const std::string_view dtype : dtypes) {
       if (tensor.dtype == dtype) return;
     }
-    file_.refuse(tensor, fmt::format("expected {}, got {}", fmt::join(dtypes, " or "), tensor.dtype));
+    file_.refuse(tensor, formatted("expected {}, got {}", fmt::join(dtypes, " or "), tensor.dtype));
   }
 
   bool read_floats(const StoredTensor& tensor, const std::vector<Shape>& shapes, std::vector<float>& values) const {

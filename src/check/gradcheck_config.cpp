@@ -1,13 +1,12 @@
 #include "check/gradcheck_config.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <span>
 #include <string_view>
 
 #include "check/row_outputs.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -65,7 +64,7 @@ void need(const ConfigReader& reader, const std::string& tensor, const std::opti
           const char* reason) {
   if (scale || !in_file.empty()) return;
   reader.fail(tensor + "_noise_scale",
-              fmt::format("expected a number, or source.{} of a file, as {}, got neither", tensor, reason));
+              formatted("expected a number, or source.{} of a file, as {}, got neither", tensor, reason));
 }
 
 void read_policy(ConfigReader& reader, GradcheckConfig& out) {
@@ -154,7 +153,7 @@ std::map<std::string, std::string> origins_of(const ConfigNode& root) {
   for (const ConfigNode& child : root.children) origins.emplace(child.key, child.origin + ": " + child.key);
   for (const ConfigNode& section : root.children) {
     for (const ConfigNode& child : section.children) {
-      origins.emplace(child.key, fmt::format("{}: {}.{}", child.origin, section.key, child.key));
+      origins.emplace(child.key, formatted("{}: {}.{}", child.origin, section.key, child.key));
     }
   }
   return origins;

@@ -1,12 +1,11 @@
 // The inputs and buffers of gradcheck's level linear.
 #include "check/gradcheck_linear.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <cstring>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 
@@ -38,8 +37,8 @@ StoredMatrix like(StoredMatrix m, NumberFormat format, const HugeBuffer& buffer)
 
 void set_views(const GradcheckConfig& config, NumberFormat format, int64_t hidden, CheckInputs& inputs) {
   if (inputs.cols > (int64_t{1} << 50) / hidden) {
-    throw ToolError(kExitUsage, fmt::format("vocab_size * hidden_size: a head of {} rows of {} has more than 2^50 elements",
-                                            inputs.cols, hidden));
+    throw ToolError(kExitUsage, formatted("vocab_size * hidden_size: a head of {} rows of {} has more than 2^50 elements",
+                                          inputs.cols, hidden));
   }
   LinearTensors& tensors = inputs.linear.emplace();
   tensors.hidden_view = {nullptr, format, inputs.rows, hidden, hidden, 1};
@@ -114,12 +113,12 @@ void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, Che
   const StoredTensor& head = head_tensor(config, file);
   const int64_t width = hidden.shape.back();
   if (head.shape[1] != width || head.dtype != hidden.dtype) {
-    file.refuse(head, fmt::format("expected {} with rows of {}, as {} has, got {} with rows of {}", hidden.dtype, width,
-                                  shown(hidden.name), head.dtype, head.shape[1]));
+    file.refuse(head, formatted("expected {} with rows of {}, as {} has, got {} with rows of {}", hidden.dtype, width,
+                                shown(hidden.name), head.dtype, head.shape[1]));
   }
   if (config.linear.hidden_size > 0 && config.linear.hidden_size != width) {
     file.refuse(hidden,
-                fmt::format("expected rows of the config's hidden_size, {}, got rows of {}", config.linear.hidden_size, width));
+                formatted("expected rows of the config's hidden_size, {}, got rows of {}", config.linear.hidden_size, width));
   }
   set_views(config, inputs.format, width, inputs);
   LinearTensors& tensors = *inputs.linear;

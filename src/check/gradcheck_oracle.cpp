@@ -1,7 +1,5 @@
 #include "check/gradcheck_oracle.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 #include <string_view>
@@ -9,6 +7,7 @@
 #include "check/error_metric.h"
 #include "check/gradcheck_policy.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -175,7 +174,7 @@ std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, cons
   for (const Entry& entry : kOracles) {
     if (entry.function == name) return entry.make(config, inputs);
   }
-  throw ToolError(kExitUsage, fmt::format("{}: there is no oracle for {}", config.file, config.function.name()));
+  throw ToolError(kExitUsage, formatted("{}: there is no oracle for {}", config.file, config.function.name()));
 }
 
 }  // namespace tileloss::tools

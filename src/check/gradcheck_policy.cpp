@@ -1,13 +1,12 @@
 #include "check/gradcheck_policy.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 #include <string>
 
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_oracle.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/signals.h"
 
 namespace tileloss::tools {
@@ -35,7 +34,7 @@ T element(const std::vector<char>& data, size_t index) {
 }
 
 [[noreturn]] void fail(const SafetensorsFile& file, const StoredTensor& tensor, const char* expected) {
-  file.refuse(tensor, fmt::format("expected {}, got {}", expected, tensor.dtype));
+  file.refuse(tensor, formatted("expected {}, got {}", expected, tensor.dtype));
 }
 
 std::vector<float> read_floats(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count) {
@@ -48,7 +47,7 @@ std::vector<float> read_floats(const SafetensorsFile& file, const StoredTensor& 
 // One a sequence. How many sequences the rows are is the config's to say: a check of fewer takes the first.
 std::vector<float> read_sequence_advantages(const SafetensorsFile& file, const StoredTensor& tensor, int64_t sequences) {
   if (tensor.elements() < sequences) {
-    file.refuse(tensor, fmt::format("expected at least {} values, one a sequence, got {}", sequences, tensor.elements()));
+    file.refuse(tensor, formatted("expected at least {} values, one a sequence, got {}", sequences, tensor.elements()));
   }
   return read_floats(file, tensor, sequences);
 }

@@ -7,7 +7,7 @@
 
 #include "check/gradcheck_judge.h"
 #include "check/strict.h"
-#include "support/result_writer.h"
+#include "support/json.h"
 
 namespace tileloss::tools {
 

@@ -1,7 +1,5 @@
 #include "check/gradcheck_run.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -11,6 +9,7 @@
 #include "check/gradcheck_policy.h"
 #include "support/arg_slots.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/safetensors.h"
 #include "support/signals.h"
 #include "support/timer.h"
@@ -42,8 +41,8 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.seq_len = config.seq_len > 0 ? config.seq_len : file_rows / inputs.batch_size;
   inputs.rows = inputs.batch_size * inputs.seq_len;  // each below 2^31
   if (inputs.rows > kMaxElements / inputs.cols) {
-    throw ToolError(kExitUsage, fmt::format("batch_size * seq_len * vocab_size: {} rows of {} are more than 2^50 elements",
-                                            inputs.rows, inputs.cols));
+    throw ToolError(kExitUsage, formatted("batch_size * seq_len * vocab_size: {} rows of {} are more than 2^50 elements",
+                                          inputs.rows, inputs.cols));
   }
   inputs.group_rows = config.row_groups ? inputs.seq_len : 0;
   inputs.valid = config.function.get_integer("valid_vocab", -1);
@@ -54,7 +53,7 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
 void read_labels(const SafetensorsFile& file, const StoredTensor& tensor, CheckInputs& inputs) {
   if (tensor.dtype != "I64" && tensor.dtype != "I32") {
-    file.refuse(tensor, fmt::format("expected I64 or I32 labels, got {}", tensor.dtype));
+    file.refuse(tensor, formatted("expected I64 or I32 labels, got {}", tensor.dtype));
   }
   const std::vector<char> data = file.read(tensor);
   inputs.labels.resize(static_cast<size_t>(inputs.rows));
@@ -68,8 +67,8 @@ void read_labels(const SafetensorsFile& file, const StoredTensor& tensor, CheckI
       label = narrow;
     }
     if ((label < 0 || label >= inputs.valid) && !inputs.is_ignored(static_cast<int64_t>(i))) {
-      file.refuse(tensor, fmt::format("row {}: expected a label from 0 to {}, or {} (ignore_index), got {}", i, inputs.valid - 1,
-                                      inputs.ignore_index, label));
+      file.refuse(tensor, formatted("row {}: expected a label from 0 to {}, or {} (ignore_index), got {}", i, inputs.valid - 1,
+                                    inputs.ignore_index, label));
     }
   }
 }
@@ -82,20 +81,20 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   inputs.format = number_format(file, logits);
   if (config.dtype && *config.dtype != inputs.format) {
     file.refuse(logits,
-                fmt::format("expected the config's dtype, {}, got {}", reference::format_info(*config.dtype).name, logits.dtype));
+                formatted("expected the config's dtype, {}, got {}", reference::format_info(*config.dtype).name, logits.dtype));
   }
   if (logits.shape.size() < 2 || logits.elements() == 0) {
     file.refuse(logits, "expected at least two dimensions and one element");
   }
   inputs.cols = config.is_linear() ? head_rows(config, file) : logits.shape.back();
   if (config.vocab_size > 0 && config.vocab_size != inputs.cols) {
-    file.refuse(logits, fmt::format("expected the config's vocab_size, {}, got {} columns", config.vocab_size, inputs.cols));
+    file.refuse(logits, formatted("expected the config's vocab_size, {}, got {} columns", config.vocab_size, inputs.cols));
   }
   const int64_t file_rows = logits.elements() / logits.shape.back();
   set_shape(config, file_rows, inputs);
   if (inputs.rows > file_rows || inputs.rows == 0) {
-    file.refuse(logits, fmt::format("expected at least the config's batch_size * seq_len, {} rows, and one, got {}", inputs.rows,
-                                    file_rows));
+    file.refuse(logits, formatted("expected at least the config's batch_size * seq_len, {} rows, and one, got {}", inputs.rows,
+                                  file_rows));
   }
   if (config.is_policy()) load_policy_layout(config, file, logits, inputs);
   if (config.is_linear()) load_linear(config, file, inputs);

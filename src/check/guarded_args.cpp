@@ -1,10 +1,10 @@
 #include "check/guarded_args.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -69,22 +69,22 @@ int64_t elements_apart(size_t bytes, size_t element) {
 
 std::string place(const TensorView& view, int64_t row, int64_t column) {
   if (view.is_transposed) std::swap(row, column);
-  return view.is_matrix ? fmt::format("row {}, column {}", row, column) : fmt::format("element {} of {}", row, view.rows);
+  return view.is_matrix ? formatted("row {}, column {}", row, column) : formatted("element {} of {}", row, view.rows);
 }
 
 std::string bits(const unsigned char* element, size_t bytes) {
   std::string text = "0x";
-  for (size_t i = bytes; i-- > 0;) text += fmt::format("{:02x}", element[i]);
+  for (size_t i = bytes; i-- > 0;) text += formatted("{:02x}", element[i]);
   return text;
 }
 
 std::string overrun(const TensorView& view, int64_t row, size_t elements, bool past) {
-  const std::string whose = view.is_matrix ? fmt::format("{} {}, ", view.is_transposed ? "column" : "row", row) : "";
+  const std::string whose = view.is_matrix ? formatted("{} {}, ", view.is_transposed ? "column" : "row", row) : "";
   const char* unit = view.element == 1 ? "byte" : "element";
   const std::string side = !past            ? "before the start"
                            : view.is_matrix ? "past the end"
-                                            : fmt::format("past the end of {}", view.rows);
-  return fmt::format("{} overrun: {}{} {}{} {}", view.name, whose, elements, unit, elements == 1 ? "" : "s", side);
+                                            : formatted("past the end of {}", view.rows);
+  return formatted("{} overrun: {}{} {}{} {}", view.name, whose, elements, unit, elements == 1 ? "" : "s", side);
 }
 
 const char* access_name(MemoryFault::Access access) {
@@ -98,7 +98,7 @@ std::string GuardLayout::name() const {
                       : rows == Rows::kApart  ? ", rows apart"
                       : rows == Rows::kGroups ? ", groups of rows"
                                               : "";
-  return fmt::format("flush {}{}", flush == Flush::kRight ? "right" : "left", apart);
+  return formatted("flush {}{}", flush == Flush::kRight ? "right" : "left", apart);
 }
 
 bool GuardedArgs::is_of_use(const tileloss_args& given, GuardLayout layout) {
@@ -203,7 +203,7 @@ std::vector<std::string> GuardedArgs::compare(const tileloss_args& expected) con
   });
   for (const Region& region : regions_) {
     if (region.is_writable && region.view.is_matrix) add(compare_gaps(region));
-    if (!region.buffer.canary_intact()) add(fmt::format("{}: bytes beside it were overwritten", region.view.name));
+    if (!region.buffer.canary_intact()) add(formatted("{}: bytes beside it were overwritten", region.view.name));
   }
   return findings;
 }
@@ -218,13 +218,13 @@ std::string GuardedArgs::compare_rows(const Region& region, const TensorView& ex
       const size_t at = static_cast<size_t>(column) * view.element;
       const auto offset = static_cast<size_t>(found + at - row_of(view, 0));
       const bool unwritten = is_unwritten(found + at, view.element, offset);
-      const std::string where = fmt::format("{}: {}", view.name, place(view, row, column));
+      const std::string where = formatted("{}: {}", view.name, place(view, row, column));
       if (!region.is_written) {
         if (!unwritten) return where + " was written, by a pass that has no such output";
       } else if (std::memcmp(found + at, wanted + at, view.element) != 0) {
         if (unwritten) return where + " was not written";
-        return fmt::format("{} is {}, but {} in the ordinary run", where, bits(found + at, view.element),
-                           bits(wanted + at, view.element));
+        return formatted("{} is {}, but {} in the ordinary run", where, bits(found + at, view.element),
+                         bits(wanted + at, view.element));
       }
     }
   }
@@ -253,12 +253,12 @@ std::string GuardedArgs::compare_gaps(const Region& region) const {
 }
 
 std::string GuardedArgs::describe(const MemoryFault& fault) const {
-  const std::string how = fmt::format(" ({}), {}", access_name(fault.access), layout_.name());
+  const std::string how = formatted(" ({}), {}", access_name(fault.access), layout_.name());
   const auto found =
       std::find_if(regions_.begin(), regions_.end(), [&](const Region& region) { return region.buffer.contains(fault.address); });
   // The processor names no address, nor what was wanted of it.
   if (fault.address == 0) return "a misaligned vector access, or a null or wild pointer, " + layout_.name();
-  if (found == regions_.end()) return fmt::format("address {:#x} is near no argument{}", fault.address, how);
+  if (found == regions_.end()) return formatted("address {:#x} is near no argument{}", fault.address, how);
   const TensorView& view = found->view;
   const auto start = reinterpret_cast<uintptr_t>(view.data);
   if (fault.address < start) return overrun(view, 0, (start - fault.address + view.element - 1) / view.element, false) + how;
@@ -269,8 +269,8 @@ std::string GuardedArgs::describe(const MemoryFault& fault) const {
   const int64_t row = row_at(view, offset);
   const size_t in_row = offset - row_offset(view, row);
   if (in_row < row_bytes(view)) {
-    return fmt::format("{}: {}{}{}", view.name, place(view, row, static_cast<int64_t>(in_row / view.element)), how,
-                       found->is_writable ? "" : ", which is an input");
+    return formatted("{}: {}{}{}", view.name, place(view, row, static_cast<int64_t>(in_row / view.element)), how,
+                     found->is_writable ? "" : ", which is an input");
   }
   if (is_break(view, row + 1) && layout_.flush == Flush::kLeft) {
     return overrun(view, row + 1, (row_offset(view, row + 1) - offset + view.element - 1) / view.element, false) + how;

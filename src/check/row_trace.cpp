@@ -1,15 +1,15 @@
 #include "check/row_trace.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_rows.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -328,7 +328,7 @@ Json json_of(const std::optional<double>& value) { return value ? Json(*value) :
 
 void check_range(const char* flag, int64_t value, int64_t count, const char* what) {
   if (value >= 0 && value < count) return;
-  throw ToolError(kExitUsage, fmt::format("{}: expected 0 to {}, of {} {}, got {}", flag, count - 1, count, what, value));
+  throw ToolError(kExitUsage, formatted("{}: expected 0 to {}, of {} {}, got {}", flag, count - 1, count, what, value));
 }
 
 }  // namespace

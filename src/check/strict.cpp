@@ -1,6 +1,5 @@
 #include "check/strict.h"
 
-#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -12,9 +11,11 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/signals.h"
 
 namespace tileloss::tools {
@@ -135,7 +136,7 @@ std::vector<std::string> run_in_child(const Work& work, const std::function<std:
     return {describe(message.fault)};
   }
   if (WIFSIGNALED(status))
-    return {fmt::format("the call ended with signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))};
+    return {formatted("the call ended with signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))};
   if (report.empty() || report[0] != kTextTag) return {"the call ended the process"};
   return lines_of(report.substr(1));
 }
@@ -182,9 +183,9 @@ GradcheckConfig reduced(const GradcheckConfig& config, const CheckInputs& inputs
 std::string StrictReport::text() const {
   std::string text;
   for (const std::string& finding : findings) text += "strict: " + finding + "\n";
-  const std::string of_columns = columns == all_columns ? "" : fmt::format(", {} of {} columns", columns, all_columns);
-  text += fmt::format("strict: {} calls in {} layouts of guard-page buffers, {} of {} rows{}: {}\n", calls, layouts, rows,
-                      all_rows, of_columns, findings.empty() ? "nothing found" : fmt::format("{} findings", findings.size()));
+  const std::string of_columns = columns == all_columns ? "" : formatted(", {} of {} columns", columns, all_columns);
+  text += formatted("strict: {} calls in {} layouts of guard-page buffers, {} of {} rows{}: {}\n", calls, layouts, rows, all_rows,
+                    of_columns, findings.empty() ? "nothing found" : formatted("{} findings", findings.size()));
   return text;
 }
 
@@ -210,7 +211,7 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
     };
     for (const std::string& finding : run_in_child(work, [&](const MemoryFault& fault) { return guarded.describe(fault); })) {
       report.findings.push_back(
-          fmt::format("{}, {} {}, {}", finding, function.name(), pass_name(pass), tileloss_isa_name(plan.cpu.isa)));
+          formatted("{}, {} {}, {}", finding, function.name(), pass_name(pass), tileloss_isa_name(plan.cpu.isa)));
     }
   }
   if (report.findings.empty()) call(function, pass, args, plan);

@@ -10,7 +10,7 @@
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
 #include "check/guarded_args.h"
-#include "support/result_writer.h"
+#include "support/json.h"
 #include "support/thread_team.h"
 
 namespace tileloss::tools {

@@ -1,10 +1,11 @@
 // tileloss bench: how long a loss takes, beside what the machine could do at best.
-#include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
 #include "support/flags.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 #include "support/standard_streams.h"
@@ -36,39 +38,39 @@ struct Command {
 // "[64, 32000]", or "[64, 1536] x [32000, 1536]".
 std::string shape_text(const BenchSettings& settings) {
   const int64_t hidden = settings.head.hidden;
-  if (hidden == 0) return fmt::format("[{}, {}]", settings.tokens, settings.vocab);
+  if (hidden == 0) return formatted("[{}, {}]", settings.tokens, settings.vocab);
   const bool turned = settings.head.is_transposed;
-  return fmt::format("[{}, {}] x [{}, {}]{}", settings.tokens, hidden, turned ? hidden : settings.vocab,
-                     turned ? settings.vocab : hidden, settings.head.is_frozen ? ", frozen head" : "");
+  return formatted("[{}, {}] x [{}, {}]{}", settings.tokens, hidden, turned ? hidden : settings.vocab,
+                   turned ? settings.vocab : hidden, settings.head.is_frozen ? ", frozen head" : "");
 }
 
 using Cell = std::pair<std::string, std::string>;
 
 // A pass as a row of the table, by column.
 std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Timing& timing) {
-  const auto megabytes = [](int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6); };
+  const auto megabytes = [](int64_t bytes) { return formatted("{:.2f}", static_cast<double>(bytes) / 1e6); };
   const double roof = bench.roof_ms(report.roofs, timing);
   std::vector<Cell> cells = {{"pass", timing.pass},
                              {"impl", timing.implementation},
                              {"isa", timing.isa},
                              {"schedule", timing.schedule},
-                             {"first s", fmt::format("{:.3f}", timing.first_call_s)},
-                             {"median ms", fmt::format("{:.2f}", timing.median_ms)},
-                             {"min ms", fmt::format("{:.2f}", timing.min_ms)},
-                             {"mean ms", fmt::format("{:.2f}", timing.mean_ms)}};
+                             {"first s", formatted("{:.3f}", timing.first_call_s)},
+                             {"median ms", formatted("{:.2f}", timing.median_ms)},
+                             {"min ms", formatted("{:.2f}", timing.min_ms)},
+                             {"mean ms", formatted("{:.2f}", timing.mean_ms)}};
   if (bench.function().is_linear()) {
-    cells.emplace_back("kept columns", fmt::format("{}", timing.kept_columns));
-    cells.emplace_back("rows in dhead", fmt::format("{}", timing.kept_rows));
-    cells.emplace_back("TFLOP/s", fmt::format("{:.3f}", tflops(timing)));
-    cells.emplace_back("of roof", fmt::format("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
+    cells.emplace_back("kept columns", formatted("{}", timing.kept_columns));
+    cells.emplace_back("rows in dhead", formatted("{}", timing.kept_rows));
+    cells.emplace_back("TFLOP/s", formatted("{:.3f}", tflops(timing)));
+    cells.emplace_back("of roof", formatted("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
   } else {
-    cells.emplace_back("GB/s", fmt::format("{:.1f}", gb_per_s(timing)));
+    cells.emplace_back("GB/s", formatted("{:.1f}", gb_per_s(timing)));
   }
-  cells.emplace_back("roof ms", fmt::format("{:.2f}", roof));
-  cells.emplace_back("ratio", fmt::format("{:.2f}", timing.median_ms / roof));
+  cells.emplace_back("roof ms", formatted("{:.2f}", roof));
+  cells.emplace_back("ratio", formatted("{:.2f}", timing.median_ms / roof));
   cells.emplace_back("workspace MB", megabytes(timing.workspace_bytes));
   cells.emplace_back("measured MB", megabytes(timing.mem_scratch));
-  cells.emplace_back("peak MB", fmt::format("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6));
+  cells.emplace_back("peak MB", formatted("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6));
   return cells;
 }
 
@@ -76,26 +78,26 @@ void print_workspaces(const BenchReport& report) {
   Table table({"pass", "part of its workspace", "MB"});
   for (const Timing& timing : report.timings) {
     for (const tileloss_plan_buffer& buffer : timing.buffers) {
-      table.add({timing.pass, buffer.name, fmt::format("{:.2f}", static_cast<double>(buffer.bytes) / 1e6)});
+      table.add({timing.pass, buffer.name, formatted("{:.2f}", static_cast<double>(buffer.bytes) / 1e6)});
     }
   }
-  fmt::print("\n{}", table.text());
+  print_formatted("\n{}", table.text());
 }
 
 void print_table(const Command& command, const Bench& bench, const BenchReport& report) {
   const BenchSettings& settings = command.settings;
-  fmt::print("{}{} {} {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
-             bench.function().preset().empty() ? "" : " " + bench.function().preset(), shape_text(settings),
-             reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
-             settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
-  if (const Json options = bench.function().to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
+  print_formatted("{}{} {} {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
+                  bench.function().preset().empty() ? "" : " " + bench.function().preset(), shape_text(settings),
+                  reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
+                  settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
+  if (const Json options = bench.function().to_json(); !options.empty()) print_formatted("options {}\n", options.dump());
   Table roofs({"roof", "ms"});
-  roofs.add({"in place: read + write", fmt::format("{:.2f}", report.roofs.in_place_ms)});
-  roofs.add({"copy: read + non-temporal write", fmt::format("{:.2f}", report.roofs.copy_ms)});
-  roofs.add({"read", fmt::format("{:.2f}", report.roofs.read_ms)});
-  roofs.add({"exp: one an element, in L1", fmt::format("{:.2f}", report.roofs.exp_ms)});
-  if (report.roofs.tflops > 0) roofs.add({"products, in L1", fmt::format("{:.3f} TFLOP/s", report.roofs.tflops)});
-  fmt::print("\n{}{}\n\n", roofs.text(), report.roofs_description);
+  roofs.add({"in place: read + write", formatted("{:.2f}", report.roofs.in_place_ms)});
+  roofs.add({"copy: read + non-temporal write", formatted("{:.2f}", report.roofs.copy_ms)});
+  roofs.add({"read", formatted("{:.2f}", report.roofs.read_ms)});
+  roofs.add({"exp: one an element, in L1", formatted("{:.2f}", report.roofs.exp_ms)});
+  if (report.roofs.tflops > 0) roofs.add({"products, in L1", formatted("{:.3f} TFLOP/s", report.roofs.tflops)});
+  print_formatted("\n{}{}\n\n", roofs.text(), report.roofs_description);
 
   if (report.timings.empty()) return;
   std::vector<std::string> header;
@@ -106,24 +108,24 @@ void print_table(const Command& command, const Bench& bench, const BenchReport& 
     for (const auto& [name, value] : cells(bench, report, timing)) row.push_back(value);
     table.add(std::move(row));
   }
-  fmt::print("{}", table.text());
+  print_formatted("{}", table.text());
   for (const Timing& timing : report.timings) {
-    if (const auto ratio = speedup(report, timing)) fmt::print("{}: {:.1f} x the reference\n", timing.pass, *ratio);
+    if (const auto ratio = speedup(report, timing)) print_formatted("{}: {:.1f} x the reference\n", timing.pass, *ratio);
   }
   if (bench.function().is_linear()) print_workspaces(report);
 }
 
 void print(const Command& command, const Bench& bench, const BenchReport& report) {
   if (command.json) {
-    for (const Timing& timing : report.timings) fmt::print("{}\n", to_json(command.settings, bench, report, timing).dump());
+    for (const Timing& timing : report.timings) print_formatted("{}\n", to_json(command.settings, bench, report, timing).dump());
   } else {
     print_table(command, bench, report);
   }
   if (report.roofs_difference && !is_steady(report)) {
     std::fflush(stdout);
     write_stderr(
-        fmt::format("tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
-                    *report.roofs_difference * 100));
+        formatted("tileloss: warning: the roofs at the start and at the end differ by {:.0f} %: the machine was not quiet\n",
+                  *report.roofs_difference * 100));
   }
 }
 
@@ -139,7 +141,7 @@ int run_bench(Command command) {
   settings.dtype = parse_dtype(command.dtype);
   const std::optional<int64_t> workspace = parse_bytes(command.workspace);
   if (!workspace) {
-    throw ToolError(kExitUsage, fmt::format("--workspace: expected {}, got '{}'", kBytesExpected, shown(command.workspace)));
+    throw ToolError(kExitUsage, formatted("--workspace: expected {}, got '{}'", kBytesExpected, shown(command.workspace)));
   }
   settings.kernel.workspace_bytes = *workspace;
   settings.head.is_transposed = command.head_layout == "hv";

@@ -1,9 +1,9 @@
 #include "cli/check_tables.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/table.h"
 
@@ -11,7 +11,7 @@ namespace tileloss::tools {
 namespace {
 
 std::string number(const Json& value) {
-  if (value.is_number_float()) return fmt::format("{:.6g}", value.get<double>());
+  if (value.is_number_float()) return formatted("{:.6g}", value.get<double>());
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
@@ -20,34 +20,34 @@ std::string number(const Json& value) {
 void print_case(const char* tool, const GradcheckConfig& config, const CheckInputs& inputs) {
   const std::string source =
       config.source.is_file ? shown(config.source.path.string()) : "synthetic, " + config.source.distribution;
-  const std::string hidden = inputs.linear ? fmt::format(", hidden {}", inputs.linear->hidden_view.cols) : "";
-  fmt::print("{} {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", tool, shown(config.file), config.function.name(),
-             config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,
-             inputs.cols, hidden, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source,
-             config.seed);
-  if (const Json options = config.function.to_json(); !options.empty()) fmt::print("options {}\n", options.dump());
+  const std::string hidden = inputs.linear ? formatted(", hidden {}", inputs.linear->hidden_view.cols) : "";
+  print_formatted("{} {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", tool, shown(config.file), config.function.name(),
+                  config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,
+                  inputs.cols, hidden, reference::format_info(inputs.format).name, config.in_place ? ", in place" : "", source,
+                  config.seed);
+  if (const Json options = config.function.to_json(); !options.empty()) print_formatted("options {}\n", options.dump());
 }
 
 void print_metrics(const Json& metrics) {
   Table table({"metric", "value"});
   for (const auto& [name, value] : metrics.items()) table.add({name, number(value)});
-  fmt::print("\n{}", table.text());
+  print_formatted("\n{}", table.text());
 }
 
 void print_gates(const std::vector<Gate>& gates) {
   Table table({"gate", "value", "limit", "result"});
   for (const Gate& gate : gates) {
-    table.add({gate.name, fmt::format("{:.4g}", gate.value), fmt::format("{:.4g}", gate.limit), gate.pass ? "pass" : "FAIL"});
+    table.add({gate.name, formatted("{:.4g}", gate.value), formatted("{:.4g}", gate.limit), gate.pass ? "pass" : "FAIL"});
   }
-  fmt::print("\n{}", table.text());
+  print_formatted("\n{}", table.text());
 }
 
 int print_verdict(const std::vector<std::string>& failed) {
   if (failed.empty()) {
-    fmt::print("\nPASS\n");
+    print_formatted("\nPASS\n");
     return kExitPass;
   }
-  fmt::print("\nFAIL: {}\n", fmt::join(failed, ", "));
+  print_formatted("\nFAIL: {}\n", fmt::join(failed, ", "));
   return kExitCheckFailed;
 }
 

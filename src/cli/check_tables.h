@@ -8,7 +8,7 @@
 #include "check/error_metric.h"
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
-#include "support/result_writer.h"
+#include "support/json.h"
 
 namespace tileloss::tools {
 

@@ -1,10 +1,10 @@
 // tileloss gradcheck: the kernels against the double-precision oracle, forward and backward, on one config.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -16,6 +16,7 @@
 #include "cli/check_tables.h"
 #include "cli/subcommands.h"
 #include "support/flags.h"
+#include "support/format.h"
 #include "support/result_writer.h"
 #include "support/table.h"
 
@@ -52,10 +53,11 @@ void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
   for (const MutantVerdict& mutant : mutants) {
     const std::string caught = !mutant.planted            ? "(no effect on this config)"
                                : mutant.caught_by.empty() ? "NOT CAUGHT"
-                                                          : fmt::format("{}", fmt::join(mutant.caught_by, ", "));
+                                                          : formatted("{}", fmt::join(mutant.caught_by, ", "));
     table.add({mutant.name, caught});
   }
-  fmt::print("\nmutants{}\n{}", is_linear ? "" : fmt::format(", planted in the first {} used rows", kMutantRows), table.text());
+  print_formatted("\nmutants{}\n{}", is_linear ? "" : formatted(", planted in the first {} used rows", kMutantRows),
+                  table.text());
 }
 
 int check(const GradcheckConfig& config, const KernelCall& guarded) {
@@ -69,7 +71,7 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
   StrictReport strict;
   if (config.strict) {
     strict = check_strict(config, inputs, team, guarded);
-    fmt::print("\n{}", strict.text());
+    print_formatted("\n{}", strict.text());
     std::fflush(stdout);  // a kernel that overruns may end this process in what follows
   }
   const KernelResults results = run_kernels(config, inputs);
@@ -91,12 +93,12 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
 }
 
 void print_trace(const CheckInputs& inputs, const RowTrace& trace) {
-  fmt::print("\nrow {} of {}, label {}{}\n", trace.row, inputs.rows, trace.label,
-             trace.ignored.empty() ? "" : fmt::format(": ignored, {}; all its outputs are 0 (argmax -1)", trace.ignored));
+  print_formatted("\nrow {} of {}, label {}{}\n", trace.row, inputs.rows, trace.label,
+                  trace.ignored.empty() ? "" : formatted(": ignored, {}; all its outputs are 0 (argmax -1)", trace.ignored));
   Table table({"stage", "column", "kernel", "oracle", "difference", "allowed", "result"});
   for (const Stage& stage : trace.stages) {
     const auto text = [](const std::optional<double>& value, const char* format) {
-      return value ? fmt::format(fmt::runtime(format), *value) : "-";
+      return value ? formatted(fmt::runtime(format), *value) : "-";
     };
     table.add({stage.name, stage.column >= 0 ? std::to_string(stage.column) : "-", text(stage.kernel, "{:.9g}"),
                text(stage.oracle, "{:.9g}"), text(stage.difference, "{:.3g}"), text(stage.allowed, "{:.3g}"),
@@ -104,7 +106,7 @@ void print_trace(const CheckInputs& inputs, const RowTrace& trace) {
                : stage.pass   ? "pass"
                               : "FAIL"});
   }
-  fmt::print("\n{}", table.text());
+  print_formatted("\n{}", table.text());
 }
 
 // One row of the check at every stage, in place of all rows at the end.

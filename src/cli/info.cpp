@@ -1,13 +1,14 @@
 // tileloss info: what was built, what this machine is, what it can do.
-#include <fmt/format.h>
 #include <tileloss/tileloss.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "backends/cpu/isa/isa.h"
@@ -16,6 +17,7 @@
 #include "cli/subcommands.h"
 #include "support/abi.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/memory.h"
 #include "support/signals.h"
 #include "support/table.h"
@@ -45,7 +47,7 @@ Json caches() {
   Json caches = Json::array();
   const std::filesystem::path root = "/sys/devices/system/cpu/cpu0/cache";
   for (int index = 0;; ++index) {
-    const std::filesystem::path directory = root / fmt::format("index{}", index);
+    const std::filesystem::path directory = root / formatted("index{}", index);
     const std::string level = first_line(directory / "level");
     if (level.empty()) return caches;
     caches.push_back({{"level", level},
@@ -90,7 +92,7 @@ Json measure_roofs(int threads, std::string& description) {
 }
 
 Json build_info() {
-  return {{"compiler", fmt::format("g++ {}", __VERSION__)}, {"type", TILELOSS_BUILD_TYPE}, {"flags", TILELOSS_BUILD_FLAGS}};
+  return {{"compiler", formatted("g++ {}", __VERSION__)}, {"type", TILELOSS_BUILD_TYPE}, {"flags", TILELOSS_BUILD_FLAGS}};
 }
 
 Json collect() {
@@ -129,27 +131,27 @@ void print_tables(const Json& info) {
   table.add({"build", info["build"]["type"].get<std::string>() + " " + info["build"]["flags"].get<std::string>()});
   table.add({"functions", joined(info["functions"])});
   table.add({"cpu", info["cpu"].get<std::string>()});
-  table.add({"instruction sets", fmt::format("{} ({})", joined(info["isa_available"]), info["amx"].get<std::string>())});
+  table.add({"instruction sets", formatted("{} ({})", joined(info["isa_available"]), info["amx"].get<std::string>())});
   const std::string forced =
       info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
-  table.add({"chosen", fmt::format("{} ({})", info["isa_chosen"].get<std::string>(), forced)});
-  table.add({"threads", fmt::format("{} (TILELOSS_NUM_THREADS, affinity, cgroup quota)", info["threads"].get<int>())});
+  table.add({"chosen", formatted("{} ({})", info["isa_chosen"].get<std::string>(), forced)});
+  table.add({"threads", formatted("{} (TILELOSS_NUM_THREADS, affinity, cgroup quota)", info["threads"].get<int>())});
   for (const Json& cache : info["caches"]) {
-    table.add({fmt::format("L{} {}", cache["level"].get<std::string>(), cache["type"].get<std::string>()),
-               fmt::format("{}, cpus {}", cache["size"].get<std::string>(), cache["shared_by_cpus"].get<std::string>())});
+    table.add({formatted("L{} {}", cache["level"].get<std::string>(), cache["type"].get<std::string>()),
+               formatted("{}, cpus {}", cache["size"].get<std::string>(), cache["shared_by_cpus"].get<std::string>())});
   }
-  table.add({"memory available", fmt::format("{:.1f} GB", info["memory_available_bytes"].get<double>() / 1e9)});
+  table.add({"memory available", formatted("{:.1f} GB", info["memory_available_bytes"].get<double>() / 1e9)});
   table.add({"huge pages", info["huge_pages"].get<std::string>()});
   const Json& roofs = info["roofs"];
-  table.add({"roof, in place", fmt::format("{:.1f} GB/s read and written", roofs["in_place_gb_per_s"].get<double>())});
-  table.add({"roof, copy", fmt::format("{:.1f} GB/s read and written", roofs["copy_gb_per_s"].get<double>())});
-  table.add({"roof, read", fmt::format("{:.1f} GB/s", roofs["read_gb_per_s"].get<double>())});
-  table.add({"roof, exp", fmt::format("{:.1f} billion/s", roofs["exp_g_per_s"].get<double>())});
+  table.add({"roof, in place", formatted("{:.1f} GB/s read and written", roofs["in_place_gb_per_s"].get<double>())});
+  table.add({"roof, copy", formatted("{:.1f} GB/s read and written", roofs["copy_gb_per_s"].get<double>())});
+  table.add({"roof, read", formatted("{:.1f} GB/s", roofs["read_gb_per_s"].get<double>())});
+  table.add({"roof, exp", formatted("{:.1f} billion/s", roofs["exp_g_per_s"].get<double>())});
   table.add(
-      {"roof, products", fmt::format("{:.3f} TFLOP/s bfloat16, {:.3f} float32", roofs["products_bfloat16_tflops"].get<double>(),
-                                     roofs["products_float32_tflops"].get<double>())});
+      {"roof, products", formatted("{:.3f} TFLOP/s bfloat16, {:.3f} float32", roofs["products_bfloat16_tflops"].get<double>(),
+                                   roofs["products_float32_tflops"].get<double>())});
   table.add({"roof loops", roofs["loops"].get<std::string>()});
-  fmt::print("{}", table.text());
+  print_formatted("{}", table.text());
 }
 
 }  // namespace
@@ -163,7 +165,7 @@ void add_info(CLI::App& program, Action& action) {
       const Json info = collect();
       check_stop();
       if (*json) {
-        fmt::print("{}\n", info.dump());
+        print_formatted("{}\n", info.dump());
       } else {
         print_tables(info);
       }

@@ -1,7 +1,8 @@
 // tileloss judge: what something else computed, held against the oracle by gradcheck's gates.
-#include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,9 @@
 #include "cli/check_tables.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
+#include "support/result_writer.h"
 
 namespace tileloss::tools {
 namespace {
@@ -28,7 +31,7 @@ int hand_over_inputs(const GradcheckConfig& config, const std::string& path) {
   const CheckInputs inputs = make_inputs(config, team);
   print_case("judge", config, inputs);
   write_inputs(path, inputs);
-  fmt::print("inputs written to {}\n", shown(path));
+  print_formatted("inputs written to {}\n", shown(path));
   return kExitPass;
 }
 
@@ -41,7 +44,7 @@ int judge_file(const GradcheckConfig& config, const std::string& path) {
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   print_case("judge", config, inputs);
-  fmt::print("outputs {}\n", shown(path));
+  print_formatted("outputs {}\n", shown(path));
   const KernelResults results = read_outputs(file, config, inputs);
   const GradcheckReport report = judge_all(config, inputs, results, team);
   const Json metrics = metrics_json(inputs, report.verdict);
@@ -68,8 +71,8 @@ int run_judge(const Command& command) {
 
 std::string footer() {
   std::string outputs;
-  for (const RowOutput& output : row_outputs()) outputs += fmt::format("{}, ", output.name);
-  return fmt::format(
+  for (const RowOutput& output : row_outputs()) outputs += formatted("{}, ", output.name);
+  return formatted(
       "The config is gradcheck's; what concerns the library's own kernels (the section kernel, head_layout, mutants, strict) "
       "has\n"
       "no effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; outputs, any of\n"

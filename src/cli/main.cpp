@@ -1,7 +1,7 @@
 // The `tileloss` program: finds the subcommand, turns every error into one line on stderr and an exit code.
-#include <fmt/format.h>
 #include <tileloss/tileloss.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -9,6 +9,7 @@
 
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 #include "support/standard_streams.h"
@@ -67,7 +68,7 @@ int main_program(int argc, char** argv) {
   }
   if (!action) {
     action = [&program] {
-      fmt::print("{}", program.help());
+      print_formatted("{}", program.help());
       return kExitUsage;
     };
   }

@@ -2,10 +2,13 @@
 #ifndef TILELOSS_CLI_SUBCOMMANDS_H_
 #define TILELOSS_CLI_SUBCOMMANDS_H_
 
-#include <CLI/CLI.hpp>
 #include <functional>
 
 #include "check/gradcheck_run.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tileloss::tools {
 

@@ -1,9 +1,9 @@
 // tileloss sweep: the bench over every combination of a config's lists.
 #include "bench/sweep.h"
 
-#include <fmt/format.h>
-
+#include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -11,6 +11,7 @@
 #include "bench/sweep_config.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/memory.h"
 
 namespace tileloss::tools {
@@ -54,7 +55,7 @@ void add_sweep(CLI::App& program, Action& action) {
   case_app->callback([command, &action] {
     action = [command] {
       const Json sweep_case = Json::parse(command->sweep_case, nullptr, /*allow_exceptions=*/false);
-      fmt::print("{}\n", measure(sweep_case).dump());
+      print_formatted("{}\n", measure(sweep_case).dump());
       return kExitPass;
     };
   });

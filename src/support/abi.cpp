@@ -1,15 +1,14 @@
 #include "support/abi.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 
 namespace tileloss::tools {
@@ -53,7 +52,7 @@ Enum find_name(const std::string& name, Enum count, NameOf name_of, const char* 
   for (Enum value = 0; value < count; ++value) {
     if (name == name_of(value)) return value;
   }
-  throw ToolError(kExitUsage, fmt::format("{} '{}' is unknown", what, shown(name)));
+  throw ToolError(kExitUsage, formatted("{} '{}' is unknown", what, shown(name)));
 }
 
 // The library's names are the list.
@@ -77,7 +76,7 @@ LibraryError::LibraryError(ExitCode code, const std::string& action, const std::
 
 void check_status(tileloss_status status, const std::string& action) {
   if (status == TILELOSS_OK) return;
-  const std::string doing = fmt::format("{}: {}", action, tileloss_status_name(status));
+  const std::string doing = formatted("{}: {}", action, tileloss_status_name(status));
   if (status == TILELOSS_OUT_OF_MEMORY) throw OutOfMemory(doing + ": " + tileloss_last_error());
   throw LibraryError(exit_code(status), doing, tileloss_last_error());
 }
@@ -114,7 +113,7 @@ Function::Function(std::string_view name) : name_(name) {
     check_status(tileloss_options_init(info_.name, options_.data(), info_.options_size), name_);
     return;
   }
-  throw ToolError(kExitUsage, fmt::format("loss '{}' is unknown; there are: {}", shown(name), fmt::join(names(), ", ")));
+  throw ToolError(kExitUsage, formatted("loss '{}' is unknown; there are: {}", shown(name), fmt::join(names(), ", ")));
 }
 
 const void* Function::at(const tileloss_field& field) const {
@@ -179,7 +178,7 @@ void Function::read_options(ConfigReader& config) {
 
 const tileloss_field& Function::field_named(std::string_view name) const {
   const tileloss_field* field = find_field(name);
-  if (field == nullptr) throw ToolError(kExitUsage, fmt::format("{} has no option {}", name_, name));
+  if (field == nullptr) throw ToolError(kExitUsage, formatted("{} has no option {}", name_, name));
   return *field;
 }
 
@@ -189,7 +188,7 @@ void Function::set_choice(std::string_view name, std::string_view choice) {
   for (size_t index = 0; index < choices.size(); ++index) {
     if (choices[index] == choice) return set_integer(field, static_cast<int64_t>(index));
   }
-  throw ToolError(kExitUsage, fmt::format("{}: '{}' is none of {}", name, choice, field.choices));
+  throw ToolError(kExitUsage, formatted("{}: '{}' is none of {}", name, choice, field.choices));
 }
 
 void Function::set_integer(std::string_view name, int64_t value) { set_integer(field_named(name), value); }
@@ -264,7 +263,7 @@ NumberFormat parse_dtype(std::string_view name) {
   for (const auto& [known, format] : kDtypes) {
     if (name == known) return format;
   }
-  throw ToolError(kExitUsage, fmt::format("dtype '{}' is none of {}", shown(name), fmt::join(dtype_names(), ", ")));
+  throw ToolError(kExitUsage, formatted("dtype '{}' is none of {}", shown(name), fmt::join(dtype_names(), ", ")));
 }
 
 tileloss_dtype abi_dtype(NumberFormat format) {
@@ -307,14 +306,14 @@ tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tile
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   check_status(tileloss_make_plan(function.name().c_str(), pass, &args, function.options(), &options, nullptr, &plan),
-               fmt::format("planning {} {}", function.name(), pass_name(pass)));
+               formatted("planning {} {}", function.name(), pass_name(pass)));
   return plan;
 }
 
 void call(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
           const tileloss_run* run) {
   check_status(tileloss_call(function.name().c_str(), pass, &args, function.options(), &plan, run),
-               fmt::format("{} {}", function.name(), pass_name(pass)));
+               formatted("{} {}", function.name(), pass_name(pass)));
 }
 
 const char* pass_name(tileloss_pass pass) {
@@ -337,7 +336,7 @@ tileloss_pass parse_pass(std::string_view name) {
   for (const tileloss_pass pass : kPasses) {
     if (name == pass_name(pass)) return pass;
   }
-  throw ToolError(kExitUsage, fmt::format("pass '{}' is none of {}", shown(name), fmt::join(pass_names(), ", ")));
+  throw ToolError(kExitUsage, formatted("pass '{}' is none of {}", shown(name), fmt::join(pass_names(), ", ")));
 }
 
 }  // namespace tileloss::tools

@@ -15,7 +15,7 @@
 #include "reference/number_formats.h"
 #include "support/config.h"
 #include "support/exit_codes.h"
-#include "support/result_writer.h"
+#include "support/json.h"
 
 namespace tileloss::tools {
 

@@ -1,8 +1,6 @@
 #include "support/config.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <unistd.h>
 #include <yaml-cpp/eventhandler.h>
@@ -20,6 +18,7 @@
 
 #include "support/descriptor.h"
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 
@@ -39,7 +38,7 @@ struct Source {
   std::filesystem::path directory;
   int64_t nodes = 0;
 
-  std::string origin(const YAML::Mark& mark) const { return has_lines ? fmt::format("{}:{}", name, mark.line + 1) : name; }
+  std::string origin(const YAML::Mark& mark) const { return has_lines ? formatted("{}:{}", name, mark.line + 1) : name; }
 };
 
 ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& path, int depth) {
@@ -47,7 +46,7 @@ ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& pa
   node.origin = source.origin(yaml.Mark());
   node.directory = source.directory;
   if (depth > kMaxDepth || ++source.nodes > kMaxNodes)
-    usage_error(fmt::format("{}: {}: nested too deeply", node.origin, shown(path)));
+    usage_error(formatted("{}: {}: nested too deeply", node.origin, shown(path)));
   if (yaml.IsScalar()) {
     node.kind = ConfigNode::Kind::kScalar;
     node.text = yaml.Scalar();
@@ -60,12 +59,12 @@ ConfigNode convert(const YAML::Node& yaml, Source& source, const std::string& pa
     for (const auto& entry : yaml) {
       const std::string where = source.origin(entry.first.Mark());
       if (!entry.first.IsScalar())
-        usage_error(fmt::format("{}: {}: a key must be a word", where, path.empty() ? "config" : shown(path)));
+        usage_error(formatted("{}: {}: a key must be a word", where, path.empty() ? "config" : shown(path)));
       const std::string key = entry.first.Scalar();
       const std::string full = path.empty() ? key : path + "." + key;
       const auto same = std::find_if(node.children.begin(), node.children.end(), [&](const auto& c) { return c.key == key; });
       if (same != node.children.end())
-        usage_error(fmt::format("{}: {}: duplicate key (first at {})", where, shown(full), same->origin));
+        usage_error(formatted("{}: {}: duplicate key (first at {})", where, shown(full), same->origin));
       ConfigNode child = convert(entry.second, source, full, depth + 1);
       child.key = key;
       child.origin = where;
@@ -101,24 +100,24 @@ std::optional<YAML::Node> parse_yaml(const std::string& text, const Source& sour
     YAML::Parser parser(stream);
     Ignore ignore;
     if (!parser.HandleNextDocument(ignore)) return std::nullopt;
-    if (parser.HandleNextDocument(ignore)) usage_error(fmt::format("{}: expected one YAML document, got 2 or more", source.name));
+    if (parser.HandleNextDocument(ignore)) usage_error(formatted("{}: expected one YAML document, got 2 or more", source.name));
     return YAML::Load(text);
   } catch (const YAML::Exception& error) {
-    usage_error(fmt::format("{}: not YAML: {}", source.origin(error.mark), error.msg));
+    usage_error(formatted("{}: not YAML: {}", source.origin(error.mark), error.msg));
   }
 }
 
 // Of a file, a pipe or a device, whose writer may take its time, or never come: a stop ends the wait.
 std::string read_text(const std::filesystem::path& file) {
   const auto fail = [&](const std::string& problem) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: {}", shown(file.string()), problem));
+    throw ToolError(kExitEnvironment, formatted("{}: {}", shown(file.string()), problem));
   };
   std::error_code error;
   const std::filesystem::file_type type = std::filesystem::status(file, error).type();
   if (type == std::filesystem::file_type::not_found) fail("no such config file");
   if (type == std::filesystem::file_type::directory) fail("a folder, not a config file");
   const Descriptor in(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (in.get() < 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  if (in.get() < 0) fail(formatted("cannot be read: {}", std::strerror(errno)));
   std::string text(kMaxFileBytes + 1, '\0');
   size_t size = 0;
   while (size < text.size()) {
@@ -126,16 +125,16 @@ std::string read_text(const std::filesystem::path& file) {
     const ssize_t count = read(in.get(), text.data() + size, text.size() - size);
     if (count == 0) break;
     if (count > 0) size += static_cast<size_t>(count);
-    if (count < 0 && errno != EAGAIN && errno != EINTR) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+    if (count < 0 && errno != EAGAIN && errno != EINTR) fail(formatted("cannot be read: {}", std::strerror(errno)));
   }
-  if (size == text.size()) usage_error(fmt::format("{}: larger than 1 MB", shown(file.string())));
+  if (size == text.size()) usage_error(formatted("{}: larger than 1 MB", shown(file.string())));
   text.resize(size);
   return text;
 }
 
 void apply_override(ConfigNode& root, const std::string& text) {
   const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) usage_error(fmt::format("--set {}: expected key=value", shown(text)));
+  if (equals == std::string::npos || equals == 0) usage_error(formatted("--set {}: expected key=value", shown(text)));
   const std::string path = text.substr(0, equals);
   Source source{"--set " + shown(text), false, std::filesystem::current_path(), 0};
   const std::optional<YAML::Node> value = parse_yaml(text.substr(equals + 1), source);
@@ -144,9 +143,9 @@ void apply_override(ConfigNode& root, const std::string& text) {
   for (size_t start = 0; start <= path.size();) {
     const size_t dot = std::min(path.find('.', start), path.size());
     const std::string key = path.substr(start, dot - start);
-    if (key.empty()) usage_error(fmt::format("{}: empty part in the key", source.name));
+    if (key.empty()) usage_error(formatted("{}: empty part in the key", source.name));
     if (node->kind != ConfigNode::Kind::kMap) {
-      usage_error(fmt::format("{}: {} is not a section (at {})", source.name, shown(node->key), node->origin));
+      usage_error(formatted("{}: {} is not a section (at {})", source.name, shown(node->key), node->origin));
     }
     auto found = std::find_if(node->children.begin(), node->children.end(), [&](const auto& c) { return c.key == key; });
     if (found == node->children.end()) {
@@ -183,10 +182,10 @@ ConfigNode load_config(const std::filesystem::path& file, const std::vector<std:
   Source source{shown(file.string()), true,
                 is_file ? std::filesystem::absolute(file).parent_path() : std::filesystem::current_path(), 0};
   const std::optional<YAML::Node> document = parse_yaml(text, source);
-  if (!document) usage_error(fmt::format("{}: expected one YAML document, got none", source.name));
+  if (!document) usage_error(formatted("{}: expected one YAML document, got none", source.name));
   ConfigNode root = convert(*document, source, "", 0);
   if (root.kind != ConfigNode::Kind::kMap) {
-    usage_error(fmt::format("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
+    usage_error(formatted("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
   }
   for (const std::string& text_override : overrides) apply_override(root, text_override);
   return root;
@@ -219,7 +218,7 @@ std::string ConfigReader::origin(std::string_view key) const {
 }
 
 void ConfigReader::fail(const std::string& key, const std::string& problem) const {
-  usage_error(fmt::format("{}: {}: {}", origin(key), shown(path_ + key), problem));
+  usage_error(formatted("{}: {}: {}", origin(key), shown(path_ + key), problem));
 }
 
 const ConfigNode* ConfigReader::ask(const std::string& key, bool required) {
@@ -233,7 +232,7 @@ const ConfigNode* ConfigReader::ask(const std::string& key, bool required) {
 const ConfigNode* ConfigReader::ask_scalar(const std::string& key, bool required, const char* expected) {
   const ConfigNode* node = ask(key, required);
   if (node != nullptr && node->kind != ConfigNode::Kind::kScalar) {
-    fail(key, fmt::format("expected {}, got {}", expected, kind_name(node->kind)));
+    fail(key, formatted("expected {}, got {}", expected, kind_name(node->kind)));
   }
   return node;
 }
@@ -252,12 +251,12 @@ int64_t ConfigReader::integer(const std::string& key, std::optional<int64_t> fal
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = end == text.data() + text.size() && !text.empty();
   if (node->quoted || !whole || error == std::errc::invalid_argument) {
-    fail(key, fmt::format("expected an integer, got '{}'", shown(text)));
+    fail(key, formatted("expected an integer, got '{}'", shown(text)));
   }
   const bool in_range = error == std::errc() && value >= minimum && value <= maximum;
   if (!in_range && !(error == std::errc() && also && value == *also)) {
-    fail(key, fmt::format("{} is out of range: expected {} to {}{}", shown(text), minimum, maximum,
-                          also ? fmt::format(", or {}", *also) : ""));
+    fail(key, formatted("{} is out of range: expected {} to {}{}", shown(text), minimum, maximum,
+                        also ? formatted(", or {}", *also) : ""));
   }
   return value;
 }
@@ -271,25 +270,25 @@ double ConfigReader::number(const std::string& key, std::optional<double> fallba
   const std::string bare = text.starts_with('-') ? text.substr(1) : text;
   if (!node->quoted &&
       (bare == ".inf" || bare == ".Inf" || bare == ".INF" || bare == ".nan" || bare == ".NaN" || bare == ".NAN")) {
-    fail(key, fmt::format("expected a finite number, got '{}'", shown(node->text)));
+    fail(key, formatted("expected a finite number, got '{}'", shown(node->text)));
   }
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = end == text.data() + text.size() && !text.empty();
   if (node->quoted || !whole || error == std::errc::invalid_argument) {
-    fail(key, fmt::format("expected a number, got '{}'", shown(node->text)));
+    fail(key, formatted("expected a number, got '{}'", shown(node->text)));
   }
   if (error == std::errc::result_out_of_range && std::strtod(text.c_str(), nullptr) == 0) {
-    fail(key, fmt::format("expected 0 or a number of 4.9e-324 or more, with either sign, got '{}'", shown(node->text)));
+    fail(key, formatted("expected 0 or a number of 4.9e-324 or more, with either sign, got '{}'", shown(node->text)));
   }
   if (error == std::errc::result_out_of_range || !std::isfinite(value)) {
-    fail(key, fmt::format("expected a finite number, got '{}'", shown(node->text)));
+    fail(key, formatted("expected a finite number, got '{}'", shown(node->text)));
   }
   const bool too_small = range.exclusive_minimum ? value <= range.minimum : value < range.minimum;
   if ((too_small || value > range.maximum) && !(range.also && value == *range.also)) {
-    fail(key, fmt::format("{} is out of range: expected {} {:g} and <= {:g}{}", shown(node->text),
-                          range.exclusive_minimum ? ">" : ">=", range.minimum, range.maximum,
-                          range.also ? fmt::format(", or {:g}", *range.also) : ""));
+    fail(key, formatted("{} is out of range: expected {} {:g} and <= {:g}{}", shown(node->text),
+                        range.exclusive_minimum ? ">" : ">=", range.minimum, range.maximum,
+                        range.also ? formatted(", or {:g}", *range.also) : ""));
   }
   return value;
 }
@@ -298,7 +297,7 @@ bool ConfigReader::boolean(const std::string& key, std::optional<bool> fallback)
   const ConfigNode* node = ask_scalar(key, !fallback, "true or false");
   if (node == nullptr) return *fallback;
   if (node->quoted || (node->text != "true" && node->text != "false")) {
-    fail(key, fmt::format("expected true or false, got '{}'", shown(node->text)));
+    fail(key, formatted("expected true or false, got '{}'", shown(node->text)));
   }
   return node->text == "true";
 }
@@ -308,7 +307,7 @@ std::string ConfigReader::choice(const std::string& key, std::optional<std::stri
   const ConfigNode* node = ask_scalar(key, !fallback, "a word");
   if (node == nullptr) return *fallback;
   if (std::find(choices.begin(), choices.end(), node->text) == choices.end()) {
-    fail(key, fmt::format("'{}' is none of {}", shown(node->text), fmt::join(choices, ", ")));
+    fail(key, formatted("'{}' is none of {}", shown(node->text), fmt::join(choices, ", ")));
   }
   return node->text;
 }
@@ -317,14 +316,13 @@ std::vector<std::string> ConfigReader::list(const std::string& key, const std::v
                                             const std::vector<std::string>& choices) {
   const ConfigNode* node = ask(key, false);
   if (node == nullptr) return fallback;
-  if (node->kind != ConfigNode::Kind::kList) fail(key, fmt::format("expected a list, got {}", kind_name(node->kind)));
+  if (node->kind != ConfigNode::Kind::kList) fail(key, formatted("expected a list, got {}", kind_name(node->kind)));
   std::vector<std::string> values;
   for (const ConfigNode& item : node->children) {
     if (std::find(choices.begin(), choices.end(), item.text) == choices.end()) {
-      fail(key, fmt::format("'{}' is none of {}", shown(item.text), fmt::join(choices, ", ")));
+      fail(key, formatted("'{}' is none of {}", shown(item.text), fmt::join(choices, ", ")));
     }
-    if (std::find(values.begin(), values.end(), item.text) != values.end())
-      fail(key, fmt::format("'{}' twice", shown(item.text)));
+    if (std::find(values.begin(), values.end(), item.text) != values.end()) fail(key, formatted("'{}' twice", shown(item.text)));
     values.push_back(item.text);
   }
   return values;
@@ -358,14 +356,14 @@ ConfigReader ConfigReader::section(const std::string& key) {
   static const ConfigNode kEmpty;
   const ConfigNode* node = ask(key, false);
   if (node != nullptr && node->kind != ConfigNode::Kind::kMap) {
-    fail(key, fmt::format("expected a section, got {}", kind_name(node->kind)));
+    fail(key, formatted("expected a section, got {}", kind_name(node->kind)));
   }
   return ConfigReader(node != nullptr ? *node : kEmpty, path_ + key + ".");
 }
 
 void ConfigReader::finish() const {
   for (const ConfigNode& child : map_->children) {
-    if (!known_.contains(child.key)) fail(child.key, fmt::format("unknown key; known here: {}", fmt::join(known_, ", ")));
+    if (!known_.contains(child.key)) fail(child.key, formatted("unknown key; known here: {}", fmt::join(known_, ", ")));
   }
 }
 

@@ -1,11 +1,9 @@
 #include "support/flags.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <charconv>
 
+#include "support/format.h"
 #include "support/printable.h"
 
 namespace tileloss::tools {
@@ -15,20 +13,20 @@ CLI::Validator integer_in(int64_t minimum, int64_t maximum) {
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < minimum || value > maximum) {
-      return fmt::format("expected an integer from {} to {}, got '{}'", minimum, maximum, shown(text));
+      return formatted("expected an integer from {} to {}, got '{}'", minimum, maximum, shown(text));
     }
     text = fmt::to_string(value);
     return std::string();
   };
-  return {check, fmt::format("{} to {}", minimum, maximum)};
+  return {check, formatted("{} to {}", minimum, maximum)};
 }
 
 CLI::Validator one_of(const std::vector<std::string>& names) {
   const auto check = [names](std::string& text) {
     if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
-    return fmt::format("expected one of {}, got '{}'", fmt::join(names, ", "), shown(text));
+    return formatted("expected one of {}, got '{}'", fmt::join(names, ", "), shown(text));
   };
-  return {check, fmt::format("{{{}}}", fmt::join(names, ","))};
+  return {check, formatted("{{{}}}", fmt::join(names, ","))};
 }
 
 }  // namespace tileloss::tools

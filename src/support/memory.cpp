@@ -1,6 +1,5 @@
 #include "support/memory.h"
 
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -76,8 +76,8 @@ void check_memory(std::span<const MemoryNeed> needs, int64_t available) {
   std::string before;
   for (const MemoryNeed& need : needs) {
     if (need.bytes > left) {
-      throw OutOfMemory(fmt::format("{}: needs {:.1f} MB, but only {:.1f} MB of memory are available{}", need.purpose,
-                                    need.bytes / 1e6, left / 1e6, before));
+      throw OutOfMemory(formatted("{}: needs {:.1f} MB, but only {:.1f} MB of memory are available{}", need.purpose,
+                                  need.bytes / 1e6, left / 1e6, before));
     }
     left -= need.bytes;
     before += (before.empty() ? " beside " : ", ") + std::string(need.purpose);
@@ -90,7 +90,7 @@ HugeBuffer::HugeBuffer(int64_t bytes, const char* purpose) : bytes_(bytes) {
   check_memory({&need, 1});
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    throw OutOfMemory(fmt::format("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));
+    throw OutOfMemory(formatted("{}: cannot allocate {:.1f} MB", purpose, static_cast<double>(bytes) / 1e6));
   }
   data_ = data;
   madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);

@@ -1,11 +1,10 @@
 #include "support/policy_inputs.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/synthetic.h"
 
 namespace tileloss::tools {
@@ -160,9 +159,9 @@ void draw_policy_logps(const PolicyDraw& draw, const PolicyOptions& options, std
     if (unclear == redraw.end()) return;
     const bool last = attempt + 1 == kMaxRedraws;
     if (last) {
-      throw ToolError(kExitUsage, fmt::format("row {} lies within {:g} of a bound of the loss, whatever is drawn: choose another "
-                                              "entropy_quantile, entropy_threshold or bound",
-                                              unclear - redraw.begin(), kClearMargin));
+      throw ToolError(kExitUsage, formatted("row {} lies within {:g} of a bound of the loss, whatever is drawn: choose another "
+                                            "entropy_quantile, entropy_threshold or bound",
+                                            unclear - redraw.begin(), kClearMargin));
     }
   }
 }

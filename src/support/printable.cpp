@@ -1,9 +1,9 @@
 #include "support/printable.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
@@ -44,7 +44,7 @@ void append_escape(std::uint32_t code, std::string& out) {
     case '\n': out += "\\n"; return;
     case '\r': out += "\\r"; return;
     case '\t': out += "\\t"; return;
-    default: out += code < 0x80 ? fmt::format("\\x{:02x}", code) : fmt::format("\\u{:04x}", code);
+    default: out += code < 0x80 ? formatted("\\x{:02x}", code) : formatted("\\u{:04x}", code);
   }
 }
 
@@ -56,7 +56,7 @@ std::string escaped(std::string_view text) {
   while (!text.empty()) {
     const Character character = first_character(text);
     if (character.bytes == 0) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+      out += formatted("\\x{:02x}", static_cast<unsigned char>(text[0]));
     } else if (is_control(character.code)) {
       append_escape(character.code, out);
     } else {
@@ -73,13 +73,13 @@ std::string shown(std::string_view text, std::size_t limit) {
   std::size_t head = limit * 2 / 3, tail = text.size() - limit / 3;
   for (std::size_t i = 0; i < kLongestTail && head > 0 && is_continuation(text[head]); ++i) --head;
   for (std::size_t i = 0; i < kLongestTail && tail < text.size() && is_continuation(text[tail]); ++i) ++tail;
-  return fmt::format("{}...[{} bytes]...{}", escaped(text.substr(0, head)), tail - head, escaped(text.substr(tail)));
+  return formatted("{}...[{} bytes]...{}", escaped(text.substr(0, head)), tail - head, escaped(text.substr(tail)));
 }
 
 std::string shown_list(std::span<const std::string> names) {
   std::string text;
   for (const std::string& name : names.first(std::min(names.size(), kListed))) text += (text.empty() ? "" : ", ") + shown(name);
-  if (names.size() > kListed) text += fmt::format(" and {} more", names.size() - kListed);
+  if (names.size() > kListed) text += formatted(" and {} more", names.size() - kListed);
   return text;
 }
 

@@ -1,7 +1,6 @@
 #include "support/result_writer.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -13,10 +12,12 @@
 #include <ctime>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 #include "support/standard_streams.h"
@@ -26,7 +27,7 @@ namespace {
 
 // `name` is shown() already.
 [[noreturn]] void fail(const std::string& name, const char* action) {
-  throw ToolError(kExitEnvironment, fmt::format("results file {}: cannot {}: {}", name, action, std::strerror(errno)));
+  throw ToolError(kExitEnvironment, formatted("results file {}: cannot {}: {}", name, action, std::strerror(errno)));
 }
 
 // A line goes out whole, but into a pipe that nobody empties: there a stop ends the wait.
@@ -87,7 +88,7 @@ ResultFile read_results(const std::filesystem::path& path) {
     }
     if (!json.is_object()) {
       throw ToolError(kExitUsage,
-                      fmt::format("results file {}:{}: not a JSON object", shown(path.string()), result.lines.size() + 1));
+                      formatted("results file {}:{}: not a JSON object", shown(path.string()), result.lines.size() + 1));
     }
     result.lines.push_back(std::move(json));
     result.lacks_newline = !is_whole;
@@ -101,14 +102,14 @@ LockedFile::LockedFile(const std::filesystem::path& path)
     : descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644)) {
   const std::string name = shown(path.string());
   if (descriptor_.get() < 0 && errno == ENXIO) {
-    throw ToolError(kExitEnvironment, fmt::format("results file {}: a pipe that no process reads", name));
+    throw ToolError(kExitEnvironment, formatted("results file {}: a pipe that no process reads", name));
   }
   if (descriptor_.get() < 0) fail(name, "open");
   struct stat status = {};
   is_regular_ = fstat(descriptor_.get(), &status) != 0 || S_ISREG(status.st_mode);
   if (!is_regular_ || lock(descriptor_.get())) return;
   if (errno == EWOULDBLOCK) {
-    throw ToolError(kExitEnvironment, fmt::format("results file {}: another process writes to it", name));
+    throw ToolError(kExitEnvironment, formatted("results file {}: another process writes to it", name));
   }
   fail(name, "lock");
 }
@@ -119,10 +120,10 @@ ResultWriter::ResultWriter(const std::filesystem::path& path, const Judge& judge
   int64_t number = 0;
   for (Json& line : earlier.lines) {
     ++number;
-    if (judge) judge(std::move(line), fmt::format("{}:{}", name_, number));
+    if (judge) judge(std::move(line), formatted("{}:{}", name_, number));
   }
   if (earlier.torn_bytes > 0) {
-    write_stderr(fmt::format("tileloss: warning: {}: dropped a torn last line of {} bytes\n", name_, earlier.torn_bytes));
+    write_stderr(formatted("tileloss: warning: {}: dropped a torn last line of {} bytes\n", name_, earlier.torn_bytes));
     if (ftruncate(file_.descriptor(), earlier.complete_bytes) != 0) fail(name_, "truncate");
   }
   if (earlier.lacks_newline && !write_all(file_.descriptor(), "\n")) fail(name_, "write");
@@ -135,7 +136,7 @@ void ResultWriter::write(const Json& result) {
   if (write_all(file, line) && sync(file)) return;
   const int error = errno;
   if (file_.is_regular() && ftruncate(file, before) != 0) {
-    write_stderr(fmt::format("tileloss: warning: {}: a torn last line is left behind\n", name_));
+    write_stderr(formatted("tileloss: warning: {}: a torn last line is left behind\n", name_));
   }
   errno = error;
   fail(name_, "write");

@@ -10,11 +10,9 @@
 #include <vector>
 
 #include "support/descriptor.h"
+#include "support/json.h"
 
 namespace tileloss::tools {
-
-// nlohmann's ordered_json keeps the fields in the order they were written; NaN and infinities become null.
-using Json = nlohmann::ordered_json;
 
 // The lines of a results file. What is behind the last newline is a line if it is a whole object; if it begins as the lines of
 // this program do, it is torn (the writer was killed), is left out, and `torn_bytes` counts it. Anything else that is not a JSON

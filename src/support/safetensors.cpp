@@ -1,8 +1,6 @@
 #include "support/safetensors.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 
@@ -33,14 +32,14 @@ const char* kind_of_file(mode_t mode) {
 
 }  // namespace
 
-std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+std::string shape_text(const std::vector<int64_t>& shape) { return formatted("[{}]", fmt::join(shape, ", ")); }
 
 reference::NumberFormat number_format(const SafetensorsFile& file, const StoredTensor& tensor) {
   using reference::NumberFormat;
   for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat16, NumberFormat::kFloat32}) {
     if (tensor.dtype == dtype_name(format)) return format;
   }
-  file.refuse(tensor, fmt::format("expected BF16, F16 or F32, got {}", tensor.dtype));
+  file.refuse(tensor, formatted("expected BF16, F16 or F32, got {}", tensor.dtype));
 }
 
 const char* dtype_name(reference::NumberFormat format) {
@@ -56,7 +55,7 @@ const char* dtype_name(reference::NumberFormat format) {
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     : name_(shown(path.string())), descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (descriptor_.get() < 0)
-    throw ToolError(kExitEnvironment, fmt::format("{}: cannot be opened: {}", name_, std::strerror(errno)));
+    throw ToolError(kExitEnvironment, formatted("{}: cannot be opened: {}", name_, std::strerror(errno)));
   const std::string header = read_header();
   tensors_ = parse_safetensors_header(name_, header, kLengthBytes + std::ssize(header), bytes_);
 }
@@ -64,10 +63,10 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
 std::string SafetensorsFile::read_header() {
   struct stat status = {};
   if (fstat(descriptor_.get(), &status) != 0) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: cannot be read: {}", name_, std::strerror(errno)));
+    throw ToolError(kExitEnvironment, formatted("{}: cannot be read: {}", name_, std::strerror(errno)));
   }
   if (!S_ISREG(status.st_mode)) {
-    throw ToolError(kExitEnvironment, fmt::format("{}: expected a regular file, got {}", name_, kind_of_file(status.st_mode)));
+    throw ToolError(kExitEnvironment, formatted("{}: expected a regular file, got {}", name_, kind_of_file(status.st_mode)));
   }
   const auto fail = [this](const char* field, const std::string& problem) { refuse_safetensors(name_, field, problem); };
   bytes_ = status.st_size;
@@ -83,10 +82,10 @@ std::string SafetensorsFile::read_header() {
   }
   uint64_t length = 0;
   std::memcpy(&length, start, sizeof length);  // little-endian, as x86 is
-  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) fail("header length", fmt::format("{} bytes, more than 100 MB", length));
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) fail("header length", formatted("{} bytes, more than 100 MB", length));
   const auto header_bytes = static_cast<int64_t>(length);
   if (header_bytes > bytes_ - kLengthBytes) {
-    fail("header length", fmt::format("{} bytes, but the file has only {} after it", header_bytes, bytes_ - kLengthBytes));
+    fail("header length", formatted("{} bytes, but the file has only {} after it", header_bytes, bytes_ - kLengthBytes));
   }
   if (header_bytes == 0 || start[kLengthBytes] != '{') fail("header", "does not start with '{'");
   std::string header(length, '\0');
@@ -103,13 +102,12 @@ void SafetensorsFile::read_bytes(const std::string& what, int64_t offset, int64_
     const ssize_t count = pread(descriptor_.get(), static_cast<char*>(to) + done, wanted, offset + done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      throw ToolError(kExitEnvironment, fmt::format("{}: {}: cannot be read: {}", name_, what, std::strerror(errno)));
+      throw ToolError(kExitEnvironment, formatted("{}: {}: cannot be read: {}", name_, what, std::strerror(errno)));
     }
     if (count == 0) {
-      throw ToolError(kExitEnvironment,
-                      fmt::format("{}: {}: expected {} bytes from byte {} on, got {}: the file was cut while it "
-                                  "was read",
-                                  name_, what, bytes, offset, done));
+      throw ToolError(kExitEnvironment, formatted("{}: {}: expected {} bytes from byte {} on, got {}: the file was cut while it "
+                                                  "was read",
+                                                  name_, what, bytes, offset, done));
     }
     done += count;
   }
@@ -135,7 +133,7 @@ const StoredTensor& SafetensorsFile::tensor(std::string_view name) const {
     if (tensor.name == name) return tensor;
   }
   for (const StoredTensor& tensor : tensors_) names.push_back(tensor.name);
-  throw ToolError(kExitUsage, fmt::format("{}: no tensor '{}'; there are: {}", name_, shown(name), shown_list(names)));
+  throw ToolError(kExitUsage, formatted("{}: no tensor '{}'; there are: {}", name_, shown(name), shown_list(names)));
 }
 
 const StoredTensor& SafetensorsFile::row_tensor(std::string_view name, const StoredTensor& matrix) const {
@@ -144,8 +142,8 @@ const StoredTensor& SafetensorsFile::row_tensor(std::string_view name, const Sto
   const std::vector<int64_t> flat = {matrix.elements() / matrix.shape.back()};
   if (tensor.shape == leading || tensor.shape == flat) return tensor;
   refuse(tensor,
-         fmt::format("expected {}{}, as {} is {}, got {}", shape_text(leading), leading == flat ? "" : " or " + shape_text(flat),
-                     shown(matrix.name), shape_text(matrix.shape), shape_text(tensor.shape)));
+         formatted("expected {}{}, as {} is {}, got {}", shape_text(leading), leading == flat ? "" : " or " + shape_text(flat),
+                   shown(matrix.name), shape_text(matrix.shape), shape_text(tensor.shape)));
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors) {
@@ -166,7 +164,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   out.close();
   std::error_code error;
   if (out) std::filesystem::rename(beside, path, error);
-  if (!out || error) throw ToolError(kExitEnvironment, fmt::format("{}: cannot be written", shown(path.string())));
+  if (!out || error) throw ToolError(kExitEnvironment, formatted("{}: cannot be written", shown(path.string())));
 }
 
 }  // namespace tileloss::tools

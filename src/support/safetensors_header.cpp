@@ -1,7 +1,5 @@
 #include "support/safetensors_header.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
 
@@ -108,7 +107,7 @@ bool HeaderReader::other_value(std::string_view given) {
     case In::kNothing: fail("header", "is not a JSON object");
     case In::kHeader: fail(name_, "is not an object");
     case In::kMetadata: fail(kMetadataName, shown(name_) + ": expected text");
-    case In::kShape: fail(name_, fmt::format("shape: expected counts, got {}", shown(given)));
+    case In::kShape: fail(name_, formatted("shape: expected counts, got {}", shown(given)));
     case In::kOffsets: fail(name_, "data_offsets: expected two counts");
     case In::kIgnored: return true;
     case In::kEntry: break;
@@ -126,7 +125,7 @@ bool HeaderReader::number_unsigned(number_unsigned_t value) {
   const bool is_shape = in_ == In::kShape;
   if ((!is_shape && in_ != In::kOffsets) || value > kMaxCount) return other_value(fmt::to_string(value));
   if (is_shape) {
-    if (tensor_.shape.size() == kMaxDimensions) fail(name_, fmt::format("shape: more than {} dimensions", kMaxDimensions));
+    if (tensor_.shape.size() == kMaxDimensions) fail(name_, formatted("shape: more than {} dimensions", kMaxDimensions));
     tensor_.shape.push_back(static_cast<int64_t>(value));
   } else {
     if (offset_count_ == offsets_.size()) return other_value("");
@@ -139,7 +138,7 @@ bool HeaderReader::string(string_t& text) {
   if (in_ == In::kMetadata) return true;
   if (in_ != In::kEntry || field_ != kDtype) return other_value("text");
   const auto* found = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const DtypeSize& dtype) { return dtype.name == text; });
-  if (found == kDtypes.end()) fail(name_, fmt::format("dtype: '{}' is unknown", shown(text)));
+  if (found == kDtypes.end()) fail(name_, formatted("dtype: '{}' is unknown", shown(text)));
   tensor_.dtype = found->name;
   return true;
 }
@@ -226,10 +225,10 @@ void HeaderReader::finish_entry() {
   if (__builtin_mul_overflow(size, tensor_.elements(), &size)) fail(name_, "shape: the number of bytes overflows");
   const auto first = static_cast<int64_t>(offsets_[0]), last = static_cast<int64_t>(offsets_[1]);
   if (first > last || last > data_end_ - data_begin_) {
-    fail(name_, fmt::format("data_offsets: [{}, {}] is outside the {} bytes of data", first, last, data_end_ - data_begin_));
+    fail(name_, formatted("data_offsets: [{}, {}] is outside the {} bytes of data", first, last, data_end_ - data_begin_));
   }
   if (last - first != size) {
-    fail(name_, fmt::format("data_offsets: {} bytes, but the shape and dtype make {}", last - first, size));
+    fail(name_, formatted("data_offsets: {} bytes, but the shape and dtype make {}", last - first, size));
   }
   tensor_.name = std::move(name_);
   tensor_.offset = data_begin_ + first;
@@ -259,8 +258,8 @@ void check_tokens(const std::string& file, std::string_view text) {
     }
     if (i - start > kMaxTokenBytes) {
       refuse_safetensors(file, "header",
-                         fmt::format("a text or number of more than {} MB: {}", kMaxTokenBytes / 1'000'000,
-                                     shown(text.substr(start + 1, kShownBytes))));
+                         formatted("a text or number of more than {} MB: {}", kMaxTokenBytes / 1'000'000,
+                                   shown(text.substr(start + 1, kShownBytes))));
     }
   }
 }
@@ -274,7 +273,7 @@ int64_t StoredTensor::elements() const {
 }
 
 void refuse_safetensors(const std::string& file, const std::string& field, const std::string& problem) {
-  throw ToolError(kExitUsage, fmt::format("{}: {}: {}", file, shown(field), problem));
+  throw ToolError(kExitUsage, formatted("{}: {}: {}", file, shown(field), problem));
 }
 
 std::vector<StoredTensor> parse_safetensors_header(const std::string& file, std::string_view text, int64_t data_begin,
@@ -300,7 +299,7 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& file, std:
     }
     next += tensor.bytes;
   }
-  if (next != data_end) refuse_safetensors(file, "data", fmt::format("{} trailing bytes", data_end - next));
+  if (next != data_end) refuse_safetensors(file, "data", formatted("{} trailing bytes", data_end - next));
   return tensors;
 }
 

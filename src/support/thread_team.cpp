@@ -1,12 +1,11 @@
 #include "support/thread_team.h"
 
-#include <fmt/format.h>
-
 #include <atomic>
 #include <exception>
 #include <system_error>
 
 #include "support/exit_codes.h"
+#include "support/format.h"
 
 namespace tileloss::tools {
 
@@ -17,7 +16,7 @@ ThreadTeam::ThreadTeam(int threads) {
     const size_t started = workers_.size();
     stop();
     throw OutOfMemory(
-        fmt::format("threads: {} wanted, but no more than {} can be started: {}", threads, started + 1, error.what()));
+        formatted("threads: {} wanted, but no more than {} can be started: {}", threads, started + 1, error.what()));
   } catch (...) {
     stop();
     throw;

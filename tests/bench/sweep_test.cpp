@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "bench/sweep_case.h"
 #include "bench/sweep_report.h"

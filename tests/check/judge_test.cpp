@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "check/case_files.h"
 #include "check/gradcheck_report.h"
 #include "support/exit_codes.h"
+#include "support/result_writer.h"
 #include "tests/shared/program.h"
 
 namespace tileloss::tools {

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "support/exit_codes.h"
+#include "support/result_writer.h"
 #include "support/safetensors.h"
 #include "tests/shared/program.h"
 

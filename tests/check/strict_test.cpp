@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
+#include "support/result_writer.h"
 #include "tests/check/strict_support.h"
 #include "tests/shared/program.h"
 

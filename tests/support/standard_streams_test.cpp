@@ -1,6 +1,8 @@
 // The program with a standard descriptor that is closed, or that takes no text.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/bench/sweep_support.h"
 #include "tests/shared/program.h"
 
