@@ -41,6 +41,13 @@ constexpr const char* kLinear =
     "ignore_prob: 0.2\nsource: {kind: synthetic, std: 2}\ngradients: [dhidden, dhead]\n"
     "outputs: [logp, lse, entropy, argmax, correct, log_sum_sq_probs, mean_logit]\n";
 
+constexpr const char* kLinearLogprobs =
+    "level: linear\nloss: logprobs\nbatch_size: 2\nseq_len: 9\nvocab_size: 500\nhidden_size: 48\ndtype: fp32\nupstream: per_row\n"
+    "ignore_prob: 0.2\nsoftcap: 20\nsource: {kind: synthetic, std: 2}\noutputs: [logp, lse, entropy]\n";
+constexpr const char* kLinearPolicy =
+    "level: linear\nloss: policy_loss\npreset: gspo\nbatch_size: 3\nseq_len: 7\nvocab_size: 500\nhidden_size: 48\ndtype: bf16\n"
+    "mask_prob: 0.2\nentropy_coef: 0.01\nold_logp_noise_scale: 0.1\nsource: {kind: synthetic, std: 2}\n";
+
 struct TracedRun {
   explicit TracedRun(const std::string& text, const std::vector<std::string>& sets = {}, const KernelCall& kernel = call)
       : config(read_gradcheck_config(folder.write("c.yaml", text), sets)), team(1), inputs(make_inputs(config, team)) {
@@ -112,9 +119,12 @@ TEST_P(RowTraces, BothSidesAreThereAndCloseBeforeTheyAreJudged) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, RowTraces, testing::Values(kCrossEntropy, kLogprobs, kPolicy, kLinear), [](const auto& loss) {
-  return std::string(std::vector{"cross_entropy", "logprobs", "policy_loss", "linear_cross_entropy"}[loss.index]);
-});
+INSTANTIATE_TEST_SUITE_P(Of, RowTraces,
+                         testing::Values(kCrossEntropy, kLogprobs, kPolicy, kLinear, kLinearLogprobs, kLinearPolicy),
+                         [](const auto& loss) {
+                           return std::string(std::vector{"cross_entropy", "logprobs", "policy_loss", "linear_cross_entropy",
+                                                          "linear_logprobs", "linear_policy_loss"}[loss.index]);
+                         });
 
 TEST(RowTrace, TheTermsMakeUpTheLoss) {
   const TracedRun ce(kCrossEntropy);
