@@ -11,6 +11,7 @@
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/cpu/threads/scratch_memory.h"
 #include "backends/host/checks.h"
+#include "backends/host/loss.h"
 #include "losses/row_arrays.h"
 #include "losses/row_outputs.h"
 

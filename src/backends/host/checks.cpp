@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "losses/row_outputs.h"
 #include "schema/options.h"
 
 namespace tileloss::impl::host {
@@ -50,18 +49,6 @@ Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* tar
     targets[i] = column >= 0 && column < p.columns ? column : kTargetElsewhere;
   }
   return {};
-}
-
-void write_loss(const Problem& p, const double* losses) {
-  const tileloss_vector& v = p.args.loss;
-  if (v.data == nullptr || p.pass == TILELOSS_BACKWARD) return;
-  const RowOutput<float> out(v);
-  double sum = 0;
-  for (std::int64_t i = 0; i < p.rows; ++i) {
-    if (p.is_per_row) out.set(i, static_cast<float>(losses[i]));
-    sum += losses[i];
-  }
-  if (!p.is_per_row) out.set(0, static_cast<float>(sum));
 }
 
 }  // namespace tileloss::impl::host

@@ -16,9 +16,6 @@ Status check_numbers(const Problem& problem);
 // Each row's column of the label, kIgnoredRow or kTargetElsewhere: every used label is checked. `targets` has `rows` elements.
 Status resolve_targets(const Problem& problem, const Labels& labels, std::int64_t* targets);
 
-// args.loss: one value a row, or their sum in order of the rows, the same for any number of threads.
-void write_loss(const Problem& problem, const double* losses);
-
 }  // namespace tileloss::impl::host
 
 #endif  // TILELOSS_BACKENDS_HOST_CHECKS_H_

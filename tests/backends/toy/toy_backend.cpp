@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "backends/host/checks.h"
+#include "backends/host/loss.h"
 #include "backends/host/row_state.h"
 #include "core/number_formats.h"
 #include "core/row_stats.h"
