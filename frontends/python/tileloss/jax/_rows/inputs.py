@@ -1,0 +1,76 @@
+"""Which rows count, and the inputs of those that do (src/losses/inputs.h)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._rows.options import Options
+from tileloss.jax._rows.state import RowState
+from tileloss.jax._rows.stats import RowStats, row_stats
+
+
+class Rows(NamedTuple):
+    """The rows as a loss looks at them: numbers of rows that do not count are there, finite, and without effect."""
+
+    used: Array  # bool [N]
+    labels: Array  # integers [N], 0 where not used
+    stats: RowStats
+    logp_divisor: Number  # T with temperature_on = logprob, else 1
+
+
+def read_rows(
+    state: RowState, labels: Array, options: Options, *, classes: int, mask: Array | None = None
+) -> Rows:
+    """Rows whose label is ignore_index, or whose ``mask`` is 0, do not count; their state may hold anything.
+
+    A row in use with a label outside [0, classes) is NaN throughout: a device finds out too late to raise.
+    """
+    used = is_used(labels, options, mask)
+    wrong = used & ((labels < 0) | (labels >= classes))
+
+    def read(x: Array, otherwise: float | int, of_wrong: float | int) -> Array:
+        return jnp.where(
+            wrong,
+            jnp.asarray(of_wrong, x.dtype),
+            jnp.where(used, x, jnp.asarray(otherwise, x.dtype)),
+        )
+
+    def read_sum(x: Array | None, otherwise: float = 0.0) -> Array | None:
+        return None if x is None else read(x, otherwise, jnp.nan)
+
+    clean = RowState(
+        max=read(state.max, 0.0, jnp.nan),
+        sum=read(state.sum, 0.0, jnp.nan),
+        target=read(state.target, 0.0, jnp.nan),
+        entropy_sum=read_sum(state.entropy_sum),
+        collision_sum=read_sum(state.collision_sum, 1.0),
+        smoothing_sum=read_sum(state.smoothing_sum),
+        argmax=None if state.argmax is None else read(state.argmax, -1, -1),
+        smoothing_weight=None,
+    )
+    on_logprob = options.choice("temperature_on") == "logprob"
+    return Rows(
+        used=used,
+        labels=jnp.where(used, labels, 0),
+        stats=row_stats(clean),
+        logp_divisor=options.number("temperature") if on_logprob else 1.0,
+    )
+
+
+def is_used(labels: Array, options: Options, mask: Array | None = None) -> Array:
+    """bool [N]. An ignore_index that the labels' type cannot hold is no row's label."""
+    ignored, limits = options.integer("ignore_index"), np.iinfo(labels.dtype)
+    used = jnp.ones(labels.shape, bool)
+    if limits.min <= ignored <= limits.max:
+        used = labels != ignored
+    return used if mask is None else used & (mask != 0)
+
+
+def read(x: Array, used: Array) -> Array:
+    """An input [N] in float32, 0 where its row does not count."""
+    return jnp.where(used, x.astype(jnp.float32), 0.0)

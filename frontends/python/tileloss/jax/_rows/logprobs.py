@@ -1,0 +1,57 @@
+"""logprobs: row outputs, and the gradient of whatever is built on logp, lse and the entropy (src/losses/logprobs.h)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from tileloss.jax._rows.coefficients import RowCoefficients, from_upstream, of_used_rows
+from tileloss.jax._rows.inputs import read, read_rows
+from tileloss.jax._rows.options import Options
+from tileloss.jax._rows.state import RowState
+from tileloss.jax._rows.stats import RowOutputs, row_outputs
+
+
+def logprobs(state: RowState, labels: Array, options: Options, *, classes: int) -> RowOutputs:
+    """The row outputs that the arrays of ``state`` allow.
+
+    Args:
+        state: of the rows' transformed logits, [N].
+        labels: integers [N]; rows with ignore_index give 0.
+        options: of "logprobs".
+        classes: of the whole vocabulary, padding excluded.
+    """
+    rows = read_rows(state, labels, options, classes=classes)
+    return row_outputs(
+        rows.stats, rows.used, rows.labels, classes=classes, logp_divisor=rows.logp_divisor
+    )
+
+
+def logprobs_coefficients(
+    state: RowState,
+    labels: Array,
+    options: Options,
+    *,
+    classes: int,
+    logp_grad: Array | None = None,
+    lse_grad: Array | None = None,
+    entropy_grad: Array | None = None,
+) -> tuple[RowCoefficients, Array]:
+    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) as coefficients, and which rows are used.
+
+    The upstream gradients are float32 [N]; None: 0. entropy_grad needs state.entropy_sum. With temperature_on = logprob
+    g_logp' / T stands for g_logp.
+    """
+    rows = read_rows(state, labels, options, classes=classes)
+
+    def upstream(grad: Array | None) -> Array:
+        return jnp.zeros(labels.shape, jnp.float32) if grad is None else read(grad, rows.used)
+
+    entropy = rows.stats.entropy if entropy_grad is not None else None
+    coefficients = from_upstream(
+        upstream(logp_grad) / rows.logp_divisor,
+        upstream(lse_grad),
+        upstream(entropy_grad),
+        entropy,
+    )
+    return of_used_rows(coefficients, rows.used), rows.used

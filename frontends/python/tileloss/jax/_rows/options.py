@@ -1,0 +1,138 @@
+"""Options by name for the row stage: names, defaults, choices, presets and ranges are the library's own (tileloss._core)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from ctypes import addressof, byref, c_float, sizeof
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tileloss._core import calls, options, views
+from tileloss._core.functions import FLAG, FUNCTIONS, Function
+from tileloss._core.library import lib, raise_on_error
+from tileloss._core.slots import SLOTS, Args
+from tileloss._core.structs import FLOAT32, FORWARD, Plan, Scalar
+from tileloss.jax._rows.arithmetic import Number
+
+
+class Options(NamedTuple):
+    """The options of one call: choices and plain numbers known while tracing, scalars perhaps traced."""
+
+    function: Function
+    struct: options.Struct  # what was given as Python numbers; not to be written to
+    arrays: dict[str, Array]  # float32 [] of the scalars that were given as arrays
+
+    def number(self, name: str) -> Number:
+        """A number; NaN stands for "not given", in an array as well."""
+        if name in self.arrays:
+            return self.arrays[name]
+        return float(self._read(name))
+
+    def plain(self, name: str) -> float:
+        """A number that is no scalar of the ABI, and so always known."""
+        return float(self._read(name))
+
+    def integer(self, name: str) -> int:
+        return int(self._read(name))
+
+    def choice(self, name: str) -> str:
+        return self.function.option(name).choices[int(self._read(name))]
+
+    def flag(self, name: str) -> bool:
+        assert self.function.option(name).choices == FLAG
+        return bool(self._read(name))
+
+    def is_given(self, name: str) -> bool:
+        """Of options whose NaN means "not given": an array may hold one, and counts as given."""
+        return name in self.arrays or not math.isnan(self.plain(name))
+
+    def may_differ(self, name: str, off: float) -> bool:
+        """Whether it can be other than ``off``: what an array holds only the call knows."""
+        return name in self.arrays or self.plain(name) != off
+
+    def _read(self, name: str) -> float:
+        option = self.function.option(name)
+        value = option.kind.from_buffer(self.struct, option.offset).value  # type: ignore[attr-defined]
+        return value
+
+
+def resolve(function: str, given: Mapping[str, Any] | None = None, preset: str = "") -> Options:
+    """``given``: options by their names in docs/users/losses.md; None: the default, or the preset's.
+
+    Choices are strings, flags bools, numbers Python's; what the ABI has as scalars (temperature, num_items, beta, ...) may be
+    arrays of one element, traced or not.
+
+    Raises:
+        TypeError, ValueError: an unknown option, choice or preset, or an array where the ABI wants a number. Ranges are looked at
+            by `check`.
+    """
+    described = FUNCTIONS[function]
+    struct = described.new_options(preset)
+    arrays: dict[str, Array] = {}
+    for name, value in (given or {}).items():
+        if value is None:
+            continue
+        if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+            arrays[name] = _as_scalar(described, name, value)
+        else:
+            described.set_value(struct, name, described.number(name, value))
+    return Options(described, struct, arrays)
+
+
+def _as_scalar(function: Function, name: str, value: Any) -> Array:
+    if function.option(name).kind is not Scalar:
+        scalars = [n for n, option in function.options.items() if option.kind is Scalar]
+        raise TypeError(
+            f"{name}: expected a number, got an array (only {', '.join(scalars)} can be arrays)"
+        )
+    if value.size != 1:
+        raise ValueError(
+            f"{name}: expected a number or an array of one element, got shape {list(value.shape)}"
+        )
+    return jnp.asarray(value, jnp.float32).reshape(())
+
+
+def check(
+    given: Options,
+    *,
+    rows: int,
+    columns: int,
+    vectors: Mapping[str, int] | None = None,
+    sequence_length: int = 0,
+) -> None:
+    """Has the library look at a call before anything is traced further: ranges, sizes, what options must agree on.
+
+    It is planned as a forward of float32 logits [rows, columns], without data. ``vectors``: the sizes of the inputs
+    besides labels, by their names in tileloss_args (mask, old_logp, advantages, sequence_offsets, class_weights, ...).
+
+    Raises:
+        ValueError: as `tileloss.torch`'s: the argument, what was expected, what was given.
+    """
+    function, args = given.function, calls.new_args()
+    views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
+    for name, size in {"labels": rows, **(vectors or {})}.items():
+        _plan_vector(args, name, size)
+    if function.is_loss:
+        by = "reduction" if "reduction" in function.options else "aggregation"
+        _plan_vector(args, "loss", rows if given.choice(by) == "none" else 1)
+    else:
+        _plan_vector(args, "logp", rows)
+    if sequence_length:
+        args.sequence_length = sequence_length
+    struct, place = options.copied(given.struct), c_float(1)
+    for name in given.arrays:
+        function.set_pointer(struct, name, addressof(place))
+    plan = Plan(sizeof(Plan))
+    status = lib.tileloss_make_plan(
+        function.encoded, FORWARD, byref(args), struct, None, None, byref(plan)
+    )
+    raise_on_error(status)
+
+
+def _plan_vector(args: Args, name: str, size: int) -> None:
+    views.set_vector(args, name, 0, SLOTS[name].dtypes[0], size, 1)

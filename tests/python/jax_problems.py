@@ -1,0 +1,176 @@
+"""Problems for the JAX row stage, and its witness: the C library called on numpy arrays. No framework but numpy.
+
+Problem   logits, labels, the other tensors of a call, its options
+witness   what the library makes of it: the row states, the row outputs, loss, metrics, gradient
+gradient  dL/dlogits in float64 from a row stage's coefficients: the backward sweep's part
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from tileloss._core import calls, views
+from tileloss._core.functions import FUNCTIONS
+from tileloss._core.slots import SLOTS
+from tileloss._core.structs import (
+    BACKWARD,
+    FLOAT32,
+    FORWARD,
+    INT32,
+    INT64,
+    UINT8,
+    VALUE_AND_GRAD,
+    RowState,
+)
+
+Arrays = dict[str, np.ndarray]
+_TYPES = {"float32": FLOAT32, "int32": INT32, "int64": INT64, "uint8": UINT8}
+STATE = ("max", "sum", "target", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
+OUTPUTS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
+
+
+@dataclass(frozen=True)
+class Problem:
+    function: str
+    logits: np.ndarray  # float32 [N, V]
+    labels: np.ndarray  # int64 [N]
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)  # by their names in tileloss_args
+    options: Mapping[str, Any] = field(default_factory=dict)
+    preset: str = ""
+    sequence_length: int = 0
+
+    def but(self, **changes: Any) -> Problem:
+        return replace(self, **changes)
+
+    def option(self, name: str) -> Any:
+        return self.options.get(name, FUNCTIONS[self.function].options[name].usual)
+
+    @property
+    def classes(self) -> int:
+        padded = self.option("valid_vocab")
+        return self.logits.shape[1] if padded < 0 else padded
+
+    @property
+    def is_per_row(self) -> bool:
+        return "none" in (self.options.get("reduction"), self.options.get("aggregation"))
+
+
+class _Call:
+    def __init__(self, problem: Problem) -> None:
+        self.function, self.args = FUNCTIONS[problem.function], calls.new_args()
+        self.alive: list[Any] = []
+        self.options = self.function.new_options(problem.preset)
+        for name, value in problem.options.items():
+            self.function.set_value(self.options, name, self.function.number(name, value))
+        logits = np.ascontiguousarray(problem.logits)
+        self.matrix("logits", logits)
+        for name, array in {"labels": problem.labels, **problem.tensors}.items():
+            self.vector(name, array)
+        self.args.sequence_length = problem.sequence_length
+
+    def matrix(self, slot: str, array: np.ndarray) -> np.ndarray:
+        self.alive.append(array)
+        strides = (max(array.shape[1], 1), 1)
+        views.set_matrix(self.args, slot, array.ctypes.data, FLOAT32, array.shape, strides)
+        return array
+
+    def vector(self, slot: str, array: np.ndarray) -> np.ndarray:
+        array = np.ascontiguousarray(array)
+        self.alive.append(array)
+        dtype = _TYPES[array.dtype.name]
+        views.set_vector(self.args, slot, array.ctypes.data, dtype, array.size, 1)
+        return array
+
+    def row_state(self, rows: int) -> Arrays:
+        arrays = {n: np.zeros(rows, np.int64 if n == "argmax" else np.float32) for n in STATE}
+        places = [arrays[n].ctypes.data for n in STATE]
+        state = RowState(ctypes.sizeof(RowState), rows, *places)
+        self.args.row_state = ctypes.addressof(state)
+        self.alive += [state, arrays]
+        return arrays
+
+    def run(self, call_pass: int) -> None:
+        calls.call(self.function, call_pass, self.args, self.options, threads=1)
+
+
+@dataclass
+class Witness:
+    state: Arrays
+    outputs: Arrays
+    loss: np.ndarray | None
+    metrics: np.ndarray | None
+    dlogits: np.ndarray
+
+
+def witness(problem: Problem) -> Witness:
+    """Two calls: forward with every output there is, and value and gradient (or backward)."""
+    rows, upstream = problem.logits.shape[0], {"loss_grad", "logp_grad", "lse_grad", "entropy_grad"}
+    function = FUNCTIONS[problem.function]
+    forward = _Call(
+        problem.but(tensors={k: v for k, v in problem.tensors.items() if k not in upstream})
+    )
+    state = forward.row_state(rows)
+    outputs = {}
+    for name in OUTPUTS:
+        if name == "mean_logit" and "class_weights" in problem.tensors:
+            continue
+        dtype = {INT64: np.int64, UINT8: np.uint8, FLOAT32: np.float32}[SLOTS[name].dtypes[0]]
+        outputs[name] = forward.vector(name, np.full(rows, 77, dtype))
+    loss = metrics = None
+    size = rows if problem.is_per_row else 1
+    if function.is_loss:
+        loss = forward.vector("loss", np.full(size, 77, np.float32))
+    if function.metrics:
+        metrics = forward.vector("metrics", np.full(len(function.metrics), 77, np.float32))
+    forward.run(FORWARD)
+
+    second = _Call(problem)
+    dlogits = second.matrix("dlogits", np.full(problem.logits.shape, 77, np.float32))
+    if function.is_loss:
+        again = second.vector("loss", np.full(size, 77, np.float32))
+        second.run(VALUE_AND_GRAD)
+        if "loss_grad" not in problem.tensors:
+            assert loss is not None
+            np.testing.assert_allclose(again, loss, rtol=1e-6, atol=1e-7)
+    else:
+        second.run(BACKWARD)
+    return Witness(state, outputs, loss, metrics, dlogits)
+
+
+def transformed(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """z and dz/dx in float64, of the columns that count."""
+    x = problem.logits[:, : problem.classes].astype(np.float64)
+    scale, cap = problem.option("logit_scale"), problem.option("softcap")
+    on_logits = problem.option("temperature_on") == "logits"
+    temperature = float(np.float32(problem.option("temperature"))) if on_logits else 1.0
+    u = scale * x
+    with np.errstate(all="ignore"):
+        capped = cap * np.tanh(u / cap) if cap else u
+        slope = 1 - np.tanh(u / cap) ** 2 if cap else np.ones_like(u)
+    return capped / temperature, slope * scale / temperature
+
+
+def gradient(
+    problem: Problem, stats: Any, coefficients: Any, used: np.ndarray, at_labels: np.ndarray
+) -> np.ndarray:
+    """dL/dlogits in float64. ``stats``: a RowStats, ``at_labels``: dL/dz there, from the row stage."""
+    z, slope = transformed(problem)
+    c = {name: np.asarray(v, np.float64)[:, None] for name, v in coefficients._asdict().items()}
+    with np.errstate(all="ignore"):
+        shifted = z - np.asarray(stats.max, np.float64)[:, None]
+        p = np.exp(shifted) / np.asarray(stats.sum, np.float64)[:, None]
+        logp = shifted - np.asarray(stats.log_sum, np.float64)[:, None]
+        plogp = np.where(p == 0, 0 * p, p * logp)
+        of_p = c["prob_plus_target"] - c["target"]
+        weights = problem.tensors.get("class_weights", np.ones(problem.classes))
+        dz = p * of_p + np.where(c["prob_logp"] == 0, 0.0, plogp * c["prob_logp"])
+        dz = dz + np.where(c["uniform"] == 0, 0.0, c["uniform"] * weights)
+        rows = np.flatnonzero(used)
+        dz[rows, problem.labels[rows]] = np.asarray(at_labels, np.float64)[rows]
+        dx = np.zeros(problem.logits.shape)
+        dx[:, : problem.classes] = np.where(used[:, None], dz * slope, 0.0)
+    return dx
