@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
 from tileloss._core import calls, views
 from tileloss._core.functions import FUNCTIONS
 from tileloss._core.slots import SLOTS
@@ -38,7 +39,9 @@ class Problem:
     function: str
     logits: np.ndarray  # float32 [N, V]
     labels: np.ndarray  # int64 [N]
-    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)  # by their names in tileloss_args
+    tensors: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # by their names in tileloss_args
     options: Mapping[str, Any] = field(default_factory=dict)
     preset: str = ""
     sequence_length: int = 0
@@ -174,3 +177,63 @@ def gradient(
         dx = np.zeros(problem.logits.shape)
         dx[:, : problem.classes] = np.where(used[:, None], dz * slope, 0.0)
     return dx
+
+
+# ---------------------------------------------------------------------------------------------------- the problems themselves
+
+ROWS, VOCABULARY = 21, 29
+LENGTHS = (7, 0, 4, 6, 4)  # of the sequences: one is empty
+IGNORED = -100
+
+
+def plain_problem(function: str, seed: int = 0, **options: Any) -> Problem:
+    """Random logits; some rows are ignored, and full of NaN."""
+    random = np.random.default_rng(seed)
+    logits = (3 * random.standard_normal((ROWS, VOCABULARY))).astype(np.float32)
+    labels = random.integers(0, options.get("valid_vocab", VOCABULARY), ROWS)
+    # Labels of all sorts: the likeliest class, and by a wide margin.
+    labels[:6] = np.argmax(logits[:6, : options.get("valid_vocab", VOCABULARY)], axis=1)
+    logits[np.arange(3), labels[:3]] += 12
+    ignored = options.get("ignore_index", IGNORED)
+    for row in (4, 15):
+        if abs(ignored) < 2**31:  # JAX's labels are int32: none of them is any other
+            labels[row], logits[row] = ignored, np.nan
+    tensors = {}
+    if function == "logprobs":
+        for name in ("logp_grad", "lse_grad", "entropy_grad"):
+            tensors[name] = random.standard_normal(ROWS).astype(np.float32)
+    else:
+        size = ROWS if "none" in options.values() else 1
+        tensors["loss_grad"] = random.uniform(0.5, 2, size).astype(np.float32)
+    return Problem(function, logits, labels, tensors, options)
+
+
+def policy_problem(seed: int = 0, preset: str = "", batch: bool = False, **options: Any) -> Problem:
+    """On top of it masked rows full of NaN, and policies that differ by some 0.3 a token. ``batch``: [3, 7], not offsets."""
+    problem = plain_problem("policy_loss", seed, **options)
+    random = np.random.default_rng(seed + 1000)
+    mask = np.ones(ROWS, np.uint8)
+    mask[[9, 18, 20]] = 0
+    unused = (mask == 0) | (problem.labels == options.get("ignore_index", IGNORED))
+    problem.logits[unused] = np.nan
+    logits = np.where(unused[:, None], 0, problem.logits).astype(np.float32)
+    labels = np.where(unused, 0, problem.labels)
+    plain = Problem("logprobs", logits, labels, {}, _logit_options(options))
+    logp = witness(plain)
+    tensors = dict(problem.tensors)
+    for name, spread in (("old_logp", 0.3), ("ref_logp", 0.5), ("sampler_logp", 0.3)):
+        noise = random.normal(0, spread, ROWS)
+        tensors[name] = np.where(unused, np.nan, logp.outputs["logp"] + noise).astype(np.float32)
+    count = 3 if batch else len(LENGTHS)
+    size = ROWS if options.get("advantage_level") == "token" else count
+    signs = np.resize([1, -1, -1], size)
+    tensors["advantages"] = (signs * random.uniform(0.3, 2, size)).astype(np.float32)
+    tensors["mask"] = mask
+    if not batch:
+        tensors["sequence_offsets"] = np.concatenate([[0], np.cumsum(LENGTHS)]).astype(np.int64)
+    return problem.but(tensors=tensors, preset=preset, sequence_length=7 if batch else 0)
+
+
+def _logit_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    known = FUNCTIONS["logprobs"].options
+    return {name: value for name, value in options.items() if name in known}

@@ -44,8 +44,9 @@ from tileloss.jax._rows.state import RowState
 
 class PolicyResult(NamedTuple):
     result: RowResult
-    # float32 [] by name, in the library's order; what nobody reads, jit leaves out. entropy is NaN without state.entropy_sum.
-    metrics: dict[str, Array]
+    # float32 [M], in the order of the library's names; jit leaves them out if nobody reads them. Without state.entropy_sum that
+    # of the entropy is NaN.
+    metrics: Array
 
 
 def policy_loss(

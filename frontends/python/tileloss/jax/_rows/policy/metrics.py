@@ -46,10 +46,8 @@ class _Means:
         return jnp.sum(jnp.where(self.tokens > 0, means, empty)) / max(self.sequences.count, 1)
 
 
-def metrics(
-    r: TokenRecords, numbers: Numbers, sequences: Sequences, options: Options
-) -> dict[str, Array]:
-    """float32 [] by name, in the library's order. NaN: does not apply; a mean over nothing is 0."""
+def metrics(r: TokenRecords, numbers: Numbers, sequences: Sequences, options: Options) -> Array:
+    """float32 [M], in the order of the library's names. NaN: does not apply; a mean over nothing is 0."""
     means = _Means(r.used, sequences)
     by_sequence = options.choice("ratio_level") == "sequence"
 
@@ -76,7 +74,7 @@ def metrics(
     found["dropped_sequences"] = jnp.sum(is_dropped, dtype=jnp.float32)
     found["tokens"] = means.total
     absent = jnp.float32(jnp.nan)
-    return {name: found.get(name, absent) for name in options.function.metrics}
+    return jnp.stack([found.get(name, absent) for name in options.function.metrics])
 
 
 def _sampler_metrics(r: TokenRecords, means: _Means, options: Options) -> dict[str, Array]:
