@@ -84,11 +84,16 @@ def _label_weights(problem: Problem) -> Any:
 RELATIVE = 1e-5
 
 
-def rounding(problem: Problem) -> float:
-    """How far float32 may put a logp or lse off: four roundings of a number as large as the largest |z|, 2^-24 each."""
+def rounding(problem: Problem, state: Arrays) -> Arrays:
+    """How far float32 may put a row's logp, and its lse or mean logit, off: two roundings, 2^-24 each, of a number as large as
+    z_y - m or log V, and as |z|. An offset common to a row costs its logp nothing."""
     z, _ = transformed(problem)
-    finite = np.abs(z[np.isfinite(z)])
-    return float(2.0**-22 * max(finite.max(initial=0), 1))
+    with np.errstate(all="ignore"):
+        distance = np.abs(state["target"] - state["max"])
+        largest = np.abs(np.where(np.isfinite(z), z, 0)).max(axis=1, initial=1)
+    distance = np.where(np.isfinite(distance), distance, 0)
+    of_logp = 2.0**-23 * np.maximum(distance, np.log(problem.classes))
+    return {"logp": of_logp, "lse": 2.0**-23 * largest + of_logp}
 
 
 def differences(problem: Problem, ours: Witness, theirs: Witness) -> dict[str, float]:
@@ -98,13 +103,15 @@ def differences(problem: Problem, ours: Witness, theirs: Witness) -> dict[str, f
     The floor is what `rounding` of every logp does to the quantity: to row outputs just that; to a loss by its gradient, sum over
     the rows of abs(dloss/dlogp), and dloss/dlogp itself moves by no more than the problem's largest gradient times it.
     """
-    delta = rounding(problem)
+    floors = rounding(problem, theirs.state)
+    delta = float(floors["logp"].max(initial=0))
     finite = theirs.dlogits[np.isfinite(theirs.dlogits)]
     steepest = float(np.abs(finite).max(initial=0))
     upstream = float(np.abs(problem.tensors.get("loss_grad", np.ones(1))).min())
     found = {"dlogits": _worst(ours.dlogits, theirs.dlogits, 2 * delta * steepest)}
     for name, array in theirs.outputs.items():
-        found[name] = _worst(ours.outputs[name], array, delta)
+        floor = floors["lse" if name in ("lse", "mean_logit") else "logp"]
+        found[name] = _worst(ours.outputs[name], array, floor)
     if theirs.loss is not None:
         # The largest gradient of a row is that of its label, up to a factor that p near 1 makes; 1e-7 for what has none left.
         rows = np.abs(np.where(np.isfinite(theirs.dlogits), theirs.dlogits, 0)).max(
@@ -118,7 +125,7 @@ def differences(problem: Problem, ours: Witness, theirs: Witness) -> dict[str, f
     return found
 
 
-def _worst(ours: Any, theirs: Any, floor: float) -> float:
+def _worst(ours: Any, theirs: Any, floor: Any) -> float:
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert a.shape == b.shape
     with np.errstate(all="ignore"):

@@ -18,6 +18,7 @@ from tileloss._core.library import lib, raise_on_error
 from tileloss._core.structs import RowState as LibraryState
 from tileloss._core.structs import Scalar
 from tileloss.jax._rows import cross_entropy as cross_entropy_module
+from tileloss.jax._rows import inputs as inputs_module
 from tileloss.jax._rows import options as row_options
 from tileloss.jax._rows.cross_entropy import cross_entropy
 from tileloss.jax._rows.logprobs import logprobs
@@ -26,6 +27,7 @@ from tileloss.jax._rows.policy import loss as policy_module
 from tileloss.jax._rows.policy.kinds import KINDS, TokenLoss
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.state import RowState, identity, merge
+from tileloss.jax._rows.stats import row_stats
 
 # ------------------------------------------------------------------------------------------------------------------- jit
 
@@ -126,8 +128,8 @@ def test_it_runs_under_vmap() -> None:
     labels = [jnp.asarray(p.labels) for p in problems]
     tensors = [{k: jnp.asarray(v) for k, v in p.tensors.items()} for p in problems]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *zip(states, labels, tensors, strict=True))
-    expected = [one(*x) for x in zip(states, labels, tensors, strict=True)]
-    np.testing.assert_allclose(jax.vmap(one)(*stacked), expected, rtol=1e-6)
+    expected = [jax.jit(one)(*x) for x in zip(states, labels, tensors, strict=True)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(one))(*stacked), expected, rtol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------- exactness
@@ -391,3 +393,33 @@ def test_a_planted_bug_of_a_kind_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = policy_problem(dual_clip=3.0)
     monkeypatch.setitem(KINDS, "clip", wrong_tie)
     assert compare(problem)["dlogits"] > 10
+
+
+def logp_from_lse(state: RowState) -> Any:
+    right = row_stats(state)
+    return right._replace(logp=state.target - right.lse)
+
+
+def one_minus_rounded_p(state: RowState) -> Any:
+    right = row_stats(state)
+    return right._replace(one_minus_p=1 - right.p)
+
+
+@pytest.mark.parametrize("bug", [logp_from_lse, one_minus_rounded_p])
+def test_a_broken_rounding_rule_shows(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At an offset of 1e4 that all logits share, and where p is 1 in float32."""
+    x = np.random.default_rng(0).normal(0, 1, (2, VOCABULARY)).astype(np.float32)
+    x[0] += 1e4
+    x[1, 4] = 43.5
+    problem = Problem("cross_entropy", x, np.array([3, 4]), {}, {"reduction": "none"})
+    theirs = witness(problem)
+    right = run(problem, to_state(theirs.state))
+    monkeypatch.setattr(inputs_module, "row_stats", bug)
+    wrong = run(problem, to_state(theirs.state))
+    errors = []
+    for ours in (right, wrong):
+        assert ours.loss is not None and theirs.loss is not None
+        loss = np.abs(ours.loss / theirs.loss - 1).max()
+        label = np.abs(ours.dlogits[1, 4] / theirs.dlogits[1, 4] - 1)
+        errors.append(max(loss, label))
+    assert errors[0] < 1e-6 and errors[1] > 1e-5

@@ -10,6 +10,9 @@ Coefficients, u_t the upstream gradient:
     sequence level: rho_b = exp(sum D / n_b), so l_rho and KL reach every token of b: dloss/dlogp_t = u_t a_t [ f_t l_logp +
                     beta (rho_b KL_logp, or KL_logp) ] + (rho_b / n_b) sum_t' u_t' a_t' [ f_t' l_rho,t' + beta KL_t' ]
     dloss/dH_t = -u_t entropy_coef * (1 / tokens kept, or a_t)
+
+In float32 a ratio beyond e^88 is inf, where the C++ row stage, in double, still has a number: a clipped or saturated branch takes
+it, a loss that is a multiple of it is beyond float32 anyway.
 """
 
 from __future__ import annotations
