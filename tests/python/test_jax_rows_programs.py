@@ -319,15 +319,48 @@ def test_choices_are_those_of_the_schema() -> None:
 def test_refusals_are_the_librarys(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        given = row_options.resolve("policy_loss", options)
-        sizes = {"advantages": 3}
+    for function in ("policy_loss", "linear_policy_loss"):
+        with pytest.raises(error, match=message):
+            given, sizes = row_options.resolve(function, options), {"advantages": 3}
+            row_options.check(
+                given, rows=ROWS, columns=VOCABULARY, vectors=sizes, sequence_length=7
+            )
+    for function in ("policy_loss", "linear_policy_loss"):
+        given, sizes = row_options.resolve(function), {"advantages": 3}
         row_options.check(given, rows=ROWS, columns=VOCABULARY, vectors=sizes, sequence_length=7)
+
+
+@pytest.mark.parametrize(
+    "options", [{**BONUS, **SAMPLER, **WITH_KL}, {**VESPO, "entropy_quantile": 0.5}]
+)
+def test_it_is_float32_with_64_bit_types_on(options: dict[str, Any]) -> None:
+    problem = policy_problem(**options)
+    theirs = witness(problem)
+    state, tensors = to_state(theirs.state), {k: jnp.asarray(v) for k, v in problem.tensors.items()}
+    tensors["loss_grad"] = tensors["loss_grad"].reshape(())
+    with jax.enable_x64(True):
+        labels, advantages = jnp.asarray(problem.labels), tensors.pop("advantages")
+        given = resolved(problem)
+        found = policy_loss(state, labels, advantages, given, classes=VOCABULARY, **tensors)
+    kinds_found = {str(x.dtype) for x in jax.tree.leaves(found)}
+    assert kinds_found == {"float32", "bool"}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint32])
+def test_labels_of_other_types_agree(dtype: type) -> None:
+    problem = plain_problem("cross_entropy", ignore_index=3)
+    theirs = witness(problem)
+    assert theirs.loss is not None
+    state, labels = to_state(theirs.state), jnp.asarray(problem.labels.astype(dtype))
+    found = cross_entropy(state, labels, resolved(problem), classes=VOCABULARY)
+    np.testing.assert_allclose(found.loss, theirs.loss[0], rtol=1e-6)
+    # More classes than the type has numbers.
+    assert np.isfinite(cross_entropy(state, labels, resolved(problem), classes=151936).loss)
 
 
 def test_labels_out_of_range_are_nan_and_touch_no_other_row() -> None:
     """A device finds out too late to raise: the row's loss, outputs and coefficients are NaN."""
-    problem = plain_problem("cross_entropy", reduction="none", z_loss=0.1)
+    problem = plain_problem("cross_entropy", reduction="none")
     wrong = problem.labels.copy()
     wrong[[2, 6]] = [VOCABULARY, -1]
     state, labels = to_state(witness(problem).state), jnp.asarray(wrong)

@@ -54,8 +54,10 @@ def from_upstream(
     )
 
 
-def of_used_rows(coefficients: RowCoefficients, used: Array) -> RowCoefficients:
-    return RowCoefficients(*(jnp.where(used, c, 0.0) for c in coefficients))
+def of_used_rows(coefficients: RowCoefficients, used: Array, wrong: Array) -> RowCoefficients:
+    """0 where a row is not used, NaN where its label is ``wrong``."""
+    otherwise = jnp.where(wrong, jnp.float32(jnp.nan), jnp.float32(0))
+    return RowCoefficients(*(jnp.where(used & ~wrong, c, otherwise) for c in coefficients))
 
 
 def target_gradient(

@@ -74,7 +74,7 @@ def cross_entropy(
     loss = jnp.where(rows.used, loss, 0.0)
     if options.choice("reduction") != "none":
         loss = jnp.sum(loss)
-    return RowResult(loss, of_used_rows(coefficients, rows.used), rows.used)
+    return RowResult(loss, of_used_rows(coefficients, rows.used, rows.wrong), rows.used)
 
 
 def _scales(options: Options, used: Array, weights: Array, of_label: Array) -> tuple[Array, Array]:

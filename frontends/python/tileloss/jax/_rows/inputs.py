@@ -18,6 +18,7 @@ class Rows(NamedTuple):
     """The rows as a loss looks at them: numbers of rows that do not count are there, finite, and without effect."""
 
     used: Array  # bool [N]
+    wrong: Array  # bool [N]: used, with a label that is no class
     labels: Array  # integers [N], 0 where not used
     stats: RowStats
     logp_divisor: Number  # T with temperature_on = logprob, else 1
@@ -31,6 +32,8 @@ def read_rows(
     A row in use with a label outside [0, classes) is NaN throughout: a device finds out too late to raise.
     """
     used = is_used(labels, options, mask)
+    if labels.dtype.itemsize < 4:
+        labels = labels.astype(jnp.int32)  # which holds the number of classes
     wrong = used & ((labels < 0) | (labels >= classes))
 
     def read(x: Array, otherwise: float | int, of_wrong: float | int) -> Array:
@@ -56,6 +59,7 @@ def read_rows(
     on_logprob = options.choice("temperature_on") == "logprob"
     return Rows(
         used=used,
+        wrong=wrong,
         labels=jnp.where(used, labels, 0),
         stats=row_stats(clean),
         logp_divisor=options.number("temperature") if on_logprob else 1.0,

@@ -54,4 +54,4 @@ def logprobs_coefficients(
         upstream(entropy_grad),
         entropy,
     )
-    return of_used_rows(coefficients, rows.used), rows.used
+    return of_used_rows(coefficients, rows.used, rows.wrong), rows.used

@@ -107,14 +107,18 @@ def check(
 ) -> None:
     """Has the library look at a call before anything is traced further: ranges, sizes, what options must agree on.
 
-    It is planned as a forward of float32 logits [rows, columns], without data. ``vectors``: the sizes of the inputs
-    besides labels, by their names in tileloss_args (mask, old_logp, advantages, sequence_offsets, class_weights, ...).
+    It is planned as a forward of float32 logits [rows, columns], or of a head that makes them, without data. ``vectors``: the
+    sizes of the inputs besides labels, by their names in tileloss_args (mask, old_logp, advantages, class_weights, ...).
 
     Raises:
         ValueError: as `tileloss.torch`'s: the argument, what was expected, what was given.
     """
     function, args = given.function, calls.new_args()
-    views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
+    if function.is_linear:
+        views.set_matrix(args, "hidden", 0, FLOAT32, (rows, 1), (1, 1))
+        views.set_matrix(args, "head", 0, FLOAT32, (columns, 1), (1, 1))
+    else:
+        views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
     for name, size in {"labels": rows, **(vectors or {})}.items():
         _plan_vector(args, name, size)
     if function.is_loss:

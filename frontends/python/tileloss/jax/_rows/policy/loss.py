@@ -102,7 +102,9 @@ def policy_loss(
     )
     numbers = read_numbers(options)
     terms = _terms(tokens, numbers, sequences, options)
-    entropy = tokens.entropy if tokens.entropy is not None else jnp.full(used.shape, jnp.nan)
+    entropy = (
+        tokens.entropy if tokens.entropy is not None else jnp.full(used.shape, jnp.nan, jnp.float32)
+    )
 
     loss = _where_weighted(terms.weight, scaled(terms.factor, terms.policy.loss) + _kl_term(terms))
     bonus = _entropy_bonus(tokens, terms, options)
@@ -127,7 +129,7 @@ def policy_loss(
         is_dropped=terms.is_dropped,
     )
     return PolicyResult(
-        RowResult(loss, of_used_rows(coefficients, used), used),
+        RowResult(loss, of_used_rows(coefficients, used, rows.wrong), used),
         metrics(records, numbers, sequences, options),
     )
 
