@@ -59,7 +59,8 @@ def test_jit_with_traced_numbers_and_offsets_agrees(options: dict[str, Any]) -> 
     tensors["loss_grad"] = tensors["loss_grad"].reshape(())
     found = step(to_state(theirs.state), tensors, {k: jnp.float32(v) for k, v in scalars.items()})
     eager = run(problem, to_state(theirs.state))
-    np.testing.assert_allclose(found.result.loss, eager.loss[0], rtol=2e-6)
+    # A fused program rounds elsewhere; the loss is a difference of terms of about 1.
+    np.testing.assert_allclose(found.result.loss, eager.loss[0], rtol=2e-6, atol=3e-7)
     np.testing.assert_allclose(found.metrics, eager.metrics, rtol=2e-6, atol=1e-7)
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(found) if x.dtype != bool)
     # Traced numbers are resolved as plain ones are, and both agree with the library.
