@@ -1,4 +1,11 @@
-"""TileLoss for JAX. So far its row stage: private modules that the implementations "pallas_tpu" and "xla" are made of.
+"""TileLoss for JAX: cross-entropy, log-probabilities and policy losses over a vocabulary, from logits [..., V].
 
-_rows/   from a row's state to losses, row outputs, metrics, and the four coefficients of its gradient: [N] numbers in jnp
+The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. So far there
+is one implementation, "xla", which runs on any platform; it has been run on CPUs alone.
 """
+
+from tileloss.jax._apply import RowOutputs
+from tileloss.jax.cross_entropy import cross_entropy, logprobs
+from tileloss.jax.policy import policy_loss
+
+__all__ = ["RowOutputs", "cross_entropy", "logprobs", "policy_loss"]

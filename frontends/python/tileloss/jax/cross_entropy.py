@@ -1,0 +1,112 @@
+"""Cross-entropy and log-probabilities from logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax import Array
+
+from tileloss.jax._apply import RowOutputs, check_implementation, loss_of_logits, rows_of_logits
+from tileloss.jax._rows.arithmetic import Number
+
+
+def cross_entropy(
+    logits: Array,
+    labels: Array,
+    weight: Array | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    token_weights: Array | None = None,
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> Array:
+    """Cross-entropy of logits and labels over the flattened leading dimensions.
+
+    With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
+
+        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
+
+    ``reduction="mean"`` divides the first part by the sum of w_i c_y and the second by the sum of w_i over the rows that are not
+    ignored, both by ``num_items`` if given; with every row ignored the mean is 0. docs/users/losses.md has the rest.
+
+    Args:
+        logits: x, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse mode.
+        labels: y, [...] integers. Rows with ``ignore_index`` are not read: they may hold NaN.
+        weight: [V] or [valid_vocab] class weights c.
+        reduction: "none", "sum" or "mean".
+        token_weights: [...] or flat [N] w.
+        num_items: mean's denominator: a number, or an array of one element, which may be traced.
+        temperature: > 0: a number, or an array of one element, which may be traced. ``temperature_on="logprob"``: log p of the
+            softmax at T = 1, divided by T.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
+        implementation: a name, or names in order of preference. There is one so far, "xla": tiles over the vocabulary in plain
+            XLA, on any platform.
+
+    Returns:
+        float32: a scalar, or [...] with reduction "none". A row whose label is outside [0, valid_vocab) is NaN, and so are its
+        gradient and what it is reduced to: a traced program cannot raise.
+
+    Raises:
+        TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
+    """
+    check_implementation(implementation)
+    given: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "num_items": num_items,
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+    }
+    vectors = {"class_weights": weight, "token_weights": token_weights}
+    loss, _ = loss_of_logits("cross_entropy", logits, labels, vectors, given)
+    return loss
+
+
+def logprobs(
+    logits: Array,
+    labels: Array,
+    *,
+    outputs: Iterable[str] = ("logp",),
+    ignore_index: int = -100,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> RowOutputs:
+    """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
+
+    Args:
+        outputs: names of `RowOutputs`. logp, lse and entropy are differentiable: dL/dz_j = g_logp [j = y] + p_j (-g_logp +
+            g_lse - g_H (H + log p_j)), so any loss written on top of them differentiates exactly.
+
+    The other arguments and the errors: `cross_entropy`.
+
+    Returns:
+        RowOutputs: arrays of the labels' shape, None for what was not asked for.
+    """
+    check_implementation(implementation)
+    given: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+    }
+    return rows_of_logits(logits, labels, outputs, given)

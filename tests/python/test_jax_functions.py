@@ -1,0 +1,285 @@
+"""The functions of tileloss.jax against the C library, on every option and preset, and what JAX's users do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tileloss.jax as tileloss_jax
+from jax_cases import LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
+from jax_problems import (
+    OUTPUTS,
+    VOCABULARY,
+    Problem,
+    Witness,
+    plain_problem,
+    policy_problem,
+    witness,
+)
+from jax_stage import differences
+from tileloss._core.functions import FUNCTIONS
+from tileloss.jax import _sweeps, cross_entropy, logprobs, policy_loss
+
+RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert VOCABULARY % RAGGED != 0
+    monkeypatch.setattr(_sweeps, "TILE", RAGGED)
+
+
+def run(problem: Problem) -> Witness:
+    """What the public functions make of a problem, jitted."""
+    tensors = {name: jnp.asarray(array) for name, array in problem.tensors.items()}
+    outputs: dict[str, Any] = {}
+    logits, labels = jnp.asarray(problem.logits), jnp.asarray(problem.labels)
+    grads = {n: tensors.pop(n) for n in list(tensors) if n.endswith("_grad")}
+    if problem.function != "policy_loss":  # whose rows are masked as well
+        names = [n for n in OUTPUTS if n != "mean_logit" or "class_weights" not in tensors]
+        of_logits = {n: v for n, v in problem.options.items() if n in FUNCTIONS["logprobs"].options}
+        rows = jax.jit(lambda x: logprobs(x, labels, outputs=names, **of_logits))(logits)
+        outputs = {n: np.asarray(getattr(rows, n)) for n in names}
+    if problem.function == "logprobs":
+        found, pull = jax.vjp(
+            lambda x: logprobs(x, labels, outputs=("logp", "lse", "entropy"), **of_logits),
+            logits,
+        )
+        upstream = type(found)(*(grads.get(f"{n}_grad") for n in found._fields))
+        return Witness({}, outputs, None, None, np.asarray(pull(upstream)[0]))
+
+    metrics = None
+    if problem.function == "cross_entropy":
+        weights = {
+            "weight": tensors.get("class_weights"),
+            "token_weights": tensors.get("token_weights"),
+        }
+        loss, pull = jax.vjp(
+            jax.jit(lambda x: cross_entropy(x, labels, **weights, **problem.options)), logits
+        )
+    else:
+        if problem.sequence_length:
+            logits, labels = (
+                logits.reshape(-1, problem.sequence_length, VOCABULARY),
+                labels.reshape(-1, problem.sequence_length),
+            )
+        loss, pull, metrics = jax.vjp(
+            jax.jit(
+                lambda x: policy_loss(
+                    x,
+                    labels,
+                    preset=problem.preset,
+                    return_metrics=True,
+                    **tensors,
+                    **problem.options,
+                )
+            ),
+            logits,
+            has_aux=True,
+        )
+        metrics = np.asarray([metrics[name] for name in POLICY.metrics])  # jit sorts a dict
+    upstream = grads.get("loss_grad", jnp.ones(loss.size)).reshape(loss.shape)
+    dlogits = np.asarray(pull(upstream)[0]).reshape(problem.logits.shape)
+    return Witness({}, outputs, np.asarray(loss).reshape(-1), metrics, dlogits)
+
+
+def assert_agrees(problem: Problem) -> None:
+    theirs = witness(problem)
+    ours = run(problem)
+    if problem.function == "policy_loss":
+        theirs.outputs = {}
+    found = differences(problem, ours, theirs)
+    assert not {name: worst for name, worst in found.items() if not worst <= 1}, found
+
+
+@pytest.mark.parametrize("options", cases("logprobs"))
+def test_logprobs_agrees_on_every_option(options: dict[str, Any]) -> None:
+    assert_agrees(plain_problem("logprobs", **options))
+
+
+@pytest.mark.parametrize("options", cases("cross_entropy"))
+def test_cross_entropy_agrees_on_every_option(options: dict[str, Any]) -> None:
+    assert_agrees(with_weights(plain_problem("cross_entropy", **options), 3))
+
+
+def test_cross_entropy_agrees_without_weights() -> None:
+    assert_agrees(plain_problem("cross_entropy", label_smoothing=0.1, z_loss=0.1))
+
+
+# What a policy loss makes of its options is the row stage's, which has tests of its own: here what the sweeps must gather for it.
+@pytest.mark.parametrize("batch", [False, True], ids=["offsets", "batch"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *LOGITS["softcap"],
+        *LOGITS["valid_vocab"],
+        *LOGITS["temperature_on"],
+        *POLICY_LOSS["aggregation"][-1:],
+        *POLICY_LOSS["advantage_level"],
+        *POLICY_LOSS["entropy_quantile"],
+        *POLICY_LOSS["entropy_threshold"],
+        *POLICY_LOSS["entropy_coef"],
+        *POLICY_LOSS["beta"],
+    ],
+    ids=str,
+)
+def test_policy_loss_agrees(options: dict[str, Any], batch: bool) -> None:
+    assert_agrees(policy_problem(batch=batch, **options))
+
+
+@pytest.mark.parametrize("preset", POLICY.presets)
+def test_presets_agree(preset: str) -> None:
+    assert_agrees(policy_problem(seed=5, preset=preset, batch=True, **of_preset(preset)))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("column", [2, 9, VOCABULARY - 1])
+def test_special_values_agree_in_every_tile(value: float, column: int) -> None:
+    problem = plain_problem("cross_entropy", 7, label_smoothing=0.0, z_loss=0.1)
+    problem.logits[1:3, column] = value
+    problem.logits[5, np.arange(VOCABULARY) != problem.labels[5]] = -np.inf
+    assert_agrees(problem)
+
+
+def test_a_wrong_tail_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    over_tiles = _sweeps._over_tiles
+    monkeypatch.setattr(
+        _sweeps, "_over_tiles", lambda columns, *rest: over_tiles(columns // RAGGED * RAGGED, *rest)
+    )
+    with pytest.raises(AssertionError):
+        assert_agrees(plain_problem("cross_entropy"))
+
+
+# ------------------------------------------------------------------------------------------------------------ what users do
+
+
+@pytest.fixture
+def problem() -> Problem:
+    problem = plain_problem("cross_entropy", 3)
+    return problem.but(logits=np.nan_to_num(problem.logits))
+
+
+def loss_of(problem: Problem) -> Callable[[Any], Any]:
+    labels = jnp.asarray(problem.labels)
+    return lambda x: cross_entropy(x, labels)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_have_the_logits_type_and_are_rounded_once(problem: Problem, dtype: Any) -> None:
+    logits = jnp.asarray(problem.logits).astype(dtype)
+    narrow, wide = (jax.grad(loss_of(problem))(x) for x in (logits, logits.astype(jnp.float32)))
+    assert narrow.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(narrow), np.asarray(wide.astype(dtype)))
+
+
+def test_under_vmap_scan_and_checkpoint_it_is_the_same(problem: Problem) -> None:
+    logits, labels = jnp.asarray(problem.logits), jnp.asarray(problem.labels)
+    each = jax.jit(jax.value_and_grad(lambda x, y: cross_entropy(x, y, reduction="sum")))
+    alone = [each(logits[i : i + 7], labels[i : i + 7]) for i in (0, 7, 14)]
+    x, y = logits.reshape(3, 7, -1), labels.reshape(3, 7)
+    mapped = jax.jit(jax.vmap(each))(x, y)
+    _, scanned = jax.lax.scan(lambda carry, one: (carry, each(*one)), 0, (x, y))
+    checkpointed = jax.checkpoint(lambda x: cross_entropy(x, y, reduction="sum"))
+    again = jax.jit(jax.grad(checkpointed))(x)
+    for i, (loss, gradient) in enumerate(alone):
+        for other in (mapped, scanned):
+            np.testing.assert_allclose(other[0][i], loss, rtol=1e-6)
+            np.testing.assert_allclose(other[1][i], gradient, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(again[i], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_numbers_that_change_may_be_traced(problem: Problem) -> None:
+    labels = jnp.asarray(problem.labels)
+    traces = []
+
+    @jax.jit
+    def step(x: Any, temperature: Any, items: Any) -> Any:
+        traces.append(1)
+        return cross_entropy(x, labels, temperature=temperature, num_items=items)
+
+    x = jnp.asarray(problem.logits)
+    for temperature, items in ((1.0, 5.0), (0.7, 9.0)):
+        expected = cross_entropy(x, labels, temperature=temperature, num_items=items)
+        np.testing.assert_allclose(
+            step(x, jnp.float32(temperature), jnp.float32(items)), expected, rtol=1e-6
+        )
+    assert len(traces) == 1
+
+
+def test_forward_mode_is_refused(problem: Problem) -> None:
+    x = jnp.asarray(problem.logits)
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(loss_of(problem), (x,), (x,))
+
+
+def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone(problem: Problem) -> None:
+    labels = jnp.asarray(problem.labels).at[0].set(VOCABULARY)
+    x = jnp.asarray(problem.logits)
+    loss, pull = jax.vjp(lambda x: cross_entropy(x, labels, reduction="none"), x)
+    dlogits = pull(jnp.ones_like(loss))[0]
+    assert np.isnan(loss[0]) and np.isnan(dlogits[0]).all()
+    assert np.isfinite(loss[1:]).all() and np.isfinite(dlogits[1:]).all()
+
+
+def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_sweeps, "TILE", 512)
+    shape = (128, 16384 + 100)
+    spec = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:1], jnp.int32)
+    step = jax.jit(jax.value_and_grad(cross_entropy), donate_argnums=0)
+    memory = step.lower(*spec).compile().memory_analysis()
+    bytes_of_logits = 4 * shape[0] * shape[1]
+    assert memory.alias_size_in_bytes == bytes_of_logits
+    assert memory.temp_size_in_bytes < bytes_of_logits / 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (((3, 5), (4,)), {}, r"labels: expected logits' leading dimensions \[3\], got \[4\]"),
+        (
+            ((3, 5), (3,)),
+            {"implementation": "cuda"},
+            "implementation: expected one of xla, got cuda",
+        ),
+        (((3, 5), (3,)), {"temperature": 0.0}, "temperature: expected"),
+        (
+            ((3, 5), (3,)),
+            {"reduction": "max"},
+            "reduction: expected one of none, sum, mean, got 'max'",
+        ),
+        (((3, 5), (3,)), {"valid_vocab": 6}, "valid_vocab: expected"),
+        (((3, 5), (3,)), {"weight": np.ones(4, np.float32)}, "class_weights"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: tuple[Any, Any], options: dict[str, Any], message: str
+) -> None:
+    logits, labels = jnp.zeros(arguments[0]), jnp.zeros(arguments[1], jnp.int32)
+    with pytest.raises(ValueError, match=message):
+        cross_entropy(logits, labels, **options)
+
+
+def test_types_and_names_are_checked() -> None:
+    logits, labels = jnp.zeros((3, 5)), jnp.zeros(3, jnp.int32)
+    with pytest.raises(TypeError, match="logits: expected float32, bfloat16 or float16, got int32"):
+        cross_entropy(labels[:, None], labels)
+    with pytest.raises(TypeError, match="labels: expected integers, got float32"):
+        cross_entropy(logits, labels.astype(jnp.float32))
+    with pytest.raises(ValueError, match="outputs: expected names among"):
+        logprobs(logits, labels, outputs=("probability",))
+    with pytest.raises(TypeError, match="policy_loss: expected options among"):
+        policy_loss(logits[None], labels[None], jnp.ones(1), epsilon=0.2)
+    with pytest.raises(ValueError, match=r"labels: expected \[B, T\] without sequence_offsets"):
+        policy_loss(logits, labels, jnp.ones(1))
+
+
+def test_the_names_are_those_of_the_torch_functions() -> None:
+    assert set(tileloss_jax.__all__) == {"RowOutputs", "cross_entropy", "logprobs", "policy_loss"}
+    assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)
