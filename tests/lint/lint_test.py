@@ -151,8 +151,8 @@ class Files(LintTest):
 class Recipes(LintTest):
     def setUp(self):
         super().setUp()
-        for name, (product, check) in lint.RECIPES.items():
-            for path in product | check:
+        for name, parts in lint.RECIPES.items():
+            for path in set().union(*parts):
                 self.add(path, name)
 
     def add(self, path, text):
