@@ -4,7 +4,7 @@ The vocabulary is swept in tiles of columns, forward and backward, so that no so
 is one implementation, "xla", which runs on any platform; it has been run on CPUs alone.
 """
 
-from tileloss.jax._apply import RowOutputs
+from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax.cross_entropy import cross_entropy, logprobs
 from tileloss.jax.policy import policy_loss
 

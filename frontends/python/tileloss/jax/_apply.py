@@ -14,11 +14,11 @@ from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.cross_entropy import cross_entropy
 from tileloss.jax._rows.inputs import Rows, read_rows
-from tileloss.jax._rows.logprobs import logprobs_coefficients
+from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.options import Options, check, resolve
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.state import RowState
-from tileloss.jax._rows.stats import row_outputs
+from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax._sweeps import Sums, backward_sweep, forward_sweep
 from tileloss.jax._transform import make_transform
 
@@ -26,18 +26,6 @@ IMPLEMENTATIONS = ("xla",)
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 # The optional arrays of a row state by their bits (tileloss_state_array in tileloss.h).
 _OPTIONAL = {3: "entropy_sum", 4: "collision_sum", 5: "smoothing_sum", 6: "argmax"}
-
-
-class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
-
-    logp: Array | None = None  # float32: log softmax at the label
-    lse: Array | None = None  # float32: log sum_j exp(z_j)
-    entropy: Array | None = None  # float32, nats
-    argmax: Array | None = None  # int32: lowest index on ties, -1 if the row holds a NaN
-    correct: Array | None = None  # bool: argmax == label
-    log_sum_sq_probs: Array | None = None  # float32: log sum_j p_j^2
-    mean_logit: Array | None = None  # float32: mean of z over the valid columns
 
 
 class _Call(NamedTuple):
@@ -143,10 +131,8 @@ def rows_of_logits(
 
     def forward(x: Array, o: _Operands) -> tuple[dict[str, Array], Any]:
         state = _forward(x, o, call)
-        rows = _rows(state, o, call)
-        found = row_outputs(
-            rows.stats, rows.used, rows.labels, classes=call.columns, logp_divisor=rows.logp_divisor
-        )._asdict()
+        options = call.with_arrays(o.arrays)
+        found = logprobs(state, o.labels, options, classes=call.columns)._asdict()
         return {name: found[name] for name in asked_for}, (x, o, state)
 
     def backward(saved: Any, gradients: dict[str, Array]) -> tuple[Array, None]:
@@ -216,9 +202,11 @@ def _sums(options: Options, outputs: Iterable[str]) -> Sums:
             options.is_given(name) if absent else options.may_differ(name, option.default)
         ):
             bits |= option.state_arrays
+    sums = Sums(**{name: bool(bits >> bit & 1) for bit, name in _OPTIONAL.items()})
+    # Its field tells of what a backward needs: here the forward needs it.
     if "label_smoothing" in options.function.options and options.plain("label_smoothing") > 0:
-        bits |= SLOTS["mean_logit"].state_arrays
-    return Sums(**{name: bool(bits >> bit & 1) for bit, name in _OPTIONAL.items()})
+        sums = sums._replace(smoothing_sum=True)
+    return sums
 
 
 def _forward(x: Array, o: _Operands, call: _Call) -> RowState:

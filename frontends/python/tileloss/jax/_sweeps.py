@@ -95,9 +95,7 @@ def _over_tiles(
     columns: int, step: Callable[[_Carry, Array | int, int], _Carry], carry: _Carry
 ) -> _Carry:
     full = columns // TILE
-    if full == 1:
-        carry = step(carry, 0, TILE)
-    elif full > 1:
+    if full:
         carry = lax.fori_loop(0, full, lambda i, c: step(c, i * TILE, TILE), carry)
     tail = columns - full * TILE
     return step(carry, full * TILE, tail) if tail else carry

@@ -7,8 +7,10 @@ from typing import Any
 
 from jax import Array
 
-from tileloss.jax._apply import RowOutputs, check_implementation, loss_of_logits, rows_of_logits
+from tileloss._core.functions import logit_options
+from tileloss.jax._apply import check_implementation, loss_of_logits, rows_of_logits
 from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._rows.stats import RowOutputs
 
 
 def cross_entropy(
@@ -59,17 +61,14 @@ def cross_entropy(
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
     check_implementation(implementation)
-    given: dict[str, Any] = {
-        "ignore_index": ignore_index,
+    given: dict[str, Any] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
+    given |= {
         "reduction": reduction,
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "num_items": num_items,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
     loss, _ = loss_of_logits("cross_entropy", logits, labels, vectors, given)
@@ -101,12 +100,7 @@ def logprobs(
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
     """
     check_implementation(implementation)
-    given: dict[str, Any] = {
-        "ignore_index": ignore_index,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-    }
+    given = logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
     return rows_of_logits(logits, labels, outputs, given)

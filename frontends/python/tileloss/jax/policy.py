@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import jax.numpy as jnp
 from jax import Array
 
-from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS
+from tileloss._core.functions import FUNCTIONS, check_option_names, lists_options
 from tileloss.jax._apply import check_implementation, loss_of_logits
 
 
@@ -48,6 +48,7 @@ def policy_loss(
 ) -> tuple[Array, dict[str, Array]]: ...
 
 
+@lists_options
 def policy_loss(
     logits: Array,
     labels: Array,
@@ -92,11 +93,7 @@ def policy_loss(
         As `tileloss.jax.cross_entropy`.
     """
     check_implementation(implementation)
-    expected = PUBLIC_OPTIONS["policy_loss"]
-    if unknown := [option for option in options if option not in expected]:
-        raise TypeError(
-            f"policy_loss: expected options among {', '.join(expected)}, got {', '.join(unknown)}"
-        )
+    check_option_names("policy_loss", options)
     advantages = jnp.asarray(advantages)
     if options.get("advantage_level") is None:
         # [B, 1] of [B, 1] labels: either.

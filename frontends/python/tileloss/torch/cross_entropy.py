@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from tileloss._core.functions import logit_options
 from tileloss.torch._apply import (
     RowOutputs,
     loss_of_hidden,
@@ -18,24 +19,6 @@ from tileloss.torch._apply import (
 from tileloss.torch._options import Value
 
 Number = float | Tensor
-
-
-def _logit_options(
-    ignore_index: int | None,
-    logit_scale: float,
-    softcap: float,
-    temperature: Number,
-    temperature_on: str,
-    valid_vocab: int | None,
-) -> dict[str, Value]:
-    return {
-        "ignore_index": ignore_index,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-    }
 
 
 def cross_entropy(
@@ -96,7 +79,7 @@ def cross_entropy(
         IndexError: a label outside [0, valid_vocab), naming it and its row.
         NotImplementedError: tensors that are not on the CPU.
     """
-    given: dict[str, Value] = _logit_options(
+    given: dict[str, Value] = logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
     given |= {
@@ -167,7 +150,7 @@ def linear_cross_entropy(
     given for those of input, linear_weight and linear_bias that ask for them; linear_weight's is summed in float32 and rounded
     once.
     """
-    given = _logit_options(
+    given = logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
     given |= {
@@ -208,7 +191,7 @@ def logprobs(
     Returns:
         RowOutputs: tensors of target's shape, None for what was not asked for.
     """
-    given = _logit_options(
+    given = logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
     return rows_of_logits(input, target, outputs, given, inplace_backward=inplace_backward)
@@ -234,7 +217,7 @@ def linear_logprobs(
 
     Arguments: `linear_cross_entropy`, `logprobs`.
     """
-    given = _logit_options(
+    given = logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)

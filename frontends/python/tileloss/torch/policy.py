@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Mapping
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS
+from tileloss._core.functions import check_option_names, lists_options
 from tileloss.torch._apply import loss_of_hidden, loss_of_logits, make_head, metrics_by_name
 from tileloss.torch._options import Value
 from tileloss.torch._tensors import may_have_shape
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _with_options(function: _F) -> _F:
-    """Lists in the docstring what the library says of the function's options and presets."""
-    described = FUNCTIONS[function.__name__]
-    lines = [f"\n\n    Presets: {', '.join(described.presets)}.\n\n    Options:\n"]
-    for name in PUBLIC_OPTIONS[described.name]:
-        option = described.options[name]
-        default = "" if option.may_be_absent else f" (default {option.usual})"
-        if name == "advantage_level":
-            default = " (default: as the shape of the advantages says)"
-        values = ", ".join(option.choices) or "a number"
-        lines.append(f"        {name}: {values}{default}\n")
-    function.__doc__ = (function.__doc__ or "").rstrip() + "".join(lines) + "    "
-    return function
 
 
 def _given(
     name: str, options: Mapping[str, Value], target: Tensor, advantages: Tensor
 ) -> dict[str, Value]:
-    expected = PUBLIC_OPTIONS[name]
-    if unknown := [option for option in options if option not in expected]:
-        raise TypeError(
-            f"{name}: expected options among {', '.join(expected)}, got {', '.join(unknown)}"
-        )
+    check_option_names(name, options)
     given = dict(options)
     if (
         given.get("advantage_level") is None
@@ -89,7 +68,7 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
-@_with_options
+@lists_options
 def policy_loss(
     input: Tensor,
     target: Tensor,
@@ -200,7 +179,7 @@ def linear_policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
-@_with_options
+@lists_options
 def linear_policy_loss(
     input: Tensor,
     linear_weight: Tensor,
