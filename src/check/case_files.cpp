@@ -68,7 +68,7 @@ class OutputReader {
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     if (config_.function.is_loss()) names.emplace_back("loss");
-    for (const RowOutput& output : row_outputs()) names.emplace_back(output.name);
+    for (const std::string& name : row_output_names()) names.push_back(name);
     if (!config_.function.metrics().empty()) names.emplace_back("metrics");
     if (config_.is_linear()) {
       names.insert(names.end(), {"dhidden", "dhead", "dbias"});

@@ -13,7 +13,6 @@ constexpr double kFloat32Ulps = 4.0;
 constexpr double kFloat32HalfUlp = 0x1p-24;  // relative
 constexpr double kRowFloor = 0x1p-48;        // of the row's largest |g_ref|
 constexpr double kFloat32SmallestNormal = 0x1p-126;
-constexpr double kExpRange = 104.0;  // exp(-104) is 0 in float32: larger distances cost no more
 constexpr double kOutputRelative = 0x1p-18;
 constexpr std::int64_t kBlock = 256;  // its working arrays stay in L1
 

@@ -150,6 +150,8 @@ double others_distance(const reference::SoftmaxRow& softmax);
 // What the error of a row output or loss may be, as OutputMetric has it.
 double allowed_output_error(double reference, double magnitude);
 
+constexpr double kExpRange = 104.0;  // exp(-104) is 0 in float32: larger distances cost no more
+
 // The magnitude that allows an error of 1.
 constexpr double kMagnitudeOfError = 0x1p22;
 

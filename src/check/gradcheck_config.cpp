@@ -17,12 +17,6 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
 
-std::vector<std::string> output_names() {
-  std::vector<std::string> names;
-  for (const RowOutput& output : row_outputs()) names.emplace_back(output.name);
-  return names;
-}
-
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
   out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";
@@ -199,7 +193,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   config.token_weights = read_weights(reader, "token_weights");
   config.class_weights = read_weights(reader, "class_weights");
   config.upstream = read_upstream(reader, config);
-  config.outputs = reader.list("outputs", {"logp", "lse"}, output_names());
+  config.outputs = reader.list("outputs", {"logp", "lse"}, row_output_names());
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
   config.mutants = reader.boolean("mutants", false);

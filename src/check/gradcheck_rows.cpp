@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
 namespace tileloss::tools {
 namespace {
@@ -88,8 +87,8 @@ std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& 
   std::vector<Gate> gates;
   if (checks.per_loss.count() > 0) append(gates, checks.per_loss.gates());
   for (size_t o = 0; o < kRowOutputCount; ++o) {
-    const double limit = o == kLogp ? limits.logp_max_abs : std::numeric_limits<double>::infinity();
-    if (checks.outputs[o].count() > 0) append(gates, checks.outputs[o].gates(limit));
+    const RowOutputMetric& metric = checks.outputs[o];
+    if (metric.count() > 0) append(gates, o == kLogp ? metric.gates(limits.logp_max_abs) : metric.gates());
   }
   if (!results.fused_logp.empty()) append(gates, checks.fused_logp_bits.gates());
   const GradientTolerances gradient_limits = gradient_tolerances(config);

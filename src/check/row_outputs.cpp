@@ -25,8 +25,6 @@ struct OutputTerms {
 
 namespace {
 
-constexpr double kExpRange = 104.0;  // as error_metric's: exp(-104) is 0 in float32
-
 double logp_magnitude(const OutputTerms& t) {
   double magnitude = t.flushed + t.distance * t.logp;
   if (t.blur > 0.0) magnitude += (t.label + t.blur) * t.logp;
@@ -90,6 +88,12 @@ OutputTerms::OutputTerms(const SoftmaxRow& softmax, double error_of_z)
 }
 
 std::span<const RowOutput, kRowOutputCount> row_outputs() { return kOutputs; }
+
+std::vector<std::string> row_output_names() {
+  std::vector<std::string> names;
+  for (const RowOutput& output : kOutputs) names.emplace_back(output.name);
+  return names;
+}
 
 std::vector<double> widen(tileloss_dtype dtype, std::span<const char> elements) {
   switch (dtype) {

@@ -8,8 +8,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "check/error_metric.h"
@@ -34,6 +36,7 @@ struct RowOutput {
 };
 
 std::span<const RowOutput, kRowOutputCount> row_outputs();
+std::vector<std::string> row_output_names();
 
 // `elements`, as they lie in memory, as doubles: exact for each dtype of an output (argmax is far below 2^53).
 std::vector<double> widen(tileloss_dtype dtype, std::span<const char> elements);
@@ -69,7 +72,7 @@ class RowOutputMetric {
   std::int64_t mismatches() const { return exact_.mismatches(); }  // if it is
 
   // OutputMetric's or ExactMetric's.
-  std::vector<Gate> gates(double max_abs_limit) const;
+  std::vector<Gate> gates(double max_abs_limit = std::numeric_limits<double>::infinity()) const;
 
  private:
   const RowOutput* output_;

@@ -70,16 +70,14 @@ int run_judge(const Command& command) {
 }
 
 std::string footer() {
-  std::string outputs;
-  for (const RowOutput& output : row_outputs()) outputs += formatted("{}, ", output.name);
   return formatted(
       "The config is gradcheck's; what concerns the library's own kernels (the section kernel, head_layout, mutants, strict) "
       "has\n"
       "no effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; outputs, any of\n"
-      "them, are: loss, {}\n"
+      "them, are: loss, {},\n"
       "metrics, and dlogits or dhidden, dhead, dbias.\n"
       "Gates, exit codes and the results file are gradcheck's. docs/users/gradcheck.md says more.",
-      outputs);
+      fmt::join(row_output_names(), ", "));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <tileloss/tileloss.h>
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "check/error_metric.h"
@@ -31,12 +30,11 @@ class RowOutputCheck {
     const tools::OutputMagnitudes magnitudes = softmax == nullptr  ? tools::OutputMagnitudes{}
                                                : linear == nullptr ? tools::output_magnitudes(*softmax)
                                                                    : tools::linear_output_magnitudes(*softmax, *linear);
-    for (tools::RowOutputMetric& metric : numbers_) {
-      const tools::RowOutput& output = metric.output();
+    for (std::size_t o = 0; o < tools::kRowOutputCount; ++o) {
+      const tools::RowOutput& output = tools::row_outputs()[o];
       const tileloss_vector& vector = args_.*output.argument;
       if (output.is_exact() || !present(vector)) continue;
-      const auto o = static_cast<std::size_t>(&output - tools::row_outputs().data());
-      metric.add(row, output_at(vector, row), output.expected(expected), magnitudes[o]);
+      numbers_[o].add(row, output_at(vector, row), output.expected(expected), magnitudes[o]);
     }
     if (!present(args_.argmax)) return;
     const std::int64_t argmax = static_cast<const std::int64_t*>(args_.argmax.data)[row];
@@ -51,7 +49,7 @@ class RowOutputCheck {
   void append_gates(std::vector<tools::Gate>& gates) const {
     const auto append = [&](const std::vector<tools::Gate>& more) { gates.insert(gates.end(), more.begin(), more.end()); };
     for (const tools::RowOutputMetric& metric : numbers_) {
-      if (metric.count() > 0) append(metric.gates(std::numeric_limits<double>::infinity()));
+      if (metric.count() > 0) append(metric.gates());
     }
     if (present(args_.argmax)) append(argmax_.gates());
     if (present(args_.correct)) append(correct_.gates());
