@@ -9,20 +9,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
-from tileloss.jax._rows.coefficients import RowCoefficients
+from tileloss.jax._implementations import Choice, check_names, choose
+from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
-from tileloss.jax._rows.inputs import Rows, read_rows
+from tileloss.jax._rows.inputs import is_used, read_rows
 from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.options import Options, check, resolve
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._rows.stats import RowOutputs
-from tileloss.jax._sweeps import Sums, backward_sweep, forward_sweep
-from tileloss.jax._transform import make_transform
+from tileloss.jax._sweeps.operands import (
+    ELSEWHERE,
+    UNUSED,
+    BackwardRows,
+    LmHead,
+    Logits,
+    Operand,
+    Spec,
+    Sums,
+)
+from tileloss.jax._sweeps.transform import make_transform
 
-IMPLEMENTATIONS = ("xla",)
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 # The optional arrays of a row state by their bits (tileloss_state_array in tileloss.h).
 _OPTIONAL = {3: "entropy_sum", 4: "collision_sum", 5: "smoothing_sum", 6: "argmax"}
@@ -32,141 +42,164 @@ class _Call(NamedTuple):
     """What is known of a call while it is traced."""
 
     options: Options
-    columns: int
-    sums: Sums
+    spec: Spec
+    choice: Choice
     sequence_length: int = 0
 
     def with_arrays(self, arrays: dict[str, Array]) -> Options:
         return self.options._replace(arrays=arrays)
 
 
-class _Operands(NamedTuple):
-    """Everything that may be traced but the logits."""
+class _Inputs(NamedTuple):
+    """Everything that may be traced besides the operand."""
 
     labels: Array
     vectors: dict[str, Array]  # by their names in tileloss_args
     arrays: dict[str, Array]  # options that are arrays
 
 
-def check_implementation(implementation: str | Iterable[str] | None) -> None:
-    """Raises ValueError for a name, or names, of which none is there."""
-    if implementation is None:
-        return
-    names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
-    if not any(name in IMPLEMENTATIONS for name in names):
-        there = ", ".join(IMPLEMENTATIONS)
-        raise ValueError(
-            f"implementation: expected one of {there}, got {', '.join(names) or 'none'}"
-        )
+@jax.tree_util.register_static
+class _Wanted(tuple[bool, ...]):
+    """Which of the operand's arrays are differentiated."""
 
 
-def loss_of_logits(
+def loss_of(
     function: str,
-    logits: Array,
+    operand: Operand,
     labels: Array,
     vectors: Mapping[str, Array | None],
     given: Mapping[str, Any],
     *,
+    head: Spec | None = None,
+    implementation: str | Iterable[str] | None = None,
     preset: str = "",
     wants_metrics: bool = False,
+    grad_in_forward: bool = False,
 ) -> tuple[Array, Array | None]:
-    """The loss, of the labels' shape unless it is reduced, and the metrics [M] if wanted."""
+    """The loss, of the labels' shape unless it is reduced, and the metrics [M] if wanted.
+
+    ``operand``: logits [..., V], or hidden states [..., H] with their head. ``head``: its head_layout and compute_dtype.
+    """
     options = resolve(function, given, preset)
-    extra = ("entropy",) if wants_metrics else ()
-    x, operands, call = _prepare(options, logits, labels, vectors, extra)
+    outputs = ("entropy",) if wants_metrics else ()
+    x, inputs, call = _prepare(options, operand, labels, vectors, outputs, head, implementation)
 
     def stage(
-        state: RowState, o: _Operands, loss_grad: Array | None
+        state: RowState, o: _Inputs, loss_grad: Array | None = None
     ) -> tuple[Array, Array | None, RowCoefficients]:
-        inputs = {**o.vectors, "loss_grad": loss_grad}
+        tensors = {**o.vectors, "loss_grad": loss_grad}
         resolved = call.with_arrays(o.arrays)
-        if function == "cross_entropy":
-            result = cross_entropy(state, o.labels, resolved, classes=call.columns, **inputs)
+        if "advantages" not in tensors:
+            result = cross_entropy(state, o.labels, resolved, classes=call.spec.columns, **tensors)
             return result.loss, None, result.coefficients
-        advantages = inputs.pop("advantages")
+        advantages = tensors.pop("advantages")
         assert advantages is not None
         result, metrics = policy_loss(
             state,
             o.labels,
             advantages,
             resolved,
-            classes=call.columns,
+            classes=call.spec.columns,
             sequence_length=call.sequence_length,
-            **inputs,
+            **tensors,
         )
         return result.loss, metrics if wants_metrics else None, result.coefficients
 
     @jax.custom_vjp
-    def run(x: Array, o: _Operands) -> tuple[Array, Array | None]:
-        return forward(x, o)[0]
+    def run(x: Operand, o: _Inputs) -> tuple[Array, Array | None]:
+        loss, metrics, _ = stage(_forward(x, o, call), o)
+        return loss, metrics
 
-    def forward(x: Array, o: _Operands) -> tuple[tuple[Array, Array | None], Any]:
+    def forward(x: Operand, o: _Inputs) -> tuple[tuple[Array, Array | None], Any]:
+        wanted, x, o = _primals(x, o)
         state = _forward(x, o, call)
-        loss, metrics, _ = stage(state, o, None)
-        return (loss, metrics), (x, o, state)
+        loss, metrics, coefficients = stage(state, o)
+        if grad_in_forward and loss.ndim == 0:
+            return (loss, metrics), _backward(x, o, call, state, coefficients, wanted)
+        return (loss, metrics), (x, o, state, wanted)
 
-    def backward(saved: Any, gradients: tuple[Array, Array | None]) -> tuple[Array, None]:
-        x, o, state = saved
-        return _backward(x, o, call, state, stage(state, o, gradients[0])[2]), None
+    def backward(saved: Any, gradients: tuple[Array | SymbolicZero, Any]) -> tuple[Operand, None]:
+        upstream = _instantiated(gradients[0])
+        if not isinstance(saved[-1], _Wanted):  # the gradient for an upstream of 1
+            return jax.tree.map(lambda g: (g * upstream).astype(g.dtype), saved), None
+        x, o, state, wanted = saved
+        return _backward(x, o, call, state, stage(state, o, upstream)[2], wanted), None
 
-    run.defvjp(forward, backward)
-    loss, metrics = run(x, operands)
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    loss, metrics = run(x, inputs)
     return (loss.reshape(labels.shape) if loss.ndim else loss), metrics
 
 
-def rows_of_logits(
-    logits: Array, labels: Array, outputs: Iterable[str], given: Mapping[str, Any]
+def rows_of(
+    function: str,
+    operand: Operand,
+    labels: Array,
+    outputs: Iterable[str],
+    given: Mapping[str, Any],
+    *,
+    head: Spec | None = None,
+    implementation: str | Iterable[str] | None = None,
 ) -> RowOutputs:
+    """The row outputs by name, of the labels' shape."""
     asked_for = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if unknown := [name for name in asked_for if name not in ROW_OUTPUTS]:
         raise ValueError(
             f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {', '.join(unknown)}"
         )
-    x, operands, call = _prepare(resolve("logprobs", given), logits, labels, {}, asked_for)
+    options = resolve(function, given)
+    x, inputs, call = _prepare(options, operand, labels, {}, asked_for, head, implementation)
     differentiable = [name for name in asked_for if name in DIFFERENTIABLE]
 
+    def stage(state: RowState, o: _Inputs) -> dict[str, Array]:
+        resolved = call.with_arrays(o.arrays)
+        found = logprobs(state, o.labels, resolved, classes=call.spec.columns)._asdict()
+        return {name: found[name] for name in asked_for}
+
     @jax.custom_vjp
-    def run(x: Array, o: _Operands) -> dict[str, Array]:
-        return forward(x, o)[0]
+    def run(x: Operand, o: _Inputs) -> dict[str, Array]:
+        return stage(_forward(x, o, call), o)
 
-    def forward(x: Array, o: _Operands) -> tuple[dict[str, Array], Any]:
+    def forward(x: Operand, o: _Inputs) -> tuple[dict[str, Array], Any]:
+        wanted, x, o = _primals(x, o)
         state = _forward(x, o, call)
-        options = call.with_arrays(o.arrays)
-        found = logprobs(state, o.labels, options, classes=call.columns)._asdict()
-        return {name: found[name] for name in asked_for}, (x, o, state)
+        return stage(state, o), (x, o, state, wanted)
 
-    def backward(saved: Any, gradients: dict[str, Array]) -> tuple[Array, None]:
-        x, o, state = saved
-        upstream = {f"{name}_grad": gradients[name] for name in differentiable}
-        options = call.with_arrays(o.arrays)
+    def backward(saved: Any, gradients: dict[str, Any]) -> tuple[Operand, None]:
+        x, o, state, wanted = saved
+        given = {name: gradients[name] for name in differentiable}
+        upstream = {
+            f"{name}_grad": g for name, g in given.items() if not isinstance(g, SymbolicZero)
+        }
+        resolved = call.with_arrays(o.arrays)
         coefficients, _ = logprobs_coefficients(
-            state, o.labels, options, classes=call.columns, **upstream
+            state, o.labels, resolved, classes=call.spec.columns, **upstream
         )
-        return _backward(x, o, call, state, coefficients), None
+        return _backward(x, o, call, state, coefficients, wanted), None
 
-    run.defvjp(forward, backward)
-    found = run(x, operands)
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    found = run(x, inputs)
     return RowOutputs(**{name: value.reshape(labels.shape) for name, value in found.items()})
 
 
 def _prepare(
     options: Options,
-    logits: Array,
+    operand: Operand,
     labels: Array,
     vectors: Mapping[str, Array | None],
     outputs: Iterable[str],
-) -> tuple[Array, _Operands, _Call]:
+    head: Spec | None,
+    implementation: str | Iterable[str] | None,
+) -> tuple[Operand, _Inputs, _Call]:
     """Checks the arguments and flattens the leading dimensions."""
-    logits, labels = jnp.asarray(logits), jnp.asarray(labels)
-    if logits.dtype not in _FLOATS:
-        raise TypeError(f"logits: expected float32, bfloat16 or float16, got {logits.dtype}")
+    names = check_names(implementation)
+    labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels: expected integers, got {labels.dtype}")
-    if logits.ndim == 0 or logits.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"labels: expected logits' leading dimensions {list(logits.shape[:-1])}, got {list(labels.shape)}"
-        )
-    rows, vocab = labels.size, logits.shape[-1]
+    spec = head or Spec(0)
+    if isinstance(operand, Logits):
+        operand, vocab = _flat_logits(operand, labels)
+    else:
+        operand, vocab, spec = _flat_head(operand, labels, spec)
     flat = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
     length = 0
     if "advantages" in vectors and "sequence_offsets" not in flat:
@@ -177,7 +210,7 @@ def _prepare(
         length = labels.shape[1]
     check(
         options,
-        rows=rows,
+        rows=labels.size,
         columns=vocab,
         vectors={n: v.size for n, v in flat.items()},
         sequence_length=length,
@@ -186,9 +219,26 @@ def _prepare(
     columns = vocab if valid < 0 else valid
     if "class_weights" in flat:
         flat["class_weights"] = flat["class_weights"][:columns].astype(jnp.float32)
-    call = _Call(options, columns, _sums(options, outputs), length)
-    operands = _Operands(labels.reshape(-1), flat, options.arrays)
-    return logits.reshape(rows, vocab), operands, call
+    spec = spec._replace(columns=columns, sums=_sums(options, outputs))
+    choice = choose(names, operand, spec, "class_weights" in flat)
+    inputs = _Inputs(labels.reshape(-1), flat, options.arrays)
+    return operand, inputs, _Call(options, spec, choice, length)
+
+
+def _flat_logits(operand: Logits, labels: Array) -> tuple[Logits, int]:
+    logits = jnp.asarray(operand.logits)
+    if logits.dtype not in _FLOATS:
+        raise TypeError(f"logits: expected float32, bfloat16 or float16, got {logits.dtype}")
+    if logits.ndim == 0 or logits.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"labels: expected logits' leading dimensions {list(logits.shape[:-1])}, got {list(labels.shape)}"
+        )
+    vocab = logits.shape[-1]
+    return Logits(logits.reshape(labels.size, vocab)), vocab
+
+
+def _flat_head(operand: LmHead, labels: Array, spec: Spec) -> tuple[LmHead, int, Spec]:
+    raise NotImplementedError
 
 
 def _sums(options: Options, outputs: Iterable[str]) -> Sums:
@@ -209,35 +259,68 @@ def _sums(options: Options, outputs: Iterable[str]) -> Sums:
     return sums
 
 
-def _forward(x: Array, o: _Operands, call: _Call) -> RowState:
-    return forward_sweep(
+def _is_primal(leaf: Any) -> bool:
+    return isinstance(leaf, CustomVJPPrimal)
+
+
+def _primals(x: Any, o: Any) -> tuple[_Wanted, Operand, _Inputs]:
+    """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values."""
+    wanted = _Wanted(leaf is not None and leaf.perturbed for leaf in x)
+    x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=_is_primal)
+    return wanted, x, o
+
+
+def _instantiated(gradient: Array | SymbolicZero) -> Array:
+    if isinstance(gradient, SymbolicZero):
+        return jnp.zeros(gradient.shape, gradient.dtype)
+    return gradient
+
+
+def _forward(x: Operand, o: _Inputs, call: _Call) -> RowState:
+    state: RowState = call.choice.run(
+        "forward",
         x,
-        o.labels,
+        _columns_of_labels(o, call),
         make_transform(call.with_arrays(o.arrays)),
-        columns=call.columns,
-        sums=call.sums,
-        class_weights=o.vectors.get("class_weights"),
+        call.spec,
+        o.vectors.get("class_weights"),
     )
+    return state
 
 
-def _rows(state: RowState, o: _Operands, call: _Call) -> Rows:
-    return read_rows(
-        state,
-        o.labels,
-        call.with_arrays(o.arrays),
-        classes=call.columns,
-        mask=o.vectors.get("mask"),
-    )
+def _columns_of_labels(o: _Inputs, call: _Call) -> Array:
+    labels = o.labels.astype(jnp.int32) if o.labels.dtype.itemsize < 4 else o.labels
+    used = is_used(o.labels, call.with_arrays(o.arrays), o.vectors.get("mask"))
+    is_class = (labels >= 0) & (labels < call.spec.columns)
+    return jnp.where(used, jnp.where(is_class, labels, ELSEWHERE), UNUSED).astype(jnp.int32)
 
 
 def _backward(
-    x: Array, o: _Operands, call: _Call, state: RowState, coefficients: RowCoefficients
-) -> Array:
-    return backward_sweep(
-        x,
-        _rows(state, o, call),
-        coefficients,
-        make_transform(call.with_arrays(o.arrays)),
-        columns=call.columns,
-        class_weights=o.vectors.get("class_weights"),
+    x: Operand,
+    o: _Inputs,
+    call: _Call,
+    state: RowState,
+    coefficients: RowCoefficients,
+    wanted: _Wanted,
+) -> Operand:
+    options, weights = call.with_arrays(o.arrays), o.vectors.get("class_weights")
+    rows = read_rows(
+        state, o.labels, options, classes=call.spec.columns, mask=o.vectors.get("mask")
     )
+    of_label = 1.0 if weights is None else weights[jnp.where(rows.wrong, 0, rows.labels)]
+    gradient: Operand = call.choice.run(
+        "backward",
+        x,
+        BackwardRows(
+            labels=_columns_of_labels(o, call),
+            used=rows.used,
+            state=state,
+            log_sum=rows.stats.log_sum,
+            coefficients=coefficients,
+            at_label=target_gradient(rows.stats, coefficients, of_label),
+        ),
+        make_transform(options),
+        call.spec._replace(wanted=tuple(wanted)),
+        weights,
+    )
+    return gradient

@@ -8,9 +8,10 @@ from typing import Any
 from jax import Array
 
 from tileloss._core.functions import logit_options
-from tileloss.jax._apply import check_implementation, loss_of_logits, rows_of_logits
+from tileloss.jax._apply import loss_of, rows_of
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax._sweeps.operands import Logits
 
 
 def cross_entropy(
@@ -60,7 +61,6 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    check_implementation(implementation)
     given: dict[str, Any] = logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
@@ -71,7 +71,9 @@ def cross_entropy(
         "num_items": num_items,
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
-    loss, _ = loss_of_logits("cross_entropy", logits, labels, vectors, given)
+    loss, _ = loss_of(
+        "cross_entropy", Logits(logits), labels, vectors, given, implementation=implementation
+    )
     return loss
 
 
@@ -99,8 +101,9 @@ def logprobs(
     Returns:
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
     """
-    check_implementation(implementation)
     given = logit_options(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
-    return rows_of_logits(logits, labels, outputs, given)
+    return rows_of(
+        "logprobs", Logits(logits), labels, outputs, given, implementation=implementation
+    )

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from tileloss._core.functions import FUNCTIONS, check_option_names, lists_options
-from tileloss.jax._apply import check_implementation, loss_of_logits
+from tileloss.jax._apply import loss_of
+from tileloss.jax._sweeps.operands import Logits
 
 
 @overload
@@ -92,7 +93,6 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
-    check_implementation(implementation)
     check_option_names("policy_loss", options)
     advantages = jnp.asarray(advantages)
     if options.get("advantage_level") is None:
@@ -107,14 +107,15 @@ def policy_loss(
         "advantages": advantages,
         "sequence_offsets": sequence_offsets,
     }
-    loss, metrics = loss_of_logits(
+    loss, metrics = loss_of(
         "policy_loss",
-        logits,
+        Logits(logits),
         labels,
         vectors,
         options,
         preset=preset or "",
         wants_metrics=return_metrics,
+        implementation=implementation,
     )
     if metrics is None:
         return loss

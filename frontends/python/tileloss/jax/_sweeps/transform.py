@@ -12,25 +12,29 @@ from tileloss.jax._rows.options import Options
 
 
 class LogitTransform(NamedTuple):
-    scale: Number  # without softcap: logit_scale / T, the one factor
-    inner: float  # logit_scale / c; 0: no softcap
-    outer: Number  # c / T
+    logit_scale: float
+    softcap: float  # 0: none
+    temperature: Number  # 1 where it is not the logits' (temperature_on = logprob)
 
     def value(self, x: Array) -> Array:
         """z of float32 logits."""
-        return self.outer * jnp.tanh(self.inner * x) if self.inner else self.scale * x
+        if not self.softcap:
+            return self._factor * x
+        return self.softcap / self.temperature * jnp.tanh(self.logit_scale / self.softcap * x)
 
     def derivative(self, x: Array) -> Array | Number:
         """dz/dx, of x's shape or one number for all."""
-        if not self.inner:
-            return self.scale
-        cosh = jnp.cosh(self.inner * x)
-        return self.scale / (cosh * cosh)
+        if not self.softcap:
+            return self._factor
+        cosh = jnp.cosh(self.logit_scale / self.softcap * x)
+        return self._factor / (cosh * cosh)
+
+    @property
+    def _factor(self) -> Number:
+        return self.logit_scale / self.temperature
 
 
 def make_transform(options: Options) -> LogitTransform:
     on_logits = options.choice("temperature_on") == "logits"
     temperature = options.number("temperature") if on_logits else 1.0
-    scale, softcap = options.plain("logit_scale"), options.plain("softcap")
-    inner = scale / softcap if softcap > 0 else 0.0
-    return LogitTransform(scale / temperature, inner, softcap / temperature)
+    return LogitTransform(options.plain("logit_scale"), options.plain("softcap"), temperature)

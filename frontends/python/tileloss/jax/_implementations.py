@@ -1,0 +1,84 @@
+"""Who runs the sweeps: implementations by name, and the choice among them by platform, at lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from jax import lax
+
+from tileloss.jax._sweeps import xla
+from tileloss.jax._sweeps.operands import Logits, Operand, Spec
+
+
+class Implementation(NamedTuple):
+    """Two sweeps, as jax/_sweeps/operands.py has them."""
+
+    name: str
+    platform: str | None  # where it runs: "cpu", "tpu", ...; None: everywhere
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    # What it cannot do of a call, in words that end a sentence "implementation ...: "; "": nothing.
+    refusal: Callable[[Operand, Spec, bool], str]
+
+
+def _xla_refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
+    return "" if isinstance(operand, Logits) else "has no fused LM head"
+
+
+IMPLEMENTATIONS = (Implementation("xla", None, xla.forward, xla.backward, _xla_refusal),)
+_BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
+
+
+def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names, in order of preference; none: all there are.
+
+    Raises:
+        ValueError: a name of no implementation, or no name.
+    """
+    if wanted is None:
+        return tuple(_BY_NAME)
+    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    unknown = [name for name in names if name not in _BY_NAME]
+    if unknown or not names:
+        raise ValueError(
+            f"implementation: expected names among {', '.join(_BY_NAME)}, got {', '.join(unknown) or 'none'}"
+        )
+    return names
+
+
+class Choice(NamedTuple):
+    """The first implementation in order of preference that can do a call, for each platform."""
+
+    by_platform: tuple[tuple[str, Implementation], ...]
+    otherwise: Implementation | None
+
+    def run(self, sweep: str, *arguments: Any) -> Any:
+        """``sweep``: "forward" or "backward", with its arguments."""
+
+        def branch(one: Implementation) -> Callable[[], Any]:
+            return lambda: getattr(one, sweep)(*arguments)
+
+        default = branch(self.otherwise) if self.otherwise else None
+        if not self.by_platform:
+            assert default is not None
+            return default()
+        branches = {platform: branch(one) for platform, one in self.by_platform}
+        return lax.platform_dependent(default=default, **branches)
+
+
+def choose(names: tuple[str, ...], operand: Operand, spec: Spec, has_class_weights: bool) -> Choice:
+    """Raises ValueError when none of ``names`` can do the call."""
+    by_platform: dict[str, Implementation] = {}
+    refusals = []
+    for name in names:
+        one = _BY_NAME[name]
+        if refusal := one.refusal(operand, spec, has_class_weights):
+            refusals.append(f"{name} {refusal}")
+        elif one.platform is None:
+            return Choice(tuple(by_platform.items()), one)
+        else:
+            by_platform.setdefault(one.platform, one)
+    if not by_platform:
+        raise ValueError(f"implementation: none of those named can do this: {'; '.join(refusals)}")
+    return Choice(tuple(by_platform.items()), None)

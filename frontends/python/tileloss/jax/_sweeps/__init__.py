@@ -1,0 +1,6 @@
+"""The sweeps over the vocabulary, by implementation.
+
+operands.py   what they go over, and what they are told and give
+transform.py  the logit transform
+xla.py        "xla" from logits
+"""

@@ -1,0 +1,121 @@
+"""The two sweeps over logits in plain XLA: tiles of columns, one after the other, so that nothing of the logits' size is held
+besides logits and gradient. Any platform.
+
+Scratch is a few float32 arrays [N, TILE]. The tail that fills no tile is a step of its own, so no column is padded or masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tileloss.jax._rows.state import RowState, identity, merge
+from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums
+from tileloss.jax._sweeps.transform import LogitTransform
+
+TILE = 2048  # columns of a step
+_Carry = TypeVar("_Carry")
+
+
+def forward(
+    operand: Logits,
+    labels: Array,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+) -> RowState:
+    """The row states of the columns that ``spec`` names."""
+
+    def step(state: RowState, start: Array | int, width: int) -> RowState:
+        x = tile(operand.logits, spec.first + start, width)
+        z = transform.value(x.astype(jnp.float32))
+        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
+        return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
+
+    empty = identity(operand.logits.shape[0], **spec.sums._asdict())
+    return over_tiles(spec.columns, step, empty)
+
+
+def backward(
+    operand: Logits,
+    rows: BackwardRows,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+) -> Logits:
+    """dL/dlogits; in the logits' memory where XLA finds that nobody reads them later."""
+
+    def step(buffer: Array, start: Array | int, width: int) -> Array:
+        x = tile(buffer, start, width).astype(jnp.float32)
+        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
+        gradient = tile_gradient(transform.value(x), rows, start, weights) * transform.derivative(x)
+        gradient = jnp.where(rows.used[:, None], gradient, 0.0).astype(buffer.dtype)
+        return lax.dynamic_update_slice_in_dim(buffer, gradient, start, axis=1)
+
+    gradient = over_tiles(spec.columns, step, operand.logits)
+    return Logits(gradient.at[:, spec.columns :].set(0))
+
+
+def over_tiles(
+    columns: int, step: Callable[[_Carry, Array | int, int], _Carry], carry: _Carry
+) -> _Carry:
+    """step(carry, first column, columns) for every tile, in order."""
+    full = columns // TILE
+    if full:
+        carry = lax.fori_loop(0, full, lambda i, c: step(c, i * TILE, TILE), carry)
+    tail = columns - full * TILE
+    return step(carry, full * TILE, tail) if tail else carry
+
+
+def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
+    return lax.dynamic_slice_in_dim(x, start, width, axis)
+
+
+def tile_state(
+    z: Array, labels: Array, start: Array | int, sums: Sums, weights: Array | None
+) -> RowState:
+    """The row states of one tile z [N, width]; ``labels`` count from its first column, class ``start``."""
+    width = z.shape[1]
+    is_label = jnp.arange(width) == labels[:, None]
+    largest = jnp.max(z, axis=1)  # NaN where there is one
+    # Of rows of -inf alone every exp is 0, and no term is the NaN of -inf - -inf.
+    shifted = jnp.where(z == largest[:, None], 0.0, z - largest[:, None])
+    exps = jnp.where(largest[:, None] == -jnp.inf, 0.0, jnp.exp(shifted))
+    collision_sum = entropy_sum = smoothing_sum = argmax = weight = None
+    if sums.collision_sum:
+        collision_sum = jnp.sum(exps * exps, axis=1)
+    if sums.entropy_sum:
+        entropy_sum = jnp.sum(jnp.where(exps == 0, 0.0, shifted * exps), axis=1)
+    if sums.smoothing_sum:
+        # Relative to a maximum of -inf or +inf: each term is the column's own z.
+        terms = jnp.where(jnp.isinf(largest)[:, None], z, shifted)
+        smoothing_sum = jnp.sum(terms if weights is None else weights * terms, axis=1)
+        weight = jnp.float32(width) if weights is None else jnp.sum(weights)
+    if sums.argmax:
+        first = jnp.argmax(z, axis=1).astype(jnp.int32) + start
+        argmax = jnp.where(jnp.isnan(largest), -1, first).astype(jnp.int32)
+    return RowState(
+        max=largest,
+        sum=jnp.sum(jnp.where(is_label, 0.0, exps), axis=1),
+        target=jnp.max(jnp.where(is_label, z, -jnp.inf), axis=1, initial=-jnp.inf),
+        entropy_sum=entropy_sum,
+        collision_sum=collision_sum,
+        smoothing_sum=smoothing_sum,
+        argmax=argmax,
+        smoothing_weight=weight,
+    )
+
+
+def tile_gradient(z: Array, rows: BackwardRows, start: Array | int, weights: Array | None) -> Array:
+    """dL/dz [N, width] of one tile z, float32; rows that are not used may hold anything."""
+    c = rows.coefficients
+    log_p = (z - rows.state.max[:, None]) - rows.log_sum[:, None]
+    p = jnp.exp(log_p)
+    of_logp = jnp.where((c.prob_logp[:, None] == 0) | (p == 0), 0.0, c.prob_logp[:, None] * log_p)
+    gradient = p * (c.prob[:, None] + of_logp)
+    gradient += c.uniform[:, None] * (1.0 if weights is None else weights)
+    is_label = jnp.arange(z.shape[1]) == (rows.labels - start)[:, None]
+    return jnp.where(is_label, rows.at_label[:, None], gradient)
