@@ -62,6 +62,7 @@ struct LogprobsArgs {
   Vector<const float> logp_grad = {};
   Vector<const float> lse_grad = {};
   Vector<const float> entropy_grad = {};
+  Vector<const float> mean_logit_grad = {};
   // Outputs of the forward.
   Vector<float> logp = {};              // [N] log softmax at the label
   Vector<float> lse = {};               // [N] log sum_j exp(z_j)
@@ -80,6 +81,7 @@ struct LogprobsArgs {
     args.logp_grad = logp_grad.c();
     args.lse_grad = lse_grad.c();
     args.entropy_grad = entropy_grad.c();
+    args.mean_logit_grad = mean_logit_grad.c();
     return args;
   }
 };

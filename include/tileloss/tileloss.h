@@ -365,6 +365,7 @@ typedef struct tileloss_args {
   tileloss_vector logp_grad;  // [N] (logprobs)
   tileloss_vector lse_grad;
   tileloss_vector entropy_grad;
+  tileloss_vector mean_logit_grad;
 
   // Outputs. Rows that are ignored give 0 (argmax -1).
   tileloss_vector loss;              // [1], or [N] with reduction none, float32
@@ -540,8 +541,9 @@ TILELOSS_API tileloss_status tileloss_plan_describe(const tileloss_plan* plan, t
 // Of each function: _backward, for losses _value_and_grad (both in one pass), and _from_row_state (the forward's outputs from
 // args.row_state alone, once the states of all vocabulary shards are merged in it).
 
-// logp, lse and the other row outputs; its backward takes logp_grad, lse_grad and entropy_grad, so that any loss written on top
-// of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)).
+// logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
+// written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C
+// over C classes.
 TILELOSS_API tileloss_status tileloss_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,

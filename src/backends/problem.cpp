@@ -22,6 +22,7 @@ LossContext make_context(const Problem& p) {
   c.logp_grad = RowInput(a.logp_grad, 0);
   c.lse_grad = RowInput(a.lse_grad, 0);
   c.entropy_grad = RowInput(a.entropy_grad, 0);
+  c.mean_logit_grad = RowInput(a.mean_logit_grad, 0);
   c.old_logp = RowInput(a.old_logp, 0);
   c.ref_logp = RowInput(a.ref_logp, 0);
   c.sampler_logp = RowInput(a.sampler_logp, 0);

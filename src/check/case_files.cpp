@@ -201,6 +201,7 @@ void write_inputs(const std::filesystem::path& path, const CheckInputs& inputs) 
   add("logp_grad", "F32", inputs.logp_grad, tensors);
   add("lse_grad", "F32", inputs.lse_grad, tensors);
   add("entropy_grad", "F32", inputs.entropy_grad, tensors);
+  add("mean_logit_grad", "F32", inputs.mean_logit_grad, tensors);
   add("sequence_offsets", "I64", inputs.policy.offsets, tensors);
   add("mask", "U8", inputs.policy.mask, tensors);
   add("advantages", "F32", inputs.policy.advantages, tensors);

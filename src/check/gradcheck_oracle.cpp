@@ -80,11 +80,15 @@ class LogprobsOracle : public LossOracle {
   double reduce(std::span<const RowLoss>) const override { return 0; }
   std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss&) const override {
     const RowUpstream upstream = row_upstream(row);
-    return {{"logp_grad", upstream.logp}, {"lse_grad", upstream.lse}, {"entropy_grad", upstream.entropy}};
+    return {{"logp_grad", upstream.logp},
+            {"lse_grad", upstream.lse},
+            {"entropy_grad", upstream.entropy},
+            {"mean_logit_grad", upstream.mean_logit}};
   }
   double loss_upstream(int64_t) const override { return 0; }
   RowUpstream row_upstream(int64_t row) const override {
-    return {upstream_at(inputs_.logp_grad, row), upstream_at(inputs_.lse_grad, row), upstream_at(inputs_.entropy_grad, row)};
+    return {upstream_at(inputs_.logp_grad, row), upstream_at(inputs_.lse_grad, row), upstream_at(inputs_.entropy_grad, row),
+            upstream_at(inputs_.mean_logit_grad, row)};
   }
 
  private:

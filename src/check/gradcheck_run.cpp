@@ -160,6 +160,7 @@ void set_upstream(const GradcheckConfig& config, CheckInputs& inputs) {
   if (config.wants("logp")) inputs.logp_grad = make_upstream(config, 1, inputs.rows);
   if (config.wants("lse")) inputs.lse_grad = make_upstream(config, 2, inputs.rows);
   if (config.wants("entropy")) inputs.entropy_grad = make_upstream(config, 3, inputs.rows);
+  if (config.wants("mean_logit")) inputs.mean_logit_grad = make_upstream(config, 4, inputs.rows);
 }
 
 void poison_unread(CheckInputs& inputs) {
@@ -198,6 +199,7 @@ void add_upstream(const GradcheckConfig& config, const CheckInputs& inputs, tile
   args.logp_grad = broadcast(inputs.logp_grad, inputs.rows);
   args.lse_grad = broadcast(inputs.lse_grad, inputs.rows);
   args.entropy_grad = broadcast(inputs.entropy_grad, inputs.rows);
+  args.mean_logit_grad = broadcast(inputs.mean_logit_grad, inputs.rows);
 }
 
 void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs) {

@@ -47,7 +47,7 @@ struct CheckInputs {
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
   std::vector<float> class_weights;
-  Upstream loss_grad, logp_grad, lse_grad, entropy_grad;
+  Upstream loss_grad, logp_grad, lse_grad, entropy_grad, mean_logit_grad;
   PolicyTensors policy;
   std::vector<uint8_t> used;          // policy losses: rows that are not ignored, and the oracle's first look at them
   std::vector<RowSummary> summaries;  // (all rows; those in use are filled)

@@ -137,9 +137,9 @@ bool first_row_upstream(const MutantContext& context, const MutantRowOracle& ora
     const double factor = oracle.first_loss_upstream / oracle.loss_upstream;
     return alter(row, 0, context.cols, [&](std::int64_t, double g) { return factor * g; });
   }
-  const reference::RowUpstream difference{oracle.first_upstream.logp - oracle.upstream.logp,
-                                          oracle.first_upstream.lse - oracle.upstream.lse,
-                                          oracle.first_upstream.entropy - oracle.upstream.entropy};
+  const reference::RowUpstream difference{
+      oracle.first_upstream.logp - oracle.upstream.logp, oracle.first_upstream.lse - oracle.upstream.lse,
+      oracle.first_upstream.entropy - oracle.upstream.entropy, oracle.first_upstream.mean_logit - oracle.upstream.mean_logit};
   return add_gradient(context, oracle, difference, row);
 }
 

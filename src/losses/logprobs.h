@@ -1,5 +1,6 @@
-// logprobs: no loss of its own. logp_i = log softmax(z_i)_y, and the gradient of whatever is built on logp, lse and the entropy:
-//   dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j))
+// logprobs: no loss of its own. logp_i = log softmax(z_i)_y, and the gradient of whatever is built on logp, lse, the entropy H
+// and the mean logit M over C classes:
+//   dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C
 // With temperature_on = logprob: logp' = logp / T, so g_logp' / T stands for g_logp.
 #ifndef TILELOSS_LOSSES_LOGPROBS_H_
 #define TILELOSS_LOSSES_LOGPROBS_H_
@@ -16,8 +17,10 @@ class Logprobs {
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& stats) const {
     const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
-    return {0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i], context_.entropy_grad[i],
-                                          stats.entropy)};
+    RowResult result{0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i],
+                                                   context_.entropy_grad[i], stats.entropy)};
+    result.coefficients.uniform = context_.mean_logit_grad[i] / static_cast<double>(context_.classes);
+    return result;
   }
 
   static LossInfo info() {

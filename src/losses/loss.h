@@ -31,7 +31,7 @@ struct LossContext {
   RowInput token_weights;
   RowInput class_weights;
   RowInput loss_grad;
-  RowInput logp_grad, lse_grad, entropy_grad;
+  RowInput logp_grad, lse_grad, entropy_grad, mean_logit_grad;
   RowInput old_logp, ref_logp, sampler_logp, advantages;
   Sequences sequences;
   tileloss_vector metrics{};     // absent in a backward

@@ -166,7 +166,7 @@ RowOutputs SoftmaxRow::outputs() const {
 
 // ----------------------------------------------------------------------------------------------------------- logprobs
 
-// d logp / dz_j = [j = y] - p_j,  d lse / dz_j = p_j,  d H / dz_j = -p_j (log p_j + H).
+// d logp / dz_j = [j = y] - p_j,  d lse / dz_j = p_j,  d H / dz_j = -p_j (log p_j + H),  d mean / dz_j = 1 / V.
 void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out) {
   const std::span<const double> z = row.logits_z();
   const std::span<const double> exps = row.exps();
@@ -198,7 +198,12 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
       out.magnitude[j] += std::fabs(g_entropy) * p * (entropy_size - log_p);
     }
   }
-  out.coefficients = {g_logp, g_lse - g_logp - (g_entropy == 0.0 ? 0.0 : g_entropy * entropy), 0.0 - g_entropy, 0.0};
+  const double g_column = upstream.mean_logit / static_cast<double>(z.size());
+  if (g_column != 0.0) {
+    for (double& g : out.gradient) g += g_column;
+    for (double& m : out.magnitude) m += std::fabs(g_column);
+  }
+  out.coefficients = {g_logp, g_lse - g_logp - (g_entropy == 0.0 ? 0.0 : g_entropy * entropy), 0.0 - g_entropy, g_column};
   out.dlogp = g_logp;
   // An exp lost to underflow in float32 has log p of about -88 - log S.
   out.scale = linear_magnitude + std::fabs(g_entropy) * (entropy + row.log_sum() + 88.0);

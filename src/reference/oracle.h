@@ -111,11 +111,12 @@ struct GradientRow {
   double scale = 0.0;  // the largest factor that multiplies a probability: exps lost to underflow weigh this much
 };
 
-// logprobs' backward: dL/dx for upstream gradients of logp, lse and entropy.
+// logprobs' backward: dL/dx for upstream gradients of logp, lse, entropy and mean logit.
 struct RowUpstream {
   double logp = 0.0;
   double lse = 0.0;
   double entropy = 0.0;
+  double mean_logit = 0.0;
 };
 void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out);
 

@@ -62,6 +62,7 @@ constexpr TensorSlot kSlots[] = {
     upstream("logp_grad", &A::logp_grad, Shape::kRows, kRowGrads),
     upstream("lse_grad", &A::lse_grad, Shape::kRows, kRowGrads),
     upstream("entropy_grad", &A::entropy_grad, Shape::kRows, kRowGrads),
+    upstream("mean_logit_grad", &A::mean_logit_grad, Shape::kRows, kRowGrads),
     input("mask", &A::mask, kAnyMask, Shape::kRows, kMask),
     input("old_logp", &A::old_logp, kFloat, Shape::kRows, kPolicyLogps),
     input("ref_logp", &A::ref_logp, kFloat, Shape::kRows, kPolicyLogps),

@@ -16,7 +16,7 @@ enum TensorGroups : std::uint32_t {
   kTokenWeights = 1,
   kClassWeights = 2,
   kLossGrad = 4,
-  kRowGrads = 8,       // logp_grad, lse_grad, entropy_grad
+  kRowGrads = 8,       // logp_grad, lse_grad, entropy_grad, mean_logit_grad
   kMask = 16,          // mask
   kSequences = 32,     // sequence_offsets, sequence_length
   kPolicyLogps = 64,   // old_logp, ref_logp, sampler_logp

@@ -231,6 +231,7 @@ TEST(Linear, LogprobsForwardAndBackwardAgree) {
                             .logp_grad = kind,
                             .lse_grad = kind,
                             .entropy_grad = kind,
+                            .mean_logit_grad = kind,
                             .loss = false,
                             .extra_outputs = true},
                     .hidden = 48,
@@ -241,7 +242,7 @@ TEST(Linear, LogprobsForwardAndBackwardAgree) {
       const tileloss_logprobs_options options = logprobs_options();
       tileloss_args forward = c.args(), backward = c.args();
       for (tileloss_matrix* m : {&forward.dhidden, &forward.dhead}) *m = {};
-      forward.dbias = forward.logp_grad = forward.lse_grad = forward.entropy_grad = {};
+      forward.dbias = forward.logp_grad = forward.lse_grad = forward.entropy_grad = forward.mean_logit_grad = {};
       for (tileloss_vector* v : {&backward.logp, &backward.lse, &backward.entropy, &backward.argmax, &backward.correct,
                                  &backward.log_sum_sq_probs, &backward.mean_logit})
         *v = {};

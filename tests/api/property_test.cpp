@@ -65,7 +65,8 @@ TEST_P(RandomOptions, LogprobsAgreesForAllPairs) {
   factors.insert(factors.end(), {{"passes", {"saved_state", "no_state"}},
                                  {"logp_grad", {"absent", "per_row", "strided", "broadcast"}},
                                  {"lse_grad", {"absent", "per_row", "strided", "broadcast"}},
-                                 {"entropy_grad", {"absent", "per_row", "strided", "broadcast"}}});
+                                 {"entropy_grad", {"absent", "per_row", "strided", "broadcast"}},
+                                 {"mean_logit_grad", {"absent", "per_row", "strided", "broadcast"}}});
   PairwiseSampler sampler(factors, {}, 12);
   int failures = 0;
   for (int k = 0; k < kCases && failures < kMaxFailures; ++k) {
@@ -75,6 +76,7 @@ TEST_P(RandomOptions, LogprobsAgreesForAllPairs) {
     spec.logp_grad = upstream_named(sampler.level("logp_grad"));
     spec.lse_grad = upstream_named(sampler.level("lse_grad"));
     spec.entropy_grad = upstream_named(sampler.level("entropy_grad"));
+    spec.mean_logit_grad = upstream_named(sampler.level("mean_logit_grad"));
     tileloss_logprobs_options options = logprobs_options();
     float temperature = 1;
     set_logit_options(sampler, spec, temperature, options.logit);

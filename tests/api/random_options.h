@@ -99,7 +99,7 @@ inline testing::AssertionResult run_passes(const char* function, const std::stri
   const tileloss_args all = c.args();
   RowStateArrays state(c.spec().rows);
   c.args().dlogits = {};
-  c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = {};
+  c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = c.args().mean_logit_grad = {};
   if (passes == "saved_state") c.args().row_state = &state.get();
   testing::AssertionResult result = runs(function, TILELOSS_FORWARD, c.args(), options, wishes);
   if (!result) return result;

@@ -59,6 +59,7 @@ TEST_P(SavedState, LogprobsWithAnEntropyGradientNeedsTheEntropySumToo) {
                 .logp_grad = Upstream::kPerRow,
                 .lse_grad = Upstream::kStrided,
                 .entropy_grad = Upstream::kPerRow,
+                .mean_logit_grad = Upstream::kPerRow,
                 .loss = false});
   const tileloss_logprobs_options options = logprobs_options();
   const tileloss_args all = c.args();
@@ -67,7 +68,7 @@ TEST_P(SavedState, LogprobsWithAnEntropyGradientNeedsTheEntropySumToo) {
   state.get().argmax = nullptr;
   c.args().row_state = &state.get();
   c.args().dlogits = {};
-  c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = {};
+  c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = c.args().mean_logit_grad = {};
   ASSERT_TRUE(runs("logprobs", TILELOSS_FORWARD, c.args(), &options, plan_options()));
   c.args() = all;
   c.args().row_state = &state.get();

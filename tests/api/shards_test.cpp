@@ -240,6 +240,7 @@ TEST_P(Shards, LogprobsToo) {
                 .logp_grad = Upstream::kPerRow,
                 .lse_grad = Upstream::kPerRow,
                 .entropy_grad = Upstream::kPerRow,
+                .mean_logit_grad = Upstream::kPerRow,
                 .loss = false,
                 .extra_outputs = true});
   const tileloss_args all = c.args();
@@ -265,7 +266,7 @@ TEST_P(Shards, LogprobsToo) {
   }
   tileloss_args args = all;
   args.logits = args.dlogits = {};
-  args.logp_grad = args.lse_grad = args.entropy_grad = {};
+  args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
   args.row_state = &merged.get();
   const tileloss_logprobs_options total = options_of({0, 0});
   ASSERT_TRUE(runs("logprobs", TILELOSS_FROM_ROW_STATE, args, &total, plan_options()));

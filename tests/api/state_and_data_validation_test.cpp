@@ -105,7 +105,8 @@ TEST(Validation, DataPointers) {
                       }});
   for (const auto& [name, member] : {std::pair{"logp_grad.data", &tileloss_args::logp_grad},
                                      {"lse_grad.data", &tileloss_args::lse_grad},
-                                     {"entropy_grad.data", &tileloss_args::entropy_grad}}) {
+                                     {"entropy_grad.data", &tileloss_args::entropy_grad},
+                                     {"mean_logit_grad.data", &tileloss_args::mean_logit_grad}}) {
     spoilers.push_back({name, "a pointer", "null", [vector = member](Call& c) {
                           c.make_logprobs(TILELOSS_BACKWARD);
                           c.args().*vector = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 4);

@@ -132,7 +132,8 @@ class EveryTensor {
     spec.token_weights = spec.class_weights = function == "cross_entropy";
     spec.loss = function != "logprobs";
     spec.loss_grad = spec.loss ? Upstream::kScalar : Upstream::kAbsent;
-    spec.logp_grad = spec.lse_grad = spec.entropy_grad = spec.loss ? Upstream::kAbsent : Upstream::kStrided;
+    spec.logp_grad = spec.lse_grad = spec.entropy_grad = spec.mean_logit_grad =
+        spec.loss ? Upstream::kAbsent : Upstream::kStrided;
     return spec;
   }
 
@@ -156,7 +157,7 @@ class EveryTensor {
 
   static tileloss_args without_gradients(tileloss_args args) {
     args.dlogits = {};
-    args.loss_grad = args.logp_grad = args.lse_grad = args.entropy_grad = {};
+    args.loss_grad = args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
     return args;
   }
 

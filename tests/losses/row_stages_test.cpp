@@ -205,8 +205,11 @@ TEST(CrossEntropyRow, TemperatureOnLogprobDividesTheTargetTermOnly) {
 TEST(LogprobsRow, CoefficientsGiveTheOraclesGradient) {
   const std::int64_t labels[1] = {3};
   for (const double temperature : {1.0, 2.5}) {
-    for (const auto& [g_logp, g_lse, g_entropy] :
-         {std::tuple{1.0F, 0.0F, 0.0F}, {0.0F, 1.0F, 0.0F}, {0.0F, 0.0F, 1.0F}, {-0.5F, 2.0F, 1.5F}}) {
+    for (const auto& [g_logp, g_lse, g_entropy, g_mean] : {std::tuple{1.0F, 0.0F, 0.0F, 0.0F},
+                                                           {0.0F, 1.0F, 0.0F, 0.0F},
+                                                           {0.0F, 0.0F, 1.0F, 0.0F},
+                                                           {0.0F, 0.0F, 0.0F, 1.0F},
+                                                           {-0.5F, 2.0F, 1.5F, -0.7F}}) {
       LossContext context;
       context.rows = 1;
       context.classes = 6;
@@ -216,13 +219,14 @@ TEST(LogprobsRow, CoefficientsGiveTheOraclesGradient) {
       context.logp_grad = RowInput(tileloss_make_vector(&g_logp, TILELOSS_FLOAT32, 1), 0);
       context.lse_grad = RowInput(tileloss_make_vector(&g_lse, TILELOSS_FLOAT32, 1), 0);
       context.entropy_grad = RowInput(tileloss_make_vector(&g_entropy, TILELOSS_FLOAT32, 1), 0);
+      context.mean_logit_grad = RowInput(tileloss_make_vector(&g_mean, TILELOSS_FLOAT32, 1), 0);
       const auto stage = Logprobs::info().make(context);
       EXPECT_EQ(stage->backward_sums(), kEntropySum);
       const RowResult result = stage->row(0, stats_of(kLogits, 3, {}));
       reference::SoftmaxRow softmax;
       softmax.compute({.temperature = temperature, .temperature_on = reference::TemperatureOn::kLogprob}, kLogits, 3);
       reference::GradientRow expected;
-      reference::logprobs_gradient(softmax, {g_logp, g_lse, g_entropy}, expected);
+      reference::logprobs_gradient(softmax, {g_logp, g_lse, g_entropy, g_mean}, expected);
       const std::vector<double> g = gradient_of(result.coefficients, kLogits, 3, {});
       for (std::size_t j = 0; j < g.size(); ++j) EXPECT_NEAR(g[j], expected.gradient[j], kCoefficientRounding * 5);
     }

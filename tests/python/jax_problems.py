@@ -31,6 +31,7 @@ from tileloss._core.structs import (
 Arrays = dict[str, np.ndarray]
 _TYPES = {"float32": FLOAT32, "int32": INT32, "int64": INT64, "uint8": UINT8}
 STATE = ("max", "sum", "target", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
+ROW_GRADS = ("logp_grad", "lse_grad", "entropy_grad", "mean_logit_grad")
 OUTPUTS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
 
 
@@ -111,7 +112,7 @@ class Witness:
 
 def witness(problem: Problem) -> Witness:
     """Two calls: forward with every output there is, and value and gradient (or backward)."""
-    rows, upstream = problem.logits.shape[0], {"loss_grad", "logp_grad", "lse_grad", "entropy_grad"}
+    rows, upstream = problem.logits.shape[0], {"loss_grad", *ROW_GRADS}
     function = FUNCTIONS[problem.function]
     forward = _Call(
         problem.but(tensors={k: v for k, v in problem.tensors.items() if k not in upstream})
@@ -200,7 +201,7 @@ def plain_problem(function: str, seed: int = 0, **options: Any) -> Problem:
             labels[row], logits[row] = ignored, np.nan
     tensors = {}
     if function == "logprobs":
-        for name in ("logp_grad", "lse_grad", "entropy_grad"):
+        for name in ROW_GRADS:
             tensors[name] = random.standard_normal(ROWS).astype(np.float32)
     else:
         size = ROWS if "none" in options.values() else 1

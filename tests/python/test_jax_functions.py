@@ -23,6 +23,7 @@ from jax_problems import (
 )
 from jax_stage import differences
 from tileloss._core.functions import FUNCTIONS
+from tileloss._core.slots import DIFFERENTIABLE
 from tileloss.jax import cross_entropy, logprobs, policy_loss
 from tileloss.jax._sweeps import xla
 
@@ -48,7 +49,7 @@ def run(problem: Problem) -> Witness:
         outputs = {n: np.asarray(getattr(rows, n)) for n in names}
     if problem.function == "logprobs":
         found, pull = jax.vjp(
-            lambda x: logprobs(x, labels, outputs=("logp", "lse", "entropy"), **of_logits),
+            lambda x: logprobs(x, labels, outputs=DIFFERENTIABLE, **of_logits),
             logits,
         )
         upstream = type(found)(*(grads.get(f"{n}_grad") for n in found._fields))

@@ -86,10 +86,10 @@ def test_logp_is_what_is_given_unless_told_otherwise() -> None:
     assert [n for n in ALL if getattr(rows, n) is not None] == ["logp"]
 
 
-def test_only_logp_lse_and_entropy_are_differentiable() -> None:
+def test_which_outputs_are_differentiable() -> None:
     x, labels = batch()
     rows = logprobs(x, labels, outputs=ALL)
-    assert [v.requires_grad for v in rows] == [True, True, True, False, False, False, False]
+    assert [v.requires_grad for v in rows] == [True, True, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("names", GRADIENTS, ids="-".join)
@@ -113,6 +113,26 @@ def test_gradients_with_the_head(
     weight, bias = leaf((0.3 * torch.randn(V, H)).to(dtype)), leaf(torch.randn(V).to(dtype))
     upstream = {name: torch.randn(labels.shape) for name in names}
     check_linear_logprobs(hidden, weight, labels, upstream, bias, transform=transform)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+def test_the_mean_logit_differentiates_exactly(transform: Transform) -> None:
+    x, labels = batch()
+    hidden, weight = torch.randn(2, 11, H), leaf(torch.randn(V, H))
+    upstream, used = torch.randn(labels.shape), labels != -100
+    for given, logits, outputs in (
+        (x, lambda t: t, logprobs(x, labels, outputs=("mean_logit",), **vars(transform))),
+        (
+            weight,
+            lambda t: hidden.double() @ t.T,
+            linear_logprobs(hidden, weight, labels, outputs=("mean_logit",), **vars(transform)),
+        ),
+    ):
+        (gradient,) = torch.autograd.grad(outputs.mean_logit, given, upstream)
+        exact = given.detach().double().requires_grad_()
+        mean = transform.apply(logits(exact))[0].mean(-1)
+        (expected,) = torch.autograd.grad((mean * upstream * used).sum(), exact)
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
 
 
 def test_an_output_that_the_loss_leaves_out_has_no_part_in_the_gradient() -> None:

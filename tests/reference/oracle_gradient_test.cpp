@@ -154,14 +154,16 @@ TEST(OracleGradient, CrossEntropyMatchesCentralDifferencesForEveryCombination) {
 TEST(OracleGradient, LogprobsMatchesCentralDifferencesForEveryCombination) {
   for (const std::size_t columns : {1UL, 2UL, 7UL}) {
     for (const Transform& transform : all_transforms()) {
-      for (const RowUpstream& upstream : std::vector<RowUpstream>{{1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {-0.7, 1.3, 0.9}}) {
+      for (const RowUpstream& upstream :
+           std::vector<RowUpstream>{{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {-0.7, 1.3, 0.9, -2.1}}) {
         std::vector<double> logits = make_rows(1, columns, 40 + columns)[0];
         const auto label = static_cast<std::int64_t>(columns / 2);
         SoftmaxRow softmax;
         const auto value = [&] {
           softmax.compute(transform, logits, label);
           const RowOutputs outputs = softmax.outputs();
-          return upstream.logp * outputs.logp + upstream.lse * outputs.lse + upstream.entropy * outputs.entropy;
+          return upstream.logp * outputs.logp + upstream.lse * outputs.lse + upstream.entropy * outputs.entropy +
+                 upstream.mean_logit * outputs.mean_logit;
         };
         value();
         GradientRow gradient;

@@ -44,6 +44,7 @@ LogitsCase::LogitsCase(const LogitsCaseSpec& spec, Open) : spec_(spec) {
   args_.logp_grad = make_upstream(spec_.logp_grad, rows, 1, logp_grad_);
   args_.lse_grad = make_upstream(spec_.lse_grad, rows, 2, lse_grad_);
   args_.entropy_grad = make_upstream(spec_.entropy_grad, rows, 3, entropy_grad_);
+  args_.mean_logit_grad = make_upstream(spec_.mean_logit_grad, rows, 4, mean_logit_grad_);
   make_outputs();
 }
 
@@ -161,7 +162,7 @@ void LogitsCase::make_outputs() {
 
 reference::RowUpstream LogitsCase::upstream(std::int64_t row) const {
   const auto value = [&](const std::vector<double>& values) { return values.empty() ? 0.0 : values[index(row)]; };
-  return {value(logp_grad_), value(lse_grad_), value(entropy_grad_)};
+  return {value(logp_grad_), value(lse_grad_), value(entropy_grad_), value(mean_logit_grad_)};
 }
 
 std::vector<double> LogitsCase::logits_row(std::int64_t row) const {

@@ -44,6 +44,7 @@ struct LogitsCaseSpec {
   Upstream logp_grad = Upstream::kAbsent;
   Upstream lse_grad = Upstream::kAbsent;
   Upstream entropy_grad = Upstream::kAbsent;
+  Upstream mean_logit_grad = Upstream::kAbsent;
   // Outputs.
   bool loss = true;  // per row if per_row_loss
   bool per_row_loss = false;
@@ -102,7 +103,7 @@ class LogitsCase {
   LogitsCaseSpec spec_;
   tileloss_args args_{};
   std::vector<std::int64_t> labels_;
-  std::vector<double> token_weights_, class_weights_, loss_grad_, logp_grad_, lse_grad_, entropy_grad_;
+  std::vector<double> token_weights_, class_weights_, loss_grad_, logp_grad_, lse_grad_, entropy_grad_, mean_logit_grad_;
   std::vector<unsigned char> original_;  // the logits as given
   GuardBuffer logits_, dlogits_;
   std::deque<GuardBuffer> inputs_, outputs_;

@@ -151,6 +151,7 @@ def fake_row_outputs(labels: Tensor, outputs: str, keep_state: bool) -> tuple[Te
 
 
 def row_grads(call: Call, grads: Sequence[Tensor | None], state: Tensor) -> None:
+    """An output that was not asked for is empty, and so is its gradient where torch.compile makes one."""
     for name, grad in zip(DIFFERENTIABLE, grads, strict=True):
-        call.vector(f"{name}_grad", grad)
+        call.vector(f"{name}_grad", grad if grad is not None and grad.numel() else None)
     set_row_state(call.args, state)

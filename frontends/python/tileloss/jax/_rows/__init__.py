@@ -10,7 +10,7 @@ coefficients.py   a row's gradient in four numbers
 options.py        options by name, from the library's schema, and the library's check of a call
 arithmetic.py     the few operations with rules for 0, inf and NaN
 inputs.py         which rows count, the inputs of those that do
-logprobs.py       no loss of its own: upstream gradients of logp, lse and entropy
+logprobs.py       no loss of its own: upstream gradients of row outputs
 cross_entropy.py  label smoothing, class and token weights, z-loss
 policy/           the GRPO family
 """

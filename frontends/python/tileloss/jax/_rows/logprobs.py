@@ -1,4 +1,4 @@
-"""logprobs: row outputs, and the gradient of whatever is built on logp, lse and the entropy (src/losses/logprobs.h)."""
+"""logprobs: row outputs, and the gradient of whatever is built on them (src/losses/logprobs.h)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def logprobs_coefficients(
     logp_grad: Array | None = None,
     lse_grad: Array | None = None,
     entropy_grad: Array | None = None,
+    mean_logit_grad: Array | None = None,
 ) -> tuple[RowCoefficients, Array]:
-    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) as coefficients, and which rows are used.
+    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C as coefficients, and which rows are used.
 
     The upstream gradients are float32 [N]; None: 0. entropy_grad needs state.entropy_sum. With temperature_on = logprob
     g_logp' / T stands for g_logp.
@@ -54,4 +55,6 @@ def logprobs_coefficients(
         upstream(entropy_grad),
         entropy,
     )
+    if mean_logit_grad is not None:
+        coefficients = coefficients._replace(uniform=upstream(mean_logit_grad) / classes)
     return of_used_rows(coefficients, rows.used, rows.wrong), rows.used
