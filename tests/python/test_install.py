@@ -95,6 +95,7 @@ def test_wheel_holds_the_package_the_library_and_the_program(wheel: Path) -> Non
     about = {f"{info}/{name}" for name in written.split()}
     assert names == package_sources() | about | {
         "tileloss/lib/libtileloss.so",
+        "tileloss/lib/libtileloss_xla.so",
         "tileloss/bin/tileloss",
     }
 

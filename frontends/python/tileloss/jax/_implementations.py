@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from tileloss.jax._sweeps import xla
+from tileloss.jax._sweeps import cpu, xla
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
 
@@ -26,7 +26,10 @@ def _xla_refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
     return "" if isinstance(operand, Logits) else "has no fused LM head"
 
 
-IMPLEMENTATIONS = (Implementation("xla", None, xla.forward, xla.backward, _xla_refusal),)
+IMPLEMENTATIONS = (
+    Implementation("cpu", "cpu", cpu.forward, cpu.backward, cpu.refusal),
+    Implementation("xla", None, xla.forward, xla.backward, _xla_refusal),
+)
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 

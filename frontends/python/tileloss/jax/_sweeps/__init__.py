@@ -3,4 +3,5 @@
 operands.py   what they go over, and what they are told and give
 transform.py  the logit transform
 xla.py        "xla" from logits
+cpu.py        "cpu", by XLA FFI calls of the C++ library
 """

@@ -1,0 +1,259 @@
+// The XLA FFI handler: one custom call that is a call of the C ABI. It translates XLA's buffers into views and knows no function
+// and no option by name: those come as attributes, from Python's tables of what the library tells about itself.
+//
+//   function   "linear_logprobs", ...; pass: a tileloss_pass
+//   operands   what each operand is, in order, with spaces between: a tensor of tileloss_args ("labels"), "T:head" for a matrix
+//   results    that lies transposed, "state:max" for an array of the row state, "option:beta" for the place of a scalar option
+//   options    "name=number ..."
+//   first, columns   the columns of logits and head that are meant, of a forward; columns -1: all
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tileloss/tileloss.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+
+tileloss_dtype dtype_of(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32: return TILELOSS_FLOAT32;
+    case ffi::DataType::BF16: return TILELOSS_BFLOAT16;
+    case ffi::DataType::F16: return TILELOSS_FLOAT16;
+    case ffi::DataType::S32: return TILELOSS_INT32;
+    case ffi::DataType::S64: return TILELOSS_INT64;
+    case ffi::DataType::U8:
+    case ffi::DataType::PRED: return TILELOSS_UINT8;
+    default: return TILELOSS_NONE;
+  }
+}
+
+int64_t bytes_of(tileloss_dtype dtype) {
+  switch (dtype) {
+    case TILELOSS_FLOAT32:
+    case TILELOSS_INT32: return 4;
+    case TILELOSS_INT64: return 8;
+    case TILELOSS_UINT8: return 1;
+    default: return 2;
+  }
+}
+
+ffi::Error failed(tileloss_status status) {
+  const bool is_callers = status == TILELOSS_INVALID_ARGUMENT || status == TILELOSS_LABEL_OUT_OF_RANGE;
+  return {is_callers ? ffi::ErrorCode::kInvalidArgument : ffi::ErrorCode::kInternal,
+          std::string("tileloss: ") + tileloss_last_error()};
+}
+
+const tileloss_function_info* info_of(std::string_view function) {
+  static const std::vector<tileloss_function_info> infos = [] {
+    std::vector<tileloss_function_info> all(static_cast<size_t>(tileloss_function_count()));
+    for (size_t i = 0; i < all.size(); ++i) {
+      tileloss_function_info_init(&all[i]);
+      (void)tileloss_get_function_info(static_cast<int64_t>(i), &all[i]);
+    }
+    return all;
+  }();
+  for (const tileloss_function_info& info : infos) {
+    if (info.name == function) return &info;
+  }
+  return nullptr;
+}
+
+// Cuts the next word off `words`.
+std::string_view next_word(std::string_view& words) {
+  const size_t begin = std::min(words.find_first_not_of(' '), words.size());
+  const size_t end = std::min(words.find(' ', begin), words.size());
+  const std::string_view word = words.substr(begin, end - begin);
+  words.remove_prefix(end);
+  return word;
+}
+
+// A call of the ABI while it is put together. `problem` is empty as long as all is well.
+class Call {
+ public:
+  Call(std::string_view function, int64_t first, int64_t columns)
+      : function_(function), info_(info_of(function)), first_(first), columns_(columns) {
+    tileloss_args_init(&args_);
+    tileloss_row_state_init(&state_);
+    if (!info_) {
+      problem_ = "no function " + function_;
+      return;
+    }
+    options_.resize(info_->options_size / sizeof(double) + 1);
+    keep(tileloss_options_init(function_.c_str(), options_.data(), info_->options_size));
+  }
+
+  void set_options(std::string_view options) {
+    for (std::string_view word = next_word(options); !word.empty() && ok(); word = next_word(options)) {
+      const size_t equals = word.find('=');
+      const std::string name(word.substr(0, equals)), number(word.substr(equals + 1));
+      keep(tileloss_options_set(function_.c_str(), options_.data(), name.c_str(), std::strtod(number.c_str(), nullptr)));
+    }
+  }
+
+  // One operand or result, by its word in the attributes.
+  void set(std::string_view word, ffi::DataType type, ffi::Span<const int64_t> shape, void* data) {
+    if (!ok()) return;
+    const size_t colon = word.find(':');
+    const std::string_view kind = colon == word.npos ? "" : word.substr(0, colon);
+    const std::string name(colon == word.npos ? word : word.substr(colon + 1));
+    if (kind == "state") {
+      set_state(name, shape, data);
+    } else if (kind == "option") {
+      keep(tileloss_options_set_pointer(function_.c_str(), options_.data(), name.c_str(), static_cast<const float*>(data)));
+    } else {
+      set_tensor(name, kind == "T", dtype_of(type), shape, data);
+    }
+  }
+
+  ffi::Error run(tileloss_pass pass, ffi::ThreadPool& pool) {
+    if (!problem_.empty()) return {ffi::ErrorCode::kInvalidArgument, "tileloss: " + problem_};
+    if (state_.max) args_.row_state = &state_;
+    tileloss_executor executor;
+    tileloss_executor_init(&executor);
+    executor.context = &pool;
+    executor.threads = static_cast<int32_t>(std::max<int64_t>(1, pool.num_threads()));
+    executor.schedule = [](void* context, tileloss_task task, void* data, int64_t index) {
+      static_cast<ffi::ThreadPool*>(context)->Schedule([=] { task(data, index); });
+    };
+    tileloss_run run;
+    tileloss_run_init(&run);
+    run.executor = &executor;
+    tileloss_plan plan;
+    tileloss_plan_init(&plan);
+    keep(tileloss_make_plan(function_.c_str(), pass, &args_, options_.data(), nullptr, &executor, &plan));
+    keep(status_ != TILELOSS_OK ? status_ : tileloss_call(function_.c_str(), pass, &args_, options_.data(), &plan, &run));
+    if (status_ != TILELOSS_OK) return failed(status_);
+    for (size_t i = 0; i < wide_argmax_.size(); ++i) argmax_[i] = static_cast<int32_t>(wide_argmax_[i]);
+    return ffi::Error::Success();
+  }
+
+ private:
+  bool ok() const { return problem_.empty() && status_ == TILELOSS_OK; }
+  void keep(tileloss_status status) {
+    if (status_ == TILELOSS_OK) status_ = status;
+  }
+
+  void set_state(const std::string& name, ffi::Span<const int64_t> shape, void* data) {
+    state_.rows = shape.size() ? shape[0] : 1;
+    if (name == "argmax") {  // JAX has no 64-bit integers unless it is told to
+      argmax_ = static_cast<int32_t*>(data);
+      wide_argmax_.resize(static_cast<size_t>(state_.rows));
+      state_.argmax = wide_argmax_.data();
+      return;
+    }
+    float* const array = static_cast<float*>(data);
+    if (name == "max")
+      state_.max = array;
+    else if (name == "sum")
+      state_.sum = array;
+    else if (name == "target")
+      state_.target = array;
+    else if (name == "entropy_sum")
+      state_.entropy_sum = array;
+    else if (name == "collision_sum")
+      state_.collision_sum = array;
+    else if (name == "smoothing_sum")
+      state_.smoothing_sum = array;
+    else
+      problem_ = "no array " + name + " of a row state";
+  }
+
+  void set_tensor(const std::string& name, bool is_transposed, tileloss_dtype dtype, ffi::Span<const int64_t> shape, void* data) {
+    for (int64_t i = 0; i < info_->num_tensors; ++i) {
+      const tileloss_tensor& tensor = info_->tensors[i];
+      if (name != tensor.name) continue;
+      char* const place = reinterpret_cast<char*>(&args_) + tensor.offset;
+      if (tensor.rank == 2) {
+        const tileloss_matrix view = matrix(tensor, is_transposed, dtype, shape, data);
+        std::memcpy(place, &view, sizeof view);
+      } else {
+        int64_t size = 1;
+        for (const int64_t extent : shape) size *= extent;
+        char* begin = static_cast<char*>(data);
+        if (columns_ >= 0 && std::strchr(tensor.shape, 'V')) begin += first_ * bytes_of(dtype), size = columns_;
+        const tileloss_vector view = tileloss_make_vector(begin, dtype, size);
+        std::memcpy(place, &view, sizeof view);
+      }
+      return;
+    }
+    problem_ = "no tensor " + name + " of " + function_;
+  }
+
+  tileloss_matrix matrix(const tileloss_tensor& tensor, bool is_transposed, tileloss_dtype dtype, ffi::Span<const int64_t> shape,
+                         void* data) {
+    if (shape.size() != 2) {
+      problem_ = std::string(tensor.name) + ": expected two dimensions";
+      return {};
+    }
+    tileloss_matrix view = tileloss_make_matrix(data, dtype, shape[0], shape[1], shape[1]);
+    if (is_transposed) {
+      std::swap(view.rows, view.cols);
+      view.row_stride = 1, view.col_stride = shape[1];
+    }
+    if (columns_ >= 0) {
+      // The vocabulary is a matrix's columns ("N,V") or its rows ("V,H").
+      const char* const vocabulary = std::strchr(tensor.shape, 'V');
+      const bool in_rows = vocabulary == tensor.shape;
+      if (vocabulary) {
+        (in_rows ? view.rows : view.cols) = columns_;
+        const int64_t offset = first_ * (in_rows ? view.row_stride : view.col_stride);
+        view.data = static_cast<char*>(data) + offset * bytes_of(dtype);
+      }
+    }
+    return view;
+  }
+
+  std::string function_;
+  const tileloss_function_info* info_;
+  int64_t first_, columns_;
+  tileloss_args args_;
+  tileloss_row_state state_;
+  std::vector<double> options_;  // aligned for any options struct
+  std::vector<int64_t> wide_argmax_;
+  int32_t* argmax_ = nullptr;
+  std::string problem_;
+  tileloss_status status_ = TILELOSS_OK;
+};
+
+ffi::Error call(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view function,
+                int32_t pass, std::string_view operand_words, std::string_view result_words, std::string_view options,
+                int64_t first, int64_t columns) {
+  Call call(function, first, columns);
+  call.set_options(options);
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const auto buffer = operands.get<ffi::AnyBuffer>(i);
+    if (buffer.has_error()) return buffer.error();
+    call.set(next_word(operand_words), buffer->element_type(), buffer->dimensions(), buffer->untyped_data());
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto buffer = results.get<ffi::AnyBuffer>(i);
+    if (buffer.has_error()) return buffer.error();
+    const ffi::AnyBuffer result = **buffer;
+    call.set(next_word(result_words), result.element_type(), result.dimensions(), result.untyped_data());
+  }
+  return call.run(pass, pool);
+}
+
+}  // namespace
+
+// Declared with default visibility before XLA's macro defines it.
+extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call(XLA_FFI_CallFrame*);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call, call,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<std::string_view>("function")
+                                  .Attr<int32_t>("call_pass")
+                                  .Attr<std::string_view>("operands")
+                                  .Attr<std::string_view>("results")
+                                  .Attr<std::string_view>("options")
+                                  .Attr<int64_t>("first")
+                                  .Attr<int64_t>("columns"));
