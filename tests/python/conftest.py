@@ -1,16 +1,23 @@
-"""What every Python test shares: no network, one torch thread a process (pytest-xdist runs several), fixed seeds."""
+"""What every Python test shares: no network, one torch thread a process (pytest-xdist runs several), fixed seeds.
+
+torch may be missing: the newest JAX is tested without it.
+"""
 
 import gc
 import os
 import random
+from importlib.util import find_spec
 
 # Before torch and transformers are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
 import pytest
-import torch
+
+if find_spec("torch"):
+    import torch
 
 
 def pytest_collection_finish() -> None:
@@ -24,4 +31,6 @@ def pytest_collection_finish() -> None:
 def fixed_seeds() -> None:
     """Every test draws the same numbers, alone or after others."""
     random.seed(0)
-    torch.manual_seed(0)
+    np.random.seed(0)
+    if find_spec("torch"):
+        torch.manual_seed(0)
