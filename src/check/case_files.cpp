@@ -1,6 +1,7 @@
 #include "check/case_files.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +32,22 @@ void add_matrix(const char* name, const reference::StoredMatrix& matrix, std::ve
       {name, dtype_name(matrix.format), {matrix.rows, matrix.cols}, matrix.data, matrix.rows * matrix.cols * bytes});
 }
 
+// The call that the config describes, in words of tileloss.h, and what it asks of whoever makes it.
+Json case_of(const GradcheckConfig& config, const CheckInputs& inputs) {
+  Json described = {{"function", config.function.name()}, {"options", config.function.to_json()},
+                    {"batch_size", inputs.batch_size},    {"seq_len", inputs.seq_len},
+                    {"outputs", config.outputs},          {"mutants", config.mutants},
+                    {"in_place", config.in_place}};
+  if (config.is_linear()) {
+    Json& gradients = described["gradients"] = Json::array();
+    if (config.linear.dhidden) gradients.push_back("dhidden");
+    if (config.linear.dhead) gradients.push_back("dhead");
+    if (config.linear.dbias) gradients.push_back("dbias");
+    described["head_layout"] = config.linear.transposed_head ? "hv" : "vh";
+  }
+  return described;
+}
+
 // ------------------------------------------------------------------------------------------------------------ outputs
 
 // What a row output may be stored as; the first is the kernels' own.
@@ -51,6 +68,7 @@ class OutputReader {
   KernelResults read() {
     KernelResults results;
     tileloss_plan_init(&results.plan);
+    results.plan.cpu.vocab_block = kMutantTile;
     for (const StoredTensor& tensor : file_.tensors()) {
       if (!read_tensor(tensor, results)) {
         file_.refuse(tensor, formatted("is no output of {}, which are: {}", config_.function.name(), fmt::join(names(), ", ")));
@@ -185,7 +203,7 @@ void forget_kernels(GradcheckConfig& config) {
   config.linear.transposed_head = false;
 }
 
-void write_inputs(const std::filesystem::path& path, const CheckInputs& inputs) {
+void write_inputs(const std::filesystem::path& path, const GradcheckConfig& config, const CheckInputs& inputs) {
   std::vector<Tensor> tensors;
   if (inputs.linear) {
     add_matrix("hidden", inputs.linear->hidden_view, tensors);
@@ -208,7 +226,7 @@ void write_inputs(const std::filesystem::path& path, const CheckInputs& inputs) 
   add("old_logp", "F32", inputs.policy.old_logp, tensors);
   add("ref_logp", "F32", inputs.policy.ref_logp, tensors);
   add("sampler_logp", "F32", inputs.policy.sampler_logp, tensors);
-  write_safetensors(path, tensors);
+  write_safetensors(path, tensors, {{"case", case_of(config, inputs).dump()}});
 }
 
 KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs) {

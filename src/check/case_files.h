@@ -17,12 +17,16 @@ namespace tileloss::tools {
 void forget_kernels(GradcheckConfig& config);
 
 // The inputs of a config that has forgotten the kernels: values of rows are [N], the head is [V,H]. What may not be read holds
-// NaN; what is not given is not in the file.
-void write_inputs(const std::filesystem::path& path, const CheckInputs& inputs);
+// NaN; what is not given is not in the file. Its metadata has what else a caller has to know as JSON, under "case": `config` as
+// it was read.
+void write_inputs(const std::filesystem::path& path, const GradcheckConfig& config, const CheckInputs& inputs);
 
 // The outputs that the file has; at least one. A gradient may be of any float type, and is judged as stored in that. Throws
 // ToolError (usage) naming the tensor, what was expected and what is there.
 KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs);
+
+// What mutants drop or count twice of outputs whose tiles nobody knows: so many columns.
+inline constexpr int64_t kMutantTile = 64;
 
 }  // namespace tileloss::tools
 

@@ -15,7 +15,8 @@ using reference::RowLoss;
 
 // One mutant's rows, as one thread sees them.
 struct MutantTrial {
-  explicit MutantTrial(reference::NumberFormat dlogits) : checks({dlogits}) {}
+  explicit MutantTrial(reference::NumberFormat dlogits) : format(dlogits), checks({dlogits}) {}
+  reference::NumberFormat format;
   Checks checks;
   bool planted = false;
 };
@@ -42,7 +43,8 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
   context.has_argmax = !results.outputs[kArgmax].empty();
   context.kernel_logp = logp;
   context.group_rows = inputs.group_rows;
-  context.kernel_dlogits = [&](int64_t row) { return results.gradients.front().dlogits.data() + inputs.row_offset(row); };
+  const CheckedGradient& gradient = results.gradients.front();
+  context.kernel_dlogits = [&](int64_t row) { return gradient.dlogits.data() + inputs.row_offset(row, gradient.dlogits_format); };
   const auto differs = [](const reference::RowUpstream& upstream) { return upstream.logp != 0 || upstream.entropy != 0; };
   for (const int64_t row : rows) {
     for (size_t wrong = 0; oracle.policy() != nullptr && wrong < kWrongCoefficients; ++wrong) {
@@ -66,12 +68,12 @@ struct RowCopy {
   MutantRow mutant;
   RowView view;
 
-  RowCopy(const CheckInputs& inputs, const RowView& original, int64_t row, bool per_row_loss)
+  RowCopy(const CheckInputs& inputs, const RowView& original, reference::NumberFormat format, int64_t row, bool per_row_loss)
       : dlogits(static_cast<const char*>(original.dlogits[0]),
-                static_cast<const char*>(original.dlogits[0]) + inputs.row_bytes()),
+                static_cast<const char*>(original.dlogits[0]) + inputs.row_bytes(format)),
         view(original) {
     mutant.row = row;
-    mutant.format = inputs.format;
+    mutant.format = format;
     mutant.dlogits = dlogits.data();
     view.dlogits = {dlogits.data()};
     view.fused_logp.reset();
@@ -107,7 +109,7 @@ struct RowCopy {
 void try_row(const CheckInputs& inputs, const RowView& original, const MutantContext& context, const MutantRowOracle& oracle_row,
              const Scratch& scratch, const RowLoss& loss, double magnitude, int64_t row, const Mutant& mutant,
              MutantTrial& trial) {
-  RowCopy copy(inputs, original, row, context.per_row_loss);
+  RowCopy copy(inputs, original, trial.format, row, context.per_row_loss);
   if (mutant.apply_row != nullptr && mutant.apply_row(context, oracle_row, copy.mutant)) trial.planted = true;
   check_row(inputs, row, copy.altered(), scratch, loss, magnitude, trial.checks);
 }
@@ -135,8 +137,9 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
       if (mutant.applies(context)) mutants.push_back(&mutant);
     }
   }
+  const MutantTrial trial_of_none(results.gradients.front().dlogits_format);
   std::vector<std::vector<MutantTrial>> trials(static_cast<size_t>(team.size()),
-                                               std::vector<MutantTrial>(mutants.size(), MutantTrial(inputs.format)));
+                                               std::vector<MutantTrial>(mutants.size(), trial_of_none));
   team.run([&](int thread) {
     Scratch scratch;
     for (size_t i = static_cast<size_t>(thread); i < rows.size(); i += static_cast<size_t>(team.size())) {

@@ -42,6 +42,18 @@ void print_gates(const std::vector<Gate>& gates) {
   print_formatted("\n{}", table.text());
 }
 
+void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
+  Table table({"mutant", "caught by"});
+  for (const MutantVerdict& mutant : mutants) {
+    const std::string caught = !mutant.planted            ? "(no effect on this config)"
+                               : mutant.caught_by.empty() ? "NOT CAUGHT"
+                                                          : formatted("{}", fmt::join(mutant.caught_by, ", "));
+    table.add({mutant.name, caught});
+  }
+  print_formatted("\nmutants{}\n{}", is_linear ? "" : formatted(", planted in the first {} used rows", kMutantRows),
+                  table.text());
+}
+
 int print_verdict(const std::vector<std::string>& failed) {
   if (failed.empty()) {
     print_formatted("\nPASS\n");

@@ -7,6 +7,7 @@
 
 #include "check/error_metric.h"
 #include "check/gradcheck_config.h"
+#include "check/gradcheck_judge.h"
 #include "check/gradcheck_run.h"
 #include "support/json.h"
 
@@ -16,6 +17,7 @@ namespace tileloss::tools {
 void print_case(const char* tool, const GradcheckConfig& config, const CheckInputs& inputs);
 void print_metrics(const Json& metrics);
 void print_gates(const std::vector<Gate>& gates);
+void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear);
 // The last line: PASS, or FAIL and what failed. Returns the exit code.
 int print_verdict(const std::vector<std::string>& failed);
 

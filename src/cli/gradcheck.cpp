@@ -48,18 +48,6 @@ void add_kernel(const GradcheckConfig& config, const KernelResults& results, Jso
   json["kernel/in_place"] = config.in_place;
 }
 
-void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
-  Table table({"mutant", "caught by"});
-  for (const MutantVerdict& mutant : mutants) {
-    const std::string caught = !mutant.planted            ? "(no effect on this config)"
-                               : mutant.caught_by.empty() ? "NOT CAUGHT"
-                                                          : formatted("{}", fmt::join(mutant.caught_by, ", "));
-    table.add({mutant.name, caught});
-  }
-  print_formatted("\nmutants{}\n{}", is_linear ? "" : formatted(", planted in the first {} used rows", kMutantRows),
-                  table.text());
-}
-
 int check(const GradcheckConfig& config, const KernelCall& guarded) {
   // Opened before the work, so that a file that cannot be written is known at once.
   std::unique_ptr<ResultWriter> writer;

@@ -24,18 +24,25 @@ struct Command {
   std::vector<std::string> overrides;
   std::string outputs;
   std::string inputs;  // to be written
+  std::string producer;
+  bool mutants = false;
 };
 
-int hand_over_inputs(const GradcheckConfig& config, const std::string& path) {
+int hand_over_inputs(GradcheckConfig config, const std::string& path) {
+  const GradcheckConfig as_read = config;
+  forget_kernels(config);
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   print_case("judge", config, inputs);
-  write_inputs(path, inputs);
+  write_inputs(path, as_read, inputs);
   print_formatted("inputs written to {}\n", shown(path));
   return kExitPass;
 }
 
-int judge_file(const GradcheckConfig& config, const std::string& path) {
+int judge_file(GradcheckConfig config, const Command& command) {
+  forget_kernels(config);
+  config.mutants = command.mutants;
+  const std::string& path = command.outputs;
   // Opened before the work, so that files that cannot be read or written are known at once.
   std::unique_ptr<ResultWriter> writer;
   if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
@@ -44,15 +51,20 @@ int judge_file(const GradcheckConfig& config, const std::string& path) {
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   print_case("judge", config, inputs);
-  print_formatted("outputs {}\n", shown(path));
+  print_formatted("outputs {}{}\n", shown(path), command.producer.empty() ? "" : ", made by " + shown(command.producer));
   const KernelResults results = read_outputs(file, config, inputs);
+  if (config.mutants && results.gradients.empty()) {
+    throw ToolError(kExitUsage, formatted("--mutants: expected a gradient in {}, got none to plant them in", shown(path)));
+  }
   const GradcheckReport report = judge_all(config, inputs, results, team);
   const Json metrics = metrics_json(inputs, report.verdict);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
+  if (config.mutants) print_mutants(report.mutants, config.is_linear());
   if (writer != nullptr) {
     Json line = case_json("judge", config, inputs);
     line["outputs"] = path;
+    if (!command.producer.empty()) line["producer"] = command.producer;
     add_findings(config, report, metrics, line);
     writer->write(line);
   }
@@ -60,10 +72,9 @@ int judge_file(const GradcheckConfig& config, const std::string& path) {
 }
 
 int run_judge(const Command& command) {
-  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
-  forget_kernels(config);
+  const GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
   try {
-    return command.inputs.empty() ? judge_file(config, command.outputs) : hand_over_inputs(config, command.inputs);
+    return command.inputs.empty() ? judge_file(config, command) : hand_over_inputs(config, command.inputs);
   } catch (const LibraryError& error) {
     throw config.located(error);
   }
@@ -88,9 +99,12 @@ void add_judge(CLI::App& program, Action& action) {
   app->add_option("--config", command->config, "YAML file, as gradcheck's")->required();
   app->add_option("--set", command->overrides, "Override a key: seq_len=33 (repeatable)")->allow_extra_args(false);
   CLI::Option_group* files = app->add_option_group("Files", "one of the two");
-  files->add_option("--outputs", command->outputs, "safetensors file of what was computed: it is judged");
+  CLI::Option* outputs = files->add_option("--outputs", command->outputs, "safetensors file of what was computed: it is judged");
   files->add_option("--write-inputs", command->inputs, "safetensors file to be written: what it is to be computed on");
   files->require_option(1);
+  app->add_flag("--mutants", command->mutants, "Plant every applicable mutant in the outputs; each must be caught")
+      ->needs(outputs);
+  app->add_option("--producer", command->producer, "Who made the outputs: text for the report")->needs(outputs);
   app->footer(footer());
   app->callback([command, &action] { action = [command] { return run_judge(*command); }; });
 }

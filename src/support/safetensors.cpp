@@ -146,8 +146,10 @@ const StoredTensor& SafetensorsFile::row_tensor(std::string_view name, const Sto
                    shown(matrix.name), shape_text(matrix.shape), shape_text(tensor.shape)));
 }
 
-void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors) {
+void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
   for (const Tensor& tensor : tensors) {
     header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};

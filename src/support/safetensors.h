@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,8 +65,9 @@ struct Tensor {
   int64_t bytes = 0;
 };
 
-// Writes one (beside, then renamed). The tensors are laid out in the order given.
-void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors);
+// Writes one (beside, then renamed). The tensors are laid out in the order given; `metadata` is the format's own, text by name.
+void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace tileloss::tools
 

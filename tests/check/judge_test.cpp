@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -92,13 +93,15 @@ struct Outputs {
   }
 
   // The program's judgement of these tensors.
-  ProgramResult judge(const std::vector<Tensor>& given, const std::vector<std::string>& more = {}) const {
+  ProgramResult judge(const std::vector<Tensor>& given, const std::vector<std::string>& more = {},
+                      const std::vector<std::string>& flags = {}) const {
     write_safetensors(folder.path() / "f.safetensors", given);
     std::vector<std::string> arguments = {"judge", "--config", path.string(), "--outputs",
                                           (folder.path() / "f.safetensors").string()};
     for (const std::vector<std::string>& sets : {overrides, more}) {
       for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
     }
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
     return run_program(arguments);
   }
 
@@ -266,20 +269,9 @@ TEST(JudgeAltered, ANumberWhereARowIsIgnoredFails) {
   EXPECT_EQ(failed_gates(result), (std::set<std::string>{"lse", "dlogits/nonzero_where_ignored"})) << result.out;
 }
 
-// A gradient of bfloat16 logits may come as float32: then it is held to float32's budget, and the same values as bfloat16 to
-// bfloat16's.
-TEST(JudgeMixtures, AGradientIsJudgedAsItIsStored) {
-  const Outputs outputs(kCrossEntropy);
+// Of the same logits widened, so that the kernels write float32.
+std::vector<float> float32_gradient(const Outputs& outputs) {
   const int64_t elements = outputs.inputs.rows * outputs.inputs.cols;
-  std::vector<double> values(static_cast<size_t>(elements));
-  reference::decode_row(NumberFormat::kBfloat16, outputs.results.gradients[0].dlogits.data(), values);
-  const std::vector<float> rounded(values.begin(), values.end());
-  const std::vector<int64_t> shape = {outputs.inputs.batch_size, outputs.inputs.seq_len, outputs.inputs.cols};
-  const ProgramResult as_float32 = outputs.judge({{"dlogits", "F32", shape, rounded.data(), elements * 4}});
-  EXPECT_EQ(failed_gates(as_float32), (std::set<std::string>{"dlogits/ulp_target", "dlogits/ulp_off_target", "dlogits/normwise"}))
-      << as_float32.out;
-
-  // The same logits widened, so that the kernels write float32.
   std::vector<float> logits(static_cast<size_t>(elements));
   for (int64_t i = 0; i < elements; ++i) {
     logits[static_cast<size_t>(i)] =
@@ -297,6 +289,23 @@ TEST(JudgeMixtures, AGradientIsJudgedAsItIsStored) {
   args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, 1);
   call(outputs.config.function, TILELOSS_VALUE_AND_GRAD, args,
        make_plan(outputs.config.function, TILELOSS_VALUE_AND_GRAD, args, {}));
+  return dlogits;
+}
+
+// A gradient of bfloat16 logits may come as float32: then it is held to float32's budget, and the same values as bfloat16 to
+// bfloat16's.
+TEST(JudgeMixtures, AGradientIsJudgedAsItIsStored) {
+  const Outputs outputs(kCrossEntropy);
+  const int64_t elements = outputs.inputs.rows * outputs.inputs.cols;
+  std::vector<double> values(static_cast<size_t>(elements));
+  reference::decode_row(NumberFormat::kBfloat16, outputs.results.gradients[0].dlogits.data(), values);
+  const std::vector<float> rounded(values.begin(), values.end());
+  const std::vector<int64_t> shape = {outputs.inputs.batch_size, outputs.inputs.seq_len, outputs.inputs.cols};
+  const ProgramResult as_float32 = outputs.judge({{"dlogits", "F32", shape, rounded.data(), elements * 4}});
+  EXPECT_EQ(failed_gates(as_float32), (std::set<std::string>{"dlogits/ulp_target", "dlogits/ulp_off_target", "dlogits/normwise"}))
+      << as_float32.out;
+
+  const std::vector<float> dlogits = float32_gradient(outputs);
   const ProgramResult exact = outputs.judge({{"dlogits", "F32", shape, dlogits.data(), elements * 4}});
   EXPECT_EQ(exact.exit_code, 0) << exact.out << exact.err;
 }
@@ -330,6 +339,33 @@ TEST(JudgeInputs, AreTheOnesThatAreDrawn) {
     }
     if (!inputs.token_weights.empty()) same("token_weights", inputs.token_weights.data(), inputs.rows * 4);
     if (!outputs.config.function.is_loss()) same("entropy_grad", inputs.entropy_grad.data(), inputs.rows * 4);
+  }
+}
+
+// What a caller needs to know of the config besides the tensors.
+TEST(JudgeInputs, ComeWithTheirCase) {
+  for (const auto& [text, expected] : std::vector<std::pair<std::string, const char*>>{
+           {std::string(kPolicy) + "kernel: {in_place: true}\nmutants: true\noutputs: [entropy]\n",
+            R"({"function":"policy_loss","options":{"ratio_level":"sequence","beta":0.1},"batch_size":3,"seq_len":11,)"
+            R"("outputs":["entropy"],"mutants":true,"in_place":true})"},
+           {std::string(kLinear) + "head_layout: hv\n",
+            R"({"function":"linear_cross_entropy","options":{},"batch_size":2,"seq_len":20,"outputs":["logp","lse"],)"
+            R"("mutants":false,"in_place":false,"gradients":["dhidden","dhead","dbias"],"head_layout":"hv"})"}}) {
+    const TemporaryFolder folder;
+    const auto path = folder.path() / "in.safetensors";
+    const ProgramResult result =
+        run_program({"judge", "--config", folder.write("c.yaml", text).string(), "--write-inputs", path.string()});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::ifstream file(path, std::ios::binary);
+    uint64_t length = 0;
+    file.read(reinterpret_cast<char*>(&length), sizeof length);
+    std::string header(length, '\0');
+    file.read(header.data(), static_cast<std::streamsize>(length));
+    const Json metadata = Json::parse(header).at("__metadata__");
+    Json described = Json::parse(metadata.at("case").get<std::string>());
+    for (const char* set_by_the_preset : {"epsilon_low", "epsilon_high", "aggregation"})
+      described["options"].erase(set_by_the_preset);
+    EXPECT_EQ(described, Json::parse(expected));
   }
 }
 
@@ -404,6 +440,55 @@ TEST(Judge, TheKernelsOfTheConfigHaveNoPart) {
       outputs.judge(outputs.tensors(), {"head_layout=hv", "kernel.vocab_block=100", "mutants=true", "strict=true"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_EQ(result.out.find("mutants"), std::string::npos) << result.out;
+}
+
+// As gradcheck's own, whose kernels stand for something else here.
+TEST(Judge, PlantsMutantsInTheOutputsAndCatchesThem) {
+  for (const char* text : {kCrossEntropy, kLogprobs, kPolicy, kLinear}) {
+    const Outputs outputs(text);
+    const auto lines = outputs.folder.path() / "r.jsonl";
+    const ProgramResult result = outputs.judge(outputs.tensors(), {"output=" + lines.string()}, {"--mutants"});
+    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+    EXPECT_NE(result.out.find("mutants"), std::string::npos) << result.out;
+    EXPECT_EQ(result.out.find("NOT CAUGHT"), std::string::npos) << result.out;
+    int64_t planted = 0;
+    const Json line = read_results(lines).lines.at(0);
+    for (const Json& mutant : line["mutants"]) {
+      if (!mutant["planted"].get<bool>()) continue;
+      ++planted;
+      EXPECT_FALSE(mutant["caught_by"].empty()) << mutant.dump();
+    }
+    EXPECT_GE(planted, 5) << text;
+  }
+}
+
+// The gradient decides what is planted and by which budget it is judged, whatever the logits are.
+TEST(Judge, PlantsMutantsInAGradientOfAnotherType) {
+  const Outputs outputs(kCrossEntropy);
+  const std::vector<float> dlogits = float32_gradient(outputs);
+  const ProgramResult result =
+      outputs.judge({{"dlogits", "F32", {outputs.inputs.rows, outputs.inputs.cols}, dlogits.data(), std::ssize(dlogits) * 4}}, {},
+                    {"--mutants"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+}
+
+TEST(Judge, MutantsNeedAGradient) {
+  const Outputs outputs(kCrossEntropy);
+  std::vector<Tensor> tensors = outputs.tensors();
+  std::erase_if(tensors, [](const Tensor& tensor) { return tensor.name == "dlogits"; });
+  const ProgramResult result = outputs.judge(tensors, {}, {"--mutants"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("--mutants: expected a gradient in "), std::string::npos) << result.err;
+  EXPECT_EQ(run_program({"judge", "--config", outputs.path.string(), "--write-inputs", "x", "--mutants"}).exit_code, 2);
+}
+
+TEST(Judge, SaysWhoMadeTheOutputs) {
+  const Outputs outputs(kCrossEntropy);
+  const auto lines = outputs.folder.path() / "r.jsonl";
+  const ProgramResult result =
+      outputs.judge(outputs.tensors(), {"output=" + lines.string()}, {"--producer", "another library 2.1"});
+  EXPECT_NE(result.out.find("f.safetensors, made by another library 2.1\n"), std::string::npos) << result.out;
+  EXPECT_EQ(read_results(lines).lines.at(0)["producer"], "another library 2.1");
 }
 
 TEST(Judge, WritesAResultLine) {

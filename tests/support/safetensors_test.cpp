@@ -57,7 +57,8 @@ TEST(Safetensors, WhatIsWrittenIsReadBack) {
   const float x[6] = {1, 2, 3, 4, 5, 6};
   const int64_t labels[2] = {-100, 7};
   const auto path = folder.path() / "x.safetensors";
-  write_safetensors(path, {{"x", "F32", {2, 3}, x, sizeof x}, {"labels", "I64", {2}, labels, sizeof labels}});
+  write_safetensors(path, {{"x", "F32", {2, 3}, x, sizeof x}, {"labels", "I64", {2}, labels, sizeof labels}},
+                    {{"case", "{\"a\": \"text\"}"}});
   const SafetensorsFile file(path);
   ASSERT_EQ(file.tensors().size(), 2U);
   const StoredTensor& tensor = file.tensor("x");
