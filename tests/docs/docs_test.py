@@ -6,8 +6,9 @@ example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME -->
 links            each relative link, and each path named with a folder we have, exists
 dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
 quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
-                 at their names, continuous integration runs ./dev test itself) and those that change the machine
-                 (tests/python/test_install.py does what pip install does)
+                 at their names, continuous integration runs ./dev test itself), those that need a Python with JAX
+                 (tests/python/test_jax_check.py runs them) and those that change the machine (tests/python/test_install.py does
+                 what pip install does)
 self-test        each check above rejects a planted mistake
 """
 
@@ -24,7 +25,7 @@ BLOCK = re.compile(
     r"(?:<!-- (?P<marker>[^\n]*?) -->\s*\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
     re.M | re.S,
 )
-NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ")
+NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ", "python -m ")
 
 
 def documents(root):

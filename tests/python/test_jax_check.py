@@ -1,0 +1,308 @@
+"""`tileloss gradcheck` and `tileloss bench` with --frontend jax: the compiled program's gates on what tileloss.jax computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tileloss
+import tileloss.jax as tileloss_jax
+from tileloss.check import jax_case
+from tileloss.check.case_file import read_case, write_outputs
+from tileloss.check.command import run
+from tileloss.jax import cross_entropy, logprobs
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+PROGRAM = tileloss.library_path().with_name("tileloss")
+SMALL = ("seq_len=6", "vocab_size=127")
+EDGES = ("gradcheck_ce_edges", "batch_size=2", *SMALL)
+
+
+def sets(values: tuple[str, ...]) -> list[str]:
+    return [f"--set={value}" for value in values]
+
+
+def gradcheck(config: str, *values: str, flags: tuple[str, ...] = ()) -> int:
+    path = CONFIGS / f"{config}.yaml"
+    return run(PROGRAM, ["gradcheck", "--frontend=jax", f"--config={path}", *sets(values), *flags])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("gradcheck_ce_edges", *SMALL),
+        ("gradcheck_ce_edges", *SMALL, "reduction=none", "upstream=per_row", "dtype=fp16"),
+        ("gradcheck_ce_options", *SMALL, "valid_vocab=120", "class_weights=random"),
+        ("gradcheck_ce_safetensors",),
+        ("gradcheck_logprobs", *SMALL, "dtype=fp32"),
+        ("gradcheck_policy_edges", *SMALL),
+        ("gradcheck_dr_grpo", *SMALL, "aggregation=none", "upstream=per_row", "sequences=batch"),
+        ("gradcheck_gspo", *SMALL),
+        ("gradcheck_grpo_safetensors",),
+    ],
+    ids=lambda case: " ".join(case),
+)
+def test_it_passes_and_its_mutants_are_caught(
+    case: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = gradcheck(*case, flags=("--mutants", "--implementation=xla"))
+    out, err = capfd.readouterr()
+    assert code == 0, out + err
+    assert out.endswith("\nPASS\n")
+    assert f", made by tileloss.jax xla, jax {jax.__version__}, {jax.default_backend()}\n" in out
+    assert out.count(" dlogits/ulp_off_target") >= 3  # by which mutants are caught
+    assert "NOT CAUGHT" not in out
+
+
+def halved(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(logits: Any, *arguments: Any, **options: Any) -> Any:
+        return function((logits + jax.lax.stop_gradient(logits)) / 2, *arguments, **options)
+
+    return wrong
+
+
+def without_a_column(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda logits, *arguments, **options: function(
+        logits.at[:, -1].set(-jnp.inf), *arguments, **options
+    )
+
+
+@pytest.mark.parametrize("wrong", [halved, without_a_column])
+def test_what_is_wrong_is_rejected(
+    wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tileloss_jax, "cross_entropy", wrong(cross_entropy))
+    assert gradcheck(*EDGES) == 1
+    assert "dlogits/ulp_off_target" in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_a_wrong_row_output_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tileloss_jax, "logprobs", without_a_column(logprobs))
+    assert gradcheck(*EDGES) == 1
+    assert capfd.readouterr().out.splitlines()[-1].startswith("FAIL: logp, ")
+
+
+def test_in_place_donates_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Kept(jax_case.Call):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(jax_case, "Call", Kept)
+    for in_place in ("true", "false"):
+        assert gradcheck(*EDGES, f"kernel.in_place={in_place}") == 0
+    assert [call.operands["logits"].is_deleted() for call in made] == [True, False]
+
+
+@pytest.mark.parametrize("layout", ["vh", "hv"])
+def test_functions_of_the_head_are_called_by_their_names(
+    layout: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Stand-ins with the logits in full."""
+
+    def logits_of(hidden: Any, head: Any, bias: Any, head_layout: str) -> Any:
+        assert head_layout == layout.upper()
+        turned = head.T if head_layout == "VH" else head
+        logits = jnp.dot(hidden, turned, preferred_element_type=jnp.float32)
+        return logits if bias is None else logits + bias
+
+    def stand_in(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda hidden, head, labels, *, bias=None, head_layout, **options: function(
+            logits_of(hidden, head, bias, head_layout), labels, **options
+        )
+
+    names = {"linear_cross_entropy": cross_entropy, "linear_logprobs": logprobs}
+    for name, function in names.items():
+        monkeypatch.setattr(tileloss_jax, name, stand_in(function), raising=False)
+    monkeypatch.setattr(tileloss_jax, "__all__", [*tileloss_jax.__all__, *names])
+    case = ("gradcheck_linear_ce_qwen2.5_1.5b", "hidden_size=24", *SMALL, "dtype=fp32")
+    more = ("gradients=[dhidden, dhead, dbias]", "bias=random", f"head_layout={layout}")
+    code = gradcheck(*case, *more, flags=("--mutants",))
+    out, err = capfd.readouterr()
+    assert code == 0, out + err
+    for gate in ("dhidden/cap", "dhead/cap", "dbias/cap"):
+        assert f"\n{gate} " in out
+
+
+def test_the_results_line_is_the_programs(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    assert gradcheck(*EDGES, f"output={path}", "mutants=true") == 0
+    line = json.loads(path.read_text())
+    assert line["pass"] and line["config"].endswith("gradcheck_ce_edges.yaml")
+    assert line["producer"].startswith("tileloss.jax ")
+    assert any(mutant["planted"] for mutant in line["mutants"])
+
+
+# ------------------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("case", "flags", "message"),
+    [
+        (EDGES, ("--implementation=magic",), "tileloss: implementation: expected names among "),
+        ((*EDGES, "vocab_size=0"), (), "tileloss: --set vocab_size=0: vocab_size: "),
+        ((*EDGES, "no_key=1"), (), "no_key"),
+        (
+            ("nothing",),
+            (),
+            "tileloss: --config: expected a regular file, as it is read twice, got ",
+        ),
+    ],
+)
+def test_bad_usage_names_what_is_wrong(
+    case: tuple[str, ...],
+    flags: tuple[str, ...],
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert gradcheck(*case, flags=flags) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_function_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tileloss_jax, "__all__", ["logprobs"])
+    assert gradcheck(*EDGES) == 2
+    expected = "loss: expected one that tileloss.jax has (logprobs), got cross_entropy"
+    assert expected in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--strict",), ("--row=5",), ("--frontend=torch",)])
+def test_what_it_does_not_take_is_refused(flags: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gradcheck(*EDGES, flags=flags)
+
+
+def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tileloss", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_the_module_runs_both_and_is_the_program_otherwise(tmp_path: Path) -> None:
+    """Without jax there is nothing but the compiled program."""
+    (tmp_path / "jax.py").write_text("raise ImportError('no jax here')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    arguments = ["gradcheck", "--config", str(CONFIGS / "gradcheck_ce_edges.yaml")]
+    native = program(*arguments, *sets(SMALL), PYTHONPATH=path)
+    assert native.returncode == 0 and native.stdout.startswith("gradcheck "), native.stderr
+    missing = program(*arguments, *sets(SMALL), "--frontend", "jax", PYTHONPATH=path)
+    assert missing.returncode == 3
+    assert missing.stderr == "tileloss: --frontend jax: no jax here\n"
+    there = program(*arguments, *sets(SMALL), "--frontend", "jax")
+    assert there.returncode == 0 and there.stdout.startswith("judge "), there.stderr
+
+
+def test_a_missing_program_is_said(tmp_path: Path) -> None:
+    alone = tmp_path / "libtileloss.so"
+    alone.symlink_to(tileloss.library_path())
+    done = program("info", TILELOSS_LIBRARY=str(alone))
+    assert done.returncode == 3
+    assert "the compiled program is not in this package" in done.stderr
+
+
+COMMANDS = [
+    line.partition("  #")[0].split()
+    for document in sorted((ROOT / "docs").rglob("*.md"))
+    for line in document.read_text().splitlines()
+    if line.startswith("python -m tileloss ")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_documents_commands_run(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert run(PROGRAM, command[3:]) == 0
+
+
+def test_the_documents_have_both_commands() -> None:
+    assert {command[3] for command in COMMANDS} == {"gradcheck", "bench"}
+
+
+# ------------------------------------------------------------------------------------------------------------------- files
+
+
+def test_files_go_round(tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs.safetensors"
+    command = ["judge", "--config", CONFIGS / "gradcheck_gspo.yaml", "--write-inputs", inputs]
+    subprocess.run([PROGRAM, *command, *sets(SMALL)], check=True, capture_output=True)
+    case = read_case(inputs)
+    assert case.function == "policy_loss" and case.options["ratio_level"] == "sequence"
+    assert case.tensors["logits"].shape == (case.tensors["labels"].size, 127)
+    again = tmp_path / "again.safetensors"
+    tensors = {**case.tensors, "flags": np.array([True, False])}
+    write_outputs(again, tensors)
+    data = again.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        assert data[begin:end] == tensors[name].tobytes()
+        assert entry["shape"] == list(tensors[name].shape)
+
+
+# ------------------------------------------------------------------------------------------------------------------- bench
+
+
+def bench(*arguments: str) -> int:
+    sizes = ("--tokens=300", "--vocab=500", "--iters=2", "--warmup=1")
+    return run(PROGRAM, ["bench", "--frontend=jax", *sizes, *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--loss=cross_entropy", "--set=label_smoothing=0.1"),
+        ("--loss=logprobs", "--dtype=fp32"),
+        ("--loss=policy_loss", "--preset=dr_grpo", "--set=beta=0.1"),
+    ],
+    ids=" ".join,
+)
+def test_bench_has_a_line_a_pass(
+    arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*arguments, "--json", "--implementation=xla") == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    passes = ["forward", "value_and_grad", "value_and_grad, donated"]
+    assert [line["pass"] for line in lines] == passes
+    for line in lines:
+        assert line["impl"] == "jax xla" and line["iters"] == 2
+        assert 0 < line["min_ms"] <= line["median_ms"] <= 1000 * line["first_call_s"]
+        moved = line["gb_per_s"] * line["median_ms"] * 1e6
+        item = 4 if line["dtype"] == "float32" else 2
+        assert moved == pytest.approx(300 * 500 * item * (1 if line["pass"] == "forward" else 2))
+        assert line["ratio_to_roof"] == pytest.approx(line["median_ms"] / line["roof_ms"])
+    assert lines[2]["roof_ms"] == max(lines[2]["in_place_ms"], lines[2]["exp_ms"])
+
+
+def test_bench_prints_a_table(capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench("--dtype=fp16") == 0
+    out = capfd.readouterr().out.splitlines()
+    assert out[0].startswith(f"cross_entropy [300, 500] float16, jax {jax.__version__} on ")
+    assert "median ms" in out[2] and "measured MB" in out[2]
+    assert [line.split("  ")[0] for line in out[4:]] == [
+        "forward",
+        "value_and_grad",
+        "value_and_grad, donated",
+    ]
+
+
+def test_bench_refuses_what_the_program_refuses(capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench("--loss=policy_loss", "--preset=nothing") == 2
+    assert "nothing" in capfd.readouterr().err
