@@ -30,11 +30,25 @@ def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     run(block, tmp_path)
 
 
-def test_the_readmes_example_is_the_file_and_learns(tmp_path: Path) -> None:
-    code = (ROOT / "examples" / "train_pytorch.py").read_text()
+@pytest.mark.parametrize("example", ["train_pytorch.py", "train_jax.py"])
+def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Path) -> None:
+    code = (ROOT / "examples" / example).read_text()
     assert code in BLOCK.findall((ROOT / "README.md").read_text())
     printed = re.fullmatch(r"loss ([\d.]+) -> ([\d.]+)\n", run(code, tmp_path))
     assert printed is not None
     first, last = map(float, printed.groups())
     assert 6 < first < 7  # log 500 = 6.2
     assert last < 1
+
+
+def test_flax_learns_the_same_with_optax_and_with_tileloss(tmp_path: Path) -> None:
+    code = (ROOT / "examples" / "jax" / "train_flax.py").read_text()
+    curve = r"loss ([\d.]+) -> ([\d.]+)\n"
+    printed = re.fullmatch(
+        f"optax: {curve}tileloss: {curve}largest difference (.*)\n", run(code, tmp_path)
+    )
+    assert printed is not None
+    first, last, _, our_last, difference = map(float, printed.groups())
+    assert 7 < first < 9  # log 3000 = 8.0
+    assert last < 0.1 and our_last < 0.1
+    assert difference < 1e-3
