@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""TileLoss against what PyTorch users have: torch eager, torch.compile, torch's linear_cross_entropy, TRL.
+"""TileLoss against what PyTorch and JAX users have: torch eager, torch.compile, torch's linear_cross_entropy, TRL; optax,
+plain JAX, tokamax.
 
 Everything is bfloat16. Each contestant's answer is checked before it is timed, its peak memory measured in a
 process of its own. Prints a Markdown table, and as the last line which bars passed; those of the LM head are stated
@@ -64,6 +65,9 @@ def use_threads(count: int) -> None:
     os.environ["TILELOSS_NUM_THREADS"] = str(count)
     # A pool of compiler processes would idle beside the measurements.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    # XLA has a thread for each CPU that it may use, and no other setting.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
     import torch
 
     torch.set_num_threads(count)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from comparison.jax_contestants import OwnLogits
 
 SEED = 7
 LOGIT_STD = 2.0
@@ -45,11 +49,20 @@ class Inputs:
     hidden: torch.Tensor | None = None
     head: torch.Tensor | None = None
     workspace_bytes: int | None = None
+    own_logits: OwnLogits | None = None  # of the contestants that donate them
 
     def restore(self) -> None:
         """Undoes what an in-place backward wrote."""
-        if self.logits is not None and self.pristine is not None:
+        if self.own_logits is not None and self.own_logits.is_given_away:
+            self.own_logits.restore()
+        elif self.logits is not None and self.pristine is not None:
             self.logits.detach().copy_(self.pristine)
+
+    def places(self) -> set[int]:
+        """Where the operands lie: a gradient there needs no memory of its own."""
+        tensors = (self.logits, self.hidden, self.head)
+        places = {tensor.data_ptr() for tensor in tensors if tensor is not None}
+        return places | ({self.own_logits.place} if self.own_logits is not None else set())
 
     def sequence(self, per_token: torch.Tensor) -> torch.Tensor:
         """[N, ...] as [B, T, ...]."""

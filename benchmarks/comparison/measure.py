@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
-import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
 
+import comparison.jax_contestants  # noqa: F401  registers them
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
+from tileloss.check.memory import reset_peak, resident
 from tileloss.torch import empty_cache
 
 MEASURE_PEAK = "--measure-peak"  # what the child process is told
@@ -95,11 +94,7 @@ def check(contestant: Contestant, output: Output, truth: Truth, inputs: Inputs) 
     tolerance = Errors(contestant.loss_tolerance or contestant.tolerance, contestant.tolerance)
     if not (errors.loss <= tolerance.loss and errors.gradient <= tolerance.gradient):
         raise WrongAnswer(f"{contestant.key}: {errors}, tolerance {tolerance}")
-    if (
-        contestant.in_place
-        and inputs.logits is not None
-        and gradients[0].data_ptr() != inputs.logits.data_ptr()
-    ):
+    if contestant.in_place and gradients[0].data_ptr() not in inputs.places():
         raise WrongAnswer(f"{contestant.key}: the gradient does not lie where the logits lay")
     return errors
 
@@ -162,23 +157,6 @@ def time_group(
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
-def resident(field: str) -> int:
-    """VmRSS or VmHWM of this process, bytes."""
-    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found is None:
-        raise OSError(f"/proc/self/status has no {field}")
-    return int(found[1]) * 1024
-
-
-def reset_peak() -> int:
-    """Gives free memory back to the kernel, sets VmHWM to VmRSS, returns it."""
-    gc.collect()
-    empty_cache()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return resident("VmHWM")
-
-
 def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | None) -> int:
     """What a step needs above its inputs and outputs, bytes, in this process. A first step compiles and starts
     threads; it does not count. The slow ones compile nothing: few tokens do there."""
@@ -192,13 +170,11 @@ def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | No
     if warm_up == shape:
         step()
     inputs.restore()
+    gc.collect()
+    empty_cache()
     before = reset_peak()
     _, gradients = step()
-    held = {
-        tensor.data_ptr()
-        for tensor in (inputs.logits, inputs.hidden, inputs.head)
-        if tensor is not None
-    }
+    held = inputs.places()
     outputs = sum(gradient.nbytes for gradient in gradients if gradient.data_ptr() not in held)
     return max(0, resident("VmHWM") - before - outputs)
 

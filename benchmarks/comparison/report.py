@@ -37,7 +37,10 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    return {package: installed(package) for package in ("torch", "trl", "transformers")}
+    return {
+        package: installed(package)
+        for package in ("torch", "trl", "transformers", "jax", "optax", "tokamax")
+    }
 
 
 def seconds(value: float) -> str:
@@ -79,9 +82,9 @@ def table(measurements: Sequence[Measurement], shape: Shape, threads: int, round
         f"{machine()}, {threads} threads, {packages}. A step is a forward and a backward; medians of {rounds} interleaved\n"
         "rounds in one process, fewer for those that take tens of seconds; from logits a turn is two steps, the second timed.\n"
         "Inputs are reused, every page of them touched before; what a step allocates it allocates anew each time, as in\n"
-        "training; TileLoss's fresh gradient takes the memory of the one freed before it. Memory: the peak of a step in a\n"
-        "process of its own. Errors: relative to float64; of logits' gradients the label's column and all others apart,\n"
-        "the worse."
+        "training; TileLoss's fresh gradient takes the memory of the one freed before it. From JAX a step is jitted.\n"
+        "Memory: the peak of a step in a process of its own. Errors: relative to float64; of logits' gradients the label's\n"
+        "column and all others apart, the worse."
     )
     return "\n\n".join(parts) + "\n"
 

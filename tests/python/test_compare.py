@@ -55,6 +55,19 @@ def test_every_contestant_is_right(
         assert torch.equal(mine.logits, mine.pristine)
 
 
+def test_donated_logits_are_given_away_and_put_back(inputs: dict[str, Inputs]) -> None:
+    mine = inputs["cross_entropy"]
+    step = by_key("cross_entropy/JAX: optax, donated").setup(mine)
+    assert mine.own_logits is not None
+    first, place = step()[0].item(), mine.own_logits.place
+    assert mine.own_logits.is_given_away and place in mine.places()
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):
+        step()
+    mine.restore()
+    assert step()[0].item() == first
+    mine.restore()
+
+
 @pytest.mark.parametrize("wrong", ["loss", "gradient", "place"])
 def test_wrong_answers_are_not_timed(wrong: str, inputs: dict[str, Inputs]) -> None:
     def setup(given: Inputs) -> measure.Step:

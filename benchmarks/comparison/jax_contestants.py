@@ -1,0 +1,212 @@
+"""Who takes part from JAX. Each is jitted, and compiled when it is set up; donated logits give their memory to the gradient.
+
+Inputs and outputs are shared with torch, without a copy. Only memory of XLA's own can be given away: donated logits are a copy
+that is put back after each step, as torch's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from comparison.contestants import OURS, Output, Step, contestant
+from comparison.inputs import EPSILON, Inputs
+
+# Of tileloss.jax, those that run on a CPU: by what they can go over.
+FROM_LOGITS = ("xla",)
+
+
+class OwnLogits:
+    """The logits in memory of XLA's own."""
+
+    def __init__(self, pristine: torch.Tensor) -> None:
+        self.pristine = of_torch(pristine)
+        self.restore()
+
+    def restore(self) -> None:
+        import jax.numpy as jnp
+
+        self.array = jnp.array(self.pristine, copy=True).block_until_ready()
+        self.place: int = self.array.unsafe_buffer_pointer()
+
+    @property
+    def is_given_away(self) -> bool:
+        return self.array.is_deleted()
+
+
+def of_torch(tensor: torch.Tensor) -> Any:
+    import jax
+
+    return jax.dlpack.from_dlpack(tensor.detach())
+
+
+def outputs_of(found: tuple[Any, tuple[Any, ...]]) -> Output:
+    """Once they have been computed."""
+    import jax
+
+    loss, gradients = jax.block_until_ready(found)
+    return torch.from_dlpack(loss), tuple(torch.from_dlpack(gradient) for gradient in gradients)
+
+
+def logits_step(inputs: Inputs, loss: Callable[..., Any], is_donated: bool) -> Step:
+    """Of loss(logits, labels)."""
+    import jax
+    import jax.numpy as jnp
+
+    assert inputs.logits is not None and inputs.pristine is not None
+    labels = jnp.asarray(inputs.labels.numpy())
+    if not is_donated:
+        logits = of_torch(inputs.logits)
+        run = jax.jit(jax.value_and_grad(loss)).lower(logits, labels).compile()
+
+        def step() -> Output:
+            value, gradient = run(logits, labels)
+            return outputs_of((value, (gradient,)))
+
+        return step
+    own = inputs.own_logits = inputs.own_logits or OwnLogits(inputs.pristine)
+    jitted = jax.jit(jax.value_and_grad(loss), donate_argnums=0)
+    donating = jitted.lower(own.array, labels).compile()
+
+    def donating_step() -> Output:
+        value, gradient = donating(own.array, labels)
+        return outputs_of((value, (gradient,)))
+
+    return donating_step
+
+
+def linear_step(inputs: Inputs, loss: Callable[..., Any]) -> Step:
+    """Of loss(hidden, head, labels), the head [V, H]: both gradients."""
+    import jax
+    import jax.numpy as jnp
+
+    assert inputs.hidden is not None and inputs.head is not None
+    hidden, head = of_torch(inputs.hidden), of_torch(inputs.head)
+    labels = jnp.asarray(inputs.labels.numpy())
+    jitted = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    run = jitted.lower(hidden, head, labels).compile()
+    return lambda: outputs_of(run(hidden, head, labels))
+
+
+def on_logits(
+    group: str, name: str, loss_of: Callable[[Inputs], Callable[..., Any]], **more: Any
+) -> None:
+    """Registers both: with logits that are kept, and with donated ones."""
+
+    @contestant(group, f"JAX: {name}", **more)
+    def _(inputs: Inputs) -> Step:
+        return logits_step(inputs, loss_of(inputs), is_donated=False)
+
+    @contestant(group, f"JAX: {name}, donated", in_place=True, **more)
+    def _(inputs: Inputs) -> Step:
+        return logits_step(inputs, loss_of(inputs), is_donated=True)
+
+
+# ----------------------------------------------------------------------------------------------------- cross-entropy
+
+
+def plain_logp(logits: Any, labels: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
+    return jnp.take_along_axis(log_p, labels[:, None], -1)[:, 0]
+
+
+def plain_cross_entropy(logits: Any, labels: Any) -> Any:
+    return -plain_logp(logits, labels).mean()
+
+
+def optax_cross_entropy(logits: Any, labels: Any) -> Any:
+    import jax.numpy as jnp
+    import optax
+
+    logits = logits.astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def our_cross_entropy(implementation: str) -> Callable[..., Any]:
+    from tileloss.jax import cross_entropy
+
+    return lambda x, labels: cross_entropy(x, labels, implementation=implementation)
+
+
+for each in FROM_LOGITS:
+    on_logits(
+        "cross_entropy",
+        f"TileLoss {each}",
+        lambda _, implementation=each: our_cross_entropy(implementation),
+        tolerance=OURS,
+    )
+on_logits("cross_entropy", "optax", lambda _: optax_cross_entropy)
+on_logits("cross_entropy", "plain", lambda _: plain_cross_entropy)
+
+
+# -------------------------------------------------------------------------------------------------------------- GRPO
+
+
+def plain_grpo(inputs: Inputs) -> Callable[..., Any]:
+    import jax.numpy as jnp
+
+    old_logp, advantages = of_torch(inputs.old_logp), of_torch(inputs.advantages)[:, None]
+
+    def loss(logits: Any, labels: Any) -> Any:
+        ratio = jnp.exp(plain_logp(logits, labels) - old_logp).reshape(len(advantages), -1)
+        clipped = jnp.clip(ratio, 1 - EPSILON, 1 + EPSILON)
+        return -jnp.minimum(ratio * advantages, clipped * advantages).mean(-1).mean()
+
+    return loss
+
+
+def our_grpo(inputs: Inputs, implementation: str) -> Callable[..., Any]:
+    from tileloss.jax import policy_loss
+
+    batch = (inputs.shape.sequences, -1)
+    old_logp, advantages = of_torch(inputs.old_logp).reshape(batch), of_torch(inputs.advantages)
+    return lambda logits, labels: policy_loss(
+        logits.reshape(*batch, logits.shape[-1]),
+        labels.reshape(batch),
+        advantages,
+        old_logp=old_logp,
+        preset="grpo",
+        epsilon_low=EPSILON,
+        epsilon_high=EPSILON,
+        implementation=implementation,
+    )
+
+
+for each in FROM_LOGITS:
+    on_logits(
+        "grpo",
+        f"TileLoss {each}",
+        lambda inputs, implementation=each: our_grpo(inputs, implementation),
+        tolerance=OURS,
+    )
+on_logits("grpo", "plain", plain_grpo)
+
+
+# ------------------------------------------------------------------------------------- cross-entropy with the LM head
+
+
+# XLA's products in bfloat16 on a CPU take some 40 s a step at the LM head of Qwen2.5-1.5B.
+@contestant("linear_cross_entropy", "JAX: plain", max_rounds=2)
+def _(inputs: Inputs) -> Step:
+    return linear_step(
+        inputs, lambda hidden, head, labels: plain_cross_entropy(hidden @ head.T, labels)
+    )
+
+
+@contestant("linear_cross_entropy", "JAX: tokamax", max_rounds=2)
+def _(inputs: Inputs) -> Step:
+    from absl import flags
+    from tokamax import linear_softmax_cross_entropy_loss
+
+    flags.FLAGS.mark_as_parsed()  # or tokamax would parse this process's command line
+    return linear_step(
+        inputs,
+        lambda hidden, head, labels: linear_softmax_cross_entropy_loss(
+            hidden, labels, head.T, reduction="mean"
+        ),
+    )
