@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from tileloss.jax._rows.state import RowState, identity, merge
 from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums
@@ -36,7 +38,7 @@ def forward(
         return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
 
     empty = identity(operand.logits.shape[0], **spec.sums._asdict())
-    return over_tiles(spec.columns, step, empty)
+    return over_tiles(spec.columns, TILE, step, empty)
 
 
 def backward(
@@ -49,29 +51,63 @@ def backward(
     """dL/dlogits; in the logits' memory where XLA finds that nobody reads them later."""
 
     def step(buffer: Array, start: Array | int, width: int) -> Array:
-        x = tile(buffer, start, width).astype(jnp.float32)
+        x = as_floats(tile(buffer, start, width), operand.logits.dtype).astype(jnp.float32)
         weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
         gradient = tile_gradient(transform.value(x), rows, start, weights) * transform.derivative(x)
-        gradient = jnp.where(rows.used[:, None], gradient, 0.0).astype(buffer.dtype)
-        return lax.dynamic_update_slice_in_dim(buffer, gradient, start, axis=1)
+        gradient = jnp.where(rows.used[:, None], gradient, 0.0).astype(operand.logits.dtype)
+        return stored(buffer, gradient, start)
 
-    gradient = over_tiles(spec.columns, step, operand.logits)
+    gradient = in_place(lambda buffer: over_tiles(spec.columns, TILE, step, buffer), operand.logits)
     return Logits(gradient.at[:, spec.columns :].set(0))
 
 
 def over_tiles(
-    columns: int, step: Callable[[_Carry, Array | int, int], _Carry], carry: _Carry
+    columns: int, width: int, step: Callable[[_Carry, Array | int, int], _Carry], carry: _Carry
 ) -> _Carry:
-    """step(carry, first column, columns) for every tile, in order."""
-    full = columns // TILE
+    """step(carry, first column, columns) for every tile of ``width`` columns and for what is left of them, in order."""
+    full = columns // width
     if full:
-        carry = lax.fori_loop(0, full, lambda i, c: step(c, i * TILE, TILE), carry)
-    tail = columns - full * TILE
-    return step(carry, full * TILE, tail) if tail else carry
+        carry = lax.fori_loop(0, full, lambda i, c: step(c, i * width, width), carry)
+    tail = columns - full * width
+    return step(carry, full * width, tail) if tail else carry
 
 
 def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
+    """``width`` columns of x from ``start`` on."""
+    if x.dtype == jnp.bfloat16:
+        # XLA's CPU compiler widens bfloat16 before it slices: all of x, ahead of the loop, unless that has to wait for ``start``.
+        x, start = lax.optimization_barrier((x, start))  # type: ignore[no-untyped-call]
     return lax.dynamic_slice_in_dim(x, start, width, axis)
+
+
+def stored(buffer: Array, values: Array, start: Array | int, axis: int = 1) -> Array:
+    """A buffer of `in_place` with ``values`` from column ``start`` on."""
+    if buffer.dtype != values.dtype:
+        values = lax.bitcast_convert_type(values, buffer.dtype)
+    return lax.dynamic_update_slice_in_dim(buffer, values, start, axis)
+
+
+def in_place(sweep: Callable[[_Carry], _Carry], buffers: _Carry) -> _Carry:
+    """sweep(buffers), which stores into them tile by tile. It may see those of bfloat16 as integers that hold their bits: XLA's
+    CPU compiler stores bfloat16 by way of a float32 copy of the whole buffer."""
+
+    def in_bits(buffers: _Carry) -> _Carry:
+        swept = sweep(jax.tree.map(_as_bits, buffers))
+        return jax.tree.map(lambda x, like: as_floats(x, like.dtype), swept, buffers)
+
+    if all(buffer.dtype != jnp.bfloat16 for buffer in jax.tree.leaves(buffers)):
+        return sweep(buffers)
+    swept: _Carry = lax.platform_dependent(buffers, cpu=in_bits, default=sweep)
+    return swept
+
+
+def _as_bits(x: Array) -> Array:
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def as_floats(x: Array, dtype: DTypeLike) -> Array:
+    """x, or the floats of which it holds the bits."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 def tile_state(
