@@ -12,6 +12,7 @@ from jax import Array
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
+from tileloss.jax._arguments import flat
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
@@ -25,15 +26,12 @@ from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
     BackwardRows,
-    LmHead,
-    Logits,
     Operand,
     Spec,
     Sums,
 )
 from tileloss.jax._sweeps.transform import make_transform
 
-_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 # The optional arrays of a row state by their bits (tileloss_state_array in tileloss.h).
 _OPTIONAL = {3: "entropy_sum", 4: "collision_sum", 5: "smoothing_sum", 6: "argmax"}
 
@@ -74,13 +72,18 @@ def loss_of(
     implementation: str | Iterable[str] | None = None,
     preset: str = "",
     wants_metrics: bool = False,
-    grad_in_forward: bool = False,
+    grad_in_forward: bool | None = None,
 ) -> tuple[Array, Array | None]:
     """The loss, of the labels' shape unless it is reduced, and the metrics [M] if wanted.
 
     ``operand``: logits [..., V], or hidden states [..., H] with their head. ``head``: its head_layout and compute_dtype.
     """
     options = resolve(function, given, preset)
+    if grad_in_forward and options.is_per_row:
+        raise ValueError(
+            "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
+            "has to be known, got True"
+        )
     outputs = ("entropy",) if wants_metrics else ()
     x, inputs, call = _prepare(options, operand, labels, vectors, outputs, head, implementation)
 
@@ -114,13 +117,13 @@ def loss_of(
         wanted, x, o = _primals(x, o)
         state = _forward(x, o, call)
         loss, metrics, coefficients = stage(state, o)
-        if grad_in_forward and loss.ndim == 0:
+        if grad_in_forward:
             return (loss, metrics), _backward(x, o, call, state, coefficients, wanted)
         return (loss, metrics), (x, o, state, wanted)
 
     def backward(saved: Any, gradients: tuple[Array | SymbolicZero, Any]) -> tuple[Operand, None]:
         upstream = _instantiated(gradients[0])
-        if not isinstance(saved[-1], _Wanted):  # the gradient for an upstream of 1
+        if grad_in_forward:  # what is saved is the gradient for an upstream of 1
             return jax.tree.map(lambda g: (g * upstream).astype(g.dtype), saved), None
         x, o, state, wanted = saved
         return _backward(x, o, call, state, stage(state, o, upstream)[2], wanted), None
@@ -195,14 +198,10 @@ def _prepare(
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels: expected integers, got {labels.dtype}")
-    spec = head or Spec(0)
-    if isinstance(operand, Logits):
-        operand, vocab = _flat_logits(operand, labels)
-    else:
-        operand, vocab, spec = _flat_head(operand, labels, spec)
-    flat = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
+    operand, vocab, spec = flat(operand, labels, head or Spec(0))
+    inputs = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
     length = 0
-    if "advantages" in vectors and "sequence_offsets" not in flat:
+    if "advantages" in vectors and "sequence_offsets" not in inputs:
         if labels.ndim != 2:
             raise ValueError(
                 f"labels: expected [B, T] without sequence_offsets, got shape {list(labels.shape)}"
@@ -212,33 +211,17 @@ def _prepare(
         options,
         rows=labels.size,
         columns=vocab,
-        vectors={n: v.size for n, v in flat.items()},
+        vectors={n: v.size for n, v in inputs.items()},
         sequence_length=length,
     )
     valid = options.integer("valid_vocab")
     columns = vocab if valid < 0 else valid
-    if "class_weights" in flat:
-        flat["class_weights"] = flat["class_weights"][:columns].astype(jnp.float32)
+    if "class_weights" in inputs:
+        inputs["class_weights"] = inputs["class_weights"][:columns].astype(jnp.float32)
     spec = spec._replace(columns=columns, sums=_sums(options, outputs))
-    choice = choose(names, operand, spec, "class_weights" in flat)
-    inputs = _Inputs(labels.reshape(-1), flat, options.arrays)
-    return operand, inputs, _Call(options, spec, choice, length)
-
-
-def _flat_logits(operand: Logits, labels: Array) -> tuple[Logits, int]:
-    logits = jnp.asarray(operand.logits)
-    if logits.dtype not in _FLOATS:
-        raise TypeError(f"logits: expected float32, bfloat16 or float16, got {logits.dtype}")
-    if logits.ndim == 0 or logits.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"labels: expected logits' leading dimensions {list(logits.shape[:-1])}, got {list(labels.shape)}"
-        )
-    vocab = logits.shape[-1]
-    return Logits(logits.reshape(labels.size, vocab)), vocab
-
-
-def _flat_head(operand: LmHead, labels: Array, spec: Spec) -> tuple[LmHead, int, Spec]:
-    raise NotImplementedError
+    choice = choose(names, operand, spec, "class_weights" in inputs)
+    others = _Inputs(labels.reshape(-1), inputs, options.arrays)
+    return operand, others, _Call(options, spec, choice, length)
 
 
 def _sums(options: Options, outputs: Iterable[str]) -> Sums:

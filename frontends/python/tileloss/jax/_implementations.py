@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from tileloss.jax._sweeps import cpu, xla
+from tileloss.jax._sweeps import cpu, xla, xla_head
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
 
@@ -22,13 +22,28 @@ class Implementation(NamedTuple):
     refusal: Callable[[Operand, Spec, bool], str]
 
 
-def _xla_refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
-    return "" if isinstance(operand, Logits) else "has no fused LM head"
+def _by_operand(of_logits: Callable[..., Any], of_head: Callable[..., Any]) -> Callable[..., Any]:
+    """One sweep made of two."""
+
+    def sweep(operand: Operand, *arguments: Any) -> Any:
+        return (of_logits if isinstance(operand, Logits) else of_head)(operand, *arguments)
+
+    return sweep
+
+
+def _refuses_nothing(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
+    return ""
 
 
 IMPLEMENTATIONS = (
     Implementation("cpu", "cpu", cpu.forward, cpu.backward, cpu.refusal),
-    Implementation("xla", None, xla.forward, xla.backward, _xla_refusal),
+    Implementation(
+        "xla",
+        None,
+        _by_operand(xla.forward, xla_head.forward),
+        _by_operand(xla.backward, xla_head.backward),
+        _refuses_nothing,
+    ),
 )
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 

@@ -1,4 +1,4 @@
-"""Cross-entropy and log-probabilities from logits."""
+"""Cross-entropy and log-probabilities, from logits and fused with the LM head."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from jax import Array
+from jax.typing import DTypeLike
 
 from tileloss._core.functions import logit_options
 from tileloss.jax._apply import loss_of, rows_of
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
-from tileloss.jax._sweeps.operands import Logits
+from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
 
 
 def cross_entropy(
@@ -30,6 +31,7 @@ def cross_entropy(
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
+    grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
 ) -> Array:
     """Cross-entropy of logits and labels over the flattened leading dimensions.
@@ -51,6 +53,10 @@ def cross_entropy(
         temperature: > 0: a number, or an array of one element, which may be traced. ``temperature_on="logprob"``: log p of the
             softmax at T = 1, divided by T.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
+        grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): it is held from the forward
+            on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision
+            gradient is rounded a second time where it is scaled (not by powers of 2). "xla" does the same work either way.
+            Default None: False for now.
         implementation: a name, or names in order of preference. There is one so far, "xla": tiles over the vocabulary in plain
             XLA, on any platform.
 
@@ -72,7 +78,75 @@ def cross_entropy(
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
     loss, _ = loss_of(
-        "cross_entropy", Logits(logits), labels, vectors, given, implementation=implementation
+        "cross_entropy",
+        Logits(logits),
+        labels,
+        vectors,
+        given,
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+    )
+    return loss
+
+
+def linear_cross_entropy(
+    hidden: Array,
+    head: Array,
+    labels: Array,
+    *,
+    bias: Array | None = None,
+    head_layout: str = "HV",
+    weight: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    token_weights: Array | None = None,
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    compute_dtype: DTypeLike | None = None,
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> Array:
+    """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
+
+    Args:
+        hidden: hidden states, [..., H] float32, bfloat16 or float16. Rows with ``ignore_index`` may hold NaN.
+        head: the LM head, [H, V] as Flax's kernels, or [V, H] with ``head_layout="VH"``; float32, bfloat16 or float16. Taken as
+            it lies: no copy of it is made.
+        labels: [...] integers.
+        bias: [V] float32, bfloat16 or float16.
+        weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
+        compute_dtype: what the products see, bfloat16 or float32: hidden, head and the logits' gradient are rounded to it once;
+            sums are float32 either way. Default: bfloat16 if hidden and head are that, else float32.
+
+    The other arguments, the result and the errors: `cross_entropy`. Gradients are those of hidden, head and bias, in their
+    dtypes; one that is not asked for costs nothing. Those of head and bias are summed in float32 and rounded once; a row whose
+    label is out of range makes them NaN.
+    """
+    given: dict[str, Any] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
+    given |= {
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "num_items": num_items,
+    }
+    vectors = {"class_weights": weight, "token_weights": token_weights}
+    loss, _ = loss_of(
+        "linear_cross_entropy",
+        LmHead(hidden, head, bias),
+        labels,
+        vectors,
+        given,
+        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
     )
     return loss
 
@@ -106,4 +180,39 @@ def logprobs(
     )
     return rows_of(
         "logprobs", Logits(logits), labels, outputs, given, implementation=implementation
+    )
+
+
+def linear_logprobs(
+    hidden: Array,
+    head: Array,
+    labels: Array,
+    *,
+    bias: Array | None = None,
+    head_layout: str = "HV",
+    outputs: Iterable[str] = ("logp",),
+    ignore_index: int = -100,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    compute_dtype: DTypeLike | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> RowOutputs:
+    """`logprobs` of the logits hidden @ head + bias, which are never held.
+
+    Arguments and gradients: `linear_cross_entropy`, `logprobs`.
+    """
+    given = logit_options(
+        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
+    )
+    return rows_of(
+        "linear_logprobs",
+        LmHead(hidden, head, bias),
+        labels,
+        outputs,
+        given,
+        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
+        implementation=implementation,
     )

@@ -1,16 +1,17 @@
-"""The GRPO family of policy losses, from logits."""
+"""The GRPO family of policy losses, from logits and fused with the LM head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from tileloss._core.functions import FUNCTIONS, check_option_names, lists_options
 from tileloss.jax._apply import loss_of
-from tileloss.jax._sweeps.operands import Logits
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
 
 @overload
@@ -26,6 +27,7 @@ def policy_loss(
     sequence_offsets: Array | None = ...,
     preset: str | None = ...,
     return_metrics: Literal[False] = ...,
+    grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ...,
     **options: Any,
 ) -> Array: ...
@@ -44,6 +46,7 @@ def policy_loss(
     sequence_offsets: Array | None = ...,
     preset: str | None = ...,
     return_metrics: Literal[True],
+    grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ...,
     **options: Any,
 ) -> tuple[Array, dict[str, Array]]: ...
@@ -62,6 +65,7 @@ def policy_loss(
     sequence_offsets: Array | None = None,
     preset: str | None = None,
     return_metrics: bool = False,
+    grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
     **options: Any,
 ) -> Array | tuple[Array, dict[str, Array]]:
@@ -83,7 +87,7 @@ def policy_loss(
         sequence_offsets: [S+1] integers, may be traced: sequence b is rows offsets[b] to offsets[b+1]. Default: the batch's rows.
         preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of float32 scalars: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
-        implementation: as `tileloss.jax.cross_entropy`.
+        grad_in_forward, implementation: as `tileloss.jax.cross_entropy`.
         **options: by their names in docs/users/losses.md; absent or None: the default, or the preset's. Those that change from
             step to step (temperature, num_items, epsilon_low, beta, ...) may be arrays of one element, traced or not.
 
@@ -93,30 +97,151 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
-    check_option_names("policy_loss", options)
-    advantages = jnp.asarray(advantages)
-    if options.get("advantage_level") is None:
-        # [B, 1] of [B, 1] labels: either.
-        per_token = jnp.ndim(labels) > 1 and advantages.shape == jnp.shape(labels)
-        options["advantage_level"] = "token" if per_token else "sequence"
-    vectors = {
-        "mask": mask,
-        "old_logp": old_logp,
-        "ref_logp": ref_logp,
-        "sampler_logp": sampler_logp,
-        "advantages": advantages,
-        "sequence_offsets": sequence_offsets,
-    }
-    loss, metrics = loss_of(
+    return _policy_loss(
         "policy_loss",
         Logits(logits),
         labels,
-        vectors,
+        advantages,
+        {
+            "mask": mask,
+            "old_logp": old_logp,
+            "ref_logp": ref_logp,
+            "sampler_logp": sampler_logp,
+            "sequence_offsets": sequence_offsets,
+        },
         options,
+        preset=preset,
+        return_metrics=return_metrics,
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+    )
+
+
+@overload
+def linear_policy_loss(
+    hidden: Array,
+    head: Array,
+    labels: Array,
+    advantages: Array,
+    *,
+    bias: Array | None = ...,
+    head_layout: str = ...,
+    mask: Array | None = ...,
+    old_logp: Array | None = ...,
+    ref_logp: Array | None = ...,
+    sampler_logp: Array | None = ...,
+    sequence_offsets: Array | None = ...,
+    preset: str | None = ...,
+    return_metrics: Literal[False] = ...,
+    compute_dtype: DTypeLike | None = ...,
+    grad_in_forward: bool | None = ...,
+    implementation: str | Iterable[str] | None = ...,
+    **options: Any,
+) -> Array: ...
+
+
+@overload
+def linear_policy_loss(
+    hidden: Array,
+    head: Array,
+    labels: Array,
+    advantages: Array,
+    *,
+    bias: Array | None = ...,
+    head_layout: str = ...,
+    mask: Array | None = ...,
+    old_logp: Array | None = ...,
+    ref_logp: Array | None = ...,
+    sampler_logp: Array | None = ...,
+    sequence_offsets: Array | None = ...,
+    preset: str | None = ...,
+    return_metrics: Literal[True],
+    compute_dtype: DTypeLike | None = ...,
+    grad_in_forward: bool | None = ...,
+    implementation: str | Iterable[str] | None = ...,
+    **options: Any,
+) -> tuple[Array, dict[str, Array]]: ...
+
+
+@lists_options
+def linear_policy_loss(
+    hidden: Array,
+    head: Array,
+    labels: Array,
+    advantages: Array,
+    *,
+    bias: Array | None = None,
+    head_layout: str = "HV",
+    mask: Array | None = None,
+    old_logp: Array | None = None,
+    ref_logp: Array | None = None,
+    sampler_logp: Array | None = None,
+    sequence_offsets: Array | None = None,
+    preset: str | None = None,
+    return_metrics: bool = False,
+    compute_dtype: DTypeLike | None = None,
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+    **options: Any,
+) -> Array | tuple[Array, dict[str, Array]]:
+    """`policy_loss` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
+
+    Args: the head's as `tileloss.jax.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
+    tokens. Tokens that are masked or ignored may hold NaN.
+    """
+    return _policy_loss(
+        "linear_policy_loss",
+        LmHead(hidden, head, bias),
+        labels,
+        advantages,
+        {
+            "mask": mask,
+            "old_logp": old_logp,
+            "ref_logp": ref_logp,
+            "sampler_logp": sampler_logp,
+            "sequence_offsets": sequence_offsets,
+        },
+        options,
+        preset=preset,
+        return_metrics=return_metrics,
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
+    )
+
+
+def _policy_loss(
+    function: str,
+    operand: Operand,
+    labels: Array,
+    advantages: Array,
+    vectors: Mapping[str, Array | None],
+    options: Mapping[str, Any],
+    *,
+    preset: str | None,
+    return_metrics: bool,
+    grad_in_forward: bool | None,
+    implementation: str | Iterable[str] | None,
+    head: Spec | None = None,
+) -> Array | tuple[Array, dict[str, Array]]:
+    check_option_names(function, options)
+    advantages, given = jnp.asarray(advantages), dict(options)
+    if given.get("advantage_level") is None:
+        # [B, 1] of [B, 1] labels: either.
+        per_token = jnp.ndim(labels) > 1 and advantages.shape == jnp.shape(labels)
+        given["advantage_level"] = "token" if per_token else "sequence"
+    loss, metrics = loss_of(
+        function,
+        operand,
+        labels,
+        {**vectors, "advantages": advantages},
+        given,
+        head=head,
         preset=preset or "",
         wants_metrics=return_metrics,
+        grad_in_forward=grad_in_forward,
         implementation=implementation,
     )
     if metrics is None:
         return loss
-    return loss, dict(zip(FUNCTIONS["policy_loss"].metrics, metrics, strict=True))
+    return loss, dict(zip(FUNCTIONS[function].metrics, metrics, strict=True))

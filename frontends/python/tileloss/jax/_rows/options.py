@@ -55,6 +55,12 @@ class Options(NamedTuple):
         """Whether it can be other than ``off``: what an array holds only the call knows."""
         return name in self.arrays or self.plain(name) != off
 
+    @property
+    def is_per_row(self) -> bool:
+        """Whether a loss is one for each row, not reduced."""
+        by = "reduction" if "reduction" in self.function.options else "aggregation"
+        return self.choice(by) == "none"
+
     def _read(self, name: str) -> float:
         option = self.function.option(name)
         value = option.kind.from_buffer(self.struct, option.offset).value  # type: ignore[attr-defined]
@@ -122,8 +128,7 @@ def check(
     for name, size in {"labels": rows, **(vectors or {})}.items():
         _plan_vector(args, name, size)
     if function.is_loss:
-        by = "reduction" if "reduction" in function.options else "aggregation"
-        _plan_vector(args, "loss", rows if given.choice(by) == "none" else 1)
+        _plan_vector(args, "loss", rows if given.is_per_row else 1)
     else:
         _plan_vector(args, "logp", rows)
     if sequence_length:

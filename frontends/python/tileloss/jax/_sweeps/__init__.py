@@ -4,4 +4,5 @@ operands.py   what they go over, and what they are told and give
 transform.py  the logit transform
 xla.py        "xla" from logits
 cpu.py        "cpu", by XLA FFI calls of the C++ library
+xla_head.py   "xla" from hidden states and the LM head
 """
