@@ -36,6 +36,16 @@ OUTPUTS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "m
 
 
 @dataclass(frozen=True)
+class Head:
+    """What makes a problem's logits, if that is hidden weight^T + bias. float32 arrays, whatever the products see."""
+
+    hidden: np.ndarray  # [N, H]
+    weight: np.ndarray  # [V, H]
+    bias: np.ndarray | None  # [V]
+    compute_dtype: str
+
+
+@dataclass(frozen=True)
 class Problem:
     function: str
     logits: np.ndarray  # float32 [N, V]
@@ -46,6 +56,7 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)
     preset: str = ""
     sequence_length: int = 0
+    head: Head | None = None  # the functions are then linear_*
 
     def but(self, **changes: Any) -> Problem:
         return replace(self, **changes)
@@ -65,16 +76,28 @@ class Problem:
 
 class _Call:
     def __init__(self, problem: Problem) -> None:
-        self.function, self.args = FUNCTIONS[problem.function], calls.new_args()
+        name = f"linear_{problem.function}" if problem.head else problem.function
+        self.function, self.args = FUNCTIONS[name], calls.new_args()
         self.alive: list[Any] = []
         self.options = self.function.new_options(problem.preset)
         for name, value in problem.options.items():
             self.function.set_value(self.options, name, self.function.number(name, value))
-        logits = np.ascontiguousarray(problem.logits)
-        self.matrix("logits", logits)
+        self.operands(problem)
         for name, array in {"labels": problem.labels, **problem.tensors}.items():
             self.vector(name, array)
         self.args.sequence_length = problem.sequence_length
+
+    def operands(self, problem: Problem) -> None:
+        head = problem.head
+        if head is None:
+            self.matrix("logits", np.ascontiguousarray(problem.logits))
+            return
+        self.matrix("hidden", np.ascontiguousarray(head.hidden))
+        self.matrix("head", np.ascontiguousarray(head.weight))
+        if head.bias is not None:
+            self.vector("bias", head.bias)
+        compute = self.function.choice("compute_dtype", head.compute_dtype)
+        self.function.set_value(self.options, "compute_dtype", compute)
 
     def matrix(self, slot: str, array: np.ndarray) -> np.ndarray:
         self.alive.append(array)
@@ -107,11 +130,13 @@ class Witness:
     outputs: Arrays
     loss: np.ndarray | None
     metrics: np.ndarray | None
-    dlogits: np.ndarray
+    dlogits: np.ndarray | None  # None: a Head's gradients alone
+    of_head: Arrays = field(default_factory=dict)  # the gradients of a Head, by its members' names
 
 
 def witness(problem: Problem) -> Witness:
-    """Two calls: forward with every output there is, and value and gradient (or backward)."""
+    """Two calls: forward with every output there is, and value and gradient (or backward). Of a problem with a head dlogits is
+    that of its logits, in float32."""
     rows, upstream = problem.logits.shape[0], {"loss_grad", *ROW_GRADS}
     function = FUNCTIONS[problem.function]
     forward = _Call(
@@ -131,6 +156,9 @@ def witness(problem: Problem) -> Witness:
     if function.metrics:
         metrics = forward.vector("metrics", np.full(len(function.metrics), 77, np.float32))
     forward.run(FORWARD)
+    if problem.head is not None:
+        dlogits = witness(problem.but(head=None)).dlogits
+        return Witness(state, outputs, loss, metrics, dlogits, _head_gradients(problem))
 
     second = _Call(problem)
     dlogits = second.matrix("dlogits", np.full(problem.logits.shape, 77, np.float32))
@@ -143,6 +171,18 @@ def witness(problem: Problem) -> Witness:
     else:
         second.run(BACKWARD)
     return Witness(state, outputs, loss, metrics, dlogits)
+
+
+def _head_gradients(problem: Problem) -> Arrays:
+    """By a backward, which computes the logits again: value_and_grad may keep them in 16 bits."""
+    assert problem.head is not None
+    call, head = _Call(problem), problem.head
+    found = {"hidden": call.matrix("dhidden", np.full(head.hidden.shape, 77, np.float32))}
+    found["weight"] = call.matrix("dhead", np.full(head.weight.shape, 77, np.float32))
+    if head.bias is not None:
+        found["bias"] = call.vector("dbias", np.full(head.bias.shape, 77, np.float32))
+    call.run(BACKWARD)
+    return found
 
 
 def transformed(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,107 @@
+"""The public functions of tileloss.jax on a Problem, and their comparison with the witness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tileloss.jax as tileloss_jax
+from jax_cases import POLICY
+from jax_heads import head_differences
+from jax_problems import OUTPUTS, Problem, Witness, witness
+from jax_stage import differences
+
+Operands = tuple[Any, ...]  # (logits,) or (hidden, head, bias)
+
+
+def operands_of(problem: Problem, head_layout: str = "HV") -> Operands:
+    if problem.head is None:
+        return (jnp.asarray(problem.logits),)
+    hidden, weight, bias, _ = vars(problem.head).values()
+    weight = weight.T if head_layout == "HV" else weight
+    return jnp.asarray(hidden), jnp.asarray(weight), None if bias is None else jnp.asarray(bias)
+
+
+class Calls:
+    """A problem's function, and any other, of operands that may be traced."""
+
+    def __init__(self, problem: Problem, head_layout: str) -> None:
+        self.problem, self.head_layout = problem, head_layout
+
+    def __call__(self, function: str, operands: Operands, *rest: Any, **named: Any) -> Any:
+        head = self.problem.head
+        if head is None:
+            return getattr(tileloss_jax, function)(*operands, *rest, **named)
+        hidden, weight, bias = operands
+        named |= {"bias": bias, "head_layout": self.head_layout}
+        named["compute_dtype"] = head.compute_dtype
+        return getattr(tileloss_jax, f"linear_{function}")(hidden, weight, *rest, **named)
+
+
+def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
+    """What the public functions make of a problem, jitted. ``how``: grad_in_forward."""
+    tensors = {name: jnp.asarray(array) for name, array in problem.tensors.items()}
+    call, operands = Calls(problem, head_layout), operands_of(problem, head_layout)
+    labels = jnp.asarray(problem.labels)
+    grads = {n: tensors.pop(n) for n in list(tensors) if n.endswith("_grad")}
+    if problem.function == "logprobs":
+        named = {**problem.options, "outputs": OUTPUTS}
+        rows, pull = jax.vjp(jax.jit(lambda x: call("logprobs", x, labels, **named)), operands)
+        upstream = [_upstream(getattr(rows, name), grads.get(f"{name}_grad")) for name in OUTPUTS]
+        outputs = {name: np.asarray(getattr(rows, name)) for name in OUTPUTS}
+        gradients = pull(type(rows)(**dict(zip(OUTPUTS, upstream, strict=True))))[0]
+        return _witness(problem, head_layout, outputs, None, None, gradients)
+
+    metrics = None
+    if problem.function == "cross_entropy":
+        named = {
+            "weight": tensors.get("class_weights"),
+            "token_weights": tensors.get("token_weights"),
+            **problem.options,
+            **how,
+        }
+        loss, pull = jax.vjp(jax.jit(lambda x: call("cross_entropy", x, labels, **named)), operands)
+    else:
+        named = {"preset": problem.preset, **tensors, **problem.options, **how}
+        if length := problem.sequence_length:
+            operands = (operands[0].reshape(-1, length, operands[0].shape[-1]), *operands[1:])
+            labels = labels.reshape(-1, length)
+        step = jax.jit(lambda x: call("policy_loss", x, labels, return_metrics=True, **named))
+        loss, pull, metrics = jax.vjp(step, operands, has_aux=True)
+        metrics = np.asarray([metrics[name] for name in POLICY.metrics])  # jit sorts a dict
+    upstream = grads.get("loss_grad", jnp.ones(loss.size)).reshape(loss.shape)
+    return _witness(problem, head_layout, {}, loss, metrics, pull(upstream)[0])
+
+
+def _upstream(output: Any, given: Any) -> Any:
+    """Of integers and bools vjp wants a zero of no type."""
+    if not jnp.issubdtype(output.dtype, jnp.floating):
+        return np.zeros(output.shape, jax.dtypes.float0)
+    return jnp.zeros_like(output) if given is None else given
+
+
+def _witness(
+    problem: Problem, head_layout: str, outputs: Any, loss: Any, metrics: Any, gradients: Operands
+) -> Witness:
+    loss = None if loss is None else np.asarray(loss).reshape(-1)
+    first = np.asarray(gradients[0]).reshape(problem.labels.size, -1)
+    if problem.head is None:
+        return Witness({}, outputs, loss, metrics, first)
+    weight = np.asarray(gradients[1])
+    of_head = {"hidden": first, "weight": weight.T if head_layout == "HV" else weight}
+    if gradients[2] is not None:
+        of_head["bias"] = np.asarray(gradients[2])
+    return Witness({}, outputs, loss, metrics, None, of_head)
+
+
+def assert_agrees(problem: Problem, head_layout: str = "HV", **how: Any) -> None:
+    theirs, ours = witness(problem), run(problem, head_layout, **how)
+    if problem.function != "logprobs":
+        theirs.outputs = {}
+    found = differences(problem, ours, theirs)
+    if problem.head is not None:
+        found |= head_differences(problem, ours, theirs)
+    assert not {name: worst for name, worst in found.items() if not worst <= 1}, found

@@ -1,0 +1,201 @@
+"""The functions of tileloss.jax that are fused with the LM head, against the C library's; and bugs that must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_calls import assert_agrees, operands_of, run
+from jax_cases import of_preset, with_weights
+from jax_heads import distances, even_problem, with_head
+from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
+from tileloss.jax import linear_cross_entropy
+from tileloss.jax._sweeps import transform, xla_head
+
+RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
+SEEN = ("float32", "bfloat16")
+SMOOTHED = {"label_smoothing": 0.1, "z_loss": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert VOCABULARY % RAGGED != 0
+    monkeypatch.setattr(xla_head, "TILE", RAGGED)
+
+
+# ------------------------------------------------------------------------------------------------------------- the numbers
+
+
+@pytest.mark.parametrize("compute_dtype", SEEN)
+@pytest.mark.parametrize(
+    ("options", "layout", "bias"),
+    [
+        ({}, "HV", False),
+        ({"softcap": 5.0, "reduction": "sum"}, "VH", True),
+        ({"valid_vocab": 23, "temperature": 1.7}, "HV", True),
+        ({"valid_vocab": 24, **SMOOTHED}, "VH", False),
+        ({"reduction": "none", **SMOOTHED}, "HV", True),
+        ({"temperature": 1.7, "temperature_on": "logprob"}, "VH", True),
+    ],
+    ids=str,
+)
+def test_cross_entropy_agrees(
+    options: dict[str, Any], layout: str, bias: bool, compute_dtype: str
+) -> None:
+    problem = with_weights(plain_problem("cross_entropy", **options), 3)
+    assert_agrees(with_head(problem, compute_dtype, bias), layout)
+
+
+@pytest.mark.parametrize("compute_dtype", SEEN)
+@pytest.mark.parametrize("layout", ["HV", "VH"])
+def test_logprobs_and_the_gradients_of_logp_lse_and_entropy_agree(
+    layout: str, compute_dtype: str
+) -> None:
+    problem = plain_problem("logprobs", temperature=0.8, logit_scale=0.9, valid_vocab=27)
+    assert_agrees(with_head(problem, compute_dtype), layout)
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "batch"),
+    [
+        ("grpo", {"beta": 0.1}, True),
+        ("dapo", {"softcap": 9.0}, False),
+        ("gspo", {"valid_vocab": 23}, True),
+        ("cispo", {"entropy_coef": 0.1}, False),
+        ("", {"aggregation": "none", "entropy_quantile": 0.55}, True),
+    ],
+)
+def test_policy_loss_agrees(preset: str, options: dict[str, Any], batch: bool) -> None:
+    options = {**of_preset(preset), **options}
+    problem = policy_problem(seed=5, preset=preset, batch=batch, **options)
+    assert_agrees(with_head(problem, SEEN[batch]), "VH" if batch else "HV")
+
+
+@pytest.mark.parametrize("layout", ["HV", "VH"])
+def test_products_of_bfloat16_round_once(layout: str) -> None:
+    problem = even_problem("bfloat16")
+    found = distances(run(problem, layout).of_head, witness(problem).of_head)
+    assert max(found.values()) < 1e-4, found
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("compute_dtype", SEEN)
+def test_gradients_have_their_tensors_types_and_are_rounded_once(
+    dtype: Any, compute_dtype: str
+) -> None:
+    operands = [x.astype(dtype) for x in operands_of(even_problem(compute_dtype))]
+    labels = jnp.asarray(even_problem(compute_dtype).labels)
+
+    def loss(hidden: Any, head: Any, bias: Any) -> Any:
+        return linear_cross_entropy(hidden, head, labels, bias=bias, compute_dtype=compute_dtype)
+
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    narrow, wide = gradients(*operands), gradients(*(x.astype(jnp.float32) for x in operands))
+    for x, y in zip(narrow, wide, strict=True):
+        assert x.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y.astype(dtype)))
+
+
+def test_rows_that_do_not_count_have_no_part_whatever_they_or_the_head_hold() -> None:
+    hidden, head, bias = operands_of(even_problem("float32"))
+    labels = jnp.asarray(even_problem("float32").labels).at[5:9].set(-100)
+
+    @jax.jit
+    def gradients(hidden: Any, head: Any) -> Any:
+        loss = lambda *x: linear_cross_entropy(x[0], x[1], labels, bias=x[2])  # noqa: E731
+        return jax.grad(loss, argnums=(0, 1, 2))(hidden, head, bias)
+
+    expected = gradients(hidden.at[5:9].set(0), head)
+    for value in (np.nan, np.inf):
+        for x, y in zip(gradients(hidden.at[5:9].set(value), head), expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    poisoned = gradients(hidden, head.at[0, 3].set(np.nan))[0]
+    assert (poisoned[5:9] == 0).all() and np.isnan(poisoned[:5]).all()
+
+
+def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone() -> None:
+    hidden, head, _ = operands_of(even_problem("float32"))
+    labels = jnp.asarray(even_problem("float32").labels).at[0].set(75)
+    per_row = jax.jit(lambda h, w: linear_cross_entropy(h, w, labels, reduction="none"))
+    loss, pull = jax.vjp(per_row, hidden, head)
+    dhidden, dhead = pull(jnp.ones_like(loss))
+    assert np.isnan(loss[0]) and np.isnan(dhidden[0]).all() and np.isnan(dhead).all()
+    assert np.isfinite(loss[1:]).all() and np.isfinite(dhidden[1:]).all()
+
+
+# ---------------------------------------------------------------------------------------------------------- and their bugs
+
+
+def without_a_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    over_tiles = xla_head.over_tiles
+    monkeypatch.setattr(
+        xla_head, "over_tiles", lambda columns, *rest: over_tiles(columns // 8 * 8, *rest)
+    )
+
+
+def without_the_slope_of_the_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = transform.LogitTransform._factor
+    monkeypatch.setattr(
+        transform.LogitTransform, "derivative", lambda self, x: factor.__get__(self)
+    )
+
+
+def with_a_bias_past_its_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = xla_head.tile
+
+    def shifted(x: Any, start: Any, width: int, axis: int = 1) -> Any:
+        return tile(jnp.roll(x, -1) if x.ndim == 1 else x, start, width, axis)
+
+    monkeypatch.setattr(xla_head, "tile", shifted)
+
+
+@pytest.mark.parametrize(
+    "bug", [without_a_tail, without_the_slope_of_the_softcap, with_a_bias_past_its_tile]
+)
+def test_a_wrong_sweep_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    problem = with_head(plain_problem("cross_entropy", softcap=5.0))
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_agrees(problem)
+
+
+def to_bfloat16(x: Any) -> Any:
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
+def never_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla_head, "_as_seen", lambda x, spec: x.astype(jnp.float32))
+
+
+def rounded_before_and_after_the_slope(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient = xla_head.tile_gradient
+    monkeypatch.setattr(xla_head, "tile_gradient", lambda *x: to_bfloat16(gradient(*x)))
+
+
+def with_sums_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = xla_head._product
+    monkeypatch.setattr(
+        xla_head,
+        "_product",
+        lambda equation, *x: (
+            to_bfloat16(product(equation, *x)) if "nv," in equation else product(equation, *x)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "bug", [never_rounded, rounded_before_and_after_the_slope, with_sums_in_bfloat16]
+)
+def test_a_rounding_too_few_or_too_many_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_products_of_bfloat16_round_once("HV")

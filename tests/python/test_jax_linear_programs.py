@@ -1,0 +1,313 @@
+"""What JAX's users do with the functions fused with the LM head and with grad_in_forward; what the programs hold and compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_calls import assert_agrees
+from jax_heads import with_head
+from jax_problems import plain_problem, policy_problem
+from tileloss.jax import (
+    cross_entropy,
+    linear_cross_entropy,
+    linear_logprobs,
+    linear_policy_loss,
+    policy_loss,
+)
+from tileloss.jax._sweeps import xla, xla_head
+
+TOKENS, SIZE, VOCABULARY, TILE = 12, 5, 40, 8
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla_head, "TILE", TILE)
+    monkeypatch.setattr(xla, "TILE", TILE)
+
+
+@pytest.fixture
+def hidden() -> Any:
+    return jax.random.normal(jax.random.key(0), (TOKENS, SIZE))
+
+
+@pytest.fixture
+def head() -> Any:
+    return jax.random.normal(jax.random.key(1), (SIZE, VOCABULARY))
+
+
+@pytest.fixture
+def labels() -> Any:
+    return jax.random.randint(jax.random.key(2), (TOKENS,), 0, VOCABULARY).at[3].set(-100)
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------- transformations
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_under_vmap_scan_and_checkpoint_it_is_the_same(
+    hidden: Any, head: Any, labels: Any, dtype: Any
+) -> None:
+    hidden, head = hidden.astype(dtype), head.astype(dtype)
+
+    def of_rows(hidden: Any, head: Any, labels: Any) -> Any:
+        return linear_cross_entropy(hidden, head, labels, reduction="sum")
+
+    each = jax.value_and_grad(of_rows, argnums=(0, 1))
+    x, y = hidden.reshape(3, 4, SIZE), labels.reshape(3, 4)
+    alone = [jax.jit(each)(x[i], head, y[i]) for i in range(3)]
+    expected = jax.tree.map(lambda *parts: jnp.stack(parts), *alone)
+    assert_close(jax.jit(jax.vmap(each, in_axes=(0, None, 0)))(x, head, y), expected)
+    _, scanned = jax.lax.scan(lambda carry, one: (carry, each(one[0], head, one[1])), 0, (x, y))
+    assert_close(scanned, expected)
+    again = jax.jit(jax.grad(jax.checkpoint(lambda x: of_rows(x, head, y))))(x)
+    assert_close(again, expected[1][0])
+
+
+def test_heads_may_be_mapped_over(hidden: Any, head: Any, labels: Any) -> None:
+    heads = jnp.stack([head, 2 * head])
+    mapped = jax.jit(jax.vmap(lambda w: linear_logprobs(hidden, w, labels).logp))(heads)
+    assert_close(mapped[1], linear_logprobs(hidden, heads[1], labels).logp)
+
+
+def test_numbers_that_change_may_be_traced(hidden: Any, head: Any, labels: Any) -> None:
+    traces = []
+
+    def fused(hidden: Any, temperature: Any) -> Any:
+        traces.append(1)
+        return linear_cross_entropy(hidden, head, labels, temperature=temperature)
+
+    def plain(hidden: Any, temperature: Any) -> Any:
+        return cross_entropy(hidden @ head / temperature, labels)
+
+    ours, theirs = jax.jit(jax.value_and_grad(fused)), jax.jit(jax.value_and_grad(plain))
+    for temperature in (jnp.float32(0.7), jnp.float32(1.6)):
+        assert_close(ours(hidden, temperature), theirs(hidden, temperature))
+    assert len(traces) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ products and memory
+
+
+def products_of(jaxpr: Any) -> list[Any]:
+    """The products of a program, those of its loops and of what it calls included."""
+    found = [equation for equation in jaxpr.eqns if equation.primitive.name == "dot_general"]
+    for equation in jaxpr.eqns:
+        for inner in _programs_in(equation):
+            found += products_of(inner)
+    return found
+
+
+def _programs_in(equation: Any) -> Iterator[Any]:
+    for value in equation.params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                yield one
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "products"), [((0, 1, 2), 4), ((0, 1), 4), (0, 3), (1, 3), (2, 2)], ids=str
+)
+@pytest.mark.parametrize("grad_in_forward", [False, True])
+def test_a_gradient_that_is_not_asked_for_is_no_product(
+    hidden: Any, head: Any, labels: Any, asked_for: Any, products: int, grad_in_forward: bool
+) -> None:
+    """One product is the forward's, one makes the logits again."""
+
+    def loss(hidden: Any, head: Any, bias: Any) -> Any:
+        return linear_cross_entropy(
+            hidden, head, labels, bias=bias, grad_in_forward=grad_in_forward
+        )
+
+    gradient = jax.grad(loss, argnums=asked_for)
+    program = jax.make_jaxpr(gradient)(hidden, head, jnp.zeros(VOCABULARY))
+    assert len(products_of(program.jaxpr)) == products
+
+
+def test_a_stopped_gradient_is_none_that_is_asked_for(hidden: Any, head: Any, labels: Any) -> None:
+    def loss(hidden: Any, head: Any) -> Any:
+        return linear_cross_entropy(hidden, jax.lax.stop_gradient(head), labels)
+
+    program = jax.make_jaxpr(jax.jit(jax.grad(loss, argnums=(0, 1))))(hidden, head)
+    assert len(products_of(program.jaxpr)) == 3
+    assert (jax.grad(loss, argnums=1)(hidden, head) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [(jnp.float32, "HV"), (jnp.bfloat16, "HV"), (jnp.bfloat16, "VH")]
+)
+def test_neither_logits_nor_a_copy_of_the_head_is_held(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, layout: str
+) -> None:
+    monkeypatch.setattr(xla_head, "TILE", 256)
+    rows, size, vocabulary = 128, 64, 8192 + 100
+    shape = (size, vocabulary) if layout == "HV" else (vocabulary, size)
+    hidden, head = jax.ShapeDtypeStruct((rows, size), dtype), jax.ShapeDtypeStruct(shape, dtype)
+    labels = jax.ShapeDtypeStruct((rows,), jnp.int32)
+
+    def loss(hidden: Any, head: Any, labels: Any) -> Any:
+        return linear_cross_entropy(hidden, head, labels, head_layout=layout)
+
+    def scratch(function: Callable[..., Any]) -> int:
+        memory = jax.jit(function).lower(hidden, head, labels).compile().memory_analysis()
+        return int(memory.temp_size_in_bytes)
+
+    tiles = 6 * 4 * rows * 256  # float32; the CPU's compiler has the head's tiles in float32 too
+    bytes_of_head, bytes_of_logits = head.size * head.dtype.itemsize, 4 * rows * vocabulary
+    assert tiles < min(bytes_of_head, bytes_of_logits)
+    assert scratch(jax.grad(loss)) < tiles
+    # The CPU's compiler takes a copy of bfloat16's dhead, as integers.
+    copied = bytes_of_head if dtype == jnp.bfloat16 else 0
+    assert scratch(jax.grad(loss, argnums=(0, 1))) < tiles + copied
+
+
+# ---------------------------------------------------------------------------------------------------------- grad_in_forward
+
+
+@pytest.mark.parametrize("function", ["cross_entropy", "policy_loss"])
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "head"])
+def test_a_gradient_of_the_forward_agrees(function: str, fused: bool) -> None:
+    if function == "policy_loss":
+        problem = policy_problem(seed=5, preset="gspo", batch=True)
+    else:
+        problem = plain_problem(function, label_smoothing=0.1)
+    assert_agrees(with_head(problem) if fused else problem, grad_in_forward=True)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_gradient_of_the_forward_is_scaled_in_float32(
+    hidden: Any, labels: Any, dtype: Any
+) -> None:
+    hidden, head = hidden.astype(dtype), jnp.ones((SIZE, VOCABULARY), dtype) / 8
+
+    def gradients(scale: float) -> Any:
+        def loss(*operands: Any) -> Any:
+            return scale * linear_cross_entropy(*operands, labels, grad_in_forward=True)
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(hidden, head)
+
+    for one, scaled in zip(gradients(1.0), gradients(1.0 / 3), strict=True):
+        expected = (one.astype(jnp.float32) * jnp.float32(1.0 / 3)).astype(dtype)
+        np.testing.assert_array_equal(np.asarray(scaled), np.asarray(expected))
+        assert scaled.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_where_the_upstream_gradient_is_1_nothing_is_scaled(
+    hidden: Any, head: Any, labels: Any, dtype: str
+) -> None:
+    operands = [x.astype({"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]) for x in (hidden, head)]
+
+    def passes(scales: bool) -> int:
+        def loss(hidden: Any, head: Any, scale: Any) -> Any:
+            value = linear_cross_entropy(hidden, head, labels, grad_in_forward=True)
+            return scale * value if scales else value
+
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+        text = step.lower(*operands, 0.5).compile().as_text()
+        return len(re.findall(rf"\n[^\n]*multiply[^\n]* = {dtype}\[{SIZE},{VOCABULARY}\]", text))
+
+    assert passes(scales=False) == 0 < passes(scales=True)
+
+
+def test_a_gradient_of_the_forward_is_computed_for_none_who_does_not_ask(
+    hidden: Any, head: Any, labels: Any
+) -> None:
+    program = jax.make_jaxpr(lambda h: linear_cross_entropy(h, head, labels, grad_in_forward=True))(
+        hidden
+    )
+    assert len(products_of(program.jaxpr)) == 1
+
+
+def test_a_loss_per_row_has_no_gradient_in_the_forward(hidden: Any, head: Any, labels: Any) -> None:
+    logits, batch, advantages = hidden @ head, labels.reshape(3, 4), jnp.ones(3)
+    message = "grad_in_forward: expected False for a loss per row .*, got True"
+    per_row = {"grad_in_forward": True, "reduction": "none"}
+    per_token = {"grad_in_forward": True, "aggregation": "none"}
+    with pytest.raises(ValueError, match=message):
+        cross_entropy(logits, labels, **per_row)
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(hidden, head, labels, **per_row)
+    with pytest.raises(ValueError, match=message):
+        policy_loss(logits.reshape(3, 4, -1), batch, advantages, **per_token)
+    with pytest.raises(ValueError, match=message):
+        linear_policy_loss(hidden.reshape(3, 4, -1), head, batch, advantages, **per_token)
+
+
+# ----------------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ((jnp.bfloat16, jnp.bfloat16), jnp.bfloat16),
+        ((jnp.bfloat16, jnp.float32), jnp.float32),
+        ((jnp.float16, jnp.float16), jnp.float32),
+    ],
+)
+def test_what_products_see_by_default(dtypes: Any, expected: Any) -> None:
+    hidden, head = jnp.ones((3, 4), dtypes[0]), jnp.ones((4, 5), dtypes[1])
+    program = jax.make_jaxpr(linear_logprobs)(hidden, head, jnp.zeros(3, jnp.int32))
+    products = products_of(program.jaxpr)
+    assert [x.aval.dtype for x in products[0].invars] == [expected, expected]
+    assert products[0].outvars[0].aval.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"hidden": jnp.ones(())},
+            r"labels: expected hidden's leading dimensions \[\], got \[12\]",
+        ),
+        ({"hidden": jnp.ones((3, 5))}, r"labels: expected hidden's leading dimensions \[3\]"),
+        ({"hidden": jnp.ones((12, 0))}, "hidden: expected a last dimension of at least 1"),
+        ({"head": jnp.ones((40, 5))}, r"head: expected shape \[5, V\] .*'HV', got \[40, 5\]"),
+        (
+            {"head_layout": "VH"},
+            r"head: expected shape \[V, 5\] of head_layout 'VH', got \[5, 40\]",
+        ),
+        ({"head": jnp.ones(5)}, r"head: expected shape \[5, V\]"),
+        ({"head_layout": "VHV"}, "head_layout: expected one of HV, VH, got 'VHV'"),
+        ({"bias": jnp.ones(5)}, r"bias: expected shape \[40\], got \[5\]"),
+        ({"compute_dtype": jnp.float16}, "compute_dtype: expected float32 or bfloat16, got"),
+        ({"compute_dtype": "half"}, "compute_dtype: expected float32 or bfloat16, got half"),
+        ({"valid_vocab": 41}, "valid_vocab: expected"),
+        ({"weight": jnp.ones(5)}, "class_weights.size: expected 40, got 5"),
+    ],
+    ids=lambda x: str(list(x)) if isinstance(x, dict) else "",
+)
+def test_bad_shapes_and_options_are_named(
+    hidden: Any, head: Any, labels: Any, change: dict[str, Any], message: str
+) -> None:
+    given = {"hidden": hidden, "head": head, "labels": labels} | change
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**given)
+
+
+@pytest.mark.parametrize("name", ["hidden", "head", "bias"])
+def test_bad_types_are_named(hidden: Any, head: Any, labels: Any, name: str) -> None:
+    given = {"hidden": hidden, "head": head, "labels": labels, "bias": jnp.ones(VOCABULARY)}
+    given[name] = given[name].astype(jnp.int32)
+    with pytest.raises(TypeError, match=f"{name}: expected float32, bfloat16 or float16, got int"):
+        linear_cross_entropy(**given)
+
+
+def test_the_library_s_other_options_of_the_head_are_not_offered(
+    hidden: Any, head: Any, labels: Any
+) -> None:
+    batch = hidden.reshape(3, 4, -1), head, labels.reshape(3, 4), jnp.ones(3)
+    with pytest.raises(TypeError, match="linear_policy_loss: expected options among .*accumulate"):
+        linear_policy_loss(*batch, accumulate=True)
