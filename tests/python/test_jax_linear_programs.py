@@ -55,11 +55,9 @@ def assert_close(ours: Any, theirs: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- transformations
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_under_vmap_scan_and_checkpoint_it_is_the_same(
-    hidden: Any, head: Any, labels: Any, dtype: Any
-) -> None:
-    hidden, head = hidden.astype(dtype), head.astype(dtype)
+def test_under_vmap_scan_and_checkpoint_it_is_the_same(hidden: Any, head: Any, labels: Any) -> None:
+    # In bfloat16, whose sweeps have a way of their own on CPUs.
+    hidden, head = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
 
     def of_rows(hidden: Any, head: Any, labels: Any) -> Any:
         return linear_cross_entropy(hidden, head, labels, reduction="sum")
