@@ -34,3 +34,14 @@ def fixed_seeds() -> None:
     np.random.seed(0)
     if find_spec("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture(params=["xla", "cpu"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which implementation the functions of tileloss.jax take where the caller names none."""
+    from tileloss.jax import _implementations
+
+    # The few calls that "cpu" cannot do fall to "xla", as they do for users.
+    names = dict.fromkeys((request.param, "xla"))
+    monkeypatch.setattr(_implementations, "DEFAULT", tuple(names))
+    return str(request.param)

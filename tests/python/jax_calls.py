@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import tileloss.jax as tileloss_jax
 from jax_cases import POLICY
@@ -15,6 +16,8 @@ from jax_problems import OUTPUTS, Problem, Witness, witness
 from jax_stage import differences
 
 Operands = tuple[Any, ...]  # (logits,) or (hidden, head, bias)
+# Of tests that use the fixture `implementation` and look into the program.
+ONLY_XLA = pytest.mark.parametrize("implementation", ["xla"], indirect=True)
 
 
 def operands_of(problem: Problem, head_layout: str = "HV") -> Operands:

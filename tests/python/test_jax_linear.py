@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_calls import assert_agrees, operands_of, run
+from jax_calls import ONLY_XLA, assert_agrees, operands_of, run
 from jax_cases import of_preset, with_weights
 from jax_heads import distances, even_problem, with_head
 from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
 from tileloss.jax import linear_cross_entropy
 from tileloss.jax._sweeps import transform, xla_head
 
+pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
 SEEN = ("float32", "bfloat16")
 SMOOTHED = {"label_smoothing": 0.1, "z_loss": 0.1}
@@ -154,6 +155,7 @@ def with_a_bias_past_its_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_head, "tile", shifted)
 
 
+@ONLY_XLA
 @pytest.mark.parametrize(
     "bug", [without_a_tail, without_the_slope_of_the_softcap, with_a_bias_past_its_tile]
 )
@@ -190,6 +192,7 @@ def with_sums_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@ONLY_XLA
 @pytest.mark.parametrize(
     "bug", [never_rounded, rounded_before_and_after_the_slope, with_sums_in_bfloat16]
 )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_calls import assert_agrees
+from jax_calls import ONLY_XLA, assert_agrees
 from jax_heads import with_head
 from jax_problems import plain_problem, policy_problem
 from tileloss.jax import (
@@ -23,6 +23,7 @@ from tileloss.jax import (
 )
 from tileloss.jax._sweeps import xla, xla_head
 
+pytestmark = [pytest.mark.usefixtures("implementation"), ONLY_XLA]
 TOKENS, SIZE, VOCABULARY, TILE = 12, 5, 40, 8
 
 

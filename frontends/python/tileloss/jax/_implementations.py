@@ -46,6 +46,7 @@ IMPLEMENTATIONS = (
     ),
 )
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
+DEFAULT = tuple(_BY_NAME)  # in order of preference
 
 
 def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
         ValueError: a name of no implementation, or no name.
     """
     if wanted is None:
-        return tuple(_BY_NAME)
+        return DEFAULT
     names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     unknown = [name for name in names if name not in _BY_NAME]
     if unknown or not names:
