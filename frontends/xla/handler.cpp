@@ -6,11 +6,17 @@
 //   results    that lies transposed, "state:max" for an array of the row state, "option:beta" for the place of a scalar option
 //   options    "name=number ..."
 //   first, columns   the columns of logits and head that are meant, of a forward; columns -1: all
+//   sequence_length  that of tileloss_args
+//
+// A label out of range, at which the library writes nothing, makes all results NaN: a compiled program cannot raise.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tileloss/tileloss.h"
@@ -73,6 +79,19 @@ std::string_view next_word(std::string_view& words) {
   return word;
 }
 
+struct Output {
+  tileloss_dtype dtype;
+  int64_t size;
+  void* data;
+
+  void fill_with_nan() const {
+    const auto fill = [this](auto nan) { std::fill_n(static_cast<decltype(nan)*>(data), size, nan); };
+    if (dtype == TILELOSS_FLOAT32) fill(std::numeric_limits<float>::quiet_NaN());
+    if (dtype == TILELOSS_BFLOAT16) fill(uint16_t{0x7FC0});
+    if (dtype == TILELOSS_FLOAT16) fill(uint16_t{0x7E00});
+  }
+};
+
 // A call of the ABI while it is put together. `problem` is empty as long as all is well.
 class Call {
  public:
@@ -97,8 +116,10 @@ class Call {
   }
 
   // One operand or result, by its word in the attributes.
-  void set(std::string_view word, ffi::DataType type, ffi::Span<const int64_t> shape, void* data) {
+  void set(std::string_view word, const ffi::AnyBuffer& buffer) {
     if (!ok()) return;
+    const ffi::Span<const int64_t> shape = buffer.dimensions();
+    void* const data = buffer.untyped_data();
     const size_t colon = word.find(':');
     const std::string_view kind = colon == word.npos ? "" : word.substr(0, colon);
     const std::string name(colon == word.npos ? word : word.substr(colon + 1));
@@ -107,9 +128,16 @@ class Call {
     } else if (kind == "option") {
       keep(tileloss_options_set_pointer(function_.c_str(), options_.data(), name.c_str(), static_cast<const float*>(data)));
     } else {
-      set_tensor(name, kind == "T", dtype_of(type), shape, data);
+      set_tensor(name, kind == "T", dtype_of(buffer.element_type()), shape, data);
     }
   }
+
+  void set_result(std::string_view word, const ffi::AnyBuffer& buffer) {
+    set(word, buffer);
+    outputs_.push_back({dtype_of(buffer.element_type()), static_cast<int64_t>(buffer.element_count()), buffer.untyped_data()});
+  }
+
+  void set_sequence_length(int64_t length) { args_.sequence_length = length; }
 
   ffi::Error run(tileloss_pass pass, ffi::ThreadPool& pool) {
     if (!problem_.empty()) return {ffi::ErrorCode::kInvalidArgument, "tileloss: " + problem_};
@@ -128,6 +156,10 @@ class Call {
     tileloss_plan_init(&plan);
     keep(tileloss_make_plan(function_.c_str(), pass, &args_, options_.data(), nullptr, &executor, &plan));
     keep(status_ != TILELOSS_OK ? status_ : tileloss_call(function_.c_str(), pass, &args_, options_.data(), &plan, &run));
+    if (status_ == TILELOSS_LABEL_OUT_OF_RANGE) {
+      for (const Output& output : outputs_) output.fill_with_nan();
+      return ffi::Error::Success();
+    }
     if (status_ != TILELOSS_OK) return failed(status_);
     for (size_t i = 0; i < wide_argmax_.size(); ++i) argmax_[i] = static_cast<int32_t>(wide_argmax_[i]);
     return ffi::Error::Success();
@@ -214,6 +246,7 @@ class Call {
   int64_t first_, columns_;
   tileloss_args args_;
   tileloss_row_state state_;
+  std::vector<Output> outputs_;
   std::vector<double> options_;  // aligned for any options struct
   std::vector<int64_t> wide_argmax_;
   int32_t* argmax_ = nullptr;
@@ -223,19 +256,19 @@ class Call {
 
 ffi::Error call(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view function,
                 int32_t pass, std::string_view operand_words, std::string_view result_words, std::string_view options,
-                int64_t first, int64_t columns) {
+                int64_t first, int64_t columns, int64_t sequence_length) {
   Call call(function, first, columns);
   call.set_options(options);
+  call.set_sequence_length(sequence_length);
   for (size_t i = 0; i < operands.size(); ++i) {
-    const auto buffer = operands.get<ffi::AnyBuffer>(i);
+    auto buffer = operands.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return buffer.error();
-    call.set(next_word(operand_words), buffer->element_type(), buffer->dimensions(), buffer->untyped_data());
+    call.set(next_word(operand_words), *buffer);
   }
   for (size_t i = 0; i < results.size(); ++i) {
     auto buffer = results.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return buffer.error();
-    const ffi::AnyBuffer result = **buffer;
-    call.set(next_word(result_words), result.element_type(), result.dimensions(), result.untyped_data());
+    call.set_result(next_word(result_words), **buffer);
   }
   return call.run(pass, pool);
 }
@@ -256,4 +289,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call, call,
                                   .Attr<std::string_view>("results")
                                   .Attr<std::string_view>("options")
                                   .Attr<int64_t>("first")
-                                  .Attr<int64_t>("columns"));
+                                  .Attr<int64_t>("columns")
+                                  .Attr<int64_t>("sequence_length"));

@@ -26,6 +26,7 @@ from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
     BackwardRows,
+    LmHead,
     Operand,
     Spec,
     Sums,
@@ -86,6 +87,8 @@ def loss_of(
         )
     outputs = ("entropy",) if wants_metrics else ()
     x, inputs, call = _prepare(options, operand, labels, vectors, outputs, head, implementation)
+    if grad_in_forward is None:
+        grad_in_forward = not options.is_per_row and _saves_a_product(x, call)
 
     def stage(
         state: RowState, o: _Inputs, loss_grad: Array | None = None
@@ -115,11 +118,29 @@ def loss_of(
 
     def forward(x: Operand, o: _Inputs) -> tuple[tuple[Array, Array | None], Any]:
         wanted, x, o = _primals(x, o)
+        if grad_in_forward:
+            loss, metrics, gradient = call.choice.run_whole(
+                lambda: by_sweeps(x, o, wanted), lambda run: in_one_pass(run, x, o, wanted)
+            )
+            return (loss, metrics), gradient
+        state = _forward(x, o, call)
+        loss, metrics, _ = stage(state, o)
+        return (loss, metrics), (x, o, state, wanted)
+
+    def by_sweeps(x: Operand, o: _Inputs, wanted: _Wanted) -> tuple[Array, Array | None, Operand]:
         state = _forward(x, o, call)
         loss, metrics, coefficients = stage(state, o)
-        if grad_in_forward:
-            return (loss, metrics), _backward(x, o, call, state, coefficients, wanted)
-        return (loss, metrics), (x, o, state, wanted)
+        return loss, metrics, _backward(x, o, call, state, coefficients, wanted)
+
+    def in_one_pass(run: Any, x: Operand, o: _Inputs, wanted: _Wanted) -> Any:
+        return run(
+            call.with_arrays(o.arrays),
+            x,
+            {"labels": o.labels, **o.vectors},
+            call.spec._replace(wanted=tuple(wanted)),
+            sequence_length=call.sequence_length,
+            wants_metrics=wants_metrics,
+        )
 
     def backward(saved: Any, gradients: tuple[Array | SymbolicZero, Any]) -> tuple[Operand, None]:
         upstream = _instantiated(gradients[0])
@@ -131,6 +152,13 @@ def loss_of(
     run.defvjp(forward, backward, symbolic_zeros=True)
     loss, metrics = run(x, inputs)
     return (loss.reshape(labels.shape) if loss.ndim else loss), metrics
+
+
+def _saves_a_product(x: Operand, call: _Call) -> bool:
+    """Whether a gradient in the forward is less work: with the LM head in C++. One in float16 would be rounded before a loss
+    scale multiplies it."""
+    narrow = any(tensor is not None and tensor.dtype == jnp.float16 for tensor in x)
+    return isinstance(x, LmHead) and not narrow and call.choice.has_one_pass(jax.default_backend())
 
 
 def rows_of(

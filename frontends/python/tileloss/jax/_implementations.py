@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jax import lax
@@ -18,6 +19,8 @@ class Implementation(NamedTuple):
     platform: str | None  # where it runs: "cpu", "tpu", ...; None: everywhere
     forward: Callable[..., Any]
     backward: Callable[..., Any]
+    # The whole of a scalar loss with its gradient in one pass, where there is more to it than the sweeps.
+    value_and_grad: Callable[..., Any] | None
     # What it cannot do of a call, in words that end a sentence "implementation ...: "; "": nothing.
     refusal: Callable[[Operand, Spec, bool], str]
 
@@ -36,12 +39,13 @@ def _refuses_nothing(operand: Operand, spec: Spec, has_class_weights: bool) -> s
 
 
 IMPLEMENTATIONS = (
-    Implementation("cpu", "cpu", cpu.forward, cpu.backward, cpu.refusal),
+    Implementation("cpu", "cpu", cpu.forward, cpu.backward, cpu.value_and_grad, cpu.refusal),
     Implementation(
         "xla",
         None,
         _by_operand(xla.forward, xla_head.forward),
         _by_operand(xla.backward, xla_head.backward),
+        None,
         _refuses_nothing,
     ),
 )
@@ -74,15 +78,26 @@ class Choice(NamedTuple):
 
     def run(self, sweep: str, *arguments: Any) -> Any:
         """``sweep``: "forward" or "backward", with its arguments."""
+        return self._dispatch(lambda one: getattr(one, sweep)(*arguments))
 
-        def branch(one: Implementation) -> Callable[[], Any]:
-            return lambda: getattr(one, sweep)(*arguments)
+    def run_whole(
+        self, by_sweeps: Callable[[], Any], in_one_pass: Callable[[Callable[..., Any]], Any]
+    ) -> Any:
+        """``in_one_pass``, given an implementation's value_and_grad, or ``by_sweeps`` where it has none."""
+        return self._dispatch(
+            lambda one: in_one_pass(one.value_and_grad) if one.value_and_grad else by_sweeps()
+        )
 
-        default = branch(self.otherwise) if self.otherwise else None
+    def has_one_pass(self, platform: str) -> bool:
+        one = dict(self.by_platform).get(platform, self.otherwise)
+        return one is not None and one.value_and_grad is not None
+
+    def _dispatch(self, call: Callable[[Implementation], Any]) -> Any:
+        default = partial(call, self.otherwise) if self.otherwise else None
         if not self.by_platform:
             assert default is not None
             return default()
-        branches = {platform: branch(one) for platform, one in self.by_platform}
+        branches = {platform: partial(call, one) for platform, one in self.by_platform}
         return lax.platform_dependent(default=default, **branches)
 
 

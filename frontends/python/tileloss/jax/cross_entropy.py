@@ -55,10 +55,11 @@ def cross_entropy(
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): it is held from the forward
             on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision
-            gradient is rounded a second time where it is scaled (not by powers of 2). "xla" does the same work either way.
-            Default None: False for now.
-        implementation: a name, or names in order of preference. There is one so far, "xla": tiles over the vocabulary in plain
-            XLA, on any platform.
+            gradient is rounded a second time where it is scaled (not by powers of 2), and with a label out of range all of it may
+            be NaN. Default None: False from logits; fused with the LM head True where "cpu" runs, which saves a product, but for
+            float16.
+        implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
+            "cpu": the C++ kernels; "xla": tiles over the vocabulary in plain XLA, on any platform. Default: in this order.
 
     Returns:
         float32: a scalar, or [...] with reduction "none". A row whose label is outside [0, valid_vocab) is NaN, and so are its

@@ -61,6 +61,15 @@ class Options(NamedTuple):
         by = "reduction" if "reduction" in self.function.options else "aggregation"
         return self.choice(by) == "none"
 
+    def numbers(self) -> dict[str, float]:
+        """The numbers that differ from the function's defaults, arrays apart; choices and flags by their numbers."""
+        read = {name: float(self._read(name)) for name in self.function.options}
+        return {
+            name: value
+            for name, value in read.items()
+            if not math.isnan(value) and value != self.function.option(name).default
+        }
+
     def _read(self, name: str) -> float:
         option = self.function.option(name)
         value = option.kind.from_buffer(self.struct, option.offset).value  # type: ignore[attr-defined]

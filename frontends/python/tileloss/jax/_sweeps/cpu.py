@@ -17,7 +17,9 @@ import numpy as np
 from jax import Array
 
 from tileloss._core.library import library_path
-from tileloss._core.structs import BACKWARD, BFLOAT16, FLOAT32, FORWARD
+from tileloss._core.slots import SLOTS
+from tileloss._core.structs import BACKWARD, BFLOAT16, FLOAT32, FORWARD, VALUE_AND_GRAD
+from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
@@ -67,15 +69,15 @@ def forward(
     class_weights: Array | None,
 ) -> RowState:
     assert class_weights is None or not spec.sums.smoothing_sum
-    call = _Call(operand, labels, transform, spec)
+    call = _sweep(operand, labels, transform, spec)
     names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
     results = {
-        f"state:{name}": _like(labels, labels.shape, jnp.int32 if name == "argmax" else jnp.float32)
+        f"state:{name}": _like(labels.shape, jnp.int32 if name == "argmax" else jnp.float32)
         for name in names
     }
-    found = dict(zip(names, call.run(FORWARD, results, first=spec.first), strict=True))
+    found = call.run(FORWARD, results, first=spec.first, columns=spec.columns)
     weight = jnp.float32(spec.columns) if spec.sums.smoothing_sum else None
-    return RowState(**found, smoothing_weight=weight)
+    return RowState(**dict(zip(names, found, strict=True)), smoothing_weight=weight)
 
 
 def backward(
@@ -85,7 +87,8 @@ def backward(
     spec: Spec,
     class_weights: Array | None,
 ) -> Operand:
-    call = _Call(operand, rows.labels, transform, spec)
+    call = _sweep(operand, rows.labels, transform, spec)
+    call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
     c, state = rows.coefficients, rows.state
     call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "target")}
     lse_grad = c.prob_plus_target
@@ -99,47 +102,57 @@ def backward(
     if spec.sums.smoothing_sum:
         # The library's mean is over the columns and the class that stands for all other shards.
         call.operands["mean_logit_grad"] = c.uniform * (spec.columns + 1)
-    if isinstance(operand, Logits):
-        logits = operand.logits
-        results = {"dlogits": _like(logits, logits.shape, logits.dtype)}
-        return Logits(*call.run(BACKWARD, results, aliases={0: 0}))
-    results = {
-        f"d{name}".replace("dT:", "T:d"): _like(tensor, tensor.shape, tensor.dtype)
-        for (name, tensor), wanted in zip(
-            _head_operands(operand, spec).items(), spec.wanted, strict=False
-        )
-        if wanted
-    }
-    gradients = iter(call.run(BACKWARD, results))
-    return LmHead(*(next(gradients) if wanted else None for wanted in spec.wanted))
+    found = call.run(BACKWARD, _gradients(operand, spec), aliases=_in_place(operand, 0))
+    return _operand(operand, spec, found)
+
+
+def value_and_grad(
+    options: Options,
+    operand: Operand,
+    tensors: dict[str, Array],
+    spec: Spec,
+    *,
+    sequence_length: int,
+    wants_metrics: bool,
+) -> tuple[Array, Array | None, Operand]:
+    """A scalar loss, its metrics if wanted, and its gradient in one pass, with the row stage in C++.
+
+    ``tensors``: labels and the other inputs by their names in tileloss_args. A label out of range makes all results NaN.
+    """
+    function = options.function
+    call = _Call(function.name, operand, spec)
+    call.operands |= {name: _accepted(name, tensor) for name, tensor in tensors.items()}
+    call.operands |= {f"option:{name}": number for name, number in options.arrays.items()}
+    call.options |= options.numbers()
+    results = {"loss": _like((), jnp.float32)}
+    if wants_metrics:
+        results["metrics"] = _like((len(function.metrics),), jnp.float32)
+    found = call.run(
+        VALUE_AND_GRAD,
+        results | _gradients(operand, spec),
+        aliases=_in_place(operand, len(results)),
+        sequence_length=sequence_length,
+    )
+    metrics = found[1] if wants_metrics else None
+    return found[0], metrics, _operand(operand, spec, found[len(results) :])
 
 
 class _Call:
     """One call of the library while it is put together: the operands by their words in the handler's attributes."""
 
-    def __init__(self, operand: Operand, labels: Array, transform: LogitTransform, spec: Spec):
-        self.spec, self.is_head = spec, isinstance(operand, LmHead)
+    def __init__(self, function: str, operand: Operand, spec: Spec):
+        self.function = function
+        self.operands: dict[str, Array] = {}
+        self.options: dict[str, float] = {}
         if isinstance(operand, Logits):
-            self.operands: dict[str, Array] = {"logits": operand.logits}
-        else:
-            self.operands = _head_operands(operand, spec)
-        # A label that is no column here is one of another shard, behind our columns.
-        self.operands["labels"] = jnp.where(labels == ELSEWHERE, spec.columns, labels)
-        self.options: dict[str, Any] = {
-            "logit_scale": transform.logit_scale,
-            "softcap": transform.softcap,
-            "ignore_index": UNUSED,
-            "vocab_total": spec.columns + 1,
-        }
-        if self.is_head:
-            narrow = (
-                spec.compute_dtype is not None and jnp.dtype(spec.compute_dtype) == jnp.bfloat16
-            )
-            self.options["compute_dtype"] = BFLOAT16 if narrow else FLOAT32
-        if isinstance(transform.temperature, Array):
-            self.operands["option:temperature"] = transform.temperature
-        else:
-            self.options["temperature"] = transform.temperature
+            self.operands["logits"] = operand.logits
+            return
+        tensors = (operand.hidden, operand.head, operand.bias)
+        for word, tensor in zip(_head_words(spec), tensors, strict=True):
+            if tensor is not None:
+                self.operands[word] = tensor
+        narrow = spec.compute_dtype is not None and jnp.dtype(spec.compute_dtype) == jnp.bfloat16
+        self.options["compute_dtype"] = BFLOAT16 if narrow else FLOAT32
 
     def run(
         self,
@@ -147,12 +160,11 @@ class _Call:
         results: dict[str, Any],
         *,
         first: int = 0,
+        columns: int = -1,
+        sequence_length: int = 0,
         aliases: dict[int, int] | None = None,
     ) -> Sequence[Array]:
         _register()
-        columns = self.spec.columns
-        if call_pass == BACKWARD:  # the gradient has all columns, 0 in the padding
-            self.options["valid_vocab"], columns = columns, -1
         found: Sequence[Array] = jax.ffi.ffi_call(
             _TARGET,
             list(results.values()),
@@ -160,26 +172,74 @@ class _Call:
             input_output_aliases=aliases,
         )(
             *self.operands.values(),
-            function="linear_logprobs" if self.is_head else "logprobs",
+            function=self.function,
             call_pass=np.int32(call_pass),
             operands=" ".join(self.operands),
             results=" ".join(results),
             options=" ".join(f"{name}={float(value)!r}" for name, value in self.options.items()),
             first=np.int64(first),
             columns=np.int64(columns),
+            sequence_length=np.int64(sequence_length),
         )
         return found
 
 
-def _head_operands(operand: LmHead, spec: Spec) -> dict[str, Array]:
-    """The three tensors by their words; [H, V] is the library's [V, H] transposed."""
-    assert operand.hidden is not None and operand.head is not None
-    head = "T:head" if spec.head_layout == "HV" else "head"
-    tensors = {"hidden": operand.hidden, head: operand.head}
-    if operand.bias is not None:
-        tensors["bias"] = operand.bias
-    return tensors
+def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spec) -> _Call:
+    """logprobs of the columns, as a shard of a vocabulary with one class more: that of labels which are no column here."""
+    is_head = isinstance(operand, LmHead)
+    call = _Call("linear_logprobs" if is_head else "logprobs", operand, spec)
+    call.operands["labels"] = jnp.where(labels == ELSEWHERE, spec.columns, labels)
+    call.options |= {
+        "logit_scale": transform.logit_scale,
+        "softcap": transform.softcap,
+        "ignore_index": UNUSED,
+        "vocab_total": spec.columns + 1,
+    }
+    if isinstance(transform.temperature, Array):
+        call.operands["option:temperature"] = transform.temperature
+    else:
+        call.options["temperature"] = transform.temperature
+    return call
 
 
-def _like(x: Array, shape: tuple[int, ...], dtype: Any) -> Any:
+def _head_words(spec: Spec) -> tuple[str, str, str]:
+    """hidden, head and bias; a head [H, V] is the library's [V, H] transposed."""
+    return "hidden", "T:head" if spec.head_layout == "HV" else "head", "bias"
+
+
+def _gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
+    """The gradients that are wanted, by their words."""
+    if isinstance(operand, Logits):
+        return {"dlogits": _like(operand.logits.shape, operand.logits.dtype)}
+    words = (
+        word.removesuffix("head") + "dhead" if "head" in word else f"d{word}"
+        for word in _head_words(spec)
+    )
+    tensors = zip(words, (operand.hidden, operand.head, operand.bias), spec.wanted, strict=True)
+    return {
+        word: _like(x.shape, x.dtype) for word, x, wanted in tensors if wanted and x is not None
+    }
+
+
+def _operand(operand: Operand, spec: Spec, gradients: Sequence[Array]) -> Operand:
+    """An operand of the gradients that were wanted."""
+    if isinstance(operand, Logits):
+        return Logits(gradients[0])
+    rest = iter(gradients)
+    return LmHead(*(next(rest) if wanted else None for wanted in spec.wanted))
+
+
+def _in_place(operand: Operand, result: int) -> dict[int, int] | None:
+    """dlogits over the logits, which XLA copies first where somebody else reads them."""
+    return {0: result} if isinstance(operand, Logits) else None
+
+
+def _accepted(name: str, tensor: Array) -> Array:
+    """The tensor in a type that the library takes for it."""
+    if name == "mask":
+        return (tensor != 0).astype(jnp.uint8)
+    return tensor.astype(jnp.float32 if SLOTS[name].dtypes[0] == FLOAT32 else jnp.int32)
+
+
+def _like(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
