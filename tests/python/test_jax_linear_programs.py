@@ -57,7 +57,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 
 def test_under_vmap_scan_and_checkpoint_it_is_the_same(hidden: Any, head: Any, labels: Any) -> None:
-    # In bfloat16, whose sweeps have a way of their own on CPUs.
+    # In bfloat16, whose sweeps have a way of their own on CPUs before jax 0.11.
     hidden, head = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
 
     def of_rows(hidden: Any, head: Any, labels: Any) -> Any:
@@ -163,11 +163,11 @@ def test_neither_logits_nor_a_copy_of_the_head_is_held(
         memory = jax.jit(function).lower(hidden, head, labels).compile().memory_analysis()
         return int(memory.temp_size_in_bytes)
 
-    tiles = 6 * 4 * rows * 256  # float32; the CPU's compiler has the head's tiles in float32 too
+    tiles = 6 * 4 * rows * 256  # float32, of the head too where a CPU has no bfloat16
     bytes_of_head, bytes_of_logits = head.size * head.dtype.itemsize, 4 * rows * vocabulary
     assert tiles < min(bytes_of_head, bytes_of_logits)
     assert scratch(jax.grad(loss)) < tiles
-    # The CPU's compiler takes a copy of bfloat16's dhead, as integers.
+    # Before jax 0.11 a copy of bfloat16's dhead, as integers.
     copied = bytes_of_head if dtype == jnp.bfloat16 else 0
     assert scratch(jax.grad(loss, argnums=(0, 1))) < tiles + copied
 

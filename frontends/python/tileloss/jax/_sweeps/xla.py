@@ -19,6 +19,8 @@ from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums
 from tileloss.jax._sweeps.transform import LogitTransform
 
 TILE = 2048  # columns of a step
+# On CPUs jax 0.9 and 0.10 make of a slice or an update of bfloat16 one of float32: of the whole array, which they widen for it.
+_WIDENS_BFLOAT16 = jax.__version_info__ < (0, 11)
 _Carry = TypeVar("_Carry")
 
 
@@ -74,8 +76,8 @@ def over_tiles(
 
 def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
     """``width`` columns of x from ``start`` on."""
-    if x.dtype == jnp.bfloat16:
-        # XLA's CPU compiler widens bfloat16 before it slices: all of x, ahead of the loop, unless that has to wait for ``start``.
+    if _WIDENS_BFLOAT16 and x.dtype == jnp.bfloat16:
+        # Not ahead of the loop then, as it has to wait for ``start``, and so no more of x than the slice.
         x, start = lax.optimization_barrier((x, start))  # type: ignore[no-untyped-call]
     return lax.dynamic_slice_in_dim(x, start, width, axis)
 
@@ -88,15 +90,14 @@ def stored(buffer: Array, values: Array, start: Array | int, axis: int = 1) -> A
 
 
 def in_place(sweep: Callable[[_Carry], _Carry], buffers: _Carry) -> _Carry:
-    """sweep(buffers), which stores into them tile by tile. It may see those of bfloat16 as integers that hold their bits: XLA's
-    CPU compiler stores bfloat16 by way of a float32 copy of the whole buffer."""
+    """sweep(buffers), which stores into them tile by tile; it may see those of bfloat16 as integers that hold their bits."""
+    if not _WIDENS_BFLOAT16 or all(x.dtype != jnp.bfloat16 for x in jax.tree.leaves(buffers)):
+        return sweep(buffers)
 
     def in_bits(buffers: _Carry) -> _Carry:
         swept = sweep(jax.tree.map(_as_bits, buffers))
         return jax.tree.map(lambda x, like: as_floats(x, like.dtype), swept, buffers)
 
-    if all(buffer.dtype != jnp.bfloat16 for buffer in jax.tree.leaves(buffers)):
-        return sweep(buffers)
     swept: _Carry = lax.platform_dependent(buffers, cpu=in_bits, default=sweep)
     return swept
 
