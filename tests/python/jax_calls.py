@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,31 +29,25 @@ def operands_of(problem: Problem, head_layout: str = "HV") -> Operands:
     return jnp.asarray(hidden), jnp.asarray(weight), None if bias is None else jnp.asarray(bias)
 
 
-class Calls:
-    """A problem's function, and any other, of operands that may be traced."""
-
-    def __init__(self, problem: Problem, head_layout: str) -> None:
-        self.problem, self.head_layout = problem, head_layout
-
-    def __call__(self, function: str, operands: Operands, *rest: Any, **named: Any) -> Any:
-        head = self.problem.head
-        if head is None:
-            return getattr(tileloss_jax, function)(*operands, *rest, **named)
-        hidden, weight, bias = operands
-        named |= {"bias": bias, "head_layout": self.head_layout}
-        named["compute_dtype"] = head.compute_dtype
-        return getattr(tileloss_jax, f"linear_{function}")(hidden, weight, *rest, **named)
+def call(problem: Problem, head_layout: str, operands: Operands, *rest: Any, **named: Any) -> Any:
+    """The problem's function of operands that may be traced."""
+    if problem.head is None:
+        return getattr(tileloss_jax, problem.function)(*operands, *rest, **named)
+    *matrices, bias = operands
+    named |= {"bias": bias, "compute_dtype": problem.head.compute_dtype}
+    function = getattr(tileloss_jax, f"linear_{problem.function}")
+    return function(*matrices, *rest, head_layout=head_layout, **named)
 
 
 def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
     """What the public functions make of a problem, jitted. ``how``: grad_in_forward."""
     tensors = {name: jnp.asarray(array) for name, array in problem.tensors.items()}
-    call, operands = Calls(problem, head_layout), operands_of(problem, head_layout)
-    labels = jnp.asarray(problem.labels)
+    operands, labels = operands_of(problem, head_layout), jnp.asarray(problem.labels)
+    of = partial(call, problem, head_layout)
     grads = {n: tensors.pop(n) for n in list(tensors) if n.endswith("_grad")}
     if problem.function == "logprobs":
         named = {**problem.options, "outputs": OUTPUTS}
-        rows, pull = jax.vjp(jax.jit(lambda x: call("logprobs", x, labels, **named)), operands)
+        rows, pull = jax.vjp(jax.jit(lambda x: of(x, labels, **named)), operands)
         upstream = [_upstream(getattr(rows, name), grads.get(f"{name}_grad")) for name in OUTPUTS]
         outputs = {name: np.asarray(getattr(rows, name)) for name in OUTPUTS}
         gradients = pull(type(rows)(**dict(zip(OUTPUTS, upstream, strict=True))))[0]
@@ -66,13 +61,13 @@ def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
             **problem.options,
             **how,
         }
-        loss, pull = jax.vjp(jax.jit(lambda x: call("cross_entropy", x, labels, **named)), operands)
+        loss, pull = jax.vjp(jax.jit(lambda x: of(x, labels, **named)), operands)
     else:
         named = {"preset": problem.preset, **tensors, **problem.options, **how}
         if length := problem.sequence_length:
             operands = (operands[0].reshape(-1, length, operands[0].shape[-1]), *operands[1:])
             labels = labels.reshape(-1, length)
-        step = jax.jit(lambda x: call("policy_loss", x, labels, return_metrics=True, **named))
+        step = jax.jit(lambda x: of(x, labels, return_metrics=True, **named))
         loss, pull, metrics = jax.vjp(step, operands, has_aux=True)
         metrics = np.asarray([metrics[name] for name in POLICY.metrics])  # jit sorts a dict
     upstream = grads.get("loss_grad", jnp.ones(loss.size)).reshape(loss.shape)
