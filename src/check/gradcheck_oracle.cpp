@@ -83,7 +83,7 @@ class LogprobsOracle : public LossOracle {
     return {{"logp_grad", upstream.logp},
             {"lse_grad", upstream.lse},
             {"entropy_grad", upstream.entropy},
-            {"mean_logit_grad", upstream.mean_logit}};
+            {"mean_logit_grad", upstream.mean}};
   }
   double loss_upstream(int64_t) const override { return 0; }
   RowUpstream row_upstream(int64_t row) const override {

@@ -139,7 +139,7 @@ bool first_row_upstream(const MutantContext& context, const MutantRowOracle& ora
   }
   const reference::RowUpstream difference{
       oracle.first_upstream.logp - oracle.upstream.logp, oracle.first_upstream.lse - oracle.upstream.lse,
-      oracle.first_upstream.entropy - oracle.upstream.entropy, oracle.first_upstream.mean_logit - oracle.upstream.mean_logit};
+      oracle.first_upstream.entropy - oracle.upstream.entropy, oracle.first_upstream.mean - oracle.upstream.mean};
   return add_gradient(context, oracle, difference, row);
 }
 

@@ -198,7 +198,7 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
       out.magnitude[j] += std::fabs(g_entropy) * p * (entropy_size - log_p);
     }
   }
-  const double g_column = upstream.mean_logit / static_cast<double>(z.size());
+  const double g_column = upstream.mean / static_cast<double>(z.size());
   if (g_column != 0.0) {
     for (double& g : out.gradient) g += g_column;
     for (double& m : out.magnitude) m += std::fabs(g_column);

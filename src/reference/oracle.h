@@ -116,7 +116,7 @@ struct RowUpstream {
   double logp = 0.0;
   double lse = 0.0;
   double entropy = 0.0;
-  double mean_logit = 0.0;
+  double mean = 0.0;  // of the logits
 };
 void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out);
 

@@ -83,7 +83,13 @@ RECIPES = {
             "include/tileloss/arguments.hpp",
             "frontends/python/tileloss/torch/_apply.py",
         },
-        {"src/reference/oracle.h", "src/reference/oracle.cpp", "src/check/row_outputs.cpp"},
+        # gradcheck_run.cpp: it has an upstream gradient.
+        {
+            "src/reference/oracle.h",
+            "src/reference/oracle.cpp",
+            "src/check/row_outputs.cpp",
+            "src/check/gradcheck_run.cpp",
+        },
         {"frontends/python/tileloss/jax/_rows/stats.py"},
     ),
 }
@@ -103,7 +109,7 @@ CODE = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
 PYTHON_NAME = re.compile(
-    r"__init__\.py|_?[a-z0-9]+(_[a-z0-9]+)*\.py"
+    r"__(init|main)__\.py|_?[a-z0-9]+(_[a-z0-9]+)*\.py"
 )  # _name.py: private to its package
 ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
 TILE_OBJECT = re.compile(r"\w+_amx\.cpp\.o")

@@ -163,7 +163,7 @@ TEST(OracleGradient, LogprobsMatchesCentralDifferencesForEveryCombination) {
           softmax.compute(transform, logits, label);
           const RowOutputs outputs = softmax.outputs();
           return upstream.logp * outputs.logp + upstream.lse * outputs.lse + upstream.entropy * outputs.entropy +
-                 upstream.mean_logit * outputs.mean_logit;
+                 upstream.mean * outputs.mean_logit;
         };
         value();
         GradientRow gradient;

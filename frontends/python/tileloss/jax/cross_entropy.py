@@ -168,7 +168,7 @@ def logprobs(
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
     Args:
-        outputs: names of `RowOutputs`. logp, lse, entropy and mean_logit are differentiable: dL/dz_j = g_logp [j = y] + p_j
+        outputs: names of `RowOutputs`. logp, lse, entropy and the mean are differentiable: dL/dz_j = g_logp [j = y] + p_j
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
 
     The other arguments and the errors: `cross_entropy`.
