@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
@@ -22,6 +22,7 @@ from tileloss.jax._rows.options import Options, check, resolve
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax._shards import Shards
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
@@ -43,7 +44,15 @@ class _Call(NamedTuple):
     options: Options
     spec: Spec
     choice: Choice
+    classes: int  # of the whole vocabulary, padding excluded
     sequence_length: int = 0
+    shards: Shards | None = None
+
+    def run(self, sweep: str, x: Operand, *arguments: Any) -> Any:
+        """``sweep``: "forward" or "backward", with its arguments; over all shards of the vocabulary."""
+        if self.shards is None:
+            return self.choice.run(sweep, x, *arguments)
+        return getattr(self.shards, sweep)(self.choice.run, x, *arguments)
 
     def with_arrays(self, arrays: dict[str, Array]) -> Options:
         return self.options._replace(arrays=arrays)
@@ -71,6 +80,7 @@ def loss_of(
     *,
     head: Spec | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
     preset: str = "",
     wants_metrics: bool = False,
     grad_in_forward: bool | None = None,
@@ -86,7 +96,9 @@ def loss_of(
             "has to be known, got True"
         )
     outputs = ("entropy",) if wants_metrics else ()
-    x, inputs, call = _prepare(options, operand, labels, vectors, outputs, head, implementation)
+    x, inputs, call = _prepare(
+        options, operand, labels, vectors, outputs, head, implementation, vocab_axis
+    )
     if grad_in_forward is None:
         grad_in_forward = not options.is_per_row and _saves_a_product(x, call)
 
@@ -96,7 +108,7 @@ def loss_of(
         tensors = {**o.vectors, "loss_grad": loss_grad}
         resolved = call.with_arrays(o.arrays)
         if "advantages" not in tensors:
-            result = cross_entropy(state, o.labels, resolved, classes=call.spec.columns, **tensors)
+            result = cross_entropy(state, o.labels, resolved, classes=call.classes, **tensors)
             return result.loss, None, result.coefficients
         advantages = tensors.pop("advantages")
         assert advantages is not None
@@ -105,7 +117,7 @@ def loss_of(
             o.labels,
             advantages,
             resolved,
-            classes=call.spec.columns,
+            classes=call.classes,
             sequence_length=call.sequence_length,
             **tensors,
         )
@@ -118,6 +130,9 @@ def loss_of(
 
     def forward(x: Operand, o: _Inputs) -> tuple[tuple[Array, Array | None], Any]:
         wanted, x, o = _primals(x, o)
+        if grad_in_forward and call.shards:
+            loss, metrics, gradient = by_sweeps(x, o, wanted)
+            return (loss, metrics), gradient
         if grad_in_forward:
             loss, metrics, gradient = call.choice.run_whole(
                 lambda: by_sweeps(x, o, wanted), lambda run: in_one_pass(run, x, o, wanted)
@@ -144,6 +159,8 @@ def loss_of(
 
     def backward(saved: Any, gradients: tuple[Array | SymbolicZero, Any]) -> tuple[Operand, None]:
         upstream = _instantiated(gradients[0])
+        if call.shards:
+            upstream = call.shards.upstream(saved if grad_in_forward else saved[0], upstream)
         if grad_in_forward:  # what is saved is the gradient for an upstream of 1
             return jax.tree.map(lambda g: (g * upstream).astype(g.dtype), saved), None
         x, o, state, wanted = saved
@@ -158,7 +175,9 @@ def _saves_a_product(x: Operand, call: _Call) -> bool:
     """Whether a gradient in the forward is less work: with the LM head in C++. One in float16 would be rounded before a loss
     scale multiplies it."""
     narrow = any(tensor is not None and tensor.dtype == jnp.float16 for tensor in x)
-    return isinstance(x, LmHead) and not narrow and call.choice.has_one_pass(jax.default_backend())
+    if call.shards or narrow:
+        return False
+    return isinstance(x, LmHead) and call.choice.has_one_pass(jax.default_backend())
 
 
 def rows_of(
@@ -170,6 +189,7 @@ def rows_of(
     *,
     head: Spec | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
 ) -> RowOutputs:
     """The row outputs by name, of the labels' shape."""
     asked_for = (outputs,) if isinstance(outputs, str) else tuple(outputs)
@@ -178,12 +198,14 @@ def rows_of(
             f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {', '.join(unknown)}"
         )
     options = resolve(function, given)
-    x, inputs, call = _prepare(options, operand, labels, {}, asked_for, head, implementation)
+    x, inputs, call = _prepare(
+        options, operand, labels, {}, asked_for, head, implementation, vocab_axis
+    )
     differentiable = [name for name in asked_for if name in DIFFERENTIABLE]
 
     def stage(state: RowState, o: _Inputs) -> dict[str, Array]:
         resolved = call.with_arrays(o.arrays)
-        found = logprobs(state, o.labels, resolved, classes=call.spec.columns)._asdict()
+        found = logprobs(state, o.labels, resolved, classes=call.classes)._asdict()
         return {name: found[name] for name in asked_for}
 
     @jax.custom_vjp
@@ -199,11 +221,13 @@ def rows_of(
         x, o, state, wanted = saved
         given = {name: gradients[name] for name in differentiable}
         upstream = {
-            f"{name}_grad": g for name, g in given.items() if not isinstance(g, SymbolicZero)
+            f"{name}_grad": call.shards.upstream(x, g) if call.shards else g
+            for name, g in given.items()
+            if not isinstance(g, SymbolicZero)
         }
         resolved = call.with_arrays(o.arrays)
         coefficients, _ = logprobs_coefficients(
-            state, o.labels, resolved, classes=call.spec.columns, **upstream
+            state, o.labels, resolved, classes=call.classes, **upstream
         )
         return _backward(x, o, call, state, coefficients, wanted), None
 
@@ -220,13 +244,16 @@ def _prepare(
     outputs: Iterable[str],
     head: Spec | None,
     implementation: str | Iterable[str] | None,
+    vocab_axis: str | None,
 ) -> tuple[Operand, _Inputs, _Call]:
     """Checks the arguments and flattens the leading dimensions."""
     names = check_names(implementation)
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels: expected integers, got {labels.dtype}")
-    operand, vocab, spec = flat(operand, labels, head or Spec(0))
+    operand, width, spec = flat(operand, labels, head or Spec(0))
+    shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
+    vocab = shards * width
     inputs = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
     length = 0
     if "advantages" in vectors and "sequence_offsets" not in inputs:
@@ -243,13 +270,23 @@ def _prepare(
         sequence_length=length,
     )
     valid = options.integer("valid_vocab")
-    columns = vocab if valid < 0 else valid
+    classes = vocab if valid < 0 else valid
     if "class_weights" in inputs:
-        inputs["class_weights"] = inputs["class_weights"][:columns].astype(jnp.float32)
-    spec = spec._replace(columns=columns, sums=_sums(options, outputs))
+        inputs["class_weights"] = inputs["class_weights"][:classes].astype(jnp.float32)
+    spec = spec._replace(columns=classes, sums=_sums(options, outputs))
     choice = choose(names, operand, spec, "class_weights" in inputs)
     others = _Inputs(labels.reshape(-1), inputs, options.arrays)
-    return operand, others, _Call(options, spec, choice, length)
+    cut = None if vocab_axis is None else Shards(vocab_axis, shards, width, classes)
+    return operand, others, _Call(options, spec, choice, classes, length, cut)
+
+
+def _axis_size(axis: str) -> int:
+    try:
+        return int(lax.axis_size(axis))
+    except NameError as error:
+        raise ValueError(
+            f"vocab_axis: expected the name of a mesh axis inside shard_map, got {axis!r}"
+        ) from error
 
 
 def _sums(options: Options, outputs: Iterable[str]) -> Sums:
@@ -288,7 +325,7 @@ def _instantiated(gradient: Array | SymbolicZero) -> Array:
 
 
 def _forward(x: Operand, o: _Inputs, call: _Call) -> RowState:
-    state: RowState = call.choice.run(
+    state: RowState = call.run(
         "forward",
         x,
         _columns_of_labels(o, call),
@@ -302,7 +339,7 @@ def _forward(x: Operand, o: _Inputs, call: _Call) -> RowState:
 def _columns_of_labels(o: _Inputs, call: _Call) -> Array:
     labels = o.labels.astype(jnp.int32) if o.labels.dtype.itemsize < 4 else o.labels
     used = is_used(o.labels, call.with_arrays(o.arrays), o.vectors.get("mask"))
-    is_class = (labels >= 0) & (labels < call.spec.columns)
+    is_class = (labels >= 0) & (labels < call.classes)
     return jnp.where(used, jnp.where(is_class, labels, ELSEWHERE), UNUSED).astype(jnp.int32)
 
 
@@ -315,11 +352,9 @@ def _backward(
     wanted: _Wanted,
 ) -> Operand:
     options, weights = call.with_arrays(o.arrays), o.vectors.get("class_weights")
-    rows = read_rows(
-        state, o.labels, options, classes=call.spec.columns, mask=o.vectors.get("mask")
-    )
+    rows = read_rows(state, o.labels, options, classes=call.classes, mask=o.vectors.get("mask"))
     of_label = 1.0 if weights is None else weights[jnp.where(rows.wrong, 0, rows.labels)]
-    gradient: Operand = call.choice.run(
+    gradient: Operand = call.run(
         "backward",
         x,
         BackwardRows(

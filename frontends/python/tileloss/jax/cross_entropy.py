@@ -33,6 +33,7 @@ def cross_entropy(
     valid_vocab: int | None = None,
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
 ) -> Array:
     """Cross-entropy of logits and labels over the flattened leading dimensions.
 
@@ -60,6 +61,8 @@ def cross_entropy(
             float16.
         implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
             "cpu": the C++ kernels; "xla": tiles over the vocabulary in plain XLA, on any platform. Default: in this order.
+        vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
+            valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 
     Returns:
         float32: a scalar, or [...] with reduction "none". A row whose label is outside [0, valid_vocab) is NaN, and so are its
@@ -86,6 +89,7 @@ def cross_entropy(
         given,
         grad_in_forward=grad_in_forward,
         implementation=implementation,
+        vocab_axis=vocab_axis,
     )
     return loss
 
@@ -112,6 +116,7 @@ def linear_cross_entropy(
     compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
 ) -> Array:
     """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
@@ -148,6 +153,7 @@ def linear_cross_entropy(
         head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
         grad_in_forward=grad_in_forward,
         implementation=implementation,
+        vocab_axis=vocab_axis,
     )
     return loss
 
@@ -164,6 +170,7 @@ def logprobs(
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
 ) -> RowOutputs:
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
@@ -180,7 +187,13 @@ def logprobs(
         ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
     )
     return rows_of(
-        "logprobs", Logits(logits), labels, outputs, given, implementation=implementation
+        "logprobs",
+        Logits(logits),
+        labels,
+        outputs,
+        given,
+        implementation=implementation,
+        vocab_axis=vocab_axis,
     )
 
 
@@ -200,6 +213,7 @@ def linear_logprobs(
     valid_vocab: int | None = None,
     compute_dtype: DTypeLike | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
 ) -> RowOutputs:
     """`logprobs` of the logits hidden @ head + bias, which are never held.
 
@@ -216,4 +230,5 @@ def linear_logprobs(
         given,
         head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
         implementation=implementation,
+        vocab_axis=vocab_axis,
     )

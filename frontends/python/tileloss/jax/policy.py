@@ -29,6 +29,7 @@ def policy_loss(
     return_metrics: Literal[False] = ...,
     grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ...,
+    vocab_axis: str | None = ...,
     **options: Any,
 ) -> Array: ...
 
@@ -48,6 +49,7 @@ def policy_loss(
     return_metrics: Literal[True],
     grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ...,
+    vocab_axis: str | None = ...,
     **options: Any,
 ) -> tuple[Array, dict[str, Array]]: ...
 
@@ -67,6 +69,7 @@ def policy_loss(
     return_metrics: bool = False,
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
     **options: Any,
 ) -> Array | tuple[Array, dict[str, Array]]:
     """A policy loss of the GRPO family: with rho = exp(logp - old_logp), A the advantage, for each token
@@ -87,7 +90,7 @@ def policy_loss(
         sequence_offsets: [S+1] integers, may be traced: sequence b is rows offsets[b] to offsets[b+1]. Default: the batch's rows.
         preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of float32 scalars: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
-        grad_in_forward, implementation: as `tileloss.jax.cross_entropy`.
+        grad_in_forward, implementation, vocab_axis: as `tileloss.jax.cross_entropy`.
         **options: by their names in docs/users/losses.md; absent or None: the default, or the preset's. Those that change from
             step to step (temperature, num_items, epsilon_low, beta, ...) may be arrays of one element, traced or not.
 
@@ -114,6 +117,7 @@ def policy_loss(
         return_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
         implementation=implementation,
+        vocab_axis=vocab_axis,
     )
 
 
@@ -136,6 +140,7 @@ def linear_policy_loss(
     compute_dtype: DTypeLike | None = ...,
     grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ...,
+    vocab_axis: str | None = ...,
     **options: Any,
 ) -> Array: ...
 
@@ -159,6 +164,7 @@ def linear_policy_loss(
     compute_dtype: DTypeLike | None = ...,
     grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ...,
+    vocab_axis: str | None = ...,
     **options: Any,
 ) -> tuple[Array, dict[str, Array]]: ...
 
@@ -182,6 +188,7 @@ def linear_policy_loss(
     compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
     **options: Any,
 ) -> Array | tuple[Array, dict[str, Array]]:
     """`policy_loss` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
@@ -206,6 +213,7 @@ def linear_policy_loss(
         return_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
         implementation=implementation,
+        vocab_axis=vocab_axis,
         head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
     )
 
@@ -222,6 +230,7 @@ def _policy_loss(
     return_metrics: bool,
     grad_in_forward: bool | None,
     implementation: str | Iterable[str] | None,
+    vocab_axis: str | None,
     head: Spec | None = None,
 ) -> Array | tuple[Array, dict[str, Array]]:
     check_option_names(function, options)
@@ -241,6 +250,7 @@ def _policy_loss(
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
         implementation=implementation,
+        vocab_axis=vocab_axis,
     )
     if metrics is None:
         return loss

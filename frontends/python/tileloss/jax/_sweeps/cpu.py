@@ -211,13 +211,14 @@ def _gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
     """The gradients that are wanted, by their words."""
     if isinstance(operand, Logits):
         return {"dlogits": _like(operand.logits.shape, operand.logits.dtype)}
-    words = (
-        word.removesuffix("head") + "dhead" if "head" in word else f"d{word}"
-        for word in _head_words(spec)
-    )
-    tensors = zip(words, (operand.hidden, operand.head, operand.bias), spec.wanted, strict=True)
+    hidden, head, bias = operand
+    assert hidden is not None and head is not None
+    found = {"dhidden": _like(hidden.shape, spec.dhidden_dtype or hidden.dtype)}
+    found["T:dhead" if spec.head_layout == "HV" else "dhead"] = _like(head.shape, head.dtype)
+    if bias is not None:
+        found["dbias"] = _like(bias.shape, bias.dtype)
     return {
-        word: _like(x.shape, x.dtype) for word, x, wanted in tensors if wanted and x is not None
+        word: x for (word, x), wanted in zip(found.items(), spec.wanted, strict=False) if wanted
     }
 
 

@@ -63,6 +63,7 @@ class Spec(NamedTuple):
     compute_dtype: DTypeLike | None = (
         None  # of an LmHead: what the products see, bfloat16 or float32
     )
+    dhidden_dtype: DTypeLike | None = None  # backward: of an LmHead's dhidden; None: hidden's own
     wanted: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
 
 

@@ -88,7 +88,7 @@ def backward(
     dhidden, dhead, dbias = in_place(lambda sums: over_tiles(spec.columns, TILE, step, sums), sums)
     if dhidden is not None:
         # Where the head holds NaN or inf, 0 times it is in rows that are not used.
-        dhidden = jnp.where(used, dhidden, 0.0).astype(hidden.dtype)
+        dhidden = jnp.where(used, dhidden, 0.0).astype(spec.dhidden_dtype or hidden.dtype)
     if dbias is not None and bias is not None:
         dbias = dbias.astype(bias.dtype)
     return LmHead(dhidden, dhead, dbias)

@@ -1,0 +1,166 @@
+"""The vocabulary cut over a mesh axis: sweeps over a shard, states merged by a collective on [N]-sized arrays.
+
+The whole vocabulary is cut into SLICES slices wherever the shards end on them, and every shard sweeps its own slices one by one.
+All shards then merge all slices in their order, so that the state, and what the row stage makes of it, has the same bits on every
+shard and for any number of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import itemgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tileloss.jax._rows.state import RowState, identity, merge
+from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec
+from tileloss.jax._sweeps.transform import LogitTransform
+
+SLICES = 8
+_Run = Callable[..., Any]  # Choice.run
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Shards of one width, the last of which may hold padding, or nothing else."""
+
+    axis: str
+    count: int
+    width: int  # columns of a shard
+    classes: int  # of the whole vocabulary, padding excluded
+
+    def forward(
+        self,
+        run: _Run,
+        operand: Operand,
+        labels: Array,
+        transform: LogitTransform,
+        spec: Spec,
+        class_weights: Array | None,
+    ) -> RowState:
+        """The state of the whole vocabulary. ``labels``: classes, or ELSEWHERE or UNUSED. ``class_weights``: [classes]."""
+        total = self.count * self.width
+        slices = SLICES if SLICES % self.count == 0 and total % SLICES == 0 else self.count
+        of_shard, width = slices // self.count, total // slices
+        shard = lax.axis_index(self.axis)
+
+        def state_of(i: int) -> RowState:
+            start = shard * self.width + i * width
+            here, weights = _columns_here(labels, start, width), self._weights(class_weights, start)
+
+            def sweep(columns: int) -> RowState:
+                if columns == 0:
+                    return _varying_like(operand, identity(labels.shape[0], **spec.sums._asdict()))
+                part = spec._replace(first=i * width, columns=columns)
+                of_columns = None if weights is None else weights[:columns]
+                found = run("forward", operand, here, transform, part, of_columns)
+                return _varying_like(operand, found)
+
+            state: RowState = self._by_columns(start, width, sweep)
+            if state.argmax is None:
+                return state
+            classes = jnp.where(state.argmax < 0, -1, state.argmax + start)
+            return state._replace(argmax=classes.astype(jnp.int32))
+
+        states = [state_of(i) for i in range(of_shard)]
+        ours = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+        # A sum with zeros: it has the bits of the one number that is not 0, and all shards know that they hold the same.
+        placed = jax.tree.map(
+            lambda leaf: lax.dynamic_update_slice_in_dim(
+                jnp.zeros((slices, *leaf.shape[1:]), leaf.dtype), leaf, shard * of_shard, axis=0
+            ),
+            ours,
+        )
+        gathered = self._sum(placed)
+        each = (jax.tree.map(itemgetter(i), gathered) for i in range(slices))
+        return reduce(merge, each)
+
+    def backward(
+        self,
+        run: _Run,
+        operand: Operand,
+        rows: BackwardRows,
+        transform: LogitTransform,
+        spec: Spec,
+        class_weights: Array | None,
+    ) -> Operand:
+        """The gradient of this shard's columns, and of all hidden states: summed over the shards in float32."""
+        start = lax.axis_index(self.axis) * self.width
+        rows = rows._replace(labels=_columns_here(rows.labels, start, self.width))
+        weights = self._weights(class_weights, start)
+        spec = spec._replace(dhidden_dtype=jnp.float32)
+
+        def sweep(columns: int) -> Operand:
+            if columns == 0:
+                zeros = jax.eval_shape(partial(sweep, self.width))
+                zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
+                return _varying_like(operand, zeros)
+            part = spec._replace(columns=columns)
+            of_columns = None if weights is None else weights[:columns]
+            found = run("backward", operand, rows, transform, part, of_columns)
+            return _varying_like(operand, found)
+
+        gradient: Operand = self._by_columns(start, self.width, sweep)
+        if isinstance(gradient, Logits) or isinstance(operand, Logits) or gradient.hidden is None:
+            return gradient
+        assert operand.hidden is not None
+        dhidden = self._sum(gradient.hidden) if self._is_checked(operand) else gradient.hidden
+        return gradient._replace(hidden=dhidden.astype(operand.hidden.dtype))
+
+    def upstream(self, operand: Operand, gradient: Array) -> Array:
+        """The upstream gradient of the loss. Where shard_map does not check what varies (check_vma=False), each shard has a part
+        of it, as of a psum's, and JAX adds up dhidden; where it does, each has all of it."""
+        return gradient if self._is_checked(operand) else self._sum(gradient)
+
+    def _sum(self, tree: Any) -> Any:
+        return lax.psum(tree, self.axis)  # type: ignore[no-untyped-call]
+
+    def _is_checked(self, operand: Operand) -> bool:
+        return self.axis in _varying_axes(operand)
+
+    def _weights(self, class_weights: Array | None, start: Array) -> Array | None:
+        """Those of this shard's columns from class ``start`` on, 0 for the padding."""
+        if class_weights is None:
+            return None
+        padded = jnp.pad(class_weights, (0, (self.count + 1) * self.width - self.classes))
+        return lax.dynamic_slice_in_dim(padded, start, self.width)
+
+    def _by_columns(self, start: Array, width: int, sweep: Callable[[int], Any]) -> Any:
+        """sweep(columns): ``width`` of them from class ``start`` on, less those of the padding."""
+        if self.classes == self.count * self.width:
+            return sweep(width)
+        here = jnp.clip(self.classes - start, 0, width)
+        counts = sorted({0, self.classes % width, width})
+        which = jnp.searchsorted(jnp.array(counts), here)
+        return lax.switch(which, [partial(sweep, c) for c in counts])
+
+
+def _columns_here(labels: Array, start: Array, width: int) -> Array:
+    """Labels as columns from class ``start`` on; ELSEWHERE and UNUSED are negative."""
+    here = labels - start
+    column = jnp.where((here >= 0) & (here < width), here, ELSEWHERE)
+    return jnp.where(labels < 0, labels, column).astype(jnp.int32)
+
+
+def _varying_axes(tree: Any) -> frozenset[str]:
+    """The axes of a mesh over which shard_map, if it checks that, takes an array of the tree to vary."""
+    axes: frozenset[str] = frozenset()
+    for leaf in jax.tree.leaves(tree):
+        axes |= getattr(jax.typeof(leaf), "vma", frozenset())
+    return axes
+
+
+def _varying_like(like: Any, tree: Any) -> Any:
+    """The tree's arrays, taken to vary over all axes over which one of ``like`` does."""
+    axes = _varying_axes(like)
+
+    def cast(leaf: Array) -> Array:
+        missing = tuple(axes - _varying_axes(leaf))
+        return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(cast, tree)
