@@ -21,6 +21,7 @@ from tileloss.check import jax_case
 from tileloss.check.case_file import read_case, write_outputs
 from tileloss.check.command import run
 from tileloss.jax import cross_entropy, logprobs
+from tileloss.jax._sweeps.cpu import is_built
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -50,6 +51,9 @@ def gradcheck(config: str, *values: str, flags: tuple[str, ...] = ()) -> int:
         ("gradcheck_dr_grpo", *SMALL, "aggregation=none", "upstream=per_row", "sequences=batch"),
         ("gradcheck_gspo", *SMALL),
         ("gradcheck_grpo_safetensors",),
+        ("gradcheck_linear_safetensors", "head_layout=hv"),
+        ("gradcheck_linear_ce_qwen2.5_1.5b", *SMALL, "hidden_size=24", "bias=random"),
+        ("gradcheck_linear_grpo_qwen2.5_1.5b", *SMALL, "hidden_size=24", "gradients=[dhidden]"),
     ],
     ids=lambda case: " ".join(case),
 )
@@ -61,8 +65,19 @@ def test_it_passes_and_its_mutants_are_caught(
     assert code == 0, out + err
     assert out.endswith("\nPASS\n")
     assert f", made by tileloss.jax xla, jax {jax.__version__}, {jax.default_backend()}\n" in out
-    assert out.count(" dlogits/ulp_off_target") >= 3  # by which mutants are caught
+    caught_by = "/frobenius" if "linear" in case[0] else "dlogits/ulp_off_target"
+    assert out.count(caught_by) >= 3
     assert "NOT CAUGHT" not in out
+
+
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_implementations_are_chosen_by_name(
+    implementation: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if implementation == "cpu" and not is_built():
+        pytest.skip("this build has no XLA handler")
+    assert gradcheck(*EDGES, flags=(f"--implementation={implementation}",)) == 0
+    assert f"made by tileloss.jax {implementation}, " in capfd.readouterr().out
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,36 +122,6 @@ def test_in_place_donates_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     for in_place in ("true", "false"):
         assert gradcheck(*EDGES, f"kernel.in_place={in_place}") == 0
     assert [call.operands["logits"].is_deleted() for call in made] == [True, False]
-
-
-@pytest.mark.parametrize("layout", ["vh", "hv"])
-def test_functions_of_the_head_are_called_by_their_names(
-    layout: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Stand-ins with the logits in full."""
-
-    def logits_of(hidden: Any, head: Any, bias: Any, head_layout: str) -> Any:
-        assert head_layout == layout.upper()
-        turned = head.T if head_layout == "VH" else head
-        logits = jnp.dot(hidden, turned, preferred_element_type=jnp.float32)
-        return logits if bias is None else logits + bias
-
-    def stand_in(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda hidden, head, labels, *, bias=None, head_layout, **options: function(
-            logits_of(hidden, head, bias, head_layout), labels, **options
-        )
-
-    names = {"linear_cross_entropy": cross_entropy, "linear_logprobs": logprobs}
-    for name, function in names.items():
-        monkeypatch.setattr(tileloss_jax, name, stand_in(function), raising=False)
-    monkeypatch.setattr(tileloss_jax, "__all__", [*tileloss_jax.__all__, *names])
-    case = ("gradcheck_linear_ce_qwen2.5_1.5b", "hidden_size=24", *SMALL, "dtype=fp32")
-    more = ("gradients=[dhidden, dhead, dbias]", "bias=random", f"head_layout={layout}")
-    code = gradcheck(*case, *more, flags=("--mutants",))
-    out, err = capfd.readouterr()
-    assert code == 0, out + err
-    for gate in ("dhidden/cap", "dhead/cap", "dbias/cap"):
-        assert f"\n{gate} " in out
 
 
 def test_the_results_line_is_the_programs(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class Call:
         self.operands = {n: self.tensors.pop(n) for n in _OPERANDS if n in self.tensors}
         if case.head_layout == "hv":
             self.operands["head"] = self.operands["head"].T
+        if "dbias" in case.gradients and "bias" not in self.operands:
+            self.operands["bias"] = jnp.zeros(case.tensors["head"].shape[0], jnp.float32)
         self.labels = self.tensors.pop("labels")
         self.upstream = {n: self.tensors.pop(n) for n in list(self.tensors) if n.endswith("_grad")}
         self.keywords: dict[str, Any] = {"implementation": implementation}
