@@ -143,4 +143,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # At once: with torch and XLA in one process the teardown of their threads aborts it now and then (jax 0.9, torch 2.15).
+    os._exit(exit_code)

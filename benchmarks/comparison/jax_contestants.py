@@ -13,9 +13,10 @@ import torch
 
 from comparison.contestants import OURS, Output, Step, contestant
 from comparison.inputs import EPSILON, Inputs
+from tileloss.jax._sweeps.cpu import is_built
 
-# Of tileloss.jax, those that run on a CPU: by what they can go over.
-FROM_LOGITS = ("xla",)
+# Of tileloss.jax, those that run on a CPU.
+IMPLEMENTATIONS = ("cpu", "xla") if is_built() else ("xla",)
 
 
 class OwnLogits:
@@ -133,7 +134,7 @@ def our_cross_entropy(implementation: str) -> Callable[..., Any]:
     return lambda x, labels: cross_entropy(x, labels, implementation=implementation)
 
 
-for each in FROM_LOGITS:
+for each in IMPLEMENTATIONS:
     on_logits(
         "cross_entropy",
         f"TileLoss {each}",
@@ -177,7 +178,7 @@ def our_grpo(inputs: Inputs, implementation: str) -> Callable[..., Any]:
     )
 
 
-for each in FROM_LOGITS:
+for each in IMPLEMENTATIONS:
     on_logits(
         "grpo",
         f"TileLoss {each}",
@@ -188,6 +189,23 @@ on_logits("grpo", "plain", plain_grpo)
 
 
 # ------------------------------------------------------------------------------------- cross-entropy with the LM head
+
+
+def our_linear_cross_entropy(inputs: Inputs, implementation: str) -> Step:
+    from tileloss.jax import linear_cross_entropy
+
+    return linear_step(
+        inputs,
+        lambda hidden, head, labels: linear_cross_entropy(
+            hidden, head, labels, head_layout="VH", implementation=implementation
+        ),
+    )
+
+
+for each in IMPLEMENTATIONS:
+    contestant("linear_cross_entropy", f"JAX: TileLoss {each}", tolerance=OURS, max_rounds=2)(
+        lambda inputs, implementation=each: our_linear_cross_entropy(inputs, implementation)
+    )
 
 
 # XLA's products in bfloat16 on a CPU take some 40 s a step at the LM head of Qwen2.5-1.5B.
