@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -77,8 +77,9 @@ class Shards:
             ours,
         )
         gathered = self._sum(placed)
-        each = (jax.tree.map(itemgetter(i), gathered) for i in range(slices))
-        return reduce(merge, each)
+        first, rest = (jax.tree.map(itemgetter(of), gathered) for of in (0, slice(1, None)))
+        whole, _ = lax.scan(lambda state, other: (merge(state, other), None), first, rest)
+        return whole
 
     def backward(
         self,
