@@ -231,7 +231,9 @@ class PolicyLoss {
       scratch_.entropies[count++] = h;
     });
     if (has_nan || count == 0) return std::numeric_limits<double>::quiet_NaN();
-    const double position = (1 - options_.entropy_quantile) * static_cast<double>(count - 1);
+    // A place that is a whole number but for rounding is one: 0.3 * 10 is 3 + 4e-16, which would drop the token at place 3.
+    double position = (1 - options_.entropy_quantile) * static_cast<double>(count - 1);
+    if (std::fabs(position - std::round(position)) < 1e-9) position = std::round(position);
     const auto below = static_cast<std::int64_t>(position);
     double* const end = scratch_.entropies + count;
     std::nth_element(scratch_.entropies, scratch_.entropies + below, end);

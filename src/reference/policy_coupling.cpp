@@ -165,9 +165,10 @@ void PolicyEvaluation::set_entropy_mask() {
     }
     std::sort(sorted.begin(), sorted.end());
     const double position = (1.0 - opt_.entropy_quantile) * static_cast<double>(sorted.size() - 1);
-    const auto below = static_cast<std::size_t>(position);
-    const double fraction = position - static_cast<double>(below);
-    between = fraction != 0.0;
+    const double whole = std::nearbyint(position);
+    between = std::fabs(position - whole) > 1e-9;  // or it is meant to be that whole number
+    const auto below = static_cast<std::size_t>(between ? position : whole);
+    const double fraction = between ? position - static_cast<double>(below) : 0.0;
     threshold = between ? sorted[below] + fraction * (sorted[below + 1] - sorted[below]) : sorted[below];
   }
   for (const std::size_t i : used_) {

@@ -394,6 +394,21 @@ TEST(PolicyMasks, EntropyQuantileIsInterpolatedAndEntropyBonusFollowsIt) {
   EXPECT_EQ(o.h[0], -0.5);  // not masked
 }
 
+TEST(PolicyMasks, AQuantileThatIsATokensOwnEntropyKeepsIt) {
+  // 0.3 of the way through 11 tokens is place 3, in double 3 + 4e-16.
+  Batch b;
+  for (int i = 0; i < 11; ++i) {
+    b.logp.push_back(-1);
+    b.entropy.push_back(1 + 0.1 * i);
+  }
+  b.advantages = {1.0F};
+  b.options.kind = TILELOSS_POLICY_REINFORCE;
+  b.options.entropy_quantile = 0.7;
+  ASSERT_GT((1 - b.options.entropy_quantile) * 10, 3.0);
+  const Outcome o = run(b);
+  for (std::size_t i = 0; i < 11; ++i) EXPECT_EQ(o.g[i], i < 3 ? 0 : -1) << i;
+}
+
 TEST(PolicyMasks, ANanEntropyIsNotAmongTheTokensKept) {
   Batch b = three_sequences();
   b.options.entropy_threshold.value = 1.5;
