@@ -11,6 +11,8 @@ from importlib.util import find_spec
 # Before torch and transformers are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With libtpu installed JAX would look for a TPU first.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # JAX shows the CPU as eight devices: tests of arrays cut over devices.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")

@@ -208,7 +208,7 @@ def test_the_choice_of_an_implementation() -> None:
         (
             ((3, 5), (3,)),
             {"implementation": "cuda"},
-            "implementation: expected names among cpu, xla, got cuda",
+            "implementation: expected names among cpu, pallas_tpu, xla, got cuda",
         ),
         (((3, 5), (3,)), {"temperature": 0.0}, "temperature: expected"),
         (

@@ -274,6 +274,11 @@ def _prepare(
     if "class_weights" in inputs:
         inputs["class_weights"] = inputs["class_weights"][:classes].astype(jnp.float32)
     spec = spec._replace(columns=classes, sums=_sums(options, outputs))
+    is_loss = options.function.is_loss
+    spec = spec._replace(
+        has_prob_logp=_may_be_on(options, "entropy_coef") if is_loss else "entropy" in outputs,
+        has_uniform=_may_be_on(options, "label_smoothing") if is_loss else "mean_logit" in outputs,
+    )
     choice = choose(names, operand, spec, "class_weights" in inputs)
     others = _Inputs(labels.reshape(-1), inputs, options.arrays)
     cut = None if vocab_axis is None else Shards(vocab_axis, shards, width, classes)
@@ -287,6 +292,10 @@ def _axis_size(axis: str) -> int:
         raise ValueError(
             f"vocab_axis: expected the name of a mesh axis inside shard_map, got {axis!r}"
         ) from error
+
+
+def _may_be_on(options: Options, name: str) -> bool:
+    return name in options.function.options and options.may_differ(name, 0)
 
 
 def _sums(options: Options, outputs: Iterable[str]) -> Sums:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from tileloss.jax._sweeps import cpu, xla, xla_head
+from tileloss.jax._sweeps import cpu, tpu, xla, xla_head
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
 
@@ -40,6 +40,7 @@ def _refuses_nothing(operand: Operand, spec: Spec, has_class_weights: bool) -> s
 
 IMPLEMENTATIONS = (
     Implementation("cpu", "cpu", cpu.forward, cpu.backward, cpu.value_and_grad, cpu.refusal),
+    Implementation("pallas_tpu", "tpu", tpu.forward, tpu.backward, None, tpu.refusal),
     Implementation(
         "xla",
         None,

@@ -88,6 +88,35 @@ def merge(a: RowState, b: RowState) -> RowState:
     )
 
 
+def merge_all(states: RowState) -> RowState:
+    """The state [N] of states [N, K] of disjoint sets of columns: `merge` of all of them at once."""
+    has_nan = jnp.any(jnp.isnan(states.max), axis=1)
+    largest = jnp.max(states.max, axis=1)
+    moved = _rescaled(states, largest[:, None])
+
+    def total(x: Array | None) -> Array | None:
+        return None if x is None else jnp.where(has_nan, jnp.nan, jnp.sum(x, axis=1))
+
+    argmax = weight = None
+    if states.argmax is not None:
+        is_one = (states.max == largest[:, None]) & (states.argmax >= 0)
+        none = 2**31 - 1
+        lowest = jnp.min(jnp.where(is_one, states.argmax, none), axis=1)
+        argmax = jnp.where(has_nan | (lowest == none), -1, lowest)
+    if states.smoothing_weight is not None:
+        weight = jnp.sum(states.smoothing_weight, axis=-1)
+    return RowState(
+        max=jnp.where(has_nan, jnp.nan, largest),
+        sum=jnp.where(has_nan, jnp.nan, jnp.sum(moved.sum, axis=1)),
+        target=jnp.where(has_nan, jnp.nan, jnp.max(states.target, axis=1)),
+        entropy_sum=total(moved.entropy_sum),
+        collision_sum=total(moved.collision_sum),
+        smoothing_sum=total(moved.smoothing_sum),
+        argmax=argmax,
+        smoothing_weight=weight,
+    )
+
+
 def _weight(state: RowState) -> Array:
     weight = state.smoothing_weight
     return jnp.zeros((), jnp.float32) if weight is None else weight

@@ -65,6 +65,9 @@ class Spec(NamedTuple):
     )
     dhidden_dtype: DTypeLike | None = None  # backward: of an LmHead's dhidden; None: hidden's own
     wanted: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
+    # Backward: whether that coefficient can be other than 0 in any row.
+    has_prob_logp: bool = True
+    has_uniform: bool = True
 
 
 class BackwardRows(NamedTuple):

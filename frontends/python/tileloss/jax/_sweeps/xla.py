@@ -55,7 +55,8 @@ def backward(
     def step(buffer: Array, start: Array | int, width: int) -> Array:
         x = as_floats(tile(buffer, start, width), operand.logits.dtype).astype(jnp.float32)
         weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
-        gradient = tile_gradient(transform.value(x), rows, start, weights) * transform.derivative(x)
+        gradient = tile_gradient(transform.value(x), rows, start, weights, spec)
+        gradient = gradient * transform.derivative(x)
         gradient = jnp.where(rows.used[:, None], gradient, 0.0).astype(operand.logits.dtype)
         return stored(buffer, gradient, start)
 
@@ -146,13 +147,23 @@ def tile_state(
     )
 
 
-def tile_gradient(z: Array, rows: BackwardRows, start: Array | int, weights: Array | None) -> Array:
+def tile_gradient(
+    z: Array,
+    rows: BackwardRows,
+    start: Array | int,
+    weights: Array | None,
+    spec: Spec,
+) -> Array:
     """dL/dz [N, width] of one tile z, float32; rows that are not used may hold anything."""
     c = rows.coefficients
     log_p = (z - rows.state.max[:, None]) - rows.log_sum[:, None]
     p = jnp.exp(log_p)
-    of_logp = jnp.where((c.prob_logp[:, None] == 0) | (p == 0), 0.0, c.prob_logp[:, None] * log_p)
-    gradient = p * (c.prob[:, None] + of_logp)
-    gradient += c.uniform[:, None] * (1.0 if weights is None else weights)
+    factor = c.prob[:, None]
+    if spec.has_prob_logp:
+        has_none = (c.prob_logp[:, None] == 0) | (p == 0)
+        factor += jnp.where(has_none, 0.0, c.prob_logp[:, None] * log_p)
+    gradient = p * factor
+    if spec.has_uniform:
+        gradient += c.uniform[:, None] * (1.0 if weights is None else weights)
     is_label = jnp.arange(z.shape[1]) == (rows.labels - start)[:, None]
     return jnp.where(is_label, rows.at_label[:, None], gradient)

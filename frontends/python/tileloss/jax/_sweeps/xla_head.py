@@ -67,7 +67,8 @@ def backward(
         of_bias = None if bias is None else tile(bias, start, width, axis=0)
         weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
         x = _logits(seen, of_head, of_bias, spec)
-        dx = tile_gradient(transform.value(x), rows, start, weights) * transform.derivative(x)
+        dx = tile_gradient(transform.value(x), rows, start, weights, spec)
+        dx = dx * transform.derivative(x)
         dx = jnp.where(used, dx, 0.0)
         dhidden, dhead, dbias = sums
         if dhidden is not None:

@@ -1,0 +1,394 @@
+"""The kernels from hidden states [N, H] and head, whose logits exist a tile at a time, in VMEM.
+
+forward   a tile of logits, then what the kernel from logits does with it
+dhidden   the tile again, its gradient, and the gradient's product with the head; summed over the columns
+dhead     the tile again, its gradient, and its product with the hidden states; summed over the rows; the bias with it
+
+Products see spec.compute_dtype and are summed in float32. Rows that are not used are zeros before a kernel sees them, and rows
+up to whole blocks too: 0 times their NaN would be in dhead. The same holds for the columns past the vocabulary's end in dhidden.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
+
+from tileloss.jax._rows.state import RowState
+from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Spec
+from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for, can_fit, chip
+from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, Index, call, shaped
+from tileloss.jax._sweeps.tpu.logits import step_forward
+from tileloss.jax._sweeps.tpu.rows import (
+    empty_state,
+    gradient_rows,
+    labels_of_rows,
+    merged,
+    of_classes,
+    padded,
+    state_shape,
+    tile_transform,
+)
+from tileloss.jax._sweeps.tpu.tiles import (
+    LANES,
+    Columns,
+    GradientRows,
+    Ref,
+    Tiles,
+    TileTransform,
+    gradient,
+)
+from tileloss.jax._sweeps.transform import LogitTransform
+
+
+class _Products(NamedTuple):
+    """How tiles are multiplied."""
+
+    layout: str  # the head's: "VH" or "HV"
+    dtype: DTypeLike  # what the products see
+
+    def logits(self, hidden: Ref, head: Ref, bias: Ref | None) -> Array:
+        """float32 [rows, columns]."""
+        of_head = self.layout.index("H")
+        x = self._product(hidden[...], head[...], 1, of_head)
+        return x if bias is None else x + bias[...]
+
+    def dhidden(self, d: Array, head: Array) -> Array:
+        """[rows, H]."""
+        return self._product(d, head, 1, self.layout.index("V"))
+
+    def valid(self, head: Array, left: Array | int | None) -> Array:
+        """0 in place of the columns that do not count."""
+        if left is None:
+            return head
+        column = lax.broadcasted_iota(jnp.int32, head.shape, self.layout.index("V"))
+        return jnp.where(column < left, head, jnp.zeros_like(head))
+
+    def dhead(self, d: Array, hidden: Array) -> Array:
+        """As the head lies."""
+        if self.layout == "VH":
+            return self._product(d, hidden, 0, 0)
+        return self._product(hidden, d, 0, 0)
+
+    def _product(self, a: Array, b: Array, axis_of_a: int, axis_of_b: int) -> Array:
+        precision = lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
+        return lax.dot_general(
+            a.astype(self.dtype),
+            b.astype(self.dtype),
+            (((axis_of_a,), (axis_of_b,)), ((), ())),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+
+
+def forward(
+    operand: LmHead,
+    labels: Array,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+    blocks: Blocks | None = None,
+) -> RowState:
+    """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
+    if spec.first:  # a copy, as blocks begin at their multiples
+        operand = _columns_from(operand, spec)
+    rows = labels.shape[0]
+    if not rows or not spec.columns:
+        return empty_state(rows, spec.sums)
+    bt, bv = blocks or blocks_for(call_of("head_forward", operand, spec))
+    shapes = state_shape(rows, spec.sums)
+    weights = class_weights if spec.sums.smoothing_sum else None
+    tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
+    in_kernel, scale = tile_transform(transform)
+    of_row, of_class = _indices(rows_axis=0)
+    (state,) = call(
+        partial(_head_forward, tiles=tiles, products=_products(spec), transform=in_kernel),
+        (
+            *_operands(operand, labels, spec, bt, tiles, rows_axis=0),
+            Blocked(of_classes(weights, tiles), (1, bv), of_class),
+            Blocked(scale),
+        ),
+        (Blocked(shapes, (bt, LANES), of_row),),
+        grid=(pl.cdiv(rows, bt), tiles.number),
+        order=(PARALLEL, IN_ORDER),
+        vmem_limit=chip().vmem_limit,
+        scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM((1, LANES), jnp.float32)),
+    )
+    return merged(state, weights, spec.columns)
+
+
+def _head_forward(
+    hidden: Ref,
+    head: Ref,
+    bias: Ref | None,
+    labels: Ref,
+    weights: Ref | None,
+    scale: Ref | None,
+    state: RowState,
+    tile: Ref,
+    seen: Ref,
+    *,
+    tiles: Tiles,
+    products: _Products,
+    transform: TileTransform,
+) -> None:
+    tile[...] = products.logits(hidden, head, bias)
+    step_forward(tile, labels, weights, state, seen, tiles, transform.read(scale))
+
+
+def backward(
+    operand: LmHead,
+    rows: BackwardRows,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+    blocks: tuple[Blocks, Blocks] | None = None,
+) -> LmHead:
+    """dhidden, dhead and dbias, those that ``spec.wanted`` names. ``blocks``: dhidden's and dhead's instead of the chip's."""
+    hidden = operand.hidden
+    assert hidden is not None
+    wanted = LmHead(
+        *(x if is_wanted else None for x, is_wanted in zip(operand, spec.wanted, strict=True))
+    )
+    if not hidden.size or not spec.columns:
+        return jax.tree.map(jnp.zeros_like, wanted)
+    of_dhidden, of_dhead = blocks or (None, None)
+    given = (operand, rows, transform, spec, class_weights)
+    dhidden = dhead = dbias = None
+    if wanted.hidden is not None:
+        dhidden = _run_dhidden(*given, of_dhidden)
+    if wanted.head is not None or wanted.bias is not None:
+        dhead, dbias = _run_dhead(wanted, *given, of_dhead)
+    return LmHead(dhidden, dhead, dbias)
+
+
+def _run_dhidden(
+    operand: LmHead,
+    rows: BackwardRows,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+    blocks: Blocks | None,
+) -> Array:
+    hidden = operand.hidden
+    assert hidden is not None
+    bt, bv = blocks or blocks_for(call_of("head_dhidden", operand, spec))
+    count, width = hidden.shape
+    tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
+    in_kernel, scale = tile_transform(transform)
+    of_row, of_class = _indices(rows_axis=0)
+    weights = class_weights if spec.has_uniform else None
+    (dhidden,) = call(
+        partial(_head_dhidden, tiles=tiles, products=_products(spec), transform=in_kernel),
+        (
+            *_operands(operand, rows.labels, spec, bt, tiles, rows_axis=0),
+            Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), of_row),
+            Blocked(of_classes(weights, tiles), (1, bv), of_class),
+            Blocked(scale),
+        ),
+        (Blocked(shaped((count, width), hidden.dtype), (bt, width), of_row),),
+        grid=(pl.cdiv(count, bt), tiles.number),
+        order=(PARALLEL, IN_ORDER),
+        vmem_limit=chip().vmem_limit,
+        scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM((bt, width), jnp.float32)),
+    )
+    return dhidden
+
+
+def _head_dhidden(
+    hidden: Ref,
+    head: Ref,
+    bias: Ref | None,
+    labels: Ref,
+    rows: GradientRows,
+    weights: Ref | None,
+    scale: Ref | None,
+    dhidden: Ref,
+    tile: Ref,
+    sums: Ref,
+    *,
+    tiles: Tiles,
+    products: _Products,
+    transform: TileTransform,
+) -> None:
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _() -> None:
+        sums[...] = jnp.zeros_like(sums)
+
+    tile[...] = products.logits(hidden, head, bias)
+
+    def step(left: Array | int | None) -> None:
+        columns = Columns(j * tiles.width, left)
+        gradient(tile, tile, labels, rows, columns, transform.read(scale), weights)
+        sums[...] += products.dhidden(tile[...], products.valid(head[...], left))
+
+    tiles.visit(j, step)
+
+    @pl.when(j == tiles.number - 1)
+    def _() -> None:
+        # Where the head holds NaN, 0 times it is in rows that are not used.
+        is_used = labels[:, :1] != UNUSED
+        dhidden[...] = jnp.where(is_used, sums[...], 0.0).astype(dhidden.dtype)
+
+
+def _run_dhead(
+    wanted: LmHead,
+    operand: LmHead,
+    rows: BackwardRows,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+    blocks: Blocks | None,
+) -> tuple[Array | None, Array | None]:
+    hidden, head = operand.hidden, operand.head
+    assert hidden is not None and head is not None
+    bt, bv = blocks or blocks_for(call_of("head_dhead", operand, spec))
+    width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
+    tiles = Tiles(spec.columns, bv, pl.cdiv(vocab, bv))
+    in_kernel, scale = tile_transform(transform)
+    of_row, of_class = _indices(rows_axis=1)
+    weights = class_weights if spec.has_uniform else None
+    block = (bv, width) if spec.head_layout == "VH" else (width, bv)
+    of_head = of_class if spec.head_layout == "HV" else _transposed(of_class)
+    shapes = jax.tree.map(lambda x: shaped(x.shape, x.dtype), wanted)
+    if shapes.bias is not None:
+        shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
+    dhead, dbias = call(
+        partial(_head_dhead, tiles=tiles, products=_products(spec), transform=in_kernel),
+        (
+            *_operands(operand, rows.labels, spec, bt, tiles, rows_axis=1),
+            Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), of_row),
+            Blocked(of_classes(weights, tiles), (1, bv), of_class),
+            Blocked(scale),
+        ),
+        (Blocked(shapes.head, block, of_head), Blocked(shapes.bias, (1, bv), of_class)),
+        grid=(tiles.number, pl.cdiv(hidden.shape[0], bt)),
+        order=(PARALLEL, IN_ORDER),
+        vmem_limit=chip().vmem_limit,
+        scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM(block, jnp.float32)),
+    )
+    if dbias is not None and wanted.bias is not None:
+        dbias = dbias[0].astype(wanted.bias.dtype)
+    return dhead, dbias
+
+
+def _head_dhead(
+    hidden: Ref,
+    head: Ref,
+    bias: Ref | None,
+    labels: Ref,
+    rows: GradientRows,
+    weights: Ref | None,
+    scale: Ref | None,
+    dhead: Ref | None,
+    dbias: Ref | None,
+    tile: Ref,
+    sums: Ref,
+    *,
+    tiles: Tiles,
+    products: _Products,
+    transform: TileTransform,
+) -> None:
+    j, i = pl.program_id(0), pl.program_id(1)
+
+    @pl.when(i == 0)
+    def _() -> None:
+        sums[...] = jnp.zeros_like(sums)
+        if dbias is not None:
+            dbias[...] = jnp.zeros_like(dbias)
+
+    tile[...] = products.logits(hidden, head, bias)
+
+    def step(left: Array | int | None) -> None:
+        columns = Columns(j * tiles.width, left)
+        gradient(tile, tile, labels, rows, columns, transform.read(scale), weights)
+
+    tiles.visit(j, step)
+    if dbias is not None:
+        dbias[...] += jnp.sum(tile[...], axis=0, keepdims=True)
+    if dhead is not None:
+        sums[...] += products.dhead(tile[...], hidden[...])
+
+        @pl.when(i == pl.num_programs(1) - 1)
+        def _() -> None:
+            dhead[...] = sums[...].astype(dhead.dtype)
+
+
+def fits(operand: LmHead, spec: Spec) -> bool:
+    """Whether there are blocks for every kernel."""
+    return all(
+        can_fit(call_of(kernel, operand, spec))
+        for kernel in ("head_forward", "head_dhidden", "head_dhead")
+    )
+
+
+def call_of(kernel: str, operand: LmHead, spec: Spec) -> Call:
+    hidden, head, _ = operand
+    assert hidden is not None and head is not None
+    rows, columns = hidden.shape[0], head.shape[spec.head_layout.index("V")]
+    arrays = 6
+    if kernel == "head_forward":
+        arrays = 1 + len(jax.tree.leaves(state_shape(rows, spec.sums)))
+    return Call(
+        kernel,
+        rows,
+        columns,
+        operand_bytes=hidden.dtype.itemsize,
+        hidden=hidden.shape[1],
+        head_bytes=head.dtype.itemsize,
+        compute_bytes=jnp.dtype(spec.compute_dtype).itemsize,
+        row_arrays=arrays,
+    )
+
+
+def _products(spec: Spec) -> _Products:
+    assert spec.compute_dtype is not None
+    return _Products(spec.head_layout, spec.compute_dtype)
+
+
+def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
+    hidden, head, bias = operand
+    assert head is not None
+    cut = partial(lax.slice_in_dim, start_index=spec.first, limit_index=spec.first + spec.columns)
+    head = cut(head, axis=spec.head_layout.index("V"))
+    return LmHead(hidden, head, None if bias is None else cut(bias))
+
+
+def _operands(
+    operand: LmHead, labels: Array, spec: Spec, bt: int, tiles: Tiles, rows_axis: int
+) -> tuple[Blocked, ...]:
+    """Hidden states, head, bias and labels, in a grid whose axis ``rows_axis`` goes by blocks of rows and whose other by blocks
+    of columns."""
+    hidden, head, bias = operand
+    assert hidden is not None
+    bv, width = tiles.width, hidden.shape[1]
+    of_row, of_class = _indices(rows_axis)
+    is_used = (labels != UNUSED)[:, None]
+    seen = padded(jnp.where(is_used, hidden, 0).astype(spec.compute_dtype), bt)
+    if spec.head_layout == "VH":
+        of_head = Blocked(head, (bv, width), _transposed(of_class))
+    else:
+        of_head = Blocked(head, (width, bv), of_class)
+    return (
+        Blocked(seen, (bt, width), of_row),
+        of_head,
+        Blocked(of_classes(bias, tiles), (1, bv), of_class),
+        Blocked(labels_of_rows(labels, bt), (bt, LANES), of_row),
+    )
+
+
+def _indices(rows_axis: int) -> tuple[Index, Index]:
+    """The block of a row's array [N, ...] and of a class's [1, V] at a grid step."""
+    return lambda *at: (at[rows_axis], 0), lambda *at: (0, at[1 - rows_axis])
+
+
+def _transposed(index: Index) -> Index:
+    return lambda *at: index(*at)[::-1]
