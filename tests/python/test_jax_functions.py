@@ -245,5 +245,5 @@ def test_types_and_names_are_checked() -> None:
 def test_the_names_are_those_of_the_torch_functions() -> None:
     functions = {"cross_entropy", "logprobs", "policy_loss"}
     linear = {f"linear_{name}" for name in functions}
-    assert set(tileloss_jax.__all__) == {"RowOutputs", *functions, *linear}
+    assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear}
     assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)

@@ -1,4 +1,4 @@
-"""The TPU kernels as libtpu compiles them for each chip: that they do, where their gradient lies, and how many bundles they take."""
+"""The TPU kernels as libtpu compiles them for each chip: that they do, where the gradient lies, how many bundles they take."""
 
 from __future__ import annotations
 
@@ -33,8 +33,18 @@ def test_the_kernels_from_logits_compile(chip: str) -> None:
             assert memory.temp_size_in_bytes < of_logits / 50
 
 
-@pytest.mark.parametrize(("hidden", "layout"), [(1536, "VH"), (4096, "HV")])
-@pytest.mark.parametrize("chip", TOPOLOGIES)
+# The larger hidden size where there is least room.
+@pytest.mark.parametrize(
+    ("chip", "hidden", "layout"),
+    [
+        ("v5e", 1536, "VH"),
+        ("v5p", 1536, "HV"),
+        ("v6e", 1536, "HV"),
+        ("tpu7x", 1536, "VH"),
+        ("v5p", 4096, "VH"),
+        ("tpu7x", 4096, "HV"),
+    ],
+)
 def test_the_kernels_of_the_head_compile(chip: str, hidden: int, layout: str) -> None:
     operand = tpu_compiler.lm_head(hidden, layout)
     spec = LOSS._replace(head_layout=layout, compute_dtype=jnp.dtype(jnp.bfloat16))
@@ -65,8 +75,8 @@ def test_the_public_step_is_in_place_also_under_vmap() -> None:
 # By chip: bundles that 16 rows of a tile of 2048 columns take, and spills of the whole kernel, in bfloat16; in the order in which
 # tpu_compiler.py compiles them. 5 % above what the compiler of requirements.txt makes of them; another may do a little worse.
 BUDGETS = {
-    "v5e": {"forward": [(104, 0), (215, 80)], "backward": [(94, 0), (260, 30)]},
-    "v6e": {"forward": [(104, 0), (215, 80)], "backward": [(94, 0), (260, 30)]},
+    "v5e": {"forward": [(101, 2), (219, 37)], "backward": [(101, 0), (265, 20)]},
+    "v6e": {"forward": [(104, 0), (218, 42)], "backward": [(94, 0), (260, 18)]},
 }
 
 
@@ -83,15 +93,12 @@ def test_bundles_and_spills_stay_within_their_budget(chip: str, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     for sweep, budgets in BUDGETS[chip].items():
-        kernels = sorted(
-            tmp_path.glob(f"*tileloss_logits_{sweep}*_final_hlo-static*.txt")
-        ) or sorted(
-            tmp_path.glob(f"*tileloss_logits_{sweep}*final_hlo-static-per-bundle-utilization.txt")
-        )
-        assert len(kernels) == len(budgets)
-        for kernel, (bundles, spills) in zip(kernels, budgets, strict=True):
-            assert spilled(kernel) <= spills, kernel
-            assert loop_bundles(kernel) <= bundles, kernel
+        pattern = f"*tileloss_logits_{sweep}*-final_hlo-static-per-bundle-utilization.txt"
+        found = [(loop_bundles(t), spilled(t)) for t in sorted(tmp_path.glob(pattern))]
+        print(chip, sweep, found)
+        assert len(found) == len(budgets)
+        for (bundles, spills), (most, most_spills) in zip(found, budgets, strict=True):
+            assert bundles <= most and spills <= most_spills, found
 
 
 def spilled(utilization: Path) -> int:

@@ -11,14 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# For libtpu, as it is loaded: there is no machine to ask, and several processes may compile at once.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +24,14 @@ from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand,
 from tileloss.jax._sweeps.tpu import calls
 from tileloss.jax._sweeps.transform import LogitTransform
 
+# For libtpu, as it is loaded: there is no machine to ask, and several processes may compile at once.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 ROWS, COLUMNS = 4096, 151936
 LOSS = Spec(COLUMNS, has_prob_logp=False, has_uniform=False)

@@ -1,9 +1,12 @@
 """TileLoss for JAX: cross-entropy, log-probabilities and policy losses over a vocabulary, from logits [..., V] or, as linear_*,
 from hidden states [..., H] and the LM head, whose logits are never held.
 
-The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. So far there
-is one implementation, "xla", which runs on any platform; it has been run on CPUs alone.
+The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. There are three
+implementations: "cpu", the C++ kernels, "pallas_tpu", kernels for TPUs, and "xla", which runs on any platform. They have been run
+on CPUs alone, those for TPUs in Pallas' interpreter.
 """
+
+from typing import Any
 
 from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax.cross_entropy import (
@@ -22,4 +25,14 @@ __all__ = [
     "linear_policy_loss",
     "logprobs",
     "policy_loss",
+    "tune",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Pallas may be missing where nobody tunes."""
+    if name == "tune":
+        from tileloss.jax._sweeps.tpu.tuning import tune
+
+        return tune
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ tiles.py   the vector work on one tile
 rows.py    what the kernels are told of rows and classes, and what XLA makes of what they give
 logits.py  the kernels from logits
 head.py    the kernels from hidden states and head
-blocks.py  how large their blocks are; store.py  what `tileloss.jax.tune` found
+blocks.py  how large their blocks are; store.py  what tuning.py, `tileloss.jax.tune`, found
 calls.py   pallas_call
 """
 

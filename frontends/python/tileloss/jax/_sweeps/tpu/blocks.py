@@ -81,20 +81,23 @@ def chip() -> Chip:
     return _BY_DEVICE_KIND.get(device_kind(), _OTHER) if is_tpu() else _V5P
 
 
+def fits(blocks: Blocks, call: Call) -> bool:
+    return vmem_bytes(blocks, call) <= chip().vmem_limit
+
+
 def can_fit(call: Call) -> bool:
-    return vmem_bytes(Blocks(GROUP, LANES), call) <= chip().vmem_limit
+    return fits(Blocks(GROUP, LANES), call)
 
 
 def blocks_for(call: Call) -> Blocks:
     """Raises ValueError when blocks that `tune` stored do not fit, or none do."""
-    here = chip()
     tuned = store.find(device_kind(), key(call)) if is_tpu() else None
     if tuned:
-        blocks = _clipped(Blocks(*tuned), call)
+        blocks = clipped(Blocks(*tuned), call)
         check_fits(blocks, call)
         return blocks
-    blocks = _clipped(here.blocks[call.kernel], call)
-    while vmem_bytes(blocks, call) > here.vmem_limit and blocks != (GROUP, LANES):
+    blocks = clipped(chip().blocks[call.kernel], call)
+    while not fits(blocks, call) and blocks != (GROUP, LANES):
         # The wider side first: products are at their best when both are alike.
         if blocks.columns > LANES and blocks.columns >= blocks.rows:
             blocks = blocks._replace(columns=max(LANES, _multiple(blocks.columns // 2, LANES)))
@@ -111,8 +114,8 @@ def key(call: Call) -> str:
 
 
 def check_fits(blocks: Blocks, call: Call) -> None:
-    needed, here = vmem_bytes(blocks, call), chip()
-    if needed > here.vmem_limit:
+    if not fits(blocks, call):
+        needed, here = vmem_bytes(blocks, call), chip()
         raise ValueError(
             f"{key(call)}: expected blocks that fit into the {here.vmem_limit // MIB} MiB of VMEM that a kernel "
             f"may take on {here.name}, got {blocks.rows} x {blocks.columns}, which take {math.ceil(needed / MIB)}"
@@ -133,7 +136,7 @@ def _multiple(x: int, of: int) -> int:
     return -(-x // of) * of
 
 
-def _clipped(blocks: Blocks, call: Call) -> Blocks:
+def clipped(blocks: Blocks, call: Call) -> Blocks:
     return Blocks(
         min(blocks.rows, _multiple(max(call.rows, 1), GROUP)),
         min(blocks.columns, _multiple(max(call.columns, 1), LANES)),
