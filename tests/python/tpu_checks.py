@@ -14,7 +14,6 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 import jax_problems
-import test_jax_functions
 from tileloss.jax import _implementations
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.state import RowState
@@ -55,11 +54,11 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The public functions run the TPU kernels here, on problems of COLUMNS columns."""
     use_small_blocks(monkeypatch)
     anywhere = _implementations.Implementation(
-        "pallas_tpu", None, tpu.forward, tpu.backward, tpu.refusal
+        "pallas_tpu", None, tpu.forward, tpu.backward, None, tpu.refusal
     )
     monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
-    for module in (jax_problems, test_jax_functions):
-        monkeypatch.setattr(module, "VOCABULARY", COLUMNS)
+    monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
+    monkeypatch.setattr(jax_problems, "VOCABULARY", COLUMNS)
 
 
 @dataclass

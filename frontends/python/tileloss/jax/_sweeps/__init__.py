@@ -5,4 +5,5 @@ transform.py  the logit transform
 xla.py        "xla" from logits
 cpu.py        "cpu", by XLA FFI calls of the C++ library
 xla_head.py   "xla" from hidden states and the LM head
+tpu/          "pallas_tpu"
 """
