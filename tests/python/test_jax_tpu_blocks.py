@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 import tileloss.jax
+from tileloss.jax import cross_entropy
 from tileloss.jax._sweeps.tpu import blocks, calls, store, tuning
 from tileloss.jax._sweeps.tpu.blocks import MIB, Blocks, Call
 
@@ -144,3 +149,34 @@ def test_the_median_of_the_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 10.0, 12.0, 20.0, 29.0])
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: next(clock))
     assert tuning.seconds(lambda: 0, 3) == 2.0
+
+
+def test_without_pallas_all_else_works() -> None:
+    code = """
+import sys
+sys.modules["jax.experimental.pallas"] = None
+import jax.numpy as jnp
+from tileloss.jax import cross_entropy
+x, labels = jnp.zeros((2, 4)), jnp.zeros(2, jnp.int32)
+assert abs(cross_entropy(x, labels) - 1.386294) < 1e-6
+try:
+    cross_entropy(x, labels, implementation="pallas_tpu")
+except ValueError as error:
+    assert "pallas_tpu has no Pallas" in str(error), error
+else:
+    raise AssertionError
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_on_another_platform_the_kernels_alone_are_an_error_at_lowering() -> None:
+    x, labels = jnp.zeros((2, 4)), jnp.zeros(2, jnp.int32)
+    with pytest.raises(NotImplementedError, match="platform"):
+        cross_entropy(x, labels, implementation="pallas_tpu")

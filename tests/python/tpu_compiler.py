@@ -1,6 +1,6 @@
 """The TPU kernels through libtpu's compiler, which needs no TPU.
 
-As a program, `tpu_compiler.py CHIP FOLDER`: compiles the kernels from logits and leaves the compiler's own account in FOLDER.
+As a program, `tpu_compiler.py CHIP`: compiles those from logits, for the account that LIBTPU_INIT_ARGS has the compiler leave.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -36,18 +37,24 @@ TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "
 ROWS, COLUMNS = 4096, 151936
 LOSS = Spec(COLUMNS, has_prob_logp=False, has_uniform=False)
 ALL = Spec(COLUMNS, sums=Sums(True, True, True, True))
-NOT_RUN = "" if importlib.util.find_spec("libtpu") else "NOT RUN: libtpu is not installed"
+VERSION = version("libtpu") if importlib.util.find_spec("libtpu") else ""
+NOT_RUN = "" if VERSION else "NOT RUN: libtpu is not installed"
 
 
 def shape(dtype: Any, *sizes: int) -> Any:
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
+def devices(chip: str) -> list[Any]:
+    """Four of these chips, to compile for."""
+    os.environ.update(ENVIRONMENT)
+    return list(topologies.get_topology_desc(TOPOLOGIES[chip], "tpu").devices)
+
+
 def compiled(
     chip: str, function: Callable[..., Any], *arguments: Any, donated: tuple[int, ...] = ()
 ) -> Any:
-    os.environ.update(ENVIRONMENT)
-    device = topologies.get_topology_desc(TOPOLOGIES[chip], "tpu").devices[0]
+    device = devices(chip)[0]
     sharding = NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec())
     placed = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments

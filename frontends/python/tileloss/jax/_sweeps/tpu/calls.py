@@ -80,12 +80,17 @@ def call(
     """
     if _settings.interpret:
         aliases = None
+    axes: frozenset[str] = frozenset().union(
+        *(_varying(x) for operand in operands for x in jax.tree.leaves(operand.tree))
+    )
     return pl.pallas_call(
         kernel,
         grid=grid,
         in_specs=[operand.specs for operand in operands],
         out_specs=tuple(output.specs for output in outputs),
-        out_shape=tuple(output.tree for output in outputs),
+        out_shape=tuple(
+            jax.tree.map(partial(_varying_over, axes=axes), output.tree) for output in outputs
+        ),
         scratch_shapes=scratch,
         input_output_aliases=dict(aliases or {}),
         compiler_params=pltpu.CompilerParams(
@@ -93,4 +98,28 @@ def call(
         ),
         interpret=_settings.interpret,
         name=f"tileloss_{kernel.func.__name__.strip('_')}",
-    )(*(operand.tree for operand in operands))
+    )(*(jax.tree.map(partial(_varied, axes=axes), operand.tree) for operand in operands))
+
+
+# Within shard_map all operands of a kernel must differ between the shards of the same mesh axes, and its outputs do.
+# jax 0.12 has another name for these axes.
+_HAS_VMA = not hasattr(jax.sharding, "ManualAxisType")
+
+
+def _varying(x: Any) -> frozenset[str]:
+    kind: Any = jax.typeof(x)
+    return kind.vma if _HAS_VMA else kind.manual_axis_type.varying
+
+
+def _varied(x: Any, axes: frozenset[str]) -> Any:
+    missing = tuple(sorted(axes - _varying(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _varying_over(shape: Any, axes: frozenset[str]) -> Any:
+    if not axes:
+        return shape
+    kind: dict[str, Any] = {"vma": axes}
+    if not _HAS_VMA:
+        kind = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}  # type: ignore[attr-defined]
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, **kind)  # type: ignore[no-untyped-call]
