@@ -28,11 +28,8 @@ PROBLEMS: dict[str, Callable[[], SweepProblem]] = {
         spec=LOSS,
         transform=LogitTransform(0.5, 3.0, 1.25),
     ),
-    "loss, bfloat16 products of float32, VH": lambda: head_problem(
-        "VH", jnp.float32, jnp.bfloat16, has_bias=False, spec=LOSS
-    ),
-    "all, float32 products of bfloat16, HV": lambda: head_problem(
-        "HV", jnp.bfloat16, jnp.float32, has_bias=True, padding=3, spec=ALL
+    "all, bfloat16 products of float32, HV, padding": lambda: head_problem(
+        "HV", jnp.float32, jnp.bfloat16, has_bias=True, padding=3, spec=ALL
     ),
 }
 
