@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_calls import assert_agrees
 from jax_cases import with_weights
 from jax_problems import Problem, plain_problem, policy_problem
-from jax_calls import assert_agrees
 from tileloss.jax import cross_entropy
 from tileloss.jax._sweeps.operands import UNUSED, Logits, Sums
 from tpu_checks import COLUMNS, assert_forward_agrees, logits_problem, strict, use_kernels

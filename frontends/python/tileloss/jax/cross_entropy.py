@@ -60,8 +60,8 @@ def cross_entropy(
             be NaN. Default None: False from logits; fused with the LM head True where "cpu" runs, which saves a product, but for
             float16.
         implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
-            "cpu": the C++ kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over the vocabulary in plain XLA, on
-            any platform. Default: in this order.
+            "cpu": the C++ kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over the vocabulary in
+            plain XLA, on any platform. Default: in this order.
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 
