@@ -273,11 +273,13 @@ def _prepare(
     classes = vocab if valid < 0 else valid
     if "class_weights" in inputs:
         inputs["class_weights"] = inputs["class_weights"][:classes].astype(jnp.float32)
-    spec = spec._replace(columns=classes, sums=_sums(options, outputs))
-    is_loss = options.function.is_loss
+    sums, is_loss = _sums(options, outputs), options.function.is_loss
     spec = spec._replace(
-        has_prob_logp=_may_be_on(options, "entropy_coef") if is_loss else "entropy" in outputs,
-        has_uniform=_may_be_on(options, "label_smoothing") if is_loss else "mean_logit" in outputs,
+        columns=classes,
+        sums=sums,
+        # What is differentiated through the sums of row outputs has a gradient of that kind.
+        has_prob_logp=_may_be_on(options, "entropy_coef") if is_loss else sums.entropy_sum,
+        has_uniform=_may_be_on(options, "label_smoothing") if is_loss else sums.smoothing_sum,
     )
     choice = choose(names, operand, spec, "class_weights" in inputs)
     others = _Inputs(labels.reshape(-1), inputs, options.arrays)
