@@ -9,6 +9,9 @@
 //   sequence_length  that of tileloss_args
 //
 // A label out of range, at which the library writes nothing, makes all results NaN: a compiled program cannot raise.
+#include <tileloss/tileloss.h>
+#include <xla/ffi/api/ffi.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -18,9 +21,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "tileloss/tileloss.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace {
 

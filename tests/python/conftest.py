@@ -14,8 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With libtpu installed JAX would look for a TPU first.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# JAX shows the CPU as eight devices, for tests of arrays cut over devices. Its programs are compiled in half the time and run once;
-# ./dev tests the newest JAX with the usual optimisations.
+# JAX shows the CPU as eight devices, for tests of arrays cut over devices. Its programs run once: without optimisations they take
+# half the time to compile. ./dev tests the newest JAX with them.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
