@@ -185,7 +185,7 @@ def test_sdist_has_what_a_build_reads_and_nothing_else(
     names = {name.removeprefix(f"{folder}/") for name in archive.getnames()}
     source = {
         str(path.relative_to(ROOT))
-        for room in ("src", "include", "cmake")
+        for room in ("src", "include", "cmake", "frontends/xla")
         for path in (ROOT / room).rglob("*")
         if path.is_file()
     }

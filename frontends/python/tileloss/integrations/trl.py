@@ -119,6 +119,8 @@ class LogProbFunction:
             temperature=temperature,
             compute_dtype=_compute_dtype(hidden),
         )
+        if rows.mean_logit is not None:  # TRL's has no gradient
+            rows = rows._replace(mean_logit=rows.mean_logit.detach())
         return tuple(getattr(rows, ours) for ours in _ROW_OUTPUTS.values())
 
 
