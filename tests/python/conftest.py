@@ -8,17 +8,16 @@ import os
 import random
 from importlib.util import find_spec
 
-# Before torch and transformers are imported: they read these once.
+# Before torch, transformers and jax are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With libtpu installed JAX would look for a TPU first.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# JAX shows the CPU as eight devices, for tests of arrays cut over devices. Its programs run once: without optimisations they take
-# half the time to compile. ./dev tests the newest JAX with them.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-)
+# For tests of arrays cut over devices: others use the first.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+# JAX's programs run once: without optimisations they take half the time to compile. ./dev tests the newest JAX with them.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import numpy as np
 import pytest

@@ -13,6 +13,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
 from tileloss.jax._arguments import flat
+from tileloss.jax._devices import on_auto_axes, varying_alike
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
@@ -167,7 +168,7 @@ def loss_of(
         return _backward(x, o, call, state, stage(state, o, upstream)[2], wanted), None
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    loss, metrics = run(x, inputs)
+    loss, metrics = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(options.is_per_row, False))
     return (loss.reshape(labels.shape) if loss.ndim else loss), metrics
 
 
@@ -232,7 +233,7 @@ def rows_of(
         return _backward(x, o, call, state, coefficients, wanted), None
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    found = run(x, inputs)
+    found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=True)
     return RowOutputs(**{name: value.reshape(labels.shape) for name, value in found.items()})
 
 
@@ -283,6 +284,7 @@ def _prepare(
     )
     choice = choose(names, operand, spec, "class_weights" in inputs)
     others = _Inputs(labels.reshape(-1), inputs, options.arrays)
+    operand, others = varying_alike((operand, others), but=vocab_axis)
     cut = None if vocab_axis is None else Shards(vocab_axis, shards, width, classes)
     return operand, others, _Call(options, spec, choice, classes, length, cut)
 

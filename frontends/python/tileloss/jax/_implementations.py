@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
+from tileloss.jax._devices import may_be_cut, varying_alike
 from tileloss.jax._sweeps import cpu, tpu, xla, xla_head
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
@@ -76,6 +77,8 @@ class Choice(NamedTuple):
 
     by_platform: tuple[tuple[str, Implementation], ...]
     otherwise: Implementation | None
+    # Whether one pass may do the whole of a loss: it needs all rows in one place.
+    may_be_whole: bool
 
     def run(self, sweep: str, *arguments: Any) -> Any:
         """``sweep``: "forward" or "backward", with its arguments."""
@@ -84,21 +87,29 @@ class Choice(NamedTuple):
     def run_whole(
         self, by_sweeps: Callable[[], Any], in_one_pass: Callable[[Callable[..., Any]], Any]
     ) -> Any:
-        """``in_one_pass``, given an implementation's value_and_grad, or ``by_sweeps`` where it has none."""
-        return self._dispatch(
-            lambda one: in_one_pass(one.value_and_grad) if one.value_and_grad else by_sweeps()
-        )
+        """``in_one_pass``, given an implementation's value_and_grad, or ``by_sweeps`` where it has none or rows may be cut."""
+
+        def call(one: Implementation) -> Any:
+            if one.value_and_grad is None or not self.may_be_whole:
+                return by_sweeps()
+            return in_one_pass(one.value_and_grad)
+
+        return self._dispatch(call)
 
     def has_one_pass(self, platform: str) -> bool:
         one = dict(self.by_platform).get(platform, self.otherwise)
-        return one is not None and one.value_and_grad is not None
+        return self.may_be_whole and one is not None and one.value_and_grad is not None
 
     def _dispatch(self, call: Callable[[Implementation], Any]) -> Any:
-        default = partial(call, self.otherwise) if self.otherwise else None
+        # platform_dependent wants results of one type, inside of shard_map too.
+        def alike(one: Implementation) -> Any:
+            return varying_alike(call(one))
+
+        default = partial(alike, self.otherwise) if self.otherwise else None
         if not self.by_platform:
             assert default is not None
             return default()
-        branches = {platform: partial(call, one) for platform, one in self.by_platform}
+        branches = {platform: partial(alike, one) for platform, one in self.by_platform}
         return lax.platform_dependent(default=default, **branches)
 
 
@@ -106,14 +117,15 @@ def choose(names: tuple[str, ...], operand: Operand, spec: Spec, has_class_weigh
     """Raises ValueError when none of ``names`` can do the call."""
     by_platform: dict[str, Implementation] = {}
     refusals = []
+    may_be_whole = not may_be_cut(operand)
     for name in names:
         one = _BY_NAME[name]
         if refusal := one.refusal(operand, spec, has_class_weights):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:
-            return Choice(tuple(by_platform.items()), one)
+            return Choice(tuple(by_platform.items()), one, may_be_whole)
         else:
             by_platform.setdefault(one.platform, one)
     if not by_platform:
         raise ValueError(f"implementation: none of those named can do this: {'; '.join(refusals)}")
-    return Choice(tuple(by_platform.items()), None)
+    return Choice(tuple(by_platform.items()), None, may_be_whole)

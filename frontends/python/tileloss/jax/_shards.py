@@ -11,18 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from tileloss.jax._devices import varying, varying_alike
 from tileloss.jax._rows.state import RowState, identity, merge
 from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec
 from tileloss.jax._sweeps.transform import LogitTransform
 
 SLICES = 8
 _Run = Callable[..., Any]  # Choice.run
+_Tree = TypeVar("_Tree")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Shards:
         slices = SLICES if SLICES % self.count == 0 and total % SLICES == 0 else self.count
         of_shard, width = slices // self.count, total // slices
         shard = lax.axis_index(self.axis)
+        operand, labels, transform = self._here(operand, labels, transform)
 
         def state_of(i: int) -> RowState:
             start = shard * self.width + i * width
@@ -55,11 +58,12 @@ class Shards:
 
             def sweep(columns: int) -> RowState:
                 if columns == 0:
-                    return _varying_like(operand, identity(labels.shape[0], **spec.sums._asdict()))
+                    empty = identity(labels.shape[0], **spec.sums._asdict())
+                    return varying_alike((empty, here))[0]
                 part = spec._replace(first=i * width, columns=columns)
                 of_columns = None if weights is None else weights[:columns]
                 found = run("forward", operand, here, transform, part, of_columns)
-                return _varying_like(operand, found)
+                return varying_alike((found, here))[0]
 
             state: RowState = self._by_columns(start, width, sweep)
             if state.argmax is None:
@@ -92,6 +96,8 @@ class Shards:
     ) -> Operand:
         """The gradient of this shard's columns, and of all hidden states: summed over the shards in float32."""
         start = lax.axis_index(self.axis) * self.width
+        whole = operand
+        operand, rows, transform = self._here(operand, rows, transform)
         rows = rows._replace(labels=_columns_here(rows.labels, start, self.width))
         weights = self._weights(class_weights, start)
         spec = spec._replace(dhidden_dtype=jnp.float32)
@@ -100,17 +106,16 @@ class Shards:
             if columns == 0:
                 zeros = jax.eval_shape(partial(sweep, self.width))
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
-                return _varying_like(operand, zeros)
+                return varying_alike((zeros, start))[0]
             part = spec._replace(columns=columns)
             of_columns = None if weights is None else weights[:columns]
-            found = run("backward", operand, rows, transform, part, of_columns)
-            return _varying_like(operand, found)
+            return run("backward", operand, rows, transform, part, of_columns)
 
         gradient: Operand = self._by_columns(start, self.width, sweep)
         if isinstance(gradient, Logits) or isinstance(operand, Logits) or gradient.hidden is None:
             return gradient
         assert operand.hidden is not None
-        dhidden = self._sum(gradient.hidden) if self._is_checked(operand) else gradient.hidden
+        dhidden = self._sum(gradient.hidden) if self._is_checked(whole) else gradient.hidden
         return gradient._replace(hidden=dhidden.astype(operand.hidden.dtype))
 
     def upstream(self, operand: Operand, gradient: Array) -> Array:
@@ -118,11 +123,24 @@ class Shards:
         of it, as of a psum's, and JAX adds up dhidden; where it does, each has all of it."""
         return gradient if self._is_checked(operand) else self._sum(gradient)
 
+    def _here(
+        self, operand: Operand, tree: _Tree, transform: LogitTransform
+    ) -> tuple[Operand, _Tree, LogitTransform]:
+        """What a sweep gets, all of it as varying over this axis too, as custom calls and loops want it."""
+        temperature = transform.temperature
+        traced = temperature if isinstance(temperature, Array) else None
+        operand, tree, traced, _ = varying_alike((operand, tree, traced, lax.axis_index(self.axis)))
+        return (
+            operand,
+            tree,
+            transform if traced is None else transform._replace(temperature=traced),
+        )
+
     def _sum(self, tree: Any) -> Any:
         return lax.psum(tree, self.axis)  # type: ignore[no-untyped-call]
 
     def _is_checked(self, operand: Operand) -> bool:
-        return self.axis in _varying_axes(operand)
+        return any(self.axis in varying(x) for x in jax.tree.leaves(operand))
 
     def _weights(self, class_weights: Array | None, start: Array) -> Array | None:
         """Those of this shard's columns from class ``start`` on, 0 for the padding."""
@@ -146,22 +164,3 @@ def _columns_here(labels: Array, start: Array, width: int) -> Array:
     here = labels - start
     column = jnp.where((here >= 0) & (here < width), here, ELSEWHERE)
     return jnp.where(labels < 0, labels, column).astype(jnp.int32)
-
-
-def _varying_axes(tree: Any) -> frozenset[str]:
-    """The axes of a mesh over which shard_map, if it checks that, takes an array of the tree to vary."""
-    axes: frozenset[str] = frozenset()
-    for leaf in jax.tree.leaves(tree):
-        axes |= getattr(jax.typeof(leaf), "vma", frozenset())
-    return axes
-
-
-def _varying_like(like: Any, tree: Any) -> Any:
-    """The tree's arrays, taken to vary over all axes over which one of ``like`` does."""
-    axes = _varying_axes(like)
-
-    def cast(leaf: Array) -> Array:
-        missing = tuple(axes - _varying_axes(leaf))
-        return lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-    return jax.tree.map(cast, tree)

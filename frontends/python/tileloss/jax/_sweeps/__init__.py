@@ -4,6 +4,7 @@ operands.py   what they go over, and what they are told and give
 transform.py  the logit transform
 xla.py        "xla" from logits
 cpu.py        "cpu", by XLA FFI calls of the C++ library
+by_rows.py    custom calls that may be cut by rows over devices
 xla_head.py   "xla" from hidden states and the LM head
 tpu/          "pallas_tpu"
 """

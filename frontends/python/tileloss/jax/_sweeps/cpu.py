@@ -19,8 +19,10 @@ from jax import Array
 from tileloss._core.library import library_path
 from tileloss._core.slots import SLOTS
 from tileloss._core.structs import BACKWARD, BFLOAT16, FLOAT32, FORWARD, VALUE_AND_GRAD
+from tileloss.jax._devices import is_in_shard_map, type_like
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
+from tileloss.jax._sweeps.by_rows import cut_by_rows
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
@@ -165,23 +167,33 @@ class _Call:
         aliases: dict[int, int] | None = None,
     ) -> Sequence[Array]:
         _register()
-        found: Sequence[Array] = jax.ffi.ffi_call(
-            _TARGET,
-            list(results.values()),
-            vmap_method="sequential",
-            input_output_aliases=aliases,
-        )(
-            *self.operands.values(),
-            function=self.function,
-            call_pass=np.int32(call_pass),
-            operands=" ".join(self.operands),
-            results=" ".join(results),
-            options=" ".join(f"{name}={float(value)!r}" for name, value in self.options.items()),
-            first=np.int64(first),
-            columns=np.int64(columns),
-            sequence_length=np.int64(sequence_length),
-        )
-        return found
+        operands = list(self.operands.values())
+
+        def call(*operands: Array) -> Sequence[Array]:
+            rows = operands[0].shape[0]
+            shapes = ((rows, *r.shape[1:]) if _has_rows(w) else r.shape for w, r in results.items())
+            types = [
+                type_like(operands[0], shape, r.dtype)
+                for shape, r in zip(shapes, results.values(), strict=True)
+            ]
+            found: Sequence[Array] = jax.ffi.ffi_call(
+                _TARGET, types, vmap_method="sequential", input_output_aliases=aliases
+            )(
+                *operands,
+                function=self.function,
+                call_pass=np.int32(call_pass),
+                operands=" ".join(self.operands),
+                results=" ".join(results),
+                options=" ".join(f"{name}={float(v)!r}" for name, v in self.options.items()),
+                first=np.int64(first),
+                columns=np.int64(columns),
+                sequence_length=np.int64(sequence_length),
+            )
+            return found
+
+        if call_pass != VALUE_AND_GRAD and not is_in_shard_map(operands[0]):
+            call = cut_by_rows(call, [*map(_has_rows, self.operands)], [*map(_has_rows, results)])
+        return call(*operands)
 
 
 def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spec) -> _Call:
@@ -200,6 +212,11 @@ def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spe
     else:
         call.options["temperature"] = transform.temperature
     return call
+
+
+def _has_rows(word: str) -> bool:
+    """Whether the first dimension of a sweep's operand, or of any result, is the rows."""
+    return not word.startswith("option:") and not word.endswith(("head", "bias", "loss", "metrics"))
 
 
 def _head_words(spec: Spec) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from tileloss.jax._devices import varying_alike
 from tileloss.jax._rows.state import RowState, identity, merge
 from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums
 from tileloss.jax._sweeps.transform import LogitTransform
@@ -39,7 +40,7 @@ def forward(
         weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
         return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
 
-    empty = identity(operand.logits.shape[0], **spec.sums._asdict())
+    empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
     return over_tiles(spec.columns, TILE, step, empty)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from tileloss.jax._devices import varying_alike
 from tileloss.jax._rows.state import RowState, identity, merge
 from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Spec
 from tileloss.jax._sweeps.transform import LogitTransform
@@ -44,7 +45,7 @@ def forward(
         weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
         return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
 
-    empty = identity(labels.shape[0], **spec.sums._asdict())
+    empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
     return over_tiles(spec.columns, TILE, step, empty)
 
 
@@ -86,6 +87,7 @@ def backward(
         jnp.zeros(head.shape, head.dtype) if of_head else None,
         jnp.zeros(bias.shape, jnp.float32) if bias is not None and of_bias else None,
     )
+    sums, _ = varying_alike((sums, hidden))
     dhidden, dhead, dbias = in_place(lambda sums: over_tiles(spec.columns, TILE, step, sums), sums)
     if dhidden is not None:
         # Where the head holds NaN or inf, 0 times it is in rows that are not used.

@@ -1,0 +1,96 @@
+"""Custom calls that XLA's partitioner may cut by rows: each device sweeps the rows that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import sequential_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+_Call = Callable[..., Sequence[Array]]
+
+
+def cut_by_rows(
+    call: _Call, operand_has_rows: Sequence[bool], result_has_rows: Sequence[bool]
+) -> _Call:
+    """``call`` of arrays, whose first dimension is the rows where the flags say so; the first operand has them.
+
+    Operands without rows are replicated; results without are sums over the rows, and summed over the devices in float32.
+    Rows that the devices cannot have in equal parts are gathered.
+    """
+
+    def partition(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        rows, spec = operands[0].shape[0], operands[0].sharding.spec
+        axes = _axes(spec[0]) if len(spec) else ()
+        count = 1
+        for axis in axes:
+            count *= mesh.shape[axis]
+        if rows % count:
+            axes = ()
+
+        def shardings(arrays: Sequence[Any], has_rows: Sequence[bool]) -> tuple[Any, ...]:
+            specs = (
+                (axes or None, *([None] * (len(x.shape) - 1))) if cut else ()
+                for x, cut in zip(arrays, has_rows, strict=True)
+            )
+            return tuple(
+                NamedSharding(mesh, PartitionSpec(*spec))  # type: ignore[no-untyped-call]
+                for spec in specs
+            )
+
+        def on_each_device(*parts: Array) -> tuple[Array, ...]:
+            found = call(*parts)
+            return tuple(
+                x if cut or not axes else _sum_over(axes, x)
+                for x, cut in zip(found, result_has_rows, strict=True)
+            )
+
+        return (
+            mesh,
+            on_each_device,
+            shardings(results, result_has_rows),
+            shardings(operands, operand_has_rows),
+        )
+
+    def rule(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        del mesh
+        factors: list[str] = []
+
+        def of_all(types: Sequence[Any], has_rows: Sequence[bool]) -> str:
+            return ", ".join(
+                _factors(t.rank, cut, factors) for t, cut in zip(types, has_rows, strict=True)
+            )
+
+        text = f"{of_all(operands, operand_has_rows)} -> {of_all(results, result_has_rows)}"
+        return text, {"need_replication_factors": tuple(factors)}
+
+    partitioned = custom_partitioning(lambda *operands: tuple(call(*operands)))  # type: ignore[no-untyped-call]
+    partitioned.def_partition(partition, sharding_rule=rule)  # type: ignore[no-untyped-call]
+    # custom_partitioning has no rule for vmap.
+    mapped: _Call = sequential_vmap(lambda *operands: partitioned(*operands))  # type: ignore[no-untyped-call]
+    return mapped
+
+
+def _factors(rank: int, has_rows: bool, whole: list[str]) -> str:
+    """An array's dimensions in a sharding rule; those that must be whole are added to ``whole``."""
+    names = ["n"] if has_rows else []
+    while len(names) < rank:
+        names.append(f"w{len(whole)}")
+        whole.append(names[-1])
+    return " ".join(names)
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one dimension in a PartitionSpec."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _sum_over(axes: tuple[str, ...], x: Array) -> Array:
+    total: Array = lax.psum(x.astype(jnp.float32), axes)  # type: ignore[no-untyped-call]
+    return total.astype(x.dtype)
