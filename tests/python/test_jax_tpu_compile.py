@@ -34,13 +34,17 @@ def test_the_kernels_from_logits_compile(chip: str) -> None:
         assert memory.temp_size_in_bytes < of_logits / 50
 
 
-# The larger hidden size where there is least room.
+# A layout of the head for each case: every chip has both.
 @pytest.mark.parametrize(
     ("chip", "hidden", "layout"),
     [
         ("v5e", 1536, "VH"),
+        ("v5e", 4096, "HV"),
         ("v5p", 1536, "HV"),
+        ("v5p", 4096, "VH"),
         ("v6e", 1536, "HV"),
+        ("v6e", 4096, "VH"),
+        ("tpu7x", 1536, "HV"),
         ("tpu7x", 4096, "VH"),
     ],
 )
