@@ -4,7 +4,7 @@ command.py      the command lines, errors and exit codes
 gradcheck.py    a case's inputs from the compiled program, outputs by the front end, and back to be judged
 bench.py        the times of the front end's passes, beside the machine's roofs
 jax_case.py     a case's outputs by tileloss.jax
-jax_problem.py  the bench's inputs and steps in JAX
+jax_bench.py     the bench's inputs and steps in JAX
 case_file.py    a case's tensors in safetensors files
 memory.py       the peak memory of this process
 
