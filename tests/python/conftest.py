@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # For tests of arrays cut over devices: others use the first.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-# JAX's programs run once: without optimisations they take half the time to compile. ./dev tests the newest JAX with them.
+# JAX's programs run once: without optimisations they take half the time to compile.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import numpy as np

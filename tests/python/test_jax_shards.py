@@ -55,9 +55,10 @@ def assert_same_on(
 
     def with_gradients(f: Callable[..., Any]) -> Any:
         every = tuple(range(len(operands)))
-        (_, found), gradients = jax.jit(jax.value_and_grad(f, argnums=every, has_aux=True))(
-            *operands
-        )
+        step = jax.value_and_grad(f, argnums=every, has_aux=True)
+        # Where all counts are compared, as users compile it: conftest.py has the other programs compiled without optimisations.
+        optimised = {"xla_backend_optimization_level": 3} if len(counts) > 2 else {}
+        (_, found), gradients = jax.jit(step, compiler_options=optimised)(*operands)
         return jax.tree.map(np.asarray, (found, gradients))
 
     expected, exact = with_gradients(lambda *x: weighed(function(*x, vocab_axis=None)))
