@@ -50,8 +50,7 @@ int64_t bytes_of(tileloss_dtype dtype) {
 }
 
 ffi::Error failed(tileloss_status status) {
-  const bool is_callers = status == TILELOSS_INVALID_ARGUMENT || status == TILELOSS_LABEL_OUT_OF_RANGE;
-  return {is_callers ? ffi::ErrorCode::kInvalidArgument : ffi::ErrorCode::kInternal,
+  return {status == TILELOSS_INVALID_ARGUMENT ? ffi::ErrorCode::kInvalidArgument : ffi::ErrorCode::kInternal,
           std::string("tileloss: ") + tileloss_last_error()};
 }
 

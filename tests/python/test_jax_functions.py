@@ -157,6 +157,17 @@ def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone(problem: Pr
     assert np.isfinite(loss[1:]).all() and np.isfinite(dlogits[1:]).all()
 
 
+def test_a_label_that_int32_cannot_hold_is_out_of_range_in_one_pass_too(problem: Problem) -> None:
+    # As int32 it would be ignore_index.
+    labels = jnp.asarray(problem.labels).astype(jnp.uint32).at[0].set(2**32 - 100)
+    x = jnp.asarray(problem.logits)
+    for grad_in_forward in (True, False):
+        loss = jax.value_and_grad(
+            lambda x: cross_entropy(x, labels, grad_in_forward=grad_in_forward)  # noqa: B023
+        )(x)[0]
+        assert np.isnan(loss), grad_in_forward
+
+
 @pytest.mark.parametrize(
     ("dtype", "most"),
     # Before jax 0.11 one copy of bfloat16 logits, as integers; one in float32 would be twice as large.

@@ -131,9 +131,6 @@ def loss_of(
 
     def forward(x: Operand, o: _Inputs) -> tuple[tuple[Array, Array | None], Any]:
         wanted, x, o = _primals(x, o)
-        if grad_in_forward and call.shards:
-            loss, metrics, gradient = by_sweeps(x, o, wanted)
-            return (loss, metrics), gradient
         if grad_in_forward:
             loss, metrics, gradient = call.choice.run_whole(
                 lambda: by_sweeps(x, o, wanted), lambda run: in_one_pass(run, x, o, wanted)
@@ -152,7 +149,8 @@ def loss_of(
         return run(
             call.with_arrays(o.arrays),
             x,
-            {"labels": o.labels, **o.vectors},
+            _columns_of_labels(o, call),
+            {name: vector for name, vector in o.vectors.items() if name != "mask"},
             call.spec._replace(wanted=tuple(wanted)),
             sequence_length=call.sequence_length,
             wants_metrics=wants_metrics,
@@ -176,9 +174,7 @@ def _saves_a_product(x: Operand, call: _Call) -> bool:
     """Whether a gradient in the forward is less work: with the LM head in C++. One in float16 would be rounded before a loss
     scale multiplies it."""
     narrow = any(tensor is not None and tensor.dtype == jnp.float16 for tensor in x)
-    if call.shards or narrow:
-        return False
-    return isinstance(x, LmHead) and call.choice.has_one_pass(jax.default_backend())
+    return isinstance(x, LmHead) and not narrow and call.choice.has_one_pass(jax.default_backend())
 
 
 def rows_of(
@@ -283,6 +279,8 @@ def _prepare(
         has_uniform=_may_be_on(options, "label_smoothing") if is_loss else sums.smoothing_sum,
     )
     choice = choose(names, operand, spec, "class_weights" in inputs)
+    if vocab_axis is not None:
+        choice = choice._replace(may_be_whole=False)
     others = _Inputs(labels.reshape(-1), inputs, options.arrays)
     operand, others = varying_alike((operand, others), but=vocab_axis)
     cut = None if vocab_axis is None else Shards(vocab_axis, shards, width, classes)

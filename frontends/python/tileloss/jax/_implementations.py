@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ class Choice(NamedTuple):
 
     by_platform: tuple[tuple[str, Implementation], ...]
     otherwise: Implementation | None
-    # Whether one pass may do the whole of a loss: it needs all rows in one place.
+    # Whether one pass may do the whole of a loss: it needs all rows and the whole vocabulary in one place.
     may_be_whole: bool
 
     def run(self, sweep: str, *arguments: Any) -> Any:
@@ -87,30 +87,36 @@ class Choice(NamedTuple):
     def run_whole(
         self, by_sweeps: Callable[[], Any], in_one_pass: Callable[[Callable[..., Any]], Any]
     ) -> Any:
-        """``in_one_pass``, given an implementation's value_and_grad, or ``by_sweeps`` where it has none or rows may be cut."""
-
-        def call(one: Implementation) -> Any:
-            if one.value_and_grad is None or not self.may_be_whole:
-                return by_sweeps()
-            return in_one_pass(one.value_and_grad)
-
-        return self._dispatch(call)
+        """``in_one_pass``, given an implementation's value_and_grad, on platforms that have one; elsewhere ``by_sweeps``."""
+        passes = {platform: partial(in_one_pass, f) for platform, f in self._passes().items()}
+        return _by_platform(passes, by_sweeps)
 
     def has_one_pass(self, platform: str) -> bool:
-        one = dict(self.by_platform).get(platform, self.otherwise)
-        return self.may_be_whole and one is not None and one.value_and_grad is not None
+        return platform in self._passes()
+
+    def _passes(self) -> dict[str, Callable[..., Any]]:
+        if not self.may_be_whole:
+            return {}
+        return {name: one.value_and_grad for name, one in self.by_platform if one.value_and_grad}
 
     def _dispatch(self, call: Callable[[Implementation], Any]) -> Any:
-        # platform_dependent wants results of one type, inside of shard_map too.
-        def alike(one: Implementation) -> Any:
-            return varying_alike(call(one))
+        branches = {platform: partial(call, one) for platform, one in self.by_platform}
+        return _by_platform(branches, partial(call, self.otherwise) if self.otherwise else None)
 
-        default = partial(alike, self.otherwise) if self.otherwise else None
-        if not self.by_platform:
-            assert default is not None
-            return default()
-        branches = {platform: partial(alike, one) for platform, one in self.by_platform}
-        return lax.platform_dependent(default=default, **branches)
+
+def _by_platform(
+    branches: Mapping[str, Callable[[], Any]], default: Callable[[], Any] | None
+) -> Any:
+    """The branch of the platform at lowering. Their results are of one type, inside of shard_map too."""
+    if not branches:
+        assert default is not None
+        return default()
+
+    def alike(branch: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: varying_alike(branch())
+
+    of_platforms = {platform: alike(branch) for platform, branch in branches.items()}
+    return lax.platform_dependent(default=alike(default) if default else None, **of_platforms)
 
 
 def choose(names: tuple[str, ...], operand: Operand, spec: Spec, has_class_weights: bool) -> Choice:

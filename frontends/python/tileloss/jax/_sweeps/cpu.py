@@ -111,6 +111,7 @@ def backward(
 def value_and_grad(
     options: Options,
     operand: Operand,
+    labels: Array,
     tensors: dict[str, Array],
     spec: Spec,
     *,
@@ -119,13 +120,15 @@ def value_and_grad(
 ) -> tuple[Array, Array | None, Operand]:
     """A scalar loss, its metrics if wanted, and its gradient in one pass, with the row stage in C++.
 
-    ``tensors``: labels and the other inputs by their names in tileloss_args. A label out of range makes all results NaN.
+    ``labels``: as a sweep's; one that is ELSEWHERE is out of range, which makes all results NaN. ``tensors``: the other inputs
+    by their names in tileloss_args.
     """
     function = options.function
     call = _Call(function.name, operand, spec)
+    call.operands["labels"] = labels
     call.operands |= {name: _accepted(name, tensor) for name, tensor in tensors.items()}
     call.operands |= {f"option:{name}": number for name, number in options.arrays.items()}
-    call.options |= options.numbers()
+    call.options |= options.numbers() | {"ignore_index": UNUSED}
     results = {"loss": _like((), jnp.float32)}
     if wants_metrics:
         results["metrics"] = _like((len(function.metrics),), jnp.float32)
@@ -254,8 +257,6 @@ def _in_place(operand: Operand, result: int) -> dict[int, int] | None:
 
 def _accepted(name: str, tensor: Array) -> Array:
     """The tensor in a type that the library takes for it."""
-    if name == "mask":
-        return (tensor != 0).astype(jnp.uint8)
     return tensor.astype(jnp.float32 if SLOTS[name].dtypes[0] == FLOAT32 else jnp.int32)
 
 
