@@ -34,14 +34,10 @@ def forward(
 ) -> RowState:
     """The row states of the columns that ``spec`` names."""
 
-    def step(state: RowState, start: Array | int, width: int) -> RowState:
-        x = tile(operand.logits, spec.first + start, width)
-        z = transform.value(x.astype(jnp.float32))
-        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
-        return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
+    def logits_of(column: Array | int, width: int) -> Array:
+        return tile(operand.logits, column, width).astype(jnp.float32)
 
-    empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
-    return over_tiles(spec.columns, TILE, step, empty)
+    return state_over_tiles(TILE, logits_of, labels, transform, spec, class_weights)
 
 
 def backward(
@@ -63,6 +59,25 @@ def backward(
 
     gradient = in_place(lambda buffer: over_tiles(spec.columns, TILE, step, buffer), operand.logits)
     return Logits(gradient.at[:, spec.columns :].set(0))
+
+
+def state_over_tiles(
+    width: int,
+    logits_of: Callable[[Array | int, int], Array],
+    labels: Array,
+    transform: LogitTransform,
+    spec: Spec,
+    class_weights: Array | None,
+) -> RowState:
+    """A forward sweep in tiles of ``width`` columns. ``logits_of(column, width)``: float32 [N, width]."""
+
+    def step(state: RowState, start: Array | int, width: int) -> RowState:
+        z = transform.value(logits_of(spec.first + start, width))
+        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
+        return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
+
+    empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
+    return over_tiles(spec.columns, width, step, empty)
 
 
 def over_tiles(

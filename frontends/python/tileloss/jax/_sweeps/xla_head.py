@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tileloss.jax._devices import varying_alike
-from tileloss.jax._rows.state import RowState, identity, merge
+from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Spec
 from tileloss.jax._sweeps.transform import LogitTransform
 from tileloss.jax._sweeps.xla import (
     in_place,
     over_tiles,
+    state_over_tiles,
     stored,
     tile,
     tile_gradient,
-    tile_state,
 )
 
 TILE = 2048  # columns of a step
@@ -38,15 +38,11 @@ def forward(
     assert hidden is not None and head is not None
     seen = _as_seen(hidden, spec)
 
-    def step(state: RowState, start: Array | int, width: int) -> RowState:
-        of_head = _head_tile(head, spec.first + start, width, spec)
-        of_bias = None if bias is None else tile(bias, spec.first + start, width, axis=0)
-        z = transform.value(_logits(seen, of_head, of_bias, spec))
-        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
-        return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
+    def logits_of(column: Array | int, width: int) -> Array:
+        of_bias = None if bias is None else tile(bias, column, width, axis=0)
+        return _logits(seen, _head_tile(head, column, width, spec), of_bias, spec)
 
-    empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
-    return over_tiles(spec.columns, TILE, step, empty)
+    return state_over_tiles(TILE, logits_of, labels, transform, spec, class_weights)
 
 
 def backward(
