@@ -8,11 +8,12 @@ from typing import NoReturn
 from tileloss import library_path
 from tileloss._core.files import packaged_file
 
-_WITH_FRONTENDS = ("gradcheck", "bench")
+# Of subcommands that the compiled program has, the flags that it lacks.
+_FLAGS = {"gradcheck": {"--frontend"}, "bench": {"--frontend"}}
 
 
 def main() -> NoReturn:
-    """Becomes the program: same arguments, terminal, signals and exit code; `gradcheck` and `bench` with --frontend stay here."""
+    """Becomes the program: same arguments, terminal, signals and exit code. What it lacks stays here."""
     arguments = sys.argv[1:]
     program = _find()
     if program is None:
@@ -22,12 +23,16 @@ def main() -> NoReturn:
             file=sys.stderr,
         )
         sys.exit(3)
-    has_frontend = any(argument.partition("=")[0] == "--frontend" for argument in arguments)
-    if has_frontend and arguments[0] in _WITH_FRONTENDS:
+    if _needs_python(arguments):
         from tileloss.check.command import run
 
         sys.exit(run(program, arguments))
     os.execv(program, [str(program), *arguments])
+
+
+def _needs_python(arguments: list[str]) -> bool:
+    flags = _FLAGS.get(arguments[0], set()) if arguments else set()
+    return any(argument.partition("=")[0] in flags for argument in arguments)
 
 
 def _find() -> Path | None:

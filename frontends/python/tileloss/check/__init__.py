@@ -1,6 +1,6 @@
-"""`tileloss gradcheck` and `tileloss bench` of what Python computes: --frontend jax.
+"""What of the command `tileloss` needs Python.
 
-command.py      the command lines, errors and exit codes
+command.py      the subcommands, errors and exit codes
 gradcheck.py    a case's inputs from the compiled program, outputs by the front end, and back to be judged
 bench.py        the times of the front end's passes, beside the machine's roofs
 jax_case.py     a case's outputs by tileloss.jax

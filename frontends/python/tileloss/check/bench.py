@@ -31,6 +31,10 @@ class Roofs(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--frontend", required=True, choices=["jax"], help="who computes")
+    parser.add_argument(
+        "--implementation", metavar="NAME", help="of tileloss.jax; default: its own choice"
+    )
     parser.add_argument("--loss", default="cross_entropy", help="cross_entropy, logprobs, ...")
     parser.add_argument("--preset", help="of a policy loss: grpo, gspo, ...")
     parser.add_argument("--tokens", default="2048", help="rows")

@@ -1,44 +1,54 @@
-"""The command lines of `tileloss gradcheck` and `tileloss bench` with --frontend, their errors and exit codes."""
+"""The subcommands that need Python: their command lines, errors and exit codes."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
-
-from tileloss.check import bench, gradcheck
-
-_SUBCOMMANDS = {"gradcheck": gradcheck, "bench": bench}
-_USAGE, _ENVIRONMENT, _INTERRUPTED = 2, 3, 130
+from typing import Any, NamedTuple
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tileloss", allow_abbrev=False)
-    subcommands = parser.add_subparsers(dest="command", required=True)
-    for name, module in _SUBCOMMANDS.items():
-        one = subcommands.add_parser(name, description=module.__doc__, allow_abbrev=False)
-        one.add_argument("--frontend", required=True, choices=["jax"], help="who computes")
-        one.add_argument(
-            "--implementation", metavar="NAME", help="of tileloss.jax; default: its own choice"
-        )
-        module.add_arguments(one)
-    return parser.parse_args(arguments)
+class Subcommand(NamedTuple):
+    """The module has add_arguments(parser), and run(program, options), which gives the exit code. It is imported when it is wanted,
+    so that no subcommand waits for the packages of another."""
+
+    module: str
+    summary: str
+
+
+SUBCOMMANDS = {
+    "gradcheck": Subcommand("tileloss.check.gradcheck", "check what Python computes"),
+    "bench": Subcommand("tileloss.check.bench", "time what Python computes"),
+}
+USAGE, ENVIRONMENT = 2, 3
+_INTERRUPTED = 130
 
 
 def run(program: Path, arguments: list[str]) -> int:
     """``program``: the compiled one. The exit codes are its own: 0 pass, 1 a check failed, 2 usage, 3 the environment."""
-    options = parse(arguments)
+    name = arguments[0]
     try:
-        code = _SUBCOMMANDS[options.command].run(program, options)
+        module = importlib.import_module(SUBCOMMANDS[name].module)
+        options = _parse(name, module, arguments[1:])
+        code = module.run(program, options)
         return code if code >= 0 else 128 - code  # a child that a signal ended
     except KeyboardInterrupt:
         return _INTERRUPTED
     except ImportError as error:
-        return _report(f"--frontend jax: {error}", _ENVIRONMENT)
+        return _report(f"{name}: {error}: pip install 'tileloss[check]'", ENVIRONMENT)
     except (ValueError, TypeError) as error:
-        return _report(str(error), _USAGE)
+        return _report(str(error), USAGE)
     except (MemoryError, OSError, RuntimeError) as error:
-        return _report(str(error) or "out of memory", _ENVIRONMENT)
+        return _report(str(error) or "out of memory", ENVIRONMENT)
+
+
+def _parse(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"tileloss {name}", description=module.__doc__, allow_abbrev=False
+    )
+    module.add_arguments(parser)
+    return parser.parse_args(arguments)
 
 
 def _report(message: str, code: int) -> int:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--frontend", required=True, choices=["jax"], help="who computes")
+    parser.add_argument(
+        "--implementation", metavar="NAME", help="of tileloss.jax; default: its own choice"
+    )
     parser.add_argument("--config", required=True, type=Path, help="YAML file")
     parser.add_argument(
         "--set",
