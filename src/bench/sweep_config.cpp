@@ -169,8 +169,9 @@ std::vector<Json> combine(const std::vector<Axis>& axes, const Json& common, con
 
 }  // namespace
 
-SweepConfig read_sweep_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  const ConfigNode root = load_config(file, overrides);
+SweepConfig read_sweep_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                              const std::vector<std::string>& skipped) {
+  const ConfigNode root = load_config(file, overrides, skipped);
   ConfigReader reader(root);
   SweepConfig config;
   config.file = file.string();

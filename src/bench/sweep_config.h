@@ -18,8 +18,9 @@ struct SweepConfig {
   std::vector<Json> cases;  // to_json(SweepCase), each once; what compares with each other stands together
 };
 
-// Throws ToolError as config.h says.
-SweepConfig read_sweep_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+// Throws ToolError as config.h says, of the keys that are skipped too.
+SweepConfig read_sweep_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                              const std::vector<std::string>& skipped = {});
 
 }  // namespace tileloss::tools
 

@@ -25,6 +25,7 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
     if (config.is_linear()) {
       config.linear.hidden_name = source.text("hidden", config.linear.hidden_name);
       config.linear.head_name = source.text("lm_head", config.linear.head_name);
+      config.linear.bias_name = source.text("bias", "");
     } else {
       out.logits_name = source.text("logits", out.logits_name);
     }
@@ -83,7 +84,7 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   out.compute_dtype = static_cast<tileloss_dtype>(config.function.get_integer("compute_dtype", TILELOSS_NONE));
   out.transposed_head = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
   if (config.source.is_file && reader.has("bias")) reader.fail("bias", "only with a synthetic source");
-  out.bias = reader.choice("bias", "none", {"none", "random"}) == "random";
+  out.bias = reader.choice("bias", "none", {"none", "random"}) == "random" || !out.bias_name.empty();
   const std::vector<std::string> gradients = reader.list("gradients", {"dhidden", "dhead"}, {"dhidden", "dhead", "dbias"});
   const auto wants = [&](std::string_view name) {
     return std::find(gradients.begin(), gradients.end(), name) != gradients.end();
@@ -173,8 +174,9 @@ ToolError GradcheckConfig::located(const LibraryError& error) const {
   return origin == origins.end() ? ToolError(error) : ToolError(error.code(), origin->second + ": " + error.problem());
 }
 
-GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  const ConfigNode root = load_config(file, overrides);
+GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                                      const std::vector<std::string>& skipped) {
+  const ConfigNode root = load_config(file, overrides, skipped);
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
   GradcheckConfig config(Function::of(reader.choice("loss", std::nullopt, loss_names()), is_linear));

@@ -26,6 +26,7 @@ struct GradcheckConfig {
     std::string distribution = "normal";
     LogitsSpec logits;
     std::filesystem::path path;  // safetensors
+    std::string shown_as;        // in reports, in place of the path, unless empty
     std::string logits_name = "logits";
     std::string labels_name = "labels";
     // Of policy losses; "": not in the file.
@@ -50,6 +51,7 @@ struct GradcheckConfig {
     bool accumulate = false;
     std::string hidden_name = "hidden";
     std::string head_name = "lm_head";
+    std::string bias_name;  // "": none in the file
   };
 
   struct Tolerances {
@@ -97,8 +99,9 @@ struct GradcheckConfig {
   bool per_row_loss() const { return function.per_row_loss(); }
 };
 
-// Throws ToolError as config.h says.
-GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+// Throws ToolError as config.h says, of the keys that are skipped too.
+GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                                      const std::vector<std::string>& skipped = {});
 
 }  // namespace tileloss::tools
 

@@ -89,6 +89,14 @@ void read_rows(const SafetensorsFile& file, const StoredTensor& tensor, const St
   }
 }
 
+void read_bias(const SafetensorsFile& file, const StoredTensor& tensor, std::vector<float>& bias) {
+  if (tensor.dtype != "F32" || tensor.elements() != std::ssize(bias)) {
+    file.refuse(tensor,
+                formatted("expected F32 with {} elements, got {} {}", bias.size(), tensor.dtype, shape_text(tensor.shape)));
+  }
+  file.read(tensor, 0, std::ssize(bias) * static_cast<int64_t>(sizeof(float)), bias.data());
+}
+
 // What accumulation adds to, by row.
 void prefill(const StoredMatrix& view, uint64_t seed, HugeBuffer& buffer) {
   std::vector<char> row(static_cast<size_t>(view.cols * element_bytes(view.format)));
@@ -125,6 +133,7 @@ void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, Che
   allocate(tensors);
   file.read(hidden, 0, matrix_bytes(tensors.hidden_view), tensors.hidden.data());
   read_rows(file, head, tensors.head_view, tensors.head);
+  if (!config.linear.bias_name.empty()) read_bias(file, file.tensor(config.linear.bias_name), tensors.bias);
 }
 
 // hidden ~ normal, head ~ std / sqrt(H) normal: logits of the source's std.

@@ -18,8 +18,8 @@ std::string number(const Json& value) {
 }  // namespace
 
 void print_case(const char* tool, const GradcheckConfig& config, const CheckInputs& inputs) {
-  const std::string source =
-      config.source.is_file ? shown(config.source.path.string()) : "synthetic, " + config.source.distribution;
+  const std::string file = config.source.shown_as.empty() ? config.source.path.string() : config.source.shown_as;
+  const std::string source = config.source.is_file ? shown(file) : "synthetic, " + config.source.distribution;
   const std::string hidden = inputs.linear ? formatted(", hidden {}", inputs.linear->hidden_view.cols) : "";
   print_formatted("{} {}: {}{} [{}, {}, {}{}] {}{}; {}; seed {}\n", tool, shown(config.file), config.function.name(),
                   config.function.preset().empty() ? "" : " " + config.function.preset(), inputs.batch_size, inputs.seq_len,

@@ -14,6 +14,7 @@
 #include "check/row_trace.h"
 #include "check/strict.h"
 #include "cli/check_tables.h"
+#include "cli/package_flags.h"
 #include "cli/subcommands.h"
 #include "support/flags.h"
 #include "support/format.h"
@@ -30,6 +31,7 @@ struct Command {
   bool strict = false;
   std::optional<int64_t> row;
   std::optional<int64_t> column;
+  PackageFlags package;
 };
 
 void add_times(const KernelResults& results, Json& json) {
@@ -48,11 +50,8 @@ void add_kernel(const GradcheckConfig& config, const KernelResults& results, Jso
   json["kernel/in_place"] = config.in_place;
 }
 
-int check(const GradcheckConfig& config, const KernelCall& guarded) {
-  // Opened before the work, so that a file that cannot be written is known at once.
-  std::unique_ptr<ResultWriter> writer;
-  if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
-
+int check(const GradcheckConfig& config, const Command& command, const KernelCall& guarded) {
+  ResultWriter writer(config.output);  // before the work, so that a file that cannot be written is known at once
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   print_case("gradcheck", config, inputs);
@@ -69,14 +68,13 @@ int check(const GradcheckConfig& config, const KernelCall& guarded) {
   Json metrics = metrics_json(inputs, report.verdict);
   add_times(results, metrics);
   add_kernel(config, results, metrics);
+  command.package.add_facts(metrics);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
   if (config.mutants) print_mutants(report.mutants, config.is_linear());
-  if (writer != nullptr) {
-    Json line = case_json("gradcheck", config, inputs);
-    add_findings(config, report, metrics, line);
-    writer->write(line);
-  }
+  Json line = case_json("gradcheck", config, inputs);
+  add_findings(config, report, metrics, line);
+  writer.write(line);
   return print_verdict(failures(config, report));
 }
 
@@ -98,9 +96,10 @@ void print_trace(const CheckInputs& inputs, const RowTrace& trace) {
 }
 
 // One row of the check at every stage, in place of all rows at the end.
-int check_row(const GradcheckConfig& config, int64_t row, std::optional<int64_t> column) {
-  std::unique_ptr<ResultWriter> writer;
-  if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
+int check_row(const GradcheckConfig& config, const Command& command) {
+  const int64_t row = *command.row;
+  const std::optional<int64_t> column = command.column;
+  ResultWriter writer(config.output);
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   check_trace_range(inputs, row, column);
@@ -108,22 +107,23 @@ int check_row(const GradcheckConfig& config, int64_t row, std::optional<int64_t>
   const KernelResults results = run_kernels(config, inputs);
   const RowTrace trace = trace_row(config, inputs, results, row, column);
   print_trace(inputs, trace);
-  if (writer != nullptr) {
-    Json line = case_json("gradcheck", config, inputs);
-    add_kernel(config, results, line);
-    line["trace"] = trace.to_json();
-    line["pass"] = trace.failures().empty();
-    writer->write(line);
-  }
+  Json line = case_json("gradcheck", config, inputs);
+  add_kernel(config, results, line);
+  command.package.add_facts(line);
+  line["trace"] = trace.to_json();
+  line["pass"] = trace.failures().empty();
+  writer.write(line);
   return print_verdict(trace.failures());
 }
 
 int run_gradcheck(const Command& command, const KernelCall& guarded) {
-  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
+  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides, command.package.skipped);
+  command.package.add_facts(config);
+  if (command.package.only_read) return kExitPass;
   config.mutants |= command.mutants;
   config.strict |= command.strict;
   try {
-    return command.row ? check_row(config, *command.row, command.column) : check(config, guarded);
+    return command.row ? check_row(config, command) : check(config, command, guarded);
   } catch (const LibraryError& error) {
     throw config.located(error);
   }
@@ -144,6 +144,8 @@ constexpr const char* kFooter =
     "  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,\n"
     "  dhead, dbias), dhead_dtype (float32, head), accumulate\n"
     "  source: the names of hidden and lm_head; kernel: workspace_bytes\n"
+    "The Python package's command also has model_path (a transformers model), --impl (somebody else's implementation) and "
+    "trackers.\n"
     "docs/users/gradcheck.md says more, configs/ has examples.\n"
     "Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts\n"
     "from the forward's row state. --row shows one row at every stage instead. The last line is PASS, or FAIL and the gates that "
@@ -166,6 +168,8 @@ void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded)
   app->add_option("--column", command->column, "With --row: the gradient at this column, in place of the worst")
       ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
       ->needs("--row");
+  add_package_flags(*app, command->package);
+  add_case_flags(*app, command->package);
   app->footer(kFooter);
   app->callback([command, guarded, &action] { action = [command, guarded] { return run_gradcheck(*command, guarded); }; });
 }

@@ -10,6 +10,7 @@
 #include "check/gradcheck_report.h"
 #include "check/row_outputs.h"
 #include "cli/check_tables.h"
+#include "cli/package_flags.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
@@ -26,6 +27,7 @@ struct Command {
   std::string inputs;  // to be written
   std::string producer;
   bool mutants = false;
+  PackageFlags package;
 };
 
 int hand_over_inputs(GradcheckConfig config, const std::string& path) {
@@ -44,8 +46,7 @@ int judge_file(GradcheckConfig config, const Command& command) {
   config.mutants = command.mutants;
   const std::string& path = command.outputs;
   // Opened before the work, so that files that cannot be read or written are known at once.
-  std::unique_ptr<ResultWriter> writer;
-  if (config.output) writer = std::make_unique<ResultWriter>(*config.output);
+  ResultWriter writer(config.output);
   const SafetensorsFile file(path);
 
   ThreadTeam team(tileloss_default_threads());
@@ -57,22 +58,23 @@ int judge_file(GradcheckConfig config, const Command& command) {
     throw ToolError(kExitUsage, formatted("--mutants: expected a gradient in {}, got none to plant them in", shown(path)));
   }
   const GradcheckReport report = judge_all(config, inputs, results, team);
-  const Json metrics = metrics_json(inputs, report.verdict);
+  Json metrics = metrics_json(inputs, report.verdict);
+  command.package.add_facts(metrics);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
   if (config.mutants) print_mutants(report.mutants, config.is_linear());
-  if (writer != nullptr) {
-    Json line = case_json("judge", config, inputs);
-    line["outputs"] = path;
-    if (!command.producer.empty()) line["producer"] = command.producer;
-    add_findings(config, report, metrics, line);
-    writer->write(line);
-  }
+  Json line = case_json("judge", config, inputs);
+  line["outputs"] = path;
+  if (!command.producer.empty()) line["producer"] = command.producer;
+  add_findings(config, report, metrics, line);
+  writer.write(line);
   return print_verdict(failures(config, report));
 }
 
 int run_judge(const Command& command) {
-  const GradcheckConfig config = read_gradcheck_config(command.config, command.overrides);
+  GradcheckConfig config = read_gradcheck_config(command.config, command.overrides, command.package.skipped);
+  command.package.add_facts(config);
+  if (command.package.only_read) return kExitPass;
   try {
     return command.inputs.empty() ? judge_file(config, command) : hand_over_inputs(config, command.inputs);
   } catch (const LibraryError& error) {
@@ -105,6 +107,8 @@ void add_judge(CLI::App& program, Action& action) {
   app->add_flag("--mutants", command->mutants, "Plant every applicable mutant in the outputs; each must be caught")
       ->needs(outputs);
   app->add_option("--producer", command->producer, "Who made the outputs: text for the report")->needs(outputs);
+  add_package_flags(*app, command->package);
+  add_case_flags(*app, command->package);
   app->footer(footer());
   app->callback([command, &action] { action = [command] { return run_judge(*command); }; });
 }

@@ -9,6 +9,7 @@
 
 #include "bench/sweep_case.h"
 #include "bench/sweep_config.h"
+#include "cli/package_flags.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
@@ -35,16 +36,18 @@ void add_sweep(CLI::App& program, Action& action) {
     std::string config;
     std::vector<std::string> overrides;
     std::string sweep_case;
+    PackageFlags package;
   };
   auto command = std::make_shared<Command>();
   CLI::App* app = program.add_subcommand("sweep", "Time every combination of blocks, threads, instruction sets, shapes, losses");
   app->add_option("--config", command->config, "YAML file")->required();
   app->add_option("--set", command->overrides, "Override a key: threads=[1,2] (repeatable)")->allow_extra_args(false);
+  add_package_flags(*app, command->package);
   app->footer(kFooter);
   app->callback([command, &action] {
     action = [command] {
       const int64_t own_bytes = virtual_bytes();  // before the cases, which are the parent's alone
-      const SweepConfig config = read_sweep_config(command->config, command->overrides);
+      const SweepConfig config = read_sweep_config(command->config, command->overrides, command->package.skipped);
       check_memory_limit(config.limits, own_bytes);
       return run_sweep(config, {"/proc/self/exe", kCaseCommand});
     };

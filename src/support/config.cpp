@@ -7,6 +7,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -173,9 +174,26 @@ const char* kind_name(ConfigNode::Kind kind) {
   return "";
 }
 
+void leave_out(ConfigNode& map, const std::string& path) {
+  const size_t dot = path.find('.');
+  const std::string key = path.substr(0, dot);
+  if (dot == std::string::npos) {
+    std::erase_if(map.children, [&](const ConfigNode& child) { return child.key == key; });
+    return;
+  }
+  for (ConfigNode& child : map.children) {
+    if (child.key == key) leave_out(child, path.substr(dot + 1));
+  }
+}
+
+// What the command of the Python package reads, and then skips here.
+constexpr std::array<std::string_view, 9> kKeysOfThePackage = {
+    "model_path", "text", "mesh_shape", "tracker", "wandb_project", "wandb_mode", "wandb_name", "block_size", "time_block"};
+
 }  // namespace
 
-ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                       const std::vector<std::string>& skipped) {
   const std::string text = read_text(file);
   // What `<(...)` gives has no folder of its own.
   const bool is_file = std::filesystem::is_regular_file(file);
@@ -188,6 +206,7 @@ ConfigNode load_config(const std::filesystem::path& file, const std::vector<std:
     usage_error(formatted("{}: expected keys and values, got {}", root.origin, kind_name(root.kind)));
   }
   for (const std::string& text_override : overrides) apply_override(root, text_override);
+  for (const std::string& path : skipped) leave_out(root, path);
   return root;
 }
 
@@ -363,7 +382,11 @@ ConfigReader ConfigReader::section(const std::string& key) {
 
 void ConfigReader::finish() const {
   for (const ConfigNode& child : map_->children) {
-    if (!known_.contains(child.key)) fail(child.key, formatted("unknown key; known here: {}", fmt::join(known_, ", ")));
+    if (known_.contains(child.key)) continue;
+    if (std::find(kKeysOfThePackage.begin(), kKeysOfThePackage.end(), child.key) != kKeysOfThePackage.end()) {
+      fail(child.key, "is read by the Python package's command: `pip install '.[check]'`, then the same with its `tileloss`");
+    }
+    fail(child.key, formatted("unknown key; known here: {}", fmt::join(known_, ", ")));
   }
 }
 

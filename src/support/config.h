@@ -26,8 +26,10 @@ struct ConfigNode {
 };
 
 // Throws ToolError: environment if the file cannot be read, usage for anything wrong in it. Each override is "a.b=value", the
-// value in YAML; a relative path given so is relative to the working directory, one in the file to the file's directory.
-ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+// value in YAML; a relative path given so is relative to the working directory, one in the file to the file's directory. The
+// keys that are skipped ("a" or "a.b") are left out: whoever calls the program has read them.
+ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                       const std::vector<std::string>& skipped = {});
 // The overrides alone, for a command line without a file.
 ConfigNode parse_overrides(const std::vector<std::string>& overrides);
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -63,6 +64,8 @@ bool lock(int file) {
   return false;
 }
 
+int copy = -1;  // a descriptor that every line goes to as well
+
 // Every line of gradcheck and sweep begins so; a torn one may be shorter.
 bool may_be_torn(std::string_view line) {
   constexpr std::string_view kStart = R"({"tool":")";
@@ -114,9 +117,17 @@ LockedFile::LockedFile(const std::filesystem::path& path)
   fail(name, "lock");
 }
 
-ResultWriter::ResultWriter(const std::filesystem::path& path, const Judge& judge) : name_(shown(path.string())), file_(path) {
-  if (!file_.is_regular() || lseek(file_.descriptor(), 0, SEEK_END) == 0) return;
-  ResultFile earlier = read_results(path);
+void copy_results_to(int descriptor) {
+  copy = descriptor;
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone away
+}
+
+ResultWriter::ResultWriter(const std::optional<std::filesystem::path>& path, const Judge& judge) {
+  if (!path) return;
+  name_ = shown(path->string());
+  file_.emplace(*path);
+  if (!file_->is_regular() || lseek(file_->descriptor(), 0, SEEK_END) == 0) return;
+  ResultFile earlier = read_results(*path);
   int64_t number = 0;
   for (Json& line : earlier.lines) {
     ++number;
@@ -124,18 +135,23 @@ ResultWriter::ResultWriter(const std::filesystem::path& path, const Judge& judge
   }
   if (earlier.torn_bytes > 0) {
     write_stderr(formatted("tileloss: warning: {}: dropped a torn last line of {} bytes\n", name_, earlier.torn_bytes));
-    if (ftruncate(file_.descriptor(), earlier.complete_bytes) != 0) fail(name_, "truncate");
+    if (ftruncate(file_->descriptor(), earlier.complete_bytes) != 0) fail(name_, "truncate");
   }
-  if (earlier.lacks_newline && !write_all(file_.descriptor(), "\n")) fail(name_, "write");
+  if (earlier.lacks_newline && !write_all(file_->descriptor(), "\n")) fail(name_, "write");
 }
 
 void ResultWriter::write(const Json& result) {
-  const int file = file_.descriptor();
-  const off_t before = file_.is_regular() ? lseek(file, 0, SEEK_END) : 0;
   const std::string line = result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (file_) write_to_file(line);
+  if (copy >= 0 && !write_all(copy, line)) copy = -1;
+}
+
+void ResultWriter::write_to_file(const std::string& line) {
+  const int file = file_->descriptor();
+  const off_t before = file_->is_regular() ? lseek(file, 0, SEEK_END) : 0;
   if (write_all(file, line) && sync(file)) return;
   const int error = errno;
-  if (file_.is_regular() && ftruncate(file, before) != 0) {
+  if (file_->is_regular() && ftruncate(file, before) != 0) {
     write_stderr(formatted("tileloss: warning: {}: a torn last line is left behind\n", name_));
   }
   errno = error;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,10 @@ class LockedFile {
   bool is_regular_ = false;
 };
 
+// Every line goes to this descriptor as well, once it is on the disk: to whoever called the program and follows it. Nothing that
+// happens to it there changes what the program does.
+void copy_results_to(int descriptor);
+
 // Appends to a results file, which is locked meanwhile. A line that cannot be written whole (disk full) is taken back, so that
 // the earlier results stay intact, and a ToolError (environment) is thrown.
 class ResultWriter {
@@ -48,14 +53,17 @@ class ResultWriter {
   // Sees a line that is there already, which stands at `where` ("FILE:LINE"); throws if the file should have no such line.
   using Judge = std::function<void(Json line, const std::string& where)>;
   // Once every line is read and judged, drops a torn last line with a warning on stderr, or adds the newline that it lacks.
-  explicit ResultWriter(const std::filesystem::path& path, const Judge& judge = nullptr);
+  // Without a path there is no file, and a line goes where copies go alone.
+  explicit ResultWriter(const std::optional<std::filesystem::path>& path, const Judge& judge = nullptr);
 
   // Returns once the line is on the disk (fsync). Throws Stopped where a pipe has no room for it and a stop is asked for.
   void write(const Json& result);
 
  private:
+  void write_to_file(const std::string& line);
+
   std::string name_;
-  LockedFile file_;
+  std::optional<LockedFile> file_;
 };
 
 }  // namespace tileloss::tools

@@ -77,6 +77,43 @@ TEST(GradcheckLinear, HiddenStatesWithoutOneFiniteRowAreMistrusted) {
   }
 }
 
+// What the Python package hands over: a model's head with its bias, and what it knows of the case.
+TEST(GradcheckLinear, ABiasComesFromTheFileAndFactsGoToTheReport) {
+  constexpr int64_t kRows = 3, kHidden = 8, kColumns = 40;
+  const TemporaryFolder folder;
+  std::vector<float> hidden(kRows * kHidden), head(kColumns * kHidden), bias(kColumns);
+  for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = 0.1F * static_cast<float>(i % 7);
+  for (size_t i = 0; i < head.size(); ++i) head[i] = 0.1F * static_cast<float>(i % 11) - 0.5F;
+  bias[5] = 30;  // the label of every row: without the bias the loss is 3.6, with it 0
+  const std::vector<int64_t> labels(kRows, 5);
+  const auto write = [&](int64_t size) {
+    write_safetensors(folder.path() / "x.safetensors",
+                      {{"hidden", "F32", {kRows, kHidden}, hidden.data(), std::ssize(hidden) * 4},
+                       {"lm_head", "F32", {kColumns, kHidden}, head.data(), std::ssize(head) * 4},
+                       {"bias", "F32", {size}, bias.data(), size * 4},
+                       {"labels", "I64", {kRows}, labels.data(), std::ssize(labels) * 8}});
+  };
+  const std::string config = folder.write("c.yaml",
+                                          "level: linear\nloss: cross_entropy\noutput: r.jsonl\nmodel_path: x\n"
+                                          "source: {kind: safetensors, path: x.safetensors, bias: bias}\n");
+  const std::vector<std::string> command = {"gradcheck", "--config", config, "--skip-key", "model_path"};
+  std::vector<std::string> with_facts = command;
+  with_facts.insert(with_facts.end(), {"--facts", R"({"model":"tiny","time/load_s":1.5})"});
+  write(kColumns);
+  const ProgramResult result = run_program(with_facts);
+  EXPECT_EQ(result.last_line(), "PASS") << result.out << result.err;
+  EXPECT_NE(result.out.find("; tiny; seed 0"), std::string::npos) << result.out;
+  const Json line = read_results(folder.path() / "r.jsonl").lines.at(0);
+  EXPECT_LT(line["loss_ref"].get<double>(), 1e-6);
+  EXPECT_EQ(line["time/load_s"], 1.5);
+  EXPECT_EQ(line["model"], "tiny");
+
+  write(kColumns - 1);
+  const ProgramResult wrong = run_program(command);
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_NE(wrong.err.find("bias: expected F32 with 40 elements, got F32 [39]"), std::string::npos) << wrong.err;
+}
+
 TEST(GradcheckLinear, AgreesInEveryStorageLayoutAndComputeTypeWithEveryMutantCaught) {
   int layout = 0;
   for (const std::string dtype : {"bf16", "fp16", "fp32"}) {

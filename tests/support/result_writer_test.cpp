@@ -1,6 +1,7 @@
 #include "support/result_writer.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -26,6 +27,24 @@ TEST(ResultWriter, AppendsOneObjectPerLine) {
   ASSERT_EQ(file.lines.size(), 2U);
   EXPECT_EQ(file.lines[1]["b"], "two\nlines");
   EXPECT_EQ(file.torn_bytes, 0);
+}
+
+// Who called the program reads along; who has gone away changes nothing.
+TEST(ResultWriter, CopiesLinesToADescriptor) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "r.jsonl";
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  copy_results_to(ends[1]);
+  ResultWriter(path).write({{"a", 1}});
+  ResultWriter(std::nullopt).write({{"b", 2}});
+  char text[64] = {};
+  EXPECT_EQ(read(ends[0], text, sizeof text), 16);
+  EXPECT_STREQ(text, "{\"a\":1}\n{\"b\":2}\n");
+  close(ends[0]);
+  ResultWriter(path).write({{"c", 3}});
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"c\":3}\n");
+  close(ends[1]);
 }
 
 TEST(ResultWriter, DropsATornLastLineAndKeepsTheRest) {
