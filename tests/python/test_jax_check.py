@@ -18,7 +18,7 @@ import pytest
 import tileloss
 import tileloss.jax as tileloss_jax
 from tileloss.check import jax_case
-from tileloss.check.case_file import read_case, write_outputs
+from tileloss.check.case_file import read_case, write_tensors
 from tileloss.check.command import run
 from tileloss.jax import cross_entropy, logprobs
 from tileloss.jax._sweeps.cpu import is_built
@@ -233,7 +233,7 @@ def test_files_go_round(tmp_path: Path) -> None:
     assert case.tensors["logits"].shape == (case.tensors["labels"].size, 127)
     again = tmp_path / "again.safetensors"
     tensors = {**case.tensors, "flags": np.array([True, False])}
-    write_outputs(again, tensors)
+    write_tensors(again, tensors)
     data = again.read_bytes()
     length = int.from_bytes(data[:8], "little")
     for name, entry in json.loads(data[8 : 8 + length]).items():

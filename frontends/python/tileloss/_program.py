@@ -8,8 +8,9 @@ from typing import NoReturn
 from tileloss import library_path
 from tileloss._core.files import packaged_file
 
-# Of subcommands that the compiled program has, the flags that it lacks.
-_FLAGS = {"gradcheck": {"--frontend"}, "bench": {"--frontend"}}
+# Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
+_FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
+_PYTHON = {"audit"}
 
 
 def main() -> NoReturn:
@@ -31,6 +32,8 @@ def main() -> NoReturn:
 
 
 def _needs_python(arguments: list[str]) -> bool:
+    if arguments and arguments[0] in _PYTHON:
+        return True
     flags = _FLAGS.get(arguments[0], set()) if arguments else set()
     return any(argument.partition("=")[0] in flags for argument in arguments)
 

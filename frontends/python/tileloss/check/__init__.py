@@ -1,12 +1,34 @@
 """What of the command `tileloss` needs Python.
 
 command.py      the subcommands, errors and exit codes
-gradcheck.py    a case's inputs from the compiled program, outputs by the front end, and back to be judged
+gradcheck.py    a case's inputs from the compiled program, outputs by an implementation, and back to be judged
+audit*.py       a list of cases against a list of implementations, each in a process of its own
+implementations/  who can compute a case: torch, TRL, Liger, optax, ... and functions of the user's
 bench.py        the times of the front end's passes, beside the machine's roofs
+case.py         a case, and helpers for implementations
+case_file.py    its tensors in safetensors files
+outputs.py      what an implementation returned, as the judge reads it
 jax_case.py     a case's outputs by tileloss.jax
-jax_bench.py     the bench's inputs and steps in JAX
-case_file.py    a case's tensors in safetensors files
+jax_bench.py    the bench's inputs and steps in JAX
 memory.py       the peak memory of this process
 
 The compiled program draws the inputs, holds the outputs against the oracle and measures the roofs; nothing is judged here.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tileloss.check.case import Case, Refused
+
+__all__ = ["Case", "Refused"]
+
+
+def __getattr__(name: str) -> Any:
+    """Case and Refused need numpy, which the command does not before it knows what it is to do."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tileloss.check import case
+
+    return getattr(case, name)

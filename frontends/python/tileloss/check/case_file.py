@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+
+from tileloss.check.case import Case
 
 _LENGTH_BYTES = 8  # of the header's length, little-endian, before the header
 _DTYPES = {
@@ -21,21 +22,6 @@ _DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class Case(NamedTuple):
-    """What `tileloss judge --write-inputs` hands over (docs/users/gradcheck.md)."""
-
-    tensors: dict[str, np.ndarray]  # by their names in tileloss_args
-    function: str  # "cross_entropy", "linear_cross_entropy", ...
-    options: dict[str, Any]  # those that differ from the defaults, a preset's too
-    batch_size: int
-    seq_len: int
-    outputs: list[str]  # row outputs that are asked for
-    mutants: bool
-    in_place: bool
-    gradients: tuple[str, ...] = ("dlogits",)  # or of dhidden, dhead, dbias
-    head_layout: str = "vh"  # as the function is to be given the head, which is [V, H] here
 
 
 def read_case(path: Path) -> Case:
@@ -52,7 +38,7 @@ def read_case(path: Path) -> Case:
     return Case(tensors, **described)
 
 
-def write_outputs(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     header, offset = {}, 0
     for name, array in tensors.items():
         end = offset + array.nbytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from tileloss._core.functions import FUNCTIONS
 from tileloss.check.bench import Roofs
-from tileloss.check.case_file import Case
+from tileloss.check.case import Case
 from tileloss.check.jax_case import Call
 from tileloss.check.memory import reset_peak, resident
 

@@ -12,7 +12,7 @@ from jax import Array
 import tileloss.jax
 from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS
 from tileloss._core.slots import DIFFERENTIABLE
-from tileloss.check.case_file import Case
+from tileloss.check.case import Case
 
 _RENAMED = {"class_weights": "weight"}  # of tileloss_args, where the public functions differ
 _OPERANDS = ("logits", "hidden", "head", "bias")

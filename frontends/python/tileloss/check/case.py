@@ -1,0 +1,201 @@
+"""A case: what an implementation is given to compute on, and helpers that keep an implementation short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from jax import Array
+    from torch import Tensor
+
+_MATRICES = ("logits", "hidden", "head", "bias")
+_ROWS = ("logits", "hidden", "token_weights", "old_logp", "ref_logp", "sampler_logp")
+_ALWAYS = ("logits", "hidden", "head", "labels")
+
+
+class Refused(Exception):
+    """Raised by an implementation for a case that it does not offer: no verdict on it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `tileloss judge --write-inputs` hands over (docs/users/gradcheck.md).
+
+    An implementation is a function of a case that returns its outputs, by their names in tileloss_args: numpy, torch or JAX
+    arrays, loss [] or [N], row outputs [N], dlogits [N,V], or dhidden [N,H], dhead [V,H] and dbias [V].
+    """
+
+    tensors: dict[str, np.ndarray]  # by their names in tileloss_args
+    function: str  # "cross_entropy", "linear_cross_entropy", ...
+    options: dict[str, Any]  # those that differ from the defaults, a preset's too
+    batch_size: int
+    seq_len: int
+    outputs: list[str]  # row outputs that are asked for
+    mutants: bool
+    in_place: bool
+    gradients: tuple[str, ...] = ("dlogits",)  # or of dhidden, dhead, dbias
+    head_layout: str = "vh"  # as the function is to be given the head, which is [V, H] here
+    backwards: int = 1  # how often the backward is called; the last one's gradients are judged
+    _handed_out: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def ignore_index(self) -> int:
+        return int(self.options.get("ignore_index", -100))
+
+    @property
+    def in_use(self) -> np.ndarray:
+        """[N] bool: the rows that are neither ignored nor masked."""
+        used = self.tensors["labels"] != self.ignore_index
+        return used & (self.tensors["mask"] != 0) if "mask" in self.tensors else used
+
+    @property
+    def valid_vocab(self) -> int:
+        """The columns that are in the softmax."""
+        if "valid_vocab" in self.options:
+            return int(self.options["valid_vocab"])
+        if "logits" in self.tensors:
+            return self.tensors["logits"].shape[1]
+        return self.tensors["head"].shape[0]
+
+    def refuse_unless(
+        self,
+        functions: Collection[str],
+        options: Collection[str] = (),
+        tensors: Collection[str] = (),
+        differentiable: Collection[str] = ("loss",),
+    ) -> None:
+        """Raises Refused for another function, option, tensor, or output with an upstream gradient. Options with their default
+        value are not in the case."""
+        if self.function not in functions:
+            raise Refused(f"{self.function}: it has {', '.join(functions)}")
+        known = {*_ALWAYS, *tensors, *(f"{name}_grad" for name in differentiable)}
+        others = [name for name in self.options if name not in options]
+        others += [name for name in self.tensors if name not in known]
+        if others:
+            raise Refused(f"{', '.join(others)}: not offered")
+
+    def with_numbers(self) -> Case:
+        """The same for implementations that read everything: what tileloss never reads and is NaN here becomes 0, the labels of
+        masked rows ignore_index, and an absent bias whose gradient is asked for 0. Offsets of sequences of one length are left out."""
+        used, valid = self.in_use, self.valid_vocab
+        tensors = dict(self.tensors)
+        of_rows = set(_ROWS) & set(tensors)
+        if self.options.get("advantage_level") == "token":
+            of_rows.add("advantages")
+        for name in of_rows:
+            tensors[name] = np.array(tensors[name])
+            tensors[name][~used] = 0
+        if "logits" in tensors:
+            tensors["logits"][:, valid:] = 0
+        else:
+            tensors["head"] = np.array(tensors["head"])
+            tensors["head"][valid:] = 0
+            if "bias" in tensors:
+                tensors["bias"] = np.where(
+                    np.arange(len(tensors["head"])) < valid, tensors["bias"], 0
+                )
+            elif "dbias" in self.gradients:
+                tensors["bias"] = np.zeros(len(tensors["head"]), np.float32)
+        tensors["labels"] = np.where(used, tensors["labels"], self.ignore_index)
+        regular = np.arange(0, len(used) + 1, max(self.seq_len, 1))
+        if np.array_equal(tensors.get("sequence_offsets", ()), regular):
+            del tensors["sequence_offsets"]  # batch_size and seq_len say the same
+        return replace(self, tensors=tensors, _handed_out={})
+
+    # ------------------------------------------------------------------------------------------------------------- PyTorch
+
+    def torch(self, name: str) -> Tensor:
+        """A copy of the tensor for PyTorch; the same one when asked again. It requires a gradient where the case asks for it."""
+        import torch
+
+        if name not in self._handed_out:
+            array = np.array(self.tensors[name])
+            if array.dtype == ml_dtypes.bfloat16:
+                tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+            else:
+                tensor = torch.from_numpy(array)
+            is_wanted = f"d{name}" in self.gradients
+            self._handed_out[name] = tensor.requires_grad_() if is_wanted else tensor
+        return self._handed_out[name]
+
+    def torch_outputs(self, **outputs: Tensor) -> dict[str, Tensor | None]:
+        """The outputs by name, and the gradients that the case asks for, by autograd from those that have an upstream gradient.
+        A gradient that autograd does not find is None, which fails."""
+        import torch
+
+        results = [name for name in outputs if self._is_differentiated(name)]
+        upstream = [
+            self._torch_upstream(name)
+            .to(outputs[name].dtype)
+            .reshape(-1)
+            .expand(outputs[name].numel())
+            for name in results
+        ]
+        leaves = {n: x for n, x in self._handed_out.items() if x.requires_grad}
+        gradients: tuple[Tensor | None, ...] = ()
+        for turn in range(self.backwards):
+            gradients = torch.autograd.grad(
+                [outputs[name] for name in results],
+                list(leaves.values()),
+                [u.reshape(outputs[n].shape) for n, u in zip(results, upstream, strict=True)],
+                retain_graph=turn + 1 < self.backwards,
+                allow_unused=True,
+            )
+        named = dict(zip((f"d{name}" for name in leaves), gradients, strict=True))
+        return {name: array.detach() for name, array in outputs.items()} | named
+
+    def _torch_upstream(self, name: str) -> Tensor:
+        import torch
+
+        return torch.from_numpy(np.array(self._upstream(name)))
+
+    # ----------------------------------------------------------------------------------------------------------------- JAX
+
+    def jax(self, name: str) -> Array:
+        """A copy of the tensor for JAX."""
+        import jax.numpy as jnp
+
+        return jnp.array(self.tensors[name])
+
+    def jax_outputs(
+        self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]
+    ) -> dict[str, Array]:
+        """The outputs that `compute` gives by name, of the operands (logits, or hidden, head and bias) by name; and the gradients
+        that the case asks for, by jax.vjp under jit from those that have an upstream gradient."""
+        import jax
+        import jax.numpy as jnp
+
+        operands = {name: self.jax(name) for name in _MATRICES if name in self.tensors}
+        wanted = {name: x for name, x in operands.items() if f"d{name}" in self.gradients}
+
+        def run(wanted: dict[str, Array]) -> tuple[Any, Any]:
+            found = compute(operands | wanted)
+            return {n: x for n, x in found.items() if self._is_differentiated(n)}, found
+
+        def step(wanted: dict[str, Array]) -> dict[str, Array]:
+            moving, pull, found = jax.vjp(run, wanted, has_aux=True)
+            upstream = {
+                name: jnp.broadcast_to(
+                    jnp.reshape(self._upstream(name), -1).astype(x.dtype), x.size
+                ).reshape(x.shape)
+                for name, x in moving.items()
+            }
+            for _ in range(self.backwards):
+                (gradients,) = pull(upstream)
+            return {**found, **{f"d{name}": x for name, x in gradients.items()}}
+
+        return dict(jax.jit(step)(wanted))
+
+    # ------------------------------------------------------------------------------------------------------------ upstream
+
+    def _is_differentiated(self, name: str) -> bool:
+        return name == "loss" or f"{name}_grad" in self.tensors
+
+    def _upstream(self, name: str) -> np.ndarray:
+        """The gradient of an output, float32 [N] or one value; 1 for a loss where the case has none."""
+        return self.tensors.get(f"{name}_grad", np.ones(1, np.float32))

@@ -1,0 +1,146 @@
+"""Who can compute a case, by name: functions of a case that return its outputs, small adapters to each package's public API.
+
+torch_losses.py     torch, torch-float32, torch-compile, torch-linear
+torch_policy.py     the GRPO family in plain torch, from log-probabilities
+trl.py, liger.py, cce.py
+jax_losses.py       jax, optax, tokamax
+own.py              tileloss-torch, tileloss-jax
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tileloss
+from tileloss.check.case import Case
+
+NATIVE = "tileloss"  # the C++ kernels, which the compiled program runs by itself
+Compute = Callable[[Case], Any]
+
+
+class NotInstalled(RuntimeError):
+    """A package that an implementation needs is not there."""
+
+
+class Known(NamedTuple):
+    """An implementation of the table: `module` of this folder has the function `compute`."""
+
+    module: str
+    compute: str
+    packages: tuple[str, ...]  # distributions, that of the implementation first
+    modules: tuple[str, ...]  # what is imported of them
+    summary: str
+    reads_ignored: bool = (
+        True  # rows and columns that tileloss never reads hold 0 for it, NaN for the others
+    )
+
+
+class Implementation(NamedTuple):
+    name: str
+    package: str  # "torch 2.15.0"
+    compute: Compute
+    reads_ignored: bool = True
+
+    def __call__(self, case: Case) -> Any:
+        return self.compute(case.with_numbers() if self.reads_ignored else case)
+
+
+def _torch(compute: str, summary: str) -> Known:
+    return Known("torch_losses", compute, ("torch",), ("torch",), summary)
+
+
+def _jax(compute: str, summary: str, *packages: str) -> Known:
+    return Known("jax_losses", compute, (*packages, "jax"), (*packages, "jax"), summary)
+
+
+_OF_LIGER = "Liger's cross-entropy (on a CPU in Triton's interpreter), chunked policy losses"
+_LIGER = ("liger-kernel", "torch", "triton"), ("liger_kernel", "torch", "triton")
+_CCE = ("cut-cross-entropy", "torch"), ("cut_cross_entropy", "torch")
+_TRL = ("trl", "torch"), ("trl", "torch")
+KNOWN = {
+    "torch": _torch(
+        "eager", "torch.nn.functional in the logits' dtype; policy losses in plain torch"
+    ),
+    "torch-float32": _torch("eager_float32", "the same on logits widened to float32"),
+    "torch-compile": _torch("compiled", "the same as torch, under torch.compile"),
+    "torch-linear": _torch("linear", "torch.nn.functional.linear_cross_entropy, in chunks"),
+    "trl": Known(
+        "trl", "compute", *_TRL, "the log-probabilities and the loss of TRL's GRPO trainer"
+    ),
+    "liger": Known("liger", "compute", *_LIGER, _OF_LIGER),
+    "cce": Known("cce", "compute", *_CCE, "Cut Cross-Entropy, without a GPU under torch.compile"),
+    "jax": _jax("plain", "jax.nn.log_softmax in float32"),
+    "optax": _jax("optax", "optax's cross-entropy, in the logits' dtype", "optax"),
+    "tokamax": _jax("tokamax", "tokamax.linear_softmax_cross_entropy_loss", "tokamax"),
+    "tileloss-torch": Known("own", "of_torch", ("torch",), ("torch",), "tileloss.torch", False),
+    "tileloss-jax": Known("own", "of_jax", ("jax",), ("jax",), "tileloss.jax", False),
+}
+NAMES = (NATIVE, *KNOWN)
+
+
+def check_name(name: str, argument: str = "--impl") -> None:
+    """Raises ValueError for a name that is neither known nor of the form module:function or FILE.py:function."""
+    if name not in NAMES and ":" not in name:
+        raise ValueError(
+            f"{argument}: expected one of {', '.join(NAMES)}, or module:function, got {name}"
+        )
+
+
+def load(name: str) -> Implementation:
+    """Imports it.
+
+    Raises:
+        ValueError: no such name, module or function.
+        NotInstalled: naming the package.
+        Exception: whatever a module of the user's raises while it is imported.
+    """
+    check_name(name)
+    if name not in KNOWN:
+        return Implementation(name, name, _load_function(name))
+    known = KNOWN[name]
+    for module, package in zip(known.modules, known.packages, strict=True):
+        if importlib.util.find_spec(module) is None:
+            raise NotInstalled(f"{package} is not installed")
+    compute: Compute = getattr(importlib.import_module(f"{__name__}.{known.module}"), known.compute)
+    versions = ", ".join(f"{package} {metadata.version(package)}" for package in known.packages)
+    if not known.reads_ignored:
+        versions = f"tileloss {tileloss.__version__}, {versions}"
+    return Implementation(name, versions, compute, known.reads_ignored)
+
+
+def _load_function(name: str) -> Compute:
+    place, _, function = name.rpartition(":")
+    if place.endswith(".py"):
+        module = _load_file(Path(place))
+    else:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        try:
+            found = importlib.util.find_spec(place)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise ValueError(f"--impl {name}: there is no module {place}")
+        module = importlib.import_module(place)
+    compute = getattr(module, function, None)
+    if not callable(compute):
+        raise ValueError(f"--impl {name}: {place} has no function {function}")
+    return compute
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"--impl: expected a Python file, got {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,112 @@
+"""Liger: cross-entropy by its Triton kernels, in Triton's interpreter where there is no GPU; chunked GRPO losses in torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from tileloss.check.case import Case, Refused
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+from liger_kernel.transformers.functional import (
+    liger_cross_entropy,
+    liger_fused_linear_cross_entropy,
+)
+
+_CROSS_ENTROPY = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
+_POLICY = (
+    "kind", "ratio_level", "aggregation", "epsilon_low", "epsilon_high", "delta", "tau_pos", "tau_neg", "vespo_k_pos",
+    "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "beta", "kl_importance", "num_items", "max_length", "temperature",
+)  # fmt: skip
+_AGGREGATION = {
+    "seq_mean_token_mean": "grpo",
+    "token_mean": "dapo",
+    "seq_mean_token_sum_norm": "dr_grpo",
+    "seq_mean_token_sum": "luspo",
+}
+
+
+def compute(case: Case) -> dict[str, Any]:
+    if case.function == "linear_policy_loss":
+        return _policy(case)
+    functions = ("cross_entropy", "linear_cross_entropy", "linear_policy_loss")
+    case.refuse_unless(functions, _CROSS_ENTROPY, ["bias", "class_weights"])
+    options = {
+        "reduction": case.options.get("reduction", "mean"),
+        "ignore_index": case.ignore_index,
+        "label_smoothing": case.options.get("label_smoothing", 0.0),
+        "lse_square_scale": case.options.get("z_loss", 0.0),
+        "softcap": case.options.get("softcap"),
+    }
+    weight = case.torch("class_weights") if "class_weights" in case.tensors else None
+    labels = case.torch("labels")
+    if case.function == "cross_entropy":
+        loss = liger_cross_entropy(case.torch("logits"), labels, weight, **options)
+    else:
+        hidden, head, bias = case.torch("hidden"), case.torch("head"), _bias(case)
+        loss = liger_fused_linear_cross_entropy(
+            hidden, head, labels, bias, weight, accum_dtype=torch.float32, **options
+        )
+    return case.torch_outputs(loss=loss)
+
+
+def _bias(case: Case) -> torch.Tensor | None:
+    return case.torch("bias").to(case.torch("head").dtype) if "bias" in case.tensors else None
+
+
+def _policy(case: Case) -> dict[str, Any]:
+    case.refuse_unless(
+        ["linear_policy_loss"],
+        (*_POLICY, "ignore_index"),
+        ["bias", "advantages", "old_logp", "ref_logp", "mask"],
+    )
+    options, shape = case.options, (case.batch_size, case.seq_len)
+    loss = LigerFusedLinearGRPOLoss(
+        beta=options.get("beta", 0.0),
+        compiled=False,
+        use_ref_model="beta" in options,
+        epsilon_low=options.get("epsilon_low", 0.2),
+        epsilon_high=options.get("epsilon_high", options.get("epsilon_low", 0.2)),
+        loss_type=_loss_type(options),
+        max_completion_length=options.get("max_length", case.seq_len),
+        importance_sampling_level=options.get("ratio_level", "token"),
+        sapo_temperature_pos=options.get("tau_pos", 1.0),
+        sapo_temperature_neg=options.get("tau_neg", 1.05),
+        temperature=options.get("temperature", 1.0),
+        delta=options.get("delta"),
+        use_bias_correction_kl=options.get("kl_importance") in (True, "true"),
+        **{name: options[name] for name in options if name.startswith("vespo_")},
+    )
+
+    def rows(name: str) -> torch.Tensor | None:
+        return case.torch(name).reshape(shape) if name in case.tensors else None
+
+    used = torch.from_numpy(case.in_use).reshape(shape)
+    found, _ = loss(
+        case.torch("hidden").reshape(*shape, -1),
+        case.torch("head"),
+        case.torch("labels").clamp(min=0).reshape(shape),
+        used.to(torch.int64),
+        case.torch("advantages"),
+        bias=_bias(case),
+        ref_per_token_logps=rows("ref_logp"),
+        old_per_token_logps=rows("old_logp"),
+        num_items_in_batch=options.get("num_items"),
+    )
+    return case.torch_outputs(loss=found)
+
+
+def _loss_type(options: dict[str, Any]) -> str:
+    kind = options.get("kind", "clip")
+    aggregation = options.get("aggregation", "seq_mean_token_mean")
+    if kind == "clip" and aggregation in _AGGREGATION:
+        return _AGGREGATION[aggregation]
+    usual = {"cispo": "token_mean", "vespo": "token_mean", "sapo": "seq_mean_token_mean"}
+    if usual.get(kind) != aggregation:
+        raise Refused(f"kind {kind} with aggregation {aggregation}: not offered")
+    return str(kind)

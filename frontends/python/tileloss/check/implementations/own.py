@@ -1,0 +1,57 @@
+"""TileLoss through its front ends, as users call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tileloss.check.case import Case
+
+
+def of_jax(case: Case) -> dict[str, np.ndarray]:
+    from tileloss.check import jax_case
+
+    return jax_case.compute(case, None)
+
+
+def of_torch(case: Case) -> dict[str, Any]:
+    import torch
+
+    import tileloss.torch
+    from tileloss._core.functions import FUNCTIONS
+
+    described = FUNCTIONS[case.function]
+    options = dict(case.options)
+    labels = torch.from_numpy(np.array(case.tensors["labels"]))
+    if described.is_linear:
+        first = [case.torch("hidden"), case.torch("head")]
+        options["linear_bias"] = case.torch("bias") if "bias" in case.tensors else None
+        if "compute_dtype" in options:
+            options["compute_dtype"] = getattr(torch, options["compute_dtype"])
+    else:
+        first = [case.torch("logits")]
+    function = getattr(tileloss.torch, case.function)
+    if not described.is_loss:
+        asked = dict.fromkeys((*case.outputs, *_differentiated(case)))
+        rows = function(*first, labels, outputs=list(asked), **options)
+        return case.torch_outputs(**{name: getattr(rows, name) for name in asked})
+    tensors = {
+        {"class_weights": "weight"}.get(name, name): torch.from_numpy(np.array(array))
+        for name, array in case.tensors.items()
+        if name not in ("logits", "hidden", "head", "bias", "labels", "advantages", "loss_grad")
+    }
+    if not described.metrics:
+        loss = function(*first, labels, **tensors, **options)
+        return case.torch_outputs(loss=loss)
+    if "sequence_offsets" not in tensors:
+        shape = (case.batch_size, case.seq_len)
+        labels, first[0] = labels.reshape(shape), first[0].reshape(*shape, -1)
+    advantages = torch.from_numpy(np.array(case.tensors["advantages"]))
+    loss, metrics = function(*first, labels, advantages, return_metrics=True, **tensors, **options)
+    ordered = torch.stack([metrics[name] for name in described.metrics])
+    return case.torch_outputs(loss=loss) | {"metrics": ordered}
+
+
+def _differentiated(case: Case) -> list[str]:
+    return [name.removesuffix("_grad") for name in case.tensors if name.endswith("_grad")]
