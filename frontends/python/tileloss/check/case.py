@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jax import Array
     from torch import Tensor
 
+_T = TypeVar("_T")
 _MATRICES = ("logits", "hidden", "head", "bias")
 _ROWS = ("logits", "hidden", "token_weights", "old_logp", "ref_logp", "sampler_logp")
 _ALWAYS = ("logits", "hidden", "head", "labels")
@@ -62,6 +63,10 @@ class Case:
             return self.tensors["logits"].shape[1]
         return self.tensors["head"].shape[0]
 
+    def asked(self, rows: Mapping[str, _T]) -> dict[str, _T]:
+        """Of row outputs by name those that the case asks for."""
+        return {name: row for name, row in rows.items() if name in self.outputs}
+
     def refuse_unless(
         self,
         functions: Collection[str],
@@ -81,7 +86,8 @@ class Case:
 
     def with_numbers(self) -> Case:
         """The same for implementations that read everything: what tileloss never reads and is NaN here becomes 0, the labels of
-        masked rows ignore_index, and an absent bias whose gradient is asked for 0. Offsets of sequences of one length are left out."""
+        masked rows ignore_index, an absent bias whose gradient is asked for 0. Offsets of sequences of one length are left out.
+        """
         used, valid = self.in_use, self.valid_vocab
         tensors = dict(self.tensors)
         of_rows = set(_ROWS) & set(tensors)

@@ -20,6 +20,9 @@ class Subcommand(NamedTuple):
 SUBCOMMANDS = {
     "gradcheck": Subcommand("tileloss.check.gradcheck", "check what Python computes"),
     "bench": Subcommand("tileloss.check.bench", "time what Python computes"),
+    "audit": Subcommand(
+        "tileloss.check.audit", "check a list of implementations on a list of cases"
+    ),
 }
 USAGE, ENVIRONMENT = 2, 3
 _INTERRUPTED = 130

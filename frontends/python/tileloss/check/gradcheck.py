@@ -114,5 +114,7 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames
     first = " ".join(str(error).split())[:300]
-    place = f", at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
-    return f"{type(error).__name__}: {first}{place}"
+    if not theirs:
+        return f"{type(error).__name__}: {first}"
+    file = theirs[-1].filename.rpartition("site-packages/")[2]
+    return f"{type(error).__name__}: {first}, at {file}:{theirs[-1].lineno}"

@@ -38,7 +38,7 @@ def plain(case: Case) -> dict[str, Array]:
             "entropy": -jnp.where(p > 0, p * jnp.where(p > 0, log_p, 0), 0).sum(-1),
         }
         rows = {name: jnp.where(used, row, 0) for name, row in rows.items()}
-        return rows | _loss(case, -rows["logp"], used)
+        return case.asked(rows) | _loss(case, -rows["logp"], used)
 
     return case.jax_outputs(compute)
 

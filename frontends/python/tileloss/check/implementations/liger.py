@@ -17,6 +17,7 @@ from liger_kernel.transformers.functional import (
     liger_cross_entropy,
     liger_fused_linear_cross_entropy,
 )
+from triton import knobs
 
 _CROSS_ENTROPY = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
 _POLICY = (
@@ -36,6 +37,10 @@ def compute(case: Case) -> dict[str, Any]:
         return _policy(case)
     functions = ("cross_entropy", "linear_cross_entropy", "linear_policy_loss")
     case.refuse_unless(functions, _CROSS_ENTROPY, ["bias", "class_weights"])
+    if knobs.runtime.interpret and ("softcap" in case.options or "class_weights" in case.tensors):
+        raise Refused(
+            "softcap and class_weights: not in Triton's interpreter, which has no .to of a float"
+        )
     options = {
         "reduction": case.options.get("reduction", "mean"),
         "ignore_index": case.ignore_index,

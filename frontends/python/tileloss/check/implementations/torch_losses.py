@@ -97,13 +97,11 @@ def _compute(
     def forward(x: Tensor) -> Outputs:
         z = transformed(case, widen(x))
         found = {name: torch.where(used, row, 0) for name, row in row_outputs(z, labels).items()}
+        asked = case.asked({name: row.detach() for name, row in found.items()})
         if case.function.endswith("cross_entropy"):
-            return {n: found[n].detach() for n in ("logp", "lse")} | {
-                "loss": _cross_entropy(case, z)
-            }
+            return asked | {"loss": _cross_entropy(case, z)}
         if case.function.endswith("policy_loss"):
-            loss = torch_policy.loss(case, found["logp"], found["entropy"])
-            return {name: row.detach() for name, row in found.items()} | {"loss": loss}
+            return asked | {"loss": torch_policy.loss(case, found["logp"], found["entropy"])}
         return found
 
     return case.torch_outputs(**compiler(forward)(logits_of(case)))

@@ -53,7 +53,8 @@ def compute(case: Case) -> dict[str, Any]:
     tensors = ("bias", "advantages", "old_logp", "ref_logp", "mask")
     case.refuse_unless(functions, (*options, *_POLICY), tensors)
     logp, entropy = _log_probs(case)
-    return case.torch_outputs(logp=logp, entropy=entropy, loss=_loss(case, logp, entropy))
+    asked = case.asked({"logp": logp, "entropy": entropy})
+    return case.torch_outputs(loss=_loss(case, logp, entropy), **asked)
 
 
 def _log_probs(case: Case) -> tuple[Tensor, Tensor]:

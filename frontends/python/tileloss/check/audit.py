@@ -1,0 +1,182 @@
+"""`tileloss audit`: a list of cases against a list of implementations, each in a process of its own, judged by the program."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tileloss
+from tileloss.check.audit_cases import CASES, AuditCase
+from tileloss.check.audit_child import Child
+from tileloss.check.audit_table import print_list, print_table
+from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
+
+GOOD = ("pass", "refused", "not_installed")
+_USAGE = 2
+Line = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--impl",
+        type=_names,
+        default=NAMES,
+        metavar="A,B",
+        help="implementations, module:function or FILE.py:function among them; default: all that are known",
+    )
+    parser.add_argument(
+        "--case", type=_names, metavar="A,B", help="cases, patterns such as 'ce/*' among them"
+    )
+    parser.add_argument("--list", action="store_true", help="print cases and implementations, stop")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON a cell")
+    parser.add_argument("--json", action="store_true", help="print these lines in place of tables")
+    parser.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="of a case, and of an implementation's import; default 120",
+    )
+
+
+def run(program: Path, options: argparse.Namespace) -> int:
+    """0: every cell is a pass, a refusal or not installed; 1: one is not."""
+    if options.list:
+        print_list(
+            CASES, {NATIVE: "the C++ kernels"} | {n: known.summary for n, known in KNOWN.items()}
+        )
+        return 0
+    for name in options.impl:
+        check_name(name)
+    cases = _chosen(options.case)
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="tileloss-") as folder:
+        prepared = [(case, _prepare(program, case, Path(folder))) for case in cases]
+        for name in options.impl:
+            for line in audit(program, name, prepared, options.time_limit):
+                lines.append(line)
+                _report(line, options)
+    if not options.json:
+        print_table(lines)
+    return 0 if all(line["status"] in GOOD for line in lines) else 1
+
+
+def audit(
+    program: Path, name: str, prepared: list[tuple[AuditCase, Path]], seconds: float
+) -> Iterator[Line]:
+    """A line for each case, whose folder has its config and its inputs."""
+    with Child(name, seconds) as child:
+        for case, folder in prepared:
+            begin = time.monotonic()
+            if name == NATIVE:
+                package = f"tileloss {tileloss.__version__}"
+                verdict = _judge(program, "gradcheck", folder, [])
+            else:
+                verdict = _of_child(program, child, case, folder)
+                package = child.package
+            yield {
+                "tool": "audit",
+                "version": tileloss.__version__,
+                "implementation": name,
+                "package": package,
+                "case": case.name,
+                "gate": None,
+                "value": None,
+                "limit": None,
+                "message": None,
+                **verdict,
+                "seconds": round(time.monotonic() - begin, 3),
+            }
+
+
+def _of_child(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
+    outputs = folder / "outputs.safetensors"
+    outputs.unlink(missing_ok=True)
+    answer = child.ask(
+        inputs=str(folder / "inputs.safetensors"), outputs=str(outputs), backwards=case.backwards
+    )
+    if answer["status"] == "usage":
+        raise ValueError(answer["message"])
+    if answer["status"] != "done":
+        return {key: answer[key] for key in ("status", "gate", "message") if key in answer}
+    return _judge(program, "judge", folder, ["--outputs", str(outputs)])
+
+
+def _judge(program: Path, tool: str, folder: Path, arguments: list[str]) -> Line:
+    """The verdict of the program: the first gate that failed, the others in the message."""
+    results = folder / "results.jsonl"
+    results.unlink(missing_ok=True)
+    command = [str(program), tool, "--config", str(folder / "config.yaml"), *arguments]
+    done = subprocess.run(
+        [*command, f"--set=output={results}"], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return {"status": "pass"}
+    if done.returncode == _USAGE and arguments:  # the config was good enough to draw the inputs
+        return {"status": "failed", "gate": "outputs", "message": _last_line(done.stderr)}
+    if done.returncode != 1:
+        raise RuntimeError(
+            f"{tool} of the program: exit code {done.returncode}: {_last_line(done.stderr)}"
+        )
+    gates = json.loads(results.read_text())["gates"]
+    first, *others = [gate for gate in gates if not gate["pass"]]
+    return {
+        "status": "failed",
+        "gate": first["name"],
+        "value": first["value"],
+        "limit": first["limit"],
+        "message": ", ".join(gate["name"] for gate in others) or None,
+    }
+
+
+def _prepare(program: Path, case: AuditCase, parent: Path) -> Path:
+    """A folder with the case's config and inputs."""
+    folder = parent / case.name.replace("/", "-")
+    folder.mkdir()
+    config = case.write_config(folder)
+    write = ["judge", "--config", str(config), "--write-inputs", str(folder / "inputs.safetensors")]
+    done = subprocess.run([str(program), *write], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"case {case.name}: {_last_line(done.stderr)}")
+    return folder
+
+
+def _chosen(patterns: tuple[str, ...] | None) -> list[AuditCase]:
+    if patterns is None:
+        return list(CASES)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in CASES):
+            raise ValueError(f"--case: no case matches {pattern}; --list shows them")
+    return [c for c in CASES if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
+
+
+def _report(line: Line, options: argparse.Namespace) -> None:
+    text = json.dumps(line)
+    if options.json:
+        print(text, flush=True)
+    if options.output:
+        with options.output.open("a") as file:
+            file.write(text + "\n")
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in text.split(",") if name))
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
+    return value

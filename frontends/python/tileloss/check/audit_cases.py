@@ -1,0 +1,165 @@
+"""The audit's cases: configs of gradcheck after the shapes and options of public suites, small enough for an interpreter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tileloss.check.case_file import write_tensors
+
+Settings = dict[str, Any]
+
+
+class AuditCase(NamedTuple):
+    name: str  # "ce/confident"
+    shows: str
+    settings: Settings  # keys of gradcheck's config
+    backwards: int = 1
+    logits: Callable[[np.ndarray], None] | None = (
+        None  # changes drawn logits, for what no distribution draws
+    )
+
+    def write_config(self, folder: Path) -> Path:
+        """The config as a file there, its tensors beside it where they are not gradcheck's to draw."""
+        settings = dict(self.settings)
+        if self.logits is not None:
+            tensors = folder / "tensors.safetensors"
+            write_tensors(tensors, _draw(settings, self.logits))
+            for key in ("ignore_prob", "dtype", "vocab_size"):
+                settings.pop(key, None)
+            settings["source"] = {"kind": "safetensors", "path": str(tensors)}
+        path = folder / "config.yaml"
+        path.write_text(json.dumps(settings))  # JSON is YAML
+        return path
+
+
+def _draw(settings: Settings, change: Callable[[np.ndarray], None]) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(settings["seed"])
+    batch = (settings["batch_size"], settings["seq_len"])
+    logits = 3 * random.standard_normal((*batch, settings["vocab_size"]), np.float32)
+    labels = random.integers(0, settings["vocab_size"] // 2, batch)
+    change(logits)
+    labels[0, 1] = -100
+    return {"logits": logits, "labels": labels}
+
+
+def _masked_columns(logits: np.ndarray) -> None:
+    """As constrained decoding leaves them: labels are in the lower half, so that no label's logit is -inf."""
+    logits[..., logits.shape[-1] // 2 :: 3] = -np.inf
+
+
+# A float32 gradient may be four times as far off as gradcheck allows: a log-softmax in plain float32 needs three.
+# Float32 unless the dtype is the point: a loss that rounds to bfloat16 shows in few cases, and hides nothing in the others.
+_LOGITS: Settings = {
+    "batch_size": 2, "seq_len": 8, "vocab_size": 1000, "dtype": "fp32", "seed": 3, "ignore_prob": 0.1,
+    "source": {"kind": "synthetic", "distribution": "normal", "std": 3}, "outputs": [],
+    "tolerances": {"ulp": 4},
+}  # fmt: skip
+_LOW: Settings = {"tolerances": {"ulp": 1}}
+_HIDDEN: Settings = _LOGITS | {
+    "level": "linear", "hidden_size": 32, "vocab_size": 447, "dhead_dtype": "head",
+    "source": {"kind": "synthetic", "std": 3}, "tolerances": {},
+}  # fmt: skip
+_POLICY: Settings = {
+    "loss": "policy_loss", "batch_size": 4, "mask_prob": 0.1, "old_logp_noise_scale": 0.15,
+}  # fmt: skip
+
+
+def _ce(name: str, shows: str, backwards: int = 1, **settings: Any) -> AuditCase:
+    return AuditCase(
+        f"ce/{name}", shows, {**_LOGITS, "loss": "cross_entropy", **settings}, backwards
+    )
+
+
+def _drawn(distribution: str) -> Settings:
+    return {"kind": "synthetic", "distribution": distribution}
+
+
+def _rows(name: str, shows: str, **settings: Any) -> AuditCase:
+    usual = {**_LOGITS, "loss": "logprobs", "outputs": ["logp"], "upstream": "per_row"}
+    return AuditCase(f"logprobs/{name}", shows, {**usual, **settings})
+
+
+def _policy(name: str, shows: str, preset: str, **settings: Any) -> AuditCase:
+    return AuditCase(f"policy/{name}", shows, {**_LOGITS, **_POLICY, "preset": preset, **settings})
+
+
+def _linear(name: str, shows: str, backwards: int = 1, **settings: Any) -> AuditCase:
+    usual = {**_HIDDEN, "loss": "cross_entropy", **settings}
+    return AuditCase(f"linear/{name}", shows, usual, backwards)
+
+
+def _linear_policy(name: str, shows: str, preset: str, **settings: Any) -> AuditCase:
+    usual = {**_HIDDEN, **_POLICY, "preset": preset, **settings}
+    return AuditCase(f"linear-policy/{name}", shows, usual)
+
+
+_KL: Settings = {"beta": 0.1, "ref_logp_noise_scale": 0.2}
+CASES = (
+    _ce("fp32", "1000 classes, a tenth of the rows ignored"),
+    _ce("bf16", "the same in bfloat16", dtype="bf16", **_LOW),
+    _ce("fp16", "the same in float16", dtype="fp16", **_LOW),
+    _ce("ragged", "447 classes: 63 after a multiple of 64", vocab_size=447),
+    _ce("confident", "p of the label above 1 - 1e-6", source=_drawn("confident"), expect_mostly_zero=True),
+    _ce("offset-plus", "logits around 1e4", source=_drawn("offset_plus"), expect_mostly_zero=True),
+    _ce("offset-minus", "logits around -1e4", source=_drawn("offset_minus"), expect_mostly_zero=True),
+    _ce("large", "logits with a deviation of 30", source=_drawn("wide"), expect_mostly_zero=True),
+    _ce("spike", "the last class 80 above the rest", source=_drawn("spike_last"), expect_mostly_zero=True),
+    AuditCase("ce/minus-inf", "columns of -inf beside finite labels",
+              {**_LOGITS, "loss": "cross_entropy"}, logits=_masked_columns),
+    _ce("sum", "reduction sum, upstream gradient not 1", reduction="sum", upstream="random"),
+    _ce("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
+    _ce("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1, expect_mostly_zero=True),
+    _ce("second-backward", "the gradient of a second backward, upstream not 1", 2, upstream="random"),
+    _ce("smoothing", "label smoothing 0.1", label_smoothing=0.1),
+    _ce("class-weights", "a weight a class", class_weights="random"),
+    _ce("token-weights", "a weight a row", token_weights="random"),
+    _ce("z-loss", "1e-3 lse^2", z_loss=1e-3),
+    _ce("softcap", "logits capped at 5", softcap=5),
+    _ce("temperature", "temperature 0.7, scale 0.5", temperature=0.7, logit_scale=0.5),
+    _ce("padding", "the last 56 columns are padding", valid_vocab=944),
+    _ce("num-items", "the mean's denominator given", num_items=100),
+    _rows("fp32", "log-probabilities, an upstream gradient a row"),
+    _rows("bf16", "the same in bfloat16", dtype="bf16", **_LOW),
+    _rows("confident", "log-probabilities of 0 minus 1e-11", source=_drawn("confident"), expect_mostly_zero=True),
+    _rows("temperature", "temperature 0.7", temperature=0.7),
+    _rows("entropy", "log-probabilities and entropy", outputs=["logp", "entropy"]),
+    _policy("grpo", "clipped ratios, some tokens masked", "grpo"),
+    _policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16", **_LOW),
+    _policy("grpo-kl", "with a KL term", "grpo", **_KL),
+    _policy("dapo", "asymmetric bounds, num_items, an entropy bonus", "dapo", epsilon_high=0.28, num_items=40, entropy_coef=0.01),
+    _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
+    _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
+    _policy("dr-grpo", "sums over a constant", "dr_grpo", max_length=20),
+    _policy("cispo", "capped, detached ratios", "cispo", epsilon_high=1.15),
+    _policy("sapo", "soft gates", "sapo"),
+    _policy("vespo", "a gamma weight of the sequence's ratio", "vespo"),
+    _policy("delta", "two-sided clipping", "grpo", delta=1.1),
+    _linear("fp32", "32 hidden, 447 classes, a tenth of the rows ignored"),
+    _linear("bf16", "the same in bfloat16", dtype="bf16"),
+    _linear("all-used", "no row ignored", ignore_prob=0),
+    _linear("sum", "no row ignored, reduction sum, upstream not 1", ignore_prob=0, reduction="sum", upstream="random"),
+    _linear("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
+    _linear("only-dhidden", "a frozen head", gradients=["dhidden"]),
+    _linear("only-dhead", "frozen hidden states", gradients=["dhead"]),
+    _linear("second-backward", "the gradient of a second backward, upstream not 1", 2, upstream="random"),
+    _linear("bias", "a bias and its gradient", bias="random", gradients=["dhidden", "dhead", "dbias"]),
+    _linear("softcap", "logits capped at 5", softcap=5),
+    _linear("smoothing", "label smoothing 0.1", label_smoothing=0.1),
+    _linear("class-weights", "a weight a class", class_weights="random"),
+    _linear("z-loss", "1e-3 lse^2", z_loss=1e-3),
+    _linear("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1),
+    _linear("logprobs", "log-probabilities, an upstream gradient a row", loss="logprobs", outputs=["logp"], upstream="per_row"),
+    _linear_policy("grpo", "clipped ratios, some tokens masked", "grpo"),
+    _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),
+    _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **_KL),
+    _linear_policy("gspo-kl", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
+    _linear_policy("luspo", "one ratio and a sum a sequence", "luspo", epsilon_low=0.02, epsilon_high=0.03),
+    _linear_policy("luspo-kl", "the same with a KL term", "luspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
+    _linear_policy("vespo", "a gamma weight of the sequence's ratio", "vespo"),
+    _linear_policy("only-dhead", "frozen hidden states", "grpo", gradients=["dhead"]),
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""The audit's tables: a column an implementation, a row a case, and under them what is not a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tileloss.check.audit_cases import AuditCase
+
+_WORDS = {
+    "failed": "FAIL",
+    "crashed": "CRASH",
+    "timeout": "TIMEOUT",
+    "refused": "-",
+    "not_installed": "n/i",
+}
+
+
+def print_list(cases: Iterable[AuditCase], implementations: Mapping[str, str]) -> None:
+    print_columns(["case", "shows"], [[case.name, case.shows] for case in cases])
+    print()
+    print_columns(["implementation", ""], [[name, text] for name, text in implementations.items()])
+    print("module:function, FILE.py:function: a function of yours (docs/users/audit.md)")
+
+
+def print_table(lines: Sequence[Mapping[str, Any]]) -> None:
+    names = list(dict.fromkeys(line["implementation"] for line in lines))
+    cells: dict[str, dict[str, str]] = {}
+    for line in lines:
+        cells.setdefault(line["case"], {})[line["implementation"]] = _WORDS.get(
+            line["status"], line["status"]
+        )
+    rows = [[case, *(row.get(name, "") for name in names)] for case, row in cells.items()]
+    print_columns(["case", *names], rows)
+    print("\n- refused: the implementation does not offer it; n/i: not installed")
+    found = [line for line in lines if line["status"] not in ("pass", "refused", "not_installed")]
+    if found:
+        print()
+        print_columns(
+            ["implementation", "case", "", ""],
+            [[x["implementation"], x["case"], _WORDS[x["status"]], what_failed(x)] for x in found],
+        )
+    print()
+    for name in names:
+        own = [line for line in lines if line["implementation"] == name]
+        print(
+            f"{name}: {_counts(own)} ({own[-1]['package'] if own[-1]['package'] != name else 'no version'})"
+        )
+
+
+def what_failed(line: Mapping[str, Any]) -> str:
+    """ "dlogits/normwise 3.2 > 1, and 2 more", or the message."""
+    if line["gate"] is None:
+        return str(line["message"])
+    if line["limit"] is None:
+        return f"{line['gate']}: {line['message']}"
+    value = "NaN" if line["value"] is None else f"{line['value']:.4g}"
+    others = len(line["message"].split(", ")) if line["message"] else 0
+    more = f", and {others} more" if others else ""
+    return f"{line['gate']} {value} > {line['limit']:.4g}{more}"
+
+
+def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
+    for row in [head, ["-" * width for width in widths], *rows]:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def _counts(lines: Sequence[Mapping[str, Any]]) -> str:
+    statuses = [line["status"] for line in lines]
+    return ", ".join(f"{statuses.count(s)} {s.replace('_', ' ')}" for s in dict.fromkeys(statuses))

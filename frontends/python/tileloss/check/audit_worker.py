@@ -1,0 +1,68 @@
+"""The child of an audit: one implementation, which takes case after case.
+
+Requests and replies are a line of JSON each, on standard input and output; what the implementation prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(name: str) -> None:
+    ctypes.CDLL(None).prctl(
+        _PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # a case that hangs ends with its audit
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def reply(**answer: Any) -> None:
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
+
+    from tileloss.check.gradcheck import describe
+    from tileloss.check.implementations import NotInstalled, load
+
+    try:
+        implementation = load(name)
+    except NotInstalled as error:
+        return reply(status="not_installed", message=str(error))
+    except ValueError as error:
+        return reply(status="usage", message=str(error))
+    except Exception as error:
+        return reply(status="crashed", message=describe(error))
+    reply(status="ready", package=implementation.package)
+    for line in sys.stdin:
+        reply(**_answer(implementation, json.loads(line)))
+
+
+def _answer(implementation: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from tileloss.check.case import Refused
+    from tileloss.check.case_file import read_case, write_tensors
+    from tileloss.check.gradcheck import describe
+    from tileloss.check.outputs import Missing, prepare
+
+    case = replace(read_case(Path(request["inputs"])), backwards=request["backwards"])
+    try:
+        outputs = prepare(case, implementation(case))
+    except Refused as error:
+        return {"status": "refused", "message": str(error)}
+    except Missing as error:
+        return {"status": "failed", "gate": f"{error.output}/missing", "message": str(error)}
+    except Exception as error:
+        return {"status": "crashed", "message": describe(error)}
+    write_tensors(Path(request["outputs"]), outputs)
+    return {"status": "done"}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
