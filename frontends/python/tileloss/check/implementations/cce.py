@@ -6,11 +6,13 @@ from typing import Any
 
 from cut_cross_entropy import linear_cross_entropy
 
-from tileloss.check.case import Case
+from tileloss.check.case import Case, Refused
 
 
 def compute(case: Case) -> dict[str, Any]:
     case.refuse_unless(["linear_cross_entropy"], ["reduction", "ignore_index", "softcap"])
+    if case.backwards > 1:
+        raise Refused("a second backward: torch.compile gives buffers away in the first")
     loss = linear_cross_entropy(
         case.torch("hidden"),
         case.torch("head"),

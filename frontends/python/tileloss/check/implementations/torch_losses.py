@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tileloss.check.case import Case
+from tileloss.check.case import Case, Refused
 from tileloss.check.implementations import torch_policy
 
 _TRANSFORM = ("logit_scale", "softcap", "temperature", "valid_vocab", "ignore_index")
@@ -30,6 +30,8 @@ def eager_float32(case: Case) -> Outputs:
 
 
 def compiled(case: Case) -> Outputs:
+    if case.backwards > 1:
+        raise Refused("a second backward: torch.compile gives buffers away in the first")
     torch.compiler.reset()  # or a function has eight shapes and falls back to eager
     return _compute(case, _identity, torch.compile)
 
@@ -92,16 +94,21 @@ def _compute(
     case: Case, widen: Callable[[Tensor], Tensor], compiler: Callable[..., Any] = _identity
 ) -> Outputs:
     _refuse(case)
-    labels, used = case.torch("labels"), torch.from_numpy(case.in_use)
+    used = torch.from_numpy(case.in_use)
+    for name in case.tensors:
+        case.torch(name)  # before anything is compiled: it copies from numpy
 
     def forward(x: Tensor) -> Outputs:
         z = transformed(case, widen(x))
-        found = {name: torch.where(used, row, 0) for name, row in row_outputs(z, labels).items()}
+        found = {
+            name: torch.where(used, row, 0)
+            for name, row in row_outputs(z, case.torch("labels")).items()
+        }
         asked = case.asked({name: row.detach() for name, row in found.items()})
         if case.function.endswith("cross_entropy"):
-            return asked | {"loss": _cross_entropy(case, z)}
+            return asked | {"loss": _cross_entropy(case, z, used)}
         if case.function.endswith("policy_loss"):
-            return asked | {"loss": torch_policy.loss(case, found["logp"], found["entropy"])}
+            return asked | {"loss": torch_policy.loss(case, found["logp"], found["entropy"], used)}
         return found
 
     return case.torch_outputs(**compiler(forward)(logits_of(case)))
@@ -119,7 +126,7 @@ def _refuse(case: Case) -> None:
         case.refuse_unless(_ALL, _TRANSFORM, ["bias"], ("logp", "lse", "entropy"))
 
 
-def _cross_entropy(case: Case, z: Tensor) -> Tensor:
+def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:
     options, labels = case.options, case.torch("labels")
     if not {"z_loss", "num_items"} & set(options) and "token_weights" not in case.tensors:
         return F.cross_entropy(
@@ -130,7 +137,7 @@ def _cross_entropy(case: Case, z: Tensor) -> Tensor:
             ignore_index=case.ignore_index,
             label_smoothing=options.get("label_smoothing", 0.0),
         )
-    rows, z_rows, weight, counted = _row_losses(case, z)
+    rows, z_rows, weight, counted = _row_losses(case, z, used)
     reduction = options.get("reduction", "mean")
     if reduction == "none":
         return rows + z_rows
@@ -141,10 +148,9 @@ def _cross_entropy(case: Case, z: Tensor) -> Tensor:
     return rows.sum() / divisors[0] + z_rows.sum() / divisors[1]
 
 
-def _row_losses(case: Case, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _row_losses(case: Case, z: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each row's loss and z-loss; its weight, and that times its class's."""
     options, labels = case.options, case.torch("labels")
-    used = torch.from_numpy(case.in_use)
     weight = case.torch("token_weights") if "token_weights" in case.tensors else torch.ones(len(z))
     weight = torch.where(used, weight, 0)
     rows = weight * F.cross_entropy(

@@ -21,10 +21,10 @@ def refuse(case: Case) -> None:
         raise Refused(f"kind {case.options['kind']}: not offered")
 
 
-def loss(case: Case, logp: Tensor, entropy: Tensor) -> Tensor:
-    """Of logp and entropy [N], the rows of a batch [B, T]."""
+def loss(case: Case, logp: Tensor, entropy: Tensor, used: Tensor) -> Tensor:
+    """Of logp and entropy [N], the rows of a batch [B, T], and of which are in use [N]."""
     options, shape = case.options, (case.batch_size, case.seq_len)
-    used = torch.from_numpy(case.in_use).reshape(shape)
+    used = used.reshape(shape)
     logp, entropy = logp.reshape(shape), entropy.reshape(shape)
     old = case.torch("old_logp").reshape(shape) if "old_logp" in case.tensors else logp.detach()
     log_ratio = logp - old
@@ -36,7 +36,7 @@ def loss(case: Case, logp: Tensor, entropy: Tensor) -> Tensor:
     if options.get("beta"):
         kl = _kl(options, case.torch("ref_logp").reshape(shape) - logp)
         tokens = tokens + options["beta"] * (
-            kl * rho if options.get("kl_importance") == "true" else kl
+            kl * rho if options.get("kl_importance") in (True, "true") else kl
         )
     bonus = (entropy * used).sum() / used.sum().clamp(min=1)
     return _aggregate(options, tokens, used) - options.get("entropy_coef", 0.0) * bonus

@@ -1,0 +1,373 @@
+"""`tileloss audit` and `gradcheck --impl`: what is wrong fails, what ends its process is a cell, and the audit goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tileloss
+from tileloss.check import Case, Refused, implementations
+from tileloss.check.audit import GOOD
+from tileloss.check.audit_cases import CASES
+from tileloss.check.audit_table import what_failed
+from tileloss.check.command import run
+from tileloss.check.outputs import Missing, prepare
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = tileloss.library_path().with_name("tileloss")
+LOSSES = Path(__file__).with_name("audit_losses.py")
+FEW = "ce/fp32,ce/bf16,ce/none"
+KEYS = [
+    "tool", "version", "implementation", "package", "case", "gate", "value", "limit", "message", "status", "seconds",
+]  # fmt: skip
+
+
+def audit(
+    path: Path, names: str, cases: str, *flags: str
+) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """The exit code, and the lines by implementation and case."""
+    output = path / "results.jsonl"
+    code = run(
+        PROGRAM, ["audit", f"--impl={names}", f"--case={cases}", f"--output={output}", *flags]
+    )
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    return code, {(line["implementation"], line["case"]): line for line in lines}
+
+
+def audit_function(
+    path: Path, function: str, cases: str = FEW, *flags: str
+) -> tuple[int, list[Any]]:
+    code, lines = audit(path, f"{LOSSES}:{function}", cases, *flags)
+    return code, list(lines.values())
+
+
+def test_every_case_is_one_that_the_kernels_pass(tmp_path: Path) -> None:
+    code, lines = audit(tmp_path, "tileloss", "*")
+    assert code == 0 and len(lines) == len(CASES) == len({case.name for case in CASES})
+    assert {line["status"] for line in lines.values()} == {"pass"}
+
+
+def test_a_right_loss_passes_and_a_line_says_what_it_was(tmp_path: Path) -> None:
+    code, lines = audit_function(tmp_path, "right")
+    assert code == 0 and [line["status"] for line in lines] == ["pass"] * 3
+    assert [sorted(line) for line in lines] == [sorted(KEYS)] * 3
+    assert next(iter(lines[0])) == "tool" and lines[0]["tool"] == "audit"
+    assert lines[0]["version"] == tileloss.__version__ and lines[0]["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "gate"),
+    [
+        ("halved", "dlogits/ulp_target"),
+        ("off", "loss"),
+        ("without_gradient", "dlogits/missing"),
+        ("transposed", "outputs"),
+    ],
+)
+def test_what_is_wrong_fails(function: str, gate: str, tmp_path: Path) -> None:
+    code, lines = audit_function(tmp_path, function)
+    assert code == 1
+    assert [line["status"] for line in lines] == ["failed"] * 3
+    assert all(line["gate"] in (gate, f"per_{gate}") for line in lines), lines
+    if lines[0]["limit"] is not None:
+        assert lines[0]["value"] > lines[0]["limit"]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raising", f"ValueError: no such luck, at {LOSSES}:"),
+        ("a_list", "TypeError: expected a dict of arrays by name, got list"),
+        ("exiting", "exit code 7"),
+    ],
+)
+def test_what_raises_or_ends_has_crashed(function: str, message: str, tmp_path: Path) -> None:
+    code, lines = audit_function(tmp_path, function)
+    assert code == 1 and [line["status"] for line in lines] == ["crashed"] * 3
+    assert all(line["message"].startswith(message) for line in lines), lines
+
+
+def test_the_audit_goes_on_after_a_crash_and_after_a_time_limit(tmp_path: Path) -> None:
+    code, lines = audit_function(tmp_path, "aborting")
+    assert code == 1 and [line["status"] for line in lines] == ["pass", "crashed", "pass"]
+    assert lines[1]["message"] == "signal SIGABRT: last words"
+    (tmp_path / "results.jsonl").unlink()
+    begin = time.monotonic()
+    code, lines = audit_function(tmp_path, "hanging", FEW, "--time-limit=8")
+    assert code == 1 and [line["status"] for line in lines] == ["pass", "timeout", "pass"]
+    assert 8 < time.monotonic() - begin < 60
+
+
+def test_refused_and_not_installed_are_no_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, lines = audit_function(tmp_path, "refusing")
+    assert code == 0
+    assert {(line["status"], line["message"]) for line in lines} == {("refused", "not today")}
+    (tmp_path / "optax.py").write_text("raise AssertionError('imported')")
+    assert implementations.KNOWN["optax"].packages[0] == "optax"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\nu.find_spec = lambda n: None if n == 'optax' else find(n)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "results.jsonl").unlink()
+    code, by_name = audit(tmp_path, "optax", "ce/fp32")
+    assert code == 0
+    (line,) = by_name.values()
+    assert (line["status"], line["message"]) == ("not_installed", "optax is not installed")
+
+
+def test_the_table_has_a_cell_a_case_and_what_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    audit(tmp_path, f"tileloss,{LOSSES}:halved,{LOSSES}:refusing", "ce/fp32,ce/sum")
+    out = capfd.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[2:4]}
+    assert rows == {"ce/fp32": ["pass", "FAIL", "-"], "ce/sum": ["pass", "-", "-"]}
+    assert "FAIL  dlogits/ulp_target " in out and "tileloss: 2 pass (tileloss " in out
+
+
+def test_what_failed_is_short() -> None:
+    line = {"gate": "loss", "value": 3.14159265, "limit": 1.0, "message": "logp, lse"}
+    assert what_failed(line) == "loss 3.142 > 1, and 2 more"
+    assert what_failed(line | {"value": None, "message": None}) == "loss NaN > 1"
+    assert what_failed({"gate": None, "message": "signal SIGABRT"}) == "signal SIGABRT"
+
+
+def test_json_lines_replace_the_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, lines = audit_function(tmp_path, "halved", "ce/fp32", "--json")
+    assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == lines
+
+
+def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(PROGRAM, ["audit", "--list"]) == 0
+    out = capfd.readouterr().out
+    names = {line.split()[0] for line in out.splitlines() if line}
+    assert {case.name for case in CASES} | set(implementations.NAMES) <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit", "--impl=magic"], "--impl: expected one of tileloss, torch, "),
+        (["audit", "--case=ce/magic"], "--case: no case matches ce/magic"),
+        (
+            ["audit", "--impl=no_module:f", "--case=ce/fp32"],
+            "--impl no_module:f: there is no module no_module",
+        ),
+        (["audit", "--impl=json:f", "--case=ce/fp32"], "--impl json:f: json has no function f"),
+        (
+            ["audit", "--impl=none.py:f", "--case=ce/fp32"],
+            "--impl: expected a Python file, got none.py",
+        ),
+        (["gradcheck", "--config=x", "--impl=magic"], "--impl: expected one of tileloss, torch, "),
+        (["gradcheck", "--config=x"], "expected one of --impl and --frontend"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_usage_names_what_is_wrong(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(PROGRAM, arguments) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_child_ends_with_its_audit(tmp_path: Path) -> None:
+    """Killed while a case hangs, an audit leaves no process behind."""
+    command = [
+        sys.executable,
+        "-m",
+        "tileloss",
+        "audit",
+        f"--impl={LOSSES}:hanging",
+        "--case=ce/bf16",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        children = wait_for_child(process.pid)
+        process.kill()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_for_child(pid: int) -> list[str]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+        if any(b"audit_worker" in command for command in commands):
+            time.sleep(1)
+            return children
+        time.sleep(0.02)
+    raise AssertionError("no child")
+
+
+# --------------------------------------------------------------------------------------------------------------- gradcheck
+
+
+def gradcheck(
+    name: str, capfd: pytest.CaptureFixture[str], *sets: str, config: str = "ce_safetensors"
+) -> tuple[int, str]:
+    flags = [f"--set={each}" for each in ("mutants=false", *sets)]
+    path = ROOT / "configs" / f"gradcheck_{config}.yaml"
+    code = run(PROGRAM, ["gradcheck", f"--impl={name}", f"--config={path}", *flags])
+    out, err = capfd.readouterr()
+    return code, out + err
+
+
+def test_gradcheck_takes_a_function(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out = gradcheck(f"{LOSSES}:right", capfd)
+    assert code == 0 and f"made by {LOSSES}:right, " in out
+    code, out = gradcheck(f"{LOSSES}:right", capfd, "mutants=true")
+    assert code == 0 and "dropped" in out and "NOT CAUGHT" not in out
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("halved", 1, "FAIL: dlogits/ulp_target"),
+        ("without_gradient", 1, "FAIL: dlogits: the case asks for it, got none"),
+        ("a_list", 1, "FAIL: expected a dict of arrays by name, got list"),
+        ("raising", 1, f"FAIL: ValueError: no such luck, at {LOSSES}:"),
+        ("refusing", 2, "refused: not today"),
+    ],
+)
+def test_gradcheck_says_what_is_wrong(
+    function: str, code: int, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found, out = gradcheck(f"{LOSSES}:{function}", capfd)
+    assert found == code and message in out
+
+
+def test_tileloss_itself_is_the_program(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out = gradcheck("tileloss", capfd)
+    assert code == 0 and "kernel/isa" in out
+
+
+# -------------------------------------------------------------------------------------------------------------------- case
+
+
+def make_case(**changes: Any) -> Case:
+    nan = np.nan
+    logits = np.array([[1, 2, nan], [nan, nan, nan], [3, 4, nan], [nan, nan, nan]])
+    tensors = {
+        "logits": logits.astype(ml_dtypes.bfloat16),
+        "labels": np.array([1, -100, 0, 99]),
+        "mask": np.array([1, 1, 1, 0], np.uint8),
+        "old_logp": np.array([-1, nan, -2, nan], np.float32),
+        "sequence_offsets": np.array([0, 2, 4]),
+    }
+    given = {
+        "tensors": tensors,
+        "function": "policy_loss",
+        "options": {"valid_vocab": 2},
+        "batch_size": 2,
+    }
+    more = {"seq_len": 2, "outputs": [], "mutants": False, "in_place": False}
+    return Case(**{**given, **more, **changes})
+
+
+def test_numbers_replace_what_tileloss_never_reads() -> None:
+    case = make_case()
+    numbers = case.with_numbers()
+    assert numbers.in_use.tolist() == case.in_use.tolist() == [True, False, True, False]
+    expected = [[1, 2, 0], [0, 0, 0], [3, 4, 0], [0, 0, 0]]
+    assert numbers.tensors["logits"].astype(np.float32).tolist() == expected
+    assert numbers.tensors["labels"].tolist() == [1, -100, 0, -100]
+    assert numbers.tensors["old_logp"].tolist() == [-1, 0, -2, 0]
+    assert "sequence_offsets" not in numbers.tensors
+    assert np.isnan(case.tensors["logits"].astype(np.float32)[0, 2])
+    ragged = make_case(tensors=case.tensors | {"sequence_offsets": np.array([0, 1, 4])})
+    assert "sequence_offsets" in ragged.with_numbers().tensors
+
+
+def test_the_head_and_an_absent_bias() -> None:
+    tensors = {
+        "hidden": np.ones((1, 2), np.float32),
+        "head": np.array([[1, 2], [np.nan, np.nan]], np.float32),
+        "labels": np.array([0]),
+    }
+    gradients = ("dhead", "dbias")
+    case = make_case(
+        tensors=tensors, options={"valid_vocab": 1}, gradients=gradients
+    ).with_numbers()
+    assert case.tensors["head"].tolist() == [[1, 2], [0, 0]]
+    assert case.tensors["bias"].tolist() == [0, 0]
+    assert [case.torch(name).requires_grad for name in ("hidden", "head", "bias")] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_refusals_name_what_is_not_offered() -> None:
+    case = make_case()
+    with pytest.raises(Refused, match="^policy_loss: it has cross_entropy$"):
+        case.refuse_unless(["cross_entropy"])
+    with pytest.raises(Refused, match="^valid_vocab, old_logp, sequence_offsets: not offered$"):
+        case.refuse_unless(["policy_loss"], tensors=["mask"])
+    case.refuse_unless(["policy_loss"], ["valid_vocab"], ["mask", "old_logp", "sequence_offsets"])
+    graded = make_case(
+        tensors={"logits": case.tensors["logits"], "lse_grad": np.ones(1)}, options={}
+    )
+    with pytest.raises(Refused, match="^lse_grad: not offered$"):
+        graded.refuse_unless(["policy_loss"])
+    graded.refuse_unless(["policy_loss"], differentiable=["lse"])
+
+
+def test_the_second_backward_is_the_one_that_counts() -> None:
+    import torch
+
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.turns = 0
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
+            ctx.turns += 1
+            return upstream * ctx.turns * torch.ones(2, 2)
+
+    tensors = {"logits": np.ones((2, 2), np.float32), "loss_grad": np.array([3], np.float32)}
+    for backwards in (1, 2):
+        case = make_case(tensors=tensors, options={}, backwards=backwards)
+        found = case.torch_outputs(loss=Doubling.apply(case.torch("logits")))
+        assert found["dlogits"].tolist() == [[3 * backwards] * 2] * 2
+
+
+def test_outputs_become_what_the_judge_reads() -> None:
+    import jax.numpy as jnp
+    import torch
+
+    case = make_case(function="cross_entropy")
+    found = prepare(
+        case,
+        {
+            "loss": torch.tensor(1.5, dtype=torch.bfloat16, requires_grad=True),
+            "dlogits": torch.ones(4, 3, dtype=torch.bfloat16).T,
+            "logp": jnp.ones(4, jnp.float16),
+            "argmax": [1, 2, 3, 4],
+            "correct": np.array([1, 0, 0, 1]),
+            "entropy": None,
+        },
+    )
+    dtypes = {name: array.dtype.name for name, array in found.items()}
+    assert dtypes == {
+        "loss": "float32", "dlogits": "bfloat16", "logp": "float32", "argmax": "int64", "correct": "bool",
+    }  # fmt: skip
+    assert found["dlogits"].shape == (3, 4) and found["loss"] == 1.5
+    with pytest.raises(Missing, match="loss"):
+        prepare(case, {"dlogits": found["dlogits"]})
+    with pytest.raises(TypeError, match="^loss: expected an array of numbers, got str$"):
+        prepare(case, {"loss": "high", "dlogits": found["dlogits"]})
+    assert set(GOOD) == {"pass", "refused", "not_installed"}
