@@ -17,6 +17,8 @@ from tileloss.check.audit_cases import CASES, AuditCase
 from tileloss.check.audit_child import Child
 from tileloss.check.audit_table import print_list, print_table
 from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
+from tileloss.check.progress import Progress
+from tileloss.check.results import ResultWriter
 
 GOOD = ("pass", "refused", "not_installed")
 _USAGE = 2
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print cases and implementations, stop")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON a cell")
     parser.add_argument("--json", action="store_true", help="print these lines in place of tables")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     parser.add_argument(
         "--time-limit",
         type=_seconds,
@@ -56,24 +59,36 @@ def run(program: Path, options: argparse.Namespace) -> int:
     for name in options.impl:
         check_name(name)
     cases = _chosen(options.case)
+    total = len(options.impl) * len(cases)
     lines = []
-    with tempfile.TemporaryDirectory(prefix="tileloss-") as folder:
+    with (
+        ResultWriter(options.output) as writer,
+        tempfile.TemporaryDirectory(prefix="tileloss-") as folder,
+        Progress("audit", total, quiet=options.quiet) as progress,
+    ):
         prepared = [(case, _prepare(program, case, Path(folder))) for case in cases]
         for name in options.impl:
-            for line in audit(program, name, prepared, options.time_limit):
+            for line in audit(program, name, prepared, options.time_limit, progress):
                 lines.append(line)
-                _report(line, options)
+                writer.write(line)
+                if options.json:
+                    print(json.dumps(line), flush=True)
     if not options.json:
         print_table(lines)
     return 0 if all(line["status"] in GOOD for line in lines) else 1
 
 
 def audit(
-    program: Path, name: str, prepared: list[tuple[AuditCase, Path]], seconds: float
+    program: Path,
+    name: str,
+    prepared: list[tuple[AuditCase, Path]],
+    seconds: float,
+    progress: Progress,
 ) -> Iterator[Line]:
     """A line for each case, whose folder has its config and its inputs."""
     with Child(name, seconds) as child:
         for case, folder in prepared:
+            progress.step(f"{name} {case.name}")
             begin = time.monotonic()
             if name == NATIVE:
                 package = f"tileloss {tileloss.__version__}"
@@ -155,15 +170,6 @@ def _chosen(patterns: tuple[str, ...] | None) -> list[AuditCase]:
         if not any(fnmatch.fnmatchcase(case.name, pattern) for case in CASES):
             raise ValueError(f"--case: no case matches {pattern}; --list shows them")
     return [c for c in CASES if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
-
-
-def _report(line: Line, options: argparse.Namespace) -> None:
-    text = json.dumps(line)
-    if options.json:
-        print(text, flush=True)
-    if options.output:
-        with options.output.open("a") as file:
-            file.write(text + "\n")
 
 
 def _last_line(text: str) -> str:
