@@ -89,17 +89,15 @@ class Case:
         masked rows ignore_index, an absent bias whose gradient is asked for 0. Offsets of sequences of one length are left out.
         """
         used, valid = self.in_use, self.valid_vocab
-        tensors = dict(self.tensors)
+        tensors = {name: np.array(array) for name, array in self.tensors.items()}
         of_rows = set(_ROWS) & set(tensors)
         if self.options.get("advantage_level") == "token":
             of_rows.add("advantages")
         for name in of_rows:
-            tensors[name] = np.array(tensors[name])
             tensors[name][~used] = 0
         if "logits" in tensors:
             tensors["logits"][:, valid:] = 0
         else:
-            tensors["head"] = np.array(tensors["head"])
             tensors["head"][valid:] = 0
             if "bias" in tensors:
                 tensors["bias"] = np.where(
