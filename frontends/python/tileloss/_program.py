@@ -10,7 +10,7 @@ from tileloss._core.files import packaged_file
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
-_PYTHON = {"audit"}
+_PYTHON = {"audit", "remote"}
 
 
 def main() -> NoReturn:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 
 class Subcommand(NamedTuple):
-    """The module has add_arguments(parser), and run(program, options), which gives the exit code. It is imported when it is wanted,
-    so that no subcommand waits for the packages of another."""
+    """The module has add_arguments(parser), and run(program, options), which gives the exit code. It is imported when it is
+    wanted, so that no subcommand waits for the packages of another."""
 
     module: str
     summary: str
@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "audit": Subcommand(
         "tileloss.check.audit", "check a list of implementations on a list of cases"
     ),
+    "remote": Subcommand("tileloss.check.remote", "run a commit on another machine"),
 }
 USAGE, ENVIRONMENT = 2, 3
 _INTERRUPTED = 130
