@@ -253,8 +253,9 @@ void LinearOracleCase::judge_row(const Target& target, std::int64_t row, Verdict
   const Bound& bound = target.bounds[index(row)];
   const double float32 = share_of_float32(bound, target.terms, std::sqrt(reference_sq));
   const double stored = std::ldexp(std::sqrt(stored_sq), -info.mantissa_bits - 1);
-  const double rounding =
-      target.operand_size > 0 ? kCap * unit() * std::sqrt(bound.square) * target.operand_size : unit() * bound.absolute;
+  const double scattered = kCap * unit() * std::sqrt(bound.square) * target.operand_size,
+               alike = unit() * std::sqrt(reference_sq);
+  const double rounding = target.operand_size > 0 ? scattered + alike : unit() * bound.absolute;
   const double cap = std::max(rounding, kIdealFactor * std::sqrt(ideal_sq)) + float32 + stored;
   verdict.error_sq += error_sq;
   verdict.ideal_sq += ideal_sq;

@@ -11,11 +11,13 @@
 //               deviation of 0.9 of its mean, and that of n of them one of 0.9 / sqrt(n): it takes more than 4 of those to fail.
 //               The roundings on store likewise, with the type's own u.
 //   cap         each row of dhidden, each row of dhead, each element of dbias:
-//               c * u * ||dlogits||_2 * max ||the other operand's row||_2 + float32's share + half an ULP of the stored row,
-//               with dlogits the row's or the column's, u = 2^-8 (compute type bfloat16) or 2^-24 (float32), c = kCap. dbias has
-//               no operand that turns roundings of one sign against each other: u * ||dlogits||_1 there. And never less than 1.5
-//               x the ideal's error in that row. c measured, of the ideal and of the kernels: 0.95 at worst (a row of a trained
-//               model's dhead that one dlogit rules), 0.41 for the trained model's dhidden.
+//               c * u * ||dlogits||_2 * max ||the other operand's row||_2 + u * ||g_ref||_2 + float32's share + half an ULP of
+//               the stored row, with dlogits the row's or the column's, u = 2^-8 (compute type bfloat16) or 2^-24 (float32), c =
+//               kCap. The second term is for roundings that all are alike: dlogits of nearly one size, as in a column of a model
+//               with random weights, are rounded by nearly one factor. dbias has no operand that turns roundings of one sign
+//               against each other: u * ||dlogits||_1 there. And never less than 1.5 x the ideal's error in that row. c measured,
+//               of the ideal and of the kernels: 0.95 at worst (a row of a trained model's dhead that one dlogit rules), 0.41 for
+//               the trained model's dhidden.
 //
 // Float32's share is what arithmetic in float32 costs an implementation that is not exact:
 //   a dlogit     2^-24 (8 + 2|z - m|) of the size of its terms, and the error e of its logit x: 2^-24 sqrt(H) times the size

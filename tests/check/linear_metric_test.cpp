@@ -98,6 +98,18 @@ TEST(LinearMetric, AnotherSingleRoundingPasses) {
   }
 }
 
+// Where all dlogits of a column are alike, one rounding is a common factor of a row of dhead, and its luck the row's.
+TEST(LinearMetric, RoundingsThatAreAllAlikePass) {
+  const Problem problem({.rows = 64, .vocab = 900, .logit_std = 0.3, .alike = true});
+  for (double factor = 3.7; factor < 7.3; factor += 0.3) {
+    const Gradients g = problem.ideal([&](double value) { return round_to(NumberFormat::kBfloat16, value / factor) * factor; });
+    EXPECT_EQ(failures(problem.judge(g)), "") << factor;
+  }
+  Gradients wrong = problem.ideal(rounding(NumberFormat::kBfloat16));
+  scale(wrong.dhead, 1.02);
+  EXPECT_TRUE(fails(problem.judge(wrong), "dhead"));
+}
+
 // The Frobenius gate alone, where only a few dlogits have weight.
 TEST(LinearMetric, FewRowsAreJudgedToo) {
   for (Shape shape : shapes_with_few_rows()) {

@@ -32,6 +32,7 @@ struct Shape {
   std::int64_t rows = 40, vocab = 700, hidden = 48;
   NumberFormat compute = NumberFormat::kBfloat16;
   double logit_std = 2;
+  bool alike = false;  // all hidden states are one, all weights 1: the dlogits of a column, and so their roundings, are alike
 };
 
 // What an implementation gave.
@@ -47,6 +48,9 @@ class Problem {
     const double size = std::sqrt(shape.logit_std) / std::sqrt(std::sqrt(static_cast<double>(shape.hidden)));
     hidden_ = random_floats(shape.rows * shape.hidden, 1, size, shape.compute);
     head_ = random_floats(shape.vocab * shape.hidden, 2, size, shape.compute);
+    if (shape.alike) {
+      for (std::size_t i = index(shape.hidden); i < hidden_.size(); ++i) hidden_[i] = hidden_[i - index(shape.hidden)];
+    }
     labels_ = make_labels({.vocab = shape.vocab}, 5, shape.rows);
     for (std::size_t i = 3; i < labels_.size(); i += 8) labels_[i] = -100;
     std::vector<std::int64_t> rows;
@@ -63,7 +67,7 @@ class Problem {
     // Without weights the labels' dlogits are all about -1/N, and so are their roundings.
     std::vector<double> weights;
     Random random(6, Stream::kWeights, 0);
-    for (std::int64_t i = 0; i < shape.rows; ++i) weights.push_back(0.5 + 1.5 * random.next_uniform());
+    for (std::int64_t i = 0; i < shape.rows; ++i) weights.push_back(shape.alike ? 1 : 0.5 + 1.5 * random.next_uniform());
     const reference::CrossEntropy oracle({}, labels_, weights, {}, {});
     for_each_linear_row(operands_, *norms_, rows, [&](const LinearRow& row) {
       reference::SoftmaxRow softmax;
