@@ -7,10 +7,13 @@ from typing import NoReturn
 
 from tileloss import library_path
 from tileloss._core.files import packaged_file
+from tileloss.check.config import needs_package
+from tileloss.check.program import without_secrets
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
 _PYTHON = {"audit", "remote"}
+_WITH_CONFIG = {"gradcheck", "sweep"}  # it may have keys that the compiled program lacks
 
 
 def main() -> NoReturn:
@@ -28,14 +31,18 @@ def main() -> NoReturn:
         from tileloss.check.command import run
 
         sys.exit(run(program, arguments))
-    os.execv(program, [str(program), *arguments])
+    os.execve(program, [str(program), *arguments], without_secrets())
 
 
 def _needs_python(arguments: list[str]) -> bool:
-    if arguments and arguments[0] in _PYTHON:
+    if not arguments:
+        return False
+    if arguments[0] in _PYTHON:
         return True
-    flags = _FLAGS.get(arguments[0], set()) if arguments else set()
-    return any(argument.partition("=")[0] in flags for argument in arguments)
+    flags = _FLAGS.get(arguments[0], set())
+    if any(argument.partition("=")[0] in flags for argument in arguments):
+        return True
+    return arguments[0] in _WITH_CONFIG and needs_package(arguments)
 
 
 def _find() -> Path | None:

@@ -20,6 +20,7 @@ class Subcommand(NamedTuple):
 SUBCOMMANDS = {
     "gradcheck": Subcommand("tileloss.check.gradcheck", "check what Python computes"),
     "bench": Subcommand("tileloss.check.bench", "time what Python computes"),
+    "sweep": Subcommand("tileloss.check.sweep", "the program's, with a tracker"),
     "audit": Subcommand(
         "tileloss.check.audit", "check a list of implementations on a list of cases"
     ),

@@ -88,7 +88,8 @@ class Config:
             )
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries
+        """A key, or a section of which a key is given."""
+        return any(name == key or name.startswith(f"{key}.") for name in self._entries)
 
     def text(self, key: str, default: str | None = None) -> str | None:
         entry = self._entries.get(key)

@@ -1,13 +1,35 @@
-"""`tileloss gradcheck --impl NAME`: the gates, mutants and result lines are those of `tileloss judge`."""
+"""`tileloss gradcheck` of a model, of an implementation other than the program's kernels, or with a tracker. Gates, mutants and
+result lines are the compiled program's."""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import json
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from tileloss.check import trackers
+from tileloss.check.config import Config, translate_old_keys
+from tileloss.check.program import run_program
+from tileloss.check.progress import Progress
+
+_OWN = "tileloss"  # the program's own kernels
+_ERROR = 3  # what a tracker is told where no exit code came about
+
+
+class _Job(NamedTuple):
+    """A case as the program is to be told of it."""
+
+    program: Path
+    case: list[str]  # arguments
+    facts: dict[str, Any]
+    tracker: trackers.Tracker
+
+    def run(self, subcommand: str, *more: str) -> int:
+        facts = f"--facts={json.dumps(self.facts)}"
+        return run_program(self.program, [subcommand, *self.case, facts, *more], self.tracker.log)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,43 +55,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="plant every applicable mutant in the outputs; each must be caught",
     )
+    own = parser.add_argument_group("of the program's own kernels")
+    own.add_argument("--strict", action="store_true", help="on guard pages as well")
+    own.add_argument("--row", metavar="N", help="show one row at every stage")
+    own.add_argument("--column", metavar="N", help="with --row: the gradient at this column")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def run(program: Path, options: argparse.Namespace) -> int:
     """The exit code: the program's; 1 as well where the implementation raises, or leaves out what the case asks for."""
     name = _name(options)
-    case = ["--config", str(options.config), *(f"--set={each}" for each in options.set)]
-    if name == "tileloss":
-        mutants = ["--mutants"] if options.mutants else []
-        return subprocess.run([str(program), "gradcheck", *case, *mutants], check=False).returncode
-    if not options.config.is_file():
-        raise ValueError(
-            f"--config: expected a regular file, as it is read twice, got {options.config}"
-        )
-    with tempfile.TemporaryDirectory(prefix="tileloss-") as folder:
-        return _judge(program, case, name, options, Path(folder))
+    config = Config(options.config, options.set)
+    settings = trackers.read_settings(config)
+    overrides = translate_old_keys(config)
+    has_model = "model_path" in config
+    if has_model:
+        from tileloss.check import model_case
+
+        overrides += model_case.prepare(config)
+    # What is wrong with the rest of the config is said before a model is loaded.
+    unread = ["source.path=unread"] if has_model else []
+    code = run_program(
+        program, ["gradcheck", *config.arguments(*overrides, *unread), "--only-read"]
+    )
+    if code:
+        return code
+    tracker, code = trackers.start(settings), _ERROR
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="tileloss-") as folder,
+            Progress("gradcheck", quiet=options.quiet) as progress,
+        ):
+            facts: dict[str, Any] = {}
+            if has_model:
+                made = model_case.make(config, Path(folder), progress)
+                overrides, facts = overrides + made.overrides, made.facts
+            progress.step("judging")
+            job = _Job(program, config.arguments(*overrides), facts, tracker)
+            code = _check(job, name, options, Path(folder))
+    finally:
+        tracker.finish(code)
+    return code
 
 
 def _name(options: argparse.Namespace) -> str:
-    if (options.frontend is None) == (options.impl is None):
+    if options.frontend and options.impl:
         raise ValueError("expected one of --impl and --frontend")
-    name = options.impl or "tileloss-jax"
+    name = "tileloss-jax" if options.frontend else str(options.impl or _OWN)
     if options.implementation is not None and name != "tileloss-jax":
         raise ValueError(f"--implementation: expected --impl tileloss-jax, got --impl {name}")
+    if name != _OWN and (options.strict or options.row or options.column):
+        raise ValueError(
+            f"--strict, --row and --column are of the program's own kernels, got --impl {name}"
+        )
     from tileloss.check.implementations import check_name
 
     check_name(name)
-    return str(name)
+    return name
 
 
-def _judge(
-    program: Path, case: list[str], name: str, options: argparse.Namespace, folder: Path
-) -> int:
+def _check(job: _Job, name: str, options: argparse.Namespace, folder: Path) -> int:
+    if name == _OWN:
+        flags = [f"--{flag}" for flag in ("mutants", "strict") if getattr(options, flag)]
+        flags += [f"--{f}={getattr(options, f)}" for f in ("row", "column") if getattr(options, f)]
+        return job.run("gradcheck", *flags)
     inputs, outputs = folder / "inputs.safetensors", folder / "outputs.safetensors"
-    write = [str(program), "judge", *case, "--write-inputs", str(inputs)]
-    written = subprocess.run(write, stdout=subprocess.DEVNULL, check=False)
-    if written.returncode:
-        return written.returncode
+    write = ["judge", *job.case, f"--write-inputs={inputs}"]
+    if written := run_program(job.program, write, is_silent=True):
+        return written
 
     from tileloss.check.case_file import read_case, write_tensors
     from tileloss.check.outputs import Missing, prepare
@@ -84,8 +137,7 @@ def _judge(
         print(f"FAIL: {error}")
         return 1
     mutants = ["--mutants"] if options.mutants or described.mutants else []
-    judge = [str(program), "judge", *case, "--outputs", str(outputs), *mutants]
-    return subprocess.run([*judge, "--producer", producer], check=False).returncode
+    return job.run("judge", f"--outputs={outputs}", f"--producer={producer}", *mutants)
 
 
 def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None]:

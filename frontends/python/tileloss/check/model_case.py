@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tileloss.check import models
 from tileloss.check.config import Config
+from tileloss.check.progress import Progress
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _OF_POLICY = ("epsilon_low", "epsilon_high", "old_logp_noise_scale")
@@ -60,17 +61,19 @@ def prepare(config: Config) -> list[str]:
     return overrides
 
 
-def make(config: Config, folder: Path) -> ModelCase:
+def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
     """Loads the model, runs it, writes a file into ``folder``.
 
     Raises:
         ValueError: there is no such model at hand, or it is none that the losses fit.
     """
     wishes = _wishes(config)
+    progress.step(f"loading {wishes.model_path}")
     model_folder = config.path_from("model_path", wishes.model_path)
     model = models.load(wishes.model_path, model_folder, wishes.dtype, wishes.seed)
     random = torch.Generator().manual_seed(wishes.seed)
     ids, words = _ids(model, wishes, config, random)
+    progress.step(f"forward of {tuple(ids.shape)} tokens")
     captured = models.capture(model, ids, wishes.level)
     tensors = _captured_tensors(captured) | _label_tensors(ids, wishes, random)
     path = folder / "model.safetensors"

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tileloss.check.architectures import ARCHITECTURES, PREFIX
 
+transformers.utils.logging.disable_progress_bar()  # of the weights; ours says what goes on
+
 _PROBED = 8  # tokens whose logits are computed to see what the model makes of them
 
 
@@ -149,8 +151,9 @@ def _transform(
     scale = float(getattr(config, "logit_scale", None) or 1)
     scale /= float(getattr(config, "logits_scaling", None) or 1)
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0)
+    weight = weight.detach().float()
     z = torch.nn.functional.linear(
-        hidden.float(), weight.float(), None if bias is None else bias.float()
+        hidden.float(), weight, None if bias is None else bias.detach().float()
     )
     z *= scale
     if softcap:

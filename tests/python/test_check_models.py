@@ -1,0 +1,189 @@
+"""`tileloss gradcheck` with model_path: what is captured of a causal LM, the config's keys, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import tileloss
+from tileloss.check import architectures, models
+from tileloss.check.command import run
+from tileloss.check.config import needs_package
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "tests/data/qwen2-tiny-cut"
+PROGRAM = tileloss.library_path().with_name("tileloss")
+TINY = "gradcheck_ce_tiny_model.yaml"
+SIZES: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,  # for logits of some size
+}
+# One of each kind of LM head: plain, with softcap, bias, divisor, factor.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"model_type": "qwen2"},
+    "softcap": {"model_type": "gemma2", "head_dim": 16, "final_logit_softcapping": 3.0},
+    "bias": {"model_type": "phi"},
+    "divisor": {"model_type": "granite", "logits_scaling": 4.0},
+    "factor": {"model_type": "cohere", "logit_scale": 0.25},
+}
+
+
+def gradcheck(config: Path | str, *sets: str, flags: tuple[str, ...] = ()) -> int:
+    path = config if isinstance(config, Path) else ROOT / "configs" / config
+    values = [f"--set={value}" for value in sets]
+    return run(PROGRAM, ["gradcheck", f"--config={path}", "--quiet", *values, *flags])
+
+
+def result(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize("level", ["logits", "linear"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "policy_loss"])
+def test_a_checkpoint_on_a_text_passes_and_its_mutants_are_caught(
+    level: str, loss: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "r.jsonl"
+    assert gradcheck(TINY, f"level={level}", f"loss={loss}", f"output={output}") == 0
+    line = result(output)
+    assert line["model/class"] == "Qwen2ForCausalLM"
+    assert line["time/load_s"] > 0
+    assert line["time/forward_s"] > 0
+    assert line["shape/batch_size"] == 2
+    assert line["shape/vocab_size"] == 512
+    # The last of each sequence has no label; of the 254 others some 10 % are left out.
+    assert 200 < line["shape/rows_used"] < 245
+    assert sum(bool(mutant["caught_by"]) for mutant in line["mutants"]) >= 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", ["logits", "linear"])
+def test_every_kind_of_head_passes(
+    kind: str, level: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(architectures.ARCHITECTURES, kind, {**SIZES, **KINDS[kind]})
+    config = tmp_path / "c.yaml"
+    config.write_text(f"model_path: random:{kind}\nlevel: {level}\nseq_len: 24\nbatch_size: 2\n")
+    output = tmp_path / "r.jsonl"
+    assert gradcheck(config, "dtype=fp32", f"output={output}", flags=("--mutants",)) == 0
+    options = result(output)["options"]
+    of_the_model = {"softcap": {"softcap": 3.0}, "divisor": {"logit_scale": 0.25}}
+    of_the_model["factor"] = of_the_model["divisor"]
+    expected = of_the_model.get(kind, {}) if level == "linear" else {}
+    assert {k: v for k, v in options.items() if k in ("softcap", "logit_scale")} == expected
+
+
+def test_the_loss_is_the_model_s_own(tmp_path: Path) -> None:
+    """What transformers says of the same tokens, in float32."""
+    output = tmp_path / "r.jsonl"
+    assert gradcheck(TINY, "dtype=fp32", "ignore_prob=0", f"output={output}") == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    text = (CHECKPOINT / "sample.txt").read_text()
+    ids = models.encode(models.Model(model, CHECKPOINT / "tokenizer.json", 0), text)
+    batch = torch.tensor(ids[:256]).reshape(2, 128)
+    with torch.no_grad():
+        expected = float(model(input_ids=batch, labels=batch).loss)
+    assert result(output)["loss_kernel"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_old_keys_work(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "r.jsonl"
+    sets = (f"model_path={CHECKPOINT}", "seq_len=40", f"output={output}", "kernel.block_size=128")
+    assert gradcheck("gradcheck_grpo_qwen2.5_1.5b_model.yaml", *sets) == 0
+    line = result(output)
+    assert (line["loss"], line["preset"]) == ("policy_loss", "grpo")
+    assert line["kernel/vocab_block"] == 128
+    limits = {gate["name"].rpartition("/")[2]: gate["limit"] for gate in line["gates"]}
+    of_the_config = [limits[name] for name in ("atol", "dlogits_max_abs", "dlogits_max_rel")]
+    assert of_the_config == [1e-5, 1e-4, 1e-2]
+    assert "mesh_shape is ignored" in capfd.readouterr().err
+
+
+def test_another_implementation_is_judged_on_a_model(tmp_path: Path) -> None:
+    output = tmp_path / "r.jsonl"
+    sets = ("level=logits", "dtype=fp32", "mutants=false", "seq_len=16", f"output={output}")
+    assert gradcheck(TINY, *sets, "outputs=[logp]", flags=("--impl=tileloss-torch",)) == 0
+    assert result(output)["producer"].startswith("tileloss-torch, ")
+    assert result(output)["model/class"] == "Qwen2ForCausalLM"
+
+
+def test_sizes_are_those_of_the_published_models() -> None:
+    published = {
+        "Qwen/Qwen2.5-0.5B": 494_032_768,
+        "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+        "Qwen/Qwen2.5-7B": 7_615_616_512,
+        "Qwen/Qwen3-0.6B": 596_049_920,
+        "meta-llama/Llama-3.2-1B": 1_235_814_400,
+        "google/gemma-2-2b": 2_614_341_888,
+        "microsoft/phi-2": 2_779_683_840,
+    }
+    for name, parameters in published.items():
+        sizes = dict(architectures.ARCHITECTURES[name])
+        config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        assert sum(p.numel() for p in model.parameters()) == parameters, name
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["model_path=Nobody/nothing"], "hf download Nobody/nothing"),
+        (["model_path=Qwen/Qwen2.5-1.5B"], "random:Qwen/Qwen2.5-1.5B"),
+        (["model_path=random:Nobody/nothing"], "expected one of Qwen/Qwen2.5-0.5B"),
+        (["text=none.txt"], "--set text=none.txt: text: expected a text or a file"),
+        (["text=two words"], "text: expected at least batch_size x seq_len = 256 tokens"),
+        (["seq_len=1"], "seq_len: expected an integer from 2 on, got '1'"),
+        (["dtype=int8"], "dtype: expected one of"),
+        (["source.kind=synthetic"], "source: the tensors come from model_path"),
+        (["kernel.isa=none"], "kernel.isa"),  # the compiled program's, before the model is loaded
+        (["kernel.block_size=x"], "kernel.block_size: expected an integer from 1 on, got 'x'"),
+        (["labels_smoothing=1"], "labels_smoothing: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    sets: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert gradcheck(TINY, *sets) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_logits_that_no_option_explains_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(architectures.ARCHITECTURES, "plain", {**SIZES, **KINDS["plain"]})
+    model = models.load("random:plain", Path("none"), torch.float32, 0)
+    ids = torch.arange(12).reshape(1, 12)
+    assert models.capture(model, ids, "linear").options == {}
+    model.module.config.logits_scaling = 2.0  # its forward does not look at it
+    with pytest.raises(ValueError, match="use level: logits"):
+        models.capture(model, ids, "linear")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "needed"),
+    [
+        ("loss: cross_entropy\n", [], False),
+        ("# model_path: x\nloss: cross_entropy\n", [], False),
+        ("model_path: x\n", [], True),
+        ("kernel:\n  time_block: 8\n", [], True),
+        ("loss: cross_entropy\n", ["--set", "wandb_project=x"], True),
+        ("loss: cross_entropy\n", ["--set=model_path=x"], True),
+        ("loss: cross_entropy\n", ["--set=seq_len=3"], False),
+    ],
+)
+def test_a_config_for_the_package_is_known_by_its_keys(
+    text: str, arguments: list[str], needed: bool, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    assert needs_package(["gradcheck", f"--config={config}", *arguments]) is needed
+    assert needs_package(["gradcheck", "--config", str(config), *arguments]) is needed
