@@ -52,12 +52,12 @@ def _masked_columns(logits: np.ndarray) -> None:
     logits[..., logits.shape[-1] // 2 :: 3] = -np.inf
 
 
-# A float32 gradient may be four times as far off as gradcheck allows: a log-softmax in plain float32 needs three.
+# A float32 gradient may be eight times as far off as gradcheck allows: a log-softmax in plain float32 needs four.
 # Float32 unless the dtype is the point: a loss that rounds to bfloat16 shows in few cases, and hides nothing in the others.
 _LOGITS: Settings = {
-    "batch_size": 2, "seq_len": 8, "vocab_size": 1000, "dtype": "fp32", "seed": 3, "ignore_prob": 0.1,
+    "batch_size": 2, "seq_len": 16, "vocab_size": 1000, "dtype": "fp32", "seed": 3, "ignore_prob": 0.2,
     "source": {"kind": "synthetic", "distribution": "normal", "std": 3}, "outputs": [],
-    "tolerances": {"ulp": 4},
+    "tolerances": {"ulp": 8},
 }  # fmt: skip
 _LOW: Settings = {"tolerances": {"ulp": 1}}
 _HIDDEN: Settings = _LOGITS | {
@@ -65,7 +65,7 @@ _HIDDEN: Settings = _LOGITS | {
     "source": {"kind": "synthetic", "std": 3}, "tolerances": {},
 }  # fmt: skip
 _POLICY: Settings = {
-    "loss": "policy_loss", "batch_size": 4, "mask_prob": 0.1, "old_logp_noise_scale": 0.15,
+    "loss": "policy_loss", "batch_size": 8, "seq_len": 8, "mask_prob": 0.1, "old_logp_noise_scale": 0.15,
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _linear_policy(name: str, shows: str, preset: str, **settings: Any) -> Audit
 
 _KL: Settings = {"beta": 0.1, "ref_logp_noise_scale": 0.2}
 CASES = (
-    _ce("fp32", "1000 classes, a tenth of the rows ignored"),
+    _ce("fp32", "1000 classes, a fifth of the rows ignored"),
     _ce("bf16", "the same in bfloat16", dtype="bf16", **_LOW),
     _ce("fp16", "the same in float16", dtype="fp16", **_LOW),
     _ce("ragged", "447 classes: 63 after a multiple of 64", vocab_size=447),
@@ -139,7 +139,7 @@ CASES = (
     _policy("sapo", "soft gates", "sapo"),
     _policy("vespo", "a gamma weight of the sequence's ratio", "vespo"),
     _policy("delta", "two-sided clipping", "grpo", delta=1.1),
-    _linear("fp32", "32 hidden, 447 classes, a tenth of the rows ignored"),
+    _linear("fp32", "32 hidden, 447 classes, a fifth of the rows ignored"),
     _linear("bf16", "the same in bfloat16", dtype="bf16"),
     _linear("all-used", "no row ignored", ignore_prob=0),
     _linear("sum", "no row ignored, reduction sum, upstream not 1", ignore_prob=0, reduction="sum", upstream="random"),

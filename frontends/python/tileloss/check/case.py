@@ -100,9 +100,7 @@ class Case:
         else:
             tensors["head"][valid:] = 0
             if "bias" in tensors:
-                tensors["bias"] = np.where(
-                    np.arange(len(tensors["head"])) < valid, tensors["bias"], 0
-                )
+                tensors["bias"][valid:] = 0
             elif "dbias" in self.gradients:
                 tensors["bias"] = np.zeros(len(tensors["head"]), np.float32)
         tensors["labels"] = np.where(used, tensors["labels"], self.ignore_index)
