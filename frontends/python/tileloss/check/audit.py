@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import json
 import subprocess
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 import tileloss
 from tileloss.check.audit_cases import CASES, AuditCase
 from tileloss.check.audit_child import Child
-from tileloss.check.audit_table import print_list, print_table
+from tileloss.check.audit_table import print_invariance, print_list, print_table
 from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
 from tileloss.check.progress import Progress
 from tileloss.check.results import ResultWriter
@@ -35,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--case", type=_names, metavar="A,B", help="cases, patterns such as 'ce/*' among them"
+    )
+    parser.add_argument(
+        "--invariance",
+        action="store_true",
+        help="measure in place of judging: which results keep their bits when only the work is divided differently",
     )
     parser.add_argument("--list", action="store_true", help="print cases and implementations, stop")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON a cell")
@@ -58,6 +64,8 @@ def run(program: Path, options: argparse.Namespace) -> int:
         return 0
     for name in options.impl:
         check_name(name)
+    if options.invariance:
+        return _invariance(options)
     cases = _chosen(options.case)
     total = len(options.impl) * len(cases)
     lines = []
@@ -76,6 +84,29 @@ def run(program: Path, options: argparse.Namespace) -> int:
     if not options.json:
         print_table(lines)
     return 0 if all(line["status"] in GOOD for line in lines) else 1
+
+
+def _invariance(options: argparse.Namespace) -> int:
+    """0, as what moves is measured and not judged; 1 where an implementation crashed."""
+    if options.case is not None:
+        raise ValueError("--case: expected none with --invariance, which has inputs of its own")
+    from tileloss.check.invariance import LEVELS, measure, measure_model
+
+    names = [name for name in options.impl if name != NATIVE]
+    lines = []
+    with (
+        ResultWriter(options.output) as writer,
+        Progress("invariance", LEVELS * len(names) + 1, quiet=options.quiet) as progress,
+    ):
+        found = [measure(name, options.time_limit, progress) for name in names]
+        for line in itertools.chain(*found, measure_model(options.time_limit, progress)):
+            lines.append(line)
+            writer.write(line)
+            if options.json:
+                print(json.dumps(line), flush=True)
+    if not options.json:
+        print_invariance(lines)
+    return 1 if any(line["status"] in ("crashed", "timeout") for line in lines) else 0
 
 
 def audit(

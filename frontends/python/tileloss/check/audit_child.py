@@ -19,6 +19,12 @@ import tileloss
 _PACKAGE = Path(tileloss.__file__).parents[1]
 
 
+def environment() -> dict[str, str]:
+    """This process's, for a child that imports this very package."""
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_PACKAGE), *([path] if path else [])])}
+
+
 class Child:
     """Started when it is asked first, and again after a crash or a time limit.
 
@@ -26,14 +32,14 @@ class Child:
     """
 
     def __init__(
-        self, name: str, seconds: float, environment: dict[str, str] | None = None
+        self,
+        name: str,
+        seconds: float,
+        more: dict[str, str] | None = None,  # environment
+        cpus: int = 0,  # to run on; 0: all
     ) -> None:
-        self.name, self.seconds = name, seconds
-        self._environment = {**os.environ, **(environment or {})}
-        path = self._environment.get("PYTHONPATH")
-        self._environment["PYTHONPATH"] = os.pathsep.join(
-            [str(_PACKAGE), *([path] if path else [])]
-        )
+        self.name, self.seconds, self.cpus = name, seconds, cpus
+        self._environment = environment() | (more or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()
         self._greeting: dict[str, Any] = {}
@@ -83,7 +89,7 @@ class Child:
         self._errors.seek(0)
         self._errors.truncate()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tileloss.check.audit_worker", self.name],
+            [sys.executable, "-m", "tileloss.check.audit_worker", self.name, str(self.cpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

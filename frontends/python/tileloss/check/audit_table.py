@@ -49,6 +49,50 @@ def print_table(lines: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
+def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
+    """A row for each implementation, level and dtype; a cell is "same" bits, or how far what moved moves at most."""
+    kinds = list(dict.fromkeys(line["varied"] for line in lines if line["varied"]))
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for line in lines:
+        if line["varied"] is None:
+            continue
+        quantities = rows.setdefault((line["implementation"], line["level"], line["dtype"]), {})
+        quantities.setdefault(line["varied"], []).append(how_it_moved(line))
+    print_columns(
+        ["implementation", "level", "dtype", *kinds],
+        [
+            [*key, *(", ".join(_merged(row.get(kind, []))) for kind in kinds)]
+            for key, row in rows.items()
+        ],
+    )
+    print(
+        "\nsame: the same bits; logp: the largest |ratio - 1| of probabilities; gradients: the relative norm of the difference"
+    )
+    for line in lines:
+        if line["status"] != "measured" and line["status"] != "refused":
+            print(
+                f"{line['implementation']} {line['level'] or ''} {line['varied'] or ''}: {line['message']}"
+            )
+
+
+def how_it_moved(line: Mapping[str, Any]) -> str:
+    """ "logp same", "logp 3e-3 (12 % beyond 1e-3)", "dhead 1e-7", or a status."""
+    if line["status"] != "measured":
+        return str(line["status"]).replace("_", " ").upper()
+    if line["same_bits"]:
+        return f"{line['quantity']} same"
+    if line["quantity"] != "logp":
+        return f"{line['quantity']} {line['relative_difference']:.0e}"
+    quantiles = line["ratio_quantiles"]
+    worst = max(abs(quantiles["0.01"] - 1), abs(quantiles["1"] - 1))
+    share = f" ({100 * line['outside_1e-3']:.3g} % beyond 1e-3)" if line["outside_1e-3"] else ""
+    return f"logp {worst:.0e}{share}"
+
+
+def _merged(cells: list[str]) -> list[str]:
+    return ["same"] if cells and all(cell.endswith(" same") for cell in cells) else cells
+
+
 def what_failed(line: Mapping[str, Any]) -> str:
     """ "dlogits/normwise 3.2 > 1, and 2 more", or the message."""
     if line["gate"] is None:

@@ -17,7 +17,10 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 
 
-def main(name: str) -> None:
+def main(name: str, cpus: int = 0) -> None:
+    """``cpus``: the number of CPUs to run on, 0: all."""
+    if cpus:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
     ctypes.CDLL(None).prctl(
         _PR_SET_PDEATHSIG, signal.SIGKILL
     )  # a case that hangs ends with its audit
@@ -51,7 +54,8 @@ def _answer(implementation: Any, request: dict[str, Any]) -> dict[str, Any]:
     from tileloss.check.gradcheck import describe
     from tileloss.check.outputs import Missing, prepare
 
-    case = replace(read_case(Path(request["inputs"])), backwards=request["backwards"])
+    case = read_case(Path(request["inputs"]))
+    case = replace(case, backwards=request.get("backwards", 1), knobs=request.get("knobs", {}))
     try:
         outputs = prepare(case, implementation(case))
     except Refused as error:
@@ -65,4 +69,4 @@ def _answer(implementation: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -42,6 +42,8 @@ class Case:
     gradients: tuple[str, ...] = ("dlogits",)  # or of dhidden, dhead, dbias
     head_layout: str = "vh"  # as the function is to be given the head, which is [V, H] here
     backwards: int = 1  # how often the backward is called; the last one's gradients are judged
+    # What an implementation has of its own that is to change no result: "chunk_size" in its own unit, "shards" of the vocabulary.
+    knobs: Mapping[str, int] = field(default_factory=dict)
     _handed_out: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property

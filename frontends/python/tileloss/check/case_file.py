@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,21 +26,36 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def read_case(path: Path) -> Case:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = json.loads(file.read(length))
-    described = json.loads(header.pop("__metadata__")["case"])
-    data = np.memmap(path, np.uint8, "r", _LENGTH_BYTES + length)
-    tensors = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        array = np.asarray(data[begin:end]).view(_DTYPES[entry["dtype"]])
-        tensors[name] = array.reshape(entry["shape"])
-    return Case(tensors, **described)
+    metadata, tensors = _read(path)
+    return Case(tensors, **json.loads(metadata["case"]))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    header, offset = {}, 0
+def write_case(path: Path, case: Case) -> None:
+    """As `tileloss judge --write-inputs` does, so that read_case gives the case back; without knobs and number of backwards."""
+    names = (
+        "function",
+        "options",
+        "batch_size",
+        "seq_len",
+        "outputs",
+        "mutants",
+        "in_place",
+        "gradients",
+        "head_layout",
+    )
+    described = {name: getattr(case, name) for name in names}
+    write_tensors(path, case.tensors, {"case": json.dumps(described)})
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    return _read(path)[1]
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
     for name, array in tensors.items():
         end = offset + array.nbytes
         header[name] = {
@@ -53,3 +69,18 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
         for array in tensors.values():
             file.write(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and tensors, which stay in the file until they are touched."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+    metadata = header.pop("__metadata__", {})
+    data = np.memmap(path, np.uint8, "r", _LENGTH_BYTES + length)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        array = np.asarray(data[begin:end]).view(_DTYPES[entry["dtype"]])
+        tensors[name] = array.reshape(entry["shape"])
+    return metadata, tensors

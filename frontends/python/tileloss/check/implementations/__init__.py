@@ -82,6 +82,13 @@ KNOWN = {
     "tileloss-torch": Known("own", "of_torch", ("torch",), ("torch",), "tileloss.torch", False),
     "tileloss-jax": Known("own", "of_jax", ("jax",), ("jax",), "tileloss.jax", False),
 }
+# Of Case.knobs those that an implementation has, with values that should all give the same. Chunks: with the LM head.
+KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
+    "torch-linear": {"chunk_size": (8, 24, 64)},  # rows
+    "liger": {"chunk_size": (1, 4, 16)},  # chunk_mem_const
+    "tileloss-torch": {"chunk_size": (1 << 20, 1 << 26)},  # workspace_bytes
+    "tileloss-jax": {"shards": (1, 2, 4, 8)},
+}
 NAMES = (NATIVE, *KNOWN)
 
 

@@ -54,6 +54,7 @@ def compute(case: Case) -> dict[str, Any]:
         loss = liger_cross_entropy(case.torch("logits"), labels, weight, **options)
     else:
         hidden, head, bias = case.torch("hidden"), case.torch("head"), _bias(case)
+        options["chunk_mem_const"] = case.knobs.get("chunk_size", 1)
         loss = liger_fused_linear_cross_entropy(
             hidden, head, labels, bias, weight, accum_dtype=torch.float32, **options
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy as np
 from tileloss.check.case import Case
 
 
-def of_jax(case: Case) -> dict[str, np.ndarray]:
+def of_jax(case: Case) -> Mapping[str, Any]:
     from tileloss.check import jax_case
 
+    if "shards" in case.knobs:
+        return _over_shards(case, case.knobs["shards"])
     return jax_case.compute(case, None)
 
 
@@ -27,6 +30,7 @@ def of_torch(case: Case) -> dict[str, Any]:
     if described.is_linear:
         first = [case.torch("hidden"), case.torch("head")]
         options["linear_bias"] = case.torch("bias") if "bias" in case.tensors else None
+        options["workspace_bytes"] = case.knobs.get("chunk_size")
         if "compute_dtype" in options:
             options["compute_dtype"] = getattr(torch, options["compute_dtype"])
     else:
@@ -55,3 +59,31 @@ def of_torch(case: Case) -> dict[str, Any]:
 
 def _differentiated(case: Case) -> list[str]:
     return [name.removesuffix("_grad") for name in case.tensors if name.endswith("_grad")]
+
+
+def _over_shards(case: Case, count: int) -> Mapping[str, Any]:
+    """logp of a vocabulary that is cut over the first devices."""
+    import jax
+    from jax.sharding import Mesh, PartitionSpec
+
+    import tileloss.jax
+
+    case.refuse_unless(["logprobs", "linear_logprobs"], differentiable=["logp"])
+    P: Any = PartitionSpec
+    mesh = Mesh(np.array(jax.devices()[:count]), ("tp",))
+    labels, function = case.jax("labels"), getattr(tileloss.jax, case.function)
+    layout = {"head_layout": "VH"} if case.function.startswith("linear_") else {}
+
+    def rows(*operands: Any) -> Any:
+        return function(*operands, labels, vocab_axis="tp", **layout).logp
+
+    def compute(operands: dict[str, Any]) -> dict[str, Any]:
+        cut = {"logits": P(None, "tp"), "hidden": P(), "head": P("tp")}
+        specs = tuple(cut[name] for name in operands)
+        return {
+            "logp": jax.shard_map(rows, mesh=mesh, in_specs=specs, out_specs=P())(
+                *operands.values()
+            )
+        }
+
+    return case.jax_outputs(compute)

@@ -42,7 +42,7 @@ def linear(case: Case) -> Outputs:
     bias = case.torch("bias") if "bias" in case.tensors else None
     head = case.torch("head")
     chunks = torch.nn.LinearCrossEntropyOptions(
-        batch_chunk_size=max(1, len(case.torch("hidden")) // 4), chunking_method=None,
+        batch_chunk_size=case.knobs.get("chunk_size", max(1, len(case.torch("hidden")) // 4)), chunking_method=None,
         allow_retain_graph=case.backwards > 1,
     )  # fmt: skip
     loss = F.linear_cross_entropy(
