@@ -7,8 +7,8 @@ links            each relative link, and each path named with a folder we have, 
 dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
 quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
                  at their names, continuous integration runs ./dev test itself), those that need a Python with JAX
-                 (tests/python/test_jax_check.py runs them) and those that change the machine (tests/python/test_install.py does
-                 what pip install does)
+                 (tests/python/test_jax_check.py runs them), those that need another machine (tests/python/test_remote_docs.py)
+                 and those that change this one (tests/python/test_install.py does what pip install does)
 self-test        each check above rejects a planted mistake
 """
 
@@ -26,6 +26,7 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ", "python -m ")
+NEVER_RUN += ("tileloss remote ", "run=$(tileloss remote ", "sky ")
 
 
 def documents(root):

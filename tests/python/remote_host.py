@@ -40,7 +40,7 @@ class LoopbackHost:
             self.port = free.getsockname()[1]
         known = (folder / "host.pub").read_text()
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {known}")
-        config = [f"Host {NAME}", "HostName 127.0.0.1", *map(" ".join, self.options())]
+        config = [f"Host {NAME} build-host", "HostName 127.0.0.1", *map(" ".join, self.options())]
         (folder / "ssh_config").write_text("\n".join(config) + "\n")
         self.write_ssh("")
 

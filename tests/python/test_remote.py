@@ -111,6 +111,8 @@ def test_only_what_is_not_there_is_sent(client: Client) -> None:
     ]
     checked_out = ["git", "-C", folder / "tree", "rev-parse", "HEAD"]
     assert subprocess.run(checked_out, capture_output=True, text=True).stdout.strip() == commit
+    client.git("checkout", "--quiet", "HEAD~1")  # a part of what is there
+    assert sent() is None
     assert client.git("for-each-ref", "--format=%(refname)").startswith("refs/heads/")
     assert not list(client.there.glob("incoming-*"))
 

@@ -1,4 +1,4 @@
-"""The SkyPilot tasks in remote/: its own parser takes them, their scripts are scripts, what they name exists. None is launched."""
+"""The SkyPilot tasks in remote/: its parser takes them, their scripts are scripts, what they name exists. None is launched."""
 
 from __future__ import annotations
 
@@ -19,27 +19,36 @@ ENVIRONMENT = Path(f"{sys.prefix}-sky")  # ./dev makes it beside the tests' own
 STATE = ENVIRONMENT / "tileloss_state"
 NOT_RUN = "NOT RUN: SkyPilot is not installed"
 
-PARSE = """
-import json, sys, sky
-for path in sys.argv[1:]:
+SCRIPT = """
+import json, shlex, sys, click, sky
+from sky.client.cli.command import cli
+asked = json.load(sys.stdin)
+for path in asked["tasks"]:
     try:
         task = sky.Task.from_yaml(path)
         resources = sorted(str(each) for each in task.resources)
-        secrets = sorted(task.to_yaml_config(use_user_specified_yaml=False).get("secrets", {}).items())
-        print(json.dumps({"name": task.name, "resources": resources, "secrets": secrets}))
+        print(json.dumps({"name": task.name, "resources": resources, "secrets": sorted(task.secrets)}))
     except ValueError as error:
+        print(json.dumps({"refused": str(error)}))
+for line in asked["commands"]:
+    name, *arguments = shlex.split(line)[1:]
+    try:
+        cli.commands[name].make_context(name, arguments)
+        print("true")
+    except click.ClickException as error:
         print(json.dumps({"refused": str(error)}))
 """
 
 
-def parsed(folder: Path, *tasks: Path) -> list[dict[str, Any]]:
-    """What SkyPilot makes of each. It keeps its files in ``folder``."""
+def skypilot(folder: Path, tasks: list[Path], commands: list[str]) -> list[Any]:
+    """What it makes of each task, and of each command line. It keeps its files in ``folder``."""
     if not STATE.is_file() or STATE.read_text().strip() == "incomplete":
         pytest.skip(NOT_RUN)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    own = {"HOME": str(folder), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    own = {"HOME": str(folder), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "WANDB_API_KEY": "a"}
     done = subprocess.run(
-        [ENVIRONMENT / "bin" / "python", "-c", PARSE, *tasks],
+        [ENVIRONMENT / "bin" / "python", "-c", SCRIPT],
+        input=json.dumps({"tasks": [str(each) for each in tasks], "commands": commands}),
         cwd=ROOT,
         env=clean | own,
         capture_output=True,
@@ -49,15 +58,22 @@ def parsed(folder: Path, *tasks: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_skypilot_takes_each_task(tmp_path: Path) -> None:
+def test_skypilot_takes_tasks_and_commands(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.sky.yaml"
     wrong.write_text(TASKS[0].read_text().replace("\nsetup:", "\nset_up:"))
-    *taken, refused = parsed(tmp_path, *TASKS, wrong)
+    lines = (ROOT / "docs/users/remote.md").read_text().splitlines()
+    commands = [line for line in lines if line.startswith("sky ")]
+    assert len(commands) == 5
+    answers = skypilot(tmp_path, [*TASKS, wrong], [*commands, "sky launch --nothing x"])
+    taken, refused = answers[: len(TASKS)], answers[len(TASKS)]
     assert "set_up" in refused["refused"]
+    assert answers[len(TASKS) + 1 : -1] == [True] * len(commands)
+    assert "--nothing" in answers[-1]["refused"]
+
     by_name = {task["name"]: task for task in taken}
     assert list(by_name) == ["tileloss-cpu", "tileloss-gpu", "tileloss-tpu"]
     for task in taken:
-        assert [name for name, _ in task["secrets"]] == ["WANDB_API_KEY"]
+        assert task["secrets"] == ["WANDB_API_KEY"]
         assert all("image_id=docker:debian:12" in each for each in task["resources"])
     assert "cpus=16+" in by_name["tileloss-cpu"]["resources"][0]
     assert len(by_name["tileloss-gpu"]["resources"]) == 3

@@ -11,6 +11,8 @@ outputs.py      what an implementation returned, as the judge reads it
 jax_case.py     a case's outputs by tileloss.jax
 jax_bench.py    the bench's inputs and steps in JAX
 memory.py       the peak memory of this process
+remote.py       a commit on another machine: start, follow, status, fetch, stop
+remote_*.py     its parts: scripts that run there, ssh, git, state here, follow, fetch
 
 The compiled program draws the inputs, holds the outputs against the oracle and measures the roofs; nothing is judged here.
 """

@@ -150,8 +150,9 @@ def _start(options: argparse.Namespace) -> int:
     run_id = state.new_id(now)
 
     directory, *there = call(host, scripts.PREPARE, folder).splitlines()
-    if commit not in there:
-        with checkout.bundle(commit, there) as bundle:
+    known = checkout.known(there)
+    if not checkout.is_part_of(commit, known):
+        with checkout.bundle(commit, known) as bundle:
             size = os.fstat(bundle.fileno()).st_size
             _say(options, f"sending {commit[:12]} to {host.name}, {size / 1e6:.1f} MB")
             call(host, scripts.RECEIVE, directory, run_id, commit, data=bundle)

@@ -66,9 +66,17 @@ class Checkout:
         )
         return [" ".join(entry.split()) for entry in listing.split("\0") if entry]
 
+    def known(self, commits: Iterable[str]) -> list[str]:
+        """Those that are here, too."""
+        return [each for each in commits if self._has(each)]
+
+    def is_part_of(self, commit: str, known: Sequence[str]) -> bool:
+        """Whether the commit is one of ``known`` or of their history."""
+        return not self._git("rev-list", "--max-count=1", commit, "--not", *known)
+
     @contextmanager
-    def bundle(self, commit: str, there: Iterable[str]) -> Iterator[IO[bytes]]:
-        """A bundle whose refs/heads/run is the commit, without the history of the commits ``there`` that this machine has, too.
+    def bundle(self, commit: str, known: Sequence[str]) -> Iterator[IO[bytes]]:
+        """A bundle whose refs/heads/run is the commit, without the history of ``known``.
 
         A bundle needs a reference: it is made in a repository of its own, on top of this one's objects.
         """
@@ -78,16 +86,15 @@ class Checkout:
             self._git("init", "--quiet", "--bare", str(bare))
             (bare / "objects" / "info" / "alternates").write_text(objects)
             here = f"--git-dir={bare}"
-            known = [each for each in there if self._has(here, each)]
             self._git(here, "update-ref", "refs/heads/run", commit)
             without = [f"^{each}" for each in known]
             self._git(here, "bundle", "create", "--quiet", str(file), "refs/heads/run", *without)
             with open(file, "rb") as opened:
                 yield opened
 
-    def _has(self, where: str, commit: str) -> bool:
+    def _has(self, commit: str) -> bool:
         try:
-            self._git(where, "cat-file", "-e", f"{commit}^{{commit}}")
+            self._git("cat-file", "-e", f"{commit}^{{commit}}")
         except _GitError:
             return False
         return True
