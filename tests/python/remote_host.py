@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -12,9 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
+
+from tileloss.check.command import run
 
 SSHD = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/sbin")
 NOT_RUN = "" if SSHD and shutil.which("ssh") else "NOT RUN: there is no sshd"
@@ -120,7 +124,7 @@ class LoopbackHost:
         return [each for each in _descendants(self._server.pid) if _stat(each)[0] == "sshd"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def loopback_host(folder: Path) -> Iterator[LoopbackHost]:
     host = LoopbackHost(folder)
     host.start()
@@ -157,8 +161,13 @@ def _descendants(process: int) -> list[int]:
     return found[1:]
 
 
+class Said(NamedTuple):
+    stdout: str
+    stderr: str
+
+
 class Client:
-    """`tileloss remote` in a process of its own, with a small checkout and a state folder."""
+    """`tileloss remote` with a small checkout and a state folder."""
 
     def __init__(self, folder: Path, host: LoopbackHost) -> None:
         self.repo, self.state = folder / "a checkout", folder / "state"
@@ -191,19 +200,26 @@ class Client:
         return self.git("rev-parse", "HEAD")
 
     def command(self, *arguments: str) -> list[str]:
+        """For a process of its own."""
         return [sys.executable, "-m", "tileloss", "remote", *arguments]
 
-    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*arguments),
-            env=self.environment,
-            cwd=self.repo,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
-        return done
+    def __call__(self, *arguments: str, code: int = 0) -> Said:
+        """In this process, which is what most tests need and takes half the time."""
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", newline=""), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            contextlib.chdir(self.repo),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                returned = run(Path("no program"), ["remote", *arguments])
+            except SystemExit as exit:
+                returned = exit.code
+        out.seek(0)
+        said = Said(out.read(), err.getvalue())
+        assert returned == code, (arguments, returned, said)
+        return said
 
     def start(self, *command: str, options: Sequence[str] = ()) -> str:
         """The run's id."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from remote_host import NAME, NOT_RUN, Client, LoopbackHost, loopback_host
+from remote_host import NAME, NOT_RUN, Client, LoopbackHost, Said, loopback_host
 
 pytestmark = pytest.mark.skipif(bool(NOT_RUN), reason=NOT_RUN)
 
@@ -26,7 +25,7 @@ def client(tmp_path: Path, host: LoopbackHost) -> Client:
     return Client(tmp_path, host)
 
 
-def line_of(done: subprocess.CompletedProcess[str]) -> str:
+def line_of(done: Said) -> str:
     """All that it said."""
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
