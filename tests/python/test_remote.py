@@ -179,6 +179,19 @@ def test_follow_gives_up_when_told_to(client: Client, host: LoopbackHost) -> Non
     client("stop", run)
 
 
+def test_whoever_reads_the_log_may_leave(client: Client) -> None:
+    run = client.shell("echo first; sleep 0.5; echo second; sleep 100")
+    command = client.command("follow", run)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=client.environment, stdout=pipe, stderr=pipe) as following:
+        assert following.stdout is not None and following.stderr is not None
+        assert following.stdout.readline() == b"first\n"
+        following.stdout.close()
+        assert following.wait(timeout=20) == 141
+        assert following.stderr.read() == b""
+    client("stop", run)
+
+
 # ------------------------------------------------------------------------------------------------------------------- stop
 
 

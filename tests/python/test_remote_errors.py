@@ -128,6 +128,12 @@ def test_a_program_that_is_not_there_is_refused(client: Client) -> None:
     assert client("list").stdout == ""
 
 
+@pytest.mark.parametrize("seconds", ["-1", "1.5", "soon"])
+def test_seconds_are_a_whole_number(client: Client, seconds: str) -> None:
+    said = client("stop", "any", f"--grace={seconds}", code=2)
+    assert f"argument --grace: expected whole seconds from 0 on, got '{seconds}'" in said.stderr
+
+
 def test_what_fetch_cannot_bring_is_refused(client: Client, tmp_path: Path) -> None:
     run = client.shell("touch made")
     client("follow", run)
@@ -166,8 +172,10 @@ def test_a_host_that_is_not_there(client: Client, host: LoopbackHost) -> None:
 def test_a_run_whose_folder_is_gone(client: Client) -> None:
     run = client.start("true")
     shutil.rmtree(client.run_folder(run))
-    for action in ("status", "follow", "stop", "remove"):
+    for action in ("status", "follow", "stop"):
         assert "the run's folder " in failure(client, action, run)
+    client("remove", run)
+    assert client("list").stdout == ""
 
 
 @pytest.fixture

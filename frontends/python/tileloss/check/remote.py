@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -133,10 +134,9 @@ def _add_id(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0 on, got {value}")
-    return value
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"expected whole seconds from 0 on, got {text!r}")
+    return int(text)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -194,12 +194,16 @@ def _start(options: argparse.Namespace) -> int:
 def _follow(options: argparse.Namespace) -> int:
     from tileloss.check.remote_follow import follow
 
-    return follow(
-        state.load(options.id),
-        from_start=options.all,
-        retry_for=options.retry_for,
-        quiet=options.quiet,
-    )
+    try:
+        return follow(
+            state.load(options.id),
+            from_start=options.all,
+            retry_for=options.retry_for,
+            quiet=options.quiet,
+        )
+    except BrokenPipeError:  # who read the log has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -90,24 +90,26 @@ done
 """
 
 # DIR ID OFFSET -> the log from there on, until the run has ended; then `tileloss-ended: CODE` on stderr.
-# A connection that is gone closes standard input: nothing of this stays behind then.
+# A connection that is gone closes standard input: nothing of this stays behind then. A log that is quiet is looked at once a
+# second, as the run may be a bench.
 FOLLOW = """
 enter "$1" "$2"
 exec 3<&0
 { cat <&3; kill -s TERM "$$"; } >/dev/null 2>&1 &
 watcher=$!
 trap 'kill "$watcher" 2>/dev/null' EXIT
-offset=$3
+offset=$3 quiet=0
 while :; do
   ended=
   is_running "$2" || ended=yes
   size=$(wc -c <log)
   if [ "$size" -gt "$offset" ]; then
     tail -c "+$((offset + 1))" log | head -c "$((size - offset))" || exit
-    offset=$size
+    offset=$size quiet=0
   fi
   [ -z "$ended" ] || break
-  sleep 0.3
+  quiet=$((quiet + 1))
+  if [ "$quiet" -lt 10 ]; then sleep 0.2; else sleep 1; fi
 done
 [ -s status ] || fail "the run is gone without an exit code: killed, or the machine was restarted"
 echo "tileloss-ended: $(cat status)" >&2
@@ -172,8 +174,9 @@ if [ -n "$(processes "$run")" ]; then
 fi
 """
 
-# DIR ID
+# DIR ID; what is gone already is no error
 REMOVE = """
+[ -d "$1/runs/$2" ] || exit 0
 enter "$1" "$2"
 ! is_running "$2" || refuse "ID: expected a run that has ended, $2 is running"
 cd .. && error=$(rm -rf -- "$2" 2>&1) || fail "$error"
