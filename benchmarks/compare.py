@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""TileLoss against what PyTorch and JAX users have: torch eager, torch.compile, torch's linear_cross_entropy, TRL; optax,
-plain JAX, tokamax.
+"""TileLoss against what PyTorch and JAX users have: transformers, torch eager, torch.compile, torch's linear_cross_entropy, TRL;
+optax, plain JAX, tokamax.
 
 Everything is bfloat16. Each contestant's answer is checked before it is timed, its peak memory measured in a
 process of its own. Prints a Markdown table, and as the last line which bars passed; those of the LM head are stated
@@ -47,6 +47,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the contestants and stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write a line a contestant, for `tileloss report`",
+    )
     parser.add_argument(
         "--page",
         type=Path,
@@ -123,6 +129,9 @@ def compare(options: argparse.Namespace) -> int:
     if options.json:
         figures = report.as_json(measurements, verdicts, shape, options.threads, isa)
         report.write_json(options.json, figures)
+    if options.output:
+        lines = report.as_lines(measurements, shape, options.threads, isa)
+        report.write_lines(options.output, lines)
     if options.page:
         report.write_page(options.page, table)
     print(bars.last_line(verdicts, shape))

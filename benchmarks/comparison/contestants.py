@@ -41,19 +41,26 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Group:
-    """Contestants that do the same work on the same inputs."""
+    """Contestants that do the same work on the same inputs. `of_model`: a whole model's step, whose memory is counted with the
+    gradients, as they are what an optimizer finds."""
 
     name: str
     title: str
     loss_of_logp: LossOfLogp
     linear: bool = False
     policy: bool = False
+    of_model: bool = False
     contestants: list[Contestant] = field(default_factory=list)
+
+    @property
+    def memory(self) -> str:
+        return "memory above the model" if self.of_model else "memory above inputs and outputs"
 
 
 GROUPS = {
     group.name: group
     for group in (
+        Group("training_step", "a training step", cross_entropy_of_logp, of_model=True),
         Group("cross_entropy", "cross-entropy from logits", cross_entropy_of_logp),
         Group("grpo", "GRPO from logits", grpo_of_logp, policy=True),
         Group(

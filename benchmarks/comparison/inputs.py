@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from comparison.jax_contestants import OwnLogits
 
 SEED = 7
@@ -36,8 +38,8 @@ class Shape:
 class Inputs:
     """Everything bfloat16 but labels (int64) and what is per token or sequence (float32).
 
-    logits [N, V] with `pristine` a copy to restore it from, or hidden [N, H] and head [V, H]; labels
-    [N]; advantages [B]; old_logp [N]. `workspace_bytes` is the budget of the contestant that has one.
+    logits [N, V] with `pristine` a copy to restore it from, or hidden [N, H] and head [V, H], or a model; labels [N], of a
+    model its tokens too, [B, T]; advantages [B]; old_logp [N]. `workspace_bytes` is the budget of the contestant that has one.
     """
 
     shape: Shape
@@ -50,6 +52,7 @@ class Inputs:
     head: torch.Tensor | None = None
     workspace_bytes: int | None = None
     own_logits: OwnLogits | None = None  # of the contestants that donate them
+    model: PreTrainedModel | None = None
 
     def restore(self) -> None:
         """Undoes what an in-place backward wrote."""
@@ -139,7 +142,8 @@ class Truth:
 
     scale: what an error of the loss is relative to: |loss|, or where its terms cancel sum |dL/dlogp|.
     rows, classes: indices [SAMPLES]. dlogits [SAMPLES, V] at `rows`, or dhidden [SAMPLES, H] at `rows` and
-    dhead [SAMPLES, H] at `classes`, half of which are labels.
+    dhead [SAMPLES, H] at `classes`, half of which are labels. Of a model: dhead [2 SAMPLES, H] at `classes`, first those that are
+    labels, and `body`, the gradients of all other parameters in order.
     """
 
     loss: float
@@ -149,6 +153,7 @@ class Truth:
     dlogits: torch.Tensor | None = None
     dhidden: torch.Tensor | None = None
     dhead: torch.Tensor | None = None
+    body: tuple[torch.Tensor, ...] | None = None
 
 
 def make_truth(inputs: Inputs, loss_of_logp: LossOfLogp) -> Truth:

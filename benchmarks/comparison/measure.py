@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 import comparison.jax_contestants  # noqa: F401  registers them
+from comparison import training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
 from tileloss.check.memory import reset_peak, resident
@@ -42,7 +43,7 @@ class Errors:
 
 @dataclass
 class Measurement:
-    """`peak_bytes`: above inputs and outputs. Times in seconds, in the order of the rounds."""
+    """`peak_bytes`: above inputs and outputs, of a model above it. Times in seconds, in the order of the rounds."""
 
     contestant: Contestant
     peak_bytes: int
@@ -56,7 +57,13 @@ class Measurement:
 
 
 def group_inputs(group: Group, shape: Shape) -> Inputs:
+    if group.of_model:
+        return training.make_inputs(shape)
     return make_inputs(shape, linear=group.linear, policy=group.policy)
+
+
+def group_truth(group: Group, inputs: Inputs) -> Truth:
+    return training.make_truth(inputs) if group.of_model else make_truth(inputs, group.loss_of_logp)
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
@@ -82,7 +89,9 @@ def dlogits_error(output: torch.Tensor, truth: Truth, labels: torch.Tensor) -> f
 def check(contestant: Contestant, output: Output, truth: Truth, inputs: Inputs) -> Errors:
     """Raises WrongAnswer."""
     loss, gradients = output
-    if truth.dlogits is not None:
+    if truth.body is not None:
+        gradient = training.gradient_error(gradients, truth)
+    elif truth.dlogits is not None:
         gradient = dlogits_error(gradients[0], truth, inputs.labels)
     else:
         assert truth.dhidden is not None and truth.dhead is not None
@@ -130,7 +139,7 @@ def time_group(
     """Fills errors and times. Rounds are interleaved, and each round starts with another contestant, so that a
     noisy moment meets all of them."""
     inputs = group_inputs(group, shape)
-    truth = make_truth(inputs, group.loss_of_logp)
+    truth = group_truth(group, inputs)
     steps: list[Step] = []
     for measurement in measurements:
         inputs.workspace_bytes = measurement.workspace_bytes
@@ -145,7 +154,7 @@ def time_group(
                 continue
             # Timed on its second step in a row, as in training. Idle pages go back to a virtual machine's host after some
             # seconds: after another contestant's turn a fresh 622 MB gradient costs 0.9 s instead of 0.08.
-            for is_timed in (True,) if group.linear else (False, True):
+            for is_timed in (True,) if group.linear or group.of_model else (False, True):
                 seconds = time_step(steps[index])
                 if measurement.contestant.in_place:
                     inputs.restore()
@@ -158,13 +167,14 @@ def time_group(
 
 
 def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | None) -> int:
-    """What a step needs above its inputs and outputs, bytes, in this process. A first step compiles and starts
-    threads; it does not count. The slow ones compile nothing: few tokens do there."""
+    """What a step needs above its inputs and outputs (of a model: above the model), bytes, in this process. A first
+    step compiles and starts threads; it does not count. The slow ones compile nothing: few tokens do there."""
     warm_up = shape
     if contestant.max_rounds is not None:
         warm_up = Shape(min(shape.tokens, WARM_UP_TOKENS), shape.vocab, shape.hidden)
         contestant.setup(group_inputs(GROUPS[contestant.group], warm_up))()
-    inputs = group_inputs(GROUPS[contestant.group], shape)
+    group = GROUPS[contestant.group]
+    inputs = group_inputs(group, shape)
     inputs.workspace_bytes = workspace_bytes
     step = contestant.setup(inputs)
     if warm_up == shape:
@@ -175,7 +185,8 @@ def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | No
     before = reset_peak()
     _, gradients = step()
     held = inputs.places()
-    outputs = sum(gradient.nbytes for gradient in gradients if gradient.data_ptr() not in held)
+    fresh = [gradient for gradient in gradients if gradient.data_ptr() not in held]
+    outputs = 0 if group.of_model else sum(gradient.nbytes for gradient in fresh)
     return max(0, resident("VmHWM") - before - outputs)
 
 

@@ -1,4 +1,4 @@
-"""The Markdown table, the JSON file, the page of docs/measurements."""
+"""The Markdown table, the JSON file, the lines for `tileloss report`, the page of docs/measurements."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import tileloss
+from comparison import training
 from comparison.bars import Verdict
-from comparison.contestants import GROUPS
+from comparison.contestants import GROUPS, Group
 from comparison.inputs import Shape
 from comparison.measure import Measurement
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
-HEAD = ("time", "rounds", "memory above inputs and outputs", "error of loss", "of gradient")
 
 
 class NoMarkers(Exception):
@@ -65,18 +66,25 @@ def row(measurement: Measurement) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def sizes(group: Group, shape: Shape) -> str:
+    """Of the group's inputs, in words."""
+    if group.of_model:
+        model = f"Qwen2 of {training.LAYERS} layers, hidden size {training.HIDDEN}"
+        return f"{model}, {shape.vocab} classes, {shape.tokens} tokens"
+    if group.linear:
+        return f"hidden [{shape.tokens}, {shape.hidden}], head [{shape.vocab}, {shape.hidden}]"
+    return f"[{shape.tokens}, {shape.vocab}]"
+
+
 def table(measurements: Sequence[Measurement], shape: Shape, threads: int, rounds: int) -> str:
     """One table a group, and what the figures mean."""
-    sizes = {
-        False: f"[{shape.tokens}, {shape.vocab}]",
-        True: f"hidden [{shape.tokens}, {shape.hidden}], head [{shape.vocab}, {shape.hidden}]",
-    }
     parts = []
     for group in GROUPS.values():
         rows = [row(each) for each in measurements if each.contestant.group == group.name]
         if rows:
-            heading = f"| {group.title}, {sizes[group.linear]} bfloat16 | {' | '.join(HEAD)} |"
-            parts.append("\n".join([heading, "|---" * (len(HEAD) + 1) + "|", *rows]))
+            head = ("time", "rounds", group.memory, "error of loss", "of gradient")
+            heading = f"| {group.title}, {sizes(group, shape)} bfloat16 | {' | '.join(head)} |"
+            parts.append("\n".join([heading, "|---" * (len(head) + 1) + "|", *rows]))
     packages = ", ".join(f"{name} {found}" for name, found in versions().items() if found)
     parts.append(
         f"{machine()}, {threads} threads, {packages}. A step is a forward and a backward; medians of {rounds} interleaved\n"
@@ -84,9 +92,45 @@ def table(measurements: Sequence[Measurement], shape: Shape, threads: int, round
         "Inputs are reused, every page of them touched before; what a step allocates it allocates anew each time, as in\n"
         "training; TileLoss's fresh gradient takes the memory of the one freed before it. From JAX a step is jitted.\n"
         "Memory: the peak of a step in a process of its own. Errors: relative to float64; of logits' gradients the label's\n"
-        "column and all others apart, the worse."
+        "column and all others apart, the worse; of a model to float32, its head's rows and its body's gradients apart."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def figures_of(measurement: Measurement) -> dict[str, object]:
+    return {
+        "group": measurement.contestant.group,
+        "name": measurement.contestant.name,
+        "median_s": measurement.median,
+        "times_s": measurement.times,
+        "peak_bytes": measurement.peak_bytes,
+        "workspace_bytes": measurement.workspace_bytes,
+        "errors": None if measurement.errors is None else asdict(measurement.errors),
+    }
+
+
+def settings(shape: Shape, threads: int, isa: str) -> dict[str, object]:
+    return {
+        "shape": asdict(shape),
+        "dtype": "bfloat16",
+        "machine": machine(),
+        "isa": isa,
+        "threads": threads,
+        "versions": versions(),
+    }
+
+
+def as_lines(
+    measurements: Sequence[Measurement], shape: Shape, threads: int, isa: str
+) -> list[dict[str, object]]:
+    """A result line a contestant, each with all that it needs to be understood alone."""
+    lines = []
+    for each in measurements:
+        group = GROUPS[each.contestant.group]
+        words = {"title": group.title, "sizes": sizes(group, shape), "memory": group.memory}
+        start = {"tool": "compare", "version": tileloss.__version__}
+        lines.append(start | figures_of(each) | words | settings(shape, threads, isa))
+    return lines
 
 
 def as_json(
@@ -96,26 +140,8 @@ def as_json(
     threads: int,
     isa: str,
 ) -> dict[str, object]:
-    contestants = [
-        {
-            "group": each.contestant.group,
-            "name": each.contestant.name,
-            "median_s": each.median,
-            "times_s": each.times,
-            "peak_bytes": each.peak_bytes,
-            "workspace_bytes": each.workspace_bytes,
-            "errors": None if each.errors is None else asdict(each.errors),
-        }
-        for each in measurements
-    ]
-    return {
-        "shape": asdict(shape),
-        "dtype": "bfloat16",
-        "machine": machine(),
-        "isa": isa,
-        "threads": threads,
-        "versions": versions(),
-        "contestants": contestants,
+    return settings(shape, threads, isa) | {
+        "contestants": [figures_of(each) for each in measurements],
         "bars": [verdict.as_json() for verdict in verdicts],
     }
 
@@ -129,6 +155,10 @@ def replace_file(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: dict[str, object]) -> None:
     replace_file(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:
+    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def find_markers(path: Path) -> tuple[int, int]:

@@ -46,7 +46,7 @@ def test_every_contestant_is_right(
     mine = inputs[entry.group]
     mine.workspace_bytes = measure.LEAST_BUDGET if entry.quarter_of else None
     measurement = measure.Measurement(entry, 0)
-    truth = make_truth(mine, GROUPS[entry.group].loss_of_logp)
+    truth = measure.group_truth(GROUPS[entry.group], mine)
     step = measure.checked_step(measurement, mine, truth)
     assert measurement.errors is not None
     step()
@@ -88,6 +88,33 @@ def test_wrong_answers_are_not_timed(wrong: str, inputs: dict[str, Inputs]) -> N
         measure.checked_step(measure.Measurement(entry, 0), mine, truth)
 
 
+@pytest.mark.parametrize("wrong", ["loss", "head", "rare rows of the head", "a layer"])
+def test_a_wrong_training_step_is_not_timed(wrong: str, inputs: dict[str, Inputs]) -> None:
+    mine = inputs["training_step"]
+
+    def setup(given: Inputs) -> measure.Step:
+        step = by_key("training_step/transformers").setup(given)
+
+        def spoiled() -> measure.Output:
+            loss, (head, *body) = step()
+            if wrong == "head":
+                head *= 0.9
+            elif wrong == "rare rows of the head":
+                rare = torch.ones(SHAPE.vocab, dtype=torch.bool)
+                rare[mine.labels.flatten()] = False
+                head[rare] = 0
+            elif wrong == "a layer":
+                body[3] *= 0.9
+            return loss * (1.1 if wrong == "loss" else 1), (head, *body)
+
+        return spoiled
+
+    entry = measure.Measurement(Contestant("spoiled", "training_step", setup), 0)
+    truth = measure.group_truth(GROUPS["training_step"], mine)
+    with pytest.raises(measure.WrongAnswer):
+        measure.checked_step(entry, mine, truth)
+
+
 def test_truth_is_autograd_in_float64() -> None:
     mine = make_inputs(SHAPE, linear=True, policy=True)
     assert mine.hidden is not None
@@ -110,15 +137,18 @@ def test_truth_is_autograd_in_float64() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, int]:
     """Output, JSON and exit code of a run of two groups with one peer each."""
     path = tmp_path_factory.mktemp("compare") / "figures.json"
+    lines = path.with_suffix(".jsonl")
     chosen = [
         "cross_entropy/TileLoss, in place",
         "cross_entropy/torch eager",
         "linear_cross_entropy/TileLoss",
         "linear_cross_entropy/torch eager",
     ]
-    done = compare("--rounds=3", f"--json={path}", *(f"--only={name}" for name in chosen))
+    files = (f"--json={path}", f"--output={lines}")
+    done = compare("--rounds=3", *files, *(f"--only={name}" for name in chosen))
     assert done.returncode in (0, 1), done.stderr
-    return done.stdout, json.loads(path.read_text()), done.returncode
+    figures = json.loads(path.read_text()) | {"lines": lines.read_text()}
+    return done.stdout, figures, done.returncode
 
 
 def test_table_and_json_have_every_contestant(run: tuple[str, dict, int]) -> None:
@@ -137,6 +167,15 @@ def test_table_and_json_have_every_contestant(run: tuple[str, dict, int]) -> Non
         assert each["errors"]["gradient"] < 0.05
     assert figures["shape"] == {"tokens": 8, "vocab": 500, "hidden": 16}
     assert figures["threads"] == 1
+
+
+def test_a_line_a_contestant_says_the_same(run: tuple[str, dict, int]) -> None:
+    _, figures, _ = run
+    lines = [json.loads(line) for line in figures["lines"].splitlines()]
+    for line, each in zip(lines, figures["contestants"], strict=True):
+        assert line["tool"] == "compare" and line["title"] == GROUPS[each["group"]].title
+        for part in (each, {name: figures[name] for name in ("shape", "machine", "versions")}):
+            assert part.items() <= line.items()
 
 
 def test_last_line_states_every_bar(run: tuple[str, dict, int]) -> None:
