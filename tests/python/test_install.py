@@ -52,7 +52,7 @@ def package_sources() -> set[str]:
     return {
         f"tileloss/{path.relative_to(PACKAGE)}"
         for path in PACKAGE.rglob("*")
-        if path.suffix in (".py", ".typed")
+        if path.suffix in (".py", ".typed", ".j2", ".css")
     }
 
 

@@ -207,7 +207,7 @@ COMMANDS = [
     line.partition("  #")[0].split()
     for document in sorted((ROOT / "docs").rglob("*.md"))
     for line in document.read_text().splitlines()
-    if line.startswith("python -m tileloss ")
+    if line.startswith("python -m tileloss ") and "--frontend jax" in line
 ]
 
 

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
         "tileloss.check.audit", "check a list of implementations on a list of cases"
     ),
     "remote": Subcommand("tileloss.check.remote", "run a commit on another machine"),
+    "report": Subcommand("tileloss.check.report", "show result lines on a page"),
 }
 USAGE, ENVIRONMENT = 2, 3
 _INTERRUPTED = 130
