@@ -17,6 +17,7 @@
 #include "support/flags.h"
 #include "support/format.h"
 #include "support/printable.h"
+#include "support/result_writer.h"
 #include "support/signals.h"
 #include "support/standard_streams.h"
 #include "support/table.h"
@@ -33,6 +34,7 @@ struct Command {
   std::string implementation = "kernel";
   std::string pass;  // "": forward, then the gradient in one call
   bool json = false;
+  std::optional<std::string> output;
 };
 
 // "[64, 32000]", or "[64, 1536] x [32000, 1536]".
@@ -115,11 +117,13 @@ void print_table(const Command& command, const Bench& bench, const BenchReport& 
   if (bench.function().is_linear()) print_workspaces(report);
 }
 
-void print(const Command& command, const Bench& bench, const BenchReport& report) {
-  if (command.json) {
-    for (const Timing& timing : report.timings) print_formatted("{}\n", to_json(command.settings, bench, report, timing).dump());
-  } else {
-    print_table(command, bench, report);
+void tell(const Command& command, const Bench& bench, const BenchReport& report, ResultWriter& writer) {
+  if (!command.json) print_table(command, bench, report);
+  for (const Timing& timing : report.timings) {
+    Json line = {{"tool", "bench"}, {"version", tileloss_version()}};
+    line.update(to_json(command.settings, bench, report, timing));
+    if (command.json) print_formatted("{}\n", line.dump());
+    writer.write(line);
   }
   if (report.roofs_difference && !is_steady(report)) {
     std::fflush(stdout);
@@ -146,16 +150,17 @@ int run_bench(Command command) {
   settings.kernel.workspace_bytes = *workspace;
   settings.head.is_transposed = command.head_layout == "hv";
   settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
+  ResultWriter writer(command.output);  // before the work, so that a file that cannot be written is known at once
   Bench bench(command.settings);
   const std::vector<tileloss_pass> passes = passes_of(command, bench);
   BenchReport report;
   try {
     time_passes(bench, passes, command.implementation != "reference", command.implementation != "kernel", report);
   } catch (const Stopped&) {
-    print(command, bench, report);  // what was measured so far, against the first roofs
+    tell(command, bench, report, writer);  // what was measured so far, against the first roofs
     throw;
   }
-  print(command, bench, report);
+  tell(command, bench, report, writer);
   return kExitPass;
 }
 
@@ -223,6 +228,7 @@ void add_bench(CLI::App& program, Action& action) {
       ->capture_default_str();
   app->add_option("--set", settings.options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
   app->add_flag("--json", command->json, "One JSON object a line, value_and_grad last");
+  app->add_option("--output", command->output, "Append the same lines to this results file");
   app->footer(kFooter);
   app->callback([command, &action] { action = [command] { return run_bench(*command); }; });
 }

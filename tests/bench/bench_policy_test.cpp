@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "support/result_writer.h"
 #include "tests/shared/program.h"
 
 namespace tileloss::tools {
@@ -11,7 +12,6 @@ namespace {
 
 using test::ProgramResult;
 using test::run_program;
-using Json = nlohmann::ordered_json;
 
 ProgramResult bench(std::vector<std::string> more) {
   std::vector<std::string> arguments = {"bench", "--loss", "policy_loss", "--tokens", "300", "--vocab", "500", "--iters", "1"};
@@ -58,6 +58,21 @@ TEST(BenchPolicy, TakesTokensOfEveryNumberAndLossesPerToken) {
                                               "1", "--set", "aggregation=none", "--set", "advantage_level=token"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
+}
+
+TEST(BenchPolicy, TheTableAndTheResultsFileAreOfOneRun) {
+  const test::TemporaryFolder folder;
+  const std::string output = (folder.path() / "r.jsonl").string();
+  for (const int runs : {1, 2}) {
+    const ProgramResult result = bench({"--preset", "grpo", "--output", output});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find("value_and_grad"), std::string::npos) << result.out;
+    const std::vector<Json> lines = read_results(output).lines;
+    ASSERT_EQ(std::ssize(lines), 2 * runs);
+    EXPECT_EQ(lines.back()["tool"], "bench");
+    EXPECT_EQ(lines.back()["pass"], "value_and_grad");
+  }
+  EXPECT_EQ(bench({"--preset", "grpo", "--output", "/nonexistent/r.jsonl"}).exit_code, 3);
 }
 
 TEST(BenchPolicy, WrongRequestsAreRefusedByName) {

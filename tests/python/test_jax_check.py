@@ -145,7 +145,7 @@ def test_the_results_line_is_the_programs(tmp_path: Path) -> None:
         (
             ("nothing",),
             (),
-            "tileloss: --config: expected a regular file, as it is read twice, got ",
+            "tileloss: --config: expected a regular file, as it is read more than once, got ",
         ),
     ],
 )
@@ -168,10 +168,20 @@ def test_a_function_that_is_not_there_is_named(
     assert expected in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [("--strict",), ("--row=5",), ("--frontend=torch",)])
-def test_what_it_does_not_take_is_refused(flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("flags", [("--strict",), ("--row=5",)])
+def test_what_it_does_not_take_is_refused(
+    flags: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert gradcheck(*EDGES, flags=flags) == 2
+    expected = (
+        "--strict, --row and --column are of the program's own kernels, got --impl tileloss-jax"
+    )
+    assert expected in capfd.readouterr().err
+
+
+def test_there_is_no_other_frontend() -> None:
     with pytest.raises(SystemExit, match="2"):
-        gradcheck(*EDGES, flags=flags)
+        gradcheck(*EDGES, flags=("--frontend=torch",))
 
 
 def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -183,14 +193,14 @@ def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_the_module_runs_both_and_is_the_program_otherwise(tmp_path: Path) -> None:
     """Without jax there is nothing but the compiled program."""
-    (tmp_path / "jax.py").write_text("raise ImportError('no jax here')")
+    (tmp_path / "jax.py").write_text("raise ImportError('no jax here', name='jax')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     arguments = ["gradcheck", "--config", str(CONFIGS / "gradcheck_ce_edges.yaml")]
     native = program(*arguments, *sets(SMALL), PYTHONPATH=path)
     assert native.returncode == 0 and native.stdout.startswith("gradcheck "), native.stderr
     missing = program(*arguments, *sets(SMALL), "--frontend", "jax", PYTHONPATH=path)
     assert missing.returncode == 3
-    assert missing.stderr == "tileloss: --frontend jax: no jax here\n"
+    assert missing.stderr == "tileloss: gradcheck: no jax here: pip install 'tileloss[jax]'\n"
     there = program(*arguments, *sets(SMALL), "--frontend", "jax")
     assert there.returncode == 0 and there.stdout.startswith("judge "), there.stderr
 
@@ -276,8 +286,13 @@ def test_bench_has_a_line_a_pass(
     assert lines[2]["roof_ms"] == max(lines[2]["in_place_ms"], lines[2]["exp_ms"])
 
 
-def test_bench_prints_a_table(capfd: pytest.CaptureFixture[str]) -> None:
-    assert bench("--dtype=fp16") == 0
+def test_bench_prints_a_table_and_keeps_its_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "r.jsonl"
+    assert bench("--dtype=fp16", f"--output={output}") == 0
+    kept = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(line["tool"], line["dtype"]) for line in kept] == 3 * [("bench", "float16")]
     out = capfd.readouterr().out.splitlines()
     assert out[0].startswith(f"cross_entropy [300, 500] float16, jax {jax.__version__} on ")
     assert "median ms" in out[2] and "measured MB" in out[2]

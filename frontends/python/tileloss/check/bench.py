@@ -9,6 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tileloss
+from tileloss.check.program import without_secrets
+from tileloss.check.results import ResultWriter
+
 # Of the flags, those that the program is to check and draw the options from.
 _SHARED = ("loss", "preset", "tokens", "vocab", "dtype", "hidden", "head_layout", "seed")
 _OF_THE_ROOFS = ("in_place_ms", "copy_ms", "read_ms", "exp_ms", "roofs_difference", "roofs_steady")
@@ -55,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iters", type=_count, default=20, help="timed calls")
     parser.add_argument("--warmup", type=_count, default=3, help="calls before them")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="append the same lines to this results file"
+    )
 
 
 def run(program: Path, options: argparse.Namespace) -> int:
@@ -64,17 +71,26 @@ def run(program: Path, options: argparse.Namespace) -> int:
 
     from tileloss.check.jax_bench import time_passes
 
-    timings = time_passes(roofs, options)
-    for line in timings:
-        line |= {name: roofs.lines["forward"][name] for name in _OF_THE_ROOFS}
-        line["roof_ms"] = roofs.ms(line["pass"])
-        line["ratio_to_roof"] = line["median_ms"] / line["roof_ms"]
+    with ResultWriter(options.output) as writer:
+        timings = [
+            {"tool": "bench", "version": tileloss.__version__} | line
+            for line in time_passes(roofs, options)
+        ]
+        for line in timings:
+            _add_roofs(line, roofs)
+            writer.write(line)
     if options.json:
         for line in timings:
             print(json.dumps(line))
     else:
         _print_table(timings, roofs)
     return 0
+
+
+def _add_roofs(line: dict[str, Any], roofs: Roofs) -> None:
+    line |= {name: roofs.lines["forward"][name] for name in _OF_THE_ROOFS}
+    line["roof_ms"] = roofs.ms(line["pass"])
+    line["ratio_to_roof"] = line["median_ms"] / line["roof_ms"]
 
 
 def _count(text: str) -> int:
@@ -92,7 +108,9 @@ def _measure_roofs(program: Path, options: argparse.Namespace) -> Roofs | int:
         if value is not None:
             command.append(f"--{name.replace('_', '-')}={value}")
     command += [f"--set={each}" for each in options.set]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, env=without_secrets()
+    )
     if done.returncode:
         return done.returncode
     forward, gradient = map(json.loads, done.stdout.splitlines())

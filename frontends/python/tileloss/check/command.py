@@ -42,7 +42,8 @@ def run(program: Path, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except ImportError as error:
-        return _report(f"{name}: {error}: pip install 'tileloss[check]'", ENVIRONMENT)
+        extra = "jax" if (error.name or "").startswith("jax") else "check"
+        return _report(f"{name}: {error}: pip install 'tileloss[{extra}]'", ENVIRONMENT)
     except (ValueError, TypeError) as error:
         return _report(str(error), USAGE)
     except (MemoryError, OSError, RuntimeError) as error:
