@@ -88,3 +88,14 @@ def hanging(case: Case) -> dict[str, Any]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
     return right(case)
+
+
+def of_its_batch(case: Case) -> dict[str, Any]:
+    """Off by how many rows it is given."""
+    found = right(case)
+    return found | {"loss": found["loss"] * (1 + len(case.tensors["labels"]) / 1000)}
+
+
+def telling(case: Case) -> dict[str, Any]:
+    key, path = os.environ.get("WANDB_API_KEY", "no key"), os.environ.get("PATH")
+    raise Refused(f"{key}, but a path" if path else key)

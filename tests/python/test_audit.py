@@ -199,6 +199,12 @@ def test_a_child_ends_with_its_audit(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+def test_children_get_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a-canary")
+    code, lines = audit_function(tmp_path, "telling", "ce/fp32")
+    assert code == 0 and lines[0]["message"] == "no key, but a path"
+
+
 def wait_for_child(pid: int) -> list[str]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -18,6 +18,7 @@ from tileloss.check.audit_cases import CASES, AuditCase
 from tileloss.check.audit_child import Child
 from tileloss.check.audit_table import print_invariance, print_list, print_table
 from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
+from tileloss.check.program import without_secrets
 from tileloss.check.progress import Progress
 from tileloss.check.results import ResultWriter
 
@@ -160,9 +161,7 @@ def _judge(program: Path, tool: str, folder: Path, arguments: list[str]) -> Line
     results = folder / "results.jsonl"
     results.unlink(missing_ok=True)
     command = [str(program), tool, "--config", str(folder / "config.yaml"), *arguments]
-    done = subprocess.run(
-        [*command, f"--set=output={results}"], capture_output=True, text=True, check=False
-    )
+    done = _run([*command, f"--set=output={results}"])
     if done.returncode == 0:
         return {"status": "pass"}
     if done.returncode == _USAGE and arguments:  # the config was good enough to draw the inputs
@@ -188,10 +187,16 @@ def _prepare(program: Path, case: AuditCase, parent: Path) -> Path:
     folder.mkdir()
     config = case.write_config(folder)
     write = ["judge", "--config", str(config), "--write-inputs", str(folder / "inputs.safetensors")]
-    done = subprocess.run([str(program), *write], capture_output=True, text=True, check=False)
+    done = _run([str(program), *write])
     if done.returncode:
         raise RuntimeError(f"case {case.name}: {_last_line(done.stderr)}")
     return folder
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, env=without_secrets(), check=False
+    )
 
 
 def _chosen(patterns: tuple[str, ...] | None) -> list[AuditCase]:

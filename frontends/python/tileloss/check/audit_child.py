@@ -15,14 +15,18 @@ from types import TracebackType
 from typing import Any
 
 import tileloss
+from tileloss.check.program import without_secrets
 
 _PACKAGE = Path(tileloss.__file__).parents[1]
 
 
 def environment() -> dict[str, str]:
-    """This process's, for a child that imports this very package."""
+    """This process's without its secrets, for a child that imports this very package."""
     path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_PACKAGE), *([path] if path else [])])}
+    return {
+        **without_secrets(),
+        "PYTHONPATH": os.pathsep.join([str(_PACKAGE), *([path] if path else [])]),
+    }
 
 
 class Child:

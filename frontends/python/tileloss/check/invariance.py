@@ -104,7 +104,7 @@ def compare(quantity: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Li
     }
     wide = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
     if quantity != "logp":
-        norms = [float(np.linalg.norm(a - b) / np.linalg.norm(a)) for a, b in wide]
+        norms = [float(np.linalg.norm(a - b)) / (float(np.linalg.norm(a)) or 1.0) for a, b in wide]
         return line | {"relative_difference": max(norms)}
     ratios = np.exp(np.concatenate([a - b for a, b in wide]))
     quantiles = {f"{q:g}": float(np.quantile(ratios, q)) for q in QUANTILES}
