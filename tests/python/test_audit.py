@@ -169,7 +169,6 @@ def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[s
             "--impl: expected a Python file, got none.py",
         ),
         (["gradcheck", "--config=x", "--impl=magic"], "--impl: expected one of tileloss, torch, "),
-        (["gradcheck", "--config=x"], "expected one of --impl and --frontend"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

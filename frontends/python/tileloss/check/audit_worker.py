@@ -32,8 +32,8 @@ def main(name: str, cpus: int = 0) -> None:
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 
-    from tileloss.check.gradcheck import describe
     from tileloss.check.implementations import NotInstalled, load
+    from tileloss.check.outputs import describe
 
     try:
         implementation = load(name)
@@ -51,8 +51,7 @@ def main(name: str, cpus: int = 0) -> None:
 def _answer(implementation: Any, request: dict[str, Any]) -> dict[str, Any]:
     from tileloss.check.case import Refused
     from tileloss.check.case_file import read_case, write_tensors
-    from tileloss.check.gradcheck import describe
-    from tileloss.check.outputs import Missing, prepare
+    from tileloss.check.outputs import Missing, describe, prepare
 
     case = read_case(Path(request["inputs"]))
     case = replace(case, backwards=request.get("backwards", 1), knobs=request.get("knobs", {}))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +148,7 @@ def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None
 
     from tileloss.check.case import Refused
     from tileloss.check.implementations import load
+    from tileloss.check.outputs import describe
 
     implementation = load(name)
     try:
@@ -158,15 +158,3 @@ def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None
     except Exception as error:
         print(f"FAIL: {describe(error)}")
         return None, None
-
-
-def describe(error: BaseException) -> str:
-    """One line: what was raised, and the last line of code that is not ours, as FILE:LINE."""
-    ours = str(Path(__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames
-    first = " ".join(str(error).split())[:300]
-    if not theirs:
-        return f"{type(error).__name__}: {first}"
-    file = theirs[-1].filename.rpartition("site-packages/")[2]
-    return f"{type(error).__name__}: {first}, at {file}:{theirs[-1].lineno}"

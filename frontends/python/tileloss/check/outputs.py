@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -63,3 +65,15 @@ def _of_dtype(name: str, array: np.ndarray) -> np.ndarray:
     if name in _GRADIENTS and array.dtype in _FLOATS:
         return array
     return array.astype(np.float32)
+
+
+def describe(error: BaseException) -> str:
+    """One line: what was raised, and the last line of code that is not ours, as FILE:LINE."""
+    ours = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames
+    first = " ".join(str(error).split())[:300]
+    if not theirs:
+        return f"{type(error).__name__}: {first}"
+    file = theirs[-1].filename.rpartition("site-packages/")[2]
+    return f"{type(error).__name__}: {first}, at {file}:{theirs[-1].lineno}"
