@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import transformers
 import tileloss
 from tileloss.check import architectures, models
 from tileloss.check.command import run
-from tileloss.check.config import needs_package
+from tileloss.check.config import Config, needs_package
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "tests/data/qwen2-tiny-cut"
@@ -187,3 +189,24 @@ def test_a_config_for_the_package_is_known_by_its_keys(
     config.write_text(text)
     assert needs_package(["gradcheck", f"--config={config}", *arguments]) is needed
     assert needs_package(["gradcheck", "--config", str(config), *arguments]) is needed
+
+
+COMMANDS = [
+    line.partition("  #")[0].split()
+    for name in ("gradcheck", "sweep")
+    for line in (ROOT / f"docs/users/{name}.md").read_text().splitlines()
+    if line.startswith("python -m tileloss ") and "--frontend" not in line and "--impl" not in line
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_documents_commands_run(command: list[str], tmp_path: Path) -> None:
+    arguments = [str(ROOT / each) if each.startswith("configs/") else each for each in command[1:]]
+    subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+
+
+def test_the_documents_have_models_and_trackers() -> None:
+    assert len(COMMANDS) >= 4
+    for config in ("gradcheck_ce_qwen2.5_1.5b_model", "gradcheck_grpo_qwen2.5_1.5b_model"):
+        model = Config(ROOT / f"configs/{config}.yaml", []).text("model_path")
+        assert model in architectures.ARCHITECTURES

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from tileloss.check.config import Config
 
@@ -131,7 +131,7 @@ class _Wandb:
         self._run: Any = wandb.init(
             project=settings.project,
             name=settings.name,
-            mode=settings.mode,
+            mode=cast(Any, settings.mode),  # one of _MODES
             config=settings.config,
             settings=wandb.Settings(
                 console="off",
