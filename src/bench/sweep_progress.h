@@ -24,8 +24,6 @@ class SweepProgress {
   void finished(const std::string& description, const Json& result);
 
  private:
-  void show(const std::string& line) const;
-
   bool terminal_;
   int64_t done_before_;
   int64_t done_;

@@ -8,6 +8,7 @@
 
 #include "check/gradcheck_oracle.h"
 #include "check/gradcheck_rows.h"
+#include "support/progress.h"
 #include "support/signals.h"
 #include "support/timer.h"
 
@@ -101,11 +102,13 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
   for (const CheckedGradient& gradient : results.gradients) dlogits.push_back(gradient.dlogits_format);
   std::vector<Checks> per_thread(static_cast<size_t>(team.size()), Checks(dlogits));
   // A fixed share of the rows for each thread, merged in order: the sums come out the same every time.
+  Progress progress("oracle", inputs.rows);
   team.run([&](int thread) {
     Scratch scratch;
     Checks& checks = per_thread[static_cast<size_t>(thread)];
     for (int64_t row = thread; row < inputs.rows; row += team.size()) {
       check_stop();
+      progress.step();
       const RowView view = row_view(inputs, results, row);
       if (inputs.is_ignored(row)) {
         check_ignored_row(inputs, row, view, checks);

@@ -7,6 +7,7 @@
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
+#include "support/progress.h"
 #include "support/signals.h"
 
 namespace tileloss::tools {
@@ -233,9 +234,11 @@ void for_each_used_linear_row(const CheckInputs& inputs, const std::function<voi
   for (int64_t row = 0; row < inputs.rows; ++row) {
     if (!inputs.is_ignored(row)) rows.push_back(row);
   }
+  Progress progress("oracle", std::ssize(rows));
   for_each_linear_row(*inputs.linear->operands, *inputs.linear->norms, rows, [&](const LinearRow& row) {
     check_stop();
     work(row);
+    progress.step();
   });
 }
 

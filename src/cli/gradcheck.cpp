@@ -18,6 +18,7 @@
 #include "cli/subcommands.h"
 #include "support/flags.h"
 #include "support/format.h"
+#include "support/progress.h"
 #include "support/result_writer.h"
 #include "support/table.h"
 
@@ -168,6 +169,8 @@ void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded)
   app->add_option("--column", command->column, "With --row: the gradient at this column, in place of the worst")
       ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
       ->needs("--row");
+  app->add_flag_function(
+      "--quiet", [](int64_t) { Progress::be_quiet(); }, "No progress on stderr");
   add_package_flags(*app, command->package);
   add_case_flags(*app, command->package);
   app->footer(kFooter);

@@ -15,6 +15,7 @@
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
+#include "support/progress.h"
 #include "support/result_writer.h"
 
 namespace tileloss::tools {
@@ -107,6 +108,8 @@ void add_judge(CLI::App& program, Action& action) {
   app->add_flag("--mutants", command->mutants, "Plant every applicable mutant in the outputs; each must be caught")
       ->needs(outputs);
   app->add_option("--producer", command->producer, "Who made the outputs: text for the report")->needs(outputs);
+  app->add_flag_function(
+      "--quiet", [](int64_t) { Progress::be_quiet(); }, "No progress on stderr");
   add_package_flags(*app, command->package);
   add_case_flags(*app, command->package);
   app->footer(footer());

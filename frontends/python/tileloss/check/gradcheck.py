@@ -25,10 +25,11 @@ class _Job(NamedTuple):
     case: list[str]  # arguments
     facts: dict[str, Any]
     tracker: trackers.Tracker
+    is_quiet: bool
 
     def run(self, subcommand: str, *more: str) -> int:
-        facts = f"--facts={json.dumps(self.facts)}"
-        return run_program(self.program, [subcommand, *self.case, facts, *more], self.tracker.log)
+        own = [f"--facts={json.dumps(self.facts)}", *(["--quiet"] if self.is_quiet else [])]
+        return run_program(self.program, [subcommand, *self.case, *own, *more], self.tracker.log)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +91,7 @@ def run(program: Path, options: argparse.Namespace) -> int:
                 made = model_case.make(config, Path(folder), progress)
                 overrides, facts = overrides + made.overrides, made.facts
             progress.step("judging")
-            job = _Job(program, config.arguments(*overrides), facts, tracker)
+            job = _Job(program, config.arguments(*overrides), facts, tracker, options.quiet)
             code = _check(job, name, options, Path(folder))
     finally:
         tracker.finish(code)
