@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from tileloss.check.program import without_secrets
 from tileloss.check.remote_scripts import COMMON, REFUSED
 
 # Answers come from nobody; a connection that is cut shows after 45 s; no forwarding, no command or master of the configuration.
@@ -46,9 +47,9 @@ class Host(NamedTuple):
 
 
 def environment_without(names: Sequence[str]) -> dict[str, str]:
-    """This process's environment, for ssh and git: without the variables ``names``, and WANDB_API_KEY in any case."""
-    left_out = {"WANDB_API_KEY", *names, *_OF_GIT}
-    return {name: value for name, value in os.environ.items() if name not in left_out}
+    """This process's environment, for ssh and git: without the variables ``names``, and known secrets in any case."""
+    left_out = {*names, *_OF_GIT}
+    return {name: value for name, value in without_secrets().items() if name not in left_out}
 
 
 class Script:
