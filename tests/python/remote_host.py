@@ -143,6 +143,7 @@ def loopback_host(folder: Path) -> Iterator[LoopbackHost]:
         yield host
     finally:
         host.stop()
+        _kill(processes_with(f"HOME={host.home}"))  # of a test that failed
 
 
 def _stat(process: int) -> tuple[str, int]:
@@ -249,14 +250,18 @@ class Client:
 
 
 def processes_of(run: str) -> list[int]:
-    """Those that have the run's mark in their environment."""
+    return processes_with(f"TILELOSS_REMOTE_RUN={run}")
+
+
+def processes_with(variable: str) -> list[int]:
+    """Those that have it in their environment: NAME=VALUE."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             words = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"TILELOSS_REMOTE_RUN={run}".encode() in words:
+        if variable.encode() in words:
             found.append(int(entry.name))
     return found
 
