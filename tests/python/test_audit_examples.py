@@ -102,9 +102,24 @@ def test_tokamaxs_kernels_where_blocks_do_not_divide_the_vocabulary() -> None:
     assert right == pytest.approx(exact, rel=1e-5) and abs(wrong / expected - 1) > 0.01
 
 
-def test_the_loss_of_ones_own_is_checked(capfd: pytest.CaptureFixture[str]) -> None:
-    name = f"{EXAMPLES}/my_loss.py:cross_entropy"
-    config = ROOT / "configs" / "gradcheck_ce_edges.yaml"
-    arguments = ["gradcheck", f"--impl={name}", f"--config={config}", "--set=vocab_size=319"]
-    assert run(PROGRAM, arguments) == 0
+COMMANDS = [
+    line.partition("  #")[0].split()
+    for line in DOCUMENT.read_text().splitlines()
+    if line.startswith("python -m tileloss ")
+    and "--invariance" not in line  # test_audit_invariance.py
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_documents_commands_run(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert run(PROGRAM, command[3:]) == 0
     assert "NOT CAUGHT" not in capfd.readouterr().out
+
+
+def test_the_loss_of_ones_own_stands_in_the_document() -> None:
+    code = (EXAMPLES / "my_loss.py").read_text()
+    assert f"<!-- examples/audit/my_loss.py -->\n```python\n{code}```" in DOCUMENT.read_text()
+    assert len(COMMANDS) >= 6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,8 +12,12 @@ import pytest
 
 import tileloss
 from tileloss.check import implementations
+from tileloss.check.audit_cases import CASES
 from tileloss.check.command import run
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "users" / "audit.md"
+NAMES = {case.name for case in CASES}
+WORDS = {"pass": "pass", "failed": "**FAIL**", "refused": "-"}
 PROGRAM = tileloss.library_path().with_name("tileloss")
 OFF = "failed loss"
 UNREDUCED = "failed loss/nonfinite"  # a mean over no row is NaN
@@ -99,3 +105,35 @@ def test_the_audit_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_every_implementation_is_audited() -> None:
     assert set(EXPECTED) == set(implementations.KNOWN)
+
+
+def test_the_published_table_says_the_same() -> None:
+    text = DOCUMENT.read_text()
+    rows = [line.strip("| ").split(" | ") for line in re.findall(r"^\|.*\|$", text, re.M)]
+    (head,) = [row for row in rows if row[:2] == ["case", "TileLoss, all three"]]
+    table = {
+        row[0]: dict(zip(head[1:], row[1:], strict=True))
+        for row in rows
+        if row[0] in NAMES and len(row) == len(head)
+    }
+    assert table.keys() == NAMES and {row["TileLoss, all three"] for row in table.values()} == {
+        "pass"
+    }
+    for name, expected in EXPECTED.items():
+        if name.startswith("tileloss-"):
+            continue
+        published = {case: WORDS[status.split()[0]] for case, status in expected.items()}
+        assert {case: table[case][name] for case in expected} == published
+        versions = [
+            f"{p.replace('-', ' ')} {version(p)}"
+            for p in implementations.KNOWN[name].packages
+            if find_spec_of(p)
+        ]
+        assert all(each.lower() in text.lower() for each in versions), versions
+
+
+def find_spec_of(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

@@ -101,6 +101,8 @@ def _invariance(options: argparse.Namespace) -> int:
     ):
         found = [measure(name, options.time_limit, progress) for name in names]
         for line in itertools.chain(*found, measure_model(options.time_limit, progress)):
+            if line["status"] == "refused":
+                continue
             lines.append(line)
             writer.write(line)
             if options.json:

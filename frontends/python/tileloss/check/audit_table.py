@@ -69,7 +69,7 @@ def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
         "\nsame: the same bits; logp: the largest |ratio - 1| of probabilities; gradients: the relative norm of the difference"
     )
     for line in lines:
-        if line["status"] != "measured" and line["status"] != "refused":
+        if line["status"] != "measured":
             print(
                 f"{line['implementation']} {line['level'] or ''} {line['varied'] or ''}: {line['message']}"
             )
