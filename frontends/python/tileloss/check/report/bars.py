@@ -160,7 +160,7 @@ class _Chart:
 
     def _limit(self, axes: Axes, limit: float, places: list[float]) -> None:
         """A line through the chart; on a phone through each bar, as labels stand between them."""
-        style: dict[str, Any] = {"color": self.palette.ink, "linewidth": 1.2}
+        style: dict[str, Any] = {"color": self.palette.ink, "linewidth": 1.2, "clip_on": False}
         if not self.is_narrow:
             axes.axvline(limit, linestyle=(0, (4, 2)), **style)
             return
