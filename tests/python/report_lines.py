@@ -108,28 +108,39 @@ def audit_lines() -> list[Line]:
 
 
 def invariance_lines() -> list[Line]:
-    moved = [
-        ("batch_split", "logp", 0.07),
-        ("row_order", "dlogits", 2e-5),
-        ("shards", "dhead", 3.0),
+    """Of torch what moves, of tileloss what does not, and one that is not there."""
+    cells = [
+        ("torch", "batch_split", "logp", 0.07),
+        ("torch", "shards", "logp", 3.0),
+        ("torch", "row_order", "dlogits", 2e-5),
+        ("tileloss", "batch_split", "logp", 0.0),
+        ("tileloss", "batch_split", "dlogits", 0.0),
     ]
     lines = []
-    for varied, quantity, reach in [*moved, ("threads", "logp", 0.0)]:
-        quantiles = {"0.01": 1 - reach, "0.5": 1.0, "0.99": 1 + reach}
+    for implementation, varied, quantity, reach in cells:
+        is_logp = quantity == "logp"
+        quantiles = {"0.01": 1 - reach, "0.5": 1.0, "1": 1 + reach}
         lines.append(
             {
                 "tool": "invariance",
-                "implementation": "torch" if reach else "tileloss",
+                "version": "0.1.0",
+                "implementation": implementation,
                 "package": "torch 2.15.0",
+                "status": "measured",
+                "level": "logits",
                 "varied": varied,
                 "quantity": quantity,
                 "dtype": "bfloat16",
                 "same_bits": not reach,
-                "ratio_quantiles": quantiles,
-                "outside_1e-3": 0.41 if reach > 1e-3 else 0.0,
+                "ratio_quantiles": quantiles if is_logp else None,
+                "outside_1e-3": (0.41 if reach > 1e-3 else 0.0) if is_logp else None,
+                "relative_difference": None if is_logp else reach,
+                "message": None,
             }
         )
-    return lines
+    missing = {"status": "not_installed", "implementation": "liger", "message": "no triton"}
+    nothing = {"quantity": None, "same_bits": None, "ratio_quantiles": None, "outside_1e-3": None}
+    return [*lines, lines[0] | nothing | missing]
 
 
 def compare_lines() -> list[Line]:

@@ -19,6 +19,7 @@ from tileloss.check.command import run
 from tileloss.check.report.blocks import Mark
 from tileloss.check.report.fields import Record
 from tileloss.check.report.page import Report, html, make_report
+from tileloss.check.report.style import DARK, LIGHT
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,9 +122,12 @@ def test_refusals_and_missing_packages_fail_no_audit() -> None:
 
 def test_invariance_says_what_keeps_its_bits() -> None:
     text = text_of(*lines.invariance_lines())
-    assert "1 of 4 keep every bit" in text
-    assert "| tileloss | threads | logp | bfloat16 | ✓ | same | 1 | 1 | 1 | 0 % |" in text
-    assert "| torch | batch split | logp | bfloat16 | ! | differ | 0.93 | 1 | 1.07 | 41 % |" in text
+    assert "2 of 5 keep every bit, 1 not measured" in text
+    assert "| torch | logits | bfloat16 | ! | logp 0.07 | ! | logp 3 | ! | dlogits 2e-05 |" in text
+    assert "| tileloss | logits | bfloat16 | ✓ | same |" in text
+    assert "| liger | logits | bfloat16 | - | not installed |" in text
+    row = "| torch | logits | bfloat16 | batch split | logp | ! | differ | 0.93 | 1 | 1.07 | 41 % |"
+    assert row in text
 
 
 def test_a_comparison_has_the_fastest_of_each_first() -> None:
@@ -405,3 +409,15 @@ def test_the_documents_commands_run(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     assert list(tmp_path.glob("*.html"))
     shutil.rmtree(tmp_path / "build")
+
+
+def test_the_documents_pictures_are_there_for_both_themes_and_small() -> None:
+    shown = 0
+    for document in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for source, picture in re.findall(r'(srcset|src)="([^"]+)"', document.read_text()):
+            path = document.parent / picture
+            assert path.stat().st_size < 200_000, path
+            ink = DARK.ink if source == "srcset" else LIGHT.ink
+            assert ink in path.read_text(), f"{path}: another theme's colours"
+            shown += 1
+    assert shown >= 2

@@ -11,7 +11,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tileloss import __version__
-from tileloss.check.report import audits, blocks, checks, comparisons, style, sweeps, times
+from tileloss.check.report import (
+    audits,
+    blocks,
+    checks,
+    comparisons,
+    invariances,
+    style,
+    sweeps,
+    times,
+)
 from tileloss.check.report.blocks import Block, Fold, Mark, Picture, Section, Table, count
 from tileloss.check.report.fields import Line, Record, printable
 
@@ -29,10 +38,8 @@ class Kind:
 # In the order of the page. bench's lines have no tool.
 KINDS = {
     "check": Kind(lambda record: checks.read(record.line), checks.section),
-    "audit": Kind(lambda record: audits.read_audit(record.line), audits.audit_section),
-    "invariance": Kind(
-        lambda record: audits.read_invariance(record.line), audits.invariance_section
-    ),
+    "audit": Kind(lambda record: audits.read(record.line), audits.section),
+    "invariance": Kind(lambda record: invariances.read(record.line), invariances.section),
     "compare": Kind(lambda record: comparisons.read(record.line), comparisons.section),
     "bench": Kind(lambda record: times.read(record.line), times.section),
     "sweep": Kind(sweeps.read, sweeps.section),

@@ -117,7 +117,9 @@ def svg(figure: Figure, name: str) -> str:
     found = found.replace("'DejaVu Sans'", _FONTS)
     for variable, colour in _SENTINELS.items():
         found = found.replace(colour, f"var(--{variable})")
-    return re.sub(r'(<svg [^>]*?)width="([\d.]+)pt" height="([\d.]+)pt"', _size, found, count=1).rstrip()
+    return re.sub(
+        r'(<svg [^>]*?)width="([\d.]+)pt" height="([\d.]+)pt"', _size, found, count=1
+    ).rstrip()
 
 
 def _size(match: re.Match[str]) -> str:
