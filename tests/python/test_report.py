@@ -90,6 +90,16 @@ def test_a_failing_check_says_what_failed() -> None:
     assert "| - | without effect here | partial_tile_skipped" in text
 
 
+def test_of_many_checks_the_worst_are_shown() -> None:
+    found = [lines.check_line(f"case{number}") for number in range(50)]
+    report = made(*found, lines.failed_check())
+    assert len(report.pictures) == 13  # one of all, those of the first twelve
+    first, *others = report.pictures
+    assert first.says.startswith("51. ce_options: 3.25; 1. case0: 0.5; ")
+    assert first.says.count(";") == 39 and first.caption.endswith("The 40 that come nearest.")
+    assert [picture.name for picture in others][-1] == "gates-51"
+
+
 def test_measurements_alone_have_no_verdict() -> None:
     mark, verdict = made(*lines.compare_lines()).verdict
     assert mark is Mark.NONE and verdict.startswith("Measurements only")

@@ -27,7 +27,8 @@ from tileloss.check.report.blocks import (
     plain,
 )
 
-_MOST_PICTURES = 12  # of single checks, those that fail first; the tables have all
+# Of single checks, and of checks in one picture, those that fail first; the tables have all.
+_MOST_PICTURES, _MOST_ROWS = 12, 40
 
 
 @dataclass(frozen=True)
@@ -220,16 +221,21 @@ def _chart(name: str, caption: str, rows: list[Row]) -> Picture:
 
 
 def _worst_gates(checks: list[tuple[int, Check]]) -> list[Picture]:
-    rows = [
-        _gate_row(f"{number}. {check.label}", check.worst)
-        for number, check in checks
-        if check.worst is not None
-    ]
-    if len(rows) < 2:
+    worst = [(number, check, check.worst) for number, check in checks]
+    found = [(number, check, gate) for number, check, gate in worst if gate is not None]
+    if len(found) < 2:
         return []
-    return [
-        _chart("gates", "How near each check comes to a limit, in the gate that is nearest.", rows)
-    ]
+    caption = "How near each check comes to a limit, in the gate that is nearest."
+    if len(found) > _MOST_ROWS:
+        found.sort(key=lambda each: (each[2].passed, -_finite(each[2].share)))
+        found = found[:_MOST_ROWS]
+        caption += f" The {_MOST_ROWS} that come nearest."
+    rows = [_gate_row(f"{number}. {check.label}", gate) for number, check, gate in found]
+    return [_chart("gates", caption, rows)]
+
+
+def _finite(share: float) -> float:
+    return share if math.isfinite(share) else math.inf
 
 
 def _fold(number: int, check: Check, is_pictured: bool) -> Fold:
