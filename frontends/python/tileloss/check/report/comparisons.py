@@ -45,10 +45,9 @@ class Entry:
 
     @property
     def family(self) -> str:
-        """What its variants have in common: "torch eager" of "torch eager, float32 logits"."""
-        name = self.name.partition(",")[0]
-        compiled = ", torch.compile"
-        return self.name if self.name.endswith(compiled) and not self.is_ours else name
+        """What its variants have in common: "torch eager" of "torch eager, float32 logits". A compiled model is none of them."""
+        is_compiled = self.name.endswith(", torch.compile")
+        return self.name if is_compiled else self.name.partition(",")[0]
 
 
 def read(line: fields.Line) -> Entry:
