@@ -22,8 +22,8 @@ from remote_host import (
     processes_of,
     wait_until,
 )
-from tileloss.check.remote_fetch import _unpack
-from tileloss.check.remote_ssh import _assemble
+from tileloss.check.remote.fetch import _unpack
+from tileloss.check.remote.ssh import _assemble
 
 pytestmark = pytest.mark.skipif(bool(NOT_RUN), reason=NOT_RUN)
 

@@ -1,18 +1,28 @@
 """What of the command `tileloss` needs Python.
 
 command.py      the subcommands, errors and exit codes
-gradcheck.py    a case's inputs from the compiled program, outputs by an implementation, and back to be judged
+gradcheck.py    a case's inputs from the compiled program or a model, outputs by an implementation, and back to be judged
+sweep.py        the program's sweep, with a tracker
+bench.py        the times of the front end's passes, beside the machine's roofs
 audit*.py       a list of cases against a list of implementations, each in a process of its own
 implementations/  who can compute a case: torch, TRL, Liger, optax, ... and functions of the user's
-bench.py        the times of the front end's passes, beside the machine's roofs
+report/         a page of result lines
+remote/         a commit on another machine: start, follow, status, fetch, stop
+
+config.py       the keys of a config that the compiled program leaves to this package
+program.py      the compiled program as a child
+results.py      result files
+progress.py     how far the work is
+trackers.py     result lines to wandb, Trackio, TensorBoard
 case.py         a case, and helpers for implementations
 case_file.py    its tensors in safetensors files
 outputs.py      what an implementation returned, as the judge reads it
+models.py       what a causal LM hands to its loss
+model_case.py   a case of that
+architectures.py  full-size models by name, for random weights
 jax_case.py     a case's outputs by tileloss.jax
 jax_bench.py    the bench's inputs and steps in JAX
 memory.py       the peak memory of this process
-remote.py       a commit on another machine: start, follow, status, fetch, stop
-remote_*.py     its parts: scripts that run there, ssh, git, state here, follow, fetch
 
 The compiled program draws the inputs, holds the outputs against the oracle and measures the roofs; nothing is judged here.
 """

@@ -24,7 +24,7 @@ SUBCOMMANDS = {
     "audit": Subcommand(
         "tileloss.check.audit", "check a list of implementations on a list of cases"
     ),
-    "remote": Subcommand("tileloss.check.remote", "run a commit on another machine"),
+    "remote": Subcommand("tileloss.check.remote.command", "run a commit on another machine"),
     "report": Subcommand("tileloss.check.report", "show result lines on a page"),
 }
 USAGE, ENVIRONMENT = 2, 3

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from tileloss.check.program import without_secrets
-from tileloss.check.remote_scripts import COMMON, REFUSED
+from tileloss.check.remote.scripts import COMMON, REFUSED
 
 # Answers come from nobody; a connection that is cut shows after 45 s; no forwarding, no command or master of the configuration.
 _OPTIONS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from tileloss.check import remote_state as state
-from tileloss.check.remote_scripts import FOLLOW
-from tileloss.check.remote_ssh import ConnectionLost, Script
+from tileloss.check.remote import state
+from tileloss.check.remote.scripts import FOLLOW
+from tileloss.check.remote.ssh import ConnectionLost, Script
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 

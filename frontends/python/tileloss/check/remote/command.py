@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tileloss.check import remote_scripts as scripts
-from tileloss.check import remote_state as state
-from tileloss.check.remote_git import Checkout
-from tileloss.check.remote_ssh import ConnectionLost, Host, call
+from tileloss.check.remote import scripts, state
+from tileloss.check.remote.git import Checkout
+from tileloss.check.remote.ssh import ConnectionLost, Host, call
 
 _DEFAULT_COMMAND = ["./dev", "test"]
 
@@ -192,7 +191,7 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _follow(options: argparse.Namespace) -> int:
-    from tileloss.check.remote_follow import follow
+    from tileloss.check.remote.follow import follow
 
     try:
         return follow(
@@ -221,7 +220,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from tileloss.check.remote_fetch import fetch
+    from tileloss.check.remote.fetch import fetch
 
     run = state.load(options.id)
     for path in options.path:

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from tileloss.check import remote_state as state
-from tileloss.check.remote_scripts import FETCH
-from tileloss.check.remote_ssh import Script
+from tileloss.check.remote import state
+from tileloss.check.remote.scripts import FETCH
+from tileloss.check.remote.ssh import Script
 
 
 def fetch(run: state.Run, paths: Sequence[str], folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """What `tileloss remote` runs on the other machine: POSIX sh, git, and what every Linux has (coreutils, setsid, grep, sed, tar).
 
-A script and its arguments travel on ssh's standard input (remote_ssh.py): neither machine shows them in a list of processes.
+A script and its arguments travel on ssh's standard input (ssh.py): neither machine shows them in a list of processes.
 Arguments are "$1", "$2", ... It fails by `fail TEXT` (the machine) or `refuse TEXT` (what was asked for).
 
 Under the folder that --dir names:

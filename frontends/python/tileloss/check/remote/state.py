@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tileloss.check.remote_ssh import Host
+from tileloss.check.remote.ssh import Host
 
 
 @dataclass(frozen=True)

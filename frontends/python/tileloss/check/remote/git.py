@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tileloss.check.remote_ssh import environment_without
+from tileloss.check.remote.ssh import environment_without
 
 _LISTED = 10
 
