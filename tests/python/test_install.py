@@ -122,9 +122,25 @@ def test_installed_package_and_program_work_alone(wheel: Path, tmp_path: Path) -
     assert "baseline" in output_of(fresh / "tileloss", "info", cwd=empty)
     refused = run(fresh / "tileloss", "info", "--no such option", cwd=empty)
     assert refused.returncode == 2 and "--no such option" in refused.stderr
+    model = ("gradcheck", "--config", ROOT / "configs" / "gradcheck_ce_tiny_model.yaml")
+    (empty / "r.jsonl").write_text('{"tool":"gradcheck"}\n')
+    for command in (("report", "r.jsonl", "-o", "r.html"), model):
+        lacking = run(fresh / "tileloss", *command, cwd=empty)
+        assert lacking.returncode == 3 and "pip install 'tileloss[check]'" in lacking.stderr
     code = "import tileloss; print(tileloss.__version__, tileloss.library_path())"
     library = next(tmp_path.glob("fresh/lib/python3*/site-packages/tileloss/lib/libtileloss.so"))
     assert output_of(fresh / "python", "-c", code, cwd=empty).split() == [version, str(library)]
+
+
+def test_the_command_checks_a_model_and_makes_a_report(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "tileloss/bin/tileloss").chmod(0o755)  # pip does this
+    command = (sys.executable, "-m", "tileloss")
+    config = ROOT / "configs" / "gradcheck_ce_tiny_model.yaml"
+    more = {"cwd": tmp_path, "PYTHONPATH": str(tmp_path)}
+    output_of(*command, "gradcheck", "--config", config, "--set=output=r.jsonl", **more)
+    assert output_of(*command, "report", "r.jsonl", "-o", "r.html", **more).startswith("Passed")
 
 
 def test_torch_functions_come_with_the_wheel(wheel: Path, tmp_path: Path) -> None:

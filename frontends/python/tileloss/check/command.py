@@ -46,7 +46,11 @@ def run(program: Path, arguments: list[str]) -> int:
         return _report(f"{name}: {error}: pip install 'tileloss[{extra}]'", ENVIRONMENT)
     except (ValueError, TypeError) as error:
         return _report(str(error), USAGE)
-    except (MemoryError, OSError, RuntimeError) as error:
+    except OSError as error:
+        of_a_file = error.filename is not None and error.strerror is not None
+        message = f"{error.filename}: {error.strerror}" if of_a_file else str(error)
+        return _report(message, ENVIRONMENT)
+    except (MemoryError, RuntimeError) as error:
         return _report(str(error) or "out of memory", ENVIRONMENT)
 
 
