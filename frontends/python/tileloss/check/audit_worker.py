@@ -21,9 +21,8 @@ def main(name: str, cpus: int = 0) -> None:
     """``cpus``: the number of CPUs to run on, 0: all."""
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # a case that hangs ends with its audit
+    # A case that hangs ends with its audit.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
