@@ -148,6 +148,24 @@ def test_linear_logprobs() -> None:
     )
 
 
+def test_all_platforms_give_dhidden_in_one_dtype() -> None:
+    """The shards' parts are summed in float32: a lowering has the branch of every platform that a call may run on."""
+    h, w = (random(k, B * T, H).astype(jnp.bfloat16) for k in (0, 1))
+    y = jnp.arange(B * T) % (B * T)
+    found = []
+    for names in (("xla",), ("pallas_tpu", "cpu", "xla")):
+        inside = over(
+            2,
+            lambda h, w, names=names: linear_cross_entropy(
+                h, w, y, head_layout="VH", vocab_axis="tp", implementation=names
+            ),
+            (P(), P("tp")),
+        )
+        found.append(jax.jit(jax.grad(inside))(h, w))
+    assert found[1].dtype == jnp.bfloat16
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in found), rtol=1e-2, atol=1e-5)
+
+
 def test_policy_loss() -> None:
     labels, advantages = labels_below(V), jnp.array([1.0, -0.7])
     options = {"preset": "gspo", "old_logp": random(5, B, T) - 4, "entropy_coef": 0.1}

@@ -31,6 +31,7 @@ class Call(NamedTuple):
     head_bytes: int = 0  # of an element of the head
     compute_bytes: int = 0  # of an element as the products see it
     row_arrays: int = 1  # arrays a row of 4 bytes, read or written
+    dhidden_bytes: int = 0  # of an element of dhidden; 0: operand_bytes
 
 
 class Chip(NamedTuple):
@@ -166,7 +167,8 @@ def _head_operands(b: Blocks, c: Call) -> int:
 
 def _head_dhidden(b: Blocks, c: Call) -> int:
     sums = _tile(b.rows, c.hidden, 4)
-    return _head_operands(b, c) + 2 * sums + 2 * _tile(b.rows, c.hidden, c.operand_bytes)
+    written = _tile(b.rows, c.hidden, c.dhidden_bytes or c.operand_bytes)
+    return _head_operands(b, c) + 2 * sums + 2 * written
 
 
 def _head_dhead(b: Blocks, c: Call) -> int:

@@ -180,6 +180,7 @@ def _run_dhidden(
     assert hidden is not None
     bt, bv = blocks or blocks_for(call_of("head_dhidden", operand, spec))
     count, width = hidden.shape
+    dtype = spec.dhidden_dtype or hidden.dtype
     tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
     in_kernel, scale = tile_transform(transform)
     of_row, of_class = _indices(rows_axis=0)
@@ -192,7 +193,7 @@ def _run_dhidden(
             Blocked(of_classes(weights, tiles), (1, bv), of_class),
             Blocked(scale),
         ),
-        (Blocked(shaped((count, width), hidden.dtype), (bt, width), of_row),),
+        (Blocked(shaped((count, width), dtype), (bt, width), of_row),),
         grid=(pl.cdiv(count, bt), tiles.number),
         order=(PARALLEL, IN_ORDER),
         vmem_limit=chip().vmem_limit,
@@ -346,6 +347,7 @@ def call_of(kernel: str, operand: LmHead, spec: Spec) -> Call:
         head_bytes=head.dtype.itemsize,
         compute_bytes=jnp.dtype(spec.compute_dtype).itemsize,
         row_arrays=arrays,
+        dhidden_bytes=jnp.dtype(spec.dhidden_dtype or hidden.dtype).itemsize,
     )
 
 
