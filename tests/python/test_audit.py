@@ -122,7 +122,10 @@ def test_refused_and_not_installed_are_no_failures(
     code, by_name = audit(tmp_path, "optax", "ce/fp32")
     assert code == 0
     (line,) = by_name.values()
-    assert (line["status"], line["message"]) == ("not_installed", "optax is not installed")
+    assert (line["status"], line["message"]) == (
+        "not_installed",
+        "optax is not installed: pip install optax",
+    )
 
 
 def test_the_table_has_a_cell_a_case_and_what_failed(
@@ -164,6 +167,7 @@ def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[s
             "--impl no_module:f: there is no module no_module",
         ),
         (["audit", "--impl=json:f", "--case=ce/fp32"], "--impl json:f: json has no function f"),
+        (["audit", "--impl=json.none:f", "--case=ce/fp32"], "there is no module json.none"),
         (
             ["audit", "--impl=none.py:f", "--case=ce/fp32"],
             "--impl: expected a Python file, got none.py",

@@ -93,11 +93,24 @@ NAMES = (NATIVE, *KNOWN)
 
 
 def check_name(name: str, argument: str = "--impl") -> None:
-    """Raises ValueError for a name that is neither known nor of the form module:function or FILE.py:function."""
-    if name not in NAMES and ":" not in name:
+    """Raises ValueError for a name that is neither known nor of the form module:function or FILE.py:function, and where there is
+    no such module or file, as far as that is known without importing it."""
+    if name in NAMES:
+        return
+    place, colon, _ = name.rpartition(":")
+    if not colon:
         raise ValueError(
             f"{argument}: expected one of {', '.join(NAMES)}, or module:function, got {name}"
         )
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise ValueError(f"{argument}: expected a Python file, got {place}")
+        return
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    package = place.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        raise ValueError(f"{argument} {name}: there is no module {place}")
 
 
 def load(name: str) -> Implementation:
@@ -114,7 +127,7 @@ def load(name: str) -> Implementation:
     known = KNOWN[name]
     for module, package in zip(known.modules, known.packages, strict=True):
         if importlib.util.find_spec(module) is None:
-            raise NotInstalled(f"{package} is not installed")
+            raise NotInstalled(f"{package} is not installed: pip install {package}")
     compute: Compute = getattr(importlib.import_module(f"{__name__}.{known.module}"), known.compute)
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in known.packages)
     if not known.reads_ignored:
@@ -127,8 +140,6 @@ def _load_function(name: str) -> Compute:
     if place.endswith(".py"):
         module = _load_file(Path(place))
     else:
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` has it
         try:
             found = importlib.util.find_spec(place)
         except (ImportError, ValueError):
@@ -143,8 +154,6 @@ def _load_function(name: str) -> Compute:
 
 
 def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"--impl: expected a Python file, got {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
