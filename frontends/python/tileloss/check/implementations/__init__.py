@@ -3,6 +3,7 @@
 torch_losses.py     torch, torch-float32, torch-compile, torch-linear
 torch_policy.py     the GRPO family in plain torch, from log-probabilities
 trl.py, liger.py, cce.py
+loss_types.py       the names that TRL and Liger have for policy losses
 jax_losses.py       jax, optax, tokamax
 own.py              tileloss-torch, tileloss-jax
 """

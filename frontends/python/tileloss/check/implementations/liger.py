@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tileloss.check.case import Case, Refused
+from tileloss.check.implementations.loss_types import OPTIONS, loss_type
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
@@ -20,16 +21,6 @@ from liger_kernel.transformers.functional import (
 from triton import knobs
 
 _CROSS_ENTROPY = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
-_POLICY = (
-    "kind", "ratio_level", "aggregation", "epsilon_low", "epsilon_high", "delta", "tau_pos", "tau_neg", "vespo_k_pos",
-    "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "beta", "kl_importance", "num_items", "max_length", "temperature",
-)  # fmt: skip
-_AGGREGATION = {
-    "seq_mean_token_mean": "grpo",
-    "token_mean": "dapo",
-    "seq_mean_token_sum_norm": "dr_grpo",
-    "seq_mean_token_sum": "luspo",
-}
 
 
 def compute(case: Case) -> dict[str, Any]:
@@ -68,7 +59,7 @@ def _bias(case: Case) -> torch.Tensor | None:
 def _policy(case: Case) -> dict[str, Any]:
     case.refuse_unless(
         ["linear_policy_loss"],
-        (*_POLICY, "ignore_index"),
+        (*OPTIONS, "temperature", "ignore_index"),
         ["bias", "advantages", "old_logp", "ref_logp", "mask"],
     )
     options, shape = case.options, (case.batch_size, case.seq_len)
@@ -78,7 +69,7 @@ def _policy(case: Case) -> dict[str, Any]:
         use_ref_model="beta" in options,
         epsilon_low=options.get("epsilon_low", 0.2),
         epsilon_high=options.get("epsilon_high", options.get("epsilon_low", 0.2)),
-        loss_type=_loss_type(options),
+        loss_type=loss_type(options),
         max_completion_length=options.get("max_length", case.seq_len),
         importance_sampling_level=options.get("ratio_level", "token"),
         sapo_temperature_pos=options.get("tau_pos", 1.0),
@@ -105,14 +96,3 @@ def _policy(case: Case) -> dict[str, Any]:
         num_items_in_batch=options.get("num_items"),
     )
     return case.torch_outputs(loss=found)
-
-
-def _loss_type(options: dict[str, Any]) -> str:
-    kind = options.get("kind", "clip")
-    aggregation = options.get("aggregation", "seq_mean_token_mean")
-    if kind == "clip" and aggregation in _AGGREGATION:
-        return _AGGREGATION[aggregation]
-    usual = {"cispo": "token_mean", "vespo": "token_mean", "sapo": "seq_mean_token_mean"}
-    if usual.get(kind) != aggregation:
-        raise Refused(f"kind {kind} with aggregation {aggregation}: not offered")
-    return str(kind)

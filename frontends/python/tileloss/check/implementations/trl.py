@@ -16,18 +16,9 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax_and_entropy
 
 from tileloss.check.case import Case, Refused
+from tileloss.check.implementations.loss_types import OPTIONS, loss_type
 
-_POLICY = (
-    "kind", "ratio_level", "aggregation", "epsilon_low", "epsilon_high", "delta", "tau_pos", "tau_neg", "vespo_k_pos",
-    "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "beta", "kl_importance", "num_items", "max_length", "entropy_coef",
-)  # fmt: skip
 _HEAD = ("softcap", "logit_scale")
-_AGGREGATION = {
-    "seq_mean_token_mean": "grpo",
-    "token_mean": "dapo",
-    "seq_mean_token_sum_norm": "dr_grpo",
-    "seq_mean_token_sum": "luspo",
-}
 
 
 def compute(case: Case) -> dict[str, Any]:
@@ -51,7 +42,7 @@ def compute(case: Case) -> dict[str, Any]:
         logp, entropy = _log_probs(case)
         return case.torch_outputs(logp=logp, entropy=entropy)
     tensors = ("bias", "advantages", "old_logp", "ref_logp", "mask")
-    case.refuse_unless(functions, (*options, *_POLICY), tensors)
+    case.refuse_unless(functions, (*options, *OPTIONS, "entropy_coef"), tensors)
     logp, entropy = _log_probs(case)
     asked = case.asked({"logp": logp, "entropy": entropy})
     return case.torch_outputs(loss=_loss(case, logp, entropy), **asked)
@@ -154,7 +145,7 @@ def _trainer(case: Case, logp: Tensor, entropy: Tensor) -> Any:
         args=args,
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
-        loss_type=_loss_type(options),
+        loss_type=loss_type(options),
         importance_sampling_level=options.get("ratio_level", "token"),
         epsilon_low=options.get("epsilon_low", 0.2),
         epsilon_high=options.get("epsilon_high", options.get("epsilon_low", 0.2)),
@@ -172,14 +163,3 @@ def _trainer(case: Case, logp: Tensor, entropy: Tensor) -> Any:
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
         _get_per_token_logps_and_entropies=lambda *_, **__: (logp, entropy, None),
     )
-
-
-def _loss_type(options: dict[str, Any]) -> str:
-    kind = options.get("kind", "clip")
-    aggregation = options.get("aggregation", "seq_mean_token_mean")
-    if kind == "clip" and aggregation in _AGGREGATION:
-        return _AGGREGATION[aggregation]
-    usual = {"cispo": "token_mean", "vespo": "token_mean", "sapo": "seq_mean_token_mean"}
-    if usual.get(kind) != aggregation:
-        raise Refused(f"kind {kind} with aggregation {aggregation}: not offered")
-    return str(kind)
