@@ -15,9 +15,9 @@ import pytest
 
 import tileloss
 from tileloss.check import Case, Refused, implementations
-from tileloss.check.audit import GOOD
-from tileloss.check.audit_cases import CASES
-from tileloss.check.audit_table import what_failed
+from tileloss.check.audit.cases import CASES
+from tileloss.check.audit.command import GOOD
+from tileloss.check.audit.table import what_failed
 from tileloss.check.command import run
 from tileloss.check.outputs import Missing, prepare
 
@@ -213,7 +213,7 @@ def wait_for_child(pid: int) -> list[str]:
     while time.monotonic() < deadline:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
-        if any(b"audit_worker" in command for command in commands):
+        if any(b"check.audit.worker" in command for command in commands):
             time.sleep(1)
             return children
         time.sleep(0.02)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tileloss
-from tileloss.check.audit_child import environment
+from tileloss.check.audit.child import environment
 from tileloss.check.command import run
 
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.check import implementations, invariance
+from tileloss.check import implementations
+from tileloss.check.audit import invariance
+from tileloss.check.audit.invariance import compare, describe
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_case
 from tileloss.check.command import run
-from tileloss.check.invariance import compare, describe
 from tileloss.check.progress import Progress
 
 PROGRAM = tileloss.library_path().with_name("tileloss")

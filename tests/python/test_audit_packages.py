@@ -12,7 +12,7 @@ import pytest
 
 import tileloss
 from tileloss.check import implementations
-from tileloss.check.audit_cases import CASES
+from tileloss.check.audit.cases import CASES
 from tileloss.check.command import run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "users" / "audit.md"

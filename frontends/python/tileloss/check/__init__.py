@@ -4,7 +4,7 @@ command.py      the subcommands, errors and exit codes
 gradcheck.py    a case's inputs from the compiled program or a model, outputs by an implementation, and back to be judged
 sweep.py        the program's sweep, with a tracker
 bench.py        the times of the front end's passes, beside the machine's roofs
-audit*.py       a list of cases against a list of implementations, each in a process of its own
+audit/          a list of cases against a list of implementations, each in a process of its own
 implementations/  who can compute a case: torch, TRL, Liger, optax, ... and functions of the user's
 report/         a page of result lines
 remote/         a commit on another machine: start, follow, status, fetch, stop

@@ -22,7 +22,7 @@ SUBCOMMANDS = {
     "bench": Subcommand("tileloss.check.bench", "time what Python computes"),
     "sweep": Subcommand("tileloss.check.sweep", "the program's, with a tracker"),
     "audit": Subcommand(
-        "tileloss.check.audit", "check a list of implementations on a list of cases"
+        "tileloss.check.audit.command", "check a list of implementations on a list of cases"
     ),
     "remote": Subcommand("tileloss.check.remote.command", "run a commit on another machine"),
     "report": Subcommand("tileloss.check.report", "show result lines on a page"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tileloss.check.invariance import compare, describe
+from tileloss.check.audit.invariance import compare, describe
 
 _SEQUENCES, _LENGTH, _VOCAB, _HIDDEN = 4, 48, 4096, 256
 Head = Callable[[Tensor, Tensor], Tensor]  # logp [N] of hidden states [N, H] and labels [N]

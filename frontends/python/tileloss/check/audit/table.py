@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileloss.check.audit_cases import AuditCase
+    from tileloss.check.audit.cases import AuditCase
 
 _WORDS = {
     "failed": "FAIL",

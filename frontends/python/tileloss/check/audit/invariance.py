@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 import tileloss
-from tileloss.check.audit_child import Child, environment
+from tileloss.check.audit.child import Child, environment
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_tensors, write_case
 from tileloss.check.implementations import KNOBS
@@ -68,7 +68,7 @@ def measure_model(seconds: float, progress: Progress) -> Iterator[Line]:
             "transformers", "", status="not_installed", message=f"{missing[0]} is not installed"
         )
         return
-    command = [sys.executable, "-m", "tileloss.check.invariance_model"]
+    command = [sys.executable, "-m", "tileloss.check.audit.invariance_model"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, env=environment(), check=False

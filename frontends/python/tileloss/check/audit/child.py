@@ -93,7 +93,7 @@ class Child:
         self._errors.seek(0)
         self._errors.truncate()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tileloss.check.audit_worker", self.name, str(self.cpus)],
+            [sys.executable, "-m", "tileloss.check.audit.worker", self.name, str(self.cpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import tileloss
-from tileloss.check.audit_cases import CASES, AuditCase
-from tileloss.check.audit_child import Child
-from tileloss.check.audit_table import print_invariance, print_list, print_table
+from tileloss.check.audit.cases import CASES, AuditCase
+from tileloss.check.audit.child import Child
+from tileloss.check.audit.table import print_invariance, print_list, print_table
 from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
 from tileloss.check.program import without_secrets
 from tileloss.check.progress import Progress
@@ -91,7 +91,7 @@ def _invariance(options: argparse.Namespace) -> int:
     """0, as what moves is measured and not judged; 1 where an implementation crashed."""
     if options.case is not None:
         raise ValueError("--case: expected none with --invariance, which has inputs of its own")
-    from tileloss.check.invariance import LEVELS, measure, measure_model
+    from tileloss.check.audit.invariance import LEVELS, measure, measure_model
 
     names = [name for name in options.impl if name != NATIVE]
     lines = []

@@ -1,0 +1,9 @@
+"""A list of cases against a list of implementations, each in a process of its own; and what moves where nothing should.
+
+command.py           the command line, and the cells
+cases.py             the cases: gradcheck configs, and tensors that no config can draw
+child.py, worker.py  the process of an implementation, from outside and from inside
+table.py             the tables
+invariance.py        the same numbers with another batch, order, chunk, number of threads or shards
+invariance_model.py  head against body of a causal LM
+"""
