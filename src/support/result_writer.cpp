@@ -119,6 +119,7 @@ LockedFile::LockedFile(const std::filesystem::path& path)
 
 void copy_results_to(int descriptor) {
   copy = descriptor;
+  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
   std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone away
 }
 

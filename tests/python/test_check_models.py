@@ -150,6 +150,7 @@ def test_sizes_are_those_of_the_published_models() -> None:
         (["source.kind=synthetic"], "source: the tensors come from model_path"),
         (["kernel.isa=none"], "kernel.isa"),  # the compiled program's, before the model is loaded
         (["kernel.block_size=x"], "kernel.block_size: expected an integer from 1 on, got 'x'"),
+        (["seq_len=[1"], "--set seq_len=[1: not YAML"),
         (["labels_smoothing=1"], "labels_smoothing: unknown key"),
     ],
 )
@@ -176,6 +177,7 @@ def test_logits_that_no_option_explains_are_refused(monkeypatch: pytest.MonkeyPa
         ("loss: cross_entropy\n", [], False),
         ("# model_path: x\nloss: cross_entropy\n", [], False),
         ("model_path: x\n", [], True),
+        ("{loss: cross_entropy, 'model_path': x}\n", [], True),
         ("kernel:\n  time_block: 8\n", [], True),
         ("loss: cross_entropy\n", ["--set", "wandb_project=x"], True),
         ("loss: cross_entropy\n", ["--set=model_path=x"], True),

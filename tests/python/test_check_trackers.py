@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,26 @@ def test_no_secret_reaches_the_program(folder: Path, monkeypatch: pytest.MonkeyP
     code = "import pathlib, tileloss._program as p; p._find = lambda: pathlib.Path('program').absolute(); p.main()"
     subprocess.run([sys.executable, "-c", code, "info"], check=True)
     assert CANARY not in (folder / "seen").read_text()
+
+
+def test_a_stop_ends_the_program_too(folder: Path) -> None:
+    program = folder / "program"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *--only-read*) exit 0 ;; esac\necho $$ > started\nexec sleep 60\n'
+    )
+    program.chmod(0o755)
+    Path("c.yaml").write_text(CHECK + "tracker: tensorboard\n")
+    code = "import pathlib, tileloss._program as p; p._find = lambda: pathlib.Path('program').absolute(); p.main()"
+    command = [sys.executable, "-c", code, "gradcheck", "--config=c.yaml"]
+    with subprocess.Popen(command) as child:
+        started = folder / "started"
+        while not (started.exists() and started.read_text().endswith("\n")):
+            assert child.poll() is None
+            time.sleep(0.01)
+        child.terminate()
+    assert child.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The console script `tileloss`: the compiled program in this process's place, and what needs Python, here."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -14,6 +15,8 @@ from tileloss.check.program import without_secrets
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
 _PYTHON = {"audit", "remote", "report"}
 _WITH_CONFIG = {"gradcheck", "sweep"}  # it may have keys that the compiled program lacks
+
+_TERMINATED = 143
 
 
 def main() -> NoReturn:
@@ -30,6 +33,8 @@ def main() -> NoReturn:
     if _needs_python(arguments):
         from tileloss.check.command import run
 
+        # As Ctrl-C does, so that children end and temporary files go.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
         sys.exit(run(program, arguments))
     os.execve(program, [str(program), *arguments], without_secrets())
 

@@ -20,7 +20,8 @@ KEYS = (
     "kernel.block_size",
     "kernel.time_block",
 )
-_NAMED = re.compile(rf"^\s*({'|'.join(key.rpartition('.')[2] for key in KEYS)})\s*:", re.MULTILINE)
+_NAMES = "|".join(key.rpartition(".")[2] for key in KEYS)
+_NAMED = re.compile(rf"""(^|[{{,])\s*["']?({_NAMES})["']?\s*:""", re.MULTILINE)
 
 
 def needs_package(arguments: list[str]) -> bool:
@@ -72,7 +73,11 @@ class Config:
         for text in overrides:
             key, _, value = text.partition("=")
             origin = f"--set {text}"
-            self._entries[key] = _Entry(yaml.load(value, yaml.BaseLoader), origin, Path.cwd())
+            try:
+                parsed = yaml.load(value, yaml.BaseLoader)
+            except yaml.YAMLError as error:
+                raise ValueError(f"{origin}: not YAML: {error}") from None
+            self._entries[key] = _Entry(parsed, origin, Path.cwd())
 
     def _add(self, node: Any, prefix: str, directory: Path) -> None:
         import yaml

@@ -136,7 +136,7 @@ def _stored(model_path: str, folder: Path, dtype: torch.dtype | None) -> tuple[A
     tokenizer = Path(config).with_name("tokenizer.json")
     try:
         module = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype or "auto", local_files_only=True
+            name, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"model_path: {model_path}: {error}") from None

@@ -33,10 +33,8 @@ def run_program(
     """
     output = subprocess.DEVNULL if is_silent else None
     if on_line is None:
-        done = subprocess.run(
-            [program, *arguments], env=without_secrets(), stdout=output, check=False
-        )
-        return done.returncode
+        command = [str(program), *arguments]
+        return subprocess.run(command, env=without_secrets(), stdout=output, check=False).returncode
     reading, writing = os.pipe()
     try:
         command = [str(program), *arguments, f"--results-fd={writing}"]
@@ -44,6 +42,10 @@ def run_program(
     finally:
         os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as lines, child:
-        for line in lines:
-            on_line(json.loads(line))
+        try:
+            for line in lines:
+                on_line(json.loads(line))
+        except BaseException:
+            child.terminate()
+            raise
     return child.returncode
