@@ -1,0 +1,164 @@
+// The distillation losses in double, from their definitions: a student's and a teacher's logits (or a sparse teacher's list)
+// give a divergence D of p = softmax(z) and q = softmax(zt), and the gradient by the student's logits.
+//
+//   loss_i = w_i (alpha CE_i + (1 - alpha) D_i)
+//   mean: the sum over rows in use, over the sum of their w_i or num_items; a denominator of 0 gives 0
+//
+// z = softcap(logit_scale x) / T, and zt by the teacher's own transform. CE_i = -log p_y is of the same z: temperature included
+// (mixed losses that take the cross-entropy at T = 1 are two calls), and never multiplied by T^2. D_i is multiplied by the
+// student's T^2 with scale_by_temperature_squared. alpha = 0: no cross-entropy, also where it is infinite; alpha = 1: no D.
+//
+// A sparse teacher gives the ids of k columns and their log q, taken as they are: no transform, no temperature.
+//   Tail::kIgnore       the sums over the listed columns alone, p of the whole softmax; D may be negative
+//   Tail::kLump         one more class, of all other columns if there are any: q = max(0, 1 - sum q), p the sum of theirs
+//   Tail::kRenormalise  both divided by their sums over the listed columns (TRL's top-k losses), so that D is of the
+//                       distributions given that the token is listed; no gradient elsewhere. The cross-entropy is of the whole p
+//
+// Special values, of z and zt. Spoiled rows: a side without a distribution. A probability is 0 where its logit is -inf, or where
+// exp(z - max) is 0 in double.
+//   row not in use                        all outputs and the gradient 0; logits may be anything and are not read
+//   spoiled: any NaN, any +inf, all -inf  loss, D and the row's gradient NaN, whatever alpha is; that side's entropy NaN, its lse
+//                                         NaN, inf, -inf; the other side's outputs as ever; logp NaN if it is the student's side
+//   q_j = 0 = p_j                         no part in any sum, gradient 0
+//   q_j = 0 < p_j   forward KL            0 in D, gradient p_j (as ever p - q)
+//                   reverse KL, Jeffreys  D = +inf; gradient NaN at j, -inf where p_k > 0 = [q_k = 0], and where p_k = 0 that of
+//                                         the forward part: 0, -q_k
+//                   JSD                   (1 - beta) p_j log(1/(1 - beta)) in D; gradient finite
+//                   skewed forward        0 in D; gradient finite. With beta = 0 as the forward KL
+//                   skewed reverse        p_j log(1/beta) in D; gradient finite. With beta = 0 as the reverse KL
+//                   total variation       p_j / 2
+//   p_j = 0 < q_j   forward KL, Jeffreys  D = +inf; gradient finite: p - q, plus the reverse part, which is 0 at j
+//                   reverse KL            0 in D, gradient 0 at j
+//                   JSD                   beta q_j log(1/beta) in D, gradient 0 at j
+//                   skewed forward        q_j log(1/beta) in D, gradient 0 at j. With beta = 0 as the forward KL
+//                   skewed reverse        0 in D, gradient 0 at j
+//                   total variation       q_j / 2, gradient 0 at j
+//   p_y = 0 at the label, alpha > 0       loss +inf, logp -inf; gradient as the formula p - [j = y]
+//   lumped tail without p, with q         as p_j = 0 < q_j; gradient 0 in its columns
+//   weight 0, or a denominator of 0       as the product, where D or CE is infinite: NaN; the scalar of a denominator of 0 is 0
+#ifndef TILELOSS_REFERENCE_DISTILLATION_H_
+#define TILELOSS_REFERENCE_DISTILLATION_H_
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "reference/divergence.h"
+#include "reference/oracle.h"
+
+namespace tileloss::reference {
+
+enum class Tail { kIgnore, kLump, kRenormalise };
+
+struct DistillationOptions {
+  static constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
+
+  Divergence divergence = Divergence::kForwardKl;
+  double beta = 0.5;
+  Transform student;
+  Transform teacher = {1.0, 0.0, kNotGiven, TemperatureOn::kLogits};  // temperature not given: the student's
+  bool scale_by_temperature_squared = false;
+  double alpha = 0.0;
+  Reduction reduction = Reduction::kMean;
+  double num_items = kNotGiven;
+  std::int64_t ignore_index = -100;
+  std::int64_t valid_vocab = -1;  // columns past it are padding, of both sides: not read, gradient 0. -1: there are none
+};
+
+// Throws std::invalid_argument on values outside their range.
+void check_options(const DistillationOptions& options);
+
+// A default-constructed DistillationOutputs is what a row that is not in use gives.
+struct DistillationOutputs {
+  double divergence = 0.0;  // D_i, T^2 included; without w_i and alpha
+  double student_entropy = 0.0;
+  double teacher_entropy = 0.0;  // of q as the divergence sees it: of a sparse teacher's classes
+  double logp = 0.0;             // at the label; NaN if there is none
+  double student_lse = 0.0;
+  double teacher_lse = 0.0;  // NaN with a sparse teacher
+  bool agreement = false;    // the same argmax, of a sparse teacher among its listed columns; the lowest index on ties. No if
+                             // either side holds a NaN
+};
+
+// What one row gives before weights and reduction. The buffers are kept from row to row.
+class DistillationRow {
+ public:
+  static constexpr std::int64_t kNoLabel = -1;
+
+  // `student`, `teacher`: logits [V]; they may differ in length where valid_vocab is given. Throws std::invalid_argument on sizes
+  // and labels that do not go together with the options.
+  void compute(const DistillationOptions& options, std::span<const double> student, std::span<const double> teacher,
+               std::int64_t label = kNoLabel);
+  // `ids`: distinct valid columns, in any order; log_q as many.
+  void compute_sparse(const DistillationOptions& options, std::span<const double> student, std::span<const std::int64_t> ids,
+                      std::span<const double> log_q, Tail tail, std::int64_t label = kNoLabel);
+
+  const DistillationOutputs& outputs() const { return outputs_; }
+  bool spoiled() const { return spoiled_; }
+  std::int64_t columns() const { return columns_; }  // V of the student, padding included
+  bool has_label() const { return label_ != kNoLabel; }
+  const SoftmaxRow& student() const { return student_; }
+
+  // Adds `factor` dD/dz to dz [valid columns], and to `magnitude` the sum of the absolute values of the terms it is made of.
+  void add_divergence_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const;
+  // The same of -log p_y.
+  void add_cross_entropy_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const;
+
+ private:
+  void start(const DistillationOptions& options, std::span<const double> student, std::int64_t label);
+  void finish(const DistillationOptions& options, double teacher_entropy, double teacher_lse, std::int64_t teacher_argmax);
+
+  SoftmaxRow student_, teacher_;
+  Classes classes_;
+  DivergenceSlopes slopes_;
+  std::vector<std::int64_t> ids_;  // of the classes, but for the lumped one
+  bool sparse_ = false;
+  Tail tail_ = Tail::kIgnore;
+  double divergence_factor_ = 1.0;  // T^2
+  bool spoiled_ = false;
+  std::int64_t label_ = kNoLabel;
+  std::int64_t columns_ = 0;
+  DistillationOutputs outputs_;
+};
+
+// A row's gradient, weights, reduction and upstream gradient included; 0 in padding.
+struct DistillationGradient {
+  std::vector<double> dz;         // [V] by z
+  std::vector<double> dlogits;    // [V] by the student's logits as stored
+  std::vector<double> magnitude;  // [V] of dlogits: the sum of the absolute values of the terms that make up each component
+};
+
+class Distillation {
+ public:
+  // rows: N. Empty spans mean: no labels, all rows in use; weights 1; upstream gradient 1. loss_grad: one value, or one per row
+  // with kNone. The spans must outlive the oracle. Throws std::invalid_argument on sizes or options that do not go together.
+  Distillation(const DistillationOptions& options, std::int64_t rows, std::span<const std::int64_t> labels,
+               std::span<const double> token_weights, std::span<const double> loss_grad);
+
+  bool is_ignored(std::int64_t row) const;
+  const DistillationOptions& options() const { return options_; }
+  std::int64_t label(std::int64_t row) const;  // kNoLabel if there are none
+
+  // w (alpha CE + (1 - alpha) D). `values` is not looked at when the row is ignored.
+  double row_loss(std::int64_t row, const DistillationRow& values) const;
+  void row_gradient(std::int64_t row, const DistillationRow& values, DistillationGradient& out) const;
+
+  // The scalar loss of kSum and kMean.
+  double reduce(std::span<const double> losses) const;
+
+  double upstream(std::int64_t row) const;
+  double token_weight(std::int64_t row) const;
+  double factor() const { return factor_; }  // what the reduction multiplies the rows' losses by
+
+ private:
+  DistillationOptions options_;
+  std::int64_t rows_ = 0;
+  std::span<const std::int64_t> labels_;
+  std::span<const double> token_weights_, loss_grad_;
+  double factor_ = 1.0;
+};
+
+}  // namespace tileloss::reference
+
+#endif  // TILELOSS_REFERENCE_DISTILLATION_H_
