@@ -14,15 +14,17 @@
 //   Tail::kRenormalise  both divided by their sums over the listed columns (TRL's top-k losses), so that D is of the
 //                       distributions given that the token is listed; no gradient elsewhere. The cross-entropy is of the whole p
 //
-// Special values, of z and zt. Spoiled rows: a side without a distribution. A probability is 0 where its logit is -inf, or where
-// exp(z - max) is 0 in double.
+// Cost: some 35 ms a row of 152 thousand columns, value and gradient, 90 with JSD; 80 more with a softcap (tanh in long double).
+//
+// Special values, of z and zt. Here p_j = 0 is z_j = -inf, and q_j = 0 is zt_j = -inf. Where only an exp is 0 in double, the
+// logarithms are finite, and so is D; terms with that p_j or q_j as a factor are 0.
 //   row not in use                        all outputs and the gradient 0; logits may be anything and are not read
 //   spoiled: any NaN, any +inf, all -inf  loss, D and the row's gradient NaN, whatever alpha is; that side's entropy NaN, its lse
 //                                         NaN, inf, -inf; the other side's outputs as ever; logp NaN if it is the student's side
 //   q_j = 0 = p_j                         no part in any sum, gradient 0
 //   q_j = 0 < p_j   forward KL            0 in D, gradient p_j (as ever p - q)
-//                   reverse KL, Jeffreys  D = +inf; gradient NaN at j, -inf where p_k > 0 = [q_k = 0], and where p_k = 0 that of
-//                                         the forward part: 0, -q_k
+//                   reverse KL, Jeffreys  D = +inf; gradient NaN at every such j, elsewhere -inf where p_k > 0, and where p_k = 0
+//                                         0 and -q_k
 //                   JSD                   (1 - beta) p_j log(1/(1 - beta)) in D; gradient finite
 //                   skewed forward        0 in D; gradient finite. With beta = 0 as the forward KL
 //                   skewed reverse        p_j log(1/beta) in D; gradient finite. With beta = 0 as the reverse KL

@@ -289,6 +289,11 @@ TEST(DistillationSpecial, ColumnsWithoutQ) {
     EXPECT_TRUE(std::isnan(row.dlogits[0]));
     EXPECT_EQ(row.dlogits[1], -kInfinity);
   }
+  // With a column that has q alone beside it.
+  const OneRow reverse = one_row(Divergence::kReverseKl, 0.5, {0.0, 0.0, -kInfinity}, {-kInfinity, 0.0, 0.0});
+  EXPECT_EQ(reverse.loss, kInfinity);
+  EXPECT_EQ(reverse.dlogits[2], 0.0);
+  EXPECT_EQ(one_row(Divergence::kJeffreys, 0.5, {0.0, 0.0, -kInfinity}, {-kInfinity, 0.0, 0.0}).dlogits[2], -0.5);
   // beta = 1/4. m of JSD and skewed forward: (3/8, 5/8); of skewed reverse: (1/8, 7/8).
   const OneRow jsd = one_row(Divergence::kJsd, 0.25, student, teacher);
   EXPECT_NEAR(jsd.loss, 0.25 * std::log(8.0 / 5.0) + 0.75 * (0.5 * std::log(4.0 / 3.0) + 0.5 * std::log(4.0 / 5.0)), 1e-15);
