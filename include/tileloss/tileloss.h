@@ -328,6 +328,34 @@ enum {
   TILELOSS_POLICY_METRICS = 13
 };
 
+// How far the student's distribution p lies from the teacher's q, in a row. m is a mixture of both.
+typedef int32_t tileloss_divergence;
+enum {
+  TILELOSS_FORWARD_KL = 0,       // sum q (log q - log p)
+  TILELOSS_REVERSE_KL = 1,       // sum p (log p - log q)
+  TILELOSS_JSD = 2,              // m = beta q + (1-beta) p: beta sum q (log q - log m) + (1-beta) sum p (log p - log m)
+  TILELOSS_JEFFREYS = 3,         // forward + reverse
+  TILELOSS_SKEW_FORWARD_KL = 4,  // m = beta q + (1-beta) p: sum q (log q - log m)
+  TILELOSS_SKEW_REVERSE_KL = 5,  // m = beta p + (1-beta) q: sum p (log p - log m)
+  TILELOSS_TOTAL_VARIATION = 6   // sum |p - q| / 2
+};
+
+typedef struct tileloss_distillation_options {
+  size_t struct_size TILELOSS_SIZE(tileloss_distillation_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});  // the student's
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
+  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);    // default forward_kl
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean: over the sum of the rows' weights
+  double beta TILELOSS_DEFAULT(0.5);                                       // of jsd and the skewed ones, in (0, 1); default 0.5
+  tileloss_scalar alpha TILELOSS_DEFAULT(0.0);  // in [0, 1]: alpha cross_entropy + (1-alpha) divergence; needs labels; default 0
+  double teacher_logit_scale TILELOSS_DEFAULT(1);            // multiplies the teacher's logits, > 0; default 1
+  double teacher_softcap TILELOSS_DEFAULT(0);                // as softcap, of the teacher; default 0: off
+  tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;    // > 0; default: the student's
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;              // mean's denominator when given, of no other reduction
+  int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);  // 1: the divergence times the temperature squared; default 0
+  int32_t reserved TILELOSS_DEFAULT(0);                      // 0
+} tileloss_distillation_options;
+
 static inline void tileloss_logprobs_options_init(tileloss_logprobs_options* options) {
   (void)tileloss_options_init("logprobs", options, sizeof *options);
 }
@@ -337,15 +365,19 @@ static inline void tileloss_cross_entropy_options_init(tileloss_cross_entropy_op
 static inline void tileloss_policy_loss_options_init(tileloss_policy_loss_options* options) {
   (void)tileloss_options_init("policy_loss", options, sizeof *options);
 }
+static inline void tileloss_distillation_options_init(tileloss_distillation_options* options) {
+  (void)tileloss_options_init("distillation", options, sizeof *options);
+}
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
 // Logits that one row stride cannot describe, such as x[:, :-1] of a [B,T,V] tensor: the rows come in groups of `rows`, and a
-// group starts logits_stride (dlogits_stride) elements after the one before it.
+// group starts logits_stride (dlogits_stride, ...) elements after the one before it.
 typedef struct tileloss_row_groups {
   int64_t rows;  // 0 (default): the row stride holds for all rows; else a divisor of N
   int64_t logits_stride;
   int64_t dlogits_stride;
+  int64_t teacher_logits_stride TILELOSS_DEFAULT(0);
 } tileloss_row_groups;
 
 // The tensors of a call. N rows (tokens), V columns (vocabulary). Leave out (zeroed) what you do not have or want. A tensor that
@@ -401,6 +433,12 @@ typedef struct tileloss_args {
   tileloss_vector dbias;    // out: [V] float32 or bias's dtype, accumulated in float32
 
   tileloss_row_groups row_groups;
+
+  // Distillation. The teacher's logits are never written, and have no gradient.
+  tileloss_matrix teacher_logits;   // [N,V], the logits' dtype; any row stride >= V, column stride 1
+  tileloss_vector divergence;       // out: [N] float32, the divergence alone, neither weighted nor scaled
+  tileloss_vector teacher_entropy;  // out: [N] float32, nats
+  tileloss_vector agreement;        // out: [N] uint8, whether both have the same argmax
 } tileloss_args;
 
 static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }
@@ -579,6 +617,21 @@ TILELOSS_API tileloss_status tileloss_policy_loss_value_and_grad(const tileloss_
 TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_args* args,
                                                                  const tileloss_policy_loss_options* options,
                                                                  const tileloss_plan* plan, const tileloss_run* run);
+
+// Distillation: the divergence of the student's distribution (logits) from the teacher's (teacher_logits), alone or mixed with
+// the cross-entropy of the labels:
+//   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
+// mean divides by the sum of the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label
+// is ignore_index or their mask is 0; labels may be left out where alpha is 0. The gradient is the student's. There is no row
+// state: a backward without a forward's value makes the row's sums again.
+TILELOSS_API tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
+                                                   const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_distillation_backward(const tileloss_args* args,
+                                                            const tileloss_distillation_options* options,
+                                                            const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_distillation_value_and_grad(const tileloss_args* args,
+                                                                  const tileloss_distillation_options* options,
+                                                                  const tileloss_plan* plan, const tileloss_run* run);
 
 // The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
 // subset) for dlogits. The logits exist a tile at a time; docs/users/memory.md says what is held instead and how workspace_bytes

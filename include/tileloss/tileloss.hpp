@@ -233,6 +233,11 @@ inline PlanResult plan(Pass pass, const PolicyLossArgs& args, const PolicyLossOp
   return detail::make_plan("policy_loss", pass, args.c(), options, wishes, executor);
 }
 
+inline PlanResult plan(Pass pass, const DistillationArgs& args, const DistillationOptions& options = {},
+                       const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("distillation", pass, args.c(), options, wishes, executor);
+}
+
 // logp, lse and whatever other row outputs are present. Errors of every function here: those of plan, kLabelOutOfRange naming row
 // and label before anything is written, kPlanMismatch, kOutOfMemory.
 inline Status logprobs(const LogprobsArgs& args, const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
@@ -278,6 +283,21 @@ inline Status policy_loss_backward(const PolicyLossArgs& args, const PolicyLossO
 inline Status policy_loss_value_and_grad(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                                          const RunOptions& run = {}) noexcept {
   return detail::call("policy_loss", Pass::kValueAndGrad, args.c(), options, run);
+}
+
+// The divergence of the student's distribution from the teacher's, alone or mixed with cross-entropy:
+// w_i [ alpha (-logp_i) + (1-alpha) D_i ], reduced.
+inline Status distillation(const DistillationArgs& args, const DistillationOptions& options = {},
+                           const RunOptions& run = {}) noexcept {
+  return detail::call("distillation", Pass::kForward, args.c(), options, run);
+}
+inline Status distillation_backward(const DistillationArgs& args, const DistillationOptions& options = {},
+                                    const RunOptions& run = {}) noexcept {
+  return detail::call("distillation", Pass::kBackward, args.c(), options, run);
+}
+inline Status distillation_value_and_grad(const DistillationArgs& args, const DistillationOptions& options = {},
+                                          const RunOptions& run = {}) noexcept {
+  return detail::call("distillation", Pass::kValueAndGrad, args.c(), options, run);
 }
 
 // The forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it.

@@ -143,7 +143,8 @@ Status check_row_groups(const Problem& p) {
     return expected("row_groups.rows", "0 or a divisor of the number of rows, " + to_string(p.rows), to_string(g.rows));
   }
   for (const auto& [name, m, stride] : {std::tuple{"row_groups.logits_stride", &a.logits, g.logits_stride},
-                                        {"row_groups.dlogits_stride", &a.dlogits, g.dlogits_stride}}) {
+                                        {"row_groups.dlogits_stride", &a.dlogits, g.dlogits_stride},
+                                        {"row_groups.teacher_logits_stride", &a.teacher_logits, g.teacher_logits_stride}}) {
     const std::int64_t groups = p.rows / g.rows;
     if (!present(*m) || groups < 2) continue;
     const std::int64_t least = (g.rows - 1) * m->row_stride + m->cols;
@@ -159,7 +160,11 @@ Status check_vectors(const Problem& p) {
     if (slot.vector == nullptr || !present(a, slot)) continue;
     if (Status s = check_vector(p, slot); !s.ok()) return s;
   }
-  if (!present(a.labels)) return expected("labels", "an int32 or int64 vector of size " + to_string(p.rows), "none");
+  const bool has_teacher = p.loss->info.teacher != nullptr;
+  if (!present(a.labels) && !has_teacher)
+    return expected("labels", "an int32 or int64 vector of size " + to_string(p.rows), "none");
+  if (!present(a.labels) && (present(a.logp) || present(a.correct)))
+    return expected("labels", std::string("a vector, for ") + (present(a.logp) ? "logp" : "correct"), "none");
   if (present(a.class_weights) && a.class_weights.stride != 1 && p.classes > 1) {
     return expected("class_weights.stride", "1", to_string(a.class_weights.stride));
   }
@@ -204,6 +209,7 @@ void hash_tensors(const Problem& p, Fingerprint& h) {
   h.add(a.row_groups.rows);
   h.add(a.row_groups.logits_stride);
   h.add(a.row_groups.dlogits_stride);
+  h.add(a.row_groups.teacher_logits_stride);
 }
 
 }  // namespace tileloss::impl::api

@@ -249,6 +249,19 @@ tileloss_status tileloss_policy_loss_from_row_state(const tileloss_args* args, c
   return tileloss_call("policy_loss", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
 
+tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
+                                      const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("distillation", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_distillation_backward(const tileloss_args* args, const tileloss_distillation_options* options,
+                                               const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("distillation", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_distillation_value_and_grad(const tileloss_args* args, const tileloss_distillation_options* options,
+                                                     const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+
 tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                          const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_logprobs", TILELOSS_FORWARD, args, options, plan, run);

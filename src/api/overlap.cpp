@@ -72,7 +72,10 @@ std::vector<Region> regions(const Problem& p) {
     if (slot.vector != nullptr) {
       add(region(slot.name, a.*slot.vector, is_written));
     } else if (slot.shape == Shape::kLogits) {
-      add(region_of_groups(slot.name, a.*slot.matrix, g.rows, is_written ? g.dlogits_stride : g.logits_stride, is_written));
+      const std::int64_t stride = is_written                              ? g.dlogits_stride
+                                  : slot.matrix == &tileloss_args::logits ? g.logits_stride
+                                                                          : g.teacher_logits_stride;
+      add(region_of_groups(slot.name, a.*slot.matrix, g.rows, stride, is_written));
     } else {
       add(region(slot.name, a.*slot.matrix, is_written));
     }

@@ -105,14 +105,42 @@ Status resolve_from_row_state(Problem& p) {
   return {};
 }
 
+Status check_teacher_taken(const Problem& p) {
+  if ((p.loss->groups & kTeacher) == 0 && present(p.args.teacher_logits))
+    return expected("teacher_logits", "none: " + p.loss->name + " does not take it", "a matrix");
+  return {};
+}
+
+// The other row of each pair: like the logits, with strides of its own.
+Status resolve_teacher(const Problem& p) {
+  const tileloss_matrix &logits = p.args.logits, &teacher = p.args.teacher_logits;
+  if (p.has_row_state) return expected("row_state", "none: " + p.loss->name + " does not take it", "a row state");
+  if (p.logit.vocab_total >= 0 || p.logit.vocab_start != 0) {
+    return expected("vocab_total", "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary",
+                    to_string(p.logit.vocab_total) + " and " + to_string(p.logit.vocab_start));
+  }
+  if (!present(teacher)) return expected("teacher_logits", "a matrix like the logits", "none");
+  if (Status s = check_matrix(p, "teacher_logits", teacher); !s.ok()) return s;
+  if (teacher.dtype != logits.dtype)
+    return expected("teacher_logits.dtype", std::string("the logits', ") + dtype_name(logits.dtype), dtype_name(teacher.dtype));
+  if (teacher.rows != logits.rows || teacher.cols != logits.cols) {
+    return expected("teacher_logits", "the logits' shape " + shape(logits.rows, logits.cols), shape(teacher.rows, teacher.cols));
+  }
+  return {};
+}
+
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
+  const bool has_teacher = p.loss->info.teacher != nullptr;
+  if (p.pass == TILELOSS_FROM_ROW_STATE && has_teacher)
+    return expected("pass", "forward, backward or value_and_grad: " + p.loss->name + " has no row state", "from_row_state");
   if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
   if (p.loss->is_linear) return resolve_head(p);
   for (const TensorSlot& slot : tensor_slots()) {
     if (slot.matrix != nullptr && slot.groups == kFromHidden && present(a, slot))
       return expected(slot.name, "none: " + p.loss->name + " does not take it", "a matrix");
   }
+  if (Status s = check_teacher_taken(p); !s.ok()) return s;
   if (p.linear.accumulate != 0)
     return expected("accumulate", "0, as " + p.loss->name + " has no sum to add to", to_string(p.linear.accumulate));
   if (p.linear.compute_dtype != TILELOSS_NONE)
@@ -123,6 +151,9 @@ Status resolve_matrices(Problem& p) {
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
   p.storage = a.logits.dtype;
+  if (has_teacher) {
+    if (Status s = resolve_teacher(p); !s.ok()) return s;
+  }
   if (p.pass == TILELOSS_FORWARD) {
     if (present(a.dlogits)) return expected("dlogits", "none in a forward", "a matrix");
     return {};

@@ -37,6 +37,11 @@ LogitTransform make_transform(const Problem& p, double temperature) {
   return LogitTransform::make(p.logit.logit_scale, p.logit.softcap, on_logprob ? 1.0 : temperature);
 }
 
+LogitTransform make_teacher_transform(const Problem& p) {
+  const TeacherOptions teacher = p.loss->info.teacher(p.options.data());
+  return LogitTransform::make(teacher.logit_scale, teacher.softcap, scalar_value(teacher.temperature));
+}
+
 const float* class_weights(const Problem& p) {
   const auto* weights = static_cast<const float*>(p.args.class_weights.data);
   return weights == nullptr ? nullptr : weights + p.logit.vocab_start;

@@ -51,6 +51,8 @@ std::string shape(std::int64_t rows, std::int64_t cols);
 LossContext make_context(const Problem& problem);
 // The transform of the softmax, once the temperature is known, and the class weight of column 0; null: 1.
 LogitTransform make_transform(const Problem& problem, double temperature);
+// The teacher's, of a loss that has one.
+LogitTransform make_teacher_transform(const Problem& problem);
 const float* class_weights(const Problem& problem);
 
 }  // namespace tileloss::impl

@@ -58,9 +58,13 @@ class Labels {
  public:
   Labels() = default;
   Labels(const tileloss_vector& labels, std::int64_t ignore_index, const tileloss_vector& mask = {})
-      : labels_(labels), ignore_index_(ignore_index), mask_(mask) {}
-  TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const { return labels_[i]; }
-  TILELOSS_HOST_DEVICE bool is_used(std::int64_t i) const { return is_unmasked(i) && labels_[i] != ignore_index_; }
+      : labels_(labels), are_given_(labels.dtype != TILELOSS_NONE), ignore_index_(ignore_index), mask_(mask) {}
+  TILELOSS_HOST_DEVICE bool are_given() const { return are_given_; }
+  // -1 where none are given.
+  TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const { return are_given_ ? labels_[i] : -1; }
+  TILELOSS_HOST_DEVICE bool is_used(std::int64_t i) const {
+    return is_unmasked(i) && (!are_given_ || labels_[i] != ignore_index_);
+  }
 
  private:
   TILELOSS_HOST_DEVICE bool is_unmasked(std::int64_t i) const {
@@ -75,6 +79,7 @@ class Labels {
   }
 
   IntegerInput labels_;
+  bool are_given_ = false;
   std::int64_t ignore_index_ = 0;
   tileloss_vector mask_{};
 };

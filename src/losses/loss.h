@@ -50,6 +50,13 @@ struct CommonOptions {
   tileloss_linear_options linear;
 };
 
+// How the teacher's logits are transformed.
+struct TeacherOptions {
+  double logit_scale = 1;
+  double softcap = 0;
+  tileloss_scalar temperature = 1;
+};
+
 struct LossInfo {
   const char* name;
   bool is_loss;  // false: row outputs only, upstream gradients per row
@@ -67,6 +74,9 @@ struct LossInfo {
   const char* presets = nullptr;
   void (*set_preset)(std::string_view name, void* options) = nullptr;
   const char* metrics = nullptr;
+  // Of a loss over two rows of logits, a student's and a teacher's; null: there is no teacher, and the loss is there with the LM
+  // head too.
+  TeacherOptions (*teacher)(const void* options) = nullptr;
 };
 
 }  // namespace tileloss::impl

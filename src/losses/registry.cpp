@@ -1,6 +1,7 @@
 #include "losses/registry.h"
 
 #include "losses/cross_entropy.h"
+#include "losses/distillation.h"
 #include "losses/logprobs.h"
 #include "losses/policy_loss.h"
 
@@ -53,7 +54,9 @@ std::deque<RegisteredLoss>& registry() {
                Logprobs::info(),
                CrossEntropy::info(),
                PolicyLoss::info(),
+               Distillation::info(),
            }) {
+        if (is_linear && info.teacher != nullptr) continue;
         built_in.push_back(make_entry(info, is_linear));
       }
     }
@@ -77,7 +80,8 @@ const RegisteredLoss* find_loss(std::string_view name) {
 }
 
 void add_loss(const LossInfo& info) {
-  for (const bool is_linear : {false, true}) registry().push_back(make_entry(info, is_linear));
+  registry().push_back(make_entry(info, false));
+  if (info.teacher == nullptr) registry().push_back(make_entry(info, true));
 }
 
 }  // namespace tileloss::impl

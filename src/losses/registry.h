@@ -11,7 +11,7 @@
 
 namespace tileloss::impl {
 
-// Every loss is there twice: from logits by its own name, and fused with the LM head as linear_<name>.
+// Every loss is there from logits by its own name; those without a teacher also fused with the LM head, as linear_<name>.
 struct RegisteredLoss {
   std::string name;
   bool is_linear = false;
@@ -24,7 +24,7 @@ struct RegisteredLoss {
 // In order of registration. Not to be changed while calls are running.
 const std::deque<RegisteredLoss>& losses();
 const RegisteredLoss* find_loss(std::string_view name);
-// Both forms. For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
+// All its forms. For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
 void add_loss(const LossInfo& info);
 
 }  // namespace tileloss::impl

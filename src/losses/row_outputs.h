@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/divergence.h"
 #include "core/row_stats.h"
 #include "losses/loss.h"
 
@@ -28,6 +29,8 @@ struct RowOutputs {
   RowOutput<float> logp, lse, entropy, log_sum_sq_probs, mean_logit;
   RowOutput<std::int64_t> argmax;
   RowOutput<std::uint8_t> correct;
+  RowOutput<float> divergence, teacher_entropy;
+  RowOutput<std::uint8_t> agreement;
   Labels labels;
   double logp_divisor = 1;  // with temperature_on = logprob
   double classes = 0;
@@ -40,6 +43,9 @@ struct RowOutputs {
         mean_logit(args.mean_logit),
         argmax(args.argmax),
         correct(args.correct),
+        divergence(args.divergence),
+        teacher_entropy(args.teacher_entropy),
+        agreement(args.agreement),
         labels(context.labels),
         logp_divisor(context.temperature_on_logprob ? context.temperature : 1.0),
         classes(static_cast<double>(context.classes)) {}
@@ -55,6 +61,14 @@ struct RowOutputs {
     correct.set(i, s.argmax == labels[i] ? 1 : 0);
   }
 
+  // Of a row with a teacher; -1 in argmax agrees with nothing.
+  TILELOSS_HOST_DEVICE void write(std::int64_t i, const PairStats& s) const {
+    write(i, s.student);
+    divergence.set(i, static_cast<float>(s.sums.divergence));
+    teacher_entropy.set(i, static_cast<float>(s.teacher.entropy));
+    agreement.set(i, s.student.argmax >= 0 && s.student.argmax == s.teacher.argmax ? 1 : 0);
+  }
+
   TILELOSS_HOST_DEVICE void write_ignored(std::int64_t i) const {
     logp.set(i, 0);
     lse.set(i, 0);
@@ -63,6 +77,9 @@ struct RowOutputs {
     mean_logit.set(i, 0);
     argmax.set(i, -1);
     correct.set(i, 0);
+    divergence.set(i, 0);
+    teacher_entropy.set(i, 0);
+    agreement.set(i, 0);
   }
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/divergence.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
 
@@ -43,6 +44,11 @@ class RowStage {
   virtual void prepare() {}
   virtual void couple(const AllRows& rows) { static_cast<void>(rows); }
   virtual RowResult row(std::int64_t i, const RowStats& stats) const = 0;
+  // In place of `row`, of a loss with a teacher (LossInfo::teacher): which divergence the sweep over a pair of rows computes, the
+  // coefficients, which do not depend on it, and the row's share of the loss.
+  virtual Divergence divergence() const { return {}; }
+  virtual PairCoefficients pair_coefficients(std::int64_t) const { return {}; }
+  virtual double pair_loss(std::int64_t, const PairStats&) const { return 0; }
   // After the last row: what is reported of all of them.
   virtual void finish() const {}
 };
@@ -51,6 +57,8 @@ struct LossContext;
 
 // A loss is a class that is made of a LossContext and copied to where its rows are computed:
 //   RowResult row(i, stats) const   a row's share of the loss and its coefficients; for host and device
+//   divergence() const, PairCoefficients pair_coefficients(i) const, double pair_loss(i, stats) const
+//                                   instead, of a loss with a teacher; the last two for host and device
 // and, on the host, as many of RowStage's functions as it has a word to say on.
 template <class Loss>
 class HostStage final : public RowStage {
@@ -83,7 +91,22 @@ class HostStage final : public RowStage {
   void couple(const AllRows& rows) override {
     if constexpr (requires { loss_.couple(rows); }) loss_.couple(rows);
   }
-  RowResult row(std::int64_t i, const RowStats& stats) const override { return loss_.row(i, stats); }
+  RowResult row(std::int64_t i, const RowStats& stats) const override {
+    if constexpr (requires { loss_.row(i, stats); }) return loss_.row(i, stats);
+    return {};
+  }
+  PairCoefficients pair_coefficients(std::int64_t i) const override {
+    if constexpr (requires { loss_.pair_coefficients(i); }) return loss_.pair_coefficients(i);
+    return {};
+  }
+  double pair_loss(std::int64_t i, const PairStats& stats) const override {
+    if constexpr (requires { loss_.pair_loss(i, stats); }) return loss_.pair_loss(i, stats);
+    return 0;
+  }
+  Divergence divergence() const override {
+    if constexpr (requires { loss_.divergence(); }) return loss_.divergence();
+    return {};
+  }
   void finish() const override {
     if constexpr (requires { loss_.finish(); }) loss_.finish();
   }

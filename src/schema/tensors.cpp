@@ -35,14 +35,15 @@ constexpr TensorSlot gradient(const char* name, tileloss_matrix A::*member, Shap
   return {name, nullptr, member, TILELOSS_ROLE_GRADIENT, kAnyFloat, shape, group, kWithGradient, is_required};
 }
 // A number of each row, made of these arrays of the row state besides max, sum and target.
-constexpr TensorSlot row_output(const char* name, tileloss_vector A::*member, tileloss_dtype dtype, std::uint32_t arrays) {
+constexpr TensorSlot row_output(const char* name, tileloss_vector A::*member, tileloss_dtype dtype, std::uint32_t arrays,
+                                std::uint32_t groups = 0) {
   return {name,
           member,
           nullptr,
           TILELOSS_ROLE_ROW_OUTPUT,
           dtype_bit(dtype),
           Shape::kRows,
-          0,
+          groups,
           kWithValue | kBackward,
           false,
           kMaxSumTarget | arrays};
@@ -79,6 +80,10 @@ constexpr TensorSlot kSlots[] = {
     row_output("correct", &A::correct, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX),
     row_output("log_sum_sq_probs", &A::log_sum_sq_probs, TILELOSS_FLOAT32, TILELOSS_STATE_COLLISION_SUM),
     row_output("mean_logit", &A::mean_logit, TILELOSS_FLOAT32, TILELOSS_STATE_SMOOTHING_SUM),
+    matrix("teacher_logits", &A::teacher_logits, Shape::kLogits, kTeacher),
+    row_output("divergence", &A::divergence, TILELOSS_FLOAT32, 0, kTeacher),
+    row_output("teacher_entropy", &A::teacher_entropy, TILELOSS_FLOAT32, TILELOSS_STATE_ENTROPY_SUM, kTeacher),
+    row_output("agreement", &A::agreement, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX, kTeacher),
     {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll},
 };
 
@@ -120,12 +125,16 @@ std::size_t offset_of(const TensorSlot& slot) {
 
 std::span<const TensorSlot> tensor_slots() { return kSlots; }
 
+bool is_required(const TensorSlot& slot, std::uint32_t groups) {
+  return slot.is_required && !(slot.vector == &A::labels && (groups & kTeacher) != 0);
+}
+
 std::vector<tileloss_tensor> tensors_of(std::uint32_t groups) {
   std::vector<tileloss_tensor> tensors;
   for (const TensorSlot& slot : kSlots) {
     if (slot.groups != 0 && (slot.groups & groups) == 0) continue;
     tensors.push_back({slot.name, offset_of(slot), slot.vector != nullptr ? 1 : 2, slot.role, slot.dtypes, slot.passes,
-                       letters(slot.shape), slot.state_arrays, slot.is_required ? 1 : 0});
+                       letters(slot.shape), slot.state_arrays, is_required(slot, groups) ? 1 : 0});
   }
   return tensors;
 }

@@ -25,6 +25,7 @@ enum TensorGroups : std::uint32_t {
   kLosses = 512,       // loss: of functions that have one
   kFromLogits = 1024,
   kFromHidden = 2048,  // with the LM head
+  kTeacher = 4096,     // teacher_logits, and what is reported of the pair; labels may be left out
 };
 
 // The rule for a tensor's size; tileloss_tensor has the letters.
@@ -49,6 +50,8 @@ constexpr std::uint32_t dtype_bit(tileloss_dtype t) { return 1u << t; }
 constexpr std::uint32_t pass_bit(tileloss_pass p) { return 1u << p; }
 
 std::span<const TensorSlot> tensor_slots();
+// Whether a function of these groups cannot do without it.
+bool is_required(const TensorSlot& slot, std::uint32_t groups);
 // Those that a function of these groups takes, as introspection tells of them.
 std::vector<tileloss_tensor> tensors_of(std::uint32_t groups);
 

@@ -8,6 +8,7 @@
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/plan/plan.h"
 #include "backends/cpu/sweep/driver.h"
+#include "backends/cpu/sweep/pair_driver.h"
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/cpu/threads/scratch_memory.h"
 #include "backends/host/checks.h"
@@ -77,6 +78,32 @@ class Rows final : public RowVisitor, public AllRows {
   const RowOutputs outputs_;
 };
 
+// The same of pairs of rows, which keep no states.
+class PairRows final : public PairVisitor {
+ public:
+  PairRows(const Problem& problem, const LossContext& context, const RowStage& stage, double* losses)
+      : stage_(stage), losses_(losses), writes_(problem.pass != TILELOSS_BACKWARD), outputs_(problem.args, context) {}
+
+  void ignored(std::int64_t i) override {
+    if (!writes_) return;
+    losses_[i] = 0;
+    outputs_.write_ignored(i);
+  }
+
+  PairCoefficients coefficients(std::int64_t i) override { return stage_.pair_coefficients(i); }
+  void visit(std::int64_t i, const PairStats& stats) override {
+    if (!writes_) return;
+    losses_[i] = stage_.pair_loss(i, stats);
+    outputs_.write(i, stats);
+  }
+
+ private:
+  const RowStage& stage_;
+  double* const losses_;
+  const bool writes_;
+  const RowOutputs outputs_;
+};
+
 Operand operand(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 Operand operand(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride, 0}; }
 OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
@@ -129,6 +156,16 @@ SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossContext
   job.row_block = plan.cpu.row_block;
   job.vocab_block = plan.cpu.vocab_block;
   job.scratch = scratch;
+  return job;
+}
+
+PairJob make_pair_job(const Problem& p, const SweepJob& student, const RowStage& stage) {
+  PairJob job;
+  job.student = student;
+  job.teacher_logits = p.args.teacher_logits.data;
+  job.teacher_logits_stride = p.args.teacher_logits.row_stride;
+  job.teacher_transform = make_teacher_transform(p);
+  job.divergence = stage.divergence();
   return job;
 }
 
@@ -186,6 +223,13 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   stage->prepare();
 
+  if (p.loss->info.teacher != nullptr) {
+    PairRows pairs(p, context, *stage, losses);
+    const SweepJob student = make_job(p, plan, context, targets, workspace + layout.scratch);
+    run_pairs(make_pair_job(p, student, *stage), pairs, given.executor);
+    host::write_loss(p, losses);
+    return {};
+  }
   const bool keeps = keeps_states(p, plan);
   auto* states = keeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
   Rows rows(p, context, *stage, losses, states);

@@ -39,6 +39,10 @@ Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* tar
       targets[i] = kIgnoredRow;
       continue;
     }
+    if (!labels.are_given()) {
+      targets[i] = kTargetElsewhere;
+      continue;
+    }
     const std::int64_t label = labels[i];
     if (label < 0 || label >= p.classes) {
       return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(i) + "]: expected 0 <= label < " +

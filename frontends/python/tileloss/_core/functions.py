@@ -37,6 +37,7 @@ class Function:
         self.loss: str = info.loss.decode()  # the same from logits and fused with the LM head
         self.is_linear = bool(info.is_linear)
         self.info = info  # with the tensors it takes: slots.py
+        self.tensors = tuple(t.name.decode() for t in info.tensors[: info.num_tensors])
         self.options_size: int = info.options_size
         self.is_loss = bool(info.is_loss)
         self.presets = info.presets.decode().split("|") if info.presets else []

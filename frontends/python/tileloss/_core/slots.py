@@ -22,8 +22,11 @@ from tileloss._core.structs import (
     Vector,
 )
 
-# The functions by their names from logits.
-LOSSES = tuple(f.name for f in FUNCTIONS.values() if f.is_loss and not f.is_linear)
+# The functions by their names from logits: losses, those with a teacher's logits beside, and row outputs alone.
+PAIRS = tuple(f.name for f in FUNCTIONS.values() if "teacher_logits" in f.tensors)
+LOSSES = tuple(
+    f.name for f in FUNCTIONS.values() if f.is_loss and not f.is_linear and f.name not in PAIRS
+)
 ROWS = tuple(f.name for f in FUNCTIONS.values() if not f.is_loss and not f.is_linear)
 
 # What a tensor is to a call, as the ABI numbers it; an operand is an input that is there in every call of its level: the
@@ -116,7 +119,7 @@ def names_of(role: int, function: str) -> tuple[str, ...]:
     return tuple(s.name for s in SLOTS.values() if s.role == role and function in s.functions)
 
 
-INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *ROWS)}
+INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *PAIRS, *ROWS)}
 # Row outputs, first those that have a gradient, which is the slot "<name>_grad".
 ROW_OUTPUTS = tuple(sorted(names_of(ROW_OUTPUT, ROWS[0]), key=lambda n: f"{n}_grad" not in SLOTS))
 DIFFERENTIABLE = tuple(name for name in ROW_OUTPUTS if f"{name}_grad" in SLOTS)

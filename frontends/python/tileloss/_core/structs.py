@@ -70,7 +70,12 @@ class RowState(Structure):
 
 
 class RowGroups(Structure):
-    _fields_ = [("rows", c_int64), ("logits_stride", c_int64), ("dlogits_stride", c_int64)]
+    _fields_ = [
+        ("rows", c_int64),
+        ("logits_stride", c_int64),
+        ("dlogits_stride", c_int64),
+        ("teacher_logits_stride", c_int64),
+    ]
 
 
 class PlanOptions(Structure):

@@ -45,10 +45,12 @@ struct PortableLanes {
   static F add(F a, F b) { return a + b; }
   static F sub(F a, F b) { return a - b; }
   static F mul(F a, F b) { return a * b; }
+  static F multiply_where_nonzero(F a, F b) { return as_float(as_bits(a * b) & reinterpret(a != F{})); }
   static F abs(F a) { return as_float(as_bits(a) & splat(0x7fffffffu)); }
   static F negate(F a) { return as_float(as_bits(a) ^ splat(0x80000000u)); }
   static F flip_sign(F a, F sign) { return as_float(as_bits(a) ^ (as_bits(sign) & splat(0x80000000u))); }
   static F max(F a, F b) { return a > b ? a : b; }
+  static F min(F a, F b) { return a < b ? a : b; }
   static F reciprocal(F a) { return set(1) / a; }
   static float first(F a) { return a[0]; }
   // Fixed trees: the halves' lanes, their halves', and so on.
@@ -69,6 +71,11 @@ struct PortableLanes {
     return x[0];
   }
 
+  static F split(F x, F& exponent) {
+    const I whole = reinterpret_cast<I>(as_bits(x) - as_bits(set(0.75f))) >> 23;
+    exponent = __builtin_convertvector(whole, F);
+    return as_float(as_bits(x) - (reinterpret_cast<U>(whole) << 23));
+  }
   static F select_abs_at_most(F x, float limit, F small, F other) { return Self::abs(x) <= set(limit) ? small : other; }
   static bool all_abs_at_most(Pair x, float limit) {
     const I both = (Self::abs(x.a) <= set(limit)) & (Self::abs(x.b) <= set(limit));

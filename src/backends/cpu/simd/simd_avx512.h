@@ -58,12 +58,15 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F negative_fma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+  // a * b, 0 where a is 0 whatever b is.
+  static F multiply_where_nonzero(F a, F b) { return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, set(0), _CMP_NEQ_UQ), a, b); }
   static F abs(F a) { return _mm512_abs_ps(a); }
   static F negate(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
   // -a where `sign` is negative, a elsewhere.
   static F flip_sign(F a, F sign) { return _mm512_xor_ps(a, _mm512_and_ps(sign, set(-0.0f))); }
   // max returns b where either is NaN: put what must survive second.
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static float first(F a) { return _mm512_cvtss_f32(a); }
   static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
   // A fixed tree: lanes 8 apart, 4, 2, 1.
@@ -72,6 +75,13 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static F reciprocal(F a) {
     const F y = _mm512_rcp14_ps(a);
     return fma(y, negative_fma(a, y, set(1)), y);
+  }
+  // x = mantissa 2^exponent, the mantissa in [3/4, 3/2): of positive normal numbers.
+  static F split(F x, F& exponent) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i whole = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_castps_si512(set(0.75f))), 23);
+    exponent = _mm512_cvtepi32_ps(whole);
+    return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(whole, 23)));
   }
   // `small` where |x| <= limit, `other` elsewhere and where x is NaN.
   static F select_abs_at_most(F x, float limit, F small, F other) {

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/matmul/matmul.h"
 #include "backends/cpu/simd/storage_type.h"
+#include "core/divergence.h"
 #include "core/logit_transform.h"
 #include "core/row_state.h"
 
@@ -61,6 +62,41 @@ struct BackwardRow {
 // stash block after `previous` has read it. Same results as one after the other.
 using RowFunction = void (*)(ForwardRow* next, const BackwardRow* previous);
 
+// Columns of a pair of rows whose exponents wait in L1, where there is a softcap.
+inline constexpr std::int64_t kPairBlock = 1024;
+
+// One row of a pair, after its forward.
+struct PairSide {
+  const void* x = nullptr;
+  LogitTransform transform;
+  float max = 0;
+  double sum = 1, log_sum = 0;         // S of the row and its logarithm
+  float* exps = nullptr;               // in: the stash; written over
+  const double* references = nullptr;  // the stash's
+  float* operands = nullptr;           // as a forward row's
+};
+
+// A student's row and a teacher's. With a softcap the exps are made again, as a stash of them holds slopes.
+struct PairRow {
+  PairSide student, teacher;
+  std::int64_t columns = 0;
+  std::int64_t target = -1;  // column of the label, which is left out; -1: none
+  std::int64_t vocab_block = 0;
+  Divergence divergence;
+  float* exponents = nullptr;  // 2 kPairBlock of them
+  PairSums sums;               // out of diverge; into gradient with the label's column
+  // For the gradient, dx; the label's column is left wrong.
+  void* dx = nullptr;
+  PairCoefficients coefficients;
+  bool stream = false;        // as BackwardRow's
+  bool has_gradient = false;  // out of diverge: it has written dx as well, as it may where the divergence has no mean
+};
+// The divergence first, then its gradient; `dx` and the coefficients may be known to both.
+struct PairTable {
+  void (*diverge)(PairRow& row);
+  void (*gradient)(PairRow& row);
+};
+
 // A row's logits of a tile to 16 bits and back: backends/cpu/head/kept_logits.h. Reads and writes `columns` logits; `to` has room
 // for a multiple of 64.
 struct KeptLogitsTable {
@@ -70,6 +106,7 @@ struct KeptLogitsTable {
 
 struct KernelTable {
   RowFunction run[kStorageTypes];
+  PairTable pair[kStorageTypes];
   // The exp of the sweeps over an array that lies in L1: `count` values, `repeats` times; returns their sum. For the roof.
   float (*exp_sum)(const float* x, std::int64_t count, std::int64_t repeats);
   MatmulTable matmul;

@@ -1,0 +1,330 @@
+// The sweep over a pair of rows, after a forward over each: the divergence of the student's distribution p from the teacher's q,
+// and its gradient; both but for the label's column, whose p and q the stashes leave out and the driver knows to more digits.
+//
+// Cost model, bfloat16: each row's forward reads 2 bytes and takes an exp an element, as always. Then all is in the caches: the
+// divergence reads both rows' exps and logits once more, 12 bytes, and takes a logarithm where it has a mixture; the gradient is
+// a linear combination of the student's exps and of what the divergence has left of the teacher's, 8 bytes read and 2 written.
+//
+// With a softcap a stash holds slopes, so that exps are made again, into arrays in L1.
+#ifndef TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
+#define TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
+
+#include <cstdint>
+
+#include "backends/cpu/sweep/backward_sweep.h"
+#include "backends/cpu/sweep/divergence_forms.h"
+
+namespace tileloss::impl::cpu {
+
+template <class Simd, class T>
+class PairSweep : BackwardSweep<Simd, T> {
+  using Base = BackwardSweep<Simd, T>;
+  using typename Base::F;
+  using typename Base::Loop;
+  using typename Base::Pair;
+  using typename Base::Running;
+  template <class Transform>
+  using Block = typename Base::template Block<Transform>;
+  template <class Transform>
+  using Operands = typename Base::template Operands<Transform>;
+  using Base::is_aligned;
+  using Base::kPair;
+
+  // -------------------------------------------------------------------------------------------------------------- one side
+
+  // What turns a side's exponents t, relative to `offset`, into logarithms of probabilities: log p = t / log2e + constant.
+  struct Side {
+    const PairSide& row;
+    double log2e;
+    double own = 0, max = 0;  // what the offset subtracts, and the row's maximum, in units of log 2
+    double constant = 0;
+    F offset;
+    Block<Linear<Simd>> block;
+    explicit Side(const PairSide& side) : row(side), log2e(Running::log2e(side.transform)), block(side.transform) {
+      max = log2e * side.max;
+      const float nearest = Simd::offset_for(max, side.transform.exponent_scale);
+      own = Running::effective_offset(side.transform, nearest);
+      constant = (own - max) / log2e - side.log_sum;
+      offset = Simd::set(nearest);
+    }
+    const T* x() const { return static_cast<const T*>(row.x); }
+    bool is_capped() const { return row.transform.softcap > 0; }
+    // What a stash is relative to: a block of -inf alone, before any other, has a reference of its own.
+    double reference(std::int64_t vocab_block) const {
+      const double stored = row.references[vocab_block];
+      return stored > max + 1 ? max : stored;
+    }
+    double share_of(double relative_to) const { return __builtin_exp2(relative_to - max) / row.sum; }
+    // What turns a block's exps into probabilities.
+    double share(std::int64_t vocab_block) const { return share_of(reference(vocab_block)); }
+  };
+
+  static F set(double x) { return Simd::set(static_cast<float>(x)); }
+
+  // What a form needs of a pair of columns: p, q and t of the student less that of the teacher, in the student's units.
+  struct Columns {
+    Pair p, q, d;
+  };
+  [[gnu::always_inline]] static Pair difference(Pair student, Pair teacher, F ratio) {
+    return {Simd::negative_fma(teacher.a, ratio, student.a), Simd::negative_fma(teacher.b, ratio, student.b)};
+  }
+  [[gnu::always_inline]] static Pair times(Pair v, F factor) { return {Simd::mul(v.a, factor), Simd::mul(v.b, factor)}; }
+
+  // From logits and stashes, where there is no softcap.
+  struct FromLogits {
+    const Side &student, &teacher;
+    std::int64_t start;
+    F p_share, q_share, ratio;
+    FromLogits(const Side& s, const Side& t, std::int64_t begin, std::int64_t vocab_block, F unit_ratio)
+        : student(s),
+          teacher(t),
+          start(begin),
+          p_share(set(s.share(begin / vocab_block))),
+          q_share(set(t.share(begin / vocab_block))),
+          ratio(unit_ratio) {}
+    [[gnu::always_inline]] static Pair exponents(const Side& side, std::int64_t at, int count) {
+      const T* x = side.x() + at;
+      return Loop::exponents(side.block, count < kPair ? Loop::load_partial(x, count, 0) : Loop::load(x), side.offset);
+    }
+    [[gnu::always_inline]] Columns operator()(std::int64_t i, int count) const {
+      const std::int64_t at = start + i;
+      return {times(Loop::load_floats(student.row.exps + at), p_share), times(Loop::load_floats(teacher.row.exps + at), q_share),
+              difference(exponents(student, at, count), exponents(teacher, at, count), ratio)};
+    }
+  };
+
+  // From what `probabilities` has made of either side.
+  struct FromArrays {
+    const float *p, *q, *student, *teacher;
+    F ratio;
+    [[gnu::always_inline]] Columns operator()(std::int64_t i, int) const {
+      return {Loop::load_floats(p + i), Loop::load_floats(q + i),
+              difference(Loop::load_floats(student + i), Loop::load_floats(teacher + i), ratio)};
+    }
+  };
+
+  // The columns [start, start + n): probabilities for exps, 0 beyond the row's end, and their exponents.
+  template <class Transform>
+  static void probabilities(const PairRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
+    Block<Transform> b(side.row.transform);
+    const T* x = side.x() + start;
+    float* p = side.row.exps + start;
+    Operands<Transform> operands(side.row.operands, row.vocab_block);
+    operands.compute(b, x, n);
+    const F share = set(Transform::kHasSlope ? side.share_of(side.own) : side.share(start / row.vocab_block));
+    for (std::int64_t i = 0; i < n; i += kPair) {
+      const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
+      const Pair v = count < kPair ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
+      Pair e, t;
+      if constexpr (Transform::kHasSlope) {
+        typename Loop::Reduced reduced;
+        Loop::reduce(b, i, v, side.offset, reduced);
+        e = Loop::exp2(reduced);
+        t = reduced.t;
+      } else {
+        e = Loop::load_floats(p + i);
+        t = Loop::exponents(b, b.transform.operands(v), side.offset);
+      }
+      const std::int64_t excluded = row.target - start - i;
+      const bool has_target = excluded >= 0 && excluded < kPair;
+      if (count < kPair || has_target) e = Simd::keep(e, count, has_target ? static_cast<int>(excluded) : -1, x);
+      store_floats(p + i, times(e, share));
+      store_floats(exponents + i, t);
+    }
+  }
+
+  static void probabilities(const PairRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
+    if (side.is_capped()) {
+      probabilities<Softcap<Simd, Loop::kFine>>(row, side, start, n, exponents);
+    } else {
+      probabilities<Linear<Simd>>(row, side, start, n, exponents);
+    }
+  }
+
+  static void store_floats(float* p, Pair v) {
+    Simd::store(p, v.a);
+    Simd::store(p + Simd::kLanes, v.b);
+  }
+
+  // --------------------------------------------------------------------------------------------------------------- gradient
+
+  // dx = p_factor p + form_factor (p g - what g is shifted by). p = q gives 0 where there is no cross-entropy: then the second
+  // term is 0, and so is the first factor; with g = 1 - q/p the factors are of p and -q, and are equal.
+  struct Factors {
+    double p = 0, form = 0;
+    Factors(const PairRow& row, double slope) {
+      const PairCoefficients& c = row.coefficients;
+      const double prob = c.prob_plus_target - c.target;
+      p = (prob + c.form * (has_mean(row.divergence.kind) ? -row.sums.mean : 1)) * slope;
+      form = c.form * slope;
+    }
+  };
+
+  enum class Write { kNothing, kStore, kStream };
+  template <Write kWrite>
+  [[gnu::always_inline]] static void write(T* dx, Pair g, int count) {
+    if constexpr (kWrite == Write::kStream) {
+      if (count == kPair) return Simd::stream_pair(dx, g);
+    }
+    if (count < kPair) return Simd::store_pair_partial(dx, g, count);
+    Simd::store_pair(dx, g);
+  }
+
+  static Write way(const PairRow& row, std::int64_t start) {
+    return row.stream && is_aligned(static_cast<const T*>(row.dx) + start) ? Write::kStream : Write::kStore;
+  }
+
+  // The factors here take in what turns the block's exps into probabilities. kIsDifference: of the teacher's exps, else of p g.
+  template <bool kIsDifference, Write kWrite, class Transform>
+  static void gradient_block(const PairRow& row, Block<Transform>& b, std::int64_t start, std::int64_t n, F p_factor,
+                             F other_factor) {
+    const T* x = static_cast<const T*>(row.student.x) + start;
+    T* dx = static_cast<T*>(row.dx) + start;
+    Operands<Transform> operands(row.student.operands, row.vocab_block);
+    operands.compute(b, x, n);
+    const float *exps = row.student.exps + start, *others = row.teacher.exps + start;
+    const auto at = [&](std::int64_t k) {
+      const F p = Simd::load(exps + k), other = Simd::load(others + k);
+      if constexpr (kIsDifference) return Simd::sub(Simd::mul(p, p_factor), Simd::mul(other, other_factor));
+      return Simd::fma(p, p_factor, Simd::mul(other, other_factor));
+    };
+    for (std::int64_t i = 0; i < n; i += kPair) {
+      Pair g = {at(i), at(i + Simd::kLanes)};
+      if constexpr (Transform::kHasSlope) {
+        const Pair slope = Loop::load_floats(b.slopes + i);
+        g = {Simd::mul(g.a, slope.a), Simd::mul(g.b, slope.b)};
+      }
+      write<kWrite>(dx + i, g, static_cast<int>(n - i < kPair ? n - i : kPair));
+    }
+  }
+
+  template <class Transform>
+  static void gradient_row(const PairRow& row) {
+    const LogitTransform& transform = row.student.transform;
+    const Side student(row.student), teacher(row.teacher);
+    const Factors factors(row, transform.scale / Transform::slope_unit(transform));
+    const bool is_difference = !has_mean(row.divergence.kind), is_capped = student.is_capped() || teacher.is_capped();
+    Block<Transform> b(transform);
+    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
+      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
+      const std::int64_t block = start / row.vocab_block;
+      const F p = Base::coefficient(factors.p * (is_capped ? 1 : student.share(block)));
+      const F other = Base::coefficient(factors.form * (is_capped || !is_difference ? 1 : teacher.share(block)));
+      const bool stream = way(row, start) == Write::kStream;
+      if (is_difference) {
+        stream ? gradient_block<true, Write::kStream>(row, b, start, n, p, other)
+               : gradient_block<true, Write::kStore>(row, b, start, n, p, other);
+      } else {
+        stream ? gradient_block<false, Write::kStream>(row, b, start, n, p, other)
+               : gradient_block<false, Write::kStore>(row, b, start, n, p, other);
+      }
+    }
+    if (row.stream) Simd::fence();
+  }
+
+  // ------------------------------------------------------------------------------------------------------------- divergence
+
+  // Where dx is written in the same loop.
+  struct Gradient {
+    T* dx = nullptr;
+    F p_factor, form_factor;
+  };
+
+  // Adds up the divergence of n columns; what the gradient needs of them goes over the teacher's exps, or is made at once.
+  template <Write kWrite, class Form, class Source>
+  static void diverge(const Form& form, const Source& source, F unit, F constant, std::int64_t n, float* forms,
+                      const Gradient& gradient, PairSums& sums) {
+    F value0 = Simd::set(0), value1 = value0, mean0 = value0, mean1 = value0;
+    for (std::int64_t i = 0; i < n; i += kPair) {
+      const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
+      const Columns c = source(i, count);
+      const auto a = form(c.p.a, c.q.a, Simd::fma(c.d.a, unit, constant));
+      const auto b = form(c.p.b, c.q.b, Simd::fma(c.d.b, unit, constant));
+      value0 = Simd::add(value0, a.value);
+      value1 = Simd::add(value1, b.value);
+      if constexpr (Form::kHasMean) {
+        store_floats(forms + i, {a.form, b.form});
+        mean0 = Simd::add(mean0, a.form);
+        mean1 = Simd::add(mean1, b.form);
+      }
+      if constexpr (kWrite != Write::kNothing) {
+        const Pair p = times(c.p, gradient.p_factor), q = times(c.q, gradient.form_factor);
+        write<kWrite>(gradient.dx + i, {Simd::sub(p.a, q.a), Simd::sub(p.b, q.b)}, count);
+      }
+    }
+    sums.divergence += Simd::reduce_add(Simd::add(value0, value1));
+    if constexpr (Form::kHasMean) sums.mean += Simd::reduce_add(Simd::add(mean0, mean1));
+  }
+
+  template <class Form>
+  static void diverge_row(PairRow& row) {
+    const Form form(row.divergence.beta);
+    const Side student(row.student), teacher(row.teacher);
+    const F constant = set(student.constant - teacher.constant);
+    const F unit = set(1 / student.log2e);
+    const F ratio = set(student.log2e / teacher.log2e);
+    const bool is_capped = student.is_capped() || teacher.is_capped();
+    float *const t_student = row.exponents, *const t_teacher = row.exponents + kPairBlock;
+    row.sums = {};
+    row.has_gradient = !Form::kHasMean && !is_capped && row.dx != nullptr;
+    const Factors factors(row, row.student.transform.scale);
+    Gradient gradient{nullptr, Base::coefficient(factors.p), Base::coefficient(factors.form)};
+    for (std::int64_t block = 0; block < row.columns; block += row.vocab_block) {
+      const std::int64_t end = block + row.vocab_block < row.columns ? block + row.vocab_block : row.columns;
+      for (std::int64_t start = block; start < end; start += kPairBlock) {
+        const std::int64_t n = end - start < kPairBlock ? end - start : kPairBlock;
+        float *const p = row.student.exps + start, *const q = row.teacher.exps + start;
+        if (is_capped) {
+          probabilities(row, student, start, n, t_student);
+          probabilities(row, teacher, start, n, t_teacher);
+          const FromArrays source{p, q, t_student, t_teacher, ratio};
+          diverge<Write::kNothing>(form, source, unit, constant, n, q, gradient, row.sums);
+          continue;
+        }
+        const FromLogits source(student, teacher, start, row.vocab_block, ratio);
+        if constexpr (!Form::kHasMean) {
+          gradient.dx = static_cast<T*>(row.dx) + start;
+          if (row.has_gradient && way(row, start) == Write::kStream) {
+            diverge<Write::kStream>(form, source, unit, constant, n, q, gradient, row.sums);
+            continue;
+          }
+          if (row.has_gradient) {
+            diverge<Write::kStore>(form, source, unit, constant, n, q, gradient, row.sums);
+            continue;
+          }
+        }
+        diverge<Write::kNothing>(form, source, unit, constant, n, q, gradient, row.sums);
+      }
+    }
+    if (row.has_gradient && row.stream) Simd::fence();
+  }
+
+  static void diverge(PairRow& row) {
+    switch (row.divergence.kind) {
+      case DivergenceKind::kForwardKl: return diverge_row<ForwardKl<Simd>>(row);
+      case DivergenceKind::kReverseKl: return diverge_row<ReverseKl<Simd>>(row);
+      case DivergenceKind::kJsd:
+        return row.divergence.beta == 0.5 ? diverge_row<SymmetricJensenShannon<Simd>>(row)
+                                          : diverge_row<JensenShannon<Simd>>(row);
+      case DivergenceKind::kJeffreys: return diverge_row<Jeffreys<Simd>>(row);
+      case DivergenceKind::kSkewForwardKl: return diverge_row<SkewForwardKl<Simd>>(row);
+      case DivergenceKind::kSkewReverseKl: return diverge_row<SkewReverseKl<Simd>>(row);
+      case DivergenceKind::kTotalVariation: return diverge_row<TotalVariation<Simd>>(row);
+    }
+  }
+
+  static void gradient(PairRow& row) {
+    if (row.student.transform.softcap > 0) {
+      gradient_row<Softcap<Simd, Loop::kFine>>(row);
+    } else {
+      gradient_row<Linear<Simd>>(row);
+    }
+  }
+
+ public:
+  static constexpr PairTable table() { return {&diverge, &gradient}; }
+};
+
+}  // namespace tileloss::impl::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_

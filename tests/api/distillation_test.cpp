@@ -1,0 +1,212 @@
+// Distillation against the oracle: every divergence, all pairs of options, special values, and what is refused.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/api/random_options.h"
+#include "tests/shared/pair_case.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr int kKinds = 7;
+
+tileloss_distillation_options distillation_options(std::int32_t divergence = TILELOSS_FORWARD_KL) {
+  tileloss_distillation_options options;
+  tileloss_distillation_options_init(&options);
+  options.divergence = divergence;
+  return options;
+}
+
+class Distillation : public testing::TestWithParam<NumberFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, Distillation, testing::ValuesIn(kFormats),
+                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+
+TEST_P(Distillation, AgreesForAllPairsOfOptions) {
+  std::vector<Factor> factors = common_factors();
+  std::erase_if(factors, [](const Factor& f) {
+    return std::string_view(f.name) == "temperature_on" || std::string_view(f.name) == "schedule";
+  });
+  factors.insert(factors.end(), {{"schedule", {"0", "1"}},
+                                 {"temperature_on", {"logits"}},
+                                 {"divergence", {"0", "1", "2", "3", "4", "5", "6"}},
+                                 {"beta", {"0.5", "0.1", "0.9"}},
+                                 {"alpha", {"0", "0.3", "1"}},
+                                 {"teacher", {"normal", "wide", "narrow", "confident", "offset_plus", "the_student"}},
+                                 {"teacher_logit_scale", {"1", "0.5"}},
+                                 {"teacher_softcap", {"0", "20"}},
+                                 {"teacher_temperature", {"absent", "1", "3"}},
+                                 {"squared", {"no", "yes"}},
+                                 {"teacher_stride_extra", {"0", "5"}},
+                                 {"reduction", {"none", "sum", "mean"}},
+                                 {"loss_grad", {"absent", "scalar", "per_row", "strided", "broadcast"}},
+                                 {"token_weights", {"no", "yes"}},
+                                 {"passes", {"value_and_grad", "no_state"}},
+                                 {"num_items", {"absent", "12.5", "0"}}});
+  const std::vector<Forbidden> forbidden = {
+      {"reduction", "none", "loss_grad", "scalar"},   {"reduction", "sum", "loss_grad", "per_row"},
+      {"reduction", "sum", "loss_grad", "strided"},   {"reduction", "sum", "loss_grad", "broadcast"},
+      {"reduction", "mean", "loss_grad", "per_row"},  {"reduction", "mean", "loss_grad", "strided"},
+      {"reduction", "mean", "loss_grad", "broadcast"}};
+  PairwiseSampler sampler(factors, forbidden, 21);
+  int failures = 0;
+  for (int k = 0; k < kCases && failures < kMaxFailures; ++k) {
+    sampler.next();
+    PairCaseSpec spec;
+    spec.student = common_spec(sampler, GetParam(), static_cast<std::uint64_t>(5000 + k));
+    spec.student.loss_grad = upstream_named(sampler.level("loss_grad"));
+    spec.student.token_weights = sampler.is("token_weights", "yes");
+    spec.student.per_row_loss = sampler.is("reduction", "none");
+    spec.teacher_is_student = sampler.is("teacher", "the_student");
+    spec.teacher_distribution = sampler.level("teacher");
+    spec.teacher_stride_extra = sampler.integer("teacher_stride_extra");
+    tileloss_distillation_options options = distillation_options(static_cast<std::int32_t>(sampler.integer("divergence")));
+    float temperature = 1, teacher_temperature = 1;
+    set_logit_options(sampler, spec.student, temperature, options.logit);
+    options.beta = sampler.number("beta");
+    options.alpha.value = sampler.number("alpha");
+    options.teacher_logit_scale = sampler.number("teacher_logit_scale");
+    options.teacher_softcap = sampler.number("teacher_softcap");
+    options.scale_by_temperature_squared = sampler.is("squared", "yes") ? 1 : 0;
+    options.reduction = spec.student.per_row_loss        ? TILELOSS_REDUCTION_NONE
+                        : sampler.is("reduction", "sum") ? TILELOSS_REDUCTION_SUM
+                                                         : TILELOSS_REDUCTION_MEAN;
+    if (!sampler.is("teacher_temperature", "absent")) {
+      teacher_temperature = static_cast<float>(sampler.number("teacher_temperature"));
+      options.teacher_temperature.value = static_cast<double>(teacher_temperature);
+      if (sampler.is("numbers_by", "pointer")) options.teacher_temperature = {-1, &teacher_temperature};
+    }
+    if (!sampler.is("num_items", "absent")) options.num_items.value = sampler.number("num_items");
+    PairCase c(spec);
+    testing::AssertionResult result =
+        run_passes("distillation", sampler.level("passes"), c.student(), &options, wishes_of(sampler));
+    if (result) result = agrees(check_distillation(c, options));
+    EXPECT_TRUE(result) << "case " << k << ": " << sampler.describe();
+    failures += result ? 0 : 1;
+  }
+  if (failures == 0) report_coverage("distillation", kCases, GetParam(), sampler);
+}
+
+TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    for (const double softcap : {0.0, 20.0}) {
+      PairCaseSpec spec;
+      spec.student = {.rows = 3, .vocab = 5000, .format = GetParam(), .distribution = "normal", .extra_outputs = true};
+      spec.teacher_is_student = true;
+      PairCase c(spec);
+      tileloss_distillation_options options = distillation_options(kind);
+      options.logit.softcap = options.teacher_softcap = softcap;
+      options.beta = 0.3;
+      ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+      EXPECT_EQ(*static_cast<const float*>(c.args().loss.data), 0) << kind;
+      for (std::int64_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(static_cast<const std::uint8_t*>(c.args().agreement.data)[i], 1);
+        for (std::int64_t j = 0; j < 5000; ++j) ASSERT_EQ(c.student().dlogit(i, j), 0) << kind << " column " << j;
+      }
+    }
+  }
+}
+
+// -inf on either side or on both, at the label and elsewhere; NaN and +inf spoil their row alone.
+TEST_P(Distillation, SpecialValuesAreTheOracles) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    for (const double alpha : {0.0, 0.5}) {
+      PairCaseSpec spec;
+      spec.student = {.rows = 9, .vocab = 300, .format = GetParam(), .distribution = "normal", .extra_outputs = true};
+      spec.student.per_row_loss = true;
+      PairCase c(spec, PairCase::Open{});
+      const std::int64_t label = c.student().labels()[3];
+      c.set_logits(0, 5, 1, -kInf);
+      c.set_logits(1, 7, -kInf, 1);
+      c.set_logits(2, 9, -kInf, -kInf);
+      c.set_logits(3, label, 1, -kInf);
+      c.set_logits(4, 11, kNan, 1);
+      c.set_logits(5, 13, 1, kNan);
+      c.set_logits(6, 15, kInf, 1);
+      for (std::int64_t j = 0; j < 300; ++j) c.set_logits(7, j, -kInf, 0);
+      c.seal();
+      tileloss_distillation_options options = distillation_options(kind);
+      options.reduction = TILELOSS_REDUCTION_NONE;
+      options.alpha.value = alpha;
+      ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+      EXPECT_TRUE(agrees(check_distillation(c, options))) << "divergence " << kind << ", alpha " << alpha;
+    }
+  }
+}
+
+TEST(DistillationRows, MayDoWithoutLabels) {
+  PairCaseSpec spec;
+  spec.student = {.rows = 5, .vocab = 1000, .row_outputs = false};
+  PairCase c(spec);
+  const tileloss_vector labels = c.args().labels;
+  c.args().labels = {};
+  const tileloss_distillation_options options = distillation_options(TILELOSS_JSD);
+  ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+  c.args().labels = labels;
+  EXPECT_TRUE(agrees(check_distillation(c, options)));
+}
+
+TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    PairCaseSpec spec;
+    spec.student = {.rows = 33, .vocab = 3001, .format = NumberFormat::kBfloat16, .distribution = "wide"};
+    const tileloss_distillation_options options = distillation_options(kind);
+    const auto results = [&](std::int32_t threads, std::int64_t row_block) {
+      PairCase c(spec);
+      tileloss_plan_options wishes = plan_options();
+      wishes.threads = threads;
+      wishes.row_block = row_block;
+      EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
+      std::vector<double> all = {static_cast<double>(*static_cast<const float*>(c.args().loss.data))};
+      for (std::int64_t i = 0; i < 33; ++i) {
+        for (std::int64_t j = 0; j < 3001; ++j) all.push_back(c.student().dlogit(i, j));
+      }
+      return all;
+    };
+    const std::vector<double> wanted = results(1, 1);
+    EXPECT_EQ(results(3, 1), wanted) << kind;
+    EXPECT_EQ(results(2, 7), wanted) << kind;
+  }
+}
+
+TEST(DistillationArguments, ThatCannotBeAreNamed) {
+  PairCaseSpec spec;
+  spec.student = {.rows = 4, .vocab = 100};
+  const auto message = [&](auto&& change) -> std::string {
+    PairCase c(spec);
+    tileloss_distillation_options options = distillation_options();
+    change(c.args(), options);
+    return tileloss_call("distillation", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, nullptr, nullptr) == TILELOSS_OK
+               ? "accepted"
+               : tileloss_last_error();
+  };
+  using Args = tileloss_args;
+  using Options = tileloss_distillation_options;
+  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits = {}; }),
+            "teacher_logits: expected a matrix like the logits, got none");
+  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits.cols = 99; }),
+            "teacher_logits: expected the logits' shape [4,100], got [4,99]");
+  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits.dtype = TILELOSS_BFLOAT16; }),
+            "teacher_logits.dtype: expected the logits', float32, got bfloat16");
+  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits.row_stride = 99; }),
+            "teacher_logits.row_stride: expected >= cols = 100, got 99");
+  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits = a.dlogits; }),
+            "dlogits.data: expected a buffer apart from teacher_logits, got one that overlaps it");
+  EXPECT_EQ(message([](Args&, Options& o) { o.beta = 1, o.divergence = TILELOSS_JSD; }),
+            "beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got "
+            "1.000000");
+  EXPECT_EQ(message([](Args&, Options& o) { o.alpha.value = 1.5; }), "alpha: expected a number >= 0 and <= 1, got 1.500000");
+  EXPECT_EQ(message([](Args& a, Options& o) { a.labels = {}, a.logp = a.lse = {}, o.alpha.value = 0.5; }),
+            "labels: expected a vector, as alpha is not 0, got none");
+  EXPECT_EQ(message([](Args& a, Options&) { a.labels = {}, a.lse = {}; }), "labels: expected a vector, for logp, got none");
+  EXPECT_EQ(message([](Args&, Options& o) { o.logit.vocab_total = 200; }),
+            "vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary, got 200 and 0");
+  EXPECT_EQ(message([](Args&, Options& o) { o.teacher_temperature.value = 0; }),
+            "teacher_temperature: expected a number > 0, got 0");
+}
+
+}  // namespace
+}  // namespace tileloss::test
