@@ -71,6 +71,10 @@ Status run_planned(const Problem& problem, const tileloss_plan& plan, const tile
   tileloss_executor executor{};
   if (Status s = check_executor(run.executor, &executor); !s.ok()) return s;
   if (run.executor != nullptr) run.executor = &executor;
+  if (problem.merges_shards() && run.merge == nullptr)
+    return expected("run.merge", "a function, as the logits are a shard", "null");
+  if (!problem.merges_shards() && run.merge != nullptr)
+    return expected("run.merge", "null: it is for value_and_grad of a shard of the vocabulary", "a function");
   return find_backend(problem.device_type)->run(problem, plan, run);
 }
 

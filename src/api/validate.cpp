@@ -186,7 +186,7 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   if (given_state) {
     if (Status s = check_row_state(p, state_is_input, (needed & kEntropySum) != 0); !s.ok()) return s;
     if (!state_is_input) p.sums |= sums_of(present_arrays(p.row_state));
-    if (state_is_input && p.rows > 0) {
+    if ((state_is_input || p.merges_shards()) && p.rows > 0) {
       if (Status s = check_state_holds(p, needed); !s.ok()) return s;
     }
   }
@@ -194,7 +194,8 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   if (const char* output = output_that_needs(a, TILELOSS_STATE_SMOOTHING_SUM); output != nullptr && present(a.class_weights)) {
     return expected(output, "none together with class_weights", "a vector");
   }
-  if (p.is_shard && p.needs_forward && (p.needs_backward || present(a.loss) || present(a.metrics) || outputs != 0)) {
+  const bool merges = p.pass == TILELOSS_VALUE_AND_GRAD && given_state;  // run.merge
+  if (p.is_shard && p.needs_forward && !merges && (p.needs_backward || present(a.loss) || present(a.metrics) || outputs != 0)) {
     return expected(
         "vocab_total",
         "the columns of the logits: a shard alone gives only its row_state (merge, then use from_row_state or backward)",

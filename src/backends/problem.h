@@ -43,6 +43,9 @@ struct Problem {
   bool couples_rows = false;      // the row stage needs all rows' statistics before it can do any row
   bool is_multiple_of_p = false;  // the row stage's gradient
   std::int64_t stage_bytes = 0;   // the row stage's scratch
+
+  // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
+  bool merges_shards() const { return is_shard && needs_forward && needs_backward; }
 };
 
 std::string shape(std::int64_t rows, std::int64_t cols);

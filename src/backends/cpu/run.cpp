@@ -25,9 +25,11 @@ using std::to_string;
 // keeps their states, and again once every row has been seen.
 class Rows final : public RowVisitor, public AllRows {
  public:
-  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, double* losses, RowState* states)
+  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, const tileloss_run& run, double* losses,
+       RowState* states)
       : problem_(problem),
         stage_(stage),
+        run_(run),
         losses_(losses),
         states_(states),
         writes_(problem.pass != TILELOSS_BACKWARD),
@@ -41,15 +43,11 @@ class Rows final : public RowVisitor, public AllRows {
   }
 
   RowGradient visit(std::int64_t i, const RowState& swept) override {
-    RowState state = swept;
     if (problem_.needs_forward && !is_second_visit_) {
-      if (state.argmax >= 0) state.argmax += problem_.logit.vocab_start;
-      save_row(problem_.row_state, i, state);
-      if (states_ != nullptr) {
-        states_[i] = state;
-        return {};
-      }
+      hand_over(i, swept);
+      if (states_ != nullptr) return {};
     }
+    const RowState& state = swept;
     RowGradient g;
     g.stats = make_row_stats(state);
     const RowResult result = stage_.row(i, g.stats);
@@ -66,15 +64,32 @@ class Rows final : public RowVisitor, public AllRows {
   }
   RowStats stats(std::int64_t i) const override { return make_row_stats(saved_state(i)); }
 
+  void hand_over(std::int64_t i, const RowState& swept) override {
+    RowState state = swept;
+    if (state.argmax >= 0) state.argmax += problem_.logit.vocab_start;
+    save_row(problem_.row_state, i, state);
+    if (states_ != nullptr) states_[i] = state;
+  }
+  bool merge_shards() override {
+    merge_status_ = run_.merge(run_.merge_context);
+    begin_second_visit();
+    if (merge_status_ != TILELOSS_OK) return false;
+    for (std::int64_t i = 0; states_ != nullptr && i < problem_.rows; ++i) states_[i] = load_row(problem_.row_state, i);
+    return true;
+  }
+  tileloss_status merge_status() const { return merge_status_; }
+
   void begin_second_visit() { is_second_visit_ = true; }
 
  private:
   const Problem& problem_;
   const RowStage& stage_;
+  const tileloss_run& run_;
   double* const losses_;
   RowState* const states_;
   const bool writes_;
   bool is_second_visit_ = false;
+  tileloss_status merge_status_ = TILELOSS_OK;
   const RowOutputs outputs_;
 };
 
@@ -187,6 +202,7 @@ void run_visits(Job& job, Member Job::*gradients, const Problem& p, bool keeps, 
     const Member wanted = job.*gradients;
     job.*gradients = {};
     walk();
+    if (p.merges_shards() && !rows.merge_shards()) return;
     rows.begin_second_visit();
     job.*gradients = wanted;
     job.from_saved_state = true;
@@ -232,14 +248,17 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   }
   const bool keeps = keeps_states(p, plan);
   auto* states = keeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
-  Rows rows(p, context, *stage, losses, states);
+  Rows rows(p, context, *stage, given, losses, states);
   if (p.loss->is_linear) {
     LinearJob job = linear_job(p, plan, context, targets, workspace + layout.scratch);
+    job.merges_shards = p.merges_shards() && !keeps;
     run_visits(job, &LinearJob::wants_gradients, p, keeps, rows, *stage, [&] { run_linear(job, rows, given.executor); });
   } else {
     SweepJob job = make_job(p, plan, context, targets, workspace + layout.scratch);
     run_visits(job, &SweepJob::dlogits, p, keeps, rows, *stage, [&] { run_sweeps(job, rows, given.executor); });
   }
+  if (rows.merge_status() != TILELOSS_OK)
+    return {rows.merge_status(), "run.merge: expected TILELOSS_OK, got " + to_string(rows.merge_status())};
   if (p.pass != TILELOSS_BACKWARD) stage->finish();
   host::write_loss(p, losses);
   return {};

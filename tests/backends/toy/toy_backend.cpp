@@ -91,7 +91,7 @@ void apply(const Problem& p, const LogitTransform& transform, std::int64_t row, 
 
 Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*wishes*/, const tileloss_executor* /*executor*/,
                         tileloss_plan* plan) const {
-  if (problem.loss->is_linear || problem.couples_rows)
+  if (problem.loss->is_linear || problem.couples_rows || problem.merges_shards())
     return {TILELOSS_UNSUPPORTED, problem.loss->name + ": the toy device has no such sweep"};
   const ToyPlan own = {problem.rows, problem.columns};
   std::memcpy(plan->other, &own, sizeof own);

@@ -171,13 +171,19 @@ void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_execut
   for (std::int64_t begin = 0; begin < walk.used(); begin += chunk) {
     const std::int64_t end = std::min(walk.used(), begin + chunk);
     if (!job.from_saved_state && runs_products) walk.forward(begin, end);
+    if (job.merges_shards) {
+      for (std::int64_t u = begin; u < end; ++u) visitor.hand_over(walk.row_of(u), walk.state(u));
+      if (!visitor.merge_shards()) return;
+    }
+    const bool is_saved = job.from_saved_state || job.merges_shards;
     for (std::int64_t u = begin; u < end; ++u) {
       const std::int64_t i = walk.row_of(u);
-      const RowGradient g = visitor.visit(i, job.from_saved_state ? visitor.saved_state(i) : walk.state(u));
+      const RowGradient g = visitor.visit(i, is_saved ? visitor.saved_state(i) : walk.state(u));
       if (job.wants_gradients) walk.gradient(u) = g;
     }
     if (job.wants_gradients) walk.backward(begin, end);
   }
+  if (job.merges_shards && walk.used() == 0 && !visitor.merge_shards()) return;
   if (job.wants_gradients) walk.finish();
 }
 

@@ -111,6 +111,7 @@ struct LinearJob {
   const std::int64_t* targets = nullptr;  // [rows]
   bool from_saved_state = false;
   bool wants_gradients = false;
+  bool merges_shards = false;          // between forward and backward, of all rows at a time
   OutputMatrix dhidden, dhead, dbias;  // dbias: [V, 1]
   bool accumulate = false;             // dhead and dbias are added to
   std::byte* workspace = nullptr;

@@ -157,7 +157,9 @@ tileloss_plan plan_stash(const Problem& p, const tileloss_plan& base, std::int64
   tileloss_plan stash = base, best = base;
   stash.cpu.schedule = best.cpu.schedule = TILELOSS_SCHEDULE_STASH;
   best.workspace_bytes = std::numeric_limits<std::int64_t>::max();
-  const std::int64_t most = whole_panels(base, row_block > 0 ? std::min(row_block, p.rows) : p.rows);
+  // A shard's states are handed out all at once.
+  const bool may_cut = !p.is_shard;
+  const std::int64_t most = whole_panels(base, may_cut && row_block > 0 ? std::min(row_block, p.rows) : p.rows);
   const auto consider = [&](std::int64_t rows, std::int64_t budget) {
     stash.cpu.row_block = rows;
     stash.workspace_bytes = bytes_within(p, stash, budget);
@@ -172,7 +174,7 @@ tileloss_plan plan_stash(const Problem& p, const tileloss_plan& base, std::int64
     return bytes_within(p, stash, 0) <= cap;
   };
   const std::int64_t at_once = panel * std::max<std::int64_t>(1, largest(most / panel, fits));
-  if (at_once < p.rows && at_once >= std::min(fewest, most)) {
+  if (may_cut && at_once < p.rows && at_once >= std::min(fewest, most)) {
     const std::int64_t chunks = (p.rows + at_once - 1) / at_once;
     consider(whole_panels(base, (p.rows + chunks - 1) / chunks), 0);
   }

@@ -74,7 +74,7 @@ Status check_wishes(const tileloss_plan_options& o) {
 tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
   // Both rows' exps wait for their divergence, whether there is a gradient or not.
   if (has_teacher(p)) return TILELOSS_SCHEDULE_STASH;
-  if (!is_both(p) || p.couples_rows) return TILELOSS_SCHEDULE_SWEEPS;
+  if (!is_both(p) || p.couples_rows || p.is_shard) return TILELOSS_SCHEDULE_SWEEPS;
   if (o.schedule != TILELOSS_SCHEDULE_AUTO) return o.schedule;
   return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
 }

@@ -1,0 +1,215 @@
+// value_and_grad of shards of a vocabulary, whose states are merged between forward and gradient (tileloss_run.merge). The
+// shards' calls lie inside one another, as a rank's do that has several.
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
+
+#include "tests/api/calls.h"
+#include "tests/shared/linear_case.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr std::int64_t kRows = 12, kVocab = 1000;
+
+struct Shard {
+  std::int64_t start, columns;
+};
+const std::vector<Shard> kUneven = {{0, 300}, {300, 37}, {337, 663}};
+
+tileloss_cross_entropy_options of_shard(tileloss_cross_entropy_options options, const Shard& s) {
+  options.logit.vocab_start = s.start;
+  options.logit.vocab_total = kVocab;
+  return options;
+}
+
+tileloss_matrix rows_of(tileloss_matrix m, const Shard& s, std::int64_t element_bytes) {
+  m.data = static_cast<unsigned char*>(m.data) + s.start * m.row_stride * element_bytes;
+  m.rows = s.columns;
+  return m;
+}
+
+tileloss_matrix columns_of(tileloss_matrix m, const Shard& s, std::int64_t element_bytes) {
+  m.data = static_cast<unsigned char*>(m.data) + s.start * element_bytes;
+  m.cols = s.columns;
+  return m;
+}
+
+// The calls of all shards, each from the merge of the one before it, and the merge of all their states in the last one's.
+class Calls {
+ public:
+  using ArgsOf = std::function<tileloss_args(const Shard&)>;
+
+  Calls(const char* function, const tileloss_cross_entropy_options& options, std::vector<Shard> shards, ArgsOf args_of)
+      : function_(function), options_(options), shards_(std::move(shards)), args_of_(std::move(args_of)) {
+    for (std::size_t i = 0; i < shards_.size(); ++i) states_.emplace_back(kRows);
+  }
+
+  tileloss_status run(std::size_t number = 0) {
+    if (number == shards_.size()) return merge_all();
+    tileloss_args args = args_of_(shards_[number]);
+    args.row_state = &states_[number].get();
+    const tileloss_cross_entropy_options options = of_shard(options_, shards_[number]);
+    Next next = {this, number + 1};
+    tileloss_run run;
+    tileloss_run_init(&run);
+    run.merge = [](void* context) -> tileloss_status {
+      auto& n = *static_cast<Next*>(context);
+      return n.calls->followed_by(n.number);
+    };
+    run.merge_context = &next;
+    return tileloss_call(function_, TILELOSS_VALUE_AND_GRAD, &args, &options, nullptr, &run);
+  }
+  void fail_with(tileloss_status status) { failure_ = status; }
+  // After a shard's call, so that the next one may write where this one wrote.
+  std::function<void()> after_call = [] {};
+
+ private:
+  struct Next {
+    Calls* calls;
+    std::size_t number;
+  };
+
+  tileloss_status followed_by(std::size_t number) {
+    if (const tileloss_status status = run(number); status != TILELOSS_OK) return status;
+    if (number < shards_.size()) after_call();
+    return copy_into(states_[number - 1].get());
+  }
+  tileloss_status copy_into(tileloss_row_state& state) {
+    EXPECT_TRUE(succeeds(tileloss_row_state_set_identity(&state)));
+    return tileloss_row_state_merge(&state, &merged_.get());
+  }
+  tileloss_status merge_all() {
+    EXPECT_TRUE(succeeds(tileloss_row_state_set_identity(&merged_.get())));
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      states_[i].get().smoothing_weight = static_cast<double>(shards_[i].columns);
+      EXPECT_TRUE(succeeds(tileloss_row_state_merge(&merged_.get(), &states_[i].get())));
+    }
+    return failure_;
+  }
+
+  const char* function_;
+  tileloss_cross_entropy_options options_;
+  std::vector<Shard> shards_;
+  ArgsOf args_of_;
+  std::deque<RowStateArrays> states_;  // which cannot be moved
+  RowStateArrays merged_{kRows};
+  tileloss_status failure_ = TILELOSS_OK;
+};
+
+TEST(MergedShards, OfLogitsGiveWhatTheWholeGives) {
+  for (const reference::NumberFormat format : kFormats) {
+    for (const tileloss_cross_entropy_options& options : option_sets()) {
+      LogitsCase c({.rows = kRows,
+                    .vocab = kVocab,
+                    .format = format,
+                    .ignore_prob = 0.2,
+                    .token_weights = true,
+                    .loss_grad = Upstream::kScalar,
+                    .extra_outputs = true});
+      const auto bytes = static_cast<std::int64_t>(reference::format_info(format).bytes);
+      Calls calls("cross_entropy", options, kUneven, [&](const Shard& s) {
+        tileloss_args args = c.args();
+        args.logits = columns_of(args.logits, s, bytes);
+        args.dlogits = columns_of(args.dlogits, s, bytes);
+        return args;
+      });
+      ASSERT_TRUE(succeeds(calls.run()));
+      EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
+    }
+  }
+}
+
+// In float32 and bfloat16, where logits wait in 16 bits, in dhead and beside it.
+TEST(MergedShards, OfAHeadGiveWhatTheWholeGives) {
+  for (const auto format : {reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16}) {
+    for (const tileloss_cross_entropy_options& options : option_sets()) {
+      LinearCase c({.row = {.rows = kRows, .vocab = kVocab, .ignore_prob = 0.2},
+                    .hidden = 7,
+                    .format = format,
+                    .head_format = format,
+                    .float32_dhidden = true,
+                    .float32_dhead = false});
+      const auto bytes = static_cast<std::int64_t>(reference::format_info(format).bytes);
+      const tileloss_matrix dhidden = c.args().dhidden;
+      std::vector<float> part(kRows * 7), sum(kRows * 7);
+      Calls calls("linear_cross_entropy", c.with_linear(options), kUneven, [&](const Shard& s) {
+        tileloss_args args = c.args();
+        args.head = rows_of(args.head, s, bytes);
+        args.dhead = rows_of(args.dhead, s, bytes);
+        args.dhidden = tileloss_make_matrix(part.data(), TILELOSS_FLOAT32, kRows, 7, 7);
+        return args;
+      });
+      const auto add = [&] {
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+      };
+      calls.after_call = add;
+      ASSERT_TRUE(succeeds(calls.run()));
+      add();
+      for (std::int64_t i = 0; i < kRows; ++i) {
+        for (std::int64_t h = 0; h < 7; ++h)
+          static_cast<float*>(dhidden.data)[i * dhidden.row_stride + h] = sum[static_cast<std::size_t>(i * 7 + h)];
+      }
+      EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
+    }
+  }
+}
+
+TEST(MergedShards, OfNoRowInUseStillMeet) {
+  for (const char* function : {"cross_entropy", "linear_cross_entropy"}) {
+    LinearCase c({.row = {.rows = kRows, .vocab = kVocab, .ignore_prob = 1}, .hidden = 7});
+    LogitsCase logits({.rows = kRows, .vocab = kVocab, .ignore_prob = 1});
+    const bool is_linear = std::string(function) != "cross_entropy";
+    int merges = 0;
+    Calls calls(function, is_linear ? c.with_linear(cross_entropy_options()) : cross_entropy_options(), {{0, kVocab / 2}},
+                [&](const Shard& s) {
+                  ++merges;
+                  tileloss_args args = is_linear ? c.args() : logits.args();
+                  if (is_linear) {
+                    args.head = rows_of(args.head, s, 2);
+                    args.dhead = rows_of(args.dhead, s, 4);
+                  } else {
+                    args.logits = columns_of(args.logits, s, 4);
+                    args.dlogits = columns_of(args.dlogits, s, 4);
+                  }
+                  return args;
+                });
+    calls.fail_with(TILELOSS_INTERNAL);
+    EXPECT_EQ(calls.run(), TILELOSS_INTERNAL) << function;  // so it was asked
+    EXPECT_EQ(merges, 1);
+  }
+}
+
+TEST(MergedShards, AStatusOfTheMergeEndsTheCall) {
+  LogitsCase c({.rows = kRows, .vocab = kVocab});
+  Calls calls("cross_entropy", cross_entropy_options(), {{0, 300}}, [&](const Shard& s) {
+    tileloss_args args = c.args();
+    args.logits = columns_of(args.logits, s, 4);
+    args.dlogits = columns_of(args.dlogits, s, 4);
+    return args;
+  });
+  calls.fail_with(TILELOSS_OUT_OF_MEMORY);
+  EXPECT_TRUE(refused(calls.run(), TILELOSS_OUT_OF_MEMORY, "run.merge: expected TILELOSS_OK, got 3"));
+}
+
+TEST(MergedShards, AMergeIsForThemAlone) {
+  LogitsCase c({.rows = kRows, .vocab = kVocab});
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.merge = [](void* /*context*/) -> tileloss_status { return TILELOSS_OK; };
+  const tileloss_cross_entropy_options whole = cross_entropy_options();
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), &whole, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
+                      "run.merge: expected null: it is for value_and_grad of a shard of the vocabulary, got a function"));
+  RowStateArrays state(kRows);
+  tileloss_args args = c.args();
+  args.logits = columns_of(args.logits, {0, 300}, 4);
+  args.dlogits = columns_of(args.dlogits, {0, 300}, 4);
+  args.row_state = &state.get();
+  const tileloss_cross_entropy_options options = of_shard(whole, {0, 300});
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "run.merge: expected a function, as the logits are a shard, got null"));
+}
+
+}  // namespace
+}  // namespace tileloss::test
