@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int64
 from functools import lru_cache
 from math import prod
@@ -20,9 +20,12 @@ from tileloss._core.structs import (
     FLOAT32,
     FORWARD,
     INT64,
+    INTERNAL,
     PASS_NAMES,
+    MergeFunction,
     Plan,
     PlanOptions,
+    Run,
 )
 
 _ARGS_BYTES, _PLAN_BYTES = ctypes.sizeof(Args), ctypes.sizeof(Plan)
@@ -45,6 +48,24 @@ def _plan_options(threads: int, workspace_bytes: int) -> PlanOptions:
     )
 
 
+class _Merging:
+    """The tileloss_run of a call that is given other shards' states between its forward and its gradient."""
+
+    def __init__(self, merge: Callable[[], None]) -> None:
+        self.failure: BaseException | None = None
+
+        def guarded(_: int | None) -> int:
+            try:
+                merge()
+            except BaseException as error:  # no exception crosses C
+                self.failure = error
+                return INTERNAL
+            return 0
+
+        self.function = MergeFunction(guarded)  # lives as long as the call
+        self.run = Run(struct_size=ctypes.sizeof(Run), merge=self.function)
+
+
 def call(
     function: Function,
     call_pass: int,
@@ -54,9 +75,10 @@ def call(
     threads: int = 0,
     workspace_bytes: int = 0,
     renamed: Mapping[str, str] | None = None,
+    merge: Callable[[], None] | None = None,
 ) -> None:
     """Plans and runs. ``threads`` and ``workspace_bytes``: at most this many; 0: the library's choice. ``renamed``: what errors
-    are to call the ABI's arguments."""
+    are to call the ABI's arguments. ``merge``: tileloss_run's; what it raises ends the call and is raised here."""
     plan = Plan(_PLAN_BYTES)
     args_pointer, plan_pointer = byref(args), byref(plan)
     wishes = byref(_plan_options(threads, workspace_bytes))
@@ -64,9 +86,13 @@ def call(
         function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer
     )
     if status == 0:
+        merging = None if merge is None else _Merging(merge)
+        run = None if merging is None else byref(merging.run)
         status = lib.tileloss_call(
-            function.encoded, call_pass, args_pointer, options, plan_pointer, None
+            function.encoded, call_pass, args_pointer, options, plan_pointer, run
         )
+        if merging is not None and merging.failure is not None:
+            raise merging.failure
     raise_on_error(status, renamed)
     key = f"{function.name}/{PASS_NAMES[call_pass]}"
     _calls[key] = _calls.get(key, 0) + 1

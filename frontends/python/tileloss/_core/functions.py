@@ -144,7 +144,7 @@ def _all_functions() -> dict[str, Function]:
 
 
 FUNCTIONS = _all_functions()
-# Not for callers: those of a vocabulary cut into shards, which no front end of this version has, and those of the LM head:
+# Not for callers: those of a vocabulary cut into shards, which the front ends find themselves, and those of the LM head:
 # compute_dtype is an argument of its own, and gradients are added up by the framework.
 _NOT_PUBLIC = frozenset({"vocab_start", "vocab_total", "compute_dtype", "accumulate"})
 
@@ -187,7 +187,8 @@ def logit_options(
 def lists_options(function: _F) -> _F:
     """Lists in the docstring what the library says of the function's options and presets."""
     described = FUNCTIONS[function.__name__]
-    lines = [f"\n\n    Presets: {', '.join(described.presets)}.\n\n    Options:\n"]
+    presets = f"\n\n    Presets: {', '.join(described.presets)}." if described.presets else ""
+    lines = [f"{presets}\n\n    Options:\n"]
     for name in PUBLIC_OPTIONS[described.name]:
         option = described.options[name]
         default = "" if option.may_be_absent else f" (default {option.usual})"

@@ -45,6 +45,8 @@ def _load(path: Path) -> ctypes.CDLL:
     lib.tileloss_make_plan.argtypes = [c_char_p, c_int32, *[c_void_p] * 5]
     lib.tileloss_isa_name.restype = c_char_p
     lib.tileloss_isa_name.argtypes = [c_int32]
+    lib.tileloss_row_state_merge.restype = status
+    lib.tileloss_row_state_merge.argtypes = [c_void_p, c_void_p]
     lib.tileloss_call.restype = status
     lib.tileloss_call.argtypes = [c_char_p, c_int32, *[c_void_p] * 4]
     return lib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     Structure,
     Union,
@@ -18,8 +19,9 @@ from ctypes import (
 )
 
 NONE, FLOAT32, BFLOAT16, FLOAT16, INT32, INT64, UINT8 = range(7)
-FORWARD, BACKWARD, VALUE_AND_GRAD = range(3)
-PASS_NAMES = ("forward", "backward", "value_and_grad")
+FORWARD, BACKWARD, VALUE_AND_GRAD, FROM_ROW_STATE = range(4)
+INTERNAL = 7  # the status of a bug
+PASS_NAMES = ("forward", "backward", "value_and_grad", "from_row_state")
 
 
 class Matrix(Structure):
@@ -130,6 +132,21 @@ class Plan(Structure):
         ("buffer_count", c_int64),
         ("buffers", PlanBuffer * 16),
         ("part", PlanPart),
+    ]
+
+
+MergeFunction = CFUNCTYPE(c_int32, c_void_p)
+
+
+class Run(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("executor", c_void_p),
+        ("stream", c_void_p),
+        ("merge", MergeFunction),
+        ("merge_context", c_void_p),
     ]
 
 

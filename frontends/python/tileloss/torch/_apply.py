@@ -99,7 +99,7 @@ def make_head(
     return Head(hidden, head, bias, code, workspace_bytes or 0)
 
 
-def _extra_inputs(
+def extra_inputs(
     function: str,
     extra: Mapping[str, Tensor | None],
     labels: Tensor,
@@ -162,7 +162,7 @@ def loss_of_logits(
     check_float("input", logits)
     refuse_transforms(logits)
     labels = checked_labels(labels, logits)
-    tensors = _extra_inputs(function, extra, labels, logits.shape[-1], given)
+    tensors = extra_inputs(function, extra, labels, logits.shape[-1], given)
     inputs = (labels, *tensors, *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     if wants_grad and grad_in_forward:
@@ -182,13 +182,13 @@ def loss_of_logits(
     return loss, metrics
 
 
-def _is_per_row(given: Mapping[str, Value]) -> bool:
+def is_per_row(given: Mapping[str, Value]) -> bool:
     # No preset aggregates by none.
     return "none" in (given.get("reduction"), given.get("aggregation"))
 
 
 def _refuse_per_row(given: Mapping[str, Value]) -> None:
-    if _is_per_row(given):
+    if is_per_row(given):
         raise ValueError(
             "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
             "has to be known, got True"
@@ -209,15 +209,15 @@ def loss_of_hidden(
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
     labels = checked_labels(local_rows("target", labels), head.hidden)
     extra = {n: local_rows(ARGUMENT_NAMES.get(n, n), tensor) for n, tensor in extra.items()}
-    of_labels = _extra_inputs(function, extra, labels, head.head.shape[0], given)
+    of_labels = extra_inputs(function, extra, labels, head.head.shape[0], given)
     name = f"linear_{function}"
     options = encode(name, given, preset)
     tensors = (head.hidden, head.head, head.bias, labels, *of_labels, *options)
     head_options = (head.compute_dtype, head.workspace_bytes)
-    needs = _needs(head)
+    needs = needs_of(head)
     if grad_in_forward is None:
-        grad_in_forward = not _has_float16_gradient(head, needs)
-    if any(needs) and grad_in_forward and not _is_per_row(given):
+        grad_in_forward = not has_float16_gradient(head, needs)
+    if any(needs) and grad_in_forward and not is_per_row(given):
         inputs = (*tensors, *head_options, *needs, wants_metrics)
         loss, _, _, _, metrics = apply(f"{name}_value_and_grad", inputs, True, True)
         return loss, metrics
@@ -227,19 +227,19 @@ def loss_of_hidden(
     return loss, metrics
 
 
-def _needs(head: Head) -> list[bool]:
+def needs_of(head: Head) -> list[bool]:
     """Whether gradients of hidden, head and bias are asked for."""
     enabled = torch.is_grad_enabled()
     return [enabled and t is not None and t.requires_grad for t in head[:3]]
 
 
-def _has_float16_gradient(head: Head, needs: Sequence[bool]) -> bool:
+def has_float16_gradient(head: Head, needs: Sequence[bool]) -> bool:
     """In float16 a gradient that is stored before it is multiplied by AMP's scale loses what the scale is there to save."""
     tensors = zip(head[:3], needs, strict=True)
     return any(need and t is not None and t.dtype == torch.float16 for t, need in tensors)
 
 
-def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
+def wanted_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
     names = () if isinstance(outputs, str) else tuple(outputs)
     unknown = [name for name in names if name not in ROW_OUTPUTS]
     if unknown or not names:
@@ -248,7 +248,7 @@ def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutputs:
+def row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutputs:
     named = {name: r for name, r in zip(ROW_OUTPUTS, results, strict=False) if name in outputs}
     for name, result in named.items():
         if result.dtype == torch.uint8:  # the ABI's truth values
@@ -267,22 +267,22 @@ def rows_of_logits(
     check_float("input", logits)
     refuse_transforms(logits)
     labels = checked_labels(labels, logits)
-    names = _wanted(outputs)
+    names = wanted_outputs(outputs)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)
-    return _row_outputs(apply("logprobs", inputs, wants_grad, inplace_backward), names)
+    return row_outputs(apply("logprobs", inputs, wants_grad, inplace_backward), names)
 
 
 def rows_of_hidden(
     head: Head, labels: Tensor, outputs: Iterable[str], given: Mapping[str, Value]
 ) -> RowOutputs:
     labels = checked_labels(local_rows("target", labels), head.hidden)
-    names = _wanted(outputs)
-    wants_grad = any(_needs(head))
+    names = wanted_outputs(outputs)
+    wants_grad = any(needs_of(head))
     tensors = (head.hidden, head.head, head.bias, labels, *encode("linear_logprobs", given))
     head_options = (head.compute_dtype, head.workspace_bytes)
     inputs = (*tensors, *head_options, ",".join(names), wants_grad)
-    return _row_outputs(apply("linear_logprobs", inputs, wants_grad, False), names)
+    return row_outputs(apply("linear_logprobs", inputs, wants_grad, False), names)
 
 
 def metrics_by_name(function: str, metrics: Tensor) -> dict[str, Tensor]:

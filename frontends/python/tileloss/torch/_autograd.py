@@ -47,7 +47,7 @@ class _Final(torch.autograd.Function):
         )
 
 
-def _once(backward: Backward) -> Backward:
+def once(backward: Backward) -> Backward:
     """Runs without recording, and makes a second differentiation (create_graph=True) an error that says so."""
 
     @wraps(backward)
@@ -136,14 +136,14 @@ def _define_function(name: str, setup: Setup, backward: Backward) -> None:
         ctx.in_place, ctx.num_inputs = inputs[-1], len(inputs)
         return output
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(_padded(_once(backward)))}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(_padded(once(backward)))}
     _functions[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
 
 
 def _register(name: str, setup: Setup, backward: Backward) -> None:
     """The same formula for the operator itself, as torch.compile sees it, and for eager calls."""
     torch.library.register_autograd(
-        f"tileloss::{name}", _padded(_once(backward)), setup_context=_never_in_place(setup)
+        f"tileloss::{name}", _padded(once(backward)), setup_context=_never_in_place(setup)
     )
     _define_function(name, setup, backward)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,13 @@ class Call:
         _tensors.set_strided_matrix(self.args, "head", head)
         self.vector("bias", bias)
         if compute_dtype:
-            self.options = options.copied(self.options)
-            self.function.set_value(self.options, "compute_dtype", compute_dtype)
+            self.set_options(compute_dtype=compute_dtype)
+
+    def set_options(self, **values: int) -> None:
+        """Options that a front end sets besides those that were given."""
+        self.options = options.copied(self.options)
+        for name, value in values.items():
+            self.function.set_value(self.options, name, value)
 
     def vector(self, slot: str, tensor: Tensor | None) -> None:
         if tensor is not None:
@@ -77,7 +82,9 @@ class Call:
         views.set_vector(self.args, slot, output.data_ptr(), code, output.numel(), 1)
         return output
 
-    def run(self, call_pass: int, workspace_bytes: int = 0) -> None:
+    def run(
+        self, call_pass: int, workspace_bytes: int = 0, merge: Callable[[], None] | None = None
+    ) -> None:
         calls.call(
             self.function,
             call_pass,
@@ -86,4 +93,5 @@ class Call:
             threads=torch.get_num_threads(),
             workspace_bytes=workspace_bytes,
             renamed=ARGUMENT_NAMES,
+            merge=merge,
         )

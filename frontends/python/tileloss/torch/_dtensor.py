@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def _is_dtensor(tensor: Any) -> bool:
+def is_dtensor(tensor: Any) -> bool:
     """Under torch.compile, which traces no collective of ours, nothing is."""
     if type(tensor) in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
@@ -22,7 +22,7 @@ def local_rows(name: str, tensor: Any) -> Any:
 
     Raises ValueError for a DTensor that is not replicated: a loss of some of the rows would pass for that of all.
     """
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return tensor
     if not all(placement.is_replicate() for placement in tensor.placements):
         raise ValueError(
@@ -38,7 +38,7 @@ def whole_parameter(name: str, tensor: Any) -> Any:
     Its gradient goes back as the mean over the mesh's processes, which is what FSDP makes of it where each has rows of its own,
     and where all have the same rows, as under tensor parallelism, leaves it as it is.
     """
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return tensor
     from torch.distributed.tensor import Replicate, Shard
 

@@ -82,7 +82,7 @@ def _define_loss(f: str) -> None:
         return loss, logits.new_empty(logits.shape), metrics
 
     def value_and_grad_(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        _check_in_place(logits)
+        check_in_place(logits)
         call, (wants_metrics,) = start(logits, labels, rest, logits)
         loss = new_loss(call, labels)
         metrics = new_metrics(call, wants_metrics)
@@ -107,7 +107,7 @@ def _define_loss(f: str) -> None:
         return dlogits
 
     def backward_(grad: Tensor, logits: Tensor, labels: Tensor, *rest: Any) -> None:
-        _check_in_place(logits)
+        check_in_place(logits)
         backward_into(logits, grad, logits, labels, rest)
 
     define(
@@ -145,7 +145,7 @@ def _fake_dlogits(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     return logits.new_empty(logits.shape)
 
 
-def _check_in_place(logits: Tensor) -> None:
+def check_in_place(logits: Tensor) -> None:
     if not lies_in_rows(logits):
         raise ValueError(
             "inplace_backward: expected logits whose rows can be written where they lie (last stride 1, no broadcast), "
@@ -188,7 +188,7 @@ def _define_logprobs() -> None:
 
     def backward_(*args: Any) -> None:
         grads, (logits, labels, *rest) = args[:n], args[n:]
-        _check_in_place(logits)
+        check_in_place(logits)
         backward_into(logits, grads, logits, labels, rest)
 
     def fake_backward(*args: Any) -> Tensor:

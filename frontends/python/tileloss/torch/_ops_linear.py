@@ -46,13 +46,21 @@ def _start_linear(
     return call, workspace_bytes, left
 
 
-def _new_head_gradients(
-    call: Call, tensors: Sequence[Any], needs: Sequence[bool]
+def new_head_gradients(
+    call: Call,
+    tensors: Sequence[Any],
+    needs: Sequence[bool],
+    dhidden_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, head, bias, _ = tensors
+    """Those of hidden, head and bias, the first of ``tensors``; dhidden is of hidden's dtype unless told otherwise."""
+    hidden, head, bias = tensors[:3]
     dhidden, dhead, dbias = empty(), empty(), empty()
     if needs[0]:
-        dhidden = new_gradient(hidden, "dhidden")
+        dhidden = (
+            new_gradient(hidden, "dhidden")
+            if dhidden_dtype is None
+            else torch.empty(hidden.shape, dtype=dhidden_dtype, device=CPU)
+        )
         set_strided_matrix(call.args, "dhidden", dhidden.view(-1, hidden.shape[-1]))
     if needs[1]:
         dhead = new_gradient(head, "dhead")
@@ -97,7 +105,7 @@ def _define_linear_loss(f: str) -> None:
         call, budget, (*needs, wants_metrics) = _start_linear(f, args[:4], args[4:])
         loss = new_loss(call, args[3])
         metrics = new_metrics(call, wants_metrics)
-        gradients = _new_head_gradients(call, args[:4], needs)
+        gradients = new_head_gradients(call, args[:4], needs)
         call.run(VALUE_AND_GRAD, budget)
         return loss, *gradients, metrics
 
@@ -110,7 +118,7 @@ def _define_linear_loss(f: str) -> None:
         call, budget, (state, *needs) = _start_linear(f, args[:4], args[4:])
         call.vector("loss_grad", grad)
         set_row_state(call.args, state)
-        gradients = _new_head_gradients(call, args[:4], needs)
+        gradients = new_head_gradients(call, args[:4], needs)
         call.run(BACKWARD, budget)
         return gradients
 
@@ -151,7 +159,7 @@ def _define_linear_logprobs() -> None:
         tensors = args[n : n + 4]
         call, budget, (state, *needs) = _start_linear("logprobs", tensors, args[n + 4 :])
         row_grads(call, args[:n], state)
-        gradients = _new_head_gradients(call, tensors, needs)
+        gradients = new_head_gradients(call, tensors, needs)
         call.run(BACKWARD, budget)
         return gradients
 

@@ -14,9 +14,10 @@ from tileloss.torch._options import Value
 from tileloss.torch._tensors import may_have_shape
 
 
-def _given(
+def policy_options(
     name: str, options: Mapping[str, Value], target: Tensor, advantages: Tensor
 ) -> dict[str, Value]:
+    """The options that were given, and how the advantages lie, which their shape says where nothing else does."""
     check_option_names(name, options)
     given = dict(options)
     if (
@@ -126,7 +127,7 @@ def policy_loss(
             "advantages": advantages,
             "sequence_offsets": sequence_offsets,
         },
-        _given("policy_loss", options, target, advantages),
+        policy_options("policy_loss", options, target, advantages),
         preset=preset or "",
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,
@@ -218,7 +219,7 @@ def linear_policy_loss(
             "advantages": advantages,
             "sequence_offsets": sequence_offsets,
         },
-        _given("linear_policy_loss", options, target, advantages),
+        policy_options("linear_policy_loss", options, target, advantages),
         preset=preset or "",
         wants_metrics=return_metrics,
         grad_in_forward=grad_in_forward,

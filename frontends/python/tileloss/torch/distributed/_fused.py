@@ -1,0 +1,102 @@
+"""Loss and gradients of a head in one go: a piece's logits are kept from its forward to its backward, in between all ranks merge.
+
+The pieces' calls lie inside one another: a call's forward is over when it asks for the merged states, there the next piece's call
+begins, and the innermost one meets the other ranks. Then come the backwards, from the last piece to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tileloss._core.structs import VALUE_AND_GRAD
+from tileloss.torch._call import Call
+from tileloss.torch._tensors import CPU, new_gradient, set_strided_matrix
+from tileloss.torch.distributed._meeting import Group
+from tileloss.torch.distributed._request import Operands, Request
+from tileloss.torch.distributed._shards import Piece
+from tileloss.torch.distributed._states import Exchange, State, loss_of, merge, set_state
+
+
+class ValueAndGradient:
+    """Of a loss. After `run`: `results`, (loss, metrics); dhidden in float32, of this rank's columns alone; dhead and dbias."""
+
+    results: tuple[Tensor, ...]
+
+    def __init__(
+        self, request: Request, given: Operands, needs: Sequence[bool], group: Group
+    ) -> None:
+        hidden, head, bias = given.matrices
+        assert hidden is not None and head is not None
+        self._request, self._given = request, given
+        self._exchange = Exchange(request, given, request.bits(), group)
+        self._has_met = False
+        columns = request.shards.mine.columns
+        self.dhidden = self._part = self.dhead = self.dbias = None
+        if needs[0]:
+            self.dhidden = torch.zeros(hidden.shape, dtype=torch.float32, device=CPU)
+            self._part = torch.empty_like(self.dhidden)
+        if needs[1]:
+            self.dhead = new_gradient(head, "dhead")
+            self.dhead[columns:].zero_()
+        if needs[2]:
+            assert bias is not None
+            self.dbias = torch.empty_like(bias, memory_format=torch.contiguous_format)
+            self.dbias[columns:].zero_()
+
+    dhidden: Tensor | None
+    _part: Tensor | None  # of one piece
+    dhead: Tensor | None
+    dbias: Tensor | None
+
+    def run(self) -> None:
+        try:
+            self._piece(0)
+        except Exception as error:
+            if not self._has_met:
+                self._meet(error)
+            raise
+
+    def _piece(self, number: int) -> None:
+        """The calls of this piece and of those after it."""
+        if number == len(self._exchange.pieces):
+            return self._meet()
+        piece = self._exchange.pieces[number]
+        own = self._exchange.own.of(number)
+        call = self._request.sweep(self._given, piece)
+        set_state(call, own, self._exchange.bits)
+        self._set_gradients(call, piece)
+
+        def merge_states() -> None:
+            self._piece(number + 1)
+            own.floats.copy_(self._state.floats)
+            own.argmax.copy_(self._state.argmax)
+
+        if piece.columns == self._request.shards.classes:  # nobody to merge with
+            call.run(VALUE_AND_GRAD, self._request.workspace_bytes)
+            self._piece(number + 1)
+        else:
+            call.run(VALUE_AND_GRAD, self._request.workspace_bytes, merge_states)
+        if self.dhidden is not None and self._part is not None:
+            self.dhidden += self._part
+
+    def _meet(self, failure: Exception | None = None) -> None:
+        self._has_met = True
+        parts = self._exchange.collect(failure)
+        self._state: State = merge(self._request, self._given, parts, self._exchange.bits)
+        self.results = loss_of(self._request, self._given, self._state, self._exchange.bits)
+
+    def _set_gradients(self, call: Call, piece: Piece) -> None:
+        columns = slice(piece.column, piece.column + piece.columns)
+        matrices: list[tuple[str, Any]] = []
+        if self._part is not None:
+            matrices.append(("dhidden", self._part.view(-1, self._part.shape[-1])))
+        if self.dhead is not None:
+            matrices.append(("dhead", self.dhead[columns]))
+        for slot, matrix in matrices:
+            set_strided_matrix(call.args, slot, matrix)
+        if self.dbias is not None:
+            call.vector("dbias", self.dbias[columns])

@@ -1,0 +1,295 @@
+"""The functions of `tileloss.torch` on a vocabulary that is cut over the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tileloss._core.functions import lists_options
+from tileloss._core.slots import ROW_OUTPUTS
+from tileloss.torch._apply import RowOutputs, metrics_by_name, row_outputs
+from tileloss.torch._options import Value
+from tileloss.torch.distributed._prepare import Given, call
+from tileloss.torch.policy import policy_options
+
+Group = dist.ProcessGroup | None
+
+
+@lists_options
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    token_weights: Tensor | None = None,
+    inplace_backward: bool = False,
+    **options: Value,
+) -> Tensor:
+    """`tileloss.torch.cross_entropy` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
+
+    Args:
+        input: this rank's logits, [..., V_r]; V_r may differ from rank to rank, also be 0. A DTensor with Shard(-1) on a mesh of
+            one dimension is taken as it is, and its group with it.
+        target: [...] classes of the whole vocabulary, the same on every rank, as is all else that goes with the rows.
+        weight: [V] or [valid_vocab] class weights of the whole vocabulary.
+        group: a torch.distributed process group; None: all processes. Every rank makes the same calls, backwards included.
+        vocab_start: the class of this rank's first column. Default: the shards lie one after another in the order of the ranks.
+        inplace_backward: write the gradient over ``input``, which cannot be used after it.
+        **options: as `tileloss.torch.cross_entropy`. ``valid_vocab`` counts columns of all shards; label smoothing is over the
+            whole vocabulary.
+
+    The gradient is that of this rank's columns. The upstream gradient has to be the same on every rank.
+
+    Returns:
+        float32, with the same bits on every rank: a scalar, or [...] with reduction "none".
+
+    Raises:
+        As `tileloss.torch.cross_entropy`, on every rank: where the arguments of one are refused the others raise a RuntimeError
+        that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
+    """
+    extra = {"class_weights": weight, "token_weights": token_weights}
+    loss, _ = call(
+        Given(
+            "cross_entropy",
+            input,
+            target,
+            group,
+            vocab_start,
+            lambda: options,
+            extra,
+            inplace_backward=inplace_backward,
+        )
+    )
+    return loss
+
+
+@lists_options
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    grad_in_forward: bool | None = None,
+    **options: Value,
+) -> Tensor:
+    """`tileloss.torch.linear_cross_entropy` with the LM head cut over a group by its classes.
+
+    Args:
+        input: hidden states [..., H], the same on every rank. Their gradient is summed over the ranks: once, in float32, with the
+            same bits on every rank.
+        linear_weight: this rank's rows of the head, [V_r, H]; or a DTensor with Shard(0) on a mesh of one dimension, whose
+            group is taken.
+        linear_bias: [V_r], cut as the head.
+        compute_dtype: as `tileloss.torch.linear_cross_entropy`.
+        workspace_bytes: a cap on the scratch memory of each of a rank's calls, one for each of its slices of the vocabulary.
+        grad_in_forward: as `tileloss.torch.linear_cross_entropy`: three products instead of four. A rank's calls then hold their
+            scratch at the same time. Default None: True, but False with ``workspace_bytes`` and where a float16 tensor asks
+            for its gradient.
+
+    The other arguments, the result and the errors: `cross_entropy` of this module. Gradients of head and bias are those of this
+    rank's rows.
+    """
+    extra = {"class_weights": weight, "token_weights": token_weights}
+    loss, _ = call(
+        Given(
+            "linear_cross_entropy",
+            input,
+            target,
+            group,
+            vocab_start,
+            lambda: options,
+            extra,
+            linear_weight=linear_weight,
+            linear_bias=linear_bias,
+            compute_dtype=compute_dtype,
+            workspace_bytes=workspace_bytes,
+            grad_in_forward=grad_in_forward,
+        )
+    )
+    return loss
+
+
+@lists_options
+def logprobs(
+    input: Tensor,
+    target: Tensor,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    outputs: Iterable[str] = ("logp",),
+    inplace_backward: bool = False,
+    **options: Value,
+) -> RowOutputs:
+    """`tileloss.torch.logprobs` of logits whose vocabulary is cut over a group. argmax is a class of the whole vocabulary.
+
+    Arguments, and errors: `cross_entropy` of this module, `tileloss.torch.logprobs`.
+    """
+    given = Given(
+        "logprobs",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: options,
+        outputs=(names := _names(outputs)),
+        inplace_backward=inplace_backward,
+    )
+    return _rows(given, names)
+
+
+@lists_options
+def linear_logprobs(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    linear_bias: Tensor | None = None,
+    outputs: Iterable[str] = ("logp",),
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    **options: Value,
+) -> RowOutputs:
+    """`logprobs` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
+    given = Given(
+        "linear_logprobs",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: options,
+        outputs=(names := _names(outputs)),
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        compute_dtype=compute_dtype,
+        workspace_bytes=workspace_bytes,
+    )
+    return _rows(given, names)
+
+
+def _names(outputs: Iterable[str]) -> Any:
+    """An iterator once more than once; what is no list of names is refused later, on every rank."""
+    return outputs if isinstance(outputs, str) else tuple(outputs)
+
+
+def _rows(given: Given, names: Any) -> RowOutputs:
+    return row_outputs(call(given)[: len(ROW_OUTPUTS)], names)
+
+
+@lists_options
+def policy_loss(
+    input: Tensor,
+    target: Tensor,
+    advantages: Tensor,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    mask: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    sampler_logp: Tensor | None = None,
+    sequence_offsets: Tensor | None = None,
+    preset: str | None = None,
+    return_metrics: bool = False,
+    inplace_backward: bool = False,
+    **options: Value,
+) -> Any:
+    """`tileloss.torch.policy_loss` of logits whose vocabulary is cut over a group, losses that couple rows included.
+
+    Arguments, and errors: `cross_entropy` of this module, `tileloss.torch.policy_loss`.
+
+    Returns:
+        The loss, or (loss, metrics by name) with ``return_metrics``; the same on every rank.
+    """
+    given = Given(
+        "policy_loss",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: policy_options("policy_loss", options, target, advantages),
+        _policy_tensors(advantages, mask, old_logp, ref_logp, sampler_logp, sequence_offsets),
+        preset,
+        wants_metrics=return_metrics,
+        inplace_backward=inplace_backward,
+    )
+    return _policy(given)
+
+
+@lists_options
+def linear_policy_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    advantages: Tensor,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    linear_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    sampler_logp: Tensor | None = None,
+    sequence_offsets: Tensor | None = None,
+    preset: str | None = None,
+    return_metrics: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    grad_in_forward: bool | None = None,
+    **options: Value,
+) -> Any:
+    """`policy_loss` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
+    given = Given(
+        "linear_policy_loss",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: policy_options("linear_policy_loss", options, target, advantages),
+        _policy_tensors(advantages, mask, old_logp, ref_logp, sampler_logp, sequence_offsets),
+        preset,
+        wants_metrics=return_metrics,
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        compute_dtype=compute_dtype,
+        workspace_bytes=workspace_bytes,
+        grad_in_forward=grad_in_forward,
+    )
+    return _policy(given)
+
+
+def _policy_tensors(
+    advantages: Tensor,
+    mask: Tensor | None,
+    old_logp: Tensor | None,
+    ref_logp: Tensor | None,
+    sampler_logp: Tensor | None,
+    sequence_offsets: Tensor | None,
+) -> dict[str, Tensor | None]:
+    return {
+        "mask": mask,
+        "old_logp": old_logp,
+        "ref_logp": ref_logp,
+        "sampler_logp": sampler_logp,
+        "advantages": advantages,
+        "sequence_offsets": sequence_offsets,
+    }
+
+
+def _policy(given: Given) -> Any:
+    loss, metrics = call(given)
+    return (loss, metrics_by_name(given.function, metrics)) if given.wants_metrics else loss

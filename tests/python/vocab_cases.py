@@ -1,0 +1,172 @@
+"""What every rank of vocab_ranks.py runs: each case against tileloss.torch on the same tensors in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tileloss import torch as tl
+from vocab_cut import Whole
+
+B, T, H = 2, 7, 5
+ROWS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
+Found = dict[str, Tensor]
+
+
+@dataclass
+class Case:
+    function: str
+    options: dict[str, Any] = field(default_factory=dict)
+    vocab: int = 64
+    dtype: torch.dtype = torch.float32
+    bias: bool = False
+    uneven: bool = False
+    spoil: Callable[[Tensor], None] | None = None  # of the logits
+
+    def tensors(self) -> tuple[list[Tensor], Tensor]:
+        """Leaves (logits, or hidden, head and bias), and labels, some of which do not count."""
+        torch.manual_seed(0)
+        v = self.vocab
+        shapes = [(B, T, H), (v, H), (v,)] if "linear" in self.function else [(B, T, v)]
+        leaves = [torch.randn(shape).to(self.dtype) for shape in shapes]
+        if "linear" in self.function and not self.bias:
+            leaves.pop()
+        if self.spoil is not None:
+            self.spoil(leaves[0])
+        labels = torch.randint(0, self.options.get("valid_vocab", v), (B, T))
+        labels[0, 2] = -100
+        return [x.requires_grad_() for x in leaves], labels
+
+    def run(self, function: Callable[..., Any]) -> tuple[Found, Found]:
+        """What it gives, and the gradients of a scalar in which every number has a weight of its own."""
+        leaves, labels = self.tensors()
+        heads = leaves[:2] if "linear" in self.function else leaves
+        options = dict(self.options)
+        if len(leaves) == 3:
+            options["linear_bias"] = leaves[2]
+        if self.function.endswith("policy_loss"):
+            torch.manual_seed(5)
+            advantages = torch.tensor([1.0, -0.7])
+            for name in ("old_logp", "ref_logp", "sampler_logp"):
+                if options.pop(name, False):
+                    options[name] = torch.randn(B, T) / 4 - 4
+            result = function(*heads, labels, advantages, **options)
+        else:
+            result = function(*heads, labels, **options)
+        found = named(result)
+        total = sum(
+            (torch.linspace(0.5, 2, x.numel()).view(x.shape) * x.float()).sum()
+            for x in found.values()
+            if x.requires_grad
+        )
+        assert isinstance(total, Tensor)
+        total.backward()
+        gradients = {f"d{number}": x.grad for number, x in enumerate(leaves) if x.grad is not None}
+        assert len(gradients) == len(leaves)
+        return {name: x.detach() for name, x in found.items()}, gradients
+
+    def widths(self, count: int) -> list[int] | None:
+        """Of uneven shards the second is empty, if there are three."""
+        if not self.uneven:
+            return None
+        widths = [self.vocab // (2 * count)] * count
+        if count > 2:
+            widths[1] = 0
+        widths[-1] += self.vocab - sum(widths)
+        return widths
+
+    def check(self, count: int) -> tuple[Found, Found]:
+        """Of the vocabulary cut over the ranks: as `run`, once it was held against one process."""
+        cut, gradients = self.run(Whole(self.function, self.widths(count)))
+        whole, expected = self.run(getattr(tl, self.function))
+        coarse = self.dtype != torch.float32
+        for name, value in whole.items():
+            torch.testing.assert_close(
+                cut[name], value, rtol=2e-5, atol=2e-6, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )  # fmt: skip
+        for name, exact in expected.items():
+            largest = float(exact.float().nan_to_num().abs().max())
+            torch.testing.assert_close(
+                gradients[name].float(),
+                exact.float(),
+                rtol=2**-7 if coarse else 2e-5,
+                atol=(2**-8 if coarse else 2e-6) * largest,
+                equal_nan=True,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
+        return cut, gradients
+
+
+def named(result: Any) -> Found:
+    if isinstance(result, Tensor):
+        return {"loss": result}
+    if isinstance(result, tl.RowOutputs):
+        return {name: x for name, x in result._asdict().items() if x is not None}
+    loss, metrics = result
+    return {"loss": loss, **metrics}
+
+
+def put_specials(x: Tensor) -> None:
+    x[0, 0, 3] = float("nan")
+    x[0, 1, :40] = float("-inf")
+    x[1, 0, 17] = float("inf")
+    x[1, 1] = float("-inf")
+
+
+def class_weights(classes: int) -> Tensor:
+    return torch.linspace(0.5, 2, classes)
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "grpo": {"preset": "grpo", "return_metrics": True, "old_logp": True},
+    "gspo, entropy": {"preset": "gspo", "old_logp": True, "entropy_coef": 0.1},
+    "quantile": {"preset": "dapo", "epsilon_high": 0.28, "old_logp": True, "entropy_quantile": 0.6},
+    "vespo": {"preset": "vespo", "old_logp": True},
+    "KL, per token": {
+        "aggregation": "none", "beta": 0.1, "old_logp": True, "ref_logp": True,
+        "sampler_logp": True, "sampler_correction": "truncate", "sampler_max": 2.0,
+    },
+}  # fmt: skip
+CROSS_ENTROPIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "smoothed": {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 9.0},
+    "per row": {"reduction": "none", "temperature": torch.tensor([1.3]), "valid_vocab": 60},
+    # Of eight shards the last two hold nothing but padding.
+    "padded": {"valid_vocab": 43, "label_smoothing": 0.1, "weight": class_weights(43)},
+    "weighted": {
+        "weight": class_weights(64), "token_weights": torch.linspace(0, 1, B * T), "num_items": 7.0,
+        "reduction": "mean", "temperature": 0.7, "temperature_on": "logprob",
+    },
+}  # fmt: skip
+CASES: dict[str, Case] = {
+    **{f"cross_entropy, {n}": Case("cross_entropy", o) for n, o in CROSS_ENTROPIES.items()},
+    "cross_entropy, bfloat16": Case("cross_entropy", dtype=torch.bfloat16),
+    "cross_entropy, uneven": Case("cross_entropy", vocab=61, uneven=True),
+    "cross_entropy, specials": Case("cross_entropy", {"reduction": "none"}, spoil=put_specials),
+    "logprobs": Case("logprobs", {"outputs": ROWS, "valid_vocab": 43}),
+    "logprobs, specials": Case("logprobs", {"outputs": ROWS}, spoil=put_specials),
+    "logprobs, uneven": Case("logprobs", {"outputs": ROWS}, vocab=61, uneven=True),
+    **{f"policy_loss, {n}": Case("policy_loss", o) for n, o in POLICIES.items()},
+    **{
+        f"linear_cross_entropy, {n}{', two passes' * two}": Case(
+            "linear_cross_entropy", {**o, "grad_in_forward": not two}, bias=n != "plain"
+        )
+        for n, o in CROSS_ENTROPIES.items()
+        for two in (False, True)
+    },
+    "linear_cross_entropy, many columns": Case("linear_cross_entropy", vocab=4096, bias=True),
+    "linear_cross_entropy, bfloat16": Case(
+        "linear_cross_entropy", vocab=4096, bias=True, dtype=torch.bfloat16
+    ),
+    "linear_cross_entropy, uneven": Case("linear_cross_entropy", vocab=61, uneven=True),
+    "linear_cross_entropy, budget": Case("linear_cross_entropy", {"workspace_bytes": 1 << 20}),
+    "linear_logprobs": Case("linear_logprobs", {"outputs": ROWS, "valid_vocab": 43}, bias=True),
+    **{f"linear_policy_loss, {n}": Case("linear_policy_loss", o) for n, o in POLICIES.items()},
+    "linear_policy_loss, two passes": Case(
+        "linear_policy_loss", {**POLICIES["gspo, entropy"], "grad_in_forward": False}
+    ),
+}
