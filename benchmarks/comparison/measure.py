@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-import comparison.jax_contestants  # noqa: F401  registers them
+import comparison.jax_contestants
+import comparison.tensor_parallel  # noqa: F401  registers them, as the line above
 from comparison import training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth

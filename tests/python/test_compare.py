@@ -259,7 +259,7 @@ def test_bars_are_held_against_the_fastest_peer() -> None:
     assert verdict.peer == "torch.compile, float32 logits"
     line = bars.last_line([verdict], bars.SHAPE)
     assert line == (
-        "bars: 1 of 1 pass, 10 not measured: pass grpo: TileLoss, in place 9.00 x torch.compile, float32 logits "
+        "bars: 1 of 1 pass, 11 not measured: pass grpo: TileLoss, in place 9.00 x torch.compile, float32 logits "
         "(bar 8, goal 12)"
     )
     assert "FAIL" in bars.last_line([replace(verdict, passed=False)], bars.SHAPE)
@@ -276,10 +276,10 @@ def test_too_much_memory_fails_a_bar(peak: int, passed: bool) -> None:
 @pytest.mark.parametrize(
     ("isa", "seconds", "outcome"),
     [
-        (bars.AMX, 1.0, "1 of 1 pass, 10 not measured: pass "),
-        (bars.AMX, 2.0, "0 of 1 pass, 10 not measured: FAIL "),
-        ("avx512_bf16", 1.0, "0 of 0 pass, 1 need AMX, 10 not measured: needs AMX "),
-        ("avx512_bf16", 2.0, "0 of 0 pass, 1 need AMX, 10 not measured: needs AMX "),
+        (bars.AMX, 1.0, "1 of 1 pass, 11 not measured: pass "),
+        (bars.AMX, 2.0, "0 of 1 pass, 11 not measured: FAIL "),
+        ("avx512_bf16", 1.0, "0 of 0 pass, 1 need AMX, 11 not measured: needs AMX "),
+        ("avx512_bf16", 2.0, "0 of 0 pass, 1 need AMX, 11 not measured: needs AMX "),
     ],
 )
 def test_bars_of_the_head_are_for_amx(isa: str, seconds: float, outcome: str) -> None:
