@@ -41,6 +41,8 @@ class Backend {
   virtual Status check_plan(const tileloss_plan& plan) const = 0;
   // Runs the three stages. What only the device can look at (labels, numbers behind pointers) is checked before anything is
   // written; a device that cannot look first does what tileloss.h says of labels out of range. `run.workspace` may be null.
+  // A problem that merges shards calls run.merge once, between forward and gradient; a backend that has no such sweep refuses it
+  // when it plans.
   virtual Status run(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run) const = 0;
   // The row state's monoid over arrays that lie on the device; max, sum and target are there.
   virtual Status set_identity(const tileloss_row_state& state) const = 0;

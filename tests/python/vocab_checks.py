@@ -94,6 +94,22 @@ def backward_twice() -> None:
             again.sum().backward()
 
 
+def nothing_in_use() -> None:
+    """No rows, or none that count: losses and gradients are 0, and no rank waits."""
+    for rows in (0, 3):
+        labels = torch.full((rows,), -100)
+        for in_forward in (True, False):
+            hidden = torch.randn(rows, H).requires_grad_()
+            weight = mine(torch.randn(V, H)).clone().requires_grad_()
+            loss = td.linear_cross_entropy(hidden, weight, labels, grad_in_forward=in_forward)
+            loss.backward()
+            for x in (loss, hidden.grad, weight.grad):
+                assert torch.equal(x, torch.zeros_like(x)), (rows, in_forward)
+        logits = torch.randn(rows, V // dist.get_world_size()).requires_grad_()
+        td.cross_entropy(logits, labels).backward()
+        assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
 def of_dtensors() -> None:
     """Shard(0) of a head whose rows do not divide by the ranks, Shard(-1) of logits, replicated hidden states and labels."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -311,7 +327,7 @@ def megatron() -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        against_the_oracle, in_place, backward_twice, of_dtensors, a_group_of_some, given_starts,
+        against_the_oracle, nothing_in_use, in_place, backward_twice, of_dtensors, a_group_of_some, given_starts,
         refusals, what_travels, liger, torchtitan, megatron,
     )
 }  # fmt: skip

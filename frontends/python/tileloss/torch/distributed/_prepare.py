@@ -75,7 +75,8 @@ def call(given: Given) -> tuple[Tensor, ...]:
     """(loss, metrics), or the row outputs in the order of ROW_OUTPUTS; what was not asked for is empty."""
     if is_traced():
         raise NotImplementedError(
-            "tileloss.torch.distributed: torch.compile and torch.jit.trace are not supported: call outside of what is compiled"
+            "tileloss.torch.distributed: torch.compile and torch.jit.trace are not supported: call it in a function under "
+            "torch.compiler.disable"
         )
     given, group = _of_this_rank(given)
 
