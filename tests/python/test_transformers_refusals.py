@@ -295,12 +295,10 @@ def test_the_reader_finds_what_a_forward_does_to_its_logits(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "quoted"),
     [
-        ("bart.BartForCausalLM", "loss_fct = CrossEntropyLoss()"),  # does not shift its labels
         ("xlstm.xLSTMForCausalLM", "max_inference_chunksize"),
-        ("doge.DogeForCausalLM", "config.is_moe"),
-        ("git.GitForCausalLM", "decorated with @merge_with_config_defaults"),
-        ("xlnet.XLNetLMHeadModel", "CrossEntropyLoss"),
-        ("electra.ElectraForCausalLM", "use_cache = False"),
+        ("doge.DogeForCausalLM", "math.sqrt(self.num_experts)"),
+        ("git.GitForCausalLM", "kwargs.pop('shift_labels', None)"),
+        ("llama4.Llama4ForConditionalGeneration", "no statement of the kind head"),
     ],
 )
 def test_a_model_whose_forward_does_more_is_refused(name: str, quoted: str) -> None:
@@ -402,3 +400,74 @@ def test_a_subclass_with_the_known_forward_is_taken() -> None:
     model.__class__ = type("OwnForCausalLM", (LlamaForCausalLM,), {})
     assert patch(model)(**batch()).logits is None
     assert integration.unpatch(model)(**batch()).logits is not None
+
+
+def wrapped_again(model_class: type) -> Any:
+    """The class's forward under one of transformers' decorators that its source does not name."""
+    from transformers.utils.generic import merge_with_config_defaults
+
+    return merge_with_config_defaults(model_class.forward)
+
+
+def deprecating(*given: Any) -> Any:
+    """A decorator of one's own that has the name of one of transformers'."""
+    return lambda function: function
+
+
+deprecate_kwarg = deprecating
+
+
+@deprecate_kwarg("old")
+def decorated_by_a_namesake(self: Any, input_ids=None, labels=None, **kwargs):
+    return None
+
+
+def replaces_kwargs_of_the_model(self: Any, input_ids=None, labels=None, **kwargs):
+    self.config.cap = 3.0
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (wrapped_again(LlamaForCausalLM), "is wrapped by functions of .*other than its decorators"),
+        (decorated_by_a_namesake, r"is decorated with @deprecate_kwarg\('old'\)"),
+        (replaces_kwargs_of_the_model, r"the statement `self\.config\.cap = 3\.0`"),
+    ],
+    ids=["wrapper", "namesake", "writes to the config"],
+)
+def test_what_stands_around_a_forward_is_refused_where_it_is_not_known(
+    forward: Any, message: str
+) -> None:
+    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
+    with pytest.raises(UnknownForward, match=message):
+        read_forward(own)
+
+
+def changes_its_arguments(self: Any, input_ids=None, labels=None, **kwargs):
+    if labels is not None:
+        labels = labels.masked_fill(labels < 40, -100)
+    outputs = self.model(input_ids=input_ids, **kwargs)
+    hidden_states = outputs.last_hidden_state
+    logits = self.lm_head(hidden_states)
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def test_statements_before_the_base_model_run_as_they_stand() -> None:
+    model = build("llama")
+    model.__class__ = type(
+        "OwnForCausalLM", (LlamaForCausalLM,), {"forward": changes_its_arguments}
+    )
+    want = model(**batch()).loss
+    got = patch(model)(**batch())
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, want, rtol=1e-6, atol=0)

@@ -2,8 +2,9 @@
 
 The forwards of transformers' causal LMs are one sentence with few variants: call the base model, keep some positions, apply the
 head, perhaps scale or soft-cap the logits, compute the loss, perhaps add a router loss, return. ``read_forward`` matches every
-statement against the known variants (``_FORMS``) and answers with a ``ForwardPlan``, plain data from which one generic forward
-(``_fused_forward``) does the same without logits. A statement that matches none is refused: a model is never trained on a guess.
+statement from the call of the base model on against the known variants (``_forward_forms``) and answers with a ``ForwardPlan``,
+plain data from which one generic forward (``_fused_forward``) does the same without logits. A statement that matches none is
+refused: a model is never trained on a guess.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 
-class UnknownForward(ValueError):
-    """A model's forward does something that the plan cannot express; the message quotes the statement."""
+from tileloss.integrations import _forward_source
+from tileloss.integrations._forward_forms import FORMS, REPEATS, REQUIRED, VARIABLES
+from tileloss.integrations._forward_source import UnknownForward
+
+# ForwardPlan.loss: which of transformers' losses, of which labels.
+SHIFTED = "ForCausalLMLoss"  # labels shifted by one, or the call's shift_labels
+GIVEN = "ForCausalLMLoss of labels as they are"
+MASKED = "ForMaskedLMLoss"  # labels as they are, where the model's loss_type says so
+MEAN = "torch.nn.CrossEntropyLoss"  # of labels as they are; no option of the call reaches it
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,15 @@ class RouterLoss:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """What a forward does. Paths are attribute paths on the model, such as ``config.logits_scaling``."""
+    """What a forward does. Paths are attribute paths on the model, such as ``config.logits_scaling``; the value of one that ends
+    in ``?`` may be None or missing, and its step is then left out."""
 
     parameters: dict[str, Any]  # the forward's own parameters in order, with their defaults
     takes_kwargs: bool
-    config_defaults: dict[str, str]  # parameter -> path of the value that stands in for None
+    decorators: tuple[Callable[..., Any], ...]  # transformers' own around it, the outermost first
+    renamed: tuple[str, ...]  # parameters that a decorator renames, where given by keyword
+    prepare: Callable[..., dict[str, Any]] | None  # what is done to the arguments first
+    pops_shift_labels: bool  # the base model does not get them
     base: str  # path of the module that gives the hidden states
     base_positional: tuple[str, ...]  # parameters handed to it by position,
     base_keywords: dict[str, str]  # by keyword (keyword -> parameter),
@@ -44,131 +56,59 @@ class ForwardPlan:
     base_kwargs: bool  # whether it gets **kwargs too
     keep: Callable[..., Any] | None  # (hidden, logits_to_keep) -> the hidden states that are scored
     keeps_only_whole: bool  # ... unless the base model has already left some out
+    before_head: str | None  # path of a module that the hidden states go through before the head
     head: str
     casts_to_head: bool  # hidden states are cast to the head's dtype
     multipliers: tuple[str, ...]  # paths of factors on the logits,
     divisors: tuple[str, ...]  # and of divisors
     hidden_divisors: tuple[str, ...]  # and of divisors of the hidden states, before the head's bias
     softcap: str | None  # path; the value may be None: off
+    vocab: str | None  # path of how many columns of the logits there are; None, or a None: all
+    loss: str
+    vocab_of_view: str | None  # path of the size to which MEAN's logits are folded
     must_be_zero: tuple[str, ...]  # paths of coefficients of terms that need logits
     router: RouterLoss | None
+    returns_tuple: bool  # by hand, if return_dict asks for it
     output_type: type
     output_fields: dict[str, str]  # field of the output -> field of the base model's output
-
-
-_PATH = r"self(?:\.\w+|\.get_text_config\(\))+"
-_OUTPUT = r"(?P<outputs>\w+)(?:\[0\]|\.last_hidden_state)"
-_LOSS = (
-    r"loss = self\.loss_function\((?:logits=)?(?P<logits>\w+), (?:labels=)?labels, (?:vocab_size=)?self\.[\w.()]*vocab_size"
-    r"(?:, pad_token_id=self\.config\.pad_token_id)?, \*\*kwargs\)"
-)
-
-# (stage, kind, pattern of the statement as ast.unparse prints it). Statements come in order of their stage; a stage may repeat
-# where _REPEATS says so. The groups outputs, hidden and logits are the forward's variables and mean the same name throughout.
-_FORMS: tuple[tuple[int, str, re.Pattern[str]], ...] = tuple(
-    (stage, kind, re.compile(pattern))
-    for stage, kind, pattern in (
-        (
-            0,
-            "default",
-            rf"(?P<name>\w+) = (?P=name) if (?P=name) is not None else (?P<path>{_PATH})",
-        ),
-        (1, "base", rf"(?P<outputs>\w+) = (?P<base>{_PATH})\(.*\)"),
-        (2, "hidden", rf"(?P<hidden>\w+) = {_OUTPUT}(?: / (?P<divisor>{_PATH}))?"),
-        (3, "divide_hidden", rf"(?P<hidden>\w+) = (?P=hidden) / (?P<divisor>{_PATH})"),
-        (4, "keep", r"(?P<hidden>\w+) = slice_logits_to_keep\((?P=hidden), logits_to_keep\)"),
-        (
-            4,
-            "keep_unless_kept",
-            r"if (?P<hidden>\w+)\.shape\[1\] == \(input_ids if input_ids is not None else inputs_embeds\)\.shape\[1\]:\n"
-            r"    (?P=hidden) = slice_logits_to_keep\((?P=hidden), logits_to_keep\)",
-        ),
-        (
-            4,  # transformers 5.0 to 5.12
-            "slice",
-            r"slice_indices = slice\(-logits_to_keep, None\) if isinstance\(logits_to_keep, int\) else logits_to_keep",
-        ),
-        (
-            5,
-            "head",
-            r"(?P<logits>\w+) = self\.(?P<head>\w+)\((?P<hidden>\w+)(?P<slice>\[:, slice_indices, :\])?"
-            r"(?P<cast>\.to\((?:dtype=)?self\.(?P=head)\.weight\.dtype\))?\)"
-            rf"(?:\.float\(\)|\.contiguous\(\))?(?: (?P<operator>[*/]) (?P<factor>{_PATH}))?",
-        ),
-        (6, "scale", rf"(?P<logits>\w+) = (?P=logits) (?P<operator>[*/]) (?P<factor>{_PATH})"),
-        (
-            7,
-            "softcap",
-            rf"if (?P<cap>{_PATH}) is not None:\n    (?P<logits>\w+) = (?P=logits)(?:\.float\(\))? / (?P=cap)\n"
-            r"    (?P=logits) = torch\.tanh\((?P=logits)\)\n    (?P=logits) = (?P=logits) \* (?P=cap)",
-        ),
-        (
-            7,
-            "softcap",
-            rf"if \((?P<variable>\w+) := (?P<cap>{_PATH})\) is not None:\n    (?P<logits>\w+) = (?P=logits) / (?P=variable)\n"
-            r"    (?P=logits) = torch\.tanh\((?P=logits)\)\n    (?P=logits) = (?P=logits) \* (?P=variable)",
-        ),
-        (7, "cap_variable", rf"cap = (?P<cap>{_PATH})"),
-        (
-            8,
-            "softcap_by_variable",
-            r"(?P<logits>\w+) = nn\.functional\.tanh\((?P=logits) / cap\) \* cap",
-        ),
-        (9, "no_loss", r"loss = None"),
-        (10, "loss", rf"if labels is not None:\n    {_LOSS}"),
-        (
-            10,
-            "loss_with_z",
-            rf"if labels is not None:\n    {_LOSS}\n    if (?P<zero>{_PATH}) > 0:\n"
-            r"        z_loss = (?P=logits)\.logsumexp\(dim=-1\)\.to\(dtype=loss\.dtype\)\.pow\(2\)\.mean\(\)\n"
-            r"        loss = loss \+ (?P=zero) \* z_loss",
-        ),
-        (11, "no_router", r"aux_loss = None"),
-        (
-            12,
-            "router",
-            r"if output_router_logits:\n    aux_loss = (?P<function>\w+)\((?P<outputs>\w+)\.router_logits, "
-            rf"(?P<arguments>(?:{_PATH}, )*)attention_mask\)\n"
-            rf"    if labels is not None:\n        loss \+= (?P<weight>{_PATH}) \* aux_loss\.to\(loss\.device\)",
-        ),
-        (
-            13,
-            "tuple",
-            r"if not return_dict:\n    output = \((?P<logits>\w+),\) \+ (?P<outputs>\w+)\[\d+:\]\n"
-            r"    return \(loss,\) \+ output if loss is not None else output",
-        ),
-        (14, "return", r"return \w+\(.*\)"),
-    )
-)
-_REPEATS = (0, 3, 6)
-_REQUIRED = ("base", "hidden", "head", "loss", "return")
-_VARIABLES = ("outputs", "hidden", "logits")
-_DECORATORS = ("can_return_tuple", "auto_docstring")
+    output_hidden: tuple[str, ...]  # fields of the output that are the scored hidden states
 
 
 def read_forward(model_class: type[Any]) -> ForwardPlan:
     """The plan of ``model_class.forward``. Raises UnknownForward, naming class and statement, for what it does not know."""
-    return _Reader(model_class).read()
+    try:
+        return _Reader(model_class.forward).read()
+    except UnknownForward as error:
+        raise UnknownForward(f"{model_class.__name__}.forward {error}") from error.__cause__
 
 
 class _Reader:
-    def __init__(self, model_class: type[Any]) -> None:
-        self.name = model_class.__name__
-        self.function: Any = inspect.unwrap(model_class.forward, stop=_is_foreign_wrapper)
+    def __init__(self, forward: Any) -> None:
+        self.function, self.wrappers = _forward_source.own_function(forward)
+        if hasattr(self.function, "__wrapped__"):
+            module = _forward_source.module_of(self.function)
+            raise UnknownForward(f"is wrapped by a function of {module}")
+        self.signature = inspect.signature(self.function).parameters
         self.found: dict[str, list[tuple[re.Match[str], ast.stmt]]] = {}
         self.variables: dict[str, str] = {}
+        self.preparation: list[ast.stmt] = []
 
     def read(self) -> ForwardPlan:
-        self._match_statements(self._definition())
-        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        definition = _forward_source.definition_of(self.function)
+        decorators = _forward_source.decorators_of(self.function, definition, self.wrappers)
+        self._match_statements(_forward_source.statements_of(definition))
+        parameters = list(self.signature.values())[1:]
         base_match, base_statement = self.found["base"][0]
-        head = self.found["head"][0][0]
+        head = self._one("head", "head_after_module")
         factors = [
-            (m["operator"], _relative(m["factor"]))
-            for m in self._all("head", "scale")
+            (m["operator"], _relative(m["factor"]) + maybe)
+            for kind, maybe in (("head", ""), ("scale", ""), ("scale_unless_none", "?"))
+            for m in self._all(kind)
             if m["factor"]
         ]
         positional, keywords, constants, base_kwargs = self._base_arguments(base_statement)
+        loss, vocab_of_view = self._loss()
+        fields, hidden_fields = self._output_fields()
         return ForwardPlan(
             parameters={
                 p.name: None if p.default is p.empty else p.default
@@ -176,7 +116,10 @@ class _Reader:
                 if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             },
             takes_kwargs=any(p.kind is p.VAR_KEYWORD for p in parameters),
-            config_defaults={m["name"]: _relative(m["path"]) for m in self._all("default")},
+            decorators=decorators,
+            renamed=tuple(_forward_source.renamed_by(definition)),
+            prepare=_forward_source.preparation(self.function, definition, self.preparation),
+            pops_shift_labels="pop_shift_labels" in self.found,
             base=_relative(base_match["base"]),
             base_positional=positional,
             base_keywords=keywords,
@@ -184,8 +127,9 @@ class _Reader:
             base_kwargs=base_kwargs,
             keep=self._keep(),
             keeps_only_whole="keep_unless_kept" in self.found,
+            before_head=head.groupdict().get("before"),
             head=head["head"],
-            casts_to_head=head["cast"] is not None,
+            casts_to_head=head.groupdict().get("cast") is not None,
             multipliers=tuple(path for operator, path in factors if operator == "*"),
             divisors=tuple(path for operator, path in factors if operator == "/"),
             hidden_divisors=tuple(
@@ -193,72 +137,57 @@ class _Reader:
                 for m in self._all("hidden", "divide_hidden")
                 if m["divisor"]
             ),
-            softcap=next((_relative(m["cap"]) for m in self._softcaps()), None),
+            softcap=next((_relative(m["cap"]) for m in self._all("softcap")), None),
+            vocab=next((_relative(m["vocab"]) for m in self._all("cut")), None),
+            loss=loss,
+            vocab_of_view=vocab_of_view,
             must_be_zero=tuple(_relative(m["zero"]) for m in self._all("loss_with_z")),
             router=self._router(),
+            returns_tuple="tuple" in self.found,
             output_type=self._global(ast.unparse(self._return_call().func)),
-            output_fields=self._output_fields(),
+            output_fields=fields,
+            output_hidden=hidden_fields,
         )
 
-    def _definition(self) -> ast.FunctionDef:
-        try:
-            source = textwrap.dedent(inspect.getsource(self.function))
-        except (OSError, TypeError) as error:
-            raise UnknownForward(f"{self.name}.forward has no source to read ({error})") from error
-        definition = ast.parse(source).body[0]
-        assert isinstance(definition, ast.FunctionDef)
-        for decorator in definition.decorator_list:
-            if ast.unparse(decorator) not in _DECORATORS:
-                raise self._unknown(f"is decorated with @{ast.unparse(decorator)}")
-        if _is_foreign_wrapper(self.function):
-            raise self._unknown(f"is wrapped by a function of {_module(self.function)}")
-        return definition
-
-    def _match_statements(self, definition: ast.FunctionDef) -> None:
+    def _match_statements(self, statements: list[ast.stmt]) -> None:
         stage = 0
-        for statement in definition.body:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue  # the docstring
-            if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                statement = ast.Assign(
-                    targets=[statement.target], value=statement.value, lineno=statement.lineno
-                )
+        for statement in statements:
             stage = self._match_statement(statement, stage)
-        missing = [
-            kind
-            for kind in _REQUIRED
-            if kind not in self.found and f"{kind}_with_z" not in self.found
-        ]
+        missing = [kinds[0] for kinds in REQUIRED if not any(k in self.found for k in kinds)]
         if missing:
-            raise self._unknown(f"has no statement of the kind {', '.join(missing)}")
+            raise UnknownForward(f"has no statement of the kind {', '.join(missing)}")
 
     def _match_statement(self, statement: ast.stmt, stage: int) -> int:
         """Files the statement under its kind; the stage at which the next one may stand."""
         text = ast.unparse(statement)
-        for at, kind, pattern in _FORMS:
+        for at, kind, pattern in FORMS:
             match = pattern.fullmatch(text) if at >= stage else None
             if match and self._agrees(match):
                 self.found.setdefault(kind, []).append((match, statement))
-                return at if at in _REPEATS else at + 1
-        raise self._unknown(f"has the statement `{text}` at a place where none such is known")
+                return at if at in REPEATS else at + 1
+        if "base" in self.found:
+            raise UnknownForward(f"has the statement `{text}` at a place where none such is known")
+        self.preparation.append(statement)
+        return stage
 
     def _agrees(self, match: re.Match[str]) -> bool:
         groups = match.groupdict()
-        used = {v: groups[v] for v in _VARIABLES if groups.get(v) is not None}
+        used = {v: groups[v] for v in VARIABLES if groups.get(v) is not None}
         if any(self.variables.get(v, name) != name for v, name in used.items()):
             return False
+        if any(name in self.signature for name in used.values()):
+            return False  # what changes a parameter is no call of the base model
         self.variables |= used
         return True
 
     def _all(self, *kinds: str) -> list[re.Match[str]]:
         return [match for kind in kinds for match, _ in self.found.get(kind, [])]
 
-    def _softcaps(self) -> list[re.Match[str]]:
-        by_variable = "softcap_by_variable" in self.found
-        return self._all("softcap", "cap_variable") if by_variable else self._all("softcap")
+    def _one(self, *kinds: str) -> re.Match[str]:
+        return self._all(*kinds)[0]
 
     def _keep(self) -> Callable[..., Any] | None:
-        if self.found["head"][0][0]["slice"]:
+        if any(head["slice"] for head in self._all("head")):
             return _index_positions
         return (
             self._global("slice_logits_to_keep") if self._all("keep", "keep_unless_kept") else None
@@ -269,7 +198,6 @@ class _Reader:
     ) -> tuple[tuple[str, ...], dict[str, str], dict[str, Any], bool]:
         assert isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
         call = statement.value
-        parameters = inspect.signature(self.function).parameters
         keywords: dict[str, str] = {}
         constants: dict[str, Any] = {}
         kwargs = False
@@ -278,15 +206,26 @@ class _Reader:
                 kwargs = True
             elif keyword.arg and isinstance(keyword.value, ast.Constant):
                 constants[keyword.arg] = keyword.value.value
-            elif keyword.arg and ast.unparse(keyword.value) in parameters:
+            elif keyword.arg and ast.unparse(keyword.value) in self.signature:
                 keywords[keyword.arg] = ast.unparse(keyword.value)
             else:
-                raise self._unknown(f"hands `{ast.unparse(keyword)}` to its base model")
+                raise UnknownForward(f"hands `{ast.unparse(keyword)}` to its base model")
         positional = tuple(ast.unparse(argument) for argument in call.args)
         for argument in positional:
-            if argument not in parameters:
-                raise self._unknown(f"hands `{argument}` to its base model")
+            if argument not in self.signature:
+                raise UnknownForward(f"hands `{argument}` to its base model")
         return positional, keywords, constants, kwargs
+
+    def _loss(self) -> tuple[str, str | None]:
+        """Which loss it is, and for torch's own the size to which the logits are folded."""
+        if "loss_of_torch" in self.found:
+            if self._global("CrossEntropyLoss") is not torch.nn.CrossEntropyLoss:
+                raise UnknownForward("has a CrossEntropyLoss that is not torch.nn's")
+            return MEAN, self._one("loss_of_torch")["view"]
+        if ("loss_of_popped" in self.found) != ("pop_shift_labels" in self.found):
+            raise UnknownForward("takes shift_labels out of its arguments, and not into its loss")
+        given = self._all("loss_of_given", "loss_of_popped")
+        return (GIVEN if given else SHIFTED), None
 
     def _router(self) -> RouterLoss | None:
         if "router" not in self.found:
@@ -301,42 +240,38 @@ class _Reader:
         assert isinstance(statement, ast.Return) and isinstance(statement.value, ast.Call)
         return statement.value
 
-    def _output_fields(self) -> dict[str, str]:
-        """Fields that come from the base model's output; loss, logits and aux_loss must be the forward's own variables."""
+    def _output_fields(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Fields that come from the base model's output, and those that are the scored hidden states; loss, logits and aux_loss
+        must be the forward's own variables."""
         call = self._return_call()
         own = {
             "loss": ("loss",),
             "logits": (self.variables["logits"],),
             "aux_loss": ("aux_loss", "None"),
         }
-        fields = {}
+        fields, hidden = {}, []
         for keyword in call.keywords:
             text, field = ast.unparse(keyword.value), keyword.arg or "**"
             if text in own.get(field, ()):
                 continue
+            if text == self.variables["hidden"] and self._plain_hidden():
+                hidden.append(field)
+                continue
             source, dot, name = text.rpartition(".")
             if not dot or source != self.variables["outputs"]:
-                raise self._unknown(f"returns {field}={text}")
+                raise UnknownForward(f"returns {field}={text}")
             fields[field] = name
         if call.args or not {"loss", "logits"} <= {keyword.arg for keyword in call.keywords}:
-            raise self._unknown(f"returns `{ast.unparse(call)}`")
-        return fields
+            raise UnknownForward(f"returns `{ast.unparse(call)}`")
+        return fields, tuple(hidden)
+
+    def _plain_hidden(self) -> bool:
+        """Whether the forward's variable is what the plan scores, not what is yet to be divided, cast or cut for the head."""
+        divided = any(m["divisor"] for m in self._all("hidden", "divide_hidden"))
+        return not divided and not any(m["slice"] or m["cast"] for m in self._all("head"))
 
     def _global(self, name: str) -> Any:
         return self.function.__globals__[name]
-
-    def _unknown(self, what: str) -> UnknownForward:
-        return UnknownForward(f"{self.name}.forward {what}")
-
-
-def _is_foreign_wrapper(function: Any) -> bool:
-    """Whether it wraps a forward (`functools.wraps`) and is none of the known decorators, whose wrappers stand in one module."""
-    return hasattr(function, "__wrapped__") and _module(function) != "transformers.utils.generic"
-
-
-def _module(function: Any) -> str:
-    """Where its code stands: `functools.wraps` copies the __module__ of what is wrapped."""
-    return str(getattr(function, "__globals__", {}).get("__name__", type(function).__module__))
 
 
 def _index_positions(hidden: Any, logits_to_keep: Any) -> Any:

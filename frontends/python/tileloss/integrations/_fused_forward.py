@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.generic import ModelOutput
 
-from tileloss.integrations._forward_plan import ForwardPlan
+from tileloss.integrations import _heads
+from tileloss.integrations._forward_plan import MASKED, MEAN, SHIFTED, ForwardPlan
+from tileloss.integrations._heads import HeadPlan
+from tileloss.integrations._model_checks import check_model, logit_scale, resolve
 from tileloss.torch import cross_entropy, linear_cross_entropy
-from tileloss.torch._tensors import FLOATS, autocast_dtype
+from tileloss.torch._tensors import autocast_dtype
 
 STATE = "_tileloss_patch"  # the attribute of a patched model that holds its PatchState
 
@@ -29,6 +30,7 @@ class PatchState:
     """What ``patch`` leaves on a model."""
 
     plan: ForwardPlan
+    head: HeadPlan
     forward: Callable[..., Any]
     # Set by make_compute_loss_func: training calls without labels answer with HiddenForLoss.
     hands_out_hidden: bool = False
@@ -59,39 +61,26 @@ class HiddenForLoss(ModelOutput):
         return super().__getitem__(key)
 
 
-def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward for ``plan``; ``original`` (unbound) still serves whatever needs logits."""
+def make_forward(
+    plan: ForwardPlan, head: HeadPlan, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The forward for ``plan`` and ``head``; ``original`` (unbound) still serves whatever needs logits."""
+
+    def fused(self: PreTrainedModel, **kwargs: Any) -> Any:
+        return _without_logits(self, plan, head, kwargs)
+
+    for decorate in reversed(plan.decorators):
+        fused = decorate(fused)
 
     @functools.wraps(original)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         state: PatchState | None = getattr(self, STATE, None)
         if state is None or not self.training:
             return original(self, *args, **kwargs)
-        arguments, extra = _named_arguments(plan, args, kwargs)
-        labels = arguments["labels"]
-        if labels is None and not (state.hands_out_hidden and torch.is_grad_enabled()):
+        named = _named(plan, args, kwargs)
+        if named.get("labels") is None and not (state.hands_out_hidden and torch.is_grad_enabled()):
             return original(self, *args, **kwargs)
-
-        return_dict = arguments.pop("return_dict", extra.pop("return_dict", None))
-        check_model(self, plan)
-        outputs = _call_base(self, plan, arguments, extra)
-        hidden = _kept_hidden(self, plan, outputs.last_hidden_state, arguments)
-        if labels is None:
-            return HiddenForLoss(
-                hidden=hidden,
-                shift_labels=extra.get("shift_labels"),
-                compute_dtype=autocast_dtype(hidden.device.type),
-                head=_traces(_resolve(self, plan.head)),
-            )
-
-        loss = _loss(self, plan, hidden, _shifted(labels, hidden, extra), extra)
-        fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
-        if plan.router is not None and arguments["output_router_logits"]:
-            fields["aux_loss"] = _router_loss(self, plan, outputs, arguments["attention_mask"])
-            loss = loss + _resolve(self, plan.router.weight) * fields["aux_loss"].to(loss.device)
-        output = plan.output_type(loss=loss, **fields)
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if wants_dict else output.to_tuple()
+        return fused(self, **named)
 
     # accelerate unwraps a model down to the last __wrapped__, which would be the model's own forward.
     del forward.__wrapped__
@@ -99,69 +88,53 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
     return forward
 
 
+def _without_logits(
+    model: PreTrainedModel, plan: ForwardPlan, head: HeadPlan, kwargs: dict[str, Any]
+) -> Any:
+    check_model(model, plan, head)
+    arguments, extra = _arguments(plan, kwargs)
+    return_dict = extra.pop("return_dict", None)
+    if "return_dict" in arguments:
+        return_dict = arguments["return_dict"]
+        arguments["return_dict"] = True  # for the base model
+    options = {} if plan.loss == MEAN else dict(extra)
+    if plan.loss == MASKED:
+        options.pop("shift_labels", None)
+    if plan.pops_shift_labels:
+        extra.pop("shift_labels", None)
+    if plan.prepare is not None:
+        arguments |= plan.prepare(model, kwargs=extra, **arguments)
+    outputs = _call_base(model, plan, arguments, extra)
+    hidden = _kept_hidden(model, plan, head, outputs.last_hidden_state, arguments)
+    labels = arguments["labels"]
+    if labels is None:
+        return HiddenForLoss(
+            hidden=_heads.hidden_of_linear(model, head, hidden),
+            shift_labels=extra.get("shift_labels"),
+            compute_dtype=autocast_dtype(hidden.device.type),
+            head=_traces(head.linear(model)),
+        )
+
+    fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
+    fields |= dict.fromkeys(plan.output_hidden, hidden)
+    scored = _next_labels(labels, hidden, options, shifts=plan.loss == SHIFTED)
+    loss_of = _loss_of(model, plan, head, scored, options)
+    loss = _heads.run_to_linear(model, head, hidden, loss_of)
+    if plan.router is not None and arguments["output_router_logits"]:
+        fields["aux_loss"] = _router_loss(model, plan, outputs, arguments["attention_mask"])
+        loss = loss + resolve(model, plan.router.weight) * fields["aux_loss"].to(loss.device)
+    output = plan.output_type(loss=loss, **fields)
+    if plan.returns_tuple and not (
+        model.config.return_dict if return_dict is None else return_dict
+    ):
+        return output.to_tuple()
+    return output
+
+
 def _traces(head: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     """Empty views of the head's parameters. DDP looks for what a step uses in the graph of the forward's outputs, and the head
     is used after the forward. A head that FSDP gathers when it is called needs none."""
     return tuple(p[:0] for p in head.parameters()) if type(head) is torch.nn.Linear else ()
-
-
-def check_head_is_unchanged(model: PreTrainedModel, plan: ForwardPlan) -> None:
-    """Raises ValueError where calling the head does more than multiply: that would be lost."""
-    head = _resolve(model, plan.head)
-    if "forward" in head.__dict__ or head._forward_hooks or head._forward_pre_hooks:
-        what = "a forward of its own" if "forward" in head.__dict__ else "hooks"
-        raise ValueError(
-            f"{type(model).__name__}.{plan.head}: expected an LM head without hooks, got one with {what}; tileloss never calls it"
-        )
-
-
-def _is_linear(head: torch.nn.Module) -> bool:
-    """Whether calling the head multiplies and no more: a torch.nn.Linear, or one that is a unit of FSDP2 by itself, whose class
-    `fully_shard` has replaced with one derived from FSDPModule and Linear."""
-    kind = type(head)
-    if kind is torch.nn.Linear or not torch.distributed.is_available():
-        return kind is torch.nn.Linear
-    from torch.distributed.fsdp import FSDPModule
-
-    return kind.__bases__ == (FSDPModule, torch.nn.Linear)
-
-
-def check_model(model: PreTrainedModel, plan: ForwardPlan) -> None:
-    """Raises ValueError where the head or the loss of this very model is not what the plan's formula says."""
-    name = type(model).__name__
-    head = _resolve(model, plan.head)
-    if not _is_linear(head):
-        kind = f"{type(head).__module__}.{type(head).__qualname__}"
-        raise ValueError(
-            f"{name}.{plan.head}: expected a plain torch.nn.Linear as the LM head, got {kind}"
-        )
-    if head.weight.dtype not in FLOATS:
-        raise ValueError(
-            f"{name}.{plan.head}: expected a weight in float32, bfloat16 or float16, got {head.weight.dtype}"
-        )
-    if model.loss_function is not ForCausalLMLoss:
-        raise ValueError(
-            f"{name}.loss_function: expected transformers' ForCausalLMLoss, got {model.loss_function}; tileloss would replace it"
-        )
-    for path in (*plan.multipliers, *plan.divisors, *plan.hidden_divisors):
-        if not isinstance(_resolve(model, path), int | float):
-            kind = type(_resolve(model, path)).__name__
-            raise ValueError(
-                f"{name}.{path}: expected a number as a scale of the logits, got {kind}"
-            )
-    scale = _logit_scale(model, plan)
-    if not (scale > 0 and math.isfinite(scale)):
-        paths = ", ".join(plan.multipliers + plan.divisors + plan.hidden_divisors)
-        raise ValueError(f"{name}.{paths}: expected a scale of the logits above 0, got {scale}")
-    for path in plan.must_be_zero:
-        if _resolve(model, path) != 0:
-            raise ValueError(
-                f"{name}.{path}: expected 0, got {_resolve(model, path)}; this term of its loss needs the logits"
-            )
-    if plan.hidden_divisors and head.bias is not None:
-        raise ValueError(
-            f"{name}.{plan.head}: expected a head without bias, as hidden states are scaled before it"
-        )
 
 
 def smoothed_loss(
@@ -174,73 +147,73 @@ def smoothed_loss(
 ) -> torch.Tensor:
     """Label-smoothed loss of a model's output: from the hidden states where they are there, else from its logits."""
     options = {"num_items_in_batch": num_items, "ignore_index": ignore_index}
+    state: PatchState = getattr(model, STATE)
+    shifts = state.plan.loss in (SHIFTED, MEAN)  # as LabelSmoother does for every causal LM
     if isinstance(outputs, HiddenForLoss) and outputs.hidden is not None:
-        plan = getattr(model, STATE).plan
         options["shift_labels"] = outputs.shift_labels
-        shifted = _shifted(labels, outputs.hidden, options)
-        return _loss(
-            model,
-            plan,
-            outputs.hidden,
-            shifted,
-            options,
-            label_smoothing=label_smoothing,
-            compute_dtype=outputs.compute_dtype,
-        )
+        shifted = _next_labels(labels, outputs.hidden, options, shifts)
+        more = {"label_smoothing": label_smoothing, "compute_dtype": outputs.compute_dtype}
+        loss_of = _loss_of(model, state.plan, state.head, shifted, options, **more)
+        return _heads.run_at_linear(model, state.head, outputs.hidden, loss_of)
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     return cross_entropy(
         logits,
-        _shifted(labels, logits, options),
+        _next_labels(labels, logits, options, shifts),
         ignore_index=ignore_index,
         num_items=num_items,
         label_smoothing=label_smoothing,
     )
 
 
-def _named_arguments(
-    plan: ForwardPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The call's arguments by the forward's own parameters, and the rest, which the forward takes as **kwargs."""
+def _named(plan: ForwardPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The call's arguments by the names of the forward's own parameters."""
     if len(args) > len(plan.parameters):
         raise TypeError(
             f"forward takes {len(plan.parameters)} positional arguments but {len(args)} were given"
         )
-    for name in tuple(plan.parameters)[: len(args)]:
+    named = dict(kwargs)
+    for name, value in zip(plan.parameters, args, strict=False):
         if name in kwargs:
             raise TypeError(f"forward got multiple values for argument {name!r}")
-    arguments = {**plan.parameters, **dict(zip(plan.parameters, args, strict=False))}
-    extra: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        (arguments if name in plan.parameters else extra)[name] = value
-    unknown = [name for name in extra if name != "return_dict"]
+        if name in plan.renamed and value is not None:
+            raise TypeError(f"{name}: expected by keyword, got it by position; it has another name")
+        named[name] = value
+    unknown = [name for name in named if name not in plan.parameters and name != "return_dict"]
     if unknown and not plan.takes_kwargs:
         raise TypeError(f"forward got an unexpected keyword argument {unknown[0]!r}")
+    return named
+
+
+def _arguments(plan: ForwardPlan, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The forward's own parameters, and the rest, which it takes as **kwargs."""
+    arguments, extra = dict(plan.parameters), {}
+    for name, value in kwargs.items():
+        (arguments if name in plan.parameters else extra)[name] = value
     return arguments, extra
 
 
 def _call_base(
     model: PreTrainedModel, plan: ForwardPlan, arguments: dict[str, Any], extra: dict[str, Any]
 ) -> Any:
-    for name, path in plan.config_defaults.items():
-        if name in arguments and arguments[name] is None:
-            arguments[name] = _resolve(model, path)
-    keywords = {
-        keyword: arguments[name]
-        for keyword, name in plan.base_keywords.items()
-        if name != "return_dict"
-    }
-    keywords |= plan.base_constants | (extra if plan.base_kwargs else {}) | {"return_dict": True}
-    return _resolve(model, plan.base)(
+    keywords = {keyword: arguments[name] for keyword, name in plan.base_keywords.items()}
+    keywords |= plan.base_constants | (extra if plan.base_kwargs else {})
+    if "return_dict" not in plan.base_positional:
+        keywords["return_dict"] = True
+    return resolve(model, plan.base)(
         *(arguments[name] for name in plan.base_positional), **keywords
     )
 
 
 def _kept_hidden(
-    model: PreTrainedModel, plan: ForwardPlan, hidden: torch.Tensor, arguments: dict[str, Any]
+    model: PreTrainedModel,
+    plan: ForwardPlan,
+    head: HeadPlan,
+    hidden: torch.Tensor,
+    arguments: dict[str, Any],
 ) -> torch.Tensor:
     if plan.keep is not None and not (plan.keeps_only_whole and _is_cut(hidden, arguments)):
         hidden = plan.keep(hidden, arguments["logits_to_keep"])
-    return hidden.to(_resolve(model, plan.head).weight.dtype) if plan.casts_to_head else hidden
+    return hidden.to(head.linear(model).weight.dtype) if plan.casts_to_head else hidden
 
 
 def _is_cut(hidden: torch.Tensor, arguments: dict[str, Any]) -> bool:
@@ -250,82 +223,59 @@ def _is_cut(hidden: torch.Tensor, arguments: dict[str, Any]) -> bool:
     return hidden.shape[1] != tokens.shape[1]
 
 
-def _shifted(labels: torch.Tensor, scored: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-    """Labels shifted by one as ForCausalLMLoss does, so that no hidden state is copied; of the shape of ``scored``'s rows."""
-    shifted = options.get("shift_labels")
-    if shifted is None:
+def _next_labels(
+    labels: torch.Tensor, scored: torch.Tensor, options: dict[str, Any], shifts: bool
+) -> torch.Tensor:
+    """Labels of the shape of ``scored``'s rows; shifted by one as ForCausalLMLoss does, so that no hidden state is copied, unless
+    the forward has them as they are to be."""
+    own = options.get("shift_labels")
+    if own is None and shifts:
         padded = torch.nn.functional.pad(labels, (0, 1), value=options.get("ignore_index", -100))
-        shifted = padded[..., 1:]
+        own = padded[..., 1:]
+    elif own is None:
+        own = labels
     rows = scored.shape[:-1]
-    if shifted.numel() != rows.numel():
+    if own.numel() != rows.numel():
         raise ValueError(
-            f"labels: expected one for each of the {tuple(rows)} rows, got shape {tuple(shifted.shape)}"
+            f"labels: expected one for each of the {tuple(rows)} rows, got shape {tuple(own.shape)}"
         )
-    return shifted.to(scored.device).reshape(rows)
+    return own.to(scored.device).reshape(rows)
 
 
-def _loss(
+def _loss_of(
     model: PreTrainedModel,
     plan: ForwardPlan,
-    hidden: torch.Tensor,
-    shifted: torch.Tensor,
+    head: HeadPlan,
+    labels: torch.Tensor,
     options: dict[str, Any],
     **more: Any,
-) -> torch.Tensor:
-    head = _resolve(model, plan.head)
-    softcap = None if plan.softcap is None else _resolve(model, plan.softcap)
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The loss of the hidden states that the head's Linear would get."""
+    softcap = None if plan.softcap is None else resolve(model, plan.softcap)
+    vocab = None if plan.vocab is None else resolve(model, plan.vocab)
 
     def loss_of(hidden: torch.Tensor) -> torch.Tensor:
+        linear = head.linear(model)
         return linear_cross_entropy(
             hidden,
-            head.weight,
-            shifted,
-            linear_bias=head.bias,
+            linear.weight,
+            labels,
+            linear_bias=linear.bias,
             ignore_index=options.get("ignore_index", -100),
             num_items=options.get("num_items_in_batch"),
-            logit_scale=_logit_scale(model, plan),
+            logit_scale=logit_scale(model, plan),
             softcap=0.0 if softcap is None else softcap,
+            valid_vocab=None if vocab is None else min(vocab, linear.weight.shape[0]),
             **more,
         )
 
-    return loss_of(hidden) if type(head) is torch.nn.Linear else _call_as(head, loss_of, hidden)
-
-
-def _call_as(
-    head: torch.nn.Module, forward: Callable[..., torch.Tensor], hidden: torch.Tensor
-) -> torch.Tensor:
-    """Calls the head with another forward, within its hooks: FSDP's gather its parameters before, free them after, and reduce
-    their gradients once that of ``hidden`` is there."""
-    head.forward = forward
-    try:
-        loss: torch.Tensor = head(hidden)
-        return loss
-    finally:
-        del head.forward
-
-
-def _logit_scale(model: PreTrainedModel, plan: ForwardPlan) -> float:
-    """What the logits are multiplied by; inf for a division by 0."""
-    factor, divisor = 1.0, 1.0  # loops: torch.compile traces no generator in math.prod
-    for path in plan.multipliers:
-        factor *= _resolve(model, path)
-    for path in plan.divisors + plan.hidden_divisors:
-        divisor *= _resolve(model, path)
-    return factor / divisor if divisor else math.inf
+    return loss_of
 
 
 def _router_loss(
     model: PreTrainedModel, plan: ForwardPlan, outputs: Any, attention_mask: torch.Tensor | None
 ) -> torch.Tensor:
     assert plan.router is not None
-    counts = (_resolve(model, path) for path in plan.router.arguments)
+    counts = (resolve(model, path) for path in plan.router.arguments)
     loss: torch.Tensor = plan.router.function(outputs.router_logits, *counts, attention_mask)
     return loss
-
-
-def _resolve(model: PreTrainedModel, path: str) -> Any:
-    """The value at an attribute path; ``get_text_config()`` is the one call that a path may hold."""
-    value: Any = model
-    for name in path.split("."):
-        value = value.get_text_config() if name == "get_text_config()" else getattr(value, name)
-    return value

@@ -45,7 +45,7 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
             the statement or names the attribute. The model is then unchanged.
     """
     _require_transformers()
-    from tileloss.integrations import _forward_plan, _fused_forward
+    from tileloss.integrations import _forward_plan, _fused_forward, _heads, _model_checks
 
     _require_model(model)
     state = getattr(model, _fused_forward.STATE, None)
@@ -56,11 +56,12 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
             "model: expected its own forward, got one replaced on this instance; patch it before wrapping it "
             "(accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes accelerate's)"
         )
-    plan = _forward_plan.read_forward(type(model))
-    _fused_forward.check_model(model, plan)
-    _fused_forward.check_head_is_unchanged(model, plan)
-    forward = _fused_forward.make_forward(plan, type(model).forward)
-    setattr(model, _fused_forward.STATE, _fused_forward.PatchState(plan, forward))
+    plan = _model_checks.plan_of(model, _forward_plan.read_forward(type(model)))
+    head = _heads.find_head(model, plan)
+    _model_checks.check_model(model, plan, head)
+    _model_checks.check_head_is_unchanged(model, head)
+    forward = _fused_forward.make_forward(plan, head, type(model).forward)
+    setattr(model, _fused_forward.STATE, _fused_forward.PatchState(plan, head, forward))
     model.forward = types.MethodType(forward, model)
     return model
 

@@ -1,0 +1,221 @@
+"""The LM head of a model: the Linear that makes the logits, and what the hidden states go through on the way to it.
+
+Most heads are one ``torch.nn.Linear``. Of some (BERT, RoBERTa, ...) it is the last step of a module's forward, which is read from
+its source: the steps before it are compiled and run as they stand.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tileloss.integrations import _forward_source
+from tileloss.integrations._forward_plan import ForwardPlan
+from tileloss.integrations._forward_source import UnknownForward
+
+Transform = Callable[[Any, torch.Tensor], torch.Tensor]
+Step = tuple[torch.nn.Module, Transform]
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+if torch.distributed.is_available():
+    from torch.distributed.fsdp import FSDPModule
+
+    _UNIT: tuple[type, ...] = (FSDPModule,)
+else:
+    _UNIT = ()
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """Where the head is: what the forward calls, and each module within it down to the Linear."""
+
+    before: str | None  # path of a module that comes before all of them
+    path: str  # of what the forward calls
+    names: tuple[str, ...]  # of the submodule in which the one before it ends
+    transforms: tuple[Transform, ...]  # what that one does before it calls it
+
+    @property
+    def linear_path(self) -> str:
+        return ".".join((self.path, *self.names))
+
+    def steps(self, model: torch.nn.Module) -> tuple[list[Step], Any]:
+        """The modules on the way to the Linear, each with its transform, and the Linear."""
+        module, steps = model.get_submodule(self.path), []
+        for name, transform in zip(self.names, self.transforms, strict=True):
+            steps.append((module, transform))
+            module = getattr(module, name)
+        while (trained := _trained_copy(module)) is not None:
+            steps.append((module, _as_it_is))
+            module = trained
+        return steps, module
+
+    def linear(self, model: torch.nn.Module) -> Any:
+        return self.steps(model)[1]
+
+    def named_modules(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+        """(path, module) of those that are on the way to the Linear, and of it."""
+        steps, linear = self.steps(model)
+        paths = [".".join((self.path, *self.names[:n])) for n in range(len(self.names) + 1)]
+        modules = [*(module for module, _ in steps), linear]
+        return itertools.zip_longest(paths, modules, fillvalue=self.linear_path)  # type: ignore[arg-type]
+
+
+def find_head(model: torch.nn.Module, plan: ForwardPlan) -> HeadPlan:
+    """Goes down from the module that the forward calls to a Linear; stays where a module's forward cannot be read, and
+    ``check_model`` then refuses what it finds there."""
+    head = HeadPlan(plan.before_head, plan.head, (), ())
+    while not isinstance(module := head.linear(model), torch.nn.Linear):
+        try:
+            name, transform = _last_step(type(module))
+        except UnknownForward:
+            break
+        head = HeadPlan(head.before, head.path, (*head.names, name), (*head.transforms, transform))
+    return head
+
+
+def run_to_linear(
+    model: torch.nn.Module, head: HeadPlan, hidden: torch.Tensor, function: Function
+) -> torch.Tensor:
+    """``function`` of the hidden states that the Linear would get, where the Linear would be called."""
+    if head.before is not None:
+        hidden = model.get_submodule(head.before)(hidden)
+    steps, linear = head.steps(model)
+    return _run([*steps, (linear, _as_it_is)], hidden, function)
+
+
+def hidden_of_linear(model: torch.nn.Module, head: HeadPlan, hidden: torch.Tensor) -> torch.Tensor:
+    """The hidden states that the Linear would get."""
+    if head.before is not None:
+        hidden = model.get_submodule(head.before)(hidden)
+    return _run(head.steps(model)[0] if head.names else [], hidden, lambda hidden: hidden)
+
+
+def run_at_linear(
+    model: torch.nn.Module, head: HeadPlan, hidden: torch.Tensor, function: Function
+) -> torch.Tensor:
+    """``function`` of hidden states that have come as far as the Linear."""
+    steps, linear = head.steps(model)
+    wrappers = [step for step in steps if step[1] is _as_it_is]
+    return _run([*wrappers, (linear, _as_it_is)], hidden, function)
+
+
+def _run(steps: list[Step], hidden: torch.Tensor, function: Function) -> torch.Tensor:
+    """Each module's transform within the one before it, then the function within the last."""
+    if not steps:
+        return function(hidden)
+    (module, transform), *inner = steps
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        return _run(inner, transform(module, hidden), function)
+
+    return _call_as(module, forward, hidden) if isinstance(module, _UNIT) else forward(hidden)
+
+
+def _as_it_is(module: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden
+
+
+def _call_as(module: torch.nn.Module, forward: Function, hidden: torch.Tensor) -> torch.Tensor:
+    """Calls a unit of FSDP2 with another forward, within its hooks. Nothing else gathers its parameters: the hook before the
+    forward does, the one after it frees them, and their gradients are reduced, once, when that of ``hidden`` is there."""
+    module.forward = forward
+    try:
+        result: torch.Tensor = module(hidden)
+        return result
+    finally:
+        del module.forward
+
+
+def is_linear(head: torch.nn.Module) -> bool:
+    """Whether calling it multiplies and no more: a torch.nn.Linear, or one that is a unit of FSDP2 by itself, whose class
+    `fully_shard` has replaced with one derived from FSDPModule and Linear."""
+    kind = type(head)
+    return kind is torch.nn.Linear or (
+        isinstance(head, _UNIT) and kind.__bases__ == (*_UNIT, torch.nn.Linear)
+    )
+
+
+def not_linear(head: torch.nn.Module) -> str:
+    """The end of an error message: what was expected of a head that is no Linear, what it is, and what to do instead."""
+    kind = f"{type(head).__module__}.{type(head).__qualname__}"
+    message = f"expected a plain torch.nn.Linear as the LM head, got {kind}"
+    if isinstance(head, _peft("peft.tuners.tuners_utils", "BaseTunerLayer")):
+        message += (
+            ", an adapter of peft, whose weight is more than the head's: leave the head out of target_modules, or train it whole "
+            "by modules_to_save=[...] in place of that"
+        )
+    return message
+
+
+def _peft(module: str, name: str) -> tuple[type, ...]:
+    """A class of peft, for isinstance: whoever has an object of it has imported it."""
+    loaded = sys.modules.get(module)
+    return () if loaded is None else (getattr(loaded, name),)
+
+
+def _trained_copy(module: torch.nn.Module) -> Any:
+    """What peft's wrapper of a module in `modules_to_save` calls: the active adapter's copy, or the module itself where that
+    has none or is disabled. None for any other module."""
+    if not isinstance(module, _peft("peft.utils.other", "ModulesToSaveWrapper")):
+        return None
+    active = [] if module.disable_adapters else module.active_adapters
+    if not active or any(adapter not in module.modules_to_save for adapter in active):
+        return module.original_module
+    return module.modules_to_save[active[0]]
+
+
+@functools.cache
+def _last_step(module_class: type[Any]) -> tuple[str, Transform]:
+    """(name of the submodule whose result the forward returns, what the forward gives to it).
+
+    Raises UnknownForward where the forward is not a row of assignments that ends so, or where it takes more than one tensor.
+    """
+    function = module_class.forward
+    definition = _forward_source.definition_of(function)
+    if hasattr(function, "__wrapped__") or definition.decorator_list:
+        raise UnknownForward("is decorated")
+    body = [s for s in definition.body if not _is_docstring(s)]
+    if len(body) > 1 and ast.unparse(body[-1]) == f"return {_target(body[-2])}":
+        body[-2:] = [ast.copy_location(ast.Return(body[-2].value), body[-2])]  # type: ignore[attr-defined]
+    *before, last = body
+    call = last.value if isinstance(last, ast.Return) else None
+    takes = [argument.arg for argument in definition.args.args]
+    others = [a.arg for a in (definition.args.vararg, definition.args.kwarg) if a]
+    if (
+        not isinstance(call, ast.Call)
+        or len(takes) != 2
+        or definition.args.kwonlyargs
+        or any(isinstance(n, ast.Name) and n.id in ("super", *others) for n in ast.walk(definition))
+        or not (isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self")
+        or len(call.args) != 1
+        or call.keywords
+        or not all(_target(statement) for statement in before)
+    ):
+        raise UnknownForward("does not end in the call of a module")
+    run = ast.FunctionDef(
+        name="transform",
+        args=ast.arguments([], [ast.arg(name) for name in takes], None, [], [], None, []),
+        body=[*before, ast.copy_location(ast.Return(call.args[0]), last)],
+        decorator_list=[],
+    )
+    return call.func.attr, _forward_source.compiled(run, function)
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _target(statement: ast.stmt) -> str | None:
+    """``name`` of ``name = ...``."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        return target.id if isinstance(target, ast.Name) else None
+    return None

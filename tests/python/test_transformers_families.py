@@ -1,0 +1,141 @@
+"""Patched models whose forward is spelt unlike Llama's, against the same models unpatched."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from tileloss.integrations.transformers import patch
+from tileloss.torch import call_counts
+from transformers_families import CLASSES, WITH_PICTURES, build_small
+from transformers_models import backward, batch, check_gradients
+
+TOLERANCE = 2e-5
+
+
+def inputs_of(model: Any, name: str) -> dict[str, torch.Tensor]:
+    known = inspect.signature(model.forward).parameters
+    inputs = {key: value for key, value in batch().items() if key in known}
+    inputs["labels"] = inputs["labels"].clamp(max=80)  # Inkling's logits are cut
+    if name in WITH_PICTURES:
+        inputs["pixel_values"] = torch.randn(
+            2, 3, 28, 28, generator=torch.Generator().manual_seed(2)
+        )
+    return inputs
+
+
+def as_tuple(output: Any) -> tuple[Any, ...]:
+    return output if isinstance(output, tuple) else output.to_tuple()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_loss_gradients_and_outputs_are_those_of_the_unpatched_model(name: str) -> None:
+    unpatched = build_small(name)
+    patched = patch(copy.deepcopy(unpatched))
+    inputs, calls = inputs_of(unpatched, name), sum(call_counts().values())
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    assert sum(call_counts().values()) > calls
+    assert got.logits is None
+    assert type(got) is type(want)
+    assert list(got.keys()) == [key for key in want.keys() if key != "logits"]
+    torch.testing.assert_close(got.loss, want.loss, rtol=1e-6, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Bart", "Roberta", "XGLM", "LlavaNextForConditionalGeneration"])
+def test_eval_and_calls_without_labels_give_logits_as_before(name: str) -> None:
+    unpatched = build_small(name)
+    patched = patch(copy.deepcopy(unpatched))
+    inputs = inputs_of(unpatched, name)
+    labels = inputs.pop("labels")
+    assert torch.equal(patched(**inputs).logits, unpatched(**inputs).logits)
+    unpatched.eval(), patched.eval()
+    want, got = unpatched(**inputs, labels=labels), patched(**inputs, labels=labels)
+    assert torch.equal(got.logits, want.logits) and torch.equal(got.loss, want.loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Bart", {"num_items_in_batch": 29}),  # torch's CrossEntropyLoss knows of no such option
+        ("Bart", {"logits_to_keep": 5, "labels": batch()["labels"][:, -5:].contiguous()}),
+        ("XGLM", {"output_hidden_states": True, "output_attentions": True}),  # capture_outputs
+        ("XGLM", {"num_items_in_batch": 29, "return_dict": False}),
+        ("LlavaNextForConditionalGeneration", {"return_dict": False}),
+        ("CpmAnt", {"return_dict": False}),  # by hand
+        ("PPFormulaNetForConditionalGeneration", {"shift_labels": batch()["labels"].flip(1)}),
+        ("PPFormulaNetForConditionalGeneration", {"num_items_in_batch": 29}),
+        ("T5Gemma2ForConditionalGeneration", {"num_items_in_batch": 29}),
+        (
+            "Moshi",
+            {"logits_to_keep": torch.tensor([1, 4, 9]), "labels": batch()["labels"][:, [1, 4, 9]]},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_an_option_of_the_call_means_what_it_means_unpatched(
+    name: str, options: dict[str, Any]
+) -> None:
+    unpatched = build_small(name)
+    unpatched.set_attn_implementation("eager")
+    patched = patch(copy.deepcopy(unpatched))
+    inputs = inputs_of(unpatched, name) | options
+    want, got = unpatched(**inputs), patched(**inputs)
+    assert type(got) is type(want)
+    own, ours = as_tuple(want)[0], as_tuple(got)[0]
+    torch.testing.assert_close(ours, own, rtol=1e-6, atol=0)
+    own.backward(), ours.backward()
+    check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
+    assert len(as_tuple(got)) == len(as_tuple(want)) - 1
+
+
+def test_an_argument_is_renamed_as_the_decorator_says() -> None:
+    """And refused by position, where the model's own forward would overlook it."""
+    model = build_small("VideoLlavaForConditionalGeneration")
+    model.model.register_forward_pre_hook(
+        lambda *call: seen.append(call[-1]["pixel_values"]), with_kwargs=True
+    )
+    inputs, seen = inputs_of(model, "VideoLlavaForConditionalGeneration"), []
+    for each in (model, patch(model)):
+        with pytest.raises(AttributeError, match="'str' object has no attribute 'shape'"):
+            each(**inputs, pixel_values_images="pictures")
+    assert seen == ["pictures", "pictures"]
+    with pytest.raises(TypeError, match="pixel_values_images: expected by keyword"):
+        model(inputs["input_ids"], None, "pictures", labels=inputs["labels"])
+
+
+@pytest.mark.parametrize("name", ["Bart", "Roberta"])
+def test_a_head_of_another_size_than_the_config_says_is_refused(name: str) -> None:
+    model = build_small(name)
+    model.config.vocab_size += 1
+    if name == "Bart":  # whose forward folds the logits by it
+        with pytest.raises(ValueError, match=r"config\.vocab_size: expected the 96 rows .* got 97"):
+            patch(model)
+    else:
+        patch(model)
+
+
+def test_a_hook_within_a_head_of_several_modules_is_refused() -> None:
+    model = build_small("BertLMHeadModel")
+    model.cls.predictions.register_forward_hook(lambda *call: call[-1] * 0.5)
+    with pytest.raises(ValueError, match=r"cls\.predictions: .* without hooks"):
+        patch(model)
+
+
+def test_a_text_model_inside_can_be_patched_where_the_whole_cannot() -> None:
+    """Kosmos 2 hands its labels to the causal LM inside."""
+    unpatched = build_small("Kosmos2ForConditionalGeneration")
+    patched = copy.deepcopy(unpatched)
+    with pytest.raises(ValueError, match="no statement of the kind"):
+        patch(patched)
+    patch(patched.text_model)
+    inputs = batch() | {"image_embeds": torch.zeros(2, 4, 32)}
+    inputs["image_embeds_position_mask"] = torch.arange(11).expand(2, 11) < 4
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, want.loss, rtol=1e-6, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
