@@ -48,6 +48,20 @@ def head_and_embedding(model: Any) -> None:
     fully_shard(model)
 
 
+def layers(model: Any, **options: Any) -> None:
+    for layer in model.model.layers:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+
+
+def layers_and_head(model: Any, **options: Any) -> None:
+    """As recipes do: a unit a layer, one of embedding, norm and head each, and what is left in the root."""
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    ends = [model.model.norm, model.lm_head]
+    fully_shard([model.model.embed_tokens, *ends] if tied else ends, **options)
+    layers(model, **options)
+
+
 def own_loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
     return loss
@@ -101,17 +115,60 @@ def of_models() -> dict[str, dict[str, float]]:
     }
 
 
+SHARDS = {
+    "root": ("llama", fully_shard),
+    "head": ("llama", head_alone),
+    "layers": ("llama", layers),
+    "layers and head": ("llama", layers_and_head),
+    "tied, layers": ("qwen2", layers),
+    "tied, layers and head": ("qwen2", layers_and_head),
+}
+
+
+def of_unpatched() -> dict[str, dict[str, float]]:
+    """Loss and each process's shard of each gradient, against FSDP of the unpatched model; patched before and after."""
+    found = {}
+    for name, (kind, shard) in SHARDS.items():
+        own, before, after = build(kind), patch(build(kind)), build(kind)
+        for model in (own, before, after):
+            shard(model)
+        patch(after)
+        losses = {}
+        for model in (own, before, after):
+            for micro_batch in range(2):
+                model.set_requires_gradient_sync(micro_batch == 1)
+                losses[model] = own_loss(model, tokens(dist.get_rank(), micro_batch))
+                losses[model].backward()
+        for when, model in (("before", before), ("after", after)):
+            pairs = [
+                (p.grad.to_local(), q.grad.to_local(), q.grad.full_tensor())
+                for p, q in zip(model.parameters(), own.parameters(), strict=True)
+            ]
+            largest = 0.1 * max(float(whole.abs().max()) for *_, whole in pairs)
+            found[f"{name}, patched {when}, unpatched FSDP"] = {
+                "loss": abs(float(losses[model].detach() / losses[own].detach()) - 1),
+                "gradient": max(
+                    float((ours - theirs).abs().max()) / max(float(whole.abs().max()), largest)
+                    for ours, theirs, whole in pairs
+                    if ours.numel()
+                ),
+            }
+    return found
+
+
 def mixed_precision() -> dict[str, dict[str, float]]:
     """Against float32: bfloat16's rounding, and no more than the unpatched model's."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shard = functools.partial(head_alone, mp_policy=policy)
-    model, reference = sharded("llama", shard)
-    ours = errors(model, reference)
-    unpatched = build("llama")
-    shard(unpatched)
-    reference.zero_grad()
-    own = errors(unpatched, reference)
-    return {"mixed precision": ours, "mixed precision, unpatched": own}
+    found = {}
+    for name, (kind, shard) in SHARDS.items():
+        shard = functools.partial(shard, mp_policy=policy)
+        model, reference = sharded(kind, shard)
+        found[f"mixed precision: {name}"] = errors(model, reference)
+        unpatched = build(kind)
+        shard(unpatched)
+        reference.zero_grad()
+        found[f"mixed precision, unpatched: {name}"] = errors(unpatched, reference)
+    return found
 
 
 def smoothed() -> dict[str, dict[str, float]]:
@@ -211,7 +268,7 @@ def refusals(mesh: Any, hidden: torch.Tensor, labels: torch.Tensor) -> dict[str,
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    results = of_models() | mixed_precision() | smoothed() | of_trl() | of_linear()
+    results = of_models() | of_unpatched() | mixed_precision() | smoothed() | of_trl() | of_linear()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

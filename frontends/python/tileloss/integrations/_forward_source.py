@@ -129,11 +129,11 @@ def _path(value: ast.expr) -> str | None:
         and isinstance(value.args[1], ast.Constant)
         and ast.unparse(value.args[2]) == "None"
     ):
-        owner = _path(value.args[0])
-        return f"{owner}.{value.args[1].value}?" if owner else None
-    owner = value
+        path = _path(value.args[0])
+        return f"{path}.{value.args[1].value!s}?" if path else None
+    owner: Any = value
     while isinstance(owner, ast.Attribute) or ast.unparse(owner).endswith(".get_text_config()"):
-        owner = owner.func if isinstance(owner, ast.Call) else owner.value  # type: ignore[attr-defined]
+        owner = owner.func if isinstance(owner, ast.Call) else owner.value
     return ast.unparse(value) if owner is not value and ast.unparse(owner) == "self" else None
 
 
@@ -145,12 +145,16 @@ class _Names(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         path = self.paths.get(node.id)
-        return node if path is None else ast.copy_location(ast.Name(path, node.ctx), node)
+        if path is None:
+            return node
+        if path.endswith("?"):  # no Python: the forms know it, a preparation refuses it
+            return ast.copy_location(ast.Name(path, ast.Load()), node)
+        return ast.copy_location(ast.parse(path, mode="eval").body, node)
 
 
 def _without_aliases(body: list[ast.stmt], parameters: set[str]) -> list[ast.stmt]:
     """Without ``name = self.some.path`` where the name has no other meaning; the path stands wherever the name stood."""
-    stores = [n.id for s in body for n in ast.walk(s) if _is_store(n)]
+    stores = [_stored(n) for s in body for n in ast.walk(s)]
     names, kept = _Names(), []
     for statement in body:
         name, value = _assigned(statement) or ("", None)
@@ -162,8 +166,9 @@ def _without_aliases(body: list[ast.stmt], parameters: set[str]) -> list[ast.stm
     return kept
 
 
-def _is_store(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _stored(node: ast.AST) -> str | None:
+    """The name that it assigns."""
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
 
 
 def _with_returned_call(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -222,9 +227,10 @@ def preparation(
     for statement, node in itertools.chain.from_iterable(
         ((s, n) for n in ast.walk(s)) for s in statements
     ):
-        if _is_store(node) and node.id in parameters:  # type: ignore[attr-defined]
-            changed[node.id] = None  # type: ignore[attr-defined]
-        elif _does_more(node) or _is_store(node):
+        name = _stored(node)
+        if name in parameters:
+            changed[str(name)] = None
+        elif _does_more(node) or name is not None:
             raise UnknownForward(
                 f"has the statement `{ast.unparse(statement)}` at a place where none such is known"
             )
@@ -263,4 +269,6 @@ def _does_more(node: ast.AST) -> bool:
         ast.Nonlocal,
         ast.Delete,
     )
-    return isinstance(node, unknown) or (isinstance(node, ast.Name) and node.id == "super")
+    return isinstance(node, unknown) or (
+        isinstance(node, ast.Name) and (node.id == "super" or node.id.endswith("?"))
+    )

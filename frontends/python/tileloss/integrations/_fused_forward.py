@@ -186,7 +186,8 @@ def _named(plan: ForwardPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _arguments(plan: ForwardPlan, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The forward's own parameters, and the rest, which it takes as **kwargs."""
-    arguments, extra = dict(plan.parameters), {}
+    arguments: dict[str, Any] = dict(plan.parameters)
+    extra: dict[str, Any] = {}
     for name, value in kwargs.items():
         (arguments if name in plan.parameters else extra)[name] = value
     return arguments, extra

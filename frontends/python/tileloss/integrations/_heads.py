@@ -74,7 +74,7 @@ def find_head(model: torch.nn.Module, plan: ForwardPlan) -> HeadPlan:
     head = HeadPlan(plan.before_head, plan.head, (), ())
     while not isinstance(module := head.linear(model), torch.nn.Linear):
         try:
-            name, transform = _last_step(type(module))
+            name, transform = _last_step(type(module).forward)
         except UnknownForward:
             break
         head = HeadPlan(head.before, head.path, (*head.names, name), (*head.transforms, transform))
@@ -134,6 +134,13 @@ def _call_as(module: torch.nn.Module, forward: Function, hidden: torch.Tensor) -
         del module.forward
 
 
+def is_hook_of_fsdp(hook: Callable[..., Any]) -> bool:
+    """Those of a unit run where the head would be called; those of a module that shares one say when it is in use."""
+    return _forward_source.module_of(getattr(hook, "__func__", hook)).startswith(
+        "torch.distributed.fsdp."
+    )
+
+
 def is_linear(head: torch.nn.Module) -> bool:
     """Whether calling it multiplies and no more: a torch.nn.Linear, or one that is a unit of FSDP2 by itself, whose class
     `fully_shard` has replaced with one derived from FSDPModule and Linear."""
@@ -161,7 +168,7 @@ def _peft(module: str, name: str) -> tuple[type, ...]:
     return () if loaded is None else (getattr(loaded, name),)
 
 
-def _trained_copy(module: torch.nn.Module) -> Any:
+def _trained_copy(module: Any) -> Any:
     """What peft's wrapper of a module in `modules_to_save` calls: the active adapter's copy, or the module itself where that
     has none or is disabled. None for any other module."""
     if not isinstance(module, _peft("peft.utils.other", "ModulesToSaveWrapper")):
@@ -173,12 +180,11 @@ def _trained_copy(module: torch.nn.Module) -> Any:
 
 
 @functools.cache
-def _last_step(module_class: type[Any]) -> tuple[str, Transform]:
-    """(name of the submodule whose result the forward returns, what the forward gives to it).
+def _last_step(function: Callable[..., Any]) -> tuple[str, Transform]:
+    """(name of the submodule whose result the module's forward returns, what the forward gives to it).
 
     Raises UnknownForward where the forward is not a row of assignments that ends so, or where it takes more than one tensor.
     """
-    function = module_class.forward
     definition = _forward_source.definition_of(function)
     if hasattr(function, "__wrapped__") or definition.decorator_list:
         raise UnknownForward("is decorated")

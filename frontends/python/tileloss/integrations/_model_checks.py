@@ -26,7 +26,8 @@ def plan_of(model: PreTrainedModel, plan: ForwardPlan) -> ForwardPlan:
 def check_head_is_unchanged(model: PreTrainedModel, head: HeadPlan) -> None:
     """Raises ValueError where calling the head does more than its source says: that would be lost."""
     for path, module in head.named_modules(model):
-        if "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks:
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if "forward" in module.__dict__ or not all(map(_heads.is_hook_of_fsdp, hooks)):
             what = "a forward of its own" if "forward" in module.__dict__ else "hooks"
             raise ValueError(
                 f"{type(model).__name__}.{path}: expected an LM head without hooks, got one with {what}; tileloss never calls it"
