@@ -109,11 +109,11 @@ def extra_inputs(
     """The tensors that go with the labels, by their names in the ABI: in its order, checked and detached."""
     inputs: list[Tensor | None] = []
     for name in INPUTS[function]:
-        tensor = extra.get(name)
+        shown, shape = ARGUMENT_NAMES.get(name, name), SLOTS[name].shape
+        tensor = local_rows(shown, extra.get(name))
         if tensor is None:
             inputs.append(None)
             continue
-        shown, shape = ARGUMENT_NAMES.get(name, name), SLOTS[name].shape
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{shown}: expected a Tensor, got {type(tensor).__name__}")
         check_cpu(shown, tensor)
@@ -159,9 +159,7 @@ def loss_of_logits(
     inplace_backward: bool,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for."""
-    check_float("input", logits)
-    refuse_transforms(logits)
-    labels = checked_labels(labels, logits)
+    logits, labels = _checked_logits(logits, labels)
     tensors = extra_inputs(function, extra, labels, logits.shape[-1], given)
     inputs = (labels, *tensors, *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
@@ -180,6 +178,13 @@ def loss_of_logits(
         function, (logits, *inputs, wants_grad, wants_metrics), wants_grad, inplace_backward
     )
     return loss, metrics
+
+
+def _checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = local_rows("input", logits)
+    check_float("input", logits)
+    refuse_transforms(logits)
+    return logits, checked_labels(local_rows("target", labels), logits)
 
 
 def is_per_row(given: Mapping[str, Value]) -> bool:
@@ -208,7 +213,6 @@ def loss_of_hidden(
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
     labels = checked_labels(local_rows("target", labels), head.hidden)
-    extra = {n: local_rows(ARGUMENT_NAMES.get(n, n), tensor) for n, tensor in extra.items()}
     of_labels = extra_inputs(function, extra, labels, head.head.shape[0], given)
     name = f"linear_{function}"
     options = encode(name, given, preset)
@@ -264,9 +268,7 @@ def rows_of_logits(
     *,
     inplace_backward: bool,
 ) -> RowOutputs:
-    check_float("input", logits)
-    refuse_transforms(logits)
-    labels = checked_labels(labels, logits)
+    logits, labels = _checked_logits(logits, labels)
     names = wanted_outputs(outputs)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)

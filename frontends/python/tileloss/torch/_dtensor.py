@@ -18,7 +18,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local_rows(name: str, tensor: Any) -> Any:
-    """Hidden states, labels, ...: a replicated DTensor as this process's own tensor, anything else as it is.
+    """Logits, hidden states, labels, numbers, ...: a replicated DTensor as this process's own tensor, anything else as it is.
 
     Raises ValueError for a DTensor that is not replicated: a loss of some of the rows would pass for that of all.
     """

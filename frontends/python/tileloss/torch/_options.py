@@ -11,6 +11,7 @@ from torch import Tensor
 from tileloss._core import options
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.structs import Scalar
+from tileloss.torch._dtensor import local_rows
 from tileloss.torch._tensors import CPU
 
 Value = float | int | bool | str | Tensor | None
@@ -29,7 +30,7 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
     tensors: dict[str, Tensor] = {}
     for name, value in given.items():
         if isinstance(value, Tensor):
-            tensors[name] = _as_scalar(described, name, value)
+            tensors[name] = _as_scalar(described, name, local_rows(name, value))
         elif compiling and isinstance(value, float) and _changes(described, name, value, preset):
             # As one of `values` a changing number would be a constant of the graph, compiled anew at each change; torch.compile
             # keeps it symbolic where it is a factor.
