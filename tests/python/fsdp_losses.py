@@ -4,24 +4,31 @@ For each case the worst error of a loss, and of a parameter's gradient relative 
 rounding: to a tenth of the largest of all at least).
 """
 
+import contextlib
 import copy
 import functools
 import json
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from fsdp_dtensors import of_linear
+from peft_models import with_lora
 from tileloss import torch as tl
 from tileloss.integrations import trl as trl_integration
 from tileloss.integrations.transformers import make_compute_loss_func, patch
+from transformers_families import build_small
 from transformers_models import VOCAB, build
+from trl_runs import make_tokenizer
 
 LENGTH = 9
 Step = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -84,9 +91,12 @@ def errors(
                 worst = max(worst, abs(float(loss.detach()) / float(want.detach()) - 1))
     gradient = 0.0
     expected = {name: parameter.grad for name, parameter in reference.named_parameters()}
-    largest = max(float(grad.abs().max()) for grad in expected.values())
+    largest = max(float(grad.abs().max()) for grad in expected.values() if grad is not None)
     for name, parameter in model.named_parameters():
         got, want = parameter.grad, expected[name]
+        if want is None:  # frozen
+            assert got is None, name
+            continue
         assert isinstance(got, DTensor), f"{name}: {type(got)}"
         off = float((got.full_tensor() - want).abs().max())
         gradient = max(gradient, off / max(float(want.abs().max()), 0.1 * largest))
@@ -140,20 +150,29 @@ def of_unpatched() -> dict[str, dict[str, float]]:
                 losses[model] = own_loss(model, tokens(dist.get_rank(), micro_batch))
                 losses[model].backward()
         for when, model in (("before", before), ("after", after)):
-            pairs = [
-                (p.grad.to_local(), q.grad.to_local(), q.grad.full_tensor())
-                for p, q in zip(model.parameters(), own.parameters(), strict=True)
-            ]
-            largest = 0.1 * max(float(whole.abs().max()) for *_, whole in pairs)
-            found[f"{name}, patched {when}, unpatched FSDP"] = {
-                "loss": abs(float(losses[model].detach() / losses[own].detach()) - 1),
-                "gradient": max(
-                    float((ours - theirs).abs().max()) / max(float(whole.abs().max()), largest)
-                    for ours, theirs, whole in pairs
-                    if ours.numel()
-                ),
-            }
+            found[f"{name}, patched {when}, unpatched FSDP"] = difference(
+                losses[model], losses[own], model, own
+            )
     return found
+
+
+def difference(
+    loss: torch.Tensor, own_loss: torch.Tensor, model: Any, own: Any
+) -> dict[str, float]:
+    """Of two sharded models: each process's shard of each gradient, by the largest element of the whole."""
+    pairs = [
+        (p.grad.to_local(), q.grad.to_local(), q.grad.full_tensor())
+        for p, q in zip(model.parameters(), own.parameters(), strict=True)
+    ]
+    largest = 0.1 * max(float(whole.abs().max()) for *_, whole in pairs)
+    return {
+        "loss": abs(float(loss.detach() / own_loss.detach()) - 1),
+        "gradient": max(
+            float((ours - theirs).abs().max()) / max(float(whole.abs().max()), largest)
+            for ours, theirs, whole in pairs
+            if ours.numel()
+        ),
+    }
 
 
 def mixed_precision() -> dict[str, dict[str, float]]:
@@ -186,6 +205,58 @@ def smoothed() -> dict[str, dict[str, float]]:
     return found
 
 
+def of_several_modules() -> dict[str, dict[str, float]]:
+    """A head whose last module is the Linear: BERT's, three levels deep."""
+
+    def head(model: Any) -> None:
+        fully_shard(model.cls)
+        fully_shard(model)
+
+    def last(model: Any) -> None:
+        fully_shard(model.cls.predictions.decoder)
+        fully_shard(model)
+
+    def each(model: Any) -> None:
+        fully_shard(model.cls.predictions.decoder)
+        fully_shard(model.cls.predictions)
+        head(model)
+
+    def smoothed(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = losses[model](model(input_ids=ids), ids)
+        return loss
+
+    found = {}
+    for name, shard in {"root": fully_shard, "head": head, "last": last, "each": each}.items():
+        reference = patch(build_small("BertLMHeadModel", tie_word_embeddings=False))
+        model = copy.deepcopy(reference)
+        shard(model)
+        found[f"several modules, {name}"] = errors(model, reference)
+        losses = {m: make_compute_loss_func(m, label_smoothing=0.1) for m in (model, reference)}
+        model.zero_grad(), reference.zero_grad()
+        found[f"several modules, smoothed, {name}"] = errors(model, reference, smoothed)
+    return found
+
+
+def of_peft() -> dict[str, dict[str, float]]:
+    """LoRA in the body, the head trained whole."""
+
+    def wrapper(model: Any) -> None:
+        fully_shard(model.base_model.model.lm_head)
+        fully_shard(model)
+
+    def copy_of_head(model: Any) -> None:
+        fully_shard(model.base_model.model.lm_head.modules_to_save["default"])
+        fully_shard(model)
+
+    found = {}
+    for name, shard in {"root": fully_shard, "head": wrapper, "copy": copy_of_head}.items():
+        reference = with_lora(patch(build("llama")), modules_to_save=["lm_head"])
+        model = copy.deepcopy(reference)
+        shard(model)
+        found[f"peft, {name}"] = errors(model, reference)
+    return found
+
+
 def of_trl() -> dict[str, dict[str, float]]:
     def step(model: Any, ids: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(input_ids=ids, labels=ids, fused_lm_head=True).loss
@@ -207,68 +278,42 @@ def of_trl() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_linear() -> dict[str, dict[str, float]]:
-    """linear_cross_entropy of DTensors: one of 97 rows, so that the shards differ in size."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    mesh, hybrid = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (size, 1))
-    layouts = {
-        "replicated": (mesh, [Replicate()]),
-        "sharded": (mesh, [Shard(0)]),
-        "hybrid": (hybrid, [Replicate(), Shard(0)]),
-    }
-    torch.manual_seed(0)
-    hidden, weight, bias = torch.randn(size, 12, 16), torch.randn(97, 16), torch.randn(97)
-    labels = torch.randint(0, 97, (size, 12))
-    whole = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
-    per_rank = [
-        tl.linear_cross_entropy(whole[0][i], *whole[1:2], labels[i], linear_bias=whole[2])
-        for i in range(size)
-    ]
-    (sum(per_rank) / size).backward()
+def of_sft_trainer() -> dict[str, dict[str, float]]:
+    """The loss of TRL's SFTTrainer on a sharded model, patched against TRL's own. (With the head a unit by itself TRL's own has
+    gradients that are not summed over the processes.)"""
     found = {}
-    for name, layout in layouts.items():
-        w, b = (distribute_tensor(x, *layout).requires_grad_() for x in (weight, bias))
-        for mode in (True, False):
-            w.grad = b.grad = None
-            mine = hidden[rank].clone().requires_grad_()
-            loss = tl.linear_cross_entropy(
-                mine, w, labels[rank], linear_bias=b, grad_in_forward=mode
-            )
-            loss.backward()
-            pairs = [(mine.grad / size, whole[0].grad[rank])]
-            pairs += [(x.grad.full_tensor(), y.grad) for x, y in ((w, whole[1]), (b, whole[2]))]
-            found[f"{name}, grad_in_forward={mode}"] = {
-                "loss": abs(float(loss.detach() / per_rank[rank].detach()) - 1),
-                "gradient": max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs),
-            }
-            assert w.grad.placements == w.placements
-    return found | refusals(mesh, hidden, labels)
+    for name, shard in {"root": fully_shard, "layers": layers}.items():
+        losses, models = {}, {}
+        for which, patched in (("own", contextlib.nullcontext), ("patched", trl_integration.patch)):
+            model = AutoModelForCausalLM.from_config(build("qwen2").config)
+            model.load_state_dict(build("qwen2").state_dict())
+            trainer = sft_trainer(model)
+            models[which] = trainer.model.train()
+            shard(trainer.model)
+            ids, calls = tokens(dist.get_rank(), 0), sum(tl.call_counts().values())
+            inputs = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+            with patched():
+                losses[which] = trainer.compute_loss(trainer.model, inputs)
+                losses[which].backward()
+            assert (sum(tl.call_counts().values()) > calls) == (which == "patched")
+        found[f"SFTTrainer, {name}"] = difference(
+            losses["patched"], losses["own"], models["patched"], models["own"]
+        )
+    return found
 
 
-def refusals(mesh: Any, hidden: torch.Tensor, labels: torch.Tensor) -> dict[str, dict[str, float]]:
-    """DTensors of rows: replicated ones are as plain ones, others are refused, with what to do."""
-    weight = torch.randn(97, 16)
-    plain = tl.linear_logprobs(hidden, weight, labels).logp
-    same = [distribute_tensor(x, mesh, [Replicate()]) for x in (hidden, weight, labels)]
-    assert torch.equal(tl.linear_logprobs(*same).logp, plain)
-    for given, message in (
-        (
-            (distribute_tensor(hidden, mesh, [Shard(0)]), weight, labels),
-            r"input: expected a plain tensor or a replicated DTensor, .* placements \(Shard.*to_local\(\)",
-        ),
-        (
-            (hidden, DTensor.from_local(weight, mesh, [Partial()]), labels),
-            r"linear_weight: expected a plain tensor, or a DTensor that is replicated or sharded, .*linear_weight\.redistribute",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            tl.linear_logprobs(*given)
-    return {}
+def sft_trainer(model: Any) -> SFTTrainer:
+    folder = tempfile.mkdtemp()
+    rows = Dataset.from_list([{"input_ids": tokens(0, n)[0].tolist()} for n in range(4)])
+    skip = {"skip_prepare_dataset": True}
+    config = SFTConfig(folder, use_cpu=True, report_to="none", dataset_kwargs=skip)
+    return SFTTrainer(model, config, train_dataset=rows, processing_class=make_tokenizer())
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     results = of_models() | of_unpatched() | mixed_precision() | smoothed() | of_trl() | of_linear()
+    results |= of_several_modules() | of_peft() | of_sft_trainer()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

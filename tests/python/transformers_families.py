@@ -92,10 +92,10 @@ def class_of(name: str) -> type[PreTrainedModel]:
     return found
 
 
-def build_small(name: str) -> PreTrainedModel:
+def build_small(name: str, **options: Any) -> PreTrainedModel:
     """A model in training, float32, without dropout, with weights large enough for logits that differ."""
     config = _shrunk(class_of(name).config_class())
-    for path, value in CLASSES.get(name, {}).items():
+    for path, value in (CLASSES.get(name, {}) | options).items():
         owner, _, option = path.rpartition(".")
         setattr(getattr(config, owner) if owner else config, option, value)
     torch.manual_seed(0)

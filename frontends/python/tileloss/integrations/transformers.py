@@ -30,12 +30,12 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
 
     The loss is that of transformers' ForCausalLMLoss: labels [B, T] are shifted by one (``shift_labels`` are taken as they are),
     ``ignore_index`` (-100) rows are skipped and never read, the mean is over the remaining rows or ``num_items_in_batch``. The
-    config's soft-cap and logit scale, the head's bias, tied embeddings and the router loss of mixtures of experts are respected.
-    Logits are not rounded to the model's dtype on the way, as transformers' are. With every label ignored the loss is 0,
-    where transformers gives NaN.
+    config's soft-cap and logit scale, the head's bias, tied embeddings and the router loss of mixtures of experts are respected,
+    and labels that a model's own forward does not shift (Bart, Whisper, ...). Logits are not rounded to the
+    model's dtype on the way, as transformers' are. With every label ignored the loss is 0, where transformers gives NaN.
 
     A model already patched is left as it is. ``unpatch`` undoes it. Only this instance changes; patch it before it is wrapped
-    (Trainer, accelerate, DDP, torch.compile).
+    (Trainer, accelerate, DDP, torch.compile), before or after ``fully_shard``.
 
     Raises:
         ImportError: transformers is not installed.
