@@ -139,3 +139,18 @@ def test_a_text_model_inside_can_be_patched_where_the_whole_cannot() -> None:
     assert got.logits is None
     torch.testing.assert_close(got.loss, want.loss, rtol=1e-6, atol=0)
     check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Roberta", "LlavaNextForConditionalGeneration"])
+def test_compiled_whole(name: str) -> None:
+    """A head of several modules, a decorator."""
+    unpatched = build_small(name)
+    patched = patch(copy.deepcopy(unpatched))
+    inputs = inputs_of(unpatched, name) | {"use_cache": False}
+    torch._dynamo.reset()
+    want = backward(unpatched, inputs)
+    got = torch.compile(patched, fullgraph=True, backend="aot_eager")(**inputs)
+    got.loss.backward()
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, want.loss, rtol=1e-6, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE, least=1e-3)

@@ -162,7 +162,7 @@ def not_linear(head: torch.nn.Module) -> str:
     return message
 
 
-def _peft(module: str, name: str) -> tuple[type, ...]:
+def _peft(module: str, name: str) -> tuple[Any, ...]:
     """A class of peft, for isinstance: whoever has an object of it has imported it."""
     loaded = sys.modules.get(module)
     return () if loaded is None else (getattr(loaded, name),)
