@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.trainer_pt_utils import LabelSmoother
 
-from tileloss.integrations.transformers import patch
+from tileloss.integrations.transformers import make_compute_loss_func, patch
 from tileloss.torch import call_counts
 from transformers_families import CLASSES, WITH_PICTURES, build_small
 from transformers_models import backward, batch, check_gradients
@@ -91,6 +92,30 @@ def test_an_option_of_the_call_means_what_it_means_unpatched(
     own.backward(), ours.backward()
     check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
     assert len(as_tuple(got)) == len(as_tuple(want)) - 1
+    for kept in options.keys() & {"output_hidden_states", "output_attentions"}:
+        field = kept.removeprefix("output_")
+        torch.testing.assert_close(getattr(got, field), getattr(want, field), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["Bart", "Roberta", "Electra", "Inkling", "T5Gemma2ForConditionalGeneration"]
+)
+def test_smoothed_labels_are_those_of_label_smoother(name: str) -> None:
+    """Which shifts the labels of every causal LM, Bart's too, and of no other."""
+    unpatched = build_small(name)
+    patched = patch(copy.deepcopy(unpatched))
+    smooth = make_compute_loss_func(patched, label_smoothing=0.1)
+    inputs = inputs_of(unpatched, name)
+    labels = inputs.pop("labels")
+    if name.startswith("T5"):
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    shifts = not name.startswith("T5")
+    want = LabelSmoother(epsilon=0.1)(unpatched(**inputs), labels, shift_labels=shifts)
+    got = smooth(patched(**inputs), labels)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+    want.backward(), got.backward()
+    check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
+    torch.testing.assert_close(smooth(patched.eval()(**inputs), labels), got, rtol=1e-6, atol=0)
 
 
 def test_an_argument_is_renamed_as_the_decorator_says() -> None:

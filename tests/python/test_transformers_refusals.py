@@ -187,6 +187,14 @@ def test_a_logit_scale_that_is_not_positive_is_refused(
         patch(build(kind, **options))
 
 
+@pytest.mark.parametrize("cap", [0.0, -2.0])
+def test_a_softcap_that_is_not_positive_is_refused(cap: float) -> None:
+    model = build("gemma2")
+    model.config.final_logit_softcapping = cap
+    with pytest.raises(ValueError, match="final_logit_softcapping: expected a soft-cap above 0"):
+        patch(model)
+
+
 def test_a_head_that_is_not_plainly_linear_is_refused() -> None:
     class Quantized(torch.nn.Linear):
         pass

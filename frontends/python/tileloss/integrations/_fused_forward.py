@@ -97,14 +97,11 @@ def _without_logits(
     if "return_dict" in arguments:
         return_dict = arguments["return_dict"]
         arguments["return_dict"] = True  # for the base model
-    options = {} if plan.loss == MEAN else dict(extra)
-    if plan.loss == MASKED:
-        options.pop("shift_labels", None)
-    if plan.pops_shift_labels:
-        extra.pop("shift_labels", None)
+    popped = extra.pop("shift_labels", None) if plan.pops_shift_labels else None
     if plan.prepare is not None:
         arguments |= plan.prepare(model, kwargs=extra, **arguments)
     outputs = _call_base(model, plan, arguments, extra)
+    options = _loss_options(plan, extra, popped)
     hidden = _kept_hidden(model, plan, head, outputs.last_hidden_state, arguments)
     labels = arguments["labels"]
     if labels is None:
@@ -129,6 +126,18 @@ def _without_logits(
     ):
         return output.to_tuple()
     return output
+
+
+def _loss_options(
+    plan: ForwardPlan, extra: dict[str, Any], popped: torch.Tensor | None
+) -> dict[str, Any]:
+    """What of the call's **kwargs reaches the loss."""
+    if plan.loss == MEAN:
+        return {}
+    options = dict(extra) if popped is None else extra | {"shift_labels": popped}
+    if plan.loss == MASKED:
+        options.pop("shift_labels", None)
+    return options
 
 
 def _traces(head: torch.nn.Module) -> tuple[torch.Tensor, ...]:

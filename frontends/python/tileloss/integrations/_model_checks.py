@@ -70,12 +70,16 @@ def _check_numbers(model: PreTrainedModel, plan: ForwardPlan) -> None:
         value = resolve(model, path)
         if not isinstance(value, int | float) and not (value is None and path.endswith("?")):
             raise ValueError(
-                f"{name}.{path}: expected a number as a scale of the logits, got {type(value).__name__}"
+                f"{name}.{path.removesuffix('?')}: expected a number as a scale of the logits, got {type(value).__name__}"
             )
     scale = logit_scale(model, plan)
     if not (scale > 0 and math.isfinite(scale)):
-        paths = ", ".join(scales)
+        paths = ", ".join(path.removesuffix("?") for path in scales)
         raise ValueError(f"{name}.{paths}: expected a scale of the logits above 0, got {scale}")
+    cap = None if plan.softcap is None else resolve(model, plan.softcap)
+    if cap is not None and not (isinstance(cap, int | float) and cap > 0):
+        path = str(plan.softcap).removesuffix("?")
+        raise ValueError(f"{name}.{path}: expected a soft-cap above 0 or None, got {cap}")
     for path in plan.must_be_zero:
         if resolve(model, path) != 0:
             raise ValueError(
