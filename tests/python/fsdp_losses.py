@@ -237,6 +237,27 @@ def of_several_modules() -> dict[str, dict[str, float]]:
     return found
 
 
+def of_a_model_inside() -> dict[str, dict[str, float]]:
+    """Llama 4's language model is a causal LM, with the head in it."""
+
+    def inside(model: Any) -> None:
+        fully_shard(model.get_input_embeddings())  # the model around it calls this by itself
+        fully_shard(model.language_model)
+        fully_shard(model)
+
+    def head(model: Any) -> None:
+        fully_shard(model.language_model.lm_head)
+        inside(model)
+
+    found = {}
+    for name, shard in {"root": fully_shard, "inside": inside, "head": head}.items():
+        reference = patch(build_small("Llama4ForConditionalGeneration"))
+        model = copy.deepcopy(reference)
+        shard(model)
+        found[f"model inside, {name}"] = errors(model, reference)
+    return found
+
+
 def of_peft() -> dict[str, dict[str, float]]:
     """LoRA in the body, the head trained whole."""
 
@@ -313,7 +334,7 @@ def sft_trainer(model: Any) -> SFTTrainer:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     results = of_models() | of_unpatched() | mixed_precision() | smoothed() | of_trl() | of_linear()
-    results |= of_several_modules() | of_peft() | of_sft_trainer()
+    results |= of_several_modules() | of_a_model_inside() | of_peft() | of_sft_trainer()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from tileloss.integrations.transformers import make_compute_loss_func, patch
+from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
 from tileloss.torch import call_counts
 from transformers_families import CLASSES, WITH_PICTURES, build_small
 from transformers_models import backward, batch, check_gradients
@@ -179,3 +179,27 @@ def test_compiled_whole(name: str) -> None:
     assert got.logits is None
     torch.testing.assert_close(got.loss, want.loss, rtol=1e-6, atol=0)
     check_gradients(unpatched, patched, TOLERANCE, least=1e-3)
+
+
+def test_a_patch_around_a_causal_lm_ends_with_unpatch_and_reaches_no_other_call() -> None:
+    unpatched = build_small("Llama4ForConditionalGeneration")
+    patched = patch(copy.deepcopy(unpatched))
+    inputs = inputs_of(unpatched, "Llama4ForConditionalGeneration")
+    assert patch(patched) is patched
+    inner, own = patched.language_model, unpatched.language_model
+    without = {name: value for name, value in inputs.items() if name != "labels"}
+    assert torch.equal(inner(**without).logits, own(**without).logits)
+    assert torch.equal(patched(**without).logits, unpatched(**without).logits)
+    tuples = unpatched(**inputs, return_dict=False), patched(**inputs, return_dict=False)
+    torch.testing.assert_close(tuples[1][0], tuples[0][0], rtol=1e-6, atol=0)
+    assert len(tuples[1]) == len(tuples[0]) - 1
+    got = patched(**inputs, num_items_in_batch=29).loss
+    torch.testing.assert_close(
+        got, unpatched(**inputs, num_items_in_batch=29).loss, rtol=1e-6, atol=0
+    )
+    with pytest.raises(ValueError, match="one whose own forward has the head"):
+        make_compute_loss_func(patched)
+    unpatch(patched)
+    for model in (patched, inner):
+        assert not {"forward", "_tileloss_patch"} & model.__dict__.keys()
+    assert patched(**inputs).logits is not None

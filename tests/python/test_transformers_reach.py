@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from tileloss.integrations._forward_plan import UnknownForward, read_forward
+from tileloss.integrations._inner_forward import read_inner
 from tileloss.integrations.transformers import patch
 from transformers_models import VOCAB
 
@@ -28,13 +30,24 @@ def classes_of(mapping: str) -> list[str]:
     return sorted({name for v in values for name in ([v] if isinstance(v, str) else v)})
 
 
+def read(model_class: type) -> None:
+    """As `patch` does. Raises UnknownForward."""
+    try:
+        read_forward(model_class)
+    except UnknownForward as error:
+        with contextlib.suppress(UnknownForward):
+            read_inner(model_class)
+            return
+        raise error
+
+
 @functools.cache
 def refusals(mapping: str) -> dict[str, str]:
     """The message by class."""
     found = dict.fromkeys(set(OF_THE_HEAD) & set(classes_of(mapping)), "its head")
     for name in classes_of(mapping):
         try:
-            read_forward(getattr(transformers, name))
+            read(getattr(transformers, name))
         except UnknownForward as error:
             found[name] = str(error)
     return found

@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tileloss.integrations import transformers as integration
 from tileloss.integrations._forward_plan import UnknownForward, read_forward
+from tileloss.integrations._inner_forward import read_inner
 from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
 from transformers_models import batch, build
 
@@ -306,7 +307,7 @@ def test_the_reader_finds_what_a_forward_does_to_its_logits(name: str) -> None:
         ("xlstm.xLSTMForCausalLM", "max_inference_chunksize"),
         ("doge.DogeForCausalLM", "math.sqrt(self.num_experts)"),
         ("git.GitForCausalLM", "kwargs.pop('shift_labels', None)"),
-        ("llama4.Llama4ForConditionalGeneration", "no statement of the kind head"),
+        ("kosmos2.Kosmos2ForConditionalGeneration", "no statement of the kind hidden, head, loss"),
     ],
 )
 def test_a_model_whose_forward_does_more_is_refused(name: str, quoted: str) -> None:
@@ -479,3 +480,59 @@ def test_statements_before_the_base_model_run_as_they_stand() -> None:
     got = patch(model)(**batch())
     assert got.logits is None
     torch.testing.assert_close(got.loss, want, rtol=1e-6, atol=0)
+
+
+def scales_the_logits_of_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.language_model(input_ids=input_ids, **kwargs)
+    logits = outputs.logits * 0.5
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def hands_labels_to_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.language_model(input_ids=input_ids, weights=labels.ne(3), **kwargs)
+    logits = outputs.logits
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def returns_more_of_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.language_model(input_ids=input_ids, **kwargs)
+    logits = outputs.logits
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=logits.exp())
+
+
+def adds_to_the_loss_of_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
+    outputs = self.language_model(input_ids=input_ids, **kwargs)
+    logits = outputs.logits
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    loss = loss + outputs.more
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        scales_the_logits_of_a_model_inside,
+        hands_labels_to_a_model_inside,
+        returns_more_of_a_model_inside,
+        adds_to_the_loss_of_a_model_inside,
+    ],
+)
+def test_a_forward_around_a_causal_lm_that_does_more_is_refused(forward: Any) -> None:
+    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
+    with pytest.raises(UnknownForward):
+        read_inner(own)
+    model = build("llama")
+    model.__class__ = own
+    with pytest.raises(UnknownForward, match="OwnForCausalLM.forward"):
+        patch(model)

@@ -35,6 +35,8 @@ _CAPPED = {"text_config.final_logit_softcapping": 2.0}
 _MUSE = _CAPPED | {"text_config.layer_rope_theta": [1e4, 1e4]}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
+_PROJECTOR = ("vision_output_dim", "projector_input_dim", "projector_output_dim")
+
 # By what is special in their forward. Names without an ending end in ForCausalLM.
 _PLAIN = {
     "torch's CrossEntropyLoss of labels that are not shifted": "Bart BigBirdPegasus Blenderbot BlenderbotSmall CpmAnt MBart "
@@ -79,6 +81,15 @@ CLASSES: dict[str, dict[str, Any]] = {
         "vision_config.num_heads": (1,) * 4,
         "vision_config.num_groups": (1,) * 4,
         "vision_config.window_size": 4,
+    },
+    # a causal LM inside
+    "Llama4ForConditionalGeneration": {
+        "text_config.intermediate_size_mlp": 48,
+        **{f"vision_config.{name}": 32 for name in _PROJECTOR},
+    },
+    "NemotronH_Omni_Reasoning_V3": {
+        "text_config.layers_block_type": ["full_attention", "mlp"],
+        "text_config.num_hidden_layers": 2,
     },
     "T5Gemma2ForConditionalGeneration": {"decoder.final_logit_softcapping": 2.0},
 }

@@ -34,6 +34,8 @@ class PatchState:
     forward: Callable[..., Any]
     # Set by make_compute_loss_func: training calls without labels answer with HiddenForLoss.
     hands_out_hidden: bool = False
+    # Set during a call by the model around it: training calls without labels have hidden states in the place of logits.
+    hidden_for_logits: bool = False
 
 
 @dataclass
@@ -78,7 +80,8 @@ def make_forward(
         if state is None or not self.training:
             return original(self, *args, **kwargs)
         named = _named(plan, args, kwargs)
-        if named.get("labels") is None and not (state.hands_out_hidden and torch.is_grad_enabled()):
+        hands_out = state.hidden_for_logits or (state.hands_out_hidden and torch.is_grad_enabled())
+        if named.get("labels") is None and not hands_out:
             return original(self, *args, **kwargs)
         return fused(self, **named)
 
@@ -104,7 +107,7 @@ def _without_logits(
     options = _loss_options(plan, extra, popped)
     hidden = _kept_hidden(model, plan, head, outputs.last_hidden_state, arguments)
     labels = arguments["labels"]
-    if labels is None:
+    if labels is None and not getattr(model, STATE).hidden_for_logits:
         return HiddenForLoss(
             hidden=_heads.hidden_of_linear(model, head, hidden),
             shift_labels=extra.get("shift_labels"),
@@ -114,6 +117,9 @@ def _without_logits(
 
     fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
     fields |= dict.fromkeys(plan.output_hidden, hidden)
+    if labels is None:
+        hidden = _heads.hidden_of_linear(model, head, hidden)
+        return plan.output_type(logits=hidden, **fields)
     scored = _next_labels(labels, hidden, options, shifts=plan.loss == SHIFTED)
     loss_of = _loss_of(model, plan, head, scored, options)
     loss = _heads.run_to_linear(model, head, hidden, loss_of)
@@ -138,6 +144,16 @@ def _loss_options(
     if plan.loss == MASKED:
         options.pop("shift_labels", None)
     return options
+
+
+def loss_of_hidden(
+    model: PreTrainedModel, hidden: torch.Tensor, labels: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """transformers' ForCausalLMLoss of what a patched model has given in the place of logits."""
+    state: PatchState = getattr(model, STATE)
+    scored = _next_labels(labels, hidden, options, shifts=True)
+    loss_of = _loss_of(model, state.plan, state.head, scored, options)
+    return _heads.run_at_linear(model, state.head, hidden, loss_of)
 
 
 def _traces(head: torch.nn.Module) -> tuple[torch.Tensor, ...]:

@@ -56,12 +56,33 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
             "model: expected its own forward, got one replaced on this instance; patch it before wrapping it "
             "(accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes accelerate's)"
         )
-    plan = _model_checks.plan_of(model, _forward_plan.read_forward(type(model)))
+    try:
+        plan = _model_checks.plan_of(model, _forward_plan.read_forward(type(model)))
+    except _forward_plan.UnknownForward as error:
+        return _patch_around(model, error)
     head = _heads.find_head(model, plan)
     _model_checks.check_model(model, plan, head)
     _model_checks.check_head_is_unchanged(model, head)
     forward = _fused_forward.make_forward(plan, head, type(model).forward)
     setattr(model, _fused_forward.STATE, _fused_forward.PatchState(plan, head, forward))
+    model.forward = types.MethodType(forward, model)
+    return model
+
+
+def _patch_around(model: PreTrainedModel, error: ValueError) -> PreTrainedModel:
+    """Patches a model whose loss is of the logits of a causal LM inside, and that one; raises ``error`` if it is none."""
+    from tileloss.integrations import _forward_source, _fused_forward, _inner_forward
+
+    try:
+        path = _inner_forward.read_inner(type(model))
+    except _forward_source.UnknownForward:
+        raise error from None
+    inner = getattr(model, path)
+    _inner_forward.check_model(model, inner)
+    already = hasattr(inner, _fused_forward.STATE)
+    patch(inner)
+    forward = _inner_forward.make_forward(model, path)
+    setattr(model, _fused_forward.STATE, _inner_forward.InnerState(path, forward, not already))
     model.forward = types.MethodType(forward, model)
     return model
 
@@ -82,6 +103,8 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
         and getattr(model.__dict__.get("forward"), "__func__", None) is state.forward
     ):
         del model.forward
+    if getattr(state, "patched_inner", False):
+        unpatch(getattr(model, state.inner))
     return model
 
 
@@ -107,6 +130,10 @@ def make_compute_loss_func(
     if state is None:
         raise ValueError(
             f"model: expected one that tileloss has patched, got an unpatched {type(model).__name__}"
+        )
+    if not isinstance(state, _fused_forward.PatchState):
+        raise ValueError(
+            f"model: expected one whose own forward has the head, got {type(model).__name__}, which calls a causal LM inside"
         )
     state.hands_out_hidden = True
 
