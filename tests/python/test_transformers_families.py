@@ -193,6 +193,9 @@ def test_a_patch_around_a_causal_lm_ends_with_unpatch_and_reaches_no_other_call(
     tuples = unpatched(**inputs, return_dict=False), patched(**inputs, return_dict=False)
     torch.testing.assert_close(tuples[1][0], tuples[0][0], rtol=1e-6, atol=0)
     assert len(tuples[1]) == len(tuples[0]) - 1
+    inner.eval(), own.eval()  # a part that is not trained
+    torch.testing.assert_close(patched(**inputs).loss, unpatched(**inputs).loss, rtol=1e-6, atol=0)
+    assert patched(**inputs).logits is None
     got = patched(**inputs, num_items_in_batch=29).loss
     torch.testing.assert_close(
         got, unpatched(**inputs, num_items_in_batch=29).loss, rtol=1e-6, atol=0

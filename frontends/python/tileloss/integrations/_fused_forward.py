@@ -34,7 +34,7 @@ class PatchState:
     forward: Callable[..., Any]
     # Set by make_compute_loss_func: training calls without labels answer with HiddenForLoss.
     hands_out_hidden: bool = False
-    # Set during a call by the model around it: training calls without labels have hidden states in the place of logits.
+    # Set during a call by the model around it, which trains: the answer has hidden states in the place of logits.
     hidden_for_logits: bool = False
 
 
@@ -77,7 +77,7 @@ def make_forward(
     @functools.wraps(original)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         state: PatchState | None = getattr(self, STATE, None)
-        if state is None or not self.training:
+        if state is None or not (self.training or state.hidden_for_logits):
             return original(self, *args, **kwargs)
         named = _named(plan, args, kwargs)
         hands_out = state.hidden_for_logits or (state.hands_out_hidden and torch.is_grad_enabled())

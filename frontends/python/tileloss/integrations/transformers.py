@@ -46,6 +46,7 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
     """
     _require_transformers()
     from tileloss.integrations import _forward_plan, _fused_forward, _heads, _model_checks
+    from tileloss.integrations._forward_source import UnknownForward
 
     _require_model(model)
     state = getattr(model, _fused_forward.STATE, None)
@@ -58,7 +59,7 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
         )
     try:
         plan = _model_checks.plan_of(model, _forward_plan.read_forward(type(model)))
-    except _forward_plan.UnknownForward as error:
+    except UnknownForward as error:
         return _patch_around(model, error)
     head = _heads.find_head(model, plan)
     _model_checks.check_model(model, plan, head)
@@ -71,11 +72,12 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
 
 def _patch_around(model: PreTrainedModel, error: ValueError) -> PreTrainedModel:
     """Patches a model whose loss is of the logits of a causal LM inside, and that one; raises ``error`` if it is none."""
-    from tileloss.integrations import _forward_source, _fused_forward, _inner_forward
+    from tileloss.integrations import _fused_forward, _inner_forward
+    from tileloss.integrations._forward_source import UnknownForward
 
     try:
         path = _inner_forward.read_inner(type(model))
-    except _forward_source.UnknownForward:
+    except UnknownForward:
         raise error from None
     inner = getattr(model, path)
     _inner_forward.check_model(model, inner)
