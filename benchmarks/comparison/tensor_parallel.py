@@ -30,27 +30,28 @@ def join(rank: int, folder: str) -> None:
 
 
 class Rank:
-    """A rank's share of a step. dhead lies in a file that both write to, as the answer is one tensor."""
+    """A rank's share of a step. The other rank's part of dhead comes by a file, as the answer is one tensor."""
 
-    def __init__(self, rank: int, inputs: Inputs, dhead: Path) -> None:
+    def __init__(self, rank: int, inputs: Inputs, file: Path) -> None:
         assert inputs.hidden is not None and inputs.head is not None
-        self.hidden, self.labels = inputs.hidden, inputs.labels
-        classes = range(rank * len(inputs.head) // RANKS, (rank + 1) * len(inputs.head) // RANKS)
-        self.classes = slice(classes.start, classes.stop)
-        self.shard = inputs.head.detach()[self.classes].requires_grad_()
-        size = inputs.head.numel()
-        self.dhead = torch.from_file(
-            str(dhead), shared=True, size=size, dtype=inputs.head.dtype
-        ).view(inputs.head.shape)
+        self.hidden, self.labels, self.is_first = inputs.hidden, inputs.labels, rank == 0
+        middle = len(inputs.head) // RANKS
+        head = inputs.head.detach()
+        self.shard = (head[:middle] if self.is_first else head[middle:]).requires_grad_()
+        others = head[middle:]
+        size = others.numel()
+        self.others = torch.from_file(str(file), shared=True, size=size, dtype=head.dtype)
+        self.others = self.others.view(others.shape).zero_()
 
     def step(self) -> Output:
         from tileloss.torch.distributed import linear_cross_entropy
 
         loss = linear_cross_entropy(self.hidden, self.shard, self.labels)
         dhidden, dhead = torch.autograd.grad(loss, (self.hidden, self.shard))
-        self.dhead[self.classes] = dhead
+        if not self.is_first:
+            self.others.copy_(dhead)
         dist.barrier()
-        return loss, (dhidden, self.dhead)
+        return loss, (dhidden, torch.cat([dhead, self.others]) if self.is_first else dhead)
 
 
 def serve(orders: Connection, folder: str, threads: int) -> None:
