@@ -132,6 +132,22 @@ TEST(Options, DefaultsAreThoseOfTheAbi) {
   expect_library_defaults<LogprobsOptions>("linear_logprobs");
   expect_library_defaults<CrossEntropyOptions>("linear_cross_entropy");
   expect_library_defaults<PolicyLossOptions>("linear_policy_loss");
+  expect_library_defaults<DistillationOptions>("distillation");
+}
+
+// p = (1/4, 3/4), q = (1/2, 1/2): log 2 - (log 3)/2 of the forward KL, gradient p - q.
+TEST(CppFaceOfAPair, DistillationOfTwoClasses) {
+  const std::vector<float> student = {0, std::log(3.0F)}, teacher = {5, 5};
+  std::vector<float> gradient(2), loss(1), divergence(1);
+  ASSERT_TRUE(succeeds(distillation_value_and_grad({.logits = Matrix<const float>(student.data(), 1, 2),
+                                                    .teacher_logits = Matrix<const float>(teacher.data(), 1, 2),
+                                                    .loss = loss,
+                                                    .divergence = divergence,
+                                                    .dlogits = Matrix<float>(gradient.data(), 1, 2)})));
+  EXPECT_NEAR(loss[0], std::log(2.0) - std::log(3.0) / 2, kTolerance);
+  EXPECT_EQ(divergence[0], loss[0]);
+  EXPECT_NEAR(gradient[0], -0.25, kTolerance);
+  EXPECT_NEAR(gradient[1], 0.25, kTolerance);
 }
 
 TEST_F(CppFace, CrossEntropyOfOneThird) {

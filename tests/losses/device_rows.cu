@@ -1,6 +1,7 @@
 // Every loss's row maths as a device would run it: compiled by nvcc, not run. What a kernel calls is plain data and functions.
 #include "core/number_formats.h"
 #include "losses/cross_entropy.h"
+#include "losses/distillation.h"
 #include "losses/logprobs.h"
 #include "losses/policy_loss.h"
 #include "losses/row_arrays.h"
@@ -36,6 +37,18 @@ template __global__ void row_stage(impl::CrossEntropy, impl::RowOutputs, const R
 template __global__ void row_stage(impl::PolicyLoss, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*,
                                    std::int64_t);
 template __global__ void row_stage(FocalLoss, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*, std::int64_t);
+
+// A loss over two rows: its coefficients, the label's term, its share.
+__global__ void pair_stage(impl::Distillation loss, const RowState* students, const RowState* teachers, impl::PairSums* sums,
+                           double* losses, impl::PairCoefficients* coefficients, std::int64_t rows) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= rows) return;
+  impl::PairStats stats{impl::make_row_stats(students[i]), impl::make_row_stats(teachers[i]), sums[i]};
+  coefficients[i] = loss.pair_coefficients(i);
+  const impl::DivergenceTerm label = impl::label_term({}, stats.student, stats.teacher);
+  stats.sums.divergence += label.value;
+  losses[i] = loss.pair_loss(i, stats);
+}
 
 // Merging the states of a row's slices.
 __global__ void merge_states(tileloss_row_state into, tileloss_row_state from) {

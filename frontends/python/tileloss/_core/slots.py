@@ -122,6 +122,7 @@ def names_of(role: int, function: str) -> tuple[str, ...]:
 INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *PAIRS, *ROWS)}
 # Row outputs, first those that have a gradient, which is the slot "<name>_grad".
 ROW_OUTPUTS = tuple(sorted(names_of(ROW_OUTPUT, ROWS[0]), key=lambda n: f"{n}_grad" not in SLOTS))
+PAIR_OUTPUTS = names_of(ROW_OUTPUT, PAIRS[0])
 DIFFERENTIABLE = tuple(name for name in ROW_OUTPUTS if f"{name}_grad" in SLOTS)
 
 

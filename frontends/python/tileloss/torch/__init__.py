@@ -1,8 +1,9 @@
-"""TileLoss for PyTorch: cross-entropy, log-probabilities and policy losses over a vocabulary, with autograd and torch.compile.
+"""TileLoss for PyTorch: cross-entropy, log-probabilities, policy losses and distillation over a vocabulary, with autograd and
+torch.compile.
 
-From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`. Fused with the LM head, hidden states [..., H] and linear_weight
-[V, H], so that the logits are never held: `linear_cross_entropy`, `linear_logprobs`, `linear_policy_loss`. Arguments have
-torch's names where it has one.
+From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`, and with a teacher's beside `distillation`. Fused with the LM
+head, hidden states [..., H] and linear_weight [V, H], so that the logits are never held: `linear_cross_entropy`,
+`linear_logprobs`, `linear_policy_loss`. Arguments have torch's names where it has one.
 """
 
 from tileloss._core.calls import call_counts
@@ -14,6 +15,7 @@ from tileloss.torch.cross_entropy import (
     linear_logprobs,
     logprobs,
 )
+from tileloss.torch.distillation import DistillationRows, distillation
 from tileloss.torch.modules import (
     CrossEntropyLoss,
     LinearCrossEntropyLoss,
@@ -24,12 +26,14 @@ from tileloss.torch.policy import linear_policy_loss, policy_loss
 
 __all__ = [
     "CrossEntropyLoss",
+    "DistillationRows",
     "LinearCrossEntropyLoss",
     "LinearPolicyLoss",
     "PolicyLoss",
     "RowOutputs",
     "call_counts",
     "cross_entropy",
+    "distillation",
     "empty_cache",
     "linear_cross_entropy",
     "linear_logprobs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -159,12 +159,12 @@ def loss_of_logits(
     inplace_backward: bool,
 ) -> tuple[Tensor, Tensor]:
     """(loss, metrics); metrics is empty unless asked for."""
-    logits, labels = _checked_logits(logits, labels)
+    logits, labels = checked_logits(logits, labels)
     tensors = extra_inputs(function, extra, labels, logits.shape[-1], given)
     inputs = (labels, *tensors, *encode(function, given, preset))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     if wants_grad and grad_in_forward:
-        _refuse_per_row(given)
+        refuse_per_row(given)
         if inplace_backward and not is_traced():
             loss, metrics = apply(
                 f"{function}_value_and_grad_", (logits, *inputs, wants_metrics), True, True
@@ -180,10 +180,18 @@ def loss_of_logits(
     return loss, metrics
 
 
-def _checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+@overload
+def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+@overload
+def checked_logits(logits: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
+def checked_logits(logits: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
     logits = local_rows("input", logits)
     check_float("input", logits)
     refuse_transforms(logits)
+    if labels is None:
+        if logits.dim() == 0:
+            raise ValueError("input: expected at least one dimension, got a scalar")
+        return logits, None
     return logits, checked_labels(local_rows("target", labels), logits)
 
 
@@ -192,7 +200,7 @@ def is_per_row(given: Mapping[str, Value]) -> bool:
     return "none" in (given.get("reduction"), given.get("aggregation"))
 
 
-def _refuse_per_row(given: Mapping[str, Value]) -> None:
+def refuse_per_row(given: Mapping[str, Value]) -> None:
     if is_per_row(given):
         raise ValueError(
             "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
@@ -268,7 +276,7 @@ def rows_of_logits(
     *,
     inplace_backward: bool,
 ) -> RowOutputs:
-    logits, labels = _checked_logits(logits, labels)
+    logits, labels = checked_logits(logits, labels)
     names = wanted_outputs(outputs)
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
     inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)

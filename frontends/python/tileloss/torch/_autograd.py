@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._core.slots import DIFFERENTIABLE, INPUTS, LOSSES
+from tileloss._core.slots import DIFFERENTIABLE, INPUTS, LOSSES, PAIRS
 from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
 from tileloss.torch._define import is_batched, is_traced, run
 
@@ -87,7 +87,7 @@ class _Saved:
         function: str,
         tensors: Sequence[Tensor | None],
         rest: Sequence[Any],
-        state: Tensor,
+        state: Tensor | None,  # a pair of rows has none
     ) -> None:
         n = len(INPUTS[function])
         extra, options, values, scalars = rest[:n], rest[n], rest[n + 1], rest[n + 2]
@@ -96,7 +96,7 @@ class _Saved:
         ctx.options, ctx.values = options, values
 
     @staticmethod
-    def restore(ctx: Ctx) -> tuple[tuple[Any, ...], tuple[Any, ...], Tensor]:
+    def restore(ctx: Ctx) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
         """(tensors, extra inputs and options, row state)"""
         *inputs, scalars, state = ctx.saved_tensors
         n = ctx.num_tensors
@@ -208,6 +208,38 @@ def _hand_over(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
     return tuple(rescaled(g, grad, ctx.in_place) if needs else None for g, needs in needed)
 
 
+# ------------------------------------------------------------------------------------------ from logits and a teacher's
+
+
+def _register_pair(f: str) -> None:
+    def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        _Saved.keep(ctx, f, inputs[:3], inputs[3:], None)
+
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
+        if grad is None or not ctx.needs_input_grad[0]:
+            return ()
+        (logits, *others), rest, _ = _Saved.restore(ctx)
+        if ctx.in_place:
+            dlogits = logits.detach()
+            run(f"{f}_backward_", grad, dlogits, *others, *rest)
+            return (dlogits,)
+        return (run(f"{f}_backward", grad, logits, *others, *rest),)
+
+    def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        _, dlogits, *rows = output
+        ctx.mark_non_differentiable(dlogits, *rows)
+        ctx.save_for_backward(dlogits)
+
+    def setup_value_and_grad_(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0].detach())
+
+    _register(f, setup, backward)
+    _register(f"{f}_value_and_grad", setup_value_and_grad, _hand_over)
+    _define_function(f"{f}_value_and_grad_", setup_value_and_grad_, _hand_over)
+
+
 # ---------------------------------------------------------------------------------------------- fused with the LM head
 
 
@@ -290,5 +322,7 @@ def _register_linear_logprobs() -> None:
 for _loss in LOSSES:
     _register_loss(_loss)
     _register_linear_loss(_loss)
+for _pair in PAIRS:
+    _register_pair(_pair)
 _register_logprobs()
 _register_linear_logprobs()

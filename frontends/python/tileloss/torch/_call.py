@@ -60,7 +60,7 @@ class Call:
         if tensor is not None:
             self.alive.append(_tensors.set_vector(self.args, slot, tensor))
 
-    def inputs(self, function: str, labels: Tensor, given: Sequence[Tensor | None]) -> None:
+    def inputs(self, function: str, labels: Tensor | None, given: Sequence[Tensor | None]) -> None:
         """``function``: its name from logits. ``given``: its INPUTS."""
         self.vector("labels", labels)
         names = INPUTS[function]
@@ -70,7 +70,11 @@ class Call:
                 self.vector(name, tensor.contiguous() if SLOTS[name].shape == "C" else tensor)
         if "sequence_offsets" in names and given[names.index("sequence_offsets")] is None:
             self.options, alive = calls.set_sequences(
-                self.args, self.function, self.names, self.options, labels.shape
+                self.args,
+                self.function,
+                self.names,
+                self.options,
+                labels.shape if labels is not None else (),
             )
             self.alive.append(alive)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tileloss._core.slots import DIFFERENTIABLE, LOSSES
 from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
-from tileloss.torch import _ops_linear  # noqa: F401 (registers)
+from tileloss.torch import _ops_linear, _ops_pairs  # noqa: F401 (register)
 from tileloss.torch._call import Call
 from tileloss.torch._define import (
     OPTIONS,
@@ -36,7 +36,7 @@ from tileloss.torch._define import (
     row_grads,
     split,
 )
-from tileloss.torch._tensors import lies_in_rows, new_gradient, set_row_state
+from tileloss.torch._tensors import check_in_place, new_gradient, set_row_state
 
 
 def _define_loss(f: str) -> None:
@@ -143,14 +143,6 @@ def _define_loss(f: str) -> None:
 
 def _fake_dlogits(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     return logits.new_empty(logits.shape)
-
-
-def check_in_place(logits: Tensor) -> None:
-    if not lies_in_rows(logits):
-        raise ValueError(
-            "inplace_backward: expected logits whose rows can be written where they lie (last stride 1, no broadcast), "
-            f"got shape {list(logits.shape)} with strides {list(logits.stride())}{', negated' * logits.is_neg()}"
-        )
 
 
 def _define_logprobs() -> None:

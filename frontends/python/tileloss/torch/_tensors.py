@@ -146,6 +146,14 @@ def lies_in_rows(tensor: Tensor) -> bool:
     return _layout(tensor) is not None
 
 
+def check_in_place(logits: Tensor) -> None:
+    if not lies_in_rows(logits):
+        raise ValueError(
+            "inplace_backward: expected logits whose rows can be written where they lie (last stride 1, no broadcast), "
+            f"got shape {list(logits.shape)} with strides {list(logits.stride())}{', negated' * logits.is_neg()}"
+        )
+
+
 def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     """[..., V] as [N,V]. Returns what must outlive the call: the logits, or a copy where the ABI cannot say how their rows lie.
     ``dlogits`` is contiguous, or the logits themselves."""
@@ -158,6 +166,25 @@ def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     if dlogits is not None:
         views.set_dlogits(args, dlogits.data_ptr(), dtype, cols, lie, dlogits is logits)
     return logits
+
+
+def set_teacher(args: Args, teacher: Tensor) -> Tensor:
+    """[..., V] as [N,V], after the logits, whose groups of rows it shares. Returns what must outlive the call."""
+    lie, groups, cols = _layout(teacher), args.row_groups, teacher.shape[-1]
+    if lie is None or (lie.group_rows and groups.rows and lie.group_rows != groups.rows):
+        teacher = teacher.resolve_neg().contiguous()
+        lie = Layout(teacher.numel() // cols, cols)
+    if lie.group_rows and not groups.rows:
+        groups.rows = lie.group_rows
+        groups.logits_stride = lie.group_rows * args.logits.row_stride
+        groups.dlogits_stride = lie.group_rows * args.dlogits.row_stride
+    if groups.rows:
+        own = groups.rows * lie.row_stride
+        groups.teacher_logits_stride = lie.group_stride if lie.group_rows else own
+    strides = (lie.row_stride, 1)
+    dtype = DTYPES[teacher.dtype]
+    views.set_matrix(args, "teacher_logits", teacher.data_ptr(), dtype, (lie.rows, cols), strides)
+    return teacher
 
 
 def without_overlap(matrix: Tensor) -> Tensor:

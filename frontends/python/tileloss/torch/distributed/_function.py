@@ -15,9 +15,8 @@ from tileloss._core.structs import BACKWARD
 from tileloss.torch._autograd import Ctx, once, rescaled
 from tileloss.torch._call import Call
 from tileloss.torch._define import row_grads
-from tileloss.torch._ops import check_in_place
 from tileloss.torch._ops_linear import new_head_gradients
-from tileloss.torch._tensors import new_gradient, set_row_state
+from tileloss.torch._tensors import check_in_place, new_gradient, set_row_state
 from tileloss.torch.distributed._fused import ValueAndGradient
 from tileloss.torch.distributed._meeting import Group, ranks_of
 from tileloss.torch.distributed._request import Operands, Request

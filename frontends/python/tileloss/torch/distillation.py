@@ -1,0 +1,174 @@
+"""Distillation: how far a student's distribution over the vocabulary lies from a teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tileloss._core.functions import logit_options
+from tileloss._core.slots import PAIR_OUTPUTS
+from tileloss.torch._apply import checked_logits, extra_inputs, refuse_per_row
+from tileloss.torch._autograd import apply
+from tileloss.torch._define import is_traced
+from tileloss.torch._dtensor import local_rows
+from tileloss.torch._options import Value, encode, refuse_gradient
+from tileloss.torch._tensors import check_float, has_shape, refuse_transforms
+
+Number = float | Tensor
+
+
+class DistillationRows(NamedTuple):
+    """Numbers of each row, [...] as the rows lie; None: not asked for. None of them is differentiable."""
+
+    divergence: Tensor | None = None  # float32, neither weighted nor scaled
+    entropy: Tensor | None = (
+        None  # float32, nats; the student's, as all that follow but teacher_entropy and agreement
+    )
+    teacher_entropy: Tensor | None = None
+    agreement: Tensor | None = None  # bool: both have the same argmax
+    logp: Tensor | None = None
+    lse: Tensor | None = None
+
+
+def distillation(
+    input: Tensor,
+    teacher: Tensor,
+    target: Tensor | None = None,
+    *,
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    grad_in_forward: bool | None = None,
+    inplace_backward: bool = False,
+) -> Tensor | tuple[Tensor, DistillationRows]:
+    """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
+
+    With z = softcap(logit_scale * x) / temperature and p = softmax(z), q likewise of the teacher's logits, a row's loss is
+
+        w_i [alpha (-log p_y) + (1 - alpha) D_i]
+
+    and D is one of (docs/users/losses.md has the formulas):
+
+        forward_kl         sum q (log q - log p)
+        reverse_kl         sum p (log p - log q)
+        jsd                beta sum q (log q - log m) + (1 - beta) sum p (log p - log m), m = beta q + (1 - beta) p: TRL's
+                           generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here
+        jeffreys           forward_kl + reverse_kl
+        skew_forward_kl    sum q (log q - log m), m = beta q + (1 - beta) p
+        skew_reverse_kl    sum p (log p - log m), m = beta p + (1 - beta) q
+        total_variation    sum |p - q| / 2
+
+    Args:
+        input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU.
+        teacher: the teacher's logits, of the same shape and dtype. They have no gradient.
+        target: labels, [...] int64, int32 or uint8; needed where alpha is not 0. Rows with ``ignore_index`` are not read.
+        alpha: in [0, 1]: a number or a tensor of one element.
+        mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
+        token_weights: [...] or flat [N] w, converted to float32.
+        reduction: "none", "sum" or "mean": over the sum of w_i of the rows in use, or over ``num_items``.
+        teacher_temperature: None: ``temperature``.
+        scale_by_temperature_squared: multiply D by ``temperature`` squared, as some recipes do.
+        outputs: names of `DistillationRows`: what else to return of each row.
+        grad_in_forward: compute the gradient together with the loss (scalar losses). Default None: True, as a backward of its
+            own makes all of the forward's sums again; but False for float16, which AMP's scale would reach too late.
+        inplace_backward: write the gradient over ``input``, which cannot be used after it; with ``grad_in_forward`` the
+            forward already does.
+
+    The other arguments: `cross_entropy`.
+
+    Returns:
+        float32: a scalar, or [...] with reduction "none"; with ``outputs``, (loss, DistillationRows).
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what was given.
+        IndexError: a label outside [0, valid_vocab), naming it and its row.
+        NotImplementedError: tensors that are not on the CPU.
+    """
+    given: dict[str, Value] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+    }
+    logits, labels = checked_logits(input, target)
+    teacher = _checked_teacher(teacher, logits)
+    names = _wanted(outputs)
+    rows = logits.new_empty((1,)).expand(logits.shape[:-1]) if labels is None else labels
+    extra = extra_inputs(
+        "distillation",
+        {"mask": mask, "token_weights": token_weights},
+        rows,
+        logits.shape[-1],
+        given,
+    )
+    inputs = (logits, teacher, labels, *extra, *encode("distillation", given), ",".join(names))
+    wants_grad = torch.is_grad_enabled() and logits.requires_grad
+    per_row = reduction == "none"
+    if grad_in_forward is None:
+        grad_in_forward = not per_row and logits.dtype != torch.float16
+    if not wants_grad or not grad_in_forward:
+        loss, *found = apply("distillation", inputs, wants_grad, inplace_backward)
+    else:
+        refuse_per_row(given)
+        if inplace_backward and not is_traced():
+            loss, *found = apply("distillation_value_and_grad_", inputs, True, True)
+        else:
+            loss, _, *found = apply("distillation_value_and_grad", inputs, True, True)
+    if not names:
+        return loss
+    named = dict(zip(PAIR_OUTPUTS, found, strict=True))
+    return loss, DistillationRows(
+        **{
+            n: t.view(torch.bool) if t.dtype == torch.uint8 else t
+            for n, t in named.items()
+            if n in names
+        }
+    )
+
+
+def _checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
+    teacher = local_rows("teacher", teacher)
+    check_float("teacher", teacher)
+    refuse_transforms(teacher)
+    refuse_gradient("teacher", teacher)
+    if teacher.dtype != logits.dtype:
+        raise TypeError(f"teacher: expected input's dtype {logits.dtype}, got {teacher.dtype}")
+    if teacher.dim() != logits.dim() or not has_shape(teacher, logits.shape):
+        raise ValueError(
+            f"teacher: expected input's shape {list(logits.shape)}, got {list(teacher.shape)}"
+        )
+    return teacher.detach()
+
+
+def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if unknown := [name for name in names if name not in DistillationRows._fields]:
+        raise ValueError(
+            f"outputs: expected names among {', '.join(DistillationRows._fields)}, got {unknown}"
+        )
+    return names
