@@ -57,6 +57,7 @@ def fields_of(struct: str) -> list[tuple[str, str, str]]:
     assert body, struct
     text = re.sub(r"//[^\n]*|#ifdef __cplusplus.*?#endif", "", body.group(1), flags=re.DOTALL)
     text = re.sub(r"union {.*?};", "tileloss_plan_part part;", text, flags=re.DOTALL)
+    text = re.sub(r" TILELOSS_DEFAULT\(.*?\)", "", text)
     found = []
     for declaration in filter(None, (d.strip() for d in text.split(";"))):
         kind, _, names = re.sub(r"\s+", " ", declaration).rpartition(" ") if "," not in declaration else (

@@ -57,6 +57,29 @@ def recorded(names: tuple[str, ...] = FUNCTIONS) -> dict[str, tuple[Any, ...]]:
                 inputs = tuple(x * 1 for x in p.leaves(name))
                 torch.autograd.grad(run(name, p, *inputs, **mode), inputs)
             calls |= recorder.calls
+    return calls | of_a_pair()
+
+
+def of_a_pair() -> dict[str, tuple[Any, ...]]:
+    """The same of the functions of a student's logits and a teacher's."""
+    calls: dict[str, tuple[Any, ...]] = {}
+    for in_forward in (True, False):
+        for in_place in (True, False):
+            p = problem()
+            logits = p.logits.detach().clone().requires_grad_()
+            teacher = torch.randn_like(p.logits.detach())
+            with Recorder() as recorder:
+                loss = tl.distillation(
+                    logits * 1,
+                    teacher,
+                    p.labels,
+                    alpha=torch.tensor(0.3),
+                    grad_in_forward=in_forward,
+                    inplace_backward=in_place,
+                )
+                assert isinstance(loss, Tensor)
+                torch.autograd.grad(loss, logits)
+            calls |= recorder.calls
     return calls
 
 
