@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +14,14 @@ from typing import Any
 SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 Line = dict[str, Any]
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """In the child: a signal that reaches this process before it knows of the child ends both."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -38,7 +48,13 @@ def run_program(
     reading, writing = os.pipe()
     try:
         command = [str(program), *arguments, f"--results-fd={writing}"]
-        child = subprocess.Popen(command, env=without_secrets(), stdout=output, pass_fds=(writing,))
+        child = subprocess.Popen(
+            command,
+            env=without_secrets(),
+            stdout=output,
+            pass_fds=(writing,),
+            preexec_fn=_end_with_parent,
+        )
     finally:
         os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as lines, child:
