@@ -9,6 +9,7 @@
 
 #include "reference/oracle.h"
 #include "support/synthetic.h"
+#include "tests/reference/stencil.h"
 
 namespace tileloss::reference {
 namespace {
@@ -24,19 +25,6 @@ Rows make_rows(std::size_t rows, std::size_t columns, std::uint64_t seed) {
     for (double& value : logits[i]) value = 2.0 * random.next_normal();
   }
   return logits;
-}
-
-// The five-point stencil: its own error is h^4/30 of the fifth derivative plus about 2^-52/h of the function: 1e-12 here.
-double derivative(const std::function<double()>& function, double& variable) {
-  constexpr double kStep = 1e-3;
-  const double at = variable;
-  const auto value = [&](double offset) {
-    variable = at + offset * kStep;
-    return function();
-  };
-  const double result = (8.0 * (value(1.0) - value(-1.0)) - (value(2.0) - value(-2.0))) / (12.0 * kStep);
-  variable = at;
-  return result;
 }
 
 struct CrossEntropyInputs {
