@@ -160,8 +160,7 @@ Status check_vectors(const Problem& p) {
     if (slot.vector == nullptr || !present(a, slot)) continue;
     if (Status s = check_vector(p, slot); !s.ok()) return s;
   }
-  const bool has_teacher = p.loss->info.teacher != nullptr;
-  if (!present(a.labels) && !has_teacher)
+  if (!present(a.labels) && !p.loss->has_teacher())
     return expected("labels", "an int32 or int64 vector of size " + to_string(p.rows), "none");
   if (!present(a.labels) && (present(a.logp) || present(a.correct)))
     return expected("labels", std::string("a vector, for ") + (present(a.logp) ? "logp" : "correct"), "none");

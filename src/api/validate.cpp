@@ -105,9 +105,12 @@ Status resolve_from_row_state(Problem& p) {
   return {};
 }
 
-Status check_teacher_taken(const Problem& p) {
-  if ((p.loss->groups & kTeacher) == 0 && present(p.args.teacher_logits))
-    return expected("teacher_logits", "none: " + p.loss->name + " does not take it", "a matrix");
+// Matrices that the function has no use for.
+Status check_matrices_taken(const Problem& p) {
+  for (const TensorSlot& slot : tensor_slots()) {
+    if (slot.matrix != nullptr && (slot.groups & p.loss->groups) == 0 && present(p.args, slot))
+      return expected(slot.name, "none: " + p.loss->name + " does not take it", "a matrix");
+  }
   return {};
 }
 
@@ -131,16 +134,14 @@ Status resolve_teacher(const Problem& p) {
 
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
-  const bool has_teacher = p.loss->info.teacher != nullptr;
-  if (p.pass == TILELOSS_FROM_ROW_STATE && has_teacher)
+  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->has_teacher())
     return expected("pass", "forward, backward or value_and_grad: " + p.loss->name + " has no row state", "from_row_state");
   if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
-  if (p.loss->is_linear) return resolve_head(p);
-  for (const TensorSlot& slot : tensor_slots()) {
-    if (slot.matrix != nullptr && slot.groups == kFromHidden && present(a, slot))
-      return expected(slot.name, "none: " + p.loss->name + " does not take it", "a matrix");
+  if (p.loss->is_linear) {
+    if (Status s = resolve_head(p); !s.ok()) return s;
+    return check_matrices_taken(p);
   }
-  if (Status s = check_teacher_taken(p); !s.ok()) return s;
+  if (Status s = check_matrices_taken(p); !s.ok()) return s;
   if (p.linear.accumulate != 0)
     return expected("accumulate", "0, as " + p.loss->name + " has no sum to add to", to_string(p.linear.accumulate));
   if (p.linear.compute_dtype != TILELOSS_NONE)
@@ -151,7 +152,7 @@ Status resolve_matrices(Problem& p) {
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
   p.storage = a.logits.dtype;
-  if (has_teacher) {
+  if (p.loss->has_teacher()) {
     if (Status s = resolve_teacher(p); !s.ok()) return s;
   }
   if (p.pass == TILELOSS_FORWARD) {

@@ -19,6 +19,8 @@ struct RegisteredLoss {
   std::uint32_t groups = 0;            // TensorGroups that it takes
   std::vector<tileloss_field> fields;  // the logit options', with the LM head the linear ones, and the loss's own
   std::vector<tileloss_tensor> tensors;
+
+  bool has_teacher() const { return info.teacher != nullptr; }
 };
 
 // In order of registration. Not to be changed while calls are running.

@@ -208,5 +208,26 @@ TEST(DistillationArguments, ThatCannotBeAreNamed) {
             "teacher_temperature: expected a number > 0, got 0");
 }
 
+// No tensor is dropped in silence: by functions on logits or with the LM head.
+TEST(DistillationArguments, ATeacherIsRefusedWhereThereIsNone) {
+  std::vector<float> numbers(64);
+  const std::vector<std::int32_t> labels(4);
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT32, 4);
+  args.teacher_logits = tileloss_make_matrix(numbers.data(), TILELOSS_FLOAT32, 4, 8, 8);
+  const auto message = [&](const char* function) -> std::string {
+    return tileloss_call(function, TILELOSS_FORWARD, &args, nullptr, nullptr, nullptr) == TILELOSS_OK ? "accepted"
+                                                                                                      : tileloss_last_error();
+  };
+  args.hidden = tileloss_make_matrix(numbers.data(), TILELOSS_FLOAT32, 4, 2, 2);
+  args.head = tileloss_make_matrix(numbers.data(), TILELOSS_FLOAT32, 8, 2, 2);
+  EXPECT_EQ(message("linear_cross_entropy"),
+            "teacher_logits: expected none: linear_cross_entropy does not take it, got a matrix");
+  args.hidden = args.head = {};
+  args.logits = args.teacher_logits;
+  EXPECT_EQ(message("cross_entropy"), "teacher_logits: expected none: cross_entropy does not take it, got a matrix");
+}
+
 }  // namespace
 }  // namespace tileloss::test

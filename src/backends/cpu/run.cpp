@@ -239,7 +239,7 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   stage->prepare();
 
-  if (p.loss->info.teacher != nullptr) {
+  if (p.loss->has_teacher()) {
     PairRows pairs(p, context, *stage, losses);
     const SweepJob student = make_job(p, plan, context, targets, workspace + layout.scratch);
     run_pairs(make_pair_job(p, student, *stage), pairs, given.executor);

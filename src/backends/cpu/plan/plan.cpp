@@ -34,10 +34,9 @@ constexpr double kMaxElements = 0x1p56;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-bool has_teacher(const Problem& p) { return p.loss->info.teacher != nullptr; }
 // Of the student or the teacher.
 bool has_softcap(const Problem& p) {
-  return p.logit.softcap > 0 || (has_teacher(p) && p.loss->info.teacher(p.options.data()).softcap > 0);
+  return p.logit.softcap > 0 || (p.loss->has_teacher() && p.loss->info.teacher(p.options.data()).softcap > 0);
 }
 
 bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
@@ -47,7 +46,7 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.loss->is_linear) return predict_linear_ms(p, plan);
   constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
   // A teacher's row costs as much as a student's, and their divergence as much again.
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (has_teacher(p) ? 3 : 1);
+  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->has_teacher() ? 3 : 1);
   const double width = p.storage == TILELOSS_FLOAT32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.cpu.schedule != TILELOSS_SCHEDULE_STASH;
   const double passes =
@@ -73,7 +72,7 @@ Status check_wishes(const tileloss_plan_options& o) {
 
 tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
   // Both rows' exps wait for their divergence, whether there is a gradient or not.
-  if (has_teacher(p)) return TILELOSS_SCHEDULE_STASH;
+  if (p.loss->has_teacher()) return TILELOSS_SCHEDULE_STASH;
   if (!is_both(p) || p.couples_rows || p.is_shard) return TILELOSS_SCHEDULE_SWEEPS;
   if (o.schedule != TILELOSS_SCHEDULE_AUTO) return o.schedule;
   return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
@@ -82,7 +81,7 @@ tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options&
 }  // namespace
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
-  return p.needs_forward && !has_teacher(p) &&
+  return p.needs_forward && !p.loss->has_teacher() &&
          (p.couples_rows || (p.needs_backward && plan.cpu.schedule == TILELOSS_SCHEDULE_SWEEPS));
 }
 
@@ -107,8 +106,8 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
   } else if (with_scratch) {
     const std::int64_t block = plan.cpu.vocab_block;
     take("scratch of threads",
-         plan.cpu.threads * (has_teacher(p) ? pair_scratch_bytes(p.columns, block, has_softcap(p))
-                                            : scratch_bytes(plan.cpu.schedule, p.columns, block, has_softcap(p))));
+         plan.cpu.threads * (p.loss->has_teacher() ? pair_scratch_bytes(p.columns, block, has_softcap(p))
+                                                   : scratch_bytes(plan.cpu.schedule, p.columns, block, has_softcap(p))));
   }
   w.bytes = at;
   return w;
@@ -137,7 +136,7 @@ namespace {
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
-  if (!has_softcap(p) || (is_fused && !has_teacher(p))) return kVocabBlock;
+  if (!has_softcap(p) || (is_fused && !p.loss->has_teacher())) return kVocabBlock;
   return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }
 
@@ -154,7 +153,7 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
   plan.cpu.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
   if (wishes.workspace_bytes > 0 && plan.workspace_bytes > wishes.workspace_bytes) {
-    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !has_teacher(p)) plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !p.loss->has_teacher()) plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     plan.workspace_bytes = workspace_layout(p, plan).bytes;
     if (plan.workspace_bytes > wishes.workspace_bytes) {
       return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
@@ -183,7 +182,7 @@ StorageType storage_type(tileloss_dtype dtype) {
 
 Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* executor, tileloss_plan* out) {
   if (Status s = check_wishes(wishes); !s.ok()) return s;
-  if (has_teacher(p) && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_STASH) {
+  if (p.loss->has_teacher() && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_STASH) {
     return expected("schedule", "auto or stash, as " + p.loss->name + " has no other", tileloss_schedule_name(wishes.schedule));
   }
   if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
