@@ -78,11 +78,10 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm label_term(const Divergence& d, const
   return {times(p, log_p), times(p, log_p) - p * d.beta * (1 - d.beta) * by_mixture};
 }
 
-// A row's backward: dL/dz_j = form p_j (g_j - mean) + prob p_j + target [j = y].
+// A row's backward: dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j).
 struct PairCoefficients {
   double form = 0;
   double target = 0;
-  double prob_plus_target = 0;
 };
 
 }  // namespace tileloss::impl

@@ -1,6 +1,6 @@
 // Distillation: the student's distribution p against the teacher's q, alone or mixed with cross-entropy, token weights w:
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2
-//   form = (1-alpha) s w,  prob = alpha w,  target = -alpha w   (core/divergence.h)
+//   form = (1-alpha) s w,  target = -alpha w   (core/divergence.h)
 // D is a divergence of the sweep over the pair. mean divides by the sum of w_i, or by num_items when given; a denominator of 0
 // gives 0. Source: losses.md, checked there against autograd and TRL's generalized_jsd_loss.
 #ifndef TILELOSS_LOSSES_DISTILLATION_H_

@@ -57,10 +57,11 @@ class PairWorker {
       // Read now: in place, the sweep overwrites the logit.
       if (pair.target >= 0) slope = rows_.transform.derivative(load_element(rows_.storage, logits, pair.target));
     }
+    DivergenceTerm label;
     const PairTable& kernels = rows_.kernels->pair[rows_.storage];
     if (is_finite && !is_certain) {
       kernels.diverge(pair);
-      add_label(stats, pair);
+      if (pair.target >= 0) add_label(label = label_term(pair.divergence, stats.student, stats.teacher), pair);
     } else if (!is_finite) {
       pair.sums.divergence = kNan;
     }
@@ -71,7 +72,7 @@ class PairWorker {
       for (std::int64_t j = 0; j < rows_.columns; ++j) store_element(rows_.storage, pair.dx, j, kNan);
     } else if (!is_certain) {
       if (!pair.has_gradient) kernels.gradient(pair);
-      if (pair.target >= 0) write_label(stats, slope, pair);
+      if (pair.target >= 0) write_label(stats, label, slope, pair);
     }
     clear(i, is_certain ? 0 : rows_.columns);
   }
@@ -123,19 +124,17 @@ class PairWorker {
     return s;
   }
 
-  static void add_label(const PairStats& stats, PairRow& pair) {
-    if (pair.target < 0) return;
-    const DivergenceTerm term = label_term(pair.divergence, stats.student, stats.teacher);
-    pair.sums.divergence += term.value;
-    if (has_mean(pair.divergence.kind)) pair.sums.mean += term.form;
+  static void add_label(const DivergenceTerm& label, PairRow& pair) {
+    pair.sums.divergence += label.value;
+    if (has_mean(pair.divergence.kind)) pair.sums.mean += label.form;
   }
 
-  void write_label(const PairStats& stats, double slope, const PairRow& pair) const {
+  void write_label(const PairStats& stats, const DivergenceTerm& label, double slope, const PairRow& pair) const {
     const PairCoefficients& c = pair.coefficients;
-    double dz = c.target * stats.student.one_minus_p + c.prob_plus_target * stats.student.p;
+    double dz = c.target * stats.student.one_minus_p;
     if (c.form != 0) {
       // g - mean, the mean's own part taken together with g: of a certain label they all but cancel.
-      const DivergenceTerm label = label_term(pair.divergence, stats.student, stats.teacher);
+      // Where both are infinite the gradient is NaN.
       const double others = pair.sums.mean - label.form;
       const bool all = !has_mean(pair.divergence.kind);
       dz += c.form * (all ? label.form : label.form * stats.student.one_minus_p - stats.student.p * others);

@@ -154,8 +154,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     double p = 0, form = 0;
     Factors(const PairRow& row, double slope) {
       const PairCoefficients& c = row.coefficients;
-      const double prob = c.prob_plus_target - c.target;
-      p = (prob + c.form * (has_mean(row.divergence.kind) ? -row.sums.mean : 1)) * slope;
+      p = (c.form * (has_mean(row.divergence.kind) ? -row.sums.mean : 1) - c.target) * slope;
       form = c.form * slope;
     }
   };
@@ -174,7 +173,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     return row.stream && is_aligned(static_cast<const T*>(row.dx) + start) ? Write::kStream : Write::kStore;
   }
 
-  // The factors here take in what turns the block's exps into probabilities. kIsDifference: of the teacher's exps, else of p g.
+  // The first factor takes in what turns the block's exps into probabilities. kIsDifference: the other is of q, else of p g.
   template <bool kIsDifference, Write kWrite, class Transform>
   static void gradient_block(const PairRow& row, Block<Transform>& b, std::int64_t start, std::int64_t n, F p_factor,
                              F other_factor) {
@@ -201,15 +200,17 @@ class PairSweep : BackwardSweep<Simd, T> {
   template <class Transform>
   static void gradient_row(const PairRow& row) {
     const LogitTransform& transform = row.student.transform;
-    const Side student(row.student), teacher(row.teacher);
+    const Side student(row.student);
     const Factors factors(row, transform.scale / Transform::slope_unit(transform));
-    const bool is_difference = !has_mean(row.divergence.kind), is_capped = student.is_capped() || teacher.is_capped();
+    const F other = Base::coefficient(factors.form);
+    // Without a softcap a divergence without a mean has written dx already: the teacher's exps here are probabilities.
+    const bool is_difference = !has_mean(row.divergence.kind);
+    const bool is_capped = student.is_capped() || row.teacher.transform.softcap > 0;
     Block<Transform> b(transform);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       const std::int64_t block = start / row.vocab_block;
       const F p = Base::coefficient(factors.p * (is_capped ? 1 : student.share(block)));
-      const F other = Base::coefficient(factors.form * (is_capped || !is_difference ? 1 : teacher.share(block)));
       const bool stream = way(row, start) == Write::kStream;
       if (is_difference) {
         stream ? gradient_block<true, Write::kStream>(row, b, start, n, p, other)
