@@ -118,7 +118,7 @@ def distillation(
     logits, labels = checked_logits(input, target)
     teacher = _checked_teacher(teacher, logits)
     names = _wanted(outputs)
-    rows = logits.new_empty((1,)).expand(logits.shape[:-1]) if labels is None else labels
+    rows = logits[..., 0] if labels is None else labels
     extra = extra_inputs(
         "distillation",
         {"mask": mask, "token_weights": token_weights},
