@@ -220,6 +220,22 @@ struct LinearHead {
   }
 };
 
+// A teacher's LM head beside the student's, in place of teacher_logits. G: its own width.
+struct TeacherHead {
+  LogitsView hidden = {};  // [N,G]
+  LogitsView head = {};    // [V,G], any strides
+  BiasView bias = {};      // [V]
+
+  // `args` with both heads.
+  [[nodiscard]] tileloss_args c(const LinearHead& student, const DistillationArgs& args) const noexcept {
+    tileloss_args c_args = student.c(args);
+    c_args.teacher_hidden = hidden.c();
+    c_args.teacher_head = head.c();
+    c_args.teacher_bias = bias.c();
+    return c_args;
+  }
+};
+
 }  // namespace v0
 }  // namespace tileloss
 

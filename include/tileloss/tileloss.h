@@ -439,6 +439,11 @@ typedef struct tileloss_args {
   tileloss_vector divergence;       // out: [N] float32, the divergence alone, neither weighted nor scaled
   tileloss_vector teacher_entropy;  // out: [N] float32, nats
   tileloss_vector agreement;        // out: [N] uint8, whether both have the same argmax
+
+  // The teacher's LM head, with linear_distillation, in place of its logits. G: its own width.
+  tileloss_matrix teacher_hidden;  // [N,G] float32, bfloat16, float16
+  tileloss_matrix teacher_head;    // [V,G] float32, bfloat16, float16; any strides, as head
+  tileloss_vector teacher_bias;    // [V] float32, bfloat16, float16; default none
 } tileloss_args;
 
 static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }
@@ -675,6 +680,17 @@ TILELOSS_API tileloss_status tileloss_linear_policy_loss_value_and_grad(const ti
 TILELOSS_API tileloss_status tileloss_linear_policy_loss_from_row_state(const tileloss_args* args,
                                                                         const tileloss_policy_loss_options* options,
                                                                         const tileloss_plan* plan, const tileloss_run* run);
+// Two LM heads: args.teacher_hidden, teacher_head and teacher_bias stand for teacher_logits, so that neither side's logits exist
+// but for some rows at a time, in float32. compute_dtype is that of both sides' products; by default bfloat16 if all of hidden,
+// head, teacher_hidden and teacher_head are.
+TILELOSS_API tileloss_status tileloss_linear_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
+                                                          const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_distillation_backward(const tileloss_args* args,
+                                                                   const tileloss_distillation_options* options,
+                                                                   const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_distillation_value_and_grad(const tileloss_args* args,
+                                                                         const tileloss_distillation_options* options,
+                                                                         const tileloss_plan* plan, const tileloss_run* run);
 
 // ----------------------------------------------------------------------------------------------------------- introspection
 
@@ -728,7 +744,7 @@ typedef struct tileloss_tensor {
   tileloss_tensor_role role;
   uint32_t dtypes;  // bits 1 << tileloss_dtype that it may have
   uint32_t passes;  // bits 1 << tileloss_pass that read or write it
-  // Its sizes: N rows, V columns, H the hidden width, C classes of the whole vocabulary, B sequences, M metrics (or fewer); L is
+  // Its sizes: N rows, V columns, H the hidden width, G the teacher's, C classes of the whole vocabulary, B sequences, M metrics (or fewer); L is
   // N for a loss a row, else 1. "N,V", "C", "B+1", "B|N" (either, as the options say), ...
   const char* shape;
   uint32_t state_arrays;  // of a row output: bits of the row state that it is made of

@@ -374,6 +374,25 @@ inline Status linear_policy_loss_from_row_state(const LinearHead& head, const Po
   return detail::call("linear_policy_loss", Pass::kFromRowState, head.c(args), options, run);
 }
 
+// The same of two LM heads: neither side's logits are ever held but for some rows at a time.
+inline PlanResult linear_plan(Pass pass, const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                              const DistillationOptions& options = {}, const PlanOptions& wishes = {},
+                              const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("linear_distillation", pass, teacher.c(head, args), options, wishes, executor);
+}
+inline Status linear_distillation(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                                  const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_distillation", Pass::kForward, teacher.c(head, args), options, run);
+}
+inline Status linear_distillation_backward(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                                           const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_distillation", Pass::kBackward, teacher.c(head, args), options, run);
+}
+inline Status linear_distillation_value_and_grad(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                                                 const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_distillation", Pass::kValueAndGrad, teacher.c(head, args), options, run);
+}
+
 }  // namespace v0
 }  // namespace tileloss
 

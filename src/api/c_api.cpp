@@ -313,6 +313,20 @@ tileloss_status tileloss_linear_policy_loss_from_row_state(const tileloss_args* 
   return tileloss_call("linear_policy_loss", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
 
+tileloss_status tileloss_linear_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
+                                             const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_distillation", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_distillation_backward(const tileloss_args* args, const tileloss_distillation_options* options,
+                                                      const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_distillation", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_distillation_value_and_grad(const tileloss_args* args,
+                                                            const tileloss_distillation_options* options,
+                                                            const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+
 int64_t tileloss_function_count(void) { return static_cast<int64_t>(losses().size()); }
 
 tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info) {

@@ -58,4 +58,20 @@ Status resolve_head(Problem& p) {
   return {};
 }
 
+Status resolve_teacher_head(Problem& p) {
+  const tileloss_matrix &hidden = p.args.teacher_hidden, &head = p.args.teacher_head;
+  if (!present(hidden)) return expected("teacher_hidden", "a float32, bfloat16 or float16 matrix [N,G]", "none");
+  if (!present(head)) return expected("teacher_head", "a float32, bfloat16 or float16 matrix [V,G]", "none");
+  if (Status s = check_matrix(p, "teacher_hidden", hidden, Layout::kAnyStrides); !s.ok()) return s;
+  if (Status s = check_matrix(p, "teacher_head", head, Layout::kAnyStrides); !s.ok()) return s;
+  if (hidden.rows != p.rows) return expected("teacher_hidden.rows", "hidden's, " + to_string(p.rows), to_string(hidden.rows));
+  if (head.rows != p.total_columns)
+    return expected("teacher_head.rows", "head's, " + to_string(p.total_columns), to_string(head.rows));
+  if (head.cols != hidden.cols)
+    return expected("teacher_head.cols", "teacher_hidden's, " + to_string(hidden.cols), to_string(head.cols));
+  const bool both_bfloat16 = hidden.dtype == TILELOSS_BFLOAT16 && head.dtype == TILELOSS_BFLOAT16;
+  if (p.linear.compute_dtype == TILELOSS_NONE && !both_bfloat16) p.compute = TILELOSS_FLOAT32;
+  return {};
+}
+
 }  // namespace tileloss::impl::api

@@ -114,14 +114,15 @@ Status check_matrices_taken(const Problem& p) {
   return {};
 }
 
-// The other row of each pair: like the logits, with strides of its own.
-Status resolve_teacher(const Problem& p) {
+// The other row of each pair: like the logits, with strides of its own, or made by a head of its own.
+Status resolve_teacher(Problem& p) {
   const tileloss_matrix &logits = p.args.logits, &teacher = p.args.teacher_logits;
   if (p.has_row_state) return expected("row_state", "none: " + p.loss->name + " does not take it", "a row state");
   if (p.logit.vocab_total >= 0 || p.logit.vocab_start != 0) {
     return expected("vocab_total", "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary",
                     to_string(p.logit.vocab_total) + " and " + to_string(p.logit.vocab_start));
   }
+  if (p.loss->is_linear) return resolve_teacher_head(p);
   if (!present(teacher)) return expected("teacher_logits", "a matrix like the logits", "none");
   if (Status s = check_matrix(p, "teacher_logits", teacher); !s.ok()) return s;
   if (teacher.dtype != logits.dtype)
@@ -139,7 +140,8 @@ Status resolve_matrices(Problem& p) {
   if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
   if (p.loss->is_linear) {
     if (Status s = resolve_head(p); !s.ok()) return s;
-    return check_matrices_taken(p);
+    if (Status s = check_matrices_taken(p); !s.ok()) return s;
+    return p.loss->has_teacher() ? resolve_teacher(p) : Status{};
   }
   if (Status s = check_matrices_taken(p); !s.ok()) return s;
   if (p.linear.accumulate != 0)

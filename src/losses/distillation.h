@@ -66,7 +66,7 @@ class Distillation {
             .is_loss = true,
             .options_size = sizeof(Options),
             .fields = kFields,
-            .tensors = kTokenWeights | kLossGrad | kMask | kTeacher,
+            .tensors = kTokenWeights | kLossGrad | kMask,
             .make = &make_stage<Distillation>,
             .check = &check,
             .check_numbers = &check_numbers,

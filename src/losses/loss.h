@@ -74,8 +74,7 @@ struct LossInfo {
   const char* presets = nullptr;
   void (*set_preset)(std::string_view name, void* options) = nullptr;
   const char* metrics = nullptr;
-  // Of a loss over two rows of logits, a student's and a teacher's; null: there is no teacher, and the loss is there with the LM
-  // head too.
+  // Of a loss over two rows of logits, a student's and a teacher's; null: there is no teacher.
   TeacherOptions (*teacher)(const void* options) = nullptr;
 };
 

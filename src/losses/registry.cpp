@@ -37,7 +37,8 @@ std::vector<tileloss_field> all_fields(const LossInfo& info, bool is_linear) {
 static_assert(TILELOSS_FLOAT32 == 1 && TILELOSS_BFLOAT16 == 2, "compute_dtype's choices are dtypes in their order");
 
 RegisteredLoss make_entry(const LossInfo& info, bool is_linear) {
-  const std::uint32_t groups = info.tensors | (info.is_loss ? kLosses : 0u) | (is_linear ? kFromHidden : kFromLogits);
+  std::uint32_t groups = info.tensors | (info.is_loss ? kLosses : 0u) | (is_linear ? kFromHidden : kFromLogits);
+  if (info.teacher != nullptr) groups |= kTeacher | (is_linear ? kTeacherHead : kTeacherLogits);
   return {(is_linear ? "linear_" : "") + std::string(info.name),
           is_linear,
           info,
@@ -56,7 +57,6 @@ std::deque<RegisteredLoss>& registry() {
                PolicyLoss::info(),
                Distillation::info(),
            }) {
-        if (is_linear && info.teacher != nullptr) continue;
         built_in.push_back(make_entry(info, is_linear));
       }
     }
@@ -81,7 +81,7 @@ const RegisteredLoss* find_loss(std::string_view name) {
 
 void add_loss(const LossInfo& info) {
   registry().push_back(make_entry(info, false));
-  if (info.teacher == nullptr) registry().push_back(make_entry(info, true));
+  registry().push_back(make_entry(info, true));
 }
 
 }  // namespace tileloss::impl

@@ -11,7 +11,7 @@
 
 namespace tileloss::impl {
 
-// Every loss is there from logits by its own name; those without a teacher also fused with the LM head, as linear_<name>.
+// Every loss is there from logits by its own name, and fused with the LM head as linear_<name>.
 struct RegisteredLoss {
   std::string name;
   bool is_linear = false;

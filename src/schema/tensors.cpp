@@ -80,7 +80,10 @@ constexpr TensorSlot kSlots[] = {
     row_output("correct", &A::correct, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX),
     row_output("log_sum_sq_probs", &A::log_sum_sq_probs, TILELOSS_FLOAT32, TILELOSS_STATE_COLLISION_SUM),
     row_output("mean_logit", &A::mean_logit, TILELOSS_FLOAT32, TILELOSS_STATE_SMOOTHING_SUM),
-    matrix("teacher_logits", &A::teacher_logits, Shape::kLogits, kTeacher),
+    matrix("teacher_logits", &A::teacher_logits, Shape::kLogits, kTeacherLogits),
+    matrix("teacher_hidden", &A::teacher_hidden, Shape::kTeacherHidden, kTeacherHead),
+    matrix("teacher_head", &A::teacher_head, Shape::kTeacherHead, kTeacherHead),
+    {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kTeacherHead, kWithVocabulary},
     row_output("divergence", &A::divergence, TILELOSS_FLOAT32, 0, kTeacher),
     row_output("teacher_entropy", &A::teacher_entropy, TILELOSS_FLOAT32, TILELOSS_STATE_ENTROPY_SUM, kTeacher),
     row_output("agreement", &A::agreement, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX, kTeacher),
@@ -109,6 +112,8 @@ const char* letters(Shape shape) {
     case Shape::kLogits: return "N,V";
     case Shape::kHidden: return "N,H";
     case Shape::kHead: return "V,H";
+    case Shape::kTeacherHidden: return "N,G";
+    case Shape::kTeacherHead: return "V,G";
   }
   return "";
 }

@@ -25,11 +25,13 @@ enum TensorGroups : std::uint32_t {
   kLosses = 512,       // loss: of functions that have one
   kFromLogits = 1024,
   kFromHidden = 2048,  // with the LM head
-  kTeacher = 4096,     // teacher_logits, and what is reported of the pair; labels may be left out
+  kTeacher = 4096,     // what is reported of a student and a teacher; labels may be left out
+  kTeacherLogits = 8192,
+  kTeacherHead = 16384,  // with the LM heads of both
 };
 
 // The rule for a tensor's size; tileloss_tensor has the letters.
-enum class Shape { kRows, kClasses, kColumns, kLosses, kSequenceOffsets, kAdvantages, kMetrics, kLogits, kHidden, kHead };
+enum class Shape { kRows, kClasses, kColumns, kLosses, kSequenceOffsets, kAdvantages, kMetrics, kLogits, kHidden, kHead, kTeacherHidden, kTeacherHead };
 
 struct TensorSlot {
   const char* name;

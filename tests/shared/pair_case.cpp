@@ -23,6 +23,48 @@ LogitsCaseSpec teacher_spec(const PairCaseSpec& spec) {
   return teacher;
 }
 
+// No weight, no error: 0 is held to this, as nothing divided by nothing would not be a verdict.
+constexpr double kTiny = 0x1p-100;
+
+// Under a transform z is rounded itself.
+double size_of_z(const reference::SoftmaxRow& row) {
+  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
+  return counts ? std::fabs(row.max()) : 0;
+}
+
+double size_of_log(const reference::SoftmaxRow& row, std::size_t j) {
+  const double log = row.logits_z()[j] - row.outputs().lse;
+  return std::isfinite(log) ? std::fabs(log) : 0;
+}
+
+}  // namespace
+
+PairBudget::PairBudget(const reference::SoftmaxRow& student, const reference::SoftmaxRow& teacher) {
+  const double own = size_of_z(student), other = size_of_z(teacher);
+  others_distance = tools::others_distance(student) + tools::others_distance(teacher);
+  max = std::fabs(student.max()) + other;
+  for (std::size_t j = 0; j < student.logits_z().size(); ++j) {
+    const double behind = std::fabs(student.max() - student.logits_z()[j]) + std::fabs(teacher.max() - teacher.logits_z()[j]);
+    z.push_back(max - (std::isfinite(behind) ? behind : tools::kExpRange));
+    const double p = student.p(static_cast<std::int64_t>(j)), q = teacher.p(static_cast<std::int64_t>(j));
+    logs.push_back(size_of_log(student, j) + size_of_log(teacher, j));
+    if (std::isfinite(p)) mean_magnitude += p * logs.back();
+    if (std::isfinite(p) && std::isfinite(q)) output_magnitude += (p + q) * logs.back();
+  }
+  output_magnitude += std::fmin(own + other, 1e5) / 4;
+}
+
+void PairBudget::widen(const reference::DistillationOptions& options, const reference::SoftmaxRow& student, double factor,
+                       std::vector<double>& magnitude) const {
+  if (options.divergence == reference::Divergence::kForwardKl) return;
+  for (std::size_t j = 0; j < logs.size(); ++j) {
+    const auto column = static_cast<std::int64_t>(j);
+    if (column == student.label() && student.p(column) > 0.5) continue;
+    const double naive = factor * student.p(column) * student.dz_dx(column) * (2 + logs[j] + mean_magnitude);
+    magnitude[j] = std::fmax(magnitude[j], naive);
+  }
+}
+
 reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& options) {
   reference::DistillationOptions oracle;
   oracle.divergence = static_cast<reference::Divergence>(options.divergence);
@@ -42,54 +84,15 @@ reference::DistillationOptions make_oracle_options(const tileloss_distillation_o
   return oracle;
 }
 
-// No weight, no error: 0 is held to this, as nothing divided by nothing would not be a verdict.
-constexpr double kTiny = 0x1p-100;
+double divergence_factor(const reference::DistillationOptions& options) {
+  return options.scale_by_temperature_squared ? options.student.temperature * options.student.temperature : 1.0;
+}
 
-// Whether a saturated softcap, or rounding, may have made another column the largest.
 bool is_argmax_open(const reference::SoftmaxRow& row) {
   int candidates = 0;
   for (const double z : row.logits_z()) candidates += z >= row.max() - 1e-5 * (1 + std::fabs(row.max())) ? 1 : 0;
   return candidates > 1 && !row.transform().is_identity();
 }
-
-// What a row's results are held to.
-struct RowBudget {
-  double max = 0;               // of both rows, as far as rounding z counts
-  std::vector<double> z;        // as far below it as float32's errors in log p and in log q allow for
-  double others_distance = 0;   // the same of the others together
-  std::vector<double> logs;     // |log p| + |log q| of each column, as far as the column counts
-  double output_magnitude = 4;  // of the divergence and its like: the sizes of p log p, q log p, ...
-  double mean_magnitude = 0;    // of the mean in the gradient
-
-  RowBudget(const reference::SoftmaxRow& student, const reference::SoftmaxRow& teacher) {
-    const double own = size_of_z(student), other = size_of_z(teacher);
-    others_distance = tools::others_distance(student) + tools::others_distance(teacher);
-    max = std::fabs(student.max()) + other;
-    for (std::size_t j = 0; j < student.logits_z().size(); ++j) {
-      const double behind = std::fabs(student.max() - student.logits_z()[j]) + std::fabs(teacher.max() - teacher.logits_z()[j]);
-      z.push_back(max - (std::isfinite(behind) ? behind : tools::kExpRange));
-      const double log_p = size_of_log(student, j), log_q = size_of_log(teacher, j);
-      const double p = student.p(static_cast<std::int64_t>(j)), q = teacher.p(static_cast<std::int64_t>(j));
-      logs.push_back(log_p + log_q);
-      if (std::isfinite(p)) mean_magnitude += p * logs.back();
-      if (std::isfinite(p) && std::isfinite(q)) output_magnitude += (p + q) * logs.back();
-    }
-    output_magnitude += std::fmin(own + other, 1e5) / 4;
-  }
-
- private:
-  // Under a transform z is rounded itself.
-  static double size_of_z(const reference::SoftmaxRow& row) {
-    const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
-    return counts ? std::fabs(row.max()) : 0;
-  }
-  static double size_of_log(const reference::SoftmaxRow& row, std::size_t j) {
-    const double log = row.logits_z()[j] - row.outputs().lse;
-    return std::isfinite(log) ? std::fabs(log) : 0;
-  }
-};
-
-}  // namespace
 
 PairCase::PairCase(const PairCaseSpec& spec) : student_(spec.student), teacher_(teacher_spec(spec)) { make_outputs(spec); }
 PairCase::PairCase(const PairCaseSpec& spec, Open)
@@ -140,7 +143,7 @@ CheckResult check_distillation(const PairCase& c, const tileloss_distillation_op
     const bool ignored = oracle.is_ignored(i);
     const std::int64_t label = c.student().labels()[static_cast<std::size_t>(i)];
     double magnitude = 0;
-    std::optional<RowBudget> budget;
+    std::optional<PairBudget> budget;
     if (!ignored) {
       const std::vector<double> logits = c.student().logits_row(i), teacher_logits = c.teacher().logits_row(i);
       student.compute(oracle_options.student, logits, label);
@@ -151,9 +154,7 @@ CheckResult check_distillation(const PairCase& c, const tileloss_distillation_op
     }
     const reference::DistillationOutputs wanted = ignored ? reference::DistillationOutputs{} : row.outputs();
     outputs.add(i, ignored ? nullptr : &student);
-    const double squared = oracle_options.scale_by_temperature_squared && !ignored
-                               ? oracle_options.student.temperature * oracle_options.student.temperature
-                               : 1.0;
+    const double squared = divergence_factor(oracle_options);
     if (present(args.divergence)) divergence_metric.add(i, output_at(args.divergence, i), wanted.divergence / squared, magnitude);
     if (present(args.teacher_entropy)) {
       entropy_metric.add(i, output_at(args.teacher_entropy, i), wanted.teacher_entropy, magnitude);
@@ -170,16 +171,9 @@ CheckResult check_distillation(const PairCase& c, const tileloss_distillation_op
     }
     oracle.row_gradient(i, row, gradient);
     const auto valid = static_cast<std::size_t>(c.student().valid_columns());
-    // p g and p mean, which all but cancel in the surest column; a sure label's is made without that.
     const double factor =
         std::fabs(oracle.upstream(i) * oracle.token_weight(i) * oracle.factor() * (1 - oracle_options.alpha)) * squared;
-    const bool has_mean = oracle_options.divergence != reference::Divergence::kForwardKl;
-    for (std::size_t j = 0; has_mean && j < valid; ++j) {
-      const auto column = static_cast<std::int64_t>(j);
-      if (column == label && student.p(label) > 0.5) continue;
-      const double naive = factor * student.p(column) * student.dz_dx(column) * (2 + budget->logs[j] + budget->mean_magnitude);
-      gradient.magnitude[j] = std::fmax(gradient.magnitude[j], naive);
-    }
+    budget->widen(oracle_options, student, factor, gradient.magnitude);
     gradient_metric.add_row(i, c.student().dlogits_row(i), spec.vocab,
                             {.gradient = std::span<const double>(gradient.dlogits).first(valid),
                              .magnitude = std::span<const double>(gradient.magnitude).first(valid),

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <memory>
 
-#include "backends/cpu/head/lm_head.h"
+#include "backends/cpu/head/linear_pairs.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/plan/plan.h"
@@ -184,6 +184,17 @@ PairJob make_pair_job(const Problem& p, const SweepJob& student, const RowStage&
   return job;
 }
 
+LinearPairJob make_linear_pair_job(const Problem& p, const LinearJob& student, const RowStage& stage) {
+  LinearPairJob job;
+  job.student = student;
+  job.teacher_hidden = operand(p.args.teacher_hidden);
+  job.teacher_head = operand(p.args.teacher_head);
+  if (present(p.args.teacher_bias)) job.teacher_bias = operand(p.args.teacher_bias);
+  job.teacher_transform = make_teacher_transform(p);
+  job.divergence = stage.divergence();
+  return job;
+}
+
 Status check_workspace(const tileloss_run& run, const tileloss_plan& plan) {
   if (run.workspace == nullptr) return {};
   if (reinterpret_cast<std::uintptr_t>(run.workspace) % 64 != 0)
@@ -241,8 +252,13 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
 
   if (p.loss->has_teacher()) {
     PairRows pairs(p, context, *stage, losses);
-    const SweepJob student = make_job(p, plan, context, targets, workspace + layout.scratch);
-    run_pairs(make_pair_job(p, student, *stage), pairs, given.executor);
+    if (p.loss->is_linear) {
+      const LinearJob student = linear_job(p, plan, context, targets, workspace + layout.scratch);
+      run_linear_pairs(make_linear_pair_job(p, student, *stage), pairs, given.executor);
+    } else {
+      const SweepJob student = make_job(p, plan, context, targets, workspace + layout.scratch);
+      run_pairs(make_pair_job(p, student, *stage), pairs, given.executor);
+    }
     host::write_loss(p, losses);
     return {};
   }

@@ -55,6 +55,10 @@ void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t c
 
 void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                          float* dz) const {
+  if (shape().has_teacher()) {
+    for (std::int64_t u = begin; u < end; ++u) load_dz(u, column, columns, dz + (u - begin) * chunk_columns_);
+    return;
+  }
   float* const after_head = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
   auto* const words = reinterpret_cast<std::uint16_t*>(after_head + (shape().bias ? shape().tile : 0));
   const float* bias = nullptr;

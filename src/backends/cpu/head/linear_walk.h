@@ -21,6 +21,10 @@ class LinearWalk {
   // Rows in use, side by side: [begin, end) counts those.
   void pack_hidden();
   void forward(std::int64_t begin, std::int64_t end);
+  // Instead of a forward, of a loss with a teacher (linear_pairs.cpp). The logits of some rows, float [end - begin, z_stride]:
+  void logits(std::int64_t begin, std::int64_t end, float* z);
+  // A row of the row chunk from `begin` on, and its dL/dz, for the backward.
+  void keep_dz(std::int64_t begin, std::int64_t u, const float* dz) const;
   const RowState& state(std::int64_t u) const { return states_[u * kSlices]; }
   RowGradient& gradient(std::int64_t u) { return gradients_[u]; }
   void backward(std::int64_t begin, std::int64_t end);
@@ -121,6 +125,7 @@ class LinearWalk {
   bool words_to_dz(std::int64_t u, float max, float& factor, float& exponent) const;
   void put_dz(const GradientTiles& g, std::int64_t row, std::int64_t column, float dz) const;
   void dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words) const;
+  void dz_from_kept(const DzChunk& c, const DzBlock& b, float* dz) const;
   void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* operands) const;
   void dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const;
   void multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width, bool adds,
@@ -131,6 +136,8 @@ class LinearWalk {
   void multiply_sets(const DzChunk& c);
   void backward_amx(std::int64_t begin, std::int64_t end);
 
+  void* kept_dz(std::int64_t row, std::int64_t column) const;
+  void load_dz(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const;
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
   void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* operands) const;
   bool packs_by_classes() const { return job_.head.k_stride == 1; }

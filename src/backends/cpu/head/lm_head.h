@@ -36,6 +36,16 @@ struct KeptInDhead {
   std::int64_t column_bytes = 0;  // from a column's beginning to the next one's
 };
 
+// A teacher's head beside the student's (linear_pairs.h).
+struct PairShape {
+  std::int64_t rows = 0;          // whose logits of both sides are there at once; 0: there is no teacher
+  std::int64_t width = 0;         // of the teacher's hidden
+  std::int64_t hidden_bytes = 4;  // of an element
+  bool bias = false;              // the teacher's
+  bool softcap = false;           // of either side
+  std::int64_t vocab_block = 0;   // of the sweeps over pairs of rows
+};
+
 // What a plan has to know: shapes, what is asked for, and how it is cut.
 struct LinearShape {
   std::int64_t rows = 0;           // N, used or not
@@ -59,7 +69,13 @@ struct LinearShape {
   std::int64_t kept = 0;       // columns of the other rows whose z is kept in the workspace: the first ones, whole tiles, or all
   bool kept_in_words = false;  // in 16 bits; z that is not kept is rounded like it, so that no bit depends on what is
 
+  PairShape pair;  // of a loss with a teacher: what is kept are gradients then, and kept_in_dhead says which are in dhead
+
   bool backward() const { return dhidden || dhead || dbias; }
+  bool has_teacher() const { return pair.rows > 0; }
+  std::int64_t z_stride() const { return (columns + 15) / 16 * 16; }  // of logits that are stored
+  // Of an element of a gradient that is kept: as the products see it, but dbias adds up what is not rounded.
+  std::int64_t dz_bytes() const { return compute == Compute::kBfloat16 && !dbias ? 2 : 4; }
   std::int64_t whole_tiles() const { return columns / tile; }
   // Several row chunks and no place in the output: dhead is added up in the workspace.
   bool sums_dhead() const { return dhead && row_chunk < rows && !dhead_in_place; }
@@ -85,6 +101,12 @@ struct LinearLayout {
   std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
   std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
   std::int64_t max_in_dhead = 0;   // the same of the rows that dhead holds: float [whole tiles, rows]
+  // With a teacher:
+  std::int64_t packed_teacher = 0;  // its hidden, for its logits
+  std::int64_t pair_logits = 0;     // float [pair.rows, z_stride]; their gradient is written over them
+  std::int64_t pair_teacher = 0;    // the same of the teacher
+  std::int64_t pair_targets = 0;    // int64 [pair.rows]
+  std::int64_t kept_dz = 0;         // of the rows that dhead does not hold: bfloat16 or float [rows, z_stride]
   std::int64_t dz = 0;  // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
   std::int64_t packed_head = 0;  // a chunk of the head for dhidden
   std::int64_t dhidden = 0;      // float [N, H]

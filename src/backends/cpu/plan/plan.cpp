@@ -34,11 +34,6 @@ constexpr double kMaxElements = 0x1p56;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-// Of the student or the teacher.
-bool has_softcap(const Problem& p) {
-  return p.logit.softcap > 0 || (p.loss->has_teacher() && p.loss->info.teacher(p.options.data()).softcap > 0);
-}
-
 bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
 
 // Rough: bandwidth and exp rate of a current server core. An orientation, and what schedules are compared by.
@@ -79,6 +74,16 @@ tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options&
 }
 
 }  // namespace
+
+bool has_softcap(const Problem& p) {
+  return p.logit.softcap > 0 || (p.loss->has_teacher() && p.loss->info.teacher(p.options.data()).softcap > 0);
+}
+
+std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
+  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
+  if (!has_softcap(p) || (is_fused && !p.loss->has_teacher())) return kVocabBlock;
+  return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
+}
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
   return p.needs_forward && !p.loss->has_teacher() &&
@@ -134,12 +139,6 @@ Status check_plan(const tileloss_plan& plan) {
 
 namespace {
 
-std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
-  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
-  if (!has_softcap(p) || (is_fused && !p.loss->has_teacher())) return kVocabBlock;
-  return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
-}
-
 // Schedule, blocks, threads and bytes of a call on logits.
 Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* out) {
   tileloss_plan& plan = *out;
@@ -165,7 +164,8 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
 
 // The same with the LM head. Work is cut along the vocabulary too, so that few rows still keep all threads busy.
 Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
-  const std::int64_t width = std::max<std::int64_t>(p.args.hidden.cols, 1);
+  const std::int64_t own = std::max<std::int64_t>(p.args.hidden.cols, 1);
+  const std::int64_t width = p.loss->has_teacher() ? std::max(own, p.args.teacher_hidden.cols) : own;
   plan->cpu.vocab_block =
       wishes.vocab_block > 0 ? wishes.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
   plan->cpu.chunk_columns = wishes.chunk_columns;

@@ -26,6 +26,11 @@ bool keeps_states(const Problem& problem, const tileloss_plan& plan);
 std::int64_t fixed_bytes(const Problem& problem, const tileloss_plan& plan);
 WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
 
+// Of the student or the teacher.
+bool has_softcap(const Problem& problem);
+// Columns between two looks at a row's maximum, where the caller does not say.
+std::int64_t default_vocab_block(const Problem& problem, tileloss_isa isa);
+
 StorageType storage_type(tileloss_dtype dtype);  // of float32, bfloat16 and float16
 
 Status make_plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,

@@ -75,6 +75,7 @@ class PairWorker {
       if (pair.target >= 0) write_label(stats, label, slope, pair);
     }
     clear(i, is_certain ? 0 : rows_.columns);
+    visitor_.finished(i);
   }
 
   void drain() {}

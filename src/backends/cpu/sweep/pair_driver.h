@@ -14,6 +14,8 @@ class PairVisitor {
   virtual void ignored(std::int64_t row) = 0;
   virtual PairCoefficients coefficients(std::int64_t row) = 0;
   virtual void visit(std::int64_t row, const PairStats& stats) = 0;
+  // Once its gradient is written, while it is in cache.
+  virtual void finished(std::int64_t row) { static_cast<void>(row); }
 };
 
 // `student` says all but where and what the teacher's logits are. Its schedule, saved states and class weights are of no use.
