@@ -33,7 +33,7 @@ ROWS = tuple(f.name for f in FUNCTIONS.values() if not f.is_loss and not f.is_li
 # matrices, the bias and the labels.
 INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = range(5)
 OPERAND = -1
-_OPERANDS = ("labels", "bias")
+_OPERANDS = ("labels", "bias", "teacher_bias")
 # What an input becomes of a type that its slot does not take: the first of these that it does.
 _PREFERENCE = (UINT8, FLOAT32, BFLOAT16, FLOAT16, INT64, INT32)
 

@@ -3,7 +3,7 @@ torch.compile.
 
 From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`, and with a teacher's beside `distillation`. Fused with the LM
 head, hidden states [..., H] and linear_weight [V, H], so that the logits are never held: `linear_cross_entropy`,
-`linear_logprobs`, `linear_policy_loss`. Arguments have torch's names where it has one.
+`linear_logprobs`, `linear_policy_loss`; with two heads `linear_distillation`. Arguments have torch's names where it has one.
 """
 
 from tileloss._core.calls import call_counts
@@ -15,7 +15,7 @@ from tileloss.torch.cross_entropy import (
     linear_logprobs,
     logprobs,
 )
-from tileloss.torch.distillation import DistillationRows, distillation
+from tileloss.torch.distillation import DistillationRows, distillation, linear_distillation
 from tileloss.torch.modules import (
     CrossEntropyLoss,
     LinearCrossEntropyLoss,
@@ -36,6 +36,7 @@ __all__ = [
     "distillation",
     "empty_cache",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_logprobs",
     "linear_policy_loss",
     "logprobs",

@@ -275,6 +275,31 @@ def _register_linear_loss(f: str) -> None:
     _register(f"{name}_value_and_grad", setup_value_and_grad, _hand_over)
 
 
+def _register_linear_pair(f: str) -> None:
+    name, first_option = f"linear_{f}", 7 + len(INPUTS[f]) + 3
+
+    def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        _Saved.keep(ctx, f, inputs[:7], inputs[7:], None)
+        ctx.head_options = inputs[first_option : first_option + 2]
+
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
+        if grad is None:
+            return ()
+        tensors, rest, _ = _Saved.restore(ctx)
+        needs = ctx.needs_input_grad[:3]
+        gradients = run(f"{name}_backward", grad, *tensors, *rest, *ctx.head_options, *needs)
+        return _head_gradients(ctx, gradients)
+
+    def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        _, dhidden, dhead, dbias, *rows = output
+        ctx.mark_non_differentiable(dhidden, dhead, dbias, *rows)
+        ctx.save_for_backward(dhidden, dhead, dbias)
+
+    _register(name, setup, backward)
+    _register(f"{name}_value_and_grad", setup_value_and_grad, _hand_over)
+
+
 # ------------------------------------------------------------------------------------------------------ row outputs
 
 
@@ -324,5 +349,6 @@ for _loss in LOSSES:
     _register_linear_loss(_loss)
 for _pair in PAIRS:
     _register_pair(_pair)
+    _register_linear_pair(_pair)
 _register_logprobs()
 _register_linear_logprobs()

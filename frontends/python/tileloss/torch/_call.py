@@ -19,6 +19,8 @@ ARGUMENT_NAMES = {
     "hidden": "input",
     "head": "linear_weight",
     "bias": "linear_bias",
+    "teacher_hidden": "teacher_input",
+    "teacher_head": "teacher_weight",
     "labels": "target",
     "class_weights": "weight",
 }
@@ -41,14 +43,20 @@ class Call:
         self.alive.append(_tensors.set_logits(self.args, logits, dlogits))
 
     def head(self, hidden: Tensor, head: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
+        self._head("", hidden, head, bias)
+        if compute_dtype:
+            self.set_options(compute_dtype=compute_dtype)
+
+    def teacher_head(self, hidden: Tensor, head: Tensor, bias: Tensor | None) -> None:
+        self._head("teacher_", hidden, head, bias)
+
+    def _head(self, side: str, hidden: Tensor, head: Tensor, bias: Tensor | None) -> None:
         rows = _tensors.without_overlap(hidden.reshape(-1, hidden.shape[-1]))
         head = head.resolve_neg()
         self.alive += (rows, head)
-        _tensors.set_strided_matrix(self.args, "hidden", rows)
-        _tensors.set_strided_matrix(self.args, "head", head)
-        self.vector("bias", bias)
-        if compute_dtype:
-            self.set_options(compute_dtype=compute_dtype)
+        _tensors.set_strided_matrix(self.args, f"{side}hidden", rows)
+        _tensors.set_strided_matrix(self.args, f"{side}head", head)
+        self.vector(f"{side}bias", bias)
 
     def set_options(self, **values: int) -> None:
         """Options that a front end sets besides those that were given."""

@@ -71,7 +71,7 @@ def new_head_gradients(
     return dhidden, dhead, dbias
 
 
-def _fake_head_gradients(
+def fake_head_gradients(
     tensors: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     def like(tensor: Tensor | None, wanted: bool) -> Tensor:
@@ -112,7 +112,7 @@ def _define_linear_loss(f: str) -> None:
     def fake_value_and_grad(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         _, options, values, _, (_, _, *needs, wants_metrics) = split(f, args[4:])
         loss, metrics = fake_loss(name, args[3], options, values, wants_metrics)
-        return loss, *_fake_head_gradients(args[:4], needs), metrics
+        return loss, *fake_head_gradients(args[:4], needs), metrics
 
     def backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         call, budget, (state, *needs) = _start_linear(f, args[:4], args[4:])
@@ -123,7 +123,7 @@ def _define_linear_loss(f: str) -> None:
         return gradients
 
     def fake_backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _fake_head_gradients(args[:4], args[-3:])
+        return fake_head_gradients(args[:4], args[-3:])
 
     define(
         name,
@@ -167,7 +167,7 @@ def _define_linear_logprobs() -> None:
         return fake_row_outputs(args[3], *args[-2:])
 
     def fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _fake_head_gradients(args[n : n + 4], args[-3:])
+        return fake_head_gradients(args[n : n + 4], args[-3:])
 
     define(
         "linear_logprobs",

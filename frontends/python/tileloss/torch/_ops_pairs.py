@@ -1,5 +1,6 @@
 """The operators of losses over a student's logits and a teacher's: f, f_value_and_grad, f_backward, and those that write dlogits
-over the student's logits, f_value_and_grad_ and f_backward_. Row outputs that were not asked for are empty tensors."""
+over the student's logits, f_value_and_grad_ and f_backward_; and with an LM head on either side linear_f, linear_f_value_and_grad
+and linear_f_backward. Row outputs that were not asked for are empty tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +16,35 @@ from tileloss._core.slots import PAIR_OUTPUTS, PAIRS
 from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
 from tileloss.torch._call import Call
 from tileloss.torch._define import OPTIONS, define, empty, extra_schema, split
+from tileloss.torch._ops_linear import fake_head_gradients, new_head_gradients
 from tileloss.torch._tensors import SLOT_DTYPES, check_in_place, new_gradient, set_teacher
 
 _ROWS = ", ".join(["Tensor"] * len(PAIR_OUTPUTS))
+
+
+def _new_results(call: Call, rows: torch.Size, outputs: str) -> list[Tensor]:
+    """The loss and the row outputs, of rows that lie so."""
+    wanted = outputs.split(",")
+    loss = call.new_output(
+        "loss", rows if is_per_row(call.function, call.names, call.values) else ()
+    )
+    found = [call.new_output(n, rows) if n in wanted else empty() for n in PAIR_OUTPUTS]
+    return [loss, *found]
+
+
+def _fake_results(
+    f: str, like: Tensor, options: str, values: Sequence[float], outputs: str
+) -> list[Tensor]:
+    rows, wanted = like.shape[:-1], outputs.split(",")
+    per_row = is_per_row(FUNCTIONS[f], options, values)
+    loss = like.new_empty(rows if per_row else (), dtype=torch.float32)
+    found = [
+        like.new_empty(rows, dtype=SLOT_DTYPES[n])
+        if n in wanted
+        else like.new_empty((0,), dtype=torch.float32)
+        for n in PAIR_OUTPUTS
+    ]
+    return [loss, *found]
 
 
 def _define_pair(f: str) -> None:
@@ -34,26 +61,12 @@ def _define_pair(f: str) -> None:
         return call, left
 
     def results(call: Call, logits: Tensor, outputs: str) -> list[Tensor]:
-        rows, wanted = logits.shape[:-1], outputs.split(",")
-        loss = call.new_output(
-            "loss", rows if is_per_row(call.function, call.names, call.values) else ()
-        )
-        found = [call.new_output(n, rows) if n in wanted else empty() for n in PAIR_OUTPUTS]
-        return [loss, *found]
+        return _new_results(call, logits.shape[:-1], outputs)
 
     def fake_results(inputs: Sequence[Any]) -> list[Tensor]:
         logits, _, _, *rest = inputs
         _, options, values, _, (outputs,) = split(f, rest)
-        rows, wanted = logits.shape[:-1], outputs.split(",")
-        per_row = is_per_row(FUNCTIONS[f], options, values)
-        loss = logits.new_empty(rows if per_row else (), dtype=torch.float32)
-        found = [
-            logits.new_empty(rows, dtype=SLOT_DTYPES[n])
-            if n in wanted
-            else logits.new_empty((0,), dtype=torch.float32)
-            for n in PAIR_OUTPUTS
-        ]
-        return [loss, *found]
+        return _fake_results(f, logits, options, values, outputs)
 
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
         call, (outputs,) = start(inputs, None)
@@ -125,5 +138,68 @@ def _define_pair(f: str) -> None:
     )
 
 
+def _define_linear_pair(f: str) -> None:
+    name, n = f"linear_{f}", 7
+    inputs = (
+        "Tensor hidden, Tensor head, Tensor? bias, Tensor teacher_hidden, Tensor teacher_head, Tensor? teacher_bias, "
+        f"Tensor? labels{extra_schema(f)}, {OPTIONS}, int compute_dtype, int workspace_bytes"
+    )
+    needs = "bool needs_hidden, bool needs_head, bool needs_bias"
+
+    def start(inputs: Sequence[Any]) -> tuple[Call, int, Sequence[Any]]:
+        *heads, labels = inputs[:n]
+        extra, options, values, scalars, left = split(f, inputs[n:])
+        compute_dtype, workspace_bytes, *left = left
+        call = Call(name, options, values, scalars)
+        call.head(*heads[:3], compute_dtype)
+        call.teacher_head(*heads[3:])
+        call.inputs(f, labels, extra)
+        return call, workspace_bytes, left
+
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        call, budget, (outputs,) = start(inputs)
+        found = _new_results(call, inputs[0].shape[:-1], outputs)
+        call.run(FORWARD, budget)
+        return tuple(found)
+
+    def fake_forward(*inputs: Any) -> tuple[Tensor, ...]:
+        _, options, values, _, (_, _, outputs) = split(f, inputs[n:])
+        return tuple(_fake_results(name, inputs[0], options, values, outputs))
+
+    def value_and_grad(*inputs: Any) -> tuple[Tensor, ...]:
+        call, budget, (*needs, outputs) = start(inputs)
+        loss, *rows = _new_results(call, inputs[0].shape[:-1], outputs)
+        gradients = new_head_gradients(call, inputs[:3], needs)
+        call.run(VALUE_AND_GRAD, budget)
+        return loss, *gradients, *rows
+
+    def fake_value_and_grad(*inputs: Any) -> tuple[Tensor, ...]:
+        _, options, values, _, (_, _, *needs, outputs) = split(f, inputs[n:])
+        loss, *rows = _fake_results(name, inputs[0], options, values, outputs)
+        return loss, *fake_head_gradients(inputs[:3], needs), *rows
+
+    def backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        call, budget, needs = start(inputs)
+        call.vector("loss_grad", grad)
+        gradients = new_head_gradients(call, inputs[:3], needs)
+        call.run(BACKWARD, budget)
+        return gradients
+
+    define(name, f"({inputs}, str outputs) -> (Tensor, {_ROWS})", forward, fake_forward)
+    define(
+        f"{name}_value_and_grad",
+        f"({inputs}, {needs}, str outputs) -> (Tensor, Tensor, Tensor, Tensor, {_ROWS})",
+        value_and_grad,
+        fake_value_and_grad,
+    )
+    define(
+        f"{name}_backward",
+        f"(Tensor grad, {inputs}, {needs}) -> (Tensor, Tensor, Tensor)",
+        backward,
+        lambda grad, *inputs: fake_head_gradients(inputs[:3], inputs[-3:]),
+    )
+
+
 for _pair in PAIRS:
     _define_pair(_pair)
+    _define_linear_pair(_pair)

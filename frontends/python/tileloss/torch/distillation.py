@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,12 +10,21 @@ from torch import Tensor
 
 from tileloss._core.functions import logit_options
 from tileloss._core.slots import PAIR_OUTPUTS
-from tileloss.torch._apply import checked_logits, extra_inputs, refuse_per_row
+from tileloss.torch._apply import (
+    Head,
+    checked_logits,
+    extra_inputs,
+    has_float16_gradient,
+    is_per_row,
+    make_head,
+    needs_of,
+    refuse_per_row,
+)
 from tileloss.torch._autograd import apply
 from tileloss.torch._define import is_traced
-from tileloss.torch._dtensor import local_rows
+from tileloss.torch._dtensor import local_rows, whole_parameter
 from tileloss.torch._options import Value, encode, refuse_gradient
-from tileloss.torch._tensors import check_float, has_shape, refuse_transforms
+from tileloss.torch._tensors import check_float, checked_labels, has_shape, refuse_transforms
 
 Number = float | Tensor
 
@@ -139,6 +148,103 @@ def distillation(
             loss, *found = apply("distillation_value_and_grad_", inputs, True, True)
         else:
             loss, _, *found = apply("distillation_value_and_grad", inputs, True, True)
+    return _named(loss, found, names)
+
+
+def linear_distillation(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    target: Tensor | None = None,
+    *,
+    linear_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    grad_in_forward: bool | None = None,
+) -> Tensor | tuple[Tensor, DistillationRows]:
+    """`distillation` of the logits input @ linear_weight.T + linear_bias from teacher_input @ teacher_weight.T + teacher_bias.
+
+    Neither side's logits are held but for some rows at a time.
+
+    Args:
+        input: the student's hidden states, [..., H] float32, bfloat16 or float16, on the CPU.
+        linear_weight: its LM head, [V, H] float32, bfloat16 or float16; any strides that do not overlap.
+        teacher_input: the teacher's hidden states, [..., G]: the same leading dimensions, a width and a dtype of their own.
+        teacher_weight: its LM head, [V, G].
+        target: labels, [...]; needed where alpha is not 0.
+        linear_bias, teacher_bias: [V].
+        compute_dtype: what the products of both sides see, torch.bfloat16 or torch.float32; sums are float32 either way.
+            Default: autocast's dtype inside `torch.autocast`, else bfloat16 if both inputs and both weights are that, else
+            float32.
+        workspace_bytes: a cap on scratch memory; a ValueError names the least that would do. Default: docs/users/memory.md.
+        grad_in_forward: compute the gradients together with the loss: four products. Without it, or with reduction "none",
+            the backward makes both sides' logits again: six. Default None: True, but False where a float16 tensor asks for its
+            gradient.
+
+    The other arguments, the result and the errors: `distillation`. Gradients have their tensors' dtypes and are given for those
+    of input, linear_weight and linear_bias that ask for them; the teacher has none.
+    """
+    given: dict[str, Value] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+    }
+    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
+    teacher = _checked_teacher_head(teacher_input, teacher_weight, teacher_bias, head)
+    labels = None if target is None else checked_labels(local_rows("target", target), head.hidden)
+    names = _wanted(outputs)
+    extra = extra_inputs(
+        "distillation",
+        {"mask": mask, "token_weights": token_weights},
+        head.hidden[..., 0] if labels is None else labels,
+        head.head.shape[0],
+        given,
+    )
+    tensors = (*head[:3], *teacher, labels, *extra, *encode("linear_distillation", given))
+    options = (head.compute_dtype, head.workspace_bytes)
+    needs, wanted = needs_of(head), ",".join(names)
+    if grad_in_forward is None:
+        grad_in_forward = not has_float16_gradient(head, needs)
+    if any(needs) and grad_in_forward and not is_per_row(given):
+        name, inputs = "linear_distillation_value_and_grad", (*tensors, *options, *needs, wanted)
+        loss, _, _, _, *found = apply(name, inputs, True, True)
+    else:
+        inputs = (*tensors, *options, wanted)
+        loss, *found = apply("linear_distillation", inputs, any(needs), False)
+    return _named(loss, found, names)
+
+
+def _named(
+    loss: Tensor, found: Sequence[Tensor], names: Sequence[str]
+) -> Tensor | tuple[Tensor, DistillationRows]:
     if not names:
         return loss
     named = dict(zip(PAIR_OUTPUTS, found, strict=True))
@@ -149,6 +255,31 @@ def distillation(
             if n in names
         }
     )
+
+
+def _checked_teacher_head(
+    input: Tensor, weight: Tensor, bias: Tensor | None, student: Head
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    input = local_rows("teacher_input", input)
+    weight, bias = whole_parameter("teacher_weight", weight), whole_parameter("teacher_bias", bias)
+    vocab, rows = student.head.shape[0], list(student.hidden.shape[:-1])
+    check_float("teacher_input", input)
+    check_float("teacher_weight", weight)
+    if list(input.shape[:-1]) != rows or input.dim() == 0 or input.shape[-1] == 0:
+        shape = ", ".join(str(n) for n in [*rows, "G"])
+        raise ValueError(f"teacher_input: expected shape [{shape}], got {list(input.shape)}")
+    if weight.dim() != 2 or list(weight.shape) != [vocab, input.shape[-1]]:
+        raise ValueError(
+            f"teacher_weight: expected shape [{vocab}, {input.shape[-1]}], got {list(weight.shape)}"
+        )
+    if bias is not None:
+        check_float("teacher_bias", bias)
+        if list(bias.shape) != [vocab]:
+            raise ValueError(f"teacher_bias: expected shape [{vocab}], got {list(bias.shape)}")
+    refuse_transforms(input, weight, bias)
+    refuse_gradient("teacher_input", input)
+    # A frozen model's parameters may still say that they require a gradient.
+    return input.detach(), weight.detach(), None if bias is None else bias.detach()
 
 
 def _checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
