@@ -11,26 +11,29 @@ with `full_tensor()`, whose gradient is not summed over the processes: each then
 its own batch alone. With the patch `linear_logprobs` gets the head as it is, and its gradient is the
 mean over the processes, as FSDP's.
 
-All three names are looked up in `trl.trainer.utils` at each call: trainers made before the patch use
-TileLoss from then on, and trainers made under it use TRL's own function again after `unpatch()`.
+All names are looked up at each call: trainers made before the patch use TileLoss from then on, and
+trainers made under it use TRL's own functions again after `unpatch()`.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable
 from types import ModuleType, TracebackType
-from typing import Any
 
 import torch
 
+from tileloss.integrations._replacements import Replacement, Replacements
+from tileloss.integrations._trl_checks import (
+    INTEGRATION,
+    check_parameters,
+    known_utils,
+    parameters_of,
+    refuse_other_devices,
+)
 from tileloss.torch import linear_logprobs
 from tileloss.torch._tensors import autocast_dtype
 
 __all__ = ["LogProbFunction", "Patch", "is_patched", "patch", "unpatch"]
-
-_KNOWN_VERSIONS = r"1\.16\.\d+"  # a pre-release of 1.16 could be anything between 1.15 and 1.16
 
 # What LogProbFunction.apply has to take, in order: the parameters of TRL 1.16's function after
 # `ctx`.
@@ -97,11 +100,7 @@ class LogProbFunction:
             IndexError: a target is out of range. ValueError: an option is. The message names it.
         """
         del chunk_size
-        if hidden.device.type != "cpu":
-            raise NotImplementedError(
-                "tileloss.integrations.trl: expected hidden states on the CPU, got them on "
-                f"{hidden.device}; unpatch() to train there on TRL's own function"
-            )
+        refuse_other_devices("hidden states", hidden)
         if torch.is_grad_enabled():
             _refuse_zero3()
         rows = linear_logprobs(
@@ -139,7 +138,7 @@ def _refuse_zero3() -> None:
 
     if is_deepspeed_zero3_enabled():
         raise NotImplementedError(
-            "tileloss.integrations.trl: DeepSpeed ZeRO-3 partitions the LM head, which TileLoss "
+            f"{INTEGRATION}: DeepSpeed ZeRO-3 partitions the LM head, which TileLoss "
             "needs whole in the backward; use ZeRO stage 1 or 2, or unpatch()"
         )
 
@@ -168,9 +167,7 @@ class Patch:
         self.undo()
 
 
-# The names of trl.trainer.utils that are replaced, with TRL's own values; empty while not patched.
-_originals: dict[str, Any] = {}
-_replacements: dict[str, Any] = {}
+_replaced = Replacements(INTEGRATION)
 
 
 def patch() -> Patch:
@@ -180,10 +177,10 @@ def patch() -> Patch:
 
     Raises:
         ImportError: trl is not installed.
-        RuntimeError: its version is not 1.16.x, or its function not the one of 1.16, because
+        RuntimeError: its version is not 1.16.x, or a function not the one of 1.16, because
             somebody else has replaced it.
     """
-    if _originals:
+    if _replaced:
         return Patch(installed=False)
     utils = _known_utils()
     own_use_triton: Callable[[torch.device], bool] = utils._use_triton
@@ -191,68 +188,41 @@ def patch() -> Patch:
     def drops_masked_rows(device: torch.device) -> bool:
         return device.type == "cpu" or own_use_triton(device)
 
-    _replacements.update(
-        _ChunkedLogProbFunction=LogProbFunction,
-        _use_triton=drops_masked_rows,
-        DTensor=_NeverADTensor,
-    )
-    for name, replacement in _replacements.items():
-        _originals[name] = getattr(utils, name)
-        setattr(utils, name, replacement)
+    replacements = [
+        Replacement(utils, "_ChunkedLogProbFunction", LogProbFunction),
+        Replacement(utils, "_use_triton", drops_masked_rows),
+        Replacement(utils, "DTensor", _NeverADTensor),
+    ]
+    for replacement in replacements:
+        _replaced.make(replacement)
     return Patch(installed=True)
 
 
 def unpatch() -> None:
-    """Gives TRL its own function back. Without a patch it does nothing.
+    """Gives TRL its own functions back. Without a patch it does nothing.
 
     Raises:
-        RuntimeError: somebody has replaced TileLoss's function since `patch()`; nothing is changed
-            then.
+        RuntimeError: somebody has replaced one of TileLoss's functions since `patch()`; nothing is
+            changed then.
     """
-    if not _originals:
-        return
-    from trl.trainer import utils
-
-    for name, replacement in _replacements.items():
-        if getattr(utils, name) is not replacement:
-            raise RuntimeError(
-                f"tileloss.integrations.trl: expected trl.trainer.utils.{name} as patch() left it, "
-                f"got {getattr(utils, name)!r}; undo the later replacement first"
-            )
-    for name, original in _originals.items():
-        setattr(utils, name, original)
-    _originals.clear()
-    _replacements.clear()
+    if _replaced:
+        _replaced.undo()
 
 
 def is_patched() -> bool:
     """Whether `patch()` is in force."""
-    return bool(_originals)
+    return bool(_replaced)
 
 
 def _known_utils() -> ModuleType:
     """trl.trainer.utils, after making sure that it is the one this module was written for."""
-    try:
-        import trl
-    except ImportError as error:
-        raise ImportError(
-            "tileloss.integrations.trl: the package trl is not installed; expected trl 1.16.x "
-            "(pip install 'trl==1.16.*')"
-        ) from error
-    if not re.fullmatch(_KNOWN_VERSIONS, trl.__version__):
-        raise RuntimeError(
-            f"tileloss.integrations.trl: expected trl 1.16.x, got trl {trl.__version__}"
-        )
-    from trl.trainer import utils
-
+    utils = known_utils()
     function = getattr(utils, "_ChunkedLogProbFunction", None)
-    forward = getattr(function, "forward", None)
-    parameters = () if forward is None else tuple(inspect.signature(forward).parameters)[1:]
-    others = (getattr(utils, name, None) for name in ("_use_triton", "DTensor"))
-    if parameters != _PARAMETERS or not all(map(callable, others)):
-        raise RuntimeError(
-            "tileloss.integrations.trl: expected trl 1.16's own trl.trainer.utils."
-            f"_ChunkedLogProbFunction with the parameters {', '.join(_PARAMETERS)}, got "
-            f"{function!r} with ({', '.join(parameters)})"
-        )
+    got = parameters_of(getattr(function, "forward", None))[1:]
+    check_parameters("trl.trainer.utils._ChunkedLogProbFunction", function, got, _PARAMETERS)
+    for name in ("_use_triton", "DTensor"):
+        if not callable(found := getattr(utils, name, None)):
+            raise RuntimeError(
+                f"{INTEGRATION}: expected trl 1.16's own trl.trainer.utils.{name}, got {found!r}"
+            )
     return utils

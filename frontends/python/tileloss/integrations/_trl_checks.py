@@ -1,0 +1,54 @@
+"""Whether TRL is the one that the integration was written for, and a tensor where TileLoss can read it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+INTEGRATION = "tileloss.integrations.trl"
+_KNOWN_VERSIONS = r"1\.16\.\d+"  # a pre-release of 1.16 could be anything between 1.15 and 1.16
+
+
+def known_utils() -> ModuleType:
+    """trl.trainer.utils of a version this was written for.
+
+    Raises:
+        ImportError: trl is not installed. RuntimeError: its version is another.
+    """
+    try:
+        import trl
+    except ImportError as error:
+        raise ImportError(
+            f"{INTEGRATION}: the package trl is not installed; expected trl 1.16.x (pip install 'trl==1.16.*')"
+        ) from error
+    if not re.fullmatch(_KNOWN_VERSIONS, trl.__version__):
+        raise RuntimeError(f"{INTEGRATION}: expected trl 1.16.x, got trl {trl.__version__}")
+    from trl.trainer import utils
+
+    return utils
+
+
+def parameters_of(function: Callable[..., Any] | None) -> tuple[str, ...]:
+    return () if function is None else tuple(inspect.signature(function).parameters)
+
+
+def check_parameters(path: str, found: Any, got: Sequence[str], expected: Sequence[str]) -> None:
+    """Raises RuntimeError unless `found`, what is at `path`, takes the parameters of TRL 1.16's own."""
+    if tuple(got) != tuple(expected):
+        raise RuntimeError(
+            f"{INTEGRATION}: expected trl 1.16's own {path} with the parameters {', '.join(expected)}, got {found!r} with "
+            f"({', '.join(got)})"
+        )
+
+
+def refuse_other_devices(what: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise NotImplementedError(
+            f"{INTEGRATION}: expected {what} on the CPU, got them on {tensor.device}; unpatch() to train there on TRL's own "
+            "function"
+        )
