@@ -4,6 +4,7 @@ Nothing is fetched: model and tokenizer are made here and stored in a temporary 
 the trainers load their reference model.
 """
 
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(folder: Path, **config: Any) -> Path:
+def make_model(folder: Path, seed: int = 20261121, **config: Any) -> Path:
     """Stores a random Qwen2 (hidden 32, 2 layers, vocabulary 199) and its tokenizer in `folder`.
 
     The head is scaled up so that the probabilities are far from uniform: near 1/V every loss looks
     alike.
     """
-    torch.manual_seed(20261121)
+    torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCAB,
@@ -156,9 +157,9 @@ def train(
 ) -> Run:
     """Trains the model stored in `folder` for 3 steps of 2 micro-batches, and records it.
 
-    `options` are the configuration's, and model_dtype. The optimizer is plain SGD, since Adam makes
-    a full step of a gradient that is 0 but for rounding. DPO's and KTO's model begins away from
-    its reference.
+    `options` are the configuration's, model_dtype, and teacher, the folder of a teacher in the same
+    type. The optimizer is plain SGD, since Adam makes a full step of a gradient that is 0 but for
+    rounding. DPO's and KTO's model begins away from its reference.
     """
     options = {
         "output_dir": str(folder / "out"),
@@ -180,11 +181,14 @@ def train(
         "seed": 3,
     } | options
     run = Run()
-    more = {"reward_funcs": reward} if issubclass(trainer_class, (GRPOTrainer, RLOOTrainer)) else {}
+    dtype = options.pop("model_dtype", torch.float32)
+    more: dict[str, Any] = {}
+    if "reward_funcs" in inspect.signature(trainer_class).parameters:
+        more["reward_funcs"] = reward
+    if teacher := options.pop("teacher", None):
+        more["teacher_model"] = AutoModelForCausalLM.from_pretrained(teacher, dtype=dtype)
     trainer = trainer_class(
-        model=AutoModelForCausalLM.from_pretrained(
-            folder, dtype=options.pop("model_dtype", torch.float32)
-        ),
+        model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype),
         args=config_class(**options),
         train_dataset=data,
         eval_dataset=data.select(range(4)) if options.get("eval_strategy") else None,

@@ -11,18 +11,23 @@ with `full_tensor()`, whose gradient is not summed over the processes: each then
 its own batch alone. With the patch `linear_logprobs` gets the head as it is, and its gradient is the
 mean over the processes, as FSDP's.
 
+The divergences of TRL's distillation trainers that take a student's and a teacher's logits go to
+`tileloss.torch.distillation` (_trl_distillation.py). Their modules, of `trl.experimental`, are patched
+where they are imported already, and else as soon as they are.
+
 All names are looked up at each call: trainers made before the patch use TileLoss from then on, and
 trainers made under it use TRL's own functions again after `unpatch()`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 
 import torch
 
-from tileloss.integrations._replacements import Replacement, Replacements
+from tileloss.integrations._replacements import AfterImport, Replacement, Replacements
 from tileloss.integrations._trl_checks import (
     INTEGRATION,
     check_parameters,
@@ -30,6 +35,7 @@ from tileloss.integrations._trl_checks import (
     parameters_of,
     refuse_other_devices,
 )
+from tileloss.integrations._trl_distillation import SPOTS, replacement_in
 from tileloss.torch import linear_logprobs
 from tileloss.torch._tensors import autocast_dtype
 
@@ -168,10 +174,11 @@ class Patch:
 
 
 _replaced = Replacements(INTEGRATION)
+_later = AfterImport(SPOTS, lambda module: _replaced.make(replacement_in(module)))
 
 
 def patch() -> Patch:
-    """Makes the fused LM head of TRL's trainers run on TileLoss, in this process.
+    """Makes the fused LM head and the distillation of TRL's trainers run on TileLoss, in this process.
 
     Patching twice is harmless: the second call changes nothing, and undoing its result neither.
 
@@ -192,9 +199,11 @@ def patch() -> Patch:
         Replacement(utils, "_ChunkedLogProbFunction", LogProbFunction),
         Replacement(utils, "_use_triton", drops_masked_rows),
         Replacement(utils, "DTensor", _NeverADTensor),
+        *(replacement_in(sys.modules[name]) for name in SPOTS if name in sys.modules),
     ]
     for replacement in replacements:
         _replaced.make(replacement)
+    _later.start()
     return Patch(installed=True)
 
 
@@ -207,6 +216,7 @@ def unpatch() -> None:
     """
     if _replaced:
         _replaced.undo()
+        _later.stop()
 
 
 def is_patched() -> bool:

@@ -1,0 +1,164 @@
+"""TRL's divergences between a student's and a teacher's logits, on `tileloss.torch.distillation`.
+
+Each is looked up where its line in `SPOTS` says, at every call. TRL's `beta`, which the self-distilling trainers call
+`distillation_alpha`, is the teacher's share of the mixture: 0 is KL(teacher || student), 1 is KL(student || teacher).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tileloss.integrations._replacements import Replacement
+from tileloss.integrations._trl_checks import check_parameters, parameters_of, refuse_other_devices
+from tileloss.torch import distillation
+
+Function = Callable[..., Tensor]
+
+
+class Spot(NamedTuple):
+    """Where a module of TRL looks its divergence up."""
+
+    trainer: str | None  # the class of which it is a static method; None: the module's own name
+    name: str
+    parameters: tuple[str, ...]  # TRL 1.16's
+    stand_in: Callable[[Function], Function]  # made of TRL's own, for what TileLoss has no loss for
+
+
+def generalized_jsd(own: Function) -> Function:
+    """Stands in for a trainer's `generalized_jsd_loss`, with its parameters.
+
+    TRL's own is called for probabilities in place of logits (`logits_are_probs`), for a support of the `top_k` tokens, and for a
+    reduction other than batchmean, sum and mean, which gives an element for each token of the vocabulary.
+
+    Returns:
+        float32, a scalar, also where TRL gives bfloat16.
+
+    Raises:
+        NotImplementedError: logits that are not on the CPU. TypeError: logits in float64.
+        IndexError: a label that is neither -100 nor a column.
+        ValueError: a beta outside of [0, 1], vocabularies of two sizes, or a teacher's logits that require a gradient.
+    """
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def generalized_jsd_loss(*args: Any, **kwargs: Any) -> Tensor:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        if not _is_of_whole_distributions(given):
+            return own(*args, **kwargs)
+        student, labels = given["student_logits"], given["labels"]
+        return _divergence(
+            student,
+            given["teacher_logits"],
+            given["beta"],
+            target=labels,
+            temperature=given["temperature"],
+            **_reduction(given["reduction"], given["num_items_in_batch"], student, labels),
+        )
+
+    return generalized_jsd_loss
+
+
+def self_distillation(own: Function) -> Function:
+    """Stands in for `compute_full_logit_self_distillation_loss`: the divergence of each row, [B, T], not reduced."""
+
+    @functools.wraps(own)
+    def compute_full_logit_self_distillation_loss(
+        student_logits: Tensor, teacher_logits: Tensor, *, distillation_alpha: float
+    ) -> Tensor:
+        return _divergence(student_logits, teacher_logits, distillation_alpha, reduction="none")
+
+    return compute_full_logit_self_distillation_loss
+
+
+_JSD = ("student_logits", "teacher_logits", "labels", "beta", "temperature", "reduction")
+_SELF = Spot(
+    None,
+    "compute_full_logit_self_distillation_loss",
+    ("student_logits", "teacher_logits", "distillation_alpha"),
+    self_distillation,
+)
+
+
+def _jsd_of(trainer: str, *more: str) -> Spot:
+    return Spot(trainer, "generalized_jsd_loss", (*_JSD, *more), generalized_jsd)
+
+
+# By module. DistillationTrainer's divergence is of two LM heads (trl.kernels.chunked_divergence), not of logits.
+SPOTS = {
+    "trl.experimental.gkd.gkd_trainer": _jsd_of("GKDTrainer", "num_items_in_batch"),
+    "trl.experimental.gold.gold_trainer": _jsd_of(
+        "GOLDTrainer", "logits_are_probs", "num_items_in_batch"
+    ),
+    "trl.experimental.iw_opd.iw_opd_trainer": _jsd_of(
+        "IWOPDTrainer", "top_k", "add_tail", "num_items_in_batch"
+    ),
+    "trl.experimental.sdft.sdft_trainer": _SELF,
+    "trl.experimental.sdpo.sdpo_trainer": _SELF,
+}
+
+
+def replacement_in(module: ModuleType) -> Replacement:
+    """What to replace in one of the modules of `SPOTS`.
+
+    Raises:
+        RuntimeError: its function is not the one of TRL 1.16, because somebody else has replaced it.
+    """
+    spot = SPOTS[module.__name__]
+    owner = module if spot.trainer is None else getattr(module, spot.trainer)
+    found: Any = vars(owner).get(spot.name)
+    own: Any = found.__func__ if isinstance(found, staticmethod) else found
+    path = ".".join(filter(None, (module.__name__, spot.trainer, spot.name)))
+    check_parameters(path, found, parameters_of(own), spot.parameters)
+    function = spot.stand_in(own)
+    return Replacement(
+        owner, spot.name, function if spot.trainer is None else staticmethod(function)
+    )
+
+
+def _is_of_whole_distributions(given: dict[str, Any]) -> bool:
+    if given.get("logits_are_probs", False):
+        return False
+    if 0 < given.get("top_k", 0) < given["student_logits"].shape[-1]:
+        return False
+    has_count = given["num_items_in_batch"] is not None  # then TRL sums, whatever the reduction
+    return has_count or given["reduction"] in ("batchmean", "sum", "mean")
+
+
+def _reduction(
+    name: str, num_items: Tensor | float | None, student: Tensor, labels: Tensor | None
+) -> dict[str, Any]:
+    """TRL's reduction as ours. Its batchmean is by the labels that count, or without labels by the sequences; its mean is by the
+    elements of [rows, V]."""
+    if num_items is not None:
+        return {"num_items": num_items}
+    if name == "sum":
+        return {"reduction": "sum"}
+    if name == "batchmean":
+        return {} if labels is not None else {"num_items": max(student.shape[0], 1)}
+    rows = student[..., 0].numel() if labels is None else (labels != -100).sum()
+    return {"num_items": rows * student.shape[-1]}
+
+
+def _divergence(student: Tensor, teacher: Tensor, beta: float, **options: Any) -> Tensor:
+    for what, logits in (("a student's logits", student), ("a teacher's logits", teacher)):
+        refuse_other_devices(what, logits)
+    dtype = torch.promote_types(student.dtype, teacher.dtype)  # as TRL's arithmetic does
+    kind = "forward_kl" if beta == 0 else "reverse_kl" if beta == 1 else None
+    loss = distillation(
+        student.to(dtype),
+        teacher.to(dtype),
+        divergence=kind or "jsd",
+        beta=0.5 if kind else beta,
+        **options,
+    )
+    assert isinstance(loss, Tensor)
+    return loss
