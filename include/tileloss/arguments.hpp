@@ -21,6 +21,8 @@ using LogprobsOptions = tileloss_logprobs_options;
 using CrossEntropyOptions = tileloss_cross_entropy_options;
 using PolicyLossOptions = tileloss_policy_loss_options;
 using DistillationOptions = tileloss_distillation_options;
+using SoftCrossEntropyOptions = tileloss_soft_cross_entropy_options;
+using SparseDistillationOptions = tileloss_sparse_distillation_options;
 
 // The defaults, and on top of them "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "gspo", "luspo", "vespo" or "reinforce": a
 // kind, a ratio_level and an aggregation. Another name: a Status that lists them, nothing is changed.
@@ -185,6 +187,80 @@ struct DistillationArgs {
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args = detail::common_args(*this);
     args.teacher_logits = teacher_logits.c();
+    args.mask = mask.c();
+    args.token_weights = token_weights.c();
+    args.loss_grad = loss_grad.c();
+    args.loss = loss.c();
+    args.divergence = divergence.c();
+    args.teacher_entropy = teacher_entropy.c();
+    args.agreement = agreement.c();
+    return args;
+  }
+};
+
+// Class probabilities instead of labels.
+struct SoftCrossEntropyArgs {
+  LogitsView logits = {};        // [N,V] float, BFloat16, Float16
+  LogitsView target_probs = {};  // [N,V] of any of these types; need not sum to 1
+  LabelsView labels = {};        // [N]; of use for ignore_index, logp and correct alone
+  MaskView mask = {};            // [N] uint8, int32, int64 or float; 0: neither read nor counted; absent: all are in use
+  Vector<const float> token_weights = {};  // [N] w_i; absent: 1
+  Vector<const float> class_weights = {};  // [classes] c_j, stride 1; absent: 1
+  Vector<const float> loss_grad = {};      // upstream gradient, [1], or [N] with reduction none; absent: 1
+  Vector<float> loss = {};                 // [1], or [N] with reduction none
+  // Further row outputs  of the forward and of value_and_grad, as in LogprobsArgs.
+  Vector<float> logp = {};
+  Vector<float> lse = {};
+  Vector<float> entropy = {};
+  Vector<std::int64_t> argmax = {};
+  Vector<std::uint8_t> correct = {};
+  Vector<float> log_sum_sq_probs = {};
+  Vector<float> mean_logit = {};
+  MutableLogitsView dlogits = {};           // may be the logits themselves
+  tileloss_row_state* row_state = nullptr;  // there is none: refused
+  tileloss_row_groups row_groups = {};
+
+  [[nodiscard]] tileloss_args c() const noexcept {
+    tileloss_args args = detail::common_args(*this);
+    args.target_probs = target_probs.c();
+    args.mask = mask.c();
+    args.token_weights = token_weights.c();
+    args.class_weights = class_weights.c();
+    args.loss_grad = loss_grad.c();
+    args.loss = loss.c();
+    return args;
+  }
+};
+
+// A student's rows and K columns of a teacher's.
+struct SparseDistillationArgs {
+  LogitsView logits = {};            // [N,V] float, BFloat16, Float16
+  IdsView teacher_ids = {};          // [N,K] int32, int64: distinct columns of each row; negative: none
+  LogitsView teacher_logprobs = {};  // [N,K] float, BFloat16, Float16: their log q
+  LabelsView labels = {};            // [N] int32, int64; may be absent where options.alpha is 0
+  MaskView mask = {};                // [N] uint8, int32, int64 or float; 0: neither read nor counted; absent: all are in use
+  Vector<const float> token_weights = {};  // [N] w_i; absent: 1
+  Vector<const float> loss_grad = {};      // upstream gradient, [1], or [N] with reduction none; absent: 1
+  Vector<float> loss = {};                 // [1], or [N] with reduction none
+  Vector<float> divergence = {};           // [N] the divergence alone
+  Vector<float> teacher_entropy = {};      // [N] nats, of the classes that the divergence sees
+  Vector<std::uint8_t> agreement = {};     // [N] whether the student's argmax is the teacher's likeliest column
+  // Further row outputs, the student's, of the forward and of value_and_grad, as in LogprobsArgs.
+  Vector<float> logp = {};
+  Vector<float> lse = {};
+  Vector<float> entropy = {};
+  Vector<std::int64_t> argmax = {};
+  Vector<std::uint8_t> correct = {};
+  Vector<float> log_sum_sq_probs = {};
+  Vector<float> mean_logit = {};
+  MutableLogitsView dlogits = {};           // may be the logits themselves
+  tileloss_row_state* row_state = nullptr;  // there is none: refused
+  tileloss_row_groups row_groups = {};
+
+  [[nodiscard]] tileloss_args c() const noexcept {
+    tileloss_args args = detail::common_args(*this);
+    args.teacher_ids = teacher_ids.c();
+    args.teacher_logprobs = teacher_logprobs.c();
     args.mask = mask.c();
     args.token_weights = token_weights.c();
     args.loss_grad = loss_grad.c();

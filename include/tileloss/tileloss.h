@@ -356,6 +356,39 @@ typedef struct tileloss_distillation_options {
   int32_t reserved TILELOSS_DEFAULT(0);                      // 0
 } tileloss_distillation_options;
 
+// Cross-entropy with class probabilities instead of labels.
+typedef struct tileloss_soft_cross_entropy_options {
+  size_t struct_size TILELOSS_SIZE(tileloss_soft_cross_entropy_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
+  double label_smoothing TILELOSS_DEFAULT(0);    // s in [0, 1]: the probabilities become (1-s) q + s/V; default 0
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;  // mean's denominator when given, of no other reduction
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean: over the sum of the rows' weights
+  int32_t reserved TILELOSS_DEFAULT(0);                                    // 0
+} tileloss_soft_cross_entropy_options;
+
+// What a teacher of which only K columns are known says of the others.
+typedef int32_t tileloss_tail;
+enum {
+  TILELOSS_TAIL_LUMP = 0,        // they are one more class: q what is left of 1, p the sum of theirs
+  TILELOSS_TAIL_IGNORE = 1,      // no part in the divergence, which is a sum over the K columns, and may be negative
+  TILELOSS_TAIL_RENORMALISE = 2  // both distributions are divided by their sums over the K columns
+};
+
+typedef struct tileloss_sparse_distillation_options {
+  size_t struct_size TILELOSS_SIZE(tileloss_sparse_distillation_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});  // the student's
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
+  // As tileloss_distillation_options.
+  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
+  double beta TILELOSS_DEFAULT(0.5);
+  tileloss_scalar alpha TILELOSS_DEFAULT(0.0);
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;
+  int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
+  tileloss_tail tail TILELOSS_DEFAULT(TILELOSS_TAIL_LUMP);  // default lump
+} tileloss_sparse_distillation_options;
+
 static inline void tileloss_logprobs_options_init(tileloss_logprobs_options* options) {
   (void)tileloss_options_init("logprobs", options, sizeof *options);
 }
@@ -368,6 +401,12 @@ static inline void tileloss_policy_loss_options_init(tileloss_policy_loss_option
 static inline void tileloss_distillation_options_init(tileloss_distillation_options* options) {
   (void)tileloss_options_init("distillation", options, sizeof *options);
 }
+static inline void tileloss_soft_cross_entropy_options_init(tileloss_soft_cross_entropy_options* options) {
+  (void)tileloss_options_init("soft_cross_entropy", options, sizeof *options);
+}
+static inline void tileloss_sparse_distillation_options_init(tileloss_sparse_distillation_options* options) {
+  (void)tileloss_options_init("sparse_distillation", options, sizeof *options);
+}
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
@@ -377,7 +416,7 @@ typedef struct tileloss_row_groups {
   int64_t rows;  // 0 (default): the row stride holds for all rows; else a divisor of N
   int64_t logits_stride;
   int64_t dlogits_stride;
-  int64_t teacher_logits_stride TILELOSS_DEFAULT(0);
+  int64_t teacher_logits_stride TILELOSS_DEFAULT(0);  // of teacher_logits or target_probs
 } tileloss_row_groups;
 
 // The tensors of a call. N rows (tokens), V columns (vocabulary). Leave out (zeroed) what you do not have or want. A tensor that
@@ -444,6 +483,13 @@ typedef struct tileloss_args {
   tileloss_matrix teacher_hidden;  // [N,G] float32, bfloat16, float16
   tileloss_matrix teacher_head;    // [V,G] float32, bfloat16, float16; any strides, as head
   tileloss_vector teacher_bias;    // [V] float32, bfloat16, float16; default none
+
+  // Soft labels, with soft_cross_entropy.
+  tileloss_matrix target_probs;  // [N,V] float32, bfloat16, float16 q_j; any row stride >= V, column stride 1
+
+  // A teacher of which K columns are known, with sparse_distillation.
+  tileloss_matrix teacher_ids;       // [N,K] int32, int64: distinct columns of each row, in any order; negative: none
+  tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16: their log q, taken as they are
 } tileloss_args;
 
 static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }
@@ -644,6 +690,33 @@ TILELOSS_API tileloss_status tileloss_distillation_value_and_grad(const tileloss
                                                                   const tileloss_distillation_options* options,
                                                                   const tileloss_plan* plan, const tileloss_run* run);
 
+// Cross-entropy with class probabilities q (target_probs) instead of labels, as PyTorch has it:
+//   loss_i = w_i sum_j c_j q'_j (-log p_ij),  q' = (1-s) q + s/V
+// with label smoothing s, class weights c, token weights w. mean divides by the sum of the w_i of the rows in use (PyTorch: their
+// number), or by num_items; 0 where that is 0. q need not sum to 1; q'_j = 0 has no part in the sum. Labels are of no use but for
+// ignore_index and the row outputs logp and correct. There is no row state.
+TILELOSS_API tileloss_status tileloss_soft_cross_entropy(const tileloss_args* args,
+                                                         const tileloss_soft_cross_entropy_options* options,
+                                                         const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_soft_cross_entropy_backward(const tileloss_args* args,
+                                                                  const tileloss_soft_cross_entropy_options* options,
+                                                                  const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_soft_cross_entropy_value_and_grad(const tileloss_args* args,
+                                                                        const tileloss_soft_cross_entropy_options* options,
+                                                                        const tileloss_plan* plan, const tileloss_run* run);
+
+// Distillation from a teacher of which K columns are known, by teacher_ids and teacher_logprobs: distillation's formula and
+// options, without a transform of the teacher's, with options.tail for the other columns. Cross-entropy is of the whole p.
+TILELOSS_API tileloss_status tileloss_sparse_distillation(const tileloss_args* args,
+                                                          const tileloss_sparse_distillation_options* options,
+                                                          const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_sparse_distillation_backward(const tileloss_args* args,
+                                                                   const tileloss_sparse_distillation_options* options,
+                                                                   const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_sparse_distillation_value_and_grad(const tileloss_args* args,
+                                                                         const tileloss_sparse_distillation_options* options,
+                                                                         const tileloss_plan* plan, const tileloss_run* run);
+
 // The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
 // subset) for dlogits. The logits exist a tile at a time; docs/users/memory.md says what is held instead and how workspace_bytes
 // chooses. With options.linear.compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once,
@@ -691,6 +764,27 @@ TILELOSS_API tileloss_status tileloss_linear_distillation_backward(const tilelos
 TILELOSS_API tileloss_status tileloss_linear_distillation_value_and_grad(const tileloss_args* args,
                                                                          const tileloss_distillation_options* options,
                                                                          const tileloss_plan* plan, const tileloss_run* run);
+
+// With the LM head: the logits of some rows at a time, in float32.
+TILELOSS_API tileloss_status tileloss_linear_soft_cross_entropy(const tileloss_args* args,
+                                                                const tileloss_soft_cross_entropy_options* options,
+                                                                const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_soft_cross_entropy_backward(const tileloss_args* args,
+                                                                         const tileloss_soft_cross_entropy_options* options,
+                                                                         const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_soft_cross_entropy_value_and_grad(const tileloss_args* args,
+                                                                               const tileloss_soft_cross_entropy_options* options,
+                                                                               const tileloss_plan* plan,
+                                                                               const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_sparse_distillation(const tileloss_args* args,
+                                                                 const tileloss_sparse_distillation_options* options,
+                                                                 const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_sparse_distillation_backward(const tileloss_args* args,
+                                                                          const tileloss_sparse_distillation_options* options,
+                                                                          const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status
+tileloss_linear_sparse_distillation_value_and_grad(const tileloss_args* args, const tileloss_sparse_distillation_options* options,
+                                                   const tileloss_plan* plan, const tileloss_run* run);
 
 // ----------------------------------------------------------------------------------------------------------- introspection
 
@@ -744,8 +838,9 @@ typedef struct tileloss_tensor {
   tileloss_tensor_role role;
   uint32_t dtypes;  // bits 1 << tileloss_dtype that it may have
   uint32_t passes;  // bits 1 << tileloss_pass that read or write it
-  // Its sizes: N rows, V columns, H the hidden width, G the teacher's, C classes of the whole vocabulary, B sequences, M metrics (or fewer); L is
-  // N for a loss a row, else 1. "N,V", "C", "B+1", "B|N" (either, as the options say), ...
+  // Its sizes: N rows, V columns, H the hidden width, G the teacher's, K a teacher's columns, C classes of the whole vocabulary,
+  // B sequences, M metrics (or fewer); L is N for a loss a row, else 1. "N,V", "C", "B+1", "B|N" (either, as the options say),
+  // ...
   const char* shape;
   uint32_t state_arrays;  // of a row output: bits of the row state that it is made of
   int32_t is_required;    // 1: a call without it is refused, in the passes that read it

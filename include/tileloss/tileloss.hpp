@@ -237,6 +237,14 @@ inline PlanResult plan(Pass pass, const DistillationArgs& args, const Distillati
                        const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
   return detail::make_plan("distillation", pass, args.c(), options, wishes, executor);
 }
+inline PlanResult plan(Pass pass, const SparseDistillationArgs& args, const SparseDistillationOptions& options = {},
+                       const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("sparse_distillation", pass, args.c(), options, wishes, executor);
+}
+inline PlanResult plan(Pass pass, const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                       const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("soft_cross_entropy", pass, args.c(), options, wishes, executor);
+}
 
 // logp, lse and whatever other row outputs are present. Errors of every function here: those of plan, kLabelOutOfRange naming row
 // and label before anything is written, kPlanMismatch, kOutOfMemory.
@@ -298,6 +306,35 @@ inline Status distillation_backward(const DistillationArgs& args, const Distilla
 inline Status distillation_value_and_grad(const DistillationArgs& args, const DistillationOptions& options = {},
                                           const RunOptions& run = {}) noexcept {
   return detail::call("distillation", Pass::kValueAndGrad, args.c(), options, run);
+}
+
+// Cross-entropy with class probabilities q instead of labels: w_i sum_j q_j (-log p_ij), reduced.
+inline Status soft_cross_entropy(const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                                 const RunOptions& run = {}) noexcept {
+  return detail::call("soft_cross_entropy", Pass::kForward, args.c(), options, run);
+}
+inline Status soft_cross_entropy_backward(const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                                          const RunOptions& run = {}) noexcept {
+  return detail::call("soft_cross_entropy", Pass::kBackward, args.c(), options, run);
+}
+inline Status soft_cross_entropy_value_and_grad(const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                                                const RunOptions& run = {}) noexcept {
+  return detail::call("soft_cross_entropy", Pass::kValueAndGrad, args.c(), options, run);
+}
+
+// Distillation from a teacher of which some columns are known; options.tail says what of the others.
+inline Status sparse_distillation(const SparseDistillationArgs& args, const SparseDistillationOptions& options = {},
+                                  const RunOptions& run = {}) noexcept {
+  return detail::call("sparse_distillation", Pass::kForward, args.c(), options, run);
+}
+inline Status sparse_distillation_backward(const SparseDistillationArgs& args, const SparseDistillationOptions& options = {},
+                                           const RunOptions& run = {}) noexcept {
+  return detail::call("sparse_distillation", Pass::kBackward, args.c(), options, run);
+}
+inline Status sparse_distillation_value_and_grad(const SparseDistillationArgs& args,
+                                                 const SparseDistillationOptions& options = {},
+                                                 const RunOptions& run = {}) noexcept {
+  return detail::call("sparse_distillation", Pass::kValueAndGrad, args.c(), options, run);
 }
 
 // The forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it.
@@ -391,6 +428,46 @@ inline Status linear_distillation_backward(const LinearHead& head, const Teacher
 inline Status linear_distillation_value_and_grad(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
                                                  const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
   return detail::call("linear_distillation", Pass::kValueAndGrad, teacher.c(head, args), options, run);
+}
+
+inline PlanResult linear_plan(Pass pass, const LinearHead& head, const SoftCrossEntropyArgs& args,
+                              const SoftCrossEntropyOptions& options = {}, const PlanOptions& wishes = {},
+                              const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("linear_soft_cross_entropy", pass, head.c(args), options, wishes, executor);
+}
+inline Status linear_soft_cross_entropy(const LinearHead& head, const SoftCrossEntropyArgs& args,
+                                        const SoftCrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_soft_cross_entropy", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_soft_cross_entropy_backward(const LinearHead& head, const SoftCrossEntropyArgs& args,
+                                                 const SoftCrossEntropyOptions& options = {},
+                                                 const RunOptions& run = {}) noexcept {
+  return detail::call("linear_soft_cross_entropy", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_soft_cross_entropy_value_and_grad(const LinearHead& head, const SoftCrossEntropyArgs& args,
+                                                       const SoftCrossEntropyOptions& options = {},
+                                                       const RunOptions& run = {}) noexcept {
+  return detail::call("linear_soft_cross_entropy", Pass::kValueAndGrad, head.c(args), options, run);
+}
+
+inline PlanResult linear_plan(Pass pass, const LinearHead& head, const SparseDistillationArgs& args,
+                              const SparseDistillationOptions& options = {}, const PlanOptions& wishes = {},
+                              const Executor* executor = nullptr) noexcept {
+  return detail::make_plan("linear_sparse_distillation", pass, head.c(args), options, wishes, executor);
+}
+inline Status linear_sparse_distillation(const LinearHead& head, const SparseDistillationArgs& args,
+                                         const SparseDistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sparse_distillation", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_sparse_distillation_backward(const LinearHead& head, const SparseDistillationArgs& args,
+                                                  const SparseDistillationOptions& options = {},
+                                                  const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sparse_distillation", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_sparse_distillation_value_and_grad(const LinearHead& head, const SparseDistillationArgs& args,
+                                                        const SparseDistillationOptions& options = {},
+                                                        const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sparse_distillation", Pass::kValueAndGrad, head.c(args), options, run);
 }
 
 }  // namespace v0

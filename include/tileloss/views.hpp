@@ -196,7 +196,8 @@ class Matrix {
 template <detail::Storage Range>
 Matrix(Range&&, std::int64_t, std::int64_t) -> Matrix<detail::ElementOf<Range>>;
 
-// The places where the element type is open: logits and biases to read and to write, labels, masks. Each takes any fitting view.
+// The places where the element type is open: logits and biases to read and to write, ids, labels, masks. Each takes any fitting
+// view.
 template <template <class> class Accepts>
 class AnyMatrix {
  public:
@@ -211,6 +212,7 @@ class AnyMatrix {
 };
 using LogitsView = AnyMatrix<detail::AcceptsLogits>;
 using MutableLogitsView = AnyMatrix<detail::AcceptsMutableLogits>;
+using IdsView = AnyMatrix<detail::AcceptsLabels>;
 
 template <template <class> class Accepts>
 class AnyVector {

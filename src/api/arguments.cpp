@@ -118,6 +118,10 @@ Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m
   if (m.dtype != TILELOSS_FLOAT32 && m.dtype != TILELOSS_BFLOAT16 && m.dtype != TILELOSS_FLOAT16) {
     return expected(std::string(name) + ".dtype", "float32, bfloat16 or float16", dtype_name(m.dtype));
   }
+  return check_shape(p, name, m, layout);
+}
+
+Status check_shape(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout) {
   if (Status s = check_device(p, name, m.device_type); !s.ok()) return s;
   if (m.reserved != 0) return expected(std::string(name) + ".reserved", "0", to_string(m.reserved));
   if (m.rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(m.rows));
@@ -134,6 +138,21 @@ Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m
   return {};
 }
 
+Status resolve_teacher_columns(const Problem& p) {
+  const tileloss_matrix &ids = p.args.teacher_ids, &logprobs = p.args.teacher_logprobs;
+  if (!present(ids)) return expected("teacher_ids", "an int32 or int64 matrix [N,K]", "none");
+  if (!present(logprobs)) return expected("teacher_logprobs", "a matrix of teacher_ids' shape", "none");
+  if (ids.dtype != TILELOSS_INT32 && ids.dtype != TILELOSS_INT64)
+    return expected("teacher_ids.dtype", "int32 or int64", dtype_name(ids.dtype));
+  if (Status s = check_shape(p, "teacher_ids", ids, Layout::kAnyStrides); !s.ok()) return s;
+  if (Status s = check_matrix(p, "teacher_logprobs", logprobs, Layout::kAnyStrides); !s.ok()) return s;
+  if (ids.rows != p.rows) return expected("teacher_ids.rows", "the rows, " + to_string(p.rows), to_string(ids.rows));
+  if (logprobs.rows != ids.rows || logprobs.cols != ids.cols) {
+    return expected("teacher_logprobs", "teacher_ids' shape " + shape(ids.rows, ids.cols), shape(logprobs.rows, logprobs.cols));
+  }
+  return {};
+}
+
 Status check_row_groups(const Problem& p) {
   const tileloss_args& a = p.args;
   const tileloss_row_groups& g = a.row_groups;
@@ -144,7 +163,8 @@ Status check_row_groups(const Problem& p) {
   }
   for (const auto& [name, m, stride] : {std::tuple{"row_groups.logits_stride", &a.logits, g.logits_stride},
                                         {"row_groups.dlogits_stride", &a.dlogits, g.dlogits_stride},
-                                        {"row_groups.teacher_logits_stride", &a.teacher_logits, g.teacher_logits_stride}}) {
+                                        {"row_groups.teacher_logits_stride", &a.teacher_logits, g.teacher_logits_stride},
+                                        {"row_groups.teacher_logits_stride", &a.target_probs, g.teacher_logits_stride}}) {
     const std::int64_t groups = p.rows / g.rows;
     if (!present(*m) || groups < 2) continue;
     const std::int64_t least = (g.rows - 1) * m->row_stride + m->cols;

@@ -20,10 +20,14 @@ Status choose_device(Problem& p, const char* name, tileloss_device_type device_t
 
 enum class Layout { kRows, kAnyStrides };  // columns side by side, or any strides that keep the elements apart
 Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout = Layout::kRows);
+// The same but for the dtype.
+Status check_shape(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout);
 // Shapes, dtypes and strides of hidden, head and their gradients, in a pass that has them.
 Status resolve_head(Problem& problem);
 // The same of a teacher's, after the student's: a head of its own, of any width.
 Status resolve_teacher_head(Problem& problem);
+// teacher_ids and teacher_logprobs.
+Status resolve_teacher_columns(const Problem& problem);
 // Whether the groups' strides keep the rows apart. Needs the problem's rows.
 Status check_row_groups(const Problem& p);
 // Every vector's dtype, size and stride, and whether the function takes it. Needs the problem's rows and classes.

@@ -114,7 +114,16 @@ Status check_matrices_taken(const Problem& p) {
   return {};
 }
 
-// The other row of each pair: like the logits, with strides of its own, or made by a head of its own.
+Status resolve_target_probs(const Problem& p) {
+  const tileloss_matrix& probs = p.args.target_probs;
+  if (!present(probs)) return expected("target_probs", "a matrix of the logits' shape", "none");
+  if (Status s = check_matrix(p, "target_probs", probs); !s.ok()) return s;
+  if (probs.rows == p.rows && probs.cols == p.total_columns) return {};
+  return expected("target_probs", "the logits' shape " + shape(p.rows, p.total_columns), shape(probs.rows, probs.cols));
+}
+
+// What says more of a row than its label: the other row of each pair, like the logits, with strides of its own, or made by
+// a head of its own; class probabilities; or some columns of a teacher.
 Status resolve_teacher(Problem& p) {
   const tileloss_matrix &logits = p.args.logits, &teacher = p.args.teacher_logits;
   if (p.has_row_state) return expected("row_state", "none: " + p.loss->name + " does not take it", "a row state");
@@ -122,6 +131,8 @@ Status resolve_teacher(Problem& p) {
     return expected("vocab_total", "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary",
                     to_string(p.logit.vocab_total) + " and " + to_string(p.logit.vocab_start));
   }
+  if (p.loss->info.teacher == Teacher::kProbabilities) return resolve_target_probs(p);
+  if (p.loss->info.teacher == Teacher::kColumns) return resolve_teacher_columns(p);
   if (p.loss->is_linear) return resolve_teacher_head(p);
   if (!present(teacher)) return expected("teacher_logits", "a matrix like the logits", "none");
   if (Status s = check_matrix(p, "teacher_logits", teacher); !s.ok()) return s;

@@ -38,7 +38,7 @@ LogitTransform make_transform(const Problem& p, double temperature) {
 }
 
 LogitTransform make_teacher_transform(const Problem& p) {
-  const TeacherOptions teacher = p.loss->info.teacher(p.options.data());
+  const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());
   return LogitTransform::make(teacher.logit_scale, teacher.softcap, scalar_value(teacher.temperature));
 }
 

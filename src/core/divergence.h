@@ -20,8 +20,16 @@ enum class DivergenceKind : std::int32_t {
   kSkewForwardKl,
   kSkewReverseKl,
   kTotalVariation,
+  kSoftLabels,  // no divergence: sum q (-log p), of a q that need not sum to 1
 };
 inline constexpr int kDivergenceKinds = 7;
+
+// What says what is wanted of a row, beside or instead of its label: a teacher's logits, class probabilities, or a teacher's
+// logarithms of probabilities of some columns.
+enum class Teacher { kNone, kLogits, kProbabilities, kColumns };
+
+// What a teacher of which some columns are known says of the others: tileloss_tail.
+enum class Tail : std::int32_t { kLump, kIgnore, kRenormalise };
 
 // Whether the g that a sweep chooses has a mean: the forward KL's is 1 - q/p.
 TILELOSS_HOST_DEVICE inline bool has_mean(DivergenceKind kind) { return kind != DivergenceKind::kForwardKl; }
@@ -62,6 +70,7 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm label_term(const Divergence& d, const
     case DivergenceKind::kJeffreys: return {forward + reverse, reverse + difference};
     case DivergenceKind::kTotalVariation:
       return {std::fabs(difference) / 2, difference == 0 ? 0.0 : std::copysign(p, difference) / 2};
+    case DivergenceKind::kSoftLabels: return {};
     default: break;
   }
   // m = p + share (q - p)
@@ -76,6 +85,27 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm label_term(const Divergence& d, const
   }
   if (d.kind == DivergenceKind::kSkewForwardKl) return {times(q, log_q), p * (1 - d.beta) * (1 - d.beta) * by_mixture};
   return {times(p, log_p), times(p, log_p) - p * d.beta * (1 - d.beta) * by_mixture};
+}
+
+// A class's share of D, and p dD/dp: of classes whose p need not sum to 1, as those that a sparse teacher knows.
+TILELOSS_HOST_DEVICE inline DivergenceTerm class_term(const Divergence& d, double p, double q, double log_p, double log_q) {
+  const auto times = [](double weight, double log) { return weight == 0 ? 0.0 : weight * log; };
+  const double forward = times(q, log_q - log_p), reverse = times(p, log_p - log_q);
+  switch (d.kind) {
+    case DivergenceKind::kForwardKl: return {forward, -q};
+    case DivergenceKind::kReverseKl: return {reverse, reverse + p};
+    case DivergenceKind::kJeffreys: return {forward + reverse, reverse + p - q};
+    case DivergenceKind::kTotalVariation: return {std::fabs(p - q) / 2, p == q ? 0.0 : std::copysign(p, p - q) / 2};
+    case DivergenceKind::kSoftLabels: return {times(q, -log_p), -q};
+    default: break;
+  }
+  const double share = d.kind == DivergenceKind::kSkewReverseKl ? 1 - d.beta : d.beta;
+  const double m = p + share * (q - p), log_m = std::log(m);
+  const double log_p_m = times(p, log_p - log_m), log_q_m = times(q, log_q - log_m);
+  if (d.kind == DivergenceKind::kJsd) return {(1 - d.beta) * log_p_m + d.beta * log_q_m, (1 - d.beta) * log_p_m};
+  const double p_over_m = m == 0 ? 0.0 : p / m;
+  if (d.kind == DivergenceKind::kSkewForwardKl) return {log_q_m, -(1 - d.beta) * q * p_over_m};
+  return {log_p_m, log_p_m + p - d.beta * p * p_over_m};
 }
 
 // A row's backward: dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j).

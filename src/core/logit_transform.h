@@ -43,6 +43,12 @@ struct LogitTransform {
     return softcap > 0 ? outer * static_cast<float>(__builtin_tanh(exact_inner * x)) : scale * x;
   }
 
+  // The same in double.
+  double exact_value(float x) const {
+    const double factor = exact_exponent_scale / kExactLog2E;
+    return factor * (softcap > 0 ? __builtin_tanh(exact_inner * x) : static_cast<double>(x));
+  }
+
   double derivative(float x) const {
     if (!(softcap > 0)) return scale;
     const double c = __builtin_cosh(exact_inner * x);

@@ -1,8 +1,9 @@
 // Distillation: the student's distribution p against the teacher's q, alone or mixed with cross-entropy, token weights w:
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2
 //   form = (1-alpha) s w,  target = -alpha w   (core/divergence.h)
-// D is a divergence of the sweep over the pair. mean divides by the sum of w_i, or by num_items when given; a denominator of 0
-// gives 0. Source: losses.md, checked there against autograd and TRL's generalized_jsd_loss.
+// D is a divergence of the sweep over the pair, or of the columns that a sparse teacher knows. mean divides by the sum of w_i, or
+// by num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against autograd and TRL's
+// generalized_jsd_loss.
 #ifndef TILELOSS_LOSSES_DISTILLATION_H_
 #define TILELOSS_LOSSES_DISTILLATION_H_
 
@@ -10,26 +11,19 @@
 
 namespace tileloss::impl {
 
-class Distillation {
+template <class OptionsOf>
+class DistillationOf {
  public:
-  using Options = tileloss_distillation_options;
+  using Options = OptionsOf;
 
-  explicit Distillation(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
+  explicit DistillationOf(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
 
   Divergence divergence() const { return {static_cast<DivergenceKind>(options_.divergence), options_.beta}; }
 
   void prepare() {
     alpha_ = scalar_value(options_.alpha);
     if (options_.scale_by_temperature_squared != 0) square_ = context_.temperature * context_.temperature;
-    if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
-    double sum = scalar_value(options_.num_items);
-    if (std::isnan(sum)) {
-      sum = 0;
-      for (std::int64_t i = 0; i < context_.rows; ++i) {
-        if (context_.labels.is_used(i)) sum += context_.token_weights[i];
-      }
-    }
-    scale_ = sum == 0 ? 0 : 1 / sum;
+    if (options_.reduction == TILELOSS_REDUCTION_MEAN) scale_ = mean_scale(context_, scalar_value(options_.num_items));
   }
 
   TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
@@ -49,43 +43,27 @@ class Distillation {
     return context_.token_weights[i] * scale_ * loss;
   }
 
-  static LossInfo info() {
-    static constexpr tileloss_field kFields[] = {
-        choice_field("divergence", offsetof(Options, divergence), TILELOSS_FORWARD_KL, kDivergenceKinds,
-                     "forward_kl|reverse_kl|jsd|jeffreys|skew_forward_kl|skew_reverse_kl|total_variation"),
-        choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
-        double_field("beta", offsetof(Options, beta), 0.5, 0, 1),
-        scalar_field("alpha", offsetof(Options, alpha), 0, 0, false),
-        double_field("teacher_logit_scale", offsetof(Options, teacher_logit_scale), 1, 0, kUnbounded),
-        double_field("teacher_softcap", offsetof(Options, teacher_softcap), 0, 0, kUnbounded),
-        scalar_field("teacher_temperature", offsetof(Options, teacher_temperature), kNotGiven, 0, true),
-        scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false),
-        choice_field("scale_by_temperature_squared", offsetof(Options, scale_by_temperature_squared), 0, 2, "false|true"),
-    };
-    return {.name = "distillation",
-            .is_loss = true,
-            .options_size = sizeof(Options),
-            .fields = kFields,
-            .tensors = kTokenWeights | kLossGrad | kMask,
-            .make = &make_stage<Distillation>,
-            .check = &check,
-            .check_numbers = &check_numbers,
-            .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; },
-            .teacher = &teacher};
+  static std::string check_numbers(const void* options) {
+    const double alpha = scalar_value(static_cast<const Options*>(options)->alpha);
+    return alpha <= 1 ? std::string() : "alpha: expected a number >= 0 and <= 1, got " + std::to_string(alpha);
   }
 
- private:
-  static TeacherOptions teacher(const void* options) {
-    const auto& o = *static_cast<const Options*>(options);
-    return {o.teacher_logit_scale, o.teacher_softcap,
-            is_given(o.teacher_temperature) ? o.teacher_temperature : o.logit.temperature};
-  }
+ protected:
+  static constexpr tileloss_field kDivergenceField =
+      choice_field("divergence", offsetof(Options, divergence), TILELOSS_FORWARD_KL, kDivergenceKinds,
+                   "forward_kl|reverse_kl|jsd|jeffreys|skew_forward_kl|skew_reverse_kl|total_variation");
+  static constexpr tileloss_field kReductionField =
+      choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean");
+  static constexpr tileloss_field kBetaField = double_field("beta", offsetof(Options, beta), 0.5, 0, 1);
+  static constexpr tileloss_field kAlphaField = scalar_field("alpha", offsetof(Options, alpha), 0, 0, false);
+  static constexpr tileloss_field kNumItemsField = scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false);
+  static constexpr tileloss_field kSquaredField =
+      choice_field("scale_by_temperature_squared", offsetof(Options, scale_by_temperature_squared), 0, 2, "false|true");
+
+  static bool is_per_row(const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }
 
   static std::string check(const LossContext& context) {
     const auto& o = context.options_as<Options>();
-    if (!(o.teacher_logit_scale > 0)) {
-      return "teacher_logit_scale: expected a number > 0, got " + std::to_string(o.teacher_logit_scale);
-    }
     const bool has_mixture =
         o.divergence == TILELOSS_JSD || o.divergence == TILELOSS_SKEW_FORWARD_KL || o.divergence == TILELOSS_SKEW_REVERSE_KL;
     if (has_mixture && !(o.beta > 0 && o.beta < 1)) {
@@ -97,17 +75,92 @@ class Distillation {
     return {};
   }
 
-  static std::string check_numbers(const void* options) {
-    const double alpha = scalar_value(static_cast<const Options*>(options)->alpha);
-    return alpha <= 1 ? std::string() : "alpha: expected a number >= 0 and <= 1, got " + std::to_string(alpha);
-  }
+  const Options& options() const { return options_; }
 
+ private:
   static_assert(static_cast<int>(DivergenceKind::kTotalVariation) == TILELOSS_TOTAL_VARIATION &&
                 static_cast<int>(DivergenceKind::kJsd) == TILELOSS_JSD);
 
   const LossContext context_;
   const Options options_;
   double alpha_ = 0, square_ = 1, scale_ = 1;
+};
+
+// From a teacher's logits.
+class Distillation : public DistillationOf<tileloss_distillation_options> {
+ public:
+  using DistillationOf::DistillationOf;
+
+  static LossInfo info() {
+    static constexpr tileloss_field kFields[] = {
+        kDivergenceField,
+        kReductionField,
+        kBetaField,
+        kAlphaField,
+        double_field("teacher_logit_scale", offsetof(Options, teacher_logit_scale), 1, 0, kUnbounded),
+        double_field("teacher_softcap", offsetof(Options, teacher_softcap), 0, 0, kUnbounded),
+        scalar_field("teacher_temperature", offsetof(Options, teacher_temperature), kNotGiven, 0, true),
+        kNumItemsField,
+        kSquaredField,
+    };
+    return {.name = "distillation",
+            .is_loss = true,
+            .options_size = sizeof(Options),
+            .fields = kFields,
+            .tensors = kTokenWeights | kLossGrad | kMask,
+            .make = &make_stage<Distillation>,
+            .check = &check,
+            .check_numbers = &check_numbers,
+            .is_per_row = &is_per_row,
+            .teacher = Teacher::kLogits,
+            .teacher_options = &teacher_options};
+  }
+
+ private:
+  static TeacherOptions teacher_options(const void* options) {
+    const auto& o = *static_cast<const Options*>(options);
+    return {o.teacher_logit_scale, o.teacher_softcap,
+            is_given(o.teacher_temperature) ? o.teacher_temperature : o.logit.temperature};
+  }
+  static std::string check(const LossContext& context) {
+    const auto& o = context.options_as<Options>();
+    if (!(o.teacher_logit_scale > 0)) {
+      return "teacher_logit_scale: expected a number > 0, got " + std::to_string(o.teacher_logit_scale);
+    }
+    return DistillationOf::check(context);
+  }
+};
+
+// From the columns that a sparse teacher knows.
+class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_options> {
+ public:
+  using DistillationOf::DistillationOf;
+
+  Tail tail() const { return static_cast<Tail>(options().tail); }
+
+  static LossInfo info() {
+    static constexpr tileloss_field kFields[] = {
+        kDivergenceField,
+        kReductionField,
+        kBetaField,
+        kAlphaField,
+        kNumItemsField,
+        kSquaredField,
+        choice_field("tail", offsetof(Options, tail), TILELOSS_TAIL_LUMP, 3, "lump|ignore|renormalise"),
+    };
+    return {.name = "sparse_distillation",
+            .is_loss = true,
+            .options_size = sizeof(Options),
+            .fields = kFields,
+            .tensors = kTokenWeights | kLossGrad | kMask,
+            .make = &make_stage<SparseDistillation>,
+            .check = &check,
+            .check_numbers = &check_numbers,
+            .is_per_row = &is_per_row,
+            .teacher = Teacher::kColumns};
+  }
+
+  static_assert(static_cast<int>(Tail::kRenormalise) == TILELOSS_TAIL_RENORMALISE);
 };
 
 }  // namespace tileloss::impl

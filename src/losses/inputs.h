@@ -84,6 +84,12 @@ class Labels {
   tileloss_vector mask_{};
 };
 
+// Of a matrix of int32 or int64.
+TILELOSS_HOST_DEVICE inline std::int64_t integer_at(const tileloss_matrix& m, std::int64_t i, std::int64_t k) {
+  const std::int64_t at = i * m.row_stride + k * m.col_stride;
+  return m.dtype == TILELOSS_INT32 ? static_cast<const std::int32_t*>(m.data)[at] : static_cast<const std::int64_t*>(m.data)[at];
+}
+
 // How the rows fall into sequences: by offsets, as [B,T], or, without either, all in one.
 class Sequences {
  public:

@@ -5,6 +5,7 @@
 
 #include <tileloss/tileloss.h>
 
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -43,6 +44,19 @@ struct LossContext {
   }
 };
 
+// What mean multiplies the rows' losses by: 1 over num_items or, where that is NaN, over the sum of the weights of the rows in
+// use; 0 where that is 0.
+inline double mean_scale(const LossContext& context, double num_items) {
+  double sum = num_items;
+  if (std::isnan(sum)) {
+    sum = 0;
+    for (std::int64_t i = 0; i < context.rows; ++i) {
+      if (context.labels.is_used(i)) sum += context.token_weights[i];
+    }
+  }
+  return sum == 0 ? 0 : 1 / sum;
+}
+
 // What every options struct starts with.
 struct CommonOptions {
   std::size_t struct_size;
@@ -74,8 +88,8 @@ struct LossInfo {
   const char* presets = nullptr;
   void (*set_preset)(std::string_view name, void* options) = nullptr;
   const char* metrics = nullptr;
-  // Of a loss over two rows of logits, a student's and a teacher's; null: there is no teacher.
-  TeacherOptions (*teacher)(const void* options) = nullptr;
+  Teacher teacher = Teacher::kNone;
+  TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of Teacher::kLogits
 };
 
 }  // namespace tileloss::impl

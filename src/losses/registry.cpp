@@ -4,6 +4,7 @@
 #include "losses/distillation.h"
 #include "losses/logprobs.h"
 #include "losses/policy_loss.h"
+#include "losses/soft_cross_entropy.h"
 
 namespace tileloss::impl {
 namespace {
@@ -38,7 +39,13 @@ static_assert(TILELOSS_FLOAT32 == 1 && TILELOSS_BFLOAT16 == 2, "compute_dtype's 
 
 RegisteredLoss make_entry(const LossInfo& info, bool is_linear) {
   std::uint32_t groups = info.tensors | (info.is_loss ? kLosses : 0u) | (is_linear ? kFromHidden : kFromLogits);
-  if (info.teacher != nullptr) groups |= kTeacher | (is_linear ? kTeacherHead : kTeacherLogits);
+  if (info.teacher != Teacher::kNone) groups |= kTeacher;
+  switch (info.teacher) {
+    case Teacher::kNone: break;
+    case Teacher::kLogits: groups |= kDivergence | (is_linear ? kTeacherHead : kTeacherLogits); break;
+    case Teacher::kProbabilities: groups |= kTargetProbs; break;
+    case Teacher::kColumns: groups |= kDivergence | kTeacherColumns; break;
+  }
   return {(is_linear ? "linear_" : "") + std::string(info.name),
           is_linear,
           info,
@@ -56,6 +63,8 @@ std::deque<RegisteredLoss>& registry() {
                CrossEntropy::info(),
                PolicyLoss::info(),
                Distillation::info(),
+               SoftCrossEntropy::info(),
+               SparseDistillation::info(),
            }) {
         built_in.push_back(make_entry(info, is_linear));
       }

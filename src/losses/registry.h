@@ -20,7 +20,8 @@ struct RegisteredLoss {
   std::vector<tileloss_field> fields;  // the logit options', with the LM head the linear ones, and the loss's own
   std::vector<tileloss_tensor> tensors;
 
-  bool has_teacher() const { return info.teacher != nullptr; }
+  bool has_teacher() const { return info.teacher != Teacher::kNone; }
+  bool has_teacher_logits() const { return info.teacher == Teacher::kLogits; }
 };
 
 // In order of registration. Not to be changed while calls are running.

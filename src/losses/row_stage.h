@@ -47,6 +47,8 @@ class RowStage {
   // In place of `row`, of a loss with a teacher (LossInfo::teacher): which divergence the sweep over a pair of rows computes, the
   // coefficients, which do not depend on it, and the row's share of the loss.
   virtual Divergence divergence() const { return {}; }
+  virtual Tail tail() const { return Tail::kLump; }     // of Teacher::kColumns
+  virtual double label_smoothing() const { return 0; }  // of Teacher::kProbabilities
   virtual PairCoefficients pair_coefficients(std::int64_t) const { return {}; }
   virtual double pair_loss(std::int64_t, const PairStats&) const { return 0; }
   // After the last row: what is reported of all of them.
@@ -57,7 +59,7 @@ struct LossContext;
 
 // A loss is a class that is made of a LossContext and copied to where its rows are computed:
 //   RowResult row(i, stats) const   a row's share of the loss and its coefficients; for host and device
-//   divergence() const, PairCoefficients pair_coefficients(i) const, double pair_loss(i, stats) const
+//   divergence(), tail(), label_smoothing() const, PairCoefficients pair_coefficients(i) const, double pair_loss(i, stats) const
 //                                   instead, of a loss with a teacher; the last two for host and device
 // and, on the host, as many of RowStage's functions as it has a word to say on.
 template <class Loss>
@@ -106,6 +108,14 @@ class HostStage final : public RowStage {
   Divergence divergence() const override {
     if constexpr (requires { loss_.divergence(); }) return loss_.divergence();
     return {};
+  }
+  Tail tail() const override {
+    if constexpr (requires { loss_.tail(); }) return loss_.tail();
+    return Tail::kLump;
+  }
+  double label_smoothing() const override {
+    if constexpr (requires { loss_.label_smoothing(); }) return loss_.label_smoothing();
+    return 0;
   }
   void finish() const override {
     if constexpr (requires { loss_.finish(); }) loss_.finish();

@@ -172,7 +172,7 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
   spoiled_ = !readable || !has_distribution(student_);
   if (tail == Tail::kRenormalise && !spoiled_) {
     const double sum_p = log_sum_exp(listed_p), sum_q = log_sum_exp(listed_q);
-    spoiled_ = sum_p == -kInfinity || sum_q == -kInfinity;
+    spoiled_ = !ids.empty() && (sum_p == -kInfinity || sum_q == -kInfinity);
     for (double& value : listed_p) value -= sum_p;
     for (double& value : listed_q) value -= sum_q;
   }
@@ -200,7 +200,7 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
       largest = log_q[c];
     }
   }
-  const bool without_q = tail == Tail::kRenormalise && largest == -kInfinity;
+  const bool without_q = tail == Tail::kRenormalise && !ids.empty() && largest == -kInfinity;
   finish(options, readable && !without_q ? entropy_of(classes_.q, classes_.log_q) : kNan, kNan, argmax);
 }
 

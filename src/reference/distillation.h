@@ -36,8 +36,10 @@
 //                   skewed reverse        0 in D, gradient 0 at j
 //                   total variation       q_j / 2, gradient 0 at j
 //   p_y = 0 at the label, alpha > 0       loss +inf, logp -inf; gradient as the formula p - [j = y]
-//   lumped tail without p, with q         as p_j = 0 < q_j; gradient 0 in its columns
-//   weight 0, or a denominator of 0       as the product, where D or CE is infinite: NaN; the scalar of a denominator of 0 is 0
+//   a sparse teacher without columns      D = 0 with Tail::kIgnore and kRenormalise, and with kLump, where the tail is all there
+//   is columns without any p, or any q       with Tail::kRenormalise as a spoiled row lumped tail without p, with q         as
+//   p_j = 0 < q_j; gradient 0 in its columns weight 0, or a denominator of 0       as the product, where D or CE is infinite:
+//   NaN; the scalar of a denominator of 0 is 0
 #ifndef TILELOSS_REFERENCE_DISTILLATION_H_
 #define TILELOSS_REFERENCE_DISTILLATION_H_
 

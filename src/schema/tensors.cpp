@@ -28,8 +28,9 @@ constexpr TensorSlot input(const char* name, tileloss_vector A::*member, std::ui
 constexpr TensorSlot upstream(const char* name, tileloss_vector A::*member, Shape shape, std::uint32_t groups) {
   return {name, member, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, shape, groups, kAll};
 }
-constexpr TensorSlot matrix(const char* name, tileloss_matrix A::*member, Shape shape, std::uint32_t group) {
-  return {name, nullptr, member, TILELOSS_ROLE_INPUT, kAnyFloat, shape, group, kWithVocabulary, true};
+constexpr TensorSlot matrix(const char* name, tileloss_matrix A::*member, Shape shape, std::uint32_t group,
+                            std::uint32_t dtypes = kAnyFloat) {
+  return {name, nullptr, member, TILELOSS_ROLE_INPUT, dtypes, shape, group, kWithVocabulary, true};
 }
 constexpr TensorSlot gradient(const char* name, tileloss_matrix A::*member, Shape shape, std::uint32_t group, bool is_required) {
   return {name, nullptr, member, TILELOSS_ROLE_GRADIENT, kAnyFloat, shape, group, kWithGradient, is_required};
@@ -83,10 +84,13 @@ constexpr TensorSlot kSlots[] = {
     matrix("teacher_logits", &A::teacher_logits, Shape::kLogits, kTeacherLogits),
     matrix("teacher_hidden", &A::teacher_hidden, Shape::kTeacherHidden, kTeacherHead),
     matrix("teacher_head", &A::teacher_head, Shape::kTeacherHead, kTeacherHead),
+    matrix("target_probs", &A::target_probs, Shape::kLogits, kTargetProbs),
+    matrix("teacher_ids", &A::teacher_ids, Shape::kTeacherColumns, kTeacherColumns, kInteger),
+    matrix("teacher_logprobs", &A::teacher_logprobs, Shape::kTeacherColumns, kTeacherColumns),
     {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kTeacherHead, kWithVocabulary},
-    row_output("divergence", &A::divergence, TILELOSS_FLOAT32, 0, kTeacher),
-    row_output("teacher_entropy", &A::teacher_entropy, TILELOSS_FLOAT32, TILELOSS_STATE_ENTROPY_SUM, kTeacher),
-    row_output("agreement", &A::agreement, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX, kTeacher),
+    row_output("divergence", &A::divergence, TILELOSS_FLOAT32, 0, kDivergence),
+    row_output("teacher_entropy", &A::teacher_entropy, TILELOSS_FLOAT32, TILELOSS_STATE_ENTROPY_SUM, kDivergence),
+    row_output("agreement", &A::agreement, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX, kDivergence),
     {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll},
 };
 
@@ -114,6 +118,7 @@ const char* letters(Shape shape) {
     case Shape::kHead: return "V,H";
     case Shape::kTeacherHidden: return "N,G";
     case Shape::kTeacherHead: return "V,G";
+    case Shape::kTeacherColumns: return "N,K";
   }
   return "";
 }

@@ -25,13 +25,30 @@ enum TensorGroups : std::uint32_t {
   kLosses = 512,       // loss: of functions that have one
   kFromLogits = 1024,
   kFromHidden = 2048,  // with the LM head
-  kTeacher = 4096,     // what is reported of a student and a teacher; labels may be left out
+  kTeacher = 4096,     // more than labels says what is wanted of a row: they may be left out
   kTeacherLogits = 8192,
-  kTeacherHead = 16384,  // with the LM heads of both
+  kTeacherHead = 16384,     // with the LM heads of both
+  kTeacherColumns = 32768,  // teacher_ids, teacher_logprobs
+  kTargetProbs = 65536,     // target_probs
+  kDivergence = 131072,     // what is reported of a student and a teacher
 };
 
 // The rule for a tensor's size; tileloss_tensor has the letters.
-enum class Shape { kRows, kClasses, kColumns, kLosses, kSequenceOffsets, kAdvantages, kMetrics, kLogits, kHidden, kHead, kTeacherHidden, kTeacherHead };
+enum class Shape {
+  kRows,
+  kClasses,
+  kColumns,
+  kLosses,
+  kSequenceOffsets,
+  kAdvantages,
+  kMetrics,
+  kLogits,
+  kHidden,
+  kHead,
+  kTeacherHidden,
+  kTeacherHead,
+  kTeacherColumns
+};
 
 struct TensorSlot {
   const char* name;

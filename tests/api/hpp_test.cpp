@@ -132,7 +132,9 @@ TEST(Options, DefaultsAreThoseOfTheAbi) {
   expect_library_defaults<LogprobsOptions>("linear_logprobs");
   expect_library_defaults<CrossEntropyOptions>("linear_cross_entropy");
   expect_library_defaults<PolicyLossOptions>("linear_policy_loss");
-  expect_library_defaults<DistillationOptions>("distillation");
+  expect_library_defaults<DistillationOptions>("linear_distillation");
+  expect_library_defaults<SoftCrossEntropyOptions>("linear_soft_cross_entropy");
+  expect_library_defaults<SparseDistillationOptions>("linear_sparse_distillation");
 }
 
 // p = (1/4, 3/4), q = (1/2, 1/2): log 2 - (log 3)/2 of the forward KL, gradient p - q.

@@ -174,24 +174,46 @@ SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossContext
   return job;
 }
 
-PairJob make_pair_job(const Problem& p, const SweepJob& student, const RowStage& stage) {
+// What the teacher has to say of the rows; which rows is the caller's.
+PairJob make_pair_job(const Problem& p, const RowStage& stage) {
+  const tileloss_args& a = p.args;
   PairJob job;
-  job.student = student;
-  job.teacher_logits = p.args.teacher_logits.data;
-  job.teacher_logits_stride = p.args.teacher_logits.row_stride;
-  job.teacher_transform = make_teacher_transform(p);
   job.divergence = stage.divergence();
+  job.teacher = p.loss->info.teacher;
+  switch (job.teacher) {
+    case Teacher::kNone: break;
+    case Teacher::kLogits:
+      job.teacher_logits = a.teacher_logits.data;
+      job.teacher_stride = a.teacher_logits.row_stride;
+      job.teacher_transform = make_teacher_transform(p);
+      break;
+    case Teacher::kProbabilities:
+      job.target_probs = a.target_probs.data;
+      job.teacher_stride = a.target_probs.row_stride;
+      job.probs_storage = storage_type(a.target_probs.dtype);
+      job.label_smoothing = stage.label_smoothing();
+      break;
+    case Teacher::kColumns:
+      job.known = {a.teacher_ids.data,
+                   a.teacher_ids.dtype == TILELOSS_INT64,
+                   a.teacher_ids.row_stride,
+                   a.teacher_ids.col_stride,
+                   operand(a.teacher_logprobs),
+                   a.teacher_ids.cols,
+                   stage.tail()};
+      break;
+  }
   return job;
 }
 
 LinearPairJob make_linear_pair_job(const Problem& p, const LinearJob& student, const RowStage& stage) {
   LinearPairJob job;
   job.student = student;
+  job.pairs = make_pair_job(p, stage);
+  if (!p.loss->has_teacher_logits()) return job;
   job.teacher_hidden = operand(p.args.teacher_hidden);
   job.teacher_head = operand(p.args.teacher_head);
   if (present(p.args.teacher_bias)) job.teacher_bias = operand(p.args.teacher_bias);
-  job.teacher_transform = make_teacher_transform(p);
-  job.divergence = stage.divergence();
   return job;
 }
 
@@ -247,6 +269,9 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   context.temperature = scalar_value(p.logit.temperature);
   context.scratch = p.stage_bytes > 0 ? workspace + layout.stage : nullptr;
   if (Status s = host::resolve_targets(p, context.labels, targets); !s.ok()) return s;
+  if (p.loss->info.teacher == Teacher::kColumns) {
+    if (Status s = host::check_teacher_ids(p, targets); !s.ok()) return s;
+  }
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   stage->prepare();
 
@@ -256,8 +281,9 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
       const LinearJob student = linear_job(p, plan, context, targets, workspace + layout.scratch);
       run_linear_pairs(make_linear_pair_job(p, student, *stage), pairs, given.executor);
     } else {
-      const SweepJob student = make_job(p, plan, context, targets, workspace + layout.scratch);
-      run_pairs(make_pair_job(p, student, *stage), pairs, given.executor);
+      PairJob job = make_pair_job(p, *stage);
+      job.student = make_job(p, plan, context, targets, workspace + layout.scratch);
+      run_pairs(job, pairs, given.executor);
     }
     host::write_loss(p, losses);
     return {};

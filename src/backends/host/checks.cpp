@@ -1,6 +1,8 @@
 #include "backends/host/checks.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "schema/options.h"
 
@@ -51,6 +53,29 @@ Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* tar
     }
     const std::int64_t column = label - p.logit.vocab_start;
     targets[i] = column >= 0 && column < p.columns ? column : kTargetElsewhere;
+  }
+  return {};
+}
+
+Status check_teacher_ids(const Problem& p, const std::int64_t* targets) {
+  const tileloss_matrix& ids = p.args.teacher_ids;
+  std::vector<std::int64_t> seen;
+  for (std::int64_t i = 0; i < p.rows; ++i) {
+    if (targets[i] == kIgnoredRow) continue;
+    seen.clear();
+    for (std::int64_t k = 0; k < ids.cols; ++k) {
+      const std::int64_t id = integer_at(ids, i, k);
+      if (id < 0) continue;
+      if (id >= p.columns) {
+        return expected("teacher_ids[" + std::to_string(i) + "," + std::to_string(k) + "]",
+                        "a column < " + std::to_string(p.columns) + ", or a negative number for none", std::to_string(id));
+      }
+      seen.push_back(id);
+    }
+    std::sort(seen.begin(), seen.end());
+    const auto twice = std::adjacent_find(seen.begin(), seen.end());
+    if (twice != seen.end())
+      return expected("teacher_ids[" + std::to_string(i) + "]", "distinct columns", std::to_string(*twice) + " twice");
   }
   return {};
 }

@@ -35,7 +35,7 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
   std::int64_t most = copies(std::min(row_tile(m), s.rows), s.width);
   if (s.has_teacher()) {
     const std::int64_t head = m.packed_floats(s.tile, m.b_panel, std::max(s.width, s.pair.width), s.compute) + s.tile;
-    const std::int64_t sweeps = pair_scratch_bytes(s.columns, s.pair.vocab_block, s.pair.softcap) / 4;
+    const std::int64_t sweeps = s.pair.scratch.bytes() / 4;
     const std::int64_t copy = ceil_div(std::min(row_tile(m), s.rows) * s.pair.width * s.pair.hidden_bytes, 4);
     most = std::max({most, head, sweeps, copy});
   }
@@ -70,9 +70,10 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, s.width, s.compute) * kFloat : 0);
   if (s.has_teacher()) {
     const std::int64_t logits = s.pair.rows * s.z_stride() * kFloat;
-    l.packed_teacher = take("packed teacher hidden", m.packed_floats(s.rows, m.a_panel, s.pair.width, s.compute) * kFloat);
+    l.packed_teacher = take("packed teacher hidden",
+                            s.pair.width == 0 ? 0 : m.packed_floats(s.rows, m.a_panel, s.pair.width, s.compute) * kFloat);
     l.pair_logits = take("logits of some rows", logits);
-    l.pair_teacher = take("teacher logits of these", logits);
+    l.pair_teacher = take("teacher logits of these", s.pair.width > 0 ? logits : 0);
     l.pair_targets = take("labels of these", s.pair.rows * 8);
     const std::int64_t others = s.row_chunk - s.kept_in_dhead.rows;
     l.kept_dz = take("dlogits kept", s.backward() ? others * s.z_stride() * s.dz_bytes() : 0);

@@ -98,7 +98,7 @@ LinearJob teacher_job(const LinearPairJob& job) {
   teacher.hidden = job.teacher_hidden;
   teacher.head = job.teacher_head;
   teacher.bias = job.teacher_bias;
-  teacher.transform = job.teacher_transform;
+  teacher.transform = job.pairs.teacher_transform;
   teacher.targets = job.student.targets;
   teacher.workspace = job.student.workspace;
   return teacher;
@@ -109,24 +109,26 @@ PairJob sweep_job(const LinearPairJob& job) {
   constexpr std::int64_t kRowsATask = 4;
   const LinearJob& s = job.student;
   std::byte* const workspace = s.workspace;
-  PairJob pairs;
+  PairJob pairs = job.pairs;
   SweepJob& rows = pairs.student;
   rows.kernels = s.kernels;
   rows.storage = kStorageFloat32;
   rows.columns = rows.total_columns = s.shape.columns;
   rows.logits = workspace + s.layout.pair_logits;
-  rows.logits_stride = rows.dlogits_stride = pairs.teacher_logits_stride = s.shape.z_stride();
+  rows.logits_stride = rows.dlogits_stride = s.shape.z_stride();
   rows.dlogits = s.wants_gradients ? workspace + s.layout.pair_logits : nullptr;
   rows.transform = s.transform;
   rows.sums = s.sums;
+  rows.class_weights = s.class_weights;
   rows.targets = reinterpret_cast<std::int64_t*>(workspace + s.layout.pair_targets);
   rows.threads = s.shape.threads;
   rows.row_block = kRowsATask;
-  rows.vocab_block = s.shape.pair.vocab_block;
+  rows.vocab_block = s.shape.pair.scratch.vocab_block;
   rows.scratch = workspace + s.layout.scratch;
-  pairs.teacher_logits = workspace + s.layout.pair_teacher;
-  pairs.teacher_transform = job.teacher_transform;
-  pairs.divergence = job.divergence;
+  if (pairs.teacher == Teacher::kLogits) {
+    pairs.teacher_logits = workspace + s.layout.pair_teacher;
+    pairs.teacher_stride = s.shape.z_stride();
+  }
   return pairs;
 }
 
@@ -141,7 +143,8 @@ void run_linear_pairs(const LinearPairJob& job, PairVisitor& visitor, const tile
     if (s.targets[i] == kIgnoredRow) visitor.ignored(i);
   }
   student.pack_hidden();
-  teacher.pack_hidden();
+  const bool has_teacher_head = job.pairs.teacher == Teacher::kLogits;
+  if (has_teacher_head) teacher.pack_hidden();
   PairJob pairs = sweep_job(job);
   auto* const z = reinterpret_cast<float*>(s.workspace + s.layout.pair_logits);
   auto* const teacher_z = reinterpret_cast<float*>(s.workspace + s.layout.pair_teacher);
@@ -152,9 +155,10 @@ void run_linear_pairs(const LinearPairJob& job, PairVisitor& visitor, const tile
     for (std::int64_t first = begin; first < end; first += s.shape.pair.rows) {
       const std::int64_t last = std::min(end, first + s.shape.pair.rows);
       student.logits(first, last, z);
-      teacher.logits(first, last, teacher_z);
+      if (has_teacher_head) teacher.logits(first, last, teacher_z);
       for (std::int64_t u = first; u < last; ++u) targets[u - first] = s.targets[student.row_of(u)];
       pairs.student.rows = last - first;
+      pairs.wanted_rows = student.rows_from(first);
       RowsAtHand rows(student, visitor, begin, first, z, s.shape.z_stride());
       run_pairs(pairs, rows, executor);
     }

@@ -18,6 +18,7 @@ class LinearWalk {
 
   std::int64_t used() const { return used_; }
   std::int64_t row_of(std::int64_t u) const { return rows_[u]; }
+  const std::int64_t* rows_from(std::int64_t u) const { return rows_ + u; }
   // Rows in use, side by side: [begin, end) counts those.
   void pack_hidden();
   void forward(std::int64_t begin, std::int64_t end);

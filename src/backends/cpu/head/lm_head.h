@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "backends/cpu/matmul/matmul.h"
+#include "backends/cpu/sweep/pair_driver.h"
 #include "backends/cpu/sweep/row_visitor.h"
 
 namespace tileloss::impl::cpu {
@@ -36,14 +37,13 @@ struct KeptInDhead {
   std::int64_t column_bytes = 0;  // from a column's beginning to the next one's
 };
 
-// A teacher's head beside the student's (linear_pairs.h).
+// What a teacher adds (linear_pairs.h).
 struct PairShape {
-  std::int64_t rows = 0;          // whose logits of both sides are there at once; 0: there is no teacher
-  std::int64_t width = 0;         // of the teacher's hidden
+  std::int64_t rows = 0;          // whose logits are there at once; 0: there is no teacher
+  std::int64_t width = 0;         // of the teacher's hidden; 0: it has no head
   std::int64_t hidden_bytes = 4;  // of an element
   bool bias = false;              // the teacher's
-  bool softcap = false;           // of either side
-  std::int64_t vocab_block = 0;   // of the sweeps over pairs of rows
+  PairScratchShape scratch;       // of the sweeps over pairs of rows
 };
 
 // What a plan has to know: shapes, what is asked for, and how it is cut.

@@ -90,11 +90,12 @@ double share_kept(const LinearShape& s) {
 
 // The teacher's side, and as many rows at a time as fit.
 void set_pairs(const Problem& p, const tileloss_plan& plan, LinearShape& s) {
-  s.pair.width = p.args.teacher_hidden.cols;
-  s.pair.hidden_bytes = element_bytes(p.args.teacher_hidden.dtype);
-  s.pair.bias = present(p.args.teacher_bias);
-  s.pair.softcap = has_softcap(p);
-  s.pair.vocab_block = default_vocab_block(p, plan.cpu.isa);
+  if (p.loss->has_teacher_logits()) {
+    s.pair.width = p.args.teacher_hidden.cols;
+    s.pair.hidden_bytes = element_bytes(p.args.teacher_hidden.dtype);
+    s.pair.bias = present(p.args.teacher_bias);
+  }
+  s.pair.scratch = pair_scratch_shape(p, default_vocab_block(p, plan.cpu.isa));
   s.pair.rows = whole_panels(plan, 1);
   if (p.linear.accumulate == 0 && s.row_chunk == p.rows) s.kept_in_dhead = kept_in_dhead(p, plan, s);
 }
@@ -224,7 +225,8 @@ namespace {
 // Rows in chunks, whose gradients wait for dhead at once: as many as are fastest within the budget.
 Status choose_pairs(const Problem& p, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype), panel = whole_panels(*plan, 1);
-  const std::int64_t cap = budget > 0 ? budget : std::max(logits, kLeastDefaultBudget);  // half of both sides'
+  const std::int64_t sides = p.loss->has_teacher_logits() ? 2 : 1;
+  const std::int64_t cap = budget > 0 ? budget : std::max(sides * logits / 2, kLeastDefaultBudget);
   tileloss_plan best = *plan, least = *plan, candidate = *plan;
   best.workspace_bytes = least.workspace_bytes = std::numeric_limits<std::int64_t>::max();
   candidate.cpu.schedule = TILELOSS_SCHEDULE_STASH;

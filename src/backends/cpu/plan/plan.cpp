@@ -76,13 +76,17 @@ tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options&
 }  // namespace
 
 bool has_softcap(const Problem& p) {
-  return p.logit.softcap > 0 || (p.loss->has_teacher() && p.loss->info.teacher(p.options.data()).softcap > 0);
+  return p.logit.softcap > 0 || (p.loss->has_teacher_logits() && p.loss->info.teacher_options(p.options.data()).softcap > 0);
 }
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
   if (!has_softcap(p) || (is_fused && !p.loss->has_teacher())) return kVocabBlock;
   return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
+}
+
+PairScratchShape pair_scratch_shape(const Problem& p, std::int64_t vocab_block) {
+  return {p.columns, vocab_block, has_softcap(p), p.args.teacher_ids.cols};
 }
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
@@ -111,7 +115,7 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
   } else if (with_scratch) {
     const std::int64_t block = plan.cpu.vocab_block;
     take("scratch of threads",
-         plan.cpu.threads * (p.loss->has_teacher() ? pair_scratch_bytes(p.columns, block, has_softcap(p))
+         plan.cpu.threads * (p.loss->has_teacher() ? pair_scratch_shape(p, block).bytes()
                                                    : scratch_bytes(plan.cpu.schedule, p.columns, block, has_softcap(p))));
   }
   w.bytes = at;
@@ -165,7 +169,7 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
 // The same with the LM head. Work is cut along the vocabulary too, so that few rows still keep all threads busy.
 Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
   const std::int64_t own = std::max<std::int64_t>(p.args.hidden.cols, 1);
-  const std::int64_t width = p.loss->has_teacher() ? std::max(own, p.args.teacher_hidden.cols) : own;
+  const std::int64_t width = std::max(own, p.args.teacher_hidden.cols);
   plan->cpu.vocab_block =
       wishes.vocab_block > 0 ? wishes.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
   plan->cpu.chunk_columns = wishes.chunk_columns;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cpu/head/lm_head.h"
+#include "backends/cpu/sweep/pair_driver.h"
 #include "backends/problem.h"
 
 namespace tileloss::impl::cpu {
@@ -28,6 +29,7 @@ WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& pl
 
 // Of the student or the teacher.
 bool has_softcap(const Problem& problem);
+PairScratchShape pair_scratch_shape(const Problem& problem, std::int64_t vocab_block);
 // Columns between two looks at a row's maximum, where the caller does not say.
 std::int64_t default_vocab_block(const Problem& problem, tileloss_isa isa);
 

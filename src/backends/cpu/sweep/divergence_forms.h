@@ -166,6 +166,17 @@ struct TotalVariation : DivergenceForm<Simd> {
   }
 };
 
+// Of class probabilities, which need not sum to 1: q (-log p), and -q, whose sum is the factor of p in the gradient. Gets log p.
+template <class Simd>
+struct SoftLabels : DivergenceForm<Simd> {
+  using typename DivergenceForm<Simd>::F;
+  using typename DivergenceForm<Simd>::Column;
+  explicit SoftLabels(double) {}
+  [[gnu::always_inline]] Column operator()(F, F q, F log_p) const {
+    return {Simd::negate(this->times(q, log_p)), Simd::negate(q)};
+  }
+};
+
 }  // namespace tileloss::impl::cpu
 
 #endif  // TILELOSS_BACKENDS_CPU_SWEEP_DIVERGENCE_FORMS_H_

@@ -1,61 +1,44 @@
 #include "backends/cpu/sweep/pair_driver.h"
 
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "backends/cpu/simd/storage_access.h"
-#include "backends/cpu/sweep/row_blocks.h"
+#include "backends/cpu/sweep/known_columns.h"
+#include "backends/cpu/sweep/pair_worker.h"
 
 namespace tileloss::impl::cpu {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::int64_t kExponentBytes = 2 * kPairBlock * static_cast<std::int64_t>(sizeof(float));
-
-std::int64_t side_bytes(std::int64_t columns, std::int64_t vocab_block, bool has_softcap) {
-  return RowScratch::bytes(true, columns, vocab_block, has_softcap);
-}
-
-class PairWorker {
+// A student's logits and a teacher's.
+class PairWorker : public PairWorkerBase {
  public:
-  PairWorker(const PairJob& job, PairVisitor& visitor, std::byte* scratch, std::int64_t bytes, bool has_softcap)
-      : job_(job),
-        rows_(job.student),
-        visitor_(visitor),
-        exponents_(reinterpret_cast<float*>(scratch)),
-        student_(scratch + kExponentBytes, true, rows_.columns, rows_.vocab_block, has_softcap),
-        teacher_(scratch + kExponentBytes + bytes, true, rows_.columns, rows_.vocab_block, has_softcap) {}
+  PairWorker(const PairJob& job, PairVisitor& visitor, const PairScratch& scratch)
+      : PairWorkerBase(job, visitor), exponents_(scratch.exponents), student_(scratch.student), teacher_(scratch.teacher) {}
 
   void row(std::int64_t i) {
-    if (rows_.targets[i] == kIgnoredRow) {
-      if (rows_.dlogits != nullptr) clear(i, 0);
-      visitor_.ignored(i);
-      return;
-    }
-    const std::byte* logits = at(rows_.logits, i, rows_.logits_stride, rows_.groups.logits_stride);
-    const std::byte* teacher = at(job_.teacher_logits, i, job_.teacher_logits_stride, rows_.groups.teacher_logits_stride);
+    if (is_ignored(i)) return;
+    const std::byte* const x = logits(i);
+    const std::byte* const teacher = teacher_logits(i);
     PairStats stats;
-    stats.student = sweep(i, logits, rows_.transform, student_);
-    stats.teacher = sweep(i, teacher, job_.teacher_transform, teacher_);
+    stats.student = sweep_side(i, x, rows_.transform, student_);
+    stats.teacher = sweep_side(i, teacher, job_.teacher_transform, teacher_);
     const bool is_finite = std::isfinite(stats.student.max) && std::isfinite(stats.teacher.max);
     PairRow pair;
-    pair.student = side(logits, rows_.transform, stats.student, student_);
+    pair.student = side(x, rows_.transform, stats.student, student_);
     pair.teacher = side(teacher, job_.teacher_transform, stats.teacher, teacher_);
+    const std::int64_t next = i + 1 < rows_.rows ? i + 1 : i;
+    pair.student.ahead = logits(next);
+    pair.teacher.ahead = teacher_logits(next);
     pair.columns = rows_.columns;
     pair.target = rows_.targets[i];
     pair.vocab_block = student_.vocab_block;
     pair.divergence = job_.divergence;
     pair.exponents = exponents_;
-    const bool wants_gradient = rows_.dlogits != nullptr;
     const bool is_certain = is_finite && rows_.columns == 1;  // p = q = 1, whatever exp rounds
     double slope = 0;
-    if (wants_gradient) {
+    if (wants_gradient()) {
       pair.coefficients = visitor_.coefficients(i);
       pair.dx = dlogits(i);
       pair.stream = rows_.dlogits != rows_.logits;
       // Read now: in place, the sweep overwrites the logit.
-      if (pair.target >= 0) slope = rows_.transform.derivative(load_element(rows_.storage, logits, pair.target));
+      if (pair.target >= 0) slope = rows_.transform.derivative(load_element(rows_.storage, x, pair.target));
     }
     DivergenceTerm label;
     const PairTable& kernels = rows_.kernels->pair[rows_.storage];
@@ -67,62 +50,24 @@ class PairWorker {
     }
     stats.sums = pair.sums;
     visitor_.visit(i, stats);
-    if (!wants_gradient) return;
+    if (!wants_gradient()) return;
     if (!is_finite) {
-      for (std::int64_t j = 0; j < rows_.columns; ++j) store_element(rows_.storage, pair.dx, j, kNan);
+      spoil(i);
     } else if (!is_certain) {
       if (!pair.has_gradient) kernels.gradient(pair);
       if (pair.target >= 0) write_label(stats, label, slope, pair);
     }
-    clear(i, is_certain ? 0 : rows_.columns);
-    visitor_.finished(i);
+    finish(i, is_certain ? 0 : rows_.columns);
   }
-
-  void drain() {}
 
  private:
-  const std::byte* at(const void* matrix, std::int64_t i, std::int64_t row_stride, std::int64_t group_stride) const {
-    return static_cast<const std::byte*>(matrix) +
-           row_offset(i, row_stride, rows_.groups.rows, group_stride) * kElementBytes[rows_.storage];
-  }
-  std::byte* dlogits(std::int64_t i) const {
-    return const_cast<std::byte*>(at(rows_.dlogits, i, rows_.dlogits_stride, rows_.groups.dlogits_stride));
-  }
-  // The gradient's columns from `begin` on.
-  void clear(std::int64_t i, std::int64_t begin) const {
-    const std::int64_t bytes = kElementBytes[rows_.storage];
-    std::memset(dlogits(i) + begin * bytes, 0, static_cast<std::size_t>((rows_.total_columns - begin) * bytes));
+  const std::byte* teacher_logits(std::int64_t i) const {
+    return at(job_.teacher_logits, i, job_.teacher_stride, rows_.groups.teacher_logits_stride, rows_.storage);
   }
 
   // The label is left out of both rows' sums in the same way, so that equal rows have the same bits.
-  RowStats sweep(std::int64_t i, const std::byte* x, const LogitTransform& transform, const RowScratch& scratch) const {
-    ForwardRow f;
-    f.x = x;
-    f.columns = rows_.columns;
-    f.target = rows_.targets[i];
-    f.vocab_block = scratch.vocab_block;
-    f.transform = transform;
-    f.sums = rows_.sums;
-    if (!(transform.softcap > 0)) {
-      f.stash = scratch.stash;
-      f.references = scratch.references;
-    }
-    f.operands = scratch.operands;
-    rows_.kernels->run[rows_.storage](&f, nullptr);
-    return make_row_stats(f.state);
-  }
-
-  static PairSide side(const std::byte* x, const LogitTransform& transform, const RowStats& stats, const RowScratch& scratch) {
-    PairSide s;
-    s.x = x;
-    s.transform = transform;
-    s.max = static_cast<float>(stats.max);
-    s.sum = stats.sum;
-    s.log_sum = stats.log_sum;
-    s.exps = scratch.stash;
-    s.references = scratch.references;
-    s.operands = scratch.operands;
-    return s;
+  RowStats sweep_side(std::int64_t i, const std::byte* x, const LogitTransform& transform, const RowScratch& scratch) const {
+    return make_row_stats(sweep(x, rows_.targets[i], rows_.columns, transform, scratch, !(transform.softcap > 0)));
   }
 
   static void add_label(const DivergenceTerm& label, PairRow& pair) {
@@ -143,28 +88,113 @@ class PairWorker {
     store_element(rows_.storage, pair.dx, pair.target, static_cast<float>(dz * slope));
   }
 
-  const PairJob& job_;
-  const SweepJob& rows_;
-  PairVisitor& visitor_;
   float* const exponents_;
   const RowScratch student_, teacher_;
 };
 
+// Class probabilities, as arrays of floats where a teacher's exps would be.
+class SoftLabelWorker : public PairWorkerBase {
+ public:
+  SoftLabelWorker(const PairJob& job, PairVisitor& visitor, const PairScratch& scratch)
+      : PairWorkerBase(job, visitor), exponents_(scratch.exponents), student_(scratch.student), q_(scratch.teacher.stash) {}
+
+  void row(std::int64_t i) {
+    if (is_ignored(i)) return;
+    const std::byte* const x = logits(i);
+    const std::int64_t target = rows_.targets[i];
+    const bool is_capped = rows_.transform.softcap > 0;
+    PairStats stats;
+    stats.student = make_row_stats(sweep(x, target, rows_.columns, rows_.transform, student_, !is_capped));
+    PairRow pair;
+    pair.student = side(x, rows_.transform, stats.student, student_);
+    pair.teacher.exps = q_;
+    pair.columns = rows_.columns;
+    pair.target = target;
+    pair.vocab_block = student_.vocab_block;
+    pair.divergence = job_.divergence;
+    pair.exponents = exponents_;
+    bool is_finite = std::isfinite(stats.student.max);
+    if (is_finite) {
+      weigh(wanted_row(i));
+      rows_.kernels->pair[rows_.storage].diverge(pair);
+      is_finite = std::isfinite(pair.sums.mean);
+    }
+    if (!is_finite) pair.sums.divergence = kNan;
+    stats.sums = pair.sums;
+    visitor_.visit(i, stats);
+    if (!wants_gradient()) return;
+    if (is_finite) {
+      write(i, x, stats.student, pair);
+    } else {
+      spoil(i);
+    }
+    finish(i, rows_.columns);
+  }
+
+ private:
+  void weigh(std::int64_t row) const {
+    const StorageType storage = job_.probs_storage;
+    const std::byte* probs = at(job_.target_probs, row, job_.teacher_stride, rows_.groups.teacher_logits_stride, storage);
+    if (storage != rows_.storage) {
+      for (std::int64_t j = 0; j < rows_.columns; ++j) q_[j] = load_element(storage, probs, j);
+      probs = nullptr;
+    }
+    const double s = job_.label_smoothing, added = s / static_cast<double>(rows_.columns);
+    rows_.kernels->pair[rows_.storage].weigh(probs, rows_.columns, static_cast<float>(1 - s), static_cast<float>(added),
+                                             rows_.class_weights, q_);
+  }
+
+  // A label, which is there for the outputs alone, has no exp in the stash.
+  void write(std::int64_t i, const std::byte* x, const RowStats& stats, PairRow& pair) const {
+    const std::int64_t label = pair.target;
+    pair.coefficients = visitor_.coefficients(i);
+    pair.dx = dlogits(i);
+    pair.stream = rows_.dlogits != rows_.logits;
+    double slope = 0, weight = 0;
+    if (label >= 0) {
+      slope = rows_.transform.derivative(load_element(rows_.storage, x, label));
+      weight = weight_of(wanted_row(i), label);
+    }
+    rows_.kernels->pair[rows_.storage].gradient(pair);
+    if (label < 0) return;
+    const double dz = pair.coefficients.form * (-pair.sums.mean * stats.p - weight);
+    store_element(rows_.storage, pair.dx, label, static_cast<float>(dz * slope));
+  }
+
+  double weight_of(std::int64_t row, std::int64_t column) const {
+    const std::byte* probs =
+        at(job_.target_probs, row, job_.teacher_stride, rows_.groups.teacher_logits_stride, job_.probs_storage);
+    const double s = job_.label_smoothing, q = load_element(job_.probs_storage, probs, column);
+    const double weight = rows_.class_weights == nullptr ? 1 : rows_.class_weights[column];
+    return weight * ((1 - s) * q + s / static_cast<double>(rows_.columns));
+  }
+
+  float* const exponents_;
+  const RowScratch student_;
+  float* const q_;
+};
+
 bool has_softcap(const PairJob& job) { return job.student.transform.softcap > 0 || job.teacher_transform.softcap > 0; }
+
+template <class Worker>
+void walk(const PairJob& job, PairVisitor& visitor, const tileloss_executor* executor) {
+  const SweepJob& rows = job.student;
+  const PairScratchShape shape{rows.columns, rows.vocab_block, has_softcap(job), job.known.count};
+  walk_row_blocks(executor, rows.threads, rows.rows, rows.row_block, [&](std::int64_t slot) {
+    return Worker(job, visitor, PairScratch(rows.scratch + slot * shape.bytes(), shape));
+  });
+}
 
 }  // namespace
 
-std::int64_t pair_scratch_bytes(std::int64_t columns, std::int64_t vocab_block, bool has_softcap) {
-  return kExponentBytes + 2 * side_bytes(columns, vocab_block, has_softcap);
-}
+std::int64_t PairScratchShape::bytes() const { return PairScratch::bytes(*this); }
 
 void run_pairs(const PairJob& job, PairVisitor& visitor, const tileloss_executor* executor) {
-  const SweepJob& rows = job.student;
-  const bool capped = has_softcap(job);
-  const std::int64_t bytes = pair_scratch_bytes(rows.columns, rows.vocab_block, capped);
-  walk_row_blocks(executor, rows.threads, rows.rows, rows.row_block, [&](std::int64_t slot) {
-    return PairWorker(job, visitor, rows.scratch + slot * bytes, side_bytes(rows.columns, rows.vocab_block, capped), capped);
-  });
+  switch (job.teacher) {
+    case Teacher::kProbabilities: return walk<SoftLabelWorker>(job, visitor, executor);
+    case Teacher::kColumns: return walk<KnownColumnsWorker>(job, visitor, executor);
+    default: return walk<PairWorker>(job, visitor, executor);
+  }
 }
 
 }  // namespace tileloss::impl::cpu

@@ -7,6 +7,25 @@
 
 namespace tileloss::impl::cpu {
 
+// What a thread's memory holds.
+struct PairScratchShape {
+  std::int64_t columns = 0, vocab_block = 0;
+  bool has_softcap = false;
+  std::int64_t known_columns = 0;
+
+  std::int64_t bytes() const;  // a multiple of 64
+};
+
+// What a sparse teacher knows of a row: columns, some of them perhaps negative, and their log q.
+struct KnownColumns {
+  const void* ids = nullptr;  // int64 or int32
+  bool is_int64 = false;
+  std::int64_t ids_row_stride = 0, ids_stride = 0;
+  Operand logprobs;  // rows: rows
+  std::int64_t count = 0;
+  Tail tail = Tail::kLump;
+};
+
 // Called once for every row, by any thread, in any order.
 class PairVisitor {
  public:
@@ -18,17 +37,24 @@ class PairVisitor {
   virtual void finished(std::int64_t row) { static_cast<void>(row); }
 };
 
-// `student` says all but where and what the teacher's logits are. Its schedule, saved states and class weights are of no use.
+// `student` says all but what the teacher has to say. Its schedule and saved states are of no use, its class weights are those of
+// class probabilities.
 struct PairJob {
   SweepJob student;
-  const void* teacher_logits = nullptr;
-  std::int64_t teacher_logits_stride = 0;  // elements
-  LogitTransform teacher_transform;
   Divergence divergence;
+  Teacher teacher = Teacher::kLogits;
+  std::int64_t teacher_stride = 0;  // elements, of teacher_logits or target_probs
+  // Of Teacher::kLogits:
+  const void* teacher_logits = nullptr;
+  LogitTransform teacher_transform;
+  // Of Teacher::kProbabilities:
+  const void* target_probs = nullptr;
+  StorageType probs_storage = kStorageFloat32;
+  double label_smoothing = 0;
+  // Of Teacher::kColumns:
+  KnownColumns known;
+  const std::int64_t* wanted_rows = nullptr;  // the rows of target_probs or known that go with the student's; null: the same
 };
-
-// Per thread, a multiple of 64.
-std::int64_t pair_scratch_bytes(std::int64_t columns, std::int64_t vocab_block, bool has_softcap);
 
 void run_pairs(const PairJob& job, PairVisitor& visitor, const tileloss_executor* executor);
 

@@ -88,6 +88,8 @@ class PairSweep : BackwardSweep<Simd, T> {
     }
     [[gnu::always_inline]] Columns operator()(std::int64_t i, int count) const {
       const std::int64_t at = start + i;
+      Simd::prefetch(static_cast<const T*>(student.row.ahead) + at);
+      Simd::prefetch(static_cast<const T*>(teacher.row.ahead) + at);
       return {times(Loop::load_floats(student.row.exps + at), p_share), times(Loop::load_floats(teacher.row.exps + at), q_share),
               difference(exponents(student, at, count), exponents(teacher, at, count), ratio)};
     }
@@ -300,6 +302,61 @@ class PairSweep : BackwardSweep<Simd, T> {
     if (row.has_gradient && row.stream) Simd::fence();
   }
 
+  // ------------------------------------------------------------------------------------------------------------ soft labels
+
+  // q from what `weigh` has made; in place of the ratio of p and q, p itself. What stands for p is of no use.
+  struct LogProbs {
+    const Side& student;
+    const float *q, *exponents;  // of a capped student; null: from its logits
+    std::int64_t start;
+    [[gnu::always_inline]] Columns operator()(std::int64_t i, int count) const {
+      const Pair weights = Loop::load_floats(q + i);
+      if (exponents != nullptr) return {weights, weights, Loop::load_floats(exponents + i)};
+      return {weights, weights, FromLogits::exponents(student, start + i, count)};
+    }
+  };
+
+  static constexpr std::int64_t kSumBlock = 8 * kPair;
+  static void diverge_from_probabilities(PairRow& row) {
+    const SoftLabels<Simd> form(0);
+    const Side student(row.student);
+    const F constant = set(student.constant), unit = set(1 / student.log2e);
+    float* const exponents = student.is_capped() ? row.exponents : nullptr;
+    row.sums = {};
+    for (std::int64_t block = 0; block < row.columns; block += row.vocab_block) {
+      const std::int64_t end = block + row.vocab_block < row.columns ? block + row.vocab_block : row.columns;
+      for (std::int64_t start = block; start < end; start += kPairBlock) {
+        const std::int64_t n = end - start < kPairBlock ? end - start : kPairBlock;
+        if (exponents != nullptr) probabilities(row, student, start, n, exponents);
+        // The sum of q is a factor of the gradient: few additions in float32, as those of equal q all round one way.
+        for (std::int64_t i = 0; i < n; i += kSumBlock) {
+          float* const q = row.teacher.exps + start + i;
+          const LogProbs source{student, q, exponents == nullptr ? nullptr : exponents + i, start + i};
+          const std::int64_t count = n - i < kSumBlock ? n - i : kSumBlock;
+          diverge<Write::kNothing>(form, source, unit, constant, count, q, Gradient{}, row.sums);
+        }
+      }
+    }
+  }
+
+  static void weigh(const void* probs, std::int64_t columns, float factor, float added, const float* class_weights, float* to) {
+    const T* const q = static_cast<const T*>(probs);
+    const F f = Simd::set(factor), a = Simd::set(added);
+    for (std::int64_t i = 0; i < columns; i += kPair) {
+      const int count = static_cast<int>(columns - i < kPair ? columns - i : kPair);
+      Pair v = q == nullptr    ? Simd::load_weights(to + i, count, Loop::kType)
+               : count < kPair ? Loop::load_partial(q + i, count, 0)
+                               : Loop::load(q + i);
+      v = {Simd::fma(v.a, f, a), Simd::fma(v.b, f, a)};
+      if (class_weights != nullptr) {
+        const Pair w = Simd::load_weights(class_weights + i, count, Loop::kType);
+        v = {Simd::mul(v.a, w.a), Simd::mul(v.b, w.b)};
+      }
+      if (count < kPair) v = Simd::keep(v, count, -1, Loop::kType);
+      store_floats(to + i, v);
+    }
+  }
+
   static void diverge(PairRow& row) {
     switch (row.divergence.kind) {
       case DivergenceKind::kForwardKl: return diverge_row<ForwardKl<Simd>>(row);
@@ -311,6 +368,7 @@ class PairSweep : BackwardSweep<Simd, T> {
       case DivergenceKind::kSkewForwardKl: return diverge_row<SkewForwardKl<Simd>>(row);
       case DivergenceKind::kSkewReverseKl: return diverge_row<SkewReverseKl<Simd>>(row);
       case DivergenceKind::kTotalVariation: return diverge_row<TotalVariation<Simd>>(row);
+      case DivergenceKind::kSoftLabels: return diverge_from_probabilities(row);
     }
   }
 
@@ -323,7 +381,7 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
  public:
-  static constexpr PairTable table() { return {&diverge, &gradient}; }
+  static constexpr PairTable table() { return {&diverge, &gradient, &weigh}; }
 };
 
 }  // namespace tileloss::impl::cpu

@@ -68,6 +68,7 @@ inline constexpr std::int64_t kPairBlock = 1024;
 // One row of a pair, after its forward.
 struct PairSide {
   const void* x = nullptr;
+  const void* ahead = nullptr;  // a row that is wanted in cache next: it is fetched beside this one's divergence
   LogitTransform transform;
   float max = 0;
   double sum = 1, log_sum = 0;         // S of the row and its logarithm
@@ -76,7 +77,8 @@ struct PairSide {
   float* operands = nullptr;           // as a forward row's
 };
 
-// A student's row and a teacher's. With a softcap the exps are made again, as a stash of them holds slopes.
+// A student's row and a teacher's. With a softcap the exps are made again, as a stash of them holds slopes. With soft labels the
+// teacher's exps are what `weigh` makes of their probabilities, and nothing else of the teacher is looked at.
 struct PairRow {
   PairSide student, teacher;
   std::int64_t columns = 0;
@@ -95,6 +97,9 @@ struct PairRow {
 struct PairTable {
   void (*diverge)(PairRow& row);
   void (*gradient)(PairRow& row);
+  // A PairRow's teacher.exps of class probabilities of this storage type, in pair order: (factor q + added) times the weights, if
+  // there are any; 0 behind the last column. probs null: what is in `to`, column by column.
+  void (*weigh)(const void* probs, std::int64_t columns, float factor, float added, const float* class_weights, float* to);
 };
 
 // A row's logits of a tile to 16 bits and back: backends/cpu/head/kept_logits.h. Reads and writes `columns` logits; `to` has room

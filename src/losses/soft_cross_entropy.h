@@ -1,0 +1,66 @@
+// Cross-entropy with class probabilities q instead of labels, class weights c, token weights w, label smoothing s:
+//   loss_i = w_i sum_j c_j q'_j (-log p_ij),  q' = (1-s) q + s/V
+//   dL/dz_j = w_i (p_j sum_k c_k q'_k - c_j q'_j)
+// mean divides by the sum of w_i (PyTorch: the number of rows), or by num_items; a denominator of 0 gives 0. The sum is a sweep's
+// (core/divergence.h: SoftLabels). Source: losses.md; torch.nn.functional.cross_entropy.
+#ifndef TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
+#define TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
+
+#include "losses/loss.h"
+
+namespace tileloss::impl {
+
+class SoftCrossEntropy {
+ public:
+  using Options = tileloss_soft_cross_entropy_options;
+
+  explicit SoftCrossEntropy(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
+
+  Divergence divergence() const { return {DivergenceKind::kSoftLabels, 0}; }
+  double label_smoothing() const { return options_.label_smoothing; }
+
+  void prepare() {
+    if (options_.reduction == TILELOSS_REDUCTION_MEAN) scale_ = mean_scale(context_, scalar_value(options_.num_items));
+  }
+
+  TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
+    PairCoefficients c;
+    if (scale_ != 0) c.form = context_.loss_grad[i] * context_.token_weights[i] * scale_;
+    return c;
+  }
+
+  TILELOSS_HOST_DEVICE double pair_loss(std::int64_t i, const PairStats& r) const {
+    return scale_ == 0 ? 0 : context_.token_weights[i] * scale_ * r.sums.divergence;
+  }
+
+  static LossInfo info() {
+    static constexpr tileloss_field kFields[] = {
+        double_field("label_smoothing", offsetof(Options, label_smoothing), 0, 0, 1),
+        scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false),
+        choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
+    };
+    return {.name = "soft_cross_entropy",
+            .is_loss = true,
+            .options_size = sizeof(Options),
+            .fields = kFields,
+            .tensors = kTokenWeights | kClassWeights | kLossGrad | kMask,
+            .make = &make_stage<SoftCrossEntropy>,
+            .check = &check,
+            .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; },
+            .teacher = Teacher::kProbabilities};
+  }
+
+ private:
+  static std::string check(const LossContext& context) {
+    const bool on_logprob = context.options_as<Options>().logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
+    return on_logprob ? "temperature_on: expected logits, got logprob" : "";
+  }
+
+  const LossContext context_;
+  const Options options_;
+  double scale_ = 1;
+};
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_

@@ -1,0 +1,295 @@
+#include "tests/shared/wanted_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "reference/soft_labels.h"
+#include "support/synthetic.h"
+#include "tests/shared/row_output_check.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr double kTiny = 0x1p-100;  // no weight, no error: 0 is held to this
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+double number(const tileloss_scalar& scalar) {
+  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
+}
+
+reference::Reduction reduction_of(tileloss_reduction reduction) {
+  return reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
+         : reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
+                                               : reference::Reduction::kMean;
+}
+
+double size_of_z(const reference::SoftmaxRow& row) {
+  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
+  return counts ? std::fabs(row.max()) : 0;
+}
+
+// What both judgements gather: losses, gradients, what surrounds the buffers.
+class Judgement {
+ public:
+  Judgement(const LogitsCase& c, const reference::DistillationOptions& options, const tileloss_args& args)
+      : c_(c),
+        args_(args),
+        oracle_(options, c.spec().rows, c.labels(), c.token_weights(), c.loss_grad()),
+        outputs_(args),
+        gradient_(c.spec().format) {}
+
+  const reference::Distillation& oracle() const { return oracle_; }
+  double weight(std::int64_t i) const { return std::fabs(oracle_.upstream(i) * oracle_.token_weight(i) * oracle_.factor()); }
+
+  void ignored(std::int64_t i) {
+    outputs_.add(i, nullptr);
+    add_loss(i, 0, 0);
+    if (c_.spec().dlogits) gradient_.add_ignored_row(i, c_.dlogits_row(i), c_.spec().vocab);
+  }
+  void add(std::int64_t i, const reference::SoftmaxRow& softmax, double loss, double magnitude, std::span<const double> dlogits,
+           std::span<const double> magnitudes, double scale) {
+    outputs_.add(i, &softmax);
+    add_loss(i, loss, std::fmax(magnitude * std::fabs(oracle_.token_weight(i)), kTiny));
+    if (!c_.spec().dlogits) return;
+    gradient_.add_row(i, c_.dlogits_row(i), c_.spec().vocab,
+                      {.gradient = dlogits,
+                       .magnitude = magnitudes,
+                       .blur = {},
+                       .z = softmax.logits_z(),
+                       .max = softmax.max(),
+                       .scale = softmax.dz_dx(0) * scale,
+                       .transformed = !softmax.transform().is_identity(),
+                       .target = std::max<std::int64_t>(softmax.label(), 0),
+                       .others_distance = tools::others_distance(softmax)});
+  }
+  CheckResult finish(bool per_row, std::vector<tools::Gate> more) {
+    CheckResult result;
+    const auto append = [&](const std::vector<tools::Gate>& gates) {
+      result.gates.insert(result.gates.end(), gates.begin(), gates.end());
+    };
+    if (present(args_.loss)) {
+      tools::OutputMetric loss("loss");
+      for (std::size_t i = 0; per_row && i < losses_.size(); ++i) {
+        loss.add(static_cast<std::int64_t>(i), output_at(args_.loss, static_cast<std::int64_t>(i)), losses_[i], magnitudes_[i]);
+      }
+      if (!per_row) {
+        const double magnitude = std::accumulate(magnitudes_.begin(), magnitudes_.end(), 0.0);
+        loss.add(-1, output_at(args_.loss, 0), oracle_.reduce(losses_), std::fmax(magnitude * oracle_.factor(), kTiny));
+      }
+      append(loss.gates());
+    }
+    append(more);
+    outputs_.append_gates(result.gates);
+    if (c_.spec().dlogits) append(gradient_.gates());
+    result.mistrusted = c_.spec().dlogits && gradient_.mistrusted();
+    result.gates.push_back(tools::make_gate("surroundings_written", c_.surroundings_intact() ? 0.0 : 1.0, 0.0));
+    return result;
+  }
+
+ private:
+  void add_loss(std::int64_t, double loss, double magnitude) {
+    losses_.push_back(loss);
+    magnitudes_.push_back(magnitude);
+  }
+
+  const LogitsCase& c_;
+  const tileloss_args& args_;
+  const reference::Distillation oracle_;
+  RowOutputCheck outputs_;
+  tools::GradientMetric gradient_;
+  std::vector<double> losses_, magnitudes_;
+};
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------------ soft labels
+
+// Padding, gaps and rows that are not in use stay NaN.
+SoftLabelCase::SoftLabelCase(const SoftLabelSpec& spec)
+    : spec_(spec),
+      row_(spec.row),
+      probs_(index(spec.row.rows * (spec.row.vocab + spec.stride_extra)) * reference::format_info(spec.probs_format).bytes,
+             spec.row.flush) {
+  const std::int64_t stride = spec.row.vocab + spec.stride_extra;
+  for (std::int64_t i = 0; i < spec.row.rows; ++i) {
+    if (row_.labels()[index(i)] == spec.row.ignore_index) continue;
+    tools::Random random(spec.row.seed, tools::Stream::kWeights, i);
+    std::vector<double> weights(index(row_.valid_columns()));
+    double sum = 0;
+    for (double& w : weights) sum += w = random.next_uniform() < spec.zeros ? 0 : std::exp(2 * random.next_normal());
+    for (std::size_t j = 0; j < weights.size(); ++j) {
+      set_prob(i, static_cast<std::int64_t>(j), sum > 0 ? weights[j] / sum : 0);
+    }
+  }
+  args().target_probs = tileloss_make_matrix(probs_.data(), abi_dtype(spec.probs_format), spec.row.rows, spec.row.vocab, stride);
+}
+
+void SoftLabelCase::set_prob(std::int64_t row, std::int64_t column, double value) {
+  encode_at(spec_.probs_format, probs_.data(), row * (spec_.row.vocab + spec_.stride_extra) + column, value);
+}
+double SoftLabelCase::prob(std::int64_t row, std::int64_t column) const {
+  return reference::decode_at(spec_.probs_format, probs_.data(), row * (spec_.row.vocab + spec_.stride_extra) + column);
+}
+
+CheckResult SoftLabelCase::check(const tileloss_soft_cross_entropy_options& options) const {
+  reference::DistillationOptions rows;  // weights and reductions are the same
+  rows.reduction = reduction_of(options.reduction);
+  rows.num_items = number(options.num_items);
+  rows.ignore_index = options.logit.ignore_index;
+  Judgement judgement(row_, rows, row_.args());
+  const reference::Transform transform = make_transform(options.logit);
+  const double s = options.label_smoothing, columns = static_cast<double>(row_.valid_columns());
+  reference::SoftmaxRow softmax;
+  reference::SoftLabelsRow wanted;
+  std::vector<double> q(index(row_.valid_columns()));
+  for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
+    if (judgement.oracle().is_ignored(i)) {
+      judgement.ignored(i);
+      continue;
+    }
+    for (std::size_t j = 0; j < q.size(); ++j) {
+      const double weight = row_.class_weights().empty() ? 1 : row_.class_weights()[j];
+      q[j] = weight * ((1 - s) * prob(i, static_cast<std::int64_t>(j)) + s / columns);
+    }
+    const std::vector<double> logits = row_.logits_row(i);
+    softmax.compute(transform, logits, row_.labels()[index(i)]);
+    soft_labels_row(transform, logits, q, 0, wanted);
+    double mass = 0, magnitude = 0;
+    for (std::size_t j = 0; j < q.size(); ++j) {
+      const double log_p = softmax.logits_z()[j] - softmax.outputs().lse;
+      mass += std::fabs(q[j]);
+      if (q[j] != 0 && std::isfinite(log_p)) magnitude += std::fabs(q[j] * log_p);
+    }
+    const double factor = judgement.weight(i);
+    for (double& g : wanted.dlogits) g *= factor * (judgement.oracle().upstream(i) < 0 ? -1 : 1);
+    for (double& m : wanted.magnitude) m *= factor;
+    judgement.add(i, softmax, judgement.oracle().token_weight(i) * wanted.loss, magnitude + (4 + size_of_z(softmax)) * mass,
+                  wanted.dlogits, wanted.magnitude, factor * mass);
+  }
+  return judgement.finish(rows.reduction == reference::Reduction::kNone, {});
+}
+
+// --------------------------------------------------------------------------------------------------------- sparse teachers
+
+SparseTeacherCase::SparseTeacherCase(const SparseTeacherSpec& spec) : spec_(spec), row_(spec.row) {
+  const std::int64_t rows = spec.row.rows, k = spec.columns, valid = row_.valid_columns();
+  const std::size_t id_bytes = spec.int32_ids ? 4 : 8;
+  id_buffer_ = GuardBuffer(index(rows * k) * id_bytes, spec.row.flush);
+  log_q_buffer_ = GuardBuffer(index(rows * k) * sizeof(float), spec.row.flush);
+  ids_.assign(index(rows * k), -1);
+  log_q_.assign(index(rows * k), 0);
+  std::vector<std::int64_t> columns(index(valid));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    tools::Random random(spec.row.seed, tools::Stream::kWeights, i);
+    std::iota(columns.begin(), columns.end(), 0);
+    // The label and the largest logit are among them where the draw says so; the rest of the mass is the tail's.
+    const std::int64_t label = row_.labels()[index(i)];
+    if (label >= 0 && label < valid && random.next_uniform() < 0.7) std::swap(columns[0], columns[index(label)]);
+    for (std::int64_t c = 1; c < std::min(k, valid); ++c) {
+      std::swap(columns[index(c)], columns[index(c + random.next_below(valid - c))]);
+    }
+    double sum = std::exp(random.next_normal());
+    std::vector<double> scores(index(k));
+    for (double& score : scores) sum += std::exp(score = spec.teacher_std * random.next_normal());
+    for (std::int64_t c = 0; c < k; ++c) {
+      if (c >= valid || (spec.has_gaps && random.next_below(5) == 0)) continue;
+      const std::int64_t id = columns[index(c)];
+      const auto log_q = static_cast<float>(scores[index(c)] - std::log(sum));
+      ids_[at(i, c)] = id;
+      log_q_[at(i, c)] = static_cast<double>(log_q);
+      log_q_buffer_.as<float>()[at(i, c)] = log_q;
+      if (spec.int32_ids) {
+        id_buffer_.as<std::int32_t>()[at(i, c)] = static_cast<std::int32_t>(id);
+      } else {
+        id_buffer_.as<std::int64_t>()[at(i, c)] = id;
+      }
+    }
+  }
+  const auto matrix = [&](GuardBuffer& buffer, tileloss_dtype dtype) {
+    tileloss_matrix m = tileloss_make_matrix(buffer.data(), dtype, rows, k, spec.is_transposed ? 1 : k);
+    m.col_stride = spec.is_transposed ? rows : 1;
+    return m;
+  };
+  args().teacher_ids = matrix(id_buffer_, spec.int32_ids ? TILELOSS_INT32 : TILELOSS_INT64);
+  args().teacher_logprobs = matrix(log_q_buffer_, TILELOSS_FLOAT32);
+  if (!spec.row.extra_outputs) return;
+  for (tileloss_vector tileloss_args::*output : {&tileloss_args::divergence, &tileloss_args::teacher_entropy}) {
+    outputs_.emplace_back(index(rows) * sizeof(float), Flush::kRight, 0);
+    args().*output = tileloss_make_vector(outputs_.back().data(), TILELOSS_FLOAT32, rows);
+  }
+}
+
+std::size_t SparseTeacherCase::at(std::int64_t row, std::int64_t k) const {
+  return index(spec_.is_transposed ? k * spec_.row.rows + row : row * spec_.columns + k);
+}
+
+CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options& options) const {
+  reference::DistillationOptions oracle_options;
+  oracle_options.divergence = static_cast<reference::Divergence>(options.divergence);
+  oracle_options.beta = options.beta;
+  oracle_options.student = make_transform(options.logit);
+  oracle_options.scale_by_temperature_squared = options.scale_by_temperature_squared != 0;
+  oracle_options.alpha = number(options.alpha);
+  oracle_options.reduction = reduction_of(options.reduction);
+  oracle_options.num_items = number(options.num_items);
+  oracle_options.ignore_index = options.logit.ignore_index;
+  const reference::Tail tail = options.tail == TILELOSS_TAIL_LUMP     ? reference::Tail::kLump
+                               : options.tail == TILELOSS_TAIL_IGNORE ? reference::Tail::kIgnore
+                                                                      : reference::Tail::kRenormalise;
+  const double squared = divergence_factor(oracle_options);
+  const tileloss_args& args = row_.args();
+  Judgement judgement(row_, oracle_options, args);
+  tools::OutputMetric divergence("divergence"), entropy("teacher_entropy");
+  reference::SoftmaxRow softmax;
+  reference::DistillationRow row;
+  reference::DistillationGradient gradient;
+  for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
+    if (judgement.oracle().is_ignored(i)) {
+      judgement.ignored(i);
+      if (present(args.divergence)) divergence.add(i, output_at(args.divergence, i), 0, 0);
+      continue;
+    }
+    std::vector<std::int64_t> ids;
+    std::vector<double> log_q;
+    const std::int64_t label = row_.labels()[index(i)];
+    for (std::int64_t k = 0; k < spec_.columns; ++k) {
+      if (ids_[at(i, k)] < 0) continue;
+      ids.push_back(ids_[at(i, k)]);
+      log_q.push_back(log_q_[at(i, k)]);
+    }
+    const std::vector<double> logits = row_.logits_row(i);
+    softmax.compute(oracle_options.student, logits, label);
+    row.compute_sparse(oracle_options, logits, ids, log_q, tail, label);
+    judgement.oracle().row_gradient(i, row, gradient);
+    // Terms of logarithms, as far as their columns count; lse is rounded to float32.
+    double size = 4 + size_of_z(softmax);
+    for (std::size_t k = 0; k < ids.size(); ++k) {
+      const double log_p = softmax.logits_z()[index(ids[k])] - softmax.outputs().lse;
+      const double logs = std::fabs(log_q[k]) + (std::isfinite(log_p) ? std::fabs(log_p) : 0);
+      size += (softmax.p(ids[k]) + std::exp(log_q[k])) * logs;
+      // Relative to their own sums they count as they are.
+      if (tail == reference::Tail::kRenormalise) size += logs;
+    }
+    const double factor = judgement.weight(i);
+    for (std::size_t j = 0; j < gradient.dlogits.size(); ++j) {
+      const auto column = static_cast<std::int64_t>(j);
+      const double naive = factor * (1 - oracle_options.alpha) * squared * softmax.p(column) * softmax.dz_dx(column) * size;
+      gradient.magnitude[j] = std::fmax(gradient.magnitude[j], std::isfinite(naive) ? naive : 0);
+    }
+    judgement.add(i, softmax, judgement.oracle().row_loss(i, row), size * squared, gradient.dlogits, gradient.magnitude, factor);
+    if (!present(args.divergence)) continue;
+    divergence.add(i, output_at(args.divergence, i), row.outputs().divergence / squared, size);
+    entropy.add(i, output_at(args.teacher_entropy, i), row.outputs().teacher_entropy, size);
+  }
+  std::vector<tools::Gate> more;
+  if (present(args.divergence)) {
+    more = divergence.gates();
+    const std::vector<tools::Gate> others = entropy.gates();
+    more.insert(more.end(), others.begin(), others.end());
+  }
+  return judgement.finish(oracle_options.reduction == reference::Reduction::kNone, more);
+}
+
+}  // namespace tileloss::test

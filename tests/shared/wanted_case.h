@@ -1,0 +1,69 @@
+// Test cases for functions that are told more of a row than its label: class probabilities, or some columns of a teacher. A
+// LogitsCase for the logits, and guarded buffers for what is wanted; judged by the oracle and the error metric.
+#ifndef TILELOSS_TESTS_SHARED_WANTED_CASE_H_
+#define TILELOSS_TESTS_SHARED_WANTED_CASE_H_
+
+#include <optional>
+#include <vector>
+
+#include "reference/distillation.h"
+#include "tests/shared/logits_case.h"
+#include "tests/shared/pair_case.h"
+
+namespace tileloss::test {
+
+struct SoftLabelSpec {
+  LogitsCaseSpec row;
+  reference::NumberFormat probs_format = reference::NumberFormat::kFloat32;
+  std::int64_t stride_extra = 0;
+  double zeros = 0.3;  // share of the columns with probability 0
+};
+
+class SoftLabelCase {
+ public:
+  explicit SoftLabelCase(const SoftLabelSpec& spec);
+  LogitsCase& row() { return row_; }
+  const LogitsCase& row() const { return row_; }
+  tileloss_args& args() { return row_.args(); }
+  void set_prob(std::int64_t row, std::int64_t column, double value);
+  CheckResult check(const tileloss_soft_cross_entropy_options& options) const;
+
+ private:
+  double prob(std::int64_t row, std::int64_t column) const;
+
+  const SoftLabelSpec spec_;
+  LogitsCase row_;
+  GuardBuffer probs_;
+};
+
+struct SparseTeacherSpec {
+  LogitsCaseSpec row;        // extra_outputs: those of the pair too
+  std::int64_t columns = 5;  // K, at most the valid columns
+  bool int32_ids = false;
+  bool has_gaps = false;       // an id in five is negative
+  bool is_transposed = false;  // ids and log q lie as [K,N]
+  double teacher_std = 2;
+};
+
+class SparseTeacherCase {
+ public:
+  explicit SparseTeacherCase(const SparseTeacherSpec& spec);
+  LogitsCase& row() { return row_; }
+  const LogitsCase& row() const { return row_; }
+  tileloss_args& args() { return row_.args(); }
+  CheckResult check(const tileloss_sparse_distillation_options& options) const;
+
+ private:
+  std::size_t at(std::int64_t row, std::int64_t k) const;
+
+  const SparseTeacherSpec spec_;
+  LogitsCase row_;
+  std::vector<std::int64_t> ids_;
+  std::vector<double> log_q_;
+  GuardBuffer id_buffer_, log_q_buffer_;
+  std::deque<GuardBuffer> outputs_;
+};
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_SHARED_WANTED_CASE_H_
