@@ -22,10 +22,17 @@ from tileloss._core.structs import (
     Vector,
 )
 
-# The functions by their names from logits: losses, those with a teacher's logits beside, and row outputs alone.
-PAIRS = tuple(f.name for f in FUNCTIONS.values() if "teacher_logits" in f.tensors)
+# What says more of a row than its label, which may then be left out: matrices, by the functions from logits that take them.
+_WANTED = ("teacher_logits", "target_probs", "teacher_ids", "teacher_logprobs")
+WANTED = {
+    f.name: tuple(name for name in _WANTED if name in f.tensors)
+    for f in FUNCTIONS.values()
+    if not f.is_linear and any(name in f.tensors for name in _WANTED)
+}
+# The functions by their names from logits: losses of labels, those with a teacher's logits beside, and row outputs alone.
+PAIRS = tuple(name for name, wanted in WANTED.items() if "teacher_logits" in wanted)
 LOSSES = tuple(
-    f.name for f in FUNCTIONS.values() if f.is_loss and not f.is_linear and f.name not in PAIRS
+    f.name for f in FUNCTIONS.values() if f.is_loss and not f.is_linear and f.name not in WANTED
 )
 ROWS = tuple(f.name for f in FUNCTIONS.values() if not f.is_loss and not f.is_linear)
 
@@ -119,10 +126,15 @@ def names_of(role: int, function: str) -> tuple[str, ...]:
     return tuple(s.name for s in SLOTS.values() if s.role == role and function in s.functions)
 
 
-INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *PAIRS, *ROWS)}
+INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *WANTED, *ROWS)}
 # Row outputs, first those that have a gradient, which is the slot "<name>_grad".
 ROW_OUTPUTS = tuple(sorted(names_of(ROW_OUTPUT, ROWS[0]), key=lambda n: f"{n}_grad" not in SLOTS))
 PAIR_OUTPUTS = names_of(ROW_OUTPUT, PAIRS[0])
+# Fused with the LM head, where a teacher's logits are made by a head of its own.
+LINEAR_WANTED = {
+    name: wanted if name not in PAIRS else ("teacher_hidden", "teacher_head", "teacher_bias")
+    for name, wanted in WANTED.items()
+}
 DIFFERENTIABLE = tuple(name for name in ROW_OUTPUTS if f"{name}_grad" in SLOTS)
 
 

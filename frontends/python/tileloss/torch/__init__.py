@@ -9,13 +9,14 @@ head, hidden states [..., H] and linear_weight [V, H], so that the logits are ne
 from tileloss._core.calls import call_counts
 from tileloss.torch._apply import RowOutputs
 from tileloss.torch._pages import empty_cache
+from tileloss.torch._wanted import DistillationRows
 from tileloss.torch.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,
     linear_logprobs,
     logprobs,
 )
-from tileloss.torch.distillation import DistillationRows, distillation, linear_distillation
+from tileloss.torch.distillation import distillation, linear_distillation
 from tileloss.torch.modules import (
     CrossEntropyLoss,
     LinearCrossEntropyLoss,
@@ -23,6 +24,7 @@ from tileloss.torch.modules import (
     PolicyLoss,
 )
 from tileloss.torch.policy import linear_policy_loss, policy_loss
+from tileloss.torch.sparse_distillation import linear_sparse_distillation, sparse_distillation
 
 __all__ = [
     "CrossEntropyLoss",
@@ -39,6 +41,8 @@ __all__ = [
     "linear_distillation",
     "linear_logprobs",
     "linear_policy_loss",
+    "linear_sparse_distillation",
     "logprobs",
     "policy_loss",
+    "sparse_distillation",
 ]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._core.slots import DIFFERENTIABLE, INPUTS, LOSSES, PAIRS
+from tileloss._core.slots import DIFFERENTIABLE, INPUTS, LINEAR_WANTED, LOSSES, WANTED
 from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
 from tileloss.torch._define import is_batched, is_traced, run
 
@@ -208,13 +208,15 @@ def _hand_over(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
     return tuple(rescaled(g, grad, ctx.in_place) if needs else None for g, needs in needed)
 
 
-# ------------------------------------------------------------------------------------------ from logits and a teacher's
+# ------------------------------------------------------------------------------ from logits and what is wanted of them
 
 
 def _register_pair(f: str) -> None:
+    n = 2 + len(WANTED[f])
+
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         ctx.mark_non_differentiable(*output[1:])
-        _Saved.keep(ctx, f, inputs[:3], inputs[3:], None)
+        _Saved.keep(ctx, f, inputs[:n], inputs[n:], None)
 
     def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
         if grad is None or not ctx.needs_input_grad[0]:
@@ -276,11 +278,12 @@ def _register_linear_loss(f: str) -> None:
 
 
 def _register_linear_pair(f: str) -> None:
-    name, first_option = f"linear_{f}", 7 + len(INPUTS[f]) + 3
+    name, n = f"linear_{f}", 4 + len(LINEAR_WANTED[f])
+    first_option = n + len(INPUTS[f]) + 3
 
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         ctx.mark_non_differentiable(*output[1:])
-        _Saved.keep(ctx, f, inputs[:7], inputs[7:], None)
+        _Saved.keep(ctx, f, inputs[:n], inputs[n:], None)
         ctx.head_options = inputs[first_option : first_option + 2]
 
     def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
@@ -347,8 +350,8 @@ def _register_linear_logprobs() -> None:
 for _loss in LOSSES:
     _register_loss(_loss)
     _register_linear_loss(_loss)
-for _pair in PAIRS:
-    _register_pair(_pair)
-    _register_linear_pair(_pair)
+for _f in WANTED:
+    _register_pair(_f)
+    _register_linear_pair(_f)
 _register_logprobs()
 _register_linear_logprobs()

@@ -50,6 +50,18 @@ class Call:
     def teacher_head(self, hidden: Tensor, head: Tensor, bias: Tensor | None) -> None:
         self._head("teacher_", hidden, head, bias)
 
+    def wanted(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """What says more of a row than its label, after the logits or the head."""
+        for slot, tensor in zip(slots, tensors, strict=True):
+            if SLOTS[slot].shape == "N,V" and self.args.logits.rows:
+                self.alive.append(_tensors.set_beside_logits(self.args, slot, tensor))
+                continue
+            rows = _tensors.without_overlap(tensor.reshape(-1, tensor.shape[-1]))
+            if SLOTS[slot].shape == "N,V" and rows.stride(-1) != 1:
+                rows = rows.contiguous()
+            self.alive.append(rows)
+            _tensors.set_strided_matrix(self.args, slot, rows)
+
     def _head(self, side: str, hidden: Tensor, head: Tensor, bias: Tensor | None) -> None:
         rows = _tensors.without_overlap(hidden.reshape(-1, hidden.shape[-1]))
         head = head.resolve_neg()

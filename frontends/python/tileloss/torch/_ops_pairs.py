@@ -1,6 +1,7 @@
-"""The operators of losses over a student's logits and a teacher's: f, f_value_and_grad, f_backward, and those that write dlogits
-over the student's logits, f_value_and_grad_ and f_backward_; and with an LM head on either side linear_f, linear_f_value_and_grad
-and linear_f_backward. Row outputs that were not asked for are empty tensors."""
+"""The operators of losses that are told more of a row than its label (slots.WANTED: a teacher's logits, some of its columns,
+class probabilities): f, f_value_and_grad, f_backward, and those that write dlogits over the logits, f_value_and_grad_ and
+f_backward_; and with the LM head linear_f, linear_f_value_and_grad and linear_f_backward. Row outputs that were not asked for are
+empty tensors."""
 
 from __future__ import annotations
 
@@ -12,61 +13,70 @@ from torch import Tensor
 
 from tileloss._core.functions import FUNCTIONS
 from tileloss._core.options import is_per_row
-from tileloss._core.slots import PAIR_OUTPUTS, PAIRS
+from tileloss._core.slots import LINEAR_WANTED, ROW_OUTPUT, WANTED, names_of
 from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
 from tileloss.torch._call import Call
 from tileloss.torch._define import OPTIONS, define, empty, extra_schema, split
 from tileloss.torch._ops_linear import fake_head_gradients, new_head_gradients
-from tileloss.torch._tensors import SLOT_DTYPES, check_in_place, new_gradient, set_teacher
+from tileloss.torch._tensors import SLOT_DTYPES, check_in_place, new_gradient
 
-_ROWS = ", ".join(["Tensor"] * len(PAIR_OUTPUTS))
+OUTPUTS = {f: names_of(ROW_OUTPUT, f) for f in WANTED}
 
 
-def _new_results(call: Call, rows: torch.Size, outputs: str) -> list[Tensor]:
+def _rows(f: str) -> str:
+    return ", ".join(["Tensor"] * len(OUTPUTS[f]))
+
+
+def _schema(names: Sequence[str]) -> str:
+    return ", ".join(f"Tensor{'?' * name.endswith('bias')} {name}" for name in names)
+
+
+def _new_results(f: str, call: Call, rows: torch.Size, outputs: str) -> list[Tensor]:
     """The loss and the row outputs, of rows that lie so."""
     wanted = outputs.split(",")
     loss = call.new_output(
         "loss", rows if is_per_row(call.function, call.names, call.values) else ()
     )
-    found = [call.new_output(n, rows) if n in wanted else empty() for n in PAIR_OUTPUTS]
+    found = [call.new_output(n, rows) if n in wanted else empty() for n in OUTPUTS[f]]
     return [loss, *found]
 
 
 def _fake_results(
-    f: str, like: Tensor, options: str, values: Sequence[float], outputs: str
+    f: str, name: str, like: Tensor, options: str, values: Sequence[float], outputs: str
 ) -> list[Tensor]:
     rows, wanted = like.shape[:-1], outputs.split(",")
-    per_row = is_per_row(FUNCTIONS[f], options, values)
+    per_row = is_per_row(FUNCTIONS[name], options, values)
     loss = like.new_empty(rows if per_row else (), dtype=torch.float32)
     found = [
         like.new_empty(rows, dtype=SLOT_DTYPES[n])
         if n in wanted
         else like.new_empty((0,), dtype=torch.float32)
-        for n in PAIR_OUTPUTS
+        for n in OUTPUTS[f]
     ]
     return [loss, *found]
 
 
 def _define_pair(f: str) -> None:
-    inputs = f"Tensor logits, Tensor teacher, Tensor? labels{extra_schema(f)}, {OPTIONS}"
+    slots, rows_schema = WANTED[f], _rows(f)
+    n = 2 + len(slots)
+    inputs = f"Tensor logits, {_schema(slots)}, Tensor? labels{extra_schema(f)}, {OPTIONS}"
     in_place = inputs.replace("Tensor logits", "Tensor(a!) logits")
 
     def start(inputs: Sequence[Any], dlogits: Tensor | None) -> tuple[Call, Sequence[Any]]:
-        logits, teacher, labels, *rest = inputs
-        extra, options, values, scalars, left = split(f, rest)
+        logits, *wanted, labels = inputs[:n]
+        extra, options, values, scalars, left = split(f, inputs[n:])
         call = Call(f, options, values, scalars)
         call.logits(logits, dlogits)
-        call.alive.append(set_teacher(call.args, teacher))
+        call.wanted(slots, wanted)
         call.inputs(f, labels, extra)
         return call, left
 
     def results(call: Call, logits: Tensor, outputs: str) -> list[Tensor]:
-        return _new_results(call, logits.shape[:-1], outputs)
+        return _new_results(f, call, logits.shape[:-1], outputs)
 
     def fake_results(inputs: Sequence[Any]) -> list[Tensor]:
-        logits, _, _, *rest = inputs
-        _, options, values, _, (outputs,) = split(f, rest)
-        return _fake_results(f, logits, options, values, outputs)
+        _, options, values, _, (outputs,) = split(f, inputs[n:])
+        return _fake_results(f, f, inputs[0], options, values, outputs)
 
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
         call, (outputs,) = start(inputs, None)
@@ -111,19 +121,19 @@ def _define_pair(f: str) -> None:
 
     define(
         f,
-        f"({inputs}, str outputs) -> (Tensor, {_ROWS})",
+        f"({inputs}, str outputs) -> (Tensor, {rows_schema})",
         forward,
         lambda *inputs: tuple(fake_results(inputs)),
     )
     define(
         f"{f}_value_and_grad",
-        f"({inputs}, str outputs) -> (Tensor, Tensor, {_ROWS})",
+        f"({inputs}, str outputs) -> (Tensor, Tensor, {rows_schema})",
         value_and_grad,
         fake_value_and_grad,
     )
     define(
         f"{f}_value_and_grad_",
-        f"({in_place}, str outputs) -> (Tensor, {_ROWS})",
+        f"({in_place}, str outputs) -> (Tensor, {rows_schema})",
         value_and_grad_,
         lambda *inputs: tuple(fake_results(inputs)),
         ("logits",),
@@ -139,43 +149,47 @@ def _define_pair(f: str) -> None:
 
 
 def _define_linear_pair(f: str) -> None:
-    name, n = f"linear_{f}", 7
+    name, slots, rows_schema = f"linear_{f}", LINEAR_WANTED[f], _rows(f)
+    n = 4 + len(slots)
     inputs = (
-        "Tensor hidden, Tensor head, Tensor? bias, Tensor teacher_hidden, Tensor teacher_head, Tensor? teacher_bias, "
+        f"Tensor hidden, Tensor head, Tensor? bias, {_schema(slots)}, "
         f"Tensor? labels{extra_schema(f)}, {OPTIONS}, int compute_dtype, int workspace_bytes"
     )
     needs = "bool needs_hidden, bool needs_head, bool needs_bias"
 
     def start(inputs: Sequence[Any]) -> tuple[Call, int, Sequence[Any]]:
-        *heads, labels = inputs[:n]
+        hidden, head, bias, *wanted, labels = inputs[:n]
         extra, options, values, scalars, left = split(f, inputs[n:])
         compute_dtype, workspace_bytes, *left = left
         call = Call(name, options, values, scalars)
-        call.head(*heads[:3], compute_dtype)
-        call.teacher_head(*heads[3:])
+        call.head(hidden, head, bias, compute_dtype)
+        if "teacher_head" in slots:
+            call.teacher_head(*wanted)
+        else:
+            call.wanted(slots, wanted)
         call.inputs(f, labels, extra)
         return call, workspace_bytes, left
 
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
         call, budget, (outputs,) = start(inputs)
-        found = _new_results(call, inputs[0].shape[:-1], outputs)
+        found = _new_results(f, call, inputs[0].shape[:-1], outputs)
         call.run(FORWARD, budget)
         return tuple(found)
 
     def fake_forward(*inputs: Any) -> tuple[Tensor, ...]:
         _, options, values, _, (_, _, outputs) = split(f, inputs[n:])
-        return tuple(_fake_results(name, inputs[0], options, values, outputs))
+        return tuple(_fake_results(f, name, inputs[0], options, values, outputs))
 
     def value_and_grad(*inputs: Any) -> tuple[Tensor, ...]:
         call, budget, (*needs, outputs) = start(inputs)
-        loss, *rows = _new_results(call, inputs[0].shape[:-1], outputs)
+        loss, *rows = _new_results(f, call, inputs[0].shape[:-1], outputs)
         gradients = new_head_gradients(call, inputs[:3], needs)
         call.run(VALUE_AND_GRAD, budget)
         return loss, *gradients, *rows
 
     def fake_value_and_grad(*inputs: Any) -> tuple[Tensor, ...]:
         _, options, values, _, (_, _, *needs, outputs) = split(f, inputs[n:])
-        loss, *rows = _fake_results(name, inputs[0], options, values, outputs)
+        loss, *rows = _fake_results(f, name, inputs[0], options, values, outputs)
         return loss, *fake_head_gradients(inputs[:3], needs), *rows
 
     def backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,10 +199,10 @@ def _define_linear_pair(f: str) -> None:
         call.run(BACKWARD, budget)
         return gradients
 
-    define(name, f"({inputs}, str outputs) -> (Tensor, {_ROWS})", forward, fake_forward)
+    define(name, f"({inputs}, str outputs) -> (Tensor, {rows_schema})", forward, fake_forward)
     define(
         f"{name}_value_and_grad",
-        f"({inputs}, {needs}, str outputs) -> (Tensor, Tensor, Tensor, Tensor, {_ROWS})",
+        f"({inputs}, {needs}, str outputs) -> (Tensor, Tensor, Tensor, Tensor, {rows_schema})",
         value_and_grad,
         fake_value_and_grad,
     )
@@ -200,6 +214,6 @@ def _define_linear_pair(f: str) -> None:
     )
 
 
-for _pair in PAIRS:
-    _define_pair(_pair)
-    _define_linear_pair(_pair)
+for _f in WANTED:
+    _define_pair(_f)
+    _define_linear_pair(_f)

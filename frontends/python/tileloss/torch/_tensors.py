@@ -168,12 +168,13 @@ def set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     return logits
 
 
-def set_teacher(args: Args, teacher: Tensor) -> Tensor:
-    """[..., V] as [N,V], after the logits, whose groups of rows it shares. Returns what must outlive the call."""
-    lie, groups, cols = _layout(teacher), args.row_groups, teacher.shape[-1]
+def set_beside_logits(args: Args, slot: str, tensor: Tensor) -> Tensor:
+    """A teacher's logits, or class probabilities: [..., V] as [N,V], after the logits, whose groups of rows it shares. Returns
+    what must outlive the call."""
+    lie, groups, cols = _layout(tensor), args.row_groups, tensor.shape[-1]
     if lie is None or (lie.group_rows and groups.rows and lie.group_rows != groups.rows):
-        teacher = teacher.resolve_neg().contiguous()
-        lie = Layout(teacher.numel() // cols, cols)
+        tensor = tensor.resolve_neg().contiguous()
+        lie = Layout(tensor.numel() // cols, cols)
     if lie.group_rows and not groups.rows:
         groups.rows = lie.group_rows
         groups.logits_stride = lie.group_rows * args.logits.row_stride
@@ -182,9 +183,9 @@ def set_teacher(args: Args, teacher: Tensor) -> Tensor:
         own = groups.rows * lie.row_stride
         groups.teacher_logits_stride = lie.group_stride if lie.group_rows else own
     strides = (lie.row_stride, 1)
-    dtype = DTYPES[teacher.dtype]
-    views.set_matrix(args, "teacher_logits", teacher.data_ptr(), dtype, (lie.rows, cols), strides)
-    return teacher
+    dtype = DTYPES[tensor.dtype]
+    views.set_matrix(args, slot, tensor.data_ptr(), dtype, (lie.rows, cols), strides)
+    return tensor
 
 
 def without_overlap(matrix: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tileloss._core.functions import logit_options
 from tileloss.torch._apply import (
     RowOutputs,
+    checked_logits,
     loss_of_hidden,
     loss_of_logits,
     make_head,
@@ -17,6 +18,8 @@ from tileloss.torch._apply import (
     rows_of_logits,
 )
 from tileloss.torch._options import Value
+from tileloss.torch._soft_labels import checked_probabilities, is_probabilities, soft_options
+from tileloss.torch._wanted import of_hidden, of_logits
 
 Number = float | Tensor
 
@@ -42,6 +45,10 @@ def cross_entropy(
 ) -> Tensor:
     """Cross-entropy of logits and labels, as `torch.nn.functional.cross_entropy` on the flattened leading dimensions.
 
+    Class probabilities q, [..., V] of a float type, may stand for the labels, as in PyTorch: a row's loss is then
+    w_i sum_j c_j ((1-s) q_j + s/V) (-log p_j), and mean divides by the sum of w_i. They need not sum to 1 and have no gradient;
+    z_loss and ignore_index do not go with them, and grad_in_forward is True by default.
+
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
 
         w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
@@ -53,7 +60,8 @@ def cross_entropy(
     Args:
         input: logits x, [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or
             the rows are not a stride apart in at most two levels).
-        target: labels y, [...] int64, int32 or uint8. Rows with ``ignore_index`` are not read: they may hold NaN.
+        target: labels y, [...] int64, int32 or uint8, or class probabilities, [..., V] of a float type. Rows with
+            ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c, converted to float32.
         reduction: "none", "sum" or "mean".
         token_weights: [...] or flat [N] w, converted to float32.
@@ -88,11 +96,25 @@ def cross_entropy(
         "z_loss": z_loss,
         "num_items": num_items,
     }
+    extra = {"class_weights": weight, "token_weights": token_weights}
+    if is_probabilities(target):
+        logits, _ = checked_logits(input, None)
+        loss, _ = of_logits(
+            "soft_cross_entropy",
+            logits,
+            (checked_probabilities(target, logits.shape, given),),
+            None,
+            extra,
+            soft_options(given),
+            grad_in_forward=grad_in_forward,
+            inplace_backward=inplace_backward,
+        )
+        return loss
     loss, _ = loss_of_logits(
         "cross_entropy",
         input,
         target,
-        {"class_weights": weight, "token_weights": token_weights},
+        extra,
         given,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
@@ -131,7 +153,7 @@ def linear_cross_entropy(
         input: hidden states, [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
         linear_weight: the LM head, [V, H] float32, bfloat16 or float16; any strides that do not overlap (a transposed [H, V] is
             taken as it lies).
-        target: labels, [...] int64, int32 or uint8. Rows with ``ignore_index`` cost nothing.
+        target: labels, [...] int64, int32 or uint8; rows with ``ignore_index`` cost nothing. Or class probabilities, [..., V].
         linear_bias: [V].
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
         ignore_index: None: -100.
@@ -161,6 +183,18 @@ def linear_cross_entropy(
     }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     extra = {"class_weights": weight, "token_weights": token_weights}
+    if is_probabilities(target):
+        probs = checked_probabilities(target, (*head.hidden.shape[:-1], head.head.shape[0]), given)
+        loss, _ = of_hidden(
+            "soft_cross_entropy",
+            head,
+            (probs,),
+            None,
+            extra,
+            soft_options(given),
+            grad_in_forward=grad_in_forward,
+        )
+        return loss
     loss, _ = loss_of_hidden(
         "cross_entropy", head, target, extra, given, grad_in_forward=grad_in_forward
     )

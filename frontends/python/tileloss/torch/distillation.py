@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from tileloss._core.functions import logit_options
-from tileloss._core.slots import PAIR_OUTPUTS
-from tileloss.torch._apply import (
-    Head,
-    checked_logits,
-    extra_inputs,
-    has_float16_gradient,
-    is_per_row,
-    make_head,
-    needs_of,
-    refuse_per_row,
-)
-from tileloss.torch._autograd import apply
-from tileloss.torch._define import is_traced
+from tileloss.torch._apply import Head, checked_logits, make_head
 from tileloss.torch._dtensor import local_rows, whole_parameter
-from tileloss.torch._options import Value, encode, refuse_gradient
-from tileloss.torch._tensors import check_float, checked_labels, has_shape, refuse_transforms
+from tileloss.torch._options import Value, refuse_gradient
+from tileloss.torch._tensors import check_float, has_shape, refuse_transforms
+from tileloss.torch._wanted import DistillationRows, of_hidden, of_logits
 
 Number = float | Tensor
-
-
-class DistillationRows(NamedTuple):
-    """Numbers of each row, [...] as the rows lie; None: not asked for. None of them is differentiable."""
-
-    divergence: Tensor | None = None  # float32, neither weighted nor scaled
-    entropy: Tensor | None = (
-        None  # float32, nats; the student's, as all that follow but teacher_entropy and agreement
-    )
-    teacher_entropy: Tensor | None = None
-    agreement: Tensor | None = None  # bool: both have the same argmax
-    logp: Tensor | None = None
-    lse: Tensor | None = None
 
 
 def distillation(
@@ -125,30 +100,18 @@ def distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
     }
     logits, labels = checked_logits(input, target)
-    teacher = _checked_teacher(teacher, logits)
-    names = _wanted(outputs)
-    rows = logits[..., 0] if labels is None else labels
-    extra = extra_inputs(
+    loss, rows = of_logits(
         "distillation",
+        logits,
+        (_checked_teacher(teacher, logits),),
+        labels,
         {"mask": mask, "token_weights": token_weights},
-        rows,
-        logits.shape[-1],
         given,
+        outputs=outputs,
+        grad_in_forward=grad_in_forward,
+        inplace_backward=inplace_backward,
     )
-    inputs = (logits, teacher, labels, *extra, *encode("distillation", given), ",".join(names))
-    wants_grad = torch.is_grad_enabled() and logits.requires_grad
-    per_row = reduction == "none"
-    if grad_in_forward is None:
-        grad_in_forward = not per_row and logits.dtype != torch.float16
-    if not wants_grad or not grad_in_forward:
-        loss, *found = apply("distillation", inputs, wants_grad, inplace_backward)
-    else:
-        refuse_per_row(given)
-        if inplace_backward and not is_traced():
-            loss, *found = apply("distillation_value_and_grad_", inputs, True, True)
-        else:
-            loss, _, *found = apply("distillation_value_and_grad", inputs, True, True)
-    return _named(loss, found, names)
+    return (loss, rows) if outputs else loss
 
 
 def linear_distillation(
@@ -219,42 +182,17 @@ def linear_distillation(
     }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     teacher = _checked_teacher_head(teacher_input, teacher_weight, teacher_bias, head)
-    labels = None if target is None else checked_labels(local_rows("target", target), head.hidden)
-    names = _wanted(outputs)
-    extra = extra_inputs(
+    loss, rows = of_hidden(
         "distillation",
+        head,
+        teacher,
+        target,
         {"mask": mask, "token_weights": token_weights},
-        head.hidden[..., 0] if labels is None else labels,
-        head.head.shape[0],
         given,
+        outputs=outputs,
+        grad_in_forward=grad_in_forward,
     )
-    tensors = (*head[:3], *teacher, labels, *extra, *encode("linear_distillation", given))
-    options = (head.compute_dtype, head.workspace_bytes)
-    needs, wanted = needs_of(head), ",".join(names)
-    if grad_in_forward is None:
-        grad_in_forward = not has_float16_gradient(head, needs)
-    if any(needs) and grad_in_forward and not is_per_row(given):
-        name, inputs = "linear_distillation_value_and_grad", (*tensors, *options, *needs, wanted)
-        loss, _, _, _, *found = apply(name, inputs, True, True)
-    else:
-        inputs = (*tensors, *options, wanted)
-        loss, *found = apply("linear_distillation", inputs, any(needs), False)
-    return _named(loss, found, names)
-
-
-def _named(
-    loss: Tensor, found: Sequence[Tensor], names: Sequence[str]
-) -> Tensor | tuple[Tensor, DistillationRows]:
-    if not names:
-        return loss
-    named = dict(zip(PAIR_OUTPUTS, found, strict=True))
-    return loss, DistillationRows(
-        **{
-            n: t.view(torch.bool) if t.dtype == torch.uint8 else t
-            for n, t in named.items()
-            if n in names
-        }
-    )
+    return (loss, rows) if outputs else loss
 
 
 def _checked_teacher_head(
@@ -294,12 +232,3 @@ def _checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
             f"teacher: expected input's shape {list(logits.shape)}, got {list(teacher.shape)}"
         )
     return teacher.detach()
-
-
-def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
-    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    if unknown := [name for name in names if name not in DistillationRows._fields]:
-        raise ValueError(
-            f"outputs: expected names among {', '.join(DistillationRows._fields)}, got {unknown}"
-        )
-    return names

@@ -1,0 +1,163 @@
+"""Distillation from a teacher of which some columns are known, as inference servers hand them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from tileloss._core.functions import logit_options
+from tileloss.torch._apply import checked_logits, make_head
+from tileloss.torch._dtensor import local_rows
+from tileloss.torch._options import Value, refuse_gradient
+from tileloss.torch._tensors import check_cpu, check_float, refuse_transforms
+from tileloss.torch._wanted import DistillationRows, of_hidden, of_logits
+
+Number = float | Tensor
+
+
+def sparse_distillation(
+    input: Tensor,
+    teacher_ids: Tensor,
+    teacher_logprobs: Tensor,
+    target: Tensor | None = None,
+    *,
+    tail: str = "lump",
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    grad_in_forward: bool | None = None,
+    inplace_backward: bool = False,
+) -> Tensor | tuple[Tensor, DistillationRows]:
+    """`distillation` from a teacher of which only K columns of each row are known.
+
+    With q from teacher_logprobs as they are (no temperature, no transform) the divergence is over those columns and, by ``tail``,
+
+        lump          one more class, of all other columns: q what is left of 1, p the sum of theirs
+        ignore        nothing else: a sum over the K columns, which may be negative
+        renormalise   nothing else, and p and q are divided by their sums over the K columns
+
+    Args:
+        input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU.
+        teacher_ids: [..., K] int64 or int32: distinct columns of each row, in any order; negative: none, so that rows may have
+            fewer.
+        teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.
+        target: labels, [...]; needed where alpha is not 0. Their cross-entropy is of the whole softmax.
+
+    The other arguments, the result and the errors: `distillation`. An id beyond the valid columns, or one that is there twice
+    in a row, is a ValueError that names its place.
+    """
+    given: dict[str, Value] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+        "tail": tail,
+    }
+    logits, labels = checked_logits(input, target)
+    loss, rows = of_logits(
+        "sparse_distillation",
+        logits,
+        _checked_columns(teacher_ids, teacher_logprobs, logits.shape[:-1]),
+        labels,
+        {"mask": mask, "token_weights": token_weights},
+        given,
+        outputs=outputs,
+        grad_in_forward=grad_in_forward,
+        inplace_backward=inplace_backward,
+    )
+    return (loss, rows) if outputs else loss
+
+
+def linear_sparse_distillation(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_ids: Tensor,
+    teacher_logprobs: Tensor,
+    target: Tensor | None = None,
+    *,
+    linear_bias: Tensor | None = None,
+    tail: str = "lump",
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    grad_in_forward: bool | None = None,
+) -> Tensor | tuple[Tensor, DistillationRows]:
+    """`sparse_distillation` of the logits input @ linear_weight.T + linear_bias, held for some rows at a time alone.
+
+    Arguments: `linear_distillation`, `sparse_distillation`.
+    """
+    given: dict[str, Value] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+        "tail": tail,
+    }
+    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
+    loss, rows = of_hidden(
+        "sparse_distillation",
+        head,
+        _checked_columns(teacher_ids, teacher_logprobs, head.hidden.shape[:-1]),
+        target,
+        {"mask": mask, "token_weights": token_weights},
+        given,
+        outputs=outputs,
+        grad_in_forward=grad_in_forward,
+    )
+    return (loss, rows) if outputs else loss
+
+
+def _checked_columns(ids: Tensor, logprobs: Tensor, rows: torch.Size) -> tuple[Tensor, Tensor]:
+    ids, logprobs = local_rows("teacher_ids", ids), local_rows("teacher_logprobs", logprobs)
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"teacher_ids: expected a Tensor, got {type(ids).__name__}")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"teacher_ids: expected int64 or int32, got {ids.dtype}")
+    check_cpu("teacher_ids", ids)
+    check_float("teacher_logprobs", logprobs)
+    if ids.dim() == 0 or ids.shape[:-1] != rows or ids.shape[-1] == 0:
+        shape = ", ".join(str(n) for n in [*rows, "K"])
+        raise ValueError(f"teacher_ids: expected shape [{shape}], got {list(ids.shape)}")
+    if logprobs.shape != ids.shape:
+        raise ValueError(
+            f"teacher_logprobs: expected teacher_ids' shape {list(ids.shape)}, got {list(logprobs.shape)}"
+        )
+    refuse_transforms(logprobs)
+    refuse_gradient("teacher_logprobs", logprobs)
+    return ids, logprobs.detach()
