@@ -102,7 +102,7 @@ Function Function::of(std::string_view loss, bool is_linear) {
     const tileloss_function_info info = function_info(index);
     if (loss == info.loss && (info.is_linear != 0) == is_linear) return Function(info.name);
   }
-  return Function(loss);  // which there is not
+  return Function((is_linear ? "linear_" : "") + std::string(loss));  // which there is not
 }
 
 Function::Function(std::string_view name) : name_(name) {
