@@ -159,7 +159,7 @@ void GuardedArgs::host(const TensorView& given, TensorView& view) {
   if (given.use == SlotUse::kInput || given.is_added_to) {
     for (int64_t i = 0; i < view.rows; ++i) std::memcpy(row_of(view, i), row_of(given, i), row_bytes(view));
   }
-  const bool is_shared = view.is_matrix && is_in_place(args_);
+  const bool is_shared = view.is_matrix && is_in_place(args_) && given.data == args_.dlogits.data;  // not the teacher's logits
   if (is_shared) view.name = "dlogits (in place)";
   const bool is_writable = given.use == SlotUse::kOutput || is_shared;
   if (!is_writable) buffer.make_read_only();

@@ -24,7 +24,8 @@ struct GuardLayout {
     kGaps,       // some odd number of elements between the rows of a matrix, all NaN: every row starts at another alignment
     kApart,      // a guard page between every two rows of a matrix, which the rows touch on the layout's side; beyond
                  // kMaxApartRows, gaps
-    kGroups,     // logits and dlogits as two or more groups of adjoining rows (row_groups), with a guard page between two groups
+    kGroups,     // logits, the teacher's too, and dlogits as two or more groups of adjoining rows (row_groups), with a guard page
+                 // between two groups
   };
 
   Flush flush;
