@@ -86,7 +86,7 @@ class OutputReader {
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     if (config_.function.is_loss()) names.emplace_back("loss");
-    for (const std::string& name : row_output_names()) names.push_back(name);
+    for (const std::string& name : output_names(config_.function.has_teacher())) names.push_back(name);
     if (!config_.function.metrics().empty()) names.emplace_back("metrics");
     if (config_.is_linear()) {
       names.insert(names.end(), {"dhidden", "dhead", "dbias"});
@@ -98,8 +98,10 @@ class OutputReader {
 
   // False for a name that is no output of the function.
   bool read_tensor(const StoredTensor& tensor, KernelResults& results) {
-    for (size_t o = 0; o < kRowOutputCount; ++o) {
-      if (tensor.name == row_outputs()[o].name) return read_row_output(tensor, row_outputs()[o], results.outputs[o]);
+    for (size_t o = 0; o < kOutputCount; ++o) {
+      const RowOutput& output = checked_outputs()[o];
+      if (output.of_pair && !config_.function.has_teacher()) continue;
+      if (tensor.name == output.name) return read_row_output(tensor, output, results.outputs[o]);
     }
     if (tensor.name == "loss" && config_.function.is_loss()) return read_loss(tensor, results);
     const auto metrics = static_cast<int64_t>(config_.function.metrics().size());
@@ -211,6 +213,9 @@ void write_inputs(const std::filesystem::path& path, const GradcheckConfig& conf
     add("bias", "F32", inputs.linear->bias, tensors);
   } else {
     add_matrix("logits", {inputs.logits.data(), inputs.format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
+  }
+  if (inputs.has_teacher) {
+    add_matrix("teacher_logits", {inputs.teacher.data(), inputs.format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
   }
   add("labels", "I64", inputs.labels, tensors);
   add("token_weights", "F32", inputs.token_weights, tensors);

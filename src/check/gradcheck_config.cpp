@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "check/gradcheck_teacher.h"
 #include "check/row_outputs.h"
 #include "support/format.h"
 
@@ -16,6 +17,40 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
+
+void read_stored_teacher(ConfigReader& source, GradcheckConfig& config) {
+  GradcheckConfig::Teacher& out = config.teacher;
+  out.name = source.text("teacher", "");
+  if (out.name.empty()) {
+    if (source.has("teacher_path")) source.fail("teacher_path", "expected source.teacher beside it, the tensor's name, got none");
+    return;
+  }
+  out.kind = GradcheckConfig::Teacher::Kind::kStored;
+  out.path = source.path("teacher_path", config.source.path);
+}
+
+void read_drawn_teacher(ConfigReader& source, GradcheckConfig& config) {
+  GradcheckConfig::Teacher& out = config.teacher;
+  std::vector<std::string> names = {"near", "same"};
+  names.insert(names.end(), distribution_names().begin(), distribution_names().end());
+  const std::string name = source.choice("teacher", "near", names);
+  if (name == "same") out.kind = GradcheckConfig::Teacher::Kind::kSame;
+  if (const auto drawn = find_distribution(name)) {
+    out.kind = GradcheckConfig::Teacher::Kind::kDrawn;
+    out.logits = *drawn;
+  }
+  out.special_rows = source.list("special_rows", {}, special_row_names());
+}
+
+void read_teacher(ConfigReader& source, GradcheckConfig& config) {
+  if (!config.has_teacher()) return;
+  config.source.is_file ? read_stored_teacher(source, config) : read_drawn_teacher(source, config);
+  if (config.teacher.kind == GradcheckConfig::Teacher::Kind::kNear) {
+    config.teacher.noise = source.number("teacher_noise", config.teacher.noise, {0, 1e30, false, std::nullopt});
+  } else if (source.has("teacher_noise")) {
+    source.fail("teacher_noise", "only where the teacher is near the student");
+  }
+}
 
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
@@ -30,8 +65,8 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
       out.logits_name = source.text("logits", out.logits_name);
     }
     out.labels_name = source.text("labels", out.labels_name);
+    if (config.is_policy() || config.has_teacher()) out.mask_name = source.text("mask", "");
     if (config.is_policy()) {
-      out.mask_name = source.text("mask", "");
       out.advantages_name = source.text("advantages", "");
       out.old_logp_name = source.text("old_logp", "");
       out.ref_logp_name = source.text("ref_logp", "");
@@ -44,6 +79,7 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
     out.logits.std = source.number("std", out.logits.std, {0, 1e30, false, std::nullopt});
     if (!config.is_linear()) out.logits.offset = source.number("offset", out.logits.offset, {-1e30, 1e30, false, std::nullopt});
   }
+  read_teacher(source, config);
   source.finish();
 }
 
@@ -62,12 +98,16 @@ void need(const ConfigReader& reader, const std::string& tensor, const std::opti
               formatted("expected a number, or source.{} of a file, as {}, got neither", tensor, reason));
 }
 
+void read_mask(ConfigReader& reader, GradcheckConfig& out) {
+  if (!out.is_policy() && !out.has_teacher()) return;
+  out.policy.mask_prob = reader.number("mask_prob", 0, {0, 1, false, std::nullopt});
+  if (!out.source.mask_name.empty() && reader.has("mask_prob")) reader.fail("mask_prob", "the mask comes from the file");
+}
+
 void read_policy(ConfigReader& reader, GradcheckConfig& out) {
   if (!out.is_policy()) return;
   const GradcheckConfig::Source& source = out.source;
   out.policy.use_offsets = reader.choice("sequences", "batch", {"batch", "offsets"}) == "offsets";
-  out.policy.mask_prob = reader.number("mask_prob", 0, {0, 1, false, std::nullopt});
-  if (!source.mask_name.empty() && reader.has("mask_prob")) reader.fail("mask_prob", "the mask comes from the file");
   out.policy.old_scale = read_noise(reader, "old_logp_noise_scale", source.old_logp_name);
   out.policy.ref_scale = read_noise(reader, "ref_logp_noise_scale", source.ref_logp_name);
   out.policy.sampler_scale = read_noise(reader, "sampler_logp_noise_scale", source.sampler_logp_name);
@@ -179,7 +219,9 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   const ConfigNode root = load_config(file, overrides, skipped);
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
-  GradcheckConfig config(Function::of(reader.choice("loss", std::nullopt, loss_names()), is_linear));
+  const std::string loss = reader.choice("loss", std::nullopt, loss_names());
+  if (is_linear && Function(loss).has_teacher()) reader.fail("level", formatted("expected logits for {}, got linear", loss));
+  GradcheckConfig config(Function::of(loss, is_linear));
   config.file = file.string();
   config.function.read_options(reader);
   for (const char* key : {"vocab_start", "vocab_total"}) {
@@ -187,6 +229,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   }
   read_source(reader.section("source"), config);
   read_shape(reader, config);
+  read_mask(reader, config);
   read_policy(reader, config);
   read_linear(reader, config);
   config.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));
@@ -195,7 +238,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   config.token_weights = read_weights(reader, "token_weights");
   config.class_weights = read_weights(reader, "class_weights");
   config.upstream = read_upstream(reader, config);
-  config.outputs = reader.list("outputs", {"logp", "lse"}, row_output_names());
+  config.outputs = reader.list("outputs", {"logp", "lse"}, output_names(config.has_teacher()));
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
   config.mutants = reader.boolean("mutants", false);

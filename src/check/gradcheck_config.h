@@ -29,11 +29,22 @@ struct GradcheckConfig {
     std::string shown_as;        // in reports, in place of the path, unless empty
     std::string logits_name = "logits";
     std::string labels_name = "labels";
-    // Of policy losses; "": not in the file.
+    // Of policy losses, the mask of distillation too; "": not in the file.
     std::string mask_name, advantages_name, old_logp_name, ref_logp_name, sampler_logp_name;
   };
 
-  // Inputs of policy losses that are drawn.
+  // The logits of distillation's teacher: a tensor, or drawn.
+  struct Teacher {
+    enum class Kind { kNear, kSame, kDrawn, kStored };
+    Kind kind = Kind::kNear;
+    double noise = 1;            // kNear: the student's logits and so much normal noise
+    LogitsSpec logits;           // kDrawn: without a look at the student's
+    std::filesystem::path path;  // kStored: safetensors, and the tensor's name in it
+    std::string name;
+    std::vector<std::string> special_rows;  // dealt out in turn (check/gradcheck_teacher.h)
+  };
+
+  // Inputs of policy losses that are drawn; mask_prob of distillation too.
   struct Policy {
     bool use_offsets = false;
     double mask_prob = 0;
@@ -74,6 +85,7 @@ struct GradcheckConfig {
   uint64_t seed = 0;
   double ignore_prob = 0;
   Source source;
+  Teacher teacher;
   Policy policy;
   Linear linear;
   bool token_weights = false;
@@ -95,6 +107,7 @@ struct GradcheckConfig {
   ToolError located(const LibraryError& error) const;
   bool wants(std::string_view output_name) const;
   bool is_policy() const { return function.is_policy(); }
+  bool has_teacher() const { return function.has_teacher(); }
   bool is_linear() const { return function.is_linear(); }
   bool per_row_loss() const { return function.per_row_loss(); }
 };

@@ -117,7 +117,7 @@ Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const Ke
       const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
       count_row(scratch, checks);
       losses[static_cast<size_t>(row)] = loss;
-      const double magnitude = oracle->row_magnitude(row, scratch.softmax, loss);
+      const double magnitude = oracle->row_magnitude(row, scratch.oracle_row(), loss);
       magnitudes[static_cast<size_t>(row)].cross_entropy = magnitude;
       check_row(inputs, row, view, scratch, loss, magnitude, checks);
     }

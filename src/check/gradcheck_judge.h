@@ -22,7 +22,7 @@ struct Checks {
 
   std::vector<GradientMetric> gradients;  // as KernelResults::gradients
   OutputMetric per_loss{"per_loss"};
-  std::vector<RowOutputMetric> outputs{row_outputs().begin(), row_outputs().end()};
+  std::vector<RowOutputMetric> outputs{checked_outputs().begin(), checked_outputs().end()};
   ExactMetric fused_logp_bits{"value_and_grad/logp_same_bits"};
   int64_t rows = 0;            // not ignored
   int64_t nonfinite_rows = 0;  // of them, those whose gradient the oracle has as NaN or infinite at the label

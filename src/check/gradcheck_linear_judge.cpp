@@ -79,7 +79,7 @@ reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const
 
 double linear_row_magnitude(const LossOracle& oracle, const reference::SoftmaxRow& softmax, const RowLoss& loss,
                             const LinearRow& row) {
-  return oracle.policy() != nullptr ? oracle.row_magnitude(row.row, softmax, loss) : linear_loss_magnitude(softmax, loss, row);
+  return oracle.policy() != nullptr ? oracle.row_magnitude(row.row, {softmax}, loss) : linear_loss_magnitude(softmax, loss, row);
 }
 
 LinearJudge::LinearJudge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results)
@@ -112,10 +112,10 @@ void LinearJudge::check_rows(Verdict& verdict) {
     RowView view = row_view(inputs_, results_, row.row);
     const reference::SoftmaxRow& softmax = scratch.softmax;
     scratch.softmax.compute(oracle->transform, row.logits, inputs_.labels[index(row.row)]);
-    oracle->row_gradient(row.row, softmax, scratch.gradient);
+    oracle->row_gradient(row.row, {softmax}, scratch.gradient);
     count_row(scratch, verdict.checks);
     oracle_case_.add_row(row, softmax, scratch.gradient);
-    const RowLoss loss = oracle->row_loss(row.row, softmax);
+    const RowLoss loss = oracle->row_loss(row.row, {softmax});
     losses[index(row.row)] = loss;
     const double magnitude = linear_row_magnitude(*oracle, softmax, loss, row);
     magnitudes[index(row.row)].cross_entropy = magnitude;

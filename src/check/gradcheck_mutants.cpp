@@ -42,6 +42,10 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
   context.has_logp = !logp.empty();
   context.has_argmax = !results.outputs[kArgmax].empty();
   context.kernel_logp = logp;
+  context.has_agreement = !results.outputs[kAgreement].empty();
+  for (size_t wrong = 0; oracle.distillation() != nullptr && wrong < kWrongPairs; ++wrong) {
+    context.wrong_pairs[wrong] = oracle.distillation()->can_be_wrong(static_cast<WrongPair>(wrong));
+  }
   context.group_rows = inputs.group_rows;
   const CheckedGradient& gradient = results.gradients.front();
   context.kernel_dlogits = [&](int64_t row) { return gradient.dlogits.data() + inputs.row_offset(row, gradient.dlogits_format); };
@@ -65,6 +69,8 @@ struct RowCopy {
   std::vector<char> dlogits;
   float loss = 0, logp = 0, lse = 0;
   int64_t argmax = 0;
+  float divergence = 0, teacher_entropy = 0;
+  uint8_t agreement = 0;
   MutantRow mutant;
   RowView view;
 
@@ -85,6 +91,9 @@ struct RowCopy {
     copy(kLogp, logp, mutant.logp);
     copy(kLse, lse, mutant.lse);
     copy(kArgmax, argmax, mutant.argmax);
+    copy(kDivergence, divergence, mutant.divergence);
+    copy(kTeacherEntropy, teacher_entropy, mutant.teacher_entropy);
+    copy(kAgreement, agreement, mutant.agreement);
   }
   RowCopy(const RowCopy&) = delete;
   RowCopy& operator=(const RowCopy&) = delete;
@@ -94,12 +103,15 @@ struct RowCopy {
     if (mutant.logp != nullptr) view.outputs[kLogp] = static_cast<double>(logp);
     if (mutant.lse != nullptr) view.outputs[kLse] = static_cast<double>(lse);
     if (mutant.argmax != nullptr) view.outputs[kArgmax] = static_cast<double>(argmax);
+    if (mutant.divergence != nullptr) view.outputs[kDivergence] = static_cast<double>(divergence);
+    if (mutant.teacher_entropy != nullptr) view.outputs[kTeacherEntropy] = static_cast<double>(teacher_entropy);
+    if (mutant.agreement != nullptr) view.outputs[kAgreement] = static_cast<double>(agreement);
     return view;
   }
 
  private:
   template <class T>
-  void copy(RowOutputIndex output, T& value, T*& for_mutant) {
+  void copy(size_t output, T& value, T*& for_mutant) {
     if (!view.outputs[output]) return;
     value = static_cast<T>(*view.outputs[output]);
     for_mutant = &value;
@@ -132,7 +144,7 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
   if (rows.empty()) return {};
   const MutantContext context = mutant_context(config, inputs, results, *oracle, rows);
   std::vector<const Mutant*> mutants;
-  for (const std::span<const Mutant> some : {all_mutants(), policy_mutants()}) {
+  for (const std::span<const Mutant> some : {all_mutants(), policy_mutants(), distillation_mutants()}) {
     for (const Mutant& mutant : some) {
       if (mutant.applies(context)) mutants.push_back(&mutant);
     }
@@ -142,19 +154,29 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
                                                std::vector<MutantTrial>(mutants.size(), trial_of_none));
   team.run([&](int thread) {
     Scratch scratch;
+    std::vector<WrongPairRow> wrong_pairs;
     for (size_t i = static_cast<size_t>(thread); i < rows.size(); i += static_cast<size_t>(team.size())) {
       const int64_t row = rows[i];
       const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
-      const double magnitude = oracle->row_magnitude(row, scratch.softmax, loss);
+      const double magnitude = oracle->row_magnitude(row, scratch.oracle_row(), loss);
       MutantRowOracle oracle_row{&scratch.softmax,
                                  &scratch.gradient,
                                  oracle->loss_upstream(row),
                                  oracle->loss_upstream(rows.front()),
                                  oracle->row_upstream(row),
                                  oracle->row_upstream(rows.front()),
+                                 {},
                                  {}};
       for (size_t wrong = 0; oracle->policy() != nullptr && wrong < kWrongCoefficients; ++wrong) {
         oracle_row.wrong_coefficients[wrong] = oracle->policy()->wrong_upstream(static_cast<WrongCoefficients>(wrong), row);
+      }
+      if (const DistillationOracleCase* distillation = oracle->distillation()) {
+        wrong_pairs.resize(kWrongPairs);
+        for (size_t wrong = 0; wrong < kWrongPairs; ++wrong) {
+          if (!context.wrong_pairs[wrong]) continue;
+          distillation->wrong_row(static_cast<WrongPair>(wrong), row, *scratch.pair, scratch.gradient, wrong_pairs[wrong]);
+        }
+        oracle_row.wrong_pairs = wrong_pairs;
       }
       const RowView original = row_view(inputs, results, row);
       for (size_t m = 0; m < mutants.size(); ++m) {

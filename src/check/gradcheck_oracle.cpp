@@ -6,6 +6,7 @@
 
 #include "check/error_metric.h"
 #include "check/gradcheck_policy.h"
+#include "check/gradcheck_teacher.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 
@@ -15,7 +16,6 @@ namespace {
 using reference::GradientRow;
 using reference::RowLoss;
 using reference::RowUpstream;
-using reference::SoftmaxRow;
 
 std::vector<double> widen(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 
@@ -45,12 +45,12 @@ class CrossEntropyOracle : public LossOracle {
     oracle_ = std::make_unique<reference::CrossEntropy>(options, inputs.labels, token_weights_, class_weights_, loss_grad_);
   }
 
-  RowLoss row_loss(int64_t row, const SoftmaxRow& softmax) const override { return oracle_->row_loss(row, softmax); }
-  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
-    oracle_->row_gradient(row, softmax, out);
+  RowLoss row_loss(int64_t row, const OracleRow& values) const override { return oracle_->row_loss(row, values.softmax); }
+  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
+    oracle_->row_gradient(row, values.softmax, out);
   }
   double reduce(std::span<const RowLoss> losses) const override { return oracle_->reduce(losses); }
-  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss& loss) const override {
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow&, const RowLoss& loss) const override {
     return {{"token_weight", oracle_->token_weight(row)},
             {"nll", loss.cross_entropy - loss.smoothing},
             {"smoothing", loss.smoothing},
@@ -73,12 +73,12 @@ class LogprobsOracle : public LossOracle {
     transform = make_transform(config.function);
   }
 
-  RowLoss row_loss(int64_t, const SoftmaxRow&) const override { return {}; }
-  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
-    reference::logprobs_gradient(softmax, row_upstream(row), out);
+  RowLoss row_loss(int64_t, const OracleRow&) const override { return {}; }
+  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
+    reference::logprobs_gradient(values.softmax, row_upstream(row), out);
   }
   double reduce(std::span<const RowLoss>) const override { return 0; }
-  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss&) const override {
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow&, const RowLoss&) const override {
     const RowUpstream upstream = row_upstream(row);
     return {{"logp_grad", upstream.logp},
             {"lse_grad", upstream.lse},
@@ -103,20 +103,20 @@ class PolicyOracle : public LossOracle {
     transform = make_transform(config.function);
   }
 
-  RowLoss row_loss(int64_t row, const SoftmaxRow&) const override {
+  RowLoss row_loss(int64_t row, const OracleRow&) const override {
     RowLoss loss;
     loss.cross_entropy = oracle_case_.result().token_loss[static_cast<size_t>(row)];
     return loss;
   }
-  void row_gradient(int64_t row, const SoftmaxRow& softmax, GradientRow& out) const override {
-    oracle_case_.row_gradient(row, softmax, out);
+  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
+    oracle_case_.row_gradient(row, values.softmax, out);
   }
   double reduce(std::span<const RowLoss>) const override { return oracle_case_.result().loss; }
-  double row_magnitude(int64_t row, const SoftmaxRow&, const RowLoss&) const override {
+  double row_magnitude(int64_t row, const OracleRow&, const RowLoss&) const override {
     return oracle_case_.token_loss_magnitude(row);
   }
   double reduce_magnitudes(std::span<const RowLoss>) const override { return oracle_case_.loss_magnitude(); }
-  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const RowLoss&) const override {
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow&, const RowLoss&) const override {
     const auto i = static_cast<size_t>(row);
     const reference::PolicyResult& result = oracle_case_.result();
     const reference::PolicyTerms& terms = result.terms[i];
@@ -139,6 +139,64 @@ class PolicyOracle : public LossOracle {
   PolicyOracleCase oracle_case_;
 };
 
+// Rows that the mask leaves out are ignored here by their label.
+std::vector<int64_t> labels_of(const CheckInputs& inputs) {
+  std::vector<int64_t> labels = inputs.labels;
+  for (int64_t row = 0; row < inputs.rows; ++row) {
+    if (inputs.is_ignored(row)) labels[static_cast<size_t>(row)] = inputs.ignore_index;
+  }
+  return labels;
+}
+
+class DistillationOracle : public LossOracle {
+ public:
+  DistillationOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : oracle_case_(make_distillation_options(config.function), labels_of(inputs), widen(inputs.token_weights),
+                     widen(inputs.loss_grad)) {
+    transform = make_transform(config.function);
+  }
+
+  RowLoss row_loss(int64_t row, const OracleRow& values) const override {
+    RowLoss loss;
+    loss.cross_entropy = oracle_case_.row_loss(row, *values.pair);
+    return loss;
+  }
+  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
+    oracle_case_.row_gradient(row, *values.pair, out);
+  }
+  double reduce(std::span<const RowLoss> losses) const override {
+    std::vector<double> totals;
+    for (const RowLoss& loss : losses) totals.push_back(loss.total());
+    return oracle_case_.oracle().reduce(totals);
+  }
+  double row_magnitude(int64_t row, const OracleRow& values, const RowLoss&) const override {
+    return oracle_case_.row_magnitude(row, *values.pair);
+  }
+  double reduce_magnitudes(std::span<const RowLoss> magnitudes) const override {
+    double sum = 0;
+    for (const RowLoss& magnitude : magnitudes) sum += magnitude.total();
+    return oracle_case_.reduce_magnitude(sum);
+  }
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
+    const reference::DistillationOutputs& outputs = values.pair->values().outputs();
+    const double alpha = oracle_case_.options().alpha;
+    return {{"token_weight", oracle_case_.oracle().token_weight(row)},
+            {"nll_share", alpha},
+            {"nll", -outputs.logp},
+            {"divergence_share", 1 - alpha},
+            {"divergence", outputs.divergence},
+            {"teacher_lse", outputs.teacher_lse},
+            {"share", oracle_case_.oracle().factor()},
+            {"loss_grad", oracle_case_.oracle().upstream(row)}};
+  }
+  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
+  RowUpstream row_upstream(int64_t) const override { return {}; }
+  const DistillationOracleCase* distillation() const override { return &oracle_case_; }
+
+ private:
+  DistillationOracleCase oracle_case_;
+};
+
 template <class Oracle>
 std::unique_ptr<LossOracle> make(const GradcheckConfig& config, const CheckInputs& inputs) {
   return std::make_unique<Oracle>(config, inputs);
@@ -153,6 +211,7 @@ constexpr Entry kOracles[] = {
     {"cross_entropy", make<CrossEntropyOracle>},
     {"logprobs", make<LogprobsOracle>},
     {"policy_loss", make<PolicyOracle>},
+    {"distillation", make<DistillationOracle>},
 };
 
 }  // namespace
@@ -167,8 +226,8 @@ reference::Transform make_transform(const Function& function) {
   return transform;
 }
 
-double LossOracle::row_magnitude(int64_t, const SoftmaxRow& softmax, const RowLoss& loss) const {
-  return loss_magnitude(softmax, loss);
+double LossOracle::row_magnitude(int64_t, const OracleRow& values, const RowLoss& loss) const {
+  return loss_magnitude(values.softmax, loss);
 }
 
 double LossOracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }

@@ -7,12 +7,20 @@
 #include <utility>
 #include <vector>
 
+#include "check/distillation_oracle_case.h"
 #include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
+#include "check/pair_row.h"
 #include "check/policy_oracle_case.h"
 #include "reference/oracle.h"
 
 namespace tileloss::tools {
+
+// A row as its oracle sees it.
+struct OracleRow {
+  const reference::SoftmaxRow& softmax;
+  const PairRow* pair = nullptr;  // of distillation: the same with the teacher's row beside it
+};
 
 // Rows given to it are not ignored. A policy loss's upstream gradients of a row's outputs are the row's coefficients.
 class LossOracle {
@@ -21,19 +29,22 @@ class LossOracle {
 
   reference::Transform transform;
 
-  virtual reference::RowLoss row_loss(int64_t row, const reference::SoftmaxRow& softmax) const = 0;
-  virtual void row_gradient(int64_t row, const reference::SoftmaxRow& softmax, reference::GradientRow& out) const = 0;
+  virtual reference::RowLoss row_loss(int64_t row, const OracleRow& values) const = 0;
+  virtual void row_gradient(int64_t row, const OracleRow& values, reference::GradientRow& out) const = 0;
   virtual double reduce(std::span<const reference::RowLoss> losses) const = 0;
   // Magnitudes for OutputMetric::add: of a row's loss, and of the reduced loss given the rows'.
-  virtual double row_magnitude(int64_t row, const reference::SoftmaxRow& softmax, const reference::RowLoss& loss) const;
+  virtual double row_magnitude(int64_t row, const OracleRow& values, const reference::RowLoss& loss) const;
   virtual double reduce_magnitudes(std::span<const reference::RowLoss> magnitudes) const;
   // What a row's loss and its gradient are made of, by name.
-  virtual std::vector<std::pair<std::string, double>> row_terms(int64_t row, const reference::RowLoss& loss) const = 0;
+  virtual std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values,
+                                                                const reference::RowLoss& loss) const = 0;
   // The upstream gradients of a row: of its loss, or of its outputs.
   virtual double loss_upstream(int64_t row) const = 0;
   virtual reference::RowUpstream row_upstream(int64_t row) const = 0;
   // Of a policy loss; null for any other.
   virtual const PolicyOracleCase* policy() const { return nullptr; }
+  // Of distillation; null for any other.
+  virtual const DistillationOracleCase* distillation() const { return nullptr; }
 };
 
 reference::Transform make_transform(const Function& function);

@@ -52,6 +52,8 @@ std::vector<float> read_sequence_advantages(const SafetensorsFile& file, const S
   return read_floats(file, tensor, sequences);
 }
 
+}  // namespace
+
 std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count) {
   const std::vector<char> data = file.read(tensor);
   std::vector<uint8_t> mask;
@@ -72,8 +74,6 @@ std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& 
   }
   return mask;
 }
-
-}  // namespace
 
 reference::PolicyOptions make_policy_options(const Function& function, const CheckInputs& inputs) {
   return make_policy_options(*static_cast<const tileloss_policy_loss_options*>(function.options()),

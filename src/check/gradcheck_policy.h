@@ -17,6 +17,8 @@ void draw_policy_layout(const GradcheckConfig& config, CheckInputs& inputs);
 // The same, with what the file has beside `matrix`, its logits or hidden states.
 void load_policy_layout(const GradcheckConfig& config, const SafetensorsFile& file, const StoredTensor& matrix,
                         CheckInputs& inputs);
+// One a row, as 0 and 1.
+std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count);
 // The oracle's sweep over the rows in use, and old, ref and sampler logp drawn near what it found.
 void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
 

@@ -24,10 +24,10 @@ std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates) {
 
 }  // namespace
 
-void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
+void check_outputs(int64_t row, const RowView& view, const ExpectedRow& expected, const OutputMagnitudes& magnitudes,
                    Checks& checks) {
-  for (size_t o = 0; o < kRowOutputCount; ++o) {
-    if (view.outputs[o]) checks.outputs[o].add(row, *view.outputs[o], row_outputs()[o].expected(expected), magnitudes[o]);
+  for (size_t o = 0; o < kOutputCount; ++o) {
+    if (view.outputs[o]) checks.outputs[o].add(row, *view.outputs[o], checked_outputs()[o].expected(expected), magnitudes[o]);
   }
   if (view.fused_logp) {
     checks.fused_logp_bits.add(row, std::bit_cast<int64_t>(*view.fused_logp), std::bit_cast<int64_t>(*view.outputs[kLogp]));
@@ -41,7 +41,7 @@ RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_
       view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row, gradient.dlogits_format));
   }
   if (!results.per_loss.empty()) view.per_loss = &results.per_loss[static_cast<size_t>(row)];
-  for (size_t o = 0; o < kRowOutputCount; ++o) view.outputs[o] = element(results.outputs[o], row);
+  for (size_t o = 0; o < kOutputCount; ++o) view.outputs[o] = element(results.outputs[o], row);
   view.fused_logp = element(results.fused_logp, row);
   return view;
 }
@@ -51,26 +51,47 @@ void count_row(const Scratch& scratch, Checks& checks) {
   if (!std::isfinite(scratch.gradient.gradient[static_cast<size_t>(scratch.softmax.label())])) ++checks.nonfinite_rows;
 }
 
+RowReference row_reference(const Scratch& scratch) {
+  return scratch.pair ? scratch.pair->reference(scratch.gradient) : make_row_reference(scratch.softmax, scratch.gradient);
+}
+
+ExpectedRow expected_outputs(const Scratch& scratch, const RowOutputValues& outputs) {
+  if (!scratch.pair) return scratch.softmax.outputs();
+  ExpectedRow expected = scratch.pair->expected();
+  if (outputs[kAgreement] && scratch.pair->is_agreement_open()) expected.agreement = *outputs[kAgreement] != 0;
+  return expected;
+}
+
+OutputMagnitudes expected_magnitudes(const Scratch& scratch) {
+  return scratch.pair ? scratch.pair->magnitudes() : output_magnitudes(scratch.softmax);
+}
+
 RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch) {
   scratch.logits.resize(static_cast<size_t>(inputs.valid));
   reference::decode_row(inputs.format, inputs.row(row), scratch.logits);
   scratch.softmax.compute(oracle.transform, scratch.logits, inputs.labels[static_cast<size_t>(row)]);
-  oracle.row_gradient(row, scratch.softmax, scratch.gradient);
-  return oracle.row_loss(row, scratch.softmax);
+  if (const DistillationOracleCase* distillation = oracle.distillation()) {
+    std::vector<double> teacher(scratch.logits.size());
+    reference::decode_row(inputs.format, inputs.teacher_row(row), teacher);
+    if (!scratch.pair) scratch.pair = std::make_unique<PairRow>();
+    scratch.pair->compute(distillation->options(), scratch.logits, teacher, inputs.labels[static_cast<size_t>(row)]);
+  }
+  oracle.row_gradient(row, scratch.oracle_row(), scratch.gradient);
+  return oracle.row_loss(row, scratch.oracle_row());
 }
 
 void check_row(const CheckInputs& inputs, int64_t row, const RowView& view, const Scratch& scratch, const RowLoss& loss,
                double magnitude, Checks& checks) {
-  const RowReference reference = make_row_reference(scratch.softmax, scratch.gradient);
+  const RowReference reference = row_reference(scratch);
   for (size_t g = 0; g < checks.gradients.size(); ++g) checks.gradients[g].add_row(row, view.dlogits[g], inputs.cols, reference);
   add_output(checks.per_loss, row, view.per_loss, loss.total(), magnitude);
-  check_outputs(row, view, scratch.softmax.outputs(), output_magnitudes(scratch.softmax), checks);
+  check_outputs(row, view, expected_outputs(scratch, view.outputs), expected_magnitudes(scratch), checks);
 }
 
 void check_ignored_row(const CheckInputs& inputs, int64_t row, const RowView& view, Checks& checks) {
   for (size_t g = 0; g < checks.gradients.size(); ++g) checks.gradients[g].add_ignored_row(row, view.dlogits[g], inputs.cols);
   add_output(checks.per_loss, row, view.per_loss, 0, 0);
-  check_outputs(row, view, reference::RowOutputs{}, OutputMagnitudes{}, checks);
+  check_outputs(row, view, {}, OutputMagnitudes{}, checks);
 }
 
 GradientTolerances gradient_tolerances(const GradcheckConfig& config) {
@@ -86,7 +107,7 @@ std::vector<Gate> row_gates(const GradcheckConfig& config, const KernelResults& 
   const GradcheckConfig::Tolerances& limits = config.tolerances;
   std::vector<Gate> gates;
   if (checks.per_loss.count() > 0) append(gates, checks.per_loss.gates());
-  for (size_t o = 0; o < kRowOutputCount; ++o) {
+  for (size_t o = 0; o < kOutputCount; ++o) {
     const RowOutputMetric& metric = checks.outputs[o];
     if (metric.count() > 0) append(gates, o == kLogp ? metric.gates(limits.logp_max_abs) : metric.gates());
   }
@@ -112,7 +133,7 @@ std::vector<Gate> loss_gates(const GradcheckConfig& config, const std::string& n
 void Checks::merge(const Checks& other) {
   for (size_t g = 0; g < gradients.size(); ++g) gradients[g].merge(other.gradients[g]);
   per_loss.merge(other.per_loss);
-  for (size_t o = 0; o < kRowOutputCount; ++o) outputs[o].merge(other.outputs[o]);
+  for (size_t o = 0; o < kOutputCount; ++o) outputs[o].merge(other.outputs[o]);
   fused_logp_bits.merge(other.fused_logp_bits);
   rows += other.rows;
   nonfinite_rows += other.nonfinite_rows;

@@ -3,6 +3,7 @@
 #define TILELOSS_CHECK_GRADCHECK_ROWS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,9 @@ struct Scratch {
   std::vector<double> logits;
   reference::SoftmaxRow softmax;
   reference::GradientRow gradient;
+  std::unique_ptr<PairRow> pair;  // of distillation
+
+  OracleRow oracle_row() const { return {softmax, pair.get()}; }
 };
 
 // A row of the kernel's results; null or absent: not asked for. Mutants have their own values in it.
@@ -32,6 +36,12 @@ RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_
 // What is allowed of the gradients, as a GradientMetric takes it.
 GradientTolerances gradient_tolerances(const GradcheckConfig& config);
 
+// What a computed row's gradient and outputs are held against. `outputs`: the kernel's, which decide where the oracle leaves them
+// open: agreement, where rounding may make another column the largest.
+RowReference row_reference(const Scratch& scratch);
+ExpectedRow expected_outputs(const Scratch& scratch, const RowOutputValues& outputs);
+OutputMagnitudes expected_magnitudes(const Scratch& scratch);
+
 // The oracle's row: softmax, loss and gradient.
 reference::RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t row, Scratch& scratch);
 
@@ -43,7 +53,7 @@ void check_row(const CheckInputs& inputs, int64_t row, const RowView& view, cons
                const reference::RowLoss& loss, double magnitude, Checks& checks);
 void check_ignored_row(const CheckInputs& inputs, int64_t row, const RowView& view, Checks& checks);
 
-void check_outputs(int64_t row, const RowView& view, const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes,
+void check_outputs(int64_t row, const RowView& view, const ExpectedRow& expected, const OutputMagnitudes& magnitudes,
                    Checks& checks);
 
 void append(std::vector<Gate>& gates, std::vector<Gate> more);

@@ -7,6 +7,7 @@
 
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_policy.h"
+#include "check/gradcheck_teacher.h"
 #include "support/arg_slots.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
@@ -48,6 +49,7 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.valid = config.function.get_integer("valid_vocab", -1);
   if (inputs.valid < 0) inputs.valid = inputs.cols;
   inputs.ignore_index = config.function.get_integer("ignore_index", -100);
+  inputs.has_teacher = config.has_teacher();
 }
 
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
@@ -75,7 +77,7 @@ void read_labels(const SafetensorsFile& file, const StoredTensor& tensor, CheckI
 
 void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs);
 
-void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
+void load_file(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
   const SafetensorsFile file(config.source.path);
   const StoredTensor& logits = file.tensor(config.is_linear() ? config.linear.hidden_name : config.source.logits_name);
   inputs.format = number_format(file, logits);
@@ -97,15 +99,13 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
                                   file_rows));
   }
   if (config.is_policy()) load_policy_layout(config, file, logits, inputs);
+  if (config.has_teacher()) load_mask(config, file, logits, inputs);
   if (config.is_linear()) load_linear(config, file, inputs);
   plan_shapes(config, inputs);
   read_labels(file, file.row_tensor(config.source.labels_name, logits), inputs);
   if (config.is_linear()) return;
-  inputs.logits = HugeBuffer(inputs.matrix_bytes(), "logits");
-  const int64_t rows_at_once = inputs.group_rows > 0 ? inputs.group_rows : inputs.rows;
-  for (int64_t row = 0; row < inputs.rows; row += rows_at_once) {
-    file.read(logits, row * inputs.row_bytes(), rows_at_once * inputs.row_bytes(), inputs.logits.data() + inputs.row_offset(row));
-  }
+  inputs.logits = read_logits(file, logits, inputs);
+  if (inputs.has_teacher) load_teacher(config, team, inputs);
 }
 
 void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
@@ -113,10 +113,12 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   inputs.cols = config.vocab_size;
   set_shape(config, 0, inputs);
   if (config.is_policy()) draw_policy_layout(config, inputs);
+  if (config.has_teacher()) inputs.policy.mask = draw_mask(config.seed, inputs.rows, config.policy.mask_prob);
   if (config.is_linear()) set_linear_shape(config, inputs);
   plan_shapes(config, inputs);
   // Before anything is drawn: what does not fit is refused at once.
   if (!config.is_linear()) inputs.logits = HugeBuffer(inputs.matrix_bytes(), "logits");
+  if (inputs.has_teacher) inputs.teacher = HugeBuffer(inputs.matrix_bytes(), "teacher_logits");
   inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   // The label of a row that the mask leaves out may be anything.
   for (int64_t row = 0; row < inputs.rows; ++row) {
@@ -131,6 +133,7 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
                     inputs.logits.data() + inputs.row_offset(row), inputs.cols);
   });
+  if (inputs.has_teacher) draw_teacher(config, team, inputs);
 }
 
 // In [0.5, 1.5): weights near 0 would hide the rows they belong to.
@@ -163,15 +166,14 @@ void set_upstream(const GradcheckConfig& config, CheckInputs& inputs) {
   if (config.wants("mean_logit")) inputs.mean_logit_grad = make_upstream(config, 4, inputs.rows);
 }
 
-void poison_unread(CheckInputs& inputs) {
+void poison_unread(const CheckInputs& inputs, const HugeBuffer& logits) {
   const auto bytes = static_cast<int64_t>(reference::format_info(inputs.format).bytes);
   for (int64_t row = 0; row < inputs.rows; ++row) {
     const int64_t first = inputs.is_ignored(row) ? 0 : inputs.valid;
-    std::memset(inputs.logits.data() + inputs.row_offset(row) + first * bytes, 0xFF,
-                static_cast<size_t>((inputs.cols - first) * bytes));
+    std::memset(logits.data() + inputs.row_offset(row) + first * bytes, 0xFF, static_cast<size_t>((inputs.cols - first) * bytes));
   }
   for (int64_t group = 1; group <= inputs.groups(); ++group) {
-    std::memset(inputs.logits.data() + inputs.row_offset(group * inputs.group_rows) - inputs.row_bytes(), 0xFF,
+    std::memset(logits.data() + inputs.row_offset(group * inputs.group_rows) - inputs.row_bytes(), 0xFF,
                 static_cast<size_t>(inputs.row_bytes()));
   }
 }
@@ -185,12 +187,16 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
   } else {
     args.logits = tileloss_make_matrix(logits, abi_dtype(inputs.format), inputs.rows, inputs.cols, inputs.cols);
     const int64_t stride = inputs.group_rows > 0 ? (inputs.group_rows + 1) * inputs.cols : 0;
-    args.row_groups = {inputs.group_rows, stride, stride};
+    args.row_groups = {inputs.group_rows, stride, stride, inputs.has_teacher ? stride : 0};
+  }
+  if (inputs.has_teacher) {
+    args.teacher_logits = args.logits;
+    args.teacher_logits.data = inputs.teacher.data();
   }
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   if (!inputs.token_weights.empty()) args.token_weights = vector_of(inputs.token_weights);
   if (!inputs.class_weights.empty()) args.class_weights = vector_of(inputs.class_weights);
-  if (!inputs.policy.offsets.empty()) inputs.policy.add_to(args);
+  inputs.policy.add_to(args);
   return args;
 }
 
@@ -266,17 +272,17 @@ Function per_row_function(Function function) {
   return function;
 }
 
-double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, RowState& state,
+double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, RowState* state,
                    KernelResults& results) {
   const int64_t rows = inputs.rows;
   tileloss_args args = base_args(inputs, inputs.logits.data());
   if (config.function.is_loss()) args.loss = new_output(results.forward_loss, config.per_row_loss() ? rows : 1);
-  std::array<OutputBuffer, kRowOutputCount> outputs;
-  for (size_t o = 0; o < kRowOutputCount; ++o) {
-    const RowOutput& output = row_outputs()[o];
+  std::array<OutputBuffer, kOutputCount> outputs;
+  for (size_t o = 0; o < kOutputCount; ++o) {
+    const RowOutput& output = checked_outputs()[o];
     if (config.wants(output.name)) args.*output.argument = outputs[o].make(output, rows);
   }
-  args.row_state = state.view();
+  if (state != nullptr) args.row_state = state->view();
   if (const auto names = config.function.metrics(); !names.empty()) {
     args.metrics = new_output(results.forward_metrics, static_cast<int64_t>(names.size()));
   }
@@ -286,7 +292,7 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
   const Timer timer;
   kernel(config.function, TILELOSS_FORWARD, args, plan, nullptr);
   const double seconds = timer.seconds();
-  for (size_t o = 0; o < kRowOutputCount; ++o) results.outputs[o] = outputs[o].read(row_outputs()[o]);
+  for (size_t o = 0; o < kOutputCount; ++o) results.outputs[o] = outputs[o].read(checked_outputs()[o]);
 
   if (config.per_row_loss()) {
     results.per_loss = results.forward_loss;
@@ -308,11 +314,13 @@ void fill_dlogits(const GradcheckConfig& config, const CheckInputs& inputs, Huge
   }
 }
 
-// `state` null: the function's own way to its gradient in one call.
-double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, RowState* state,
-                    KernelResults& results) {
+// The function's own way to its gradient in one call, or what follows a forward: a backward from its `state`, if there is one.
+enum class Gradient { kOwn, kAfterForward };
+
+double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel, Gradient which,
+                    RowState* state, KernelResults& results) {
   const Function& function = config.function;
-  const bool fused = state == nullptr && function.is_loss();
+  const bool fused = which == Gradient::kOwn && function.is_loss();
   const tileloss_pass pass = fused ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD;
   CheckedGradient gradient;
   tileloss_args args;
@@ -341,9 +349,9 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
   }
   if (state != nullptr) args.row_state = state->view();
   KernelWishes wishes = config.kernel;
-  if (state != nullptr) wishes.schedule = "auto";
+  if (which == Gradient::kAfterForward) wishes.schedule = "auto";
   const tileloss_plan plan = make_plan(function, pass, args, wishes);
-  if (state == nullptr) results.plan = plan;
+  if (which == Gradient::kOwn) results.plan = plan;
   const Timer timer;
   kernel(function, pass, args, plan, nullptr);
   const double seconds = timer.seconds();
@@ -357,14 +365,15 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
 CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
   CheckInputs inputs;
   if (config.source.is_file) {
-    load_file(config, inputs);
+    load_file(config, team, inputs);
   } else {
     generate(config, team, inputs);
   }
   if (config.is_linear()) {
     finish_linear(config, team, inputs);
   } else {
-    poison_unread(inputs);
+    poison_unread(inputs, inputs.logits);
+    if (inputs.has_teacher) poison_unread(inputs, inputs.teacher);
   }
   if (config.is_policy()) draw_policy_logps(config, team, inputs);
   inputs.token_weights = random_weights(config.token_weights, config.seed, 0, inputs.rows);
@@ -376,17 +385,20 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
 KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inputs, const KernelCall& kernel) {
   KernelResults results;
   tileloss_plan_init(&results.plan);
-  RowState state(inputs.rows, config.wants("entropy") || config.is_policy());
-  results.forward_s = run_forward(config, inputs, kernel, state, results);
+  std::optional<RowState> state;
+  if (!config.has_teacher()) state.emplace(inputs.rows, config.wants("entropy") || config.is_policy());
+  RowState* const row_state = state ? &*state : nullptr;
+  results.forward_s = run_forward(config, inputs, kernel, row_state, results);
   check_stop();
-  results.kernel_s = run_gradient(config, inputs, kernel, nullptr, results);
+  results.kernel_s = run_gradient(config, inputs, kernel, Gradient::kOwn, nullptr, results);
   check_stop();
-  results.backward_s = run_gradient(config, inputs, kernel, &state, results);
+  results.backward_s = run_gradient(config, inputs, kernel, Gradient::kAfterForward, row_state, results);
   check_stop();
-  results.state_max = std::move(state.max);
-  results.state_sum = std::move(state.sum);
-  results.state_target = std::move(state.target);
-  results.state_entropy_sum = std::move(state.entropy_sum);
+  if (!state) return results;
+  results.state_max = std::move(state->max);
+  results.state_sum = std::move(state->sum);
+  results.state_target = std::move(state->target);
+  results.state_entropy_sum = std::move(state->entropy_sum);
   return results;
 }
 

@@ -43,6 +43,8 @@ struct CheckInputs {
   int64_t group_rows = 0;  // > 0: rows of a group, behind each of which lies a row that is nobody's
   // The rows that are ignored or nobody's and the padding hold NaN, all bits set: no result may depend on them.
   HugeBuffer logits;
+  HugeBuffer teacher;  // of distillation: the teacher's, which lie as they do
+  bool has_teacher = false;
   std::optional<LinearTensors> linear;
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
@@ -62,6 +64,7 @@ struct CheckInputs {
   int64_t groups() const { return group_rows > 0 ? rows / group_rows : 0; }
   int64_t matrix_bytes() const { return (rows + groups()) * row_bytes(); }
   const char* row(int64_t index) const { return logits.data() + row_offset(index); }
+  const char* teacher_row(int64_t index) const { return teacher.data() + row_offset(index); }
   // By its label or by the mask.
   bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index || !policy.in_use(row); }
 };
@@ -86,14 +89,15 @@ struct CheckedGradient {
 struct KernelResults {
   // Of the forward, for every row.
   std::vector<float> per_loss;
-  std::array<std::vector<double>, kRowOutputCount> outputs;
+  std::array<std::vector<double>, kOutputCount> outputs;
   std::vector<float> loss;         // of value_and_grad: one, or one per row
   std::vector<double> fused_logp;  // of value_and_grad: must have the forward's bits
   std::vector<float> forward_loss;
   std::vector<float> metrics, forward_metrics;  // of value_and_grad and of the forward
   // The forward's row state, as far as it was asked for.
   std::vector<float> state_max, state_sum, state_target, state_entropy_sum;
-  // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state.
+  // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state, or by itself
+  // for a function that has none.
   std::vector<CheckedGradient> gradients;
   tileloss_plan plan;  // of the first gradient
   double forward_s = 0;

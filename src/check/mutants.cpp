@@ -181,6 +181,50 @@ constexpr Mutant wrong_mutant(const char* name, const char* description) {
   return {name, description, has_wrong<kWrong>, wrong_coefficients<kWrong>, nullptr};
 }
 
+template <WrongPair kWrong>
+bool has_wrong_pair(const MutantContext& context) {
+  return context.has_dlogits && context.wrong_pairs[static_cast<std::size_t>(kWrong)];
+}
+
+template <WrongPair kWrong>
+bool wrong_pair(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) {
+  const WrongPairRow& wrong = oracle.wrong_pairs[static_cast<std::size_t>(kWrong)];
+  return alter(row, 0, context.cols, [&](std::int64_t j, double g) { return g + wrong.gradient[static_cast<std::size_t>(j)]; });
+}
+
+// Divergences and the like: their gate is 2^-18 relative, and 2^-22 of what cancels in them, some hundreds in wide rows.
+bool alter_pair_output(float* output, double difference) {
+  if (output == nullptr || std::fabs(difference) < 1e-3) return false;
+  return alter_output(output, static_cast<double>(*output) + difference, true);
+}
+
+template <WrongPair kWrong>
+bool wrong_values(const MutantContext&, const MutantRowOracle& oracle, MutantRow& row) {
+  const WrongPairRow& wrong = oracle.wrong_pairs[static_cast<std::size_t>(kWrong)];
+  bool visible = alter_pair_output(row.loss, wrong.loss);
+  visible |= alter_pair_output(row.divergence, wrong.divergence);
+  visible |= alter_pair_output(row.teacher_entropy, wrong.teacher_entropy);
+  return visible;
+}
+
+template <WrongPair kWrong>
+constexpr Mutant pair_mutant(const char* name, const char* description) {
+  return {name, description, has_wrong_pair<kWrong>, wrong_pair<kWrong>, nullptr};
+}
+
+template <WrongPair kWrong>
+constexpr Mutant pair_value_mutant(const char* name, const char* description) {
+  return {name, description, has_wrong_pair<kWrong>, wrong_values<kWrong>, nullptr};
+}
+
+bool has_agreement(const MutantContext& context) { return context.has_agreement; }
+
+bool agreement_flipped(const MutantContext&, const MutantRowOracle&, MutantRow& row) {
+  if (row.agreement == nullptr) return false;
+  *row.agreement = *row.agreement == 0 ? 1 : 0;
+  return true;
+}
+
 bool loss_halved_row(const MutantContext&, const MutantRowOracle& oracle, MutantRow& row) {
   if (row.loss == nullptr) return false;
   return alter_output(row.loss, 0.5 * *row.loss, !oracle.softmax->transform().is_identity());
@@ -246,10 +290,33 @@ constexpr std::array kPolicyMutants{
     wrong_mutant<WrongCoefficients::kMasksIgnored>("masks_ignored", "tokens dropped by off-policy or entropy mask stay in"),
 };
 
+// Those of values alter a row's loss, divergence and teacher's entropy, and leave the gradient alone.
+constexpr std::array kDistillationMutants{
+    pair_mutant<WrongPair::kDirectionSwapped>("direction_swapped", "the gradient is that of the KL's other direction"),
+    pair_mutant<WrongPair::kMeanDropped>("mean_dropped", "the gradient misses its term p sum p g"),
+    pair_mutant<WrongPair::kBetaSwapped>("beta_swapped", "the gradient has 1 - beta for beta"),
+    pair_mutant<WrongPair::kTeacherTemperatureIgnored>("teacher_temperature_ignored",
+                                                       "the gradient has the teacher at temperature 1"),
+    pair_mutant<WrongPair::kSquareForgotten>("square_forgotten", "the gradient misses the temperature's square"),
+    pair_mutant<WrongPair::kBase2>("base_2", "the gradient is that of logarithms to base 2"),
+    pair_mutant<WrongPair::kIgnoredRowsCounted>("ignored_rows_counted", "rows not in use count in the mean's denominator"),
+    pair_mutant<WrongPair::kLabelTermDropped>("label_term_dropped", "the gradient misses cross-entropy's part"),
+    pair_mutant<WrongPair::kMixtureForgotten>("mixture_forgotten", "the gradient misses the mixture's derivative by p"),
+    pair_value_mutant<WrongPair::kDirectionSwapped>("direction_swapped_in_value", "the value is that of the other direction"),
+    pair_value_mutant<WrongPair::kBetaSwapped>("beta_swapped_in_value", "the value has 1 - beta for beta"),
+    pair_value_mutant<WrongPair::kTeacherTemperatureIgnored>("teacher_temperature_ignored_in_value",
+                                                             "the value has the teacher at temperature 1"),
+    pair_value_mutant<WrongPair::kSquareForgotten>("square_forgotten_in_value", "a row's loss misses the temperature's square"),
+    pair_value_mutant<WrongPair::kBase2>("base_2_in_value", "the value is in bits"),
+    pair_value_mutant<WrongPair::kLabelTermDropped>("label_term_dropped_in_value", "a row's loss misses cross-entropy's part"),
+    Mutant{"agreement_flipped", "agreement is the other of the two", has_agreement, agreement_flipped, nullptr},
+};
+
 }  // namespace
 
 std::span<const Mutant> all_mutants() { return kMutants; }
 std::span<const Mutant> policy_mutants() { return kPolicyMutants; }
+std::span<const Mutant> distillation_mutants() { return kDistillationMutants; }
 
 const Mutant* find_mutant(const char* name) {
   const auto* found =

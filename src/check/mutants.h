@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
@@ -24,6 +25,28 @@ namespace tileloss::tools {
 // Kernels of policy losses that get a row's coefficients wrong.
 enum class WrongCoefficients { kClipIgnored, kKlDropped, kRatioOfToken, kSamplerIgnored, kMasksIgnored };
 constexpr std::size_t kWrongCoefficients = 5;
+
+// Kernels of distillation that get a row wrong.
+enum class WrongPair {
+  kDirectionSwapped,
+  kMeanDropped,
+  kBetaSwapped,
+  kTeacherTemperatureIgnored,
+  kSquareForgotten,
+  kBase2,
+  kIgnoredRowsCounted,
+  kLabelTermDropped,
+  kMixtureForgotten
+};
+constexpr std::size_t kWrongPairs = 9;
+
+// What such a row has over the right one.
+struct WrongPairRow {
+  std::vector<double> gradient;  // [valid columns] by the student's logits
+  double loss = 0.0;
+  double divergence = 0.0;
+  double teacher_entropy = 0.0;
+};
 
 // What was run: which outputs there are to alter, and where tiles end.
 struct MutantContext {
@@ -43,6 +66,9 @@ struct MutantContext {
   std::int64_t group_rows = 0;  // of logits whose rows come in groups, 0 for others
   // The kernel's dlogits of a row, for the mutant that takes those of the row before.
   std::function<const void*(std::int64_t row)> kernel_dlogits = nullptr;
+  // Those that the options can tell from the right kernel.
+  std::array<bool, kWrongPairs> wrong_pairs{};
+  bool has_agreement = false;
 };
 
 // The oracle's data of a row, and its upstream gradients: `loss` for a loss, `row` for logprobs; `first_*` are those of the first
@@ -56,6 +82,7 @@ struct MutantRowOracle {
   reference::RowUpstream first_upstream;
   // What the wrong coefficients have over the right ones.
   std::array<reference::RowUpstream, kWrongCoefficients> wrong_coefficients{};
+  std::span<const WrongPairRow> wrong_pairs{};  // [kWrongPairs], of distillation
 };
 
 // A copy of the kernel's outputs of one row; null where there is none.
@@ -67,6 +94,9 @@ struct MutantRow {
   float* logp = nullptr;
   float* lse = nullptr;
   std::int64_t* argmax = nullptr;
+  float* divergence = nullptr;
+  float* teacher_entropy = nullptr;
+  std::uint8_t* agreement = nullptr;
 };
 
 struct Mutant {
@@ -82,6 +112,8 @@ struct Mutant {
 std::span<const Mutant> all_mutants();
 // Of policy losses, besides those.
 std::span<const Mutant> policy_mutants();
+// Of distillation, besides those.
+std::span<const Mutant> distillation_mutants();
 const Mutant* find_mutant(const char* name);  // null if there is none
 
 }  // namespace tileloss::tools

@@ -6,7 +6,6 @@
 
 namespace tileloss::tools {
 
-using reference::RowOutputs;
 using reference::SoftmaxRow;
 
 struct OutputTerms {
@@ -37,21 +36,29 @@ double entropy_magnitude(const OutputTerms& t) {
   return kExpRange * t.flushed + t.distance * t.entropy + t.sum_blur + blur + t.error_of_entropy;
 }
 
-constexpr std::array<RowOutput, kRowOutputCount> kOutputs{{
-    {"logp", &tileloss_args::logp, TILELOSS_FLOAT32, [](const RowOutputs& o) { return o.logp; }, logp_magnitude},
-    {"lse", &tileloss_args::lse, TILELOSS_FLOAT32, [](const RowOutputs& o) { return o.lse; },
+double of_pair(const OutputTerms&) { return 0.0; }
+
+constexpr std::array<RowOutput, kOutputCount> kOutputs{{
+    {"logp", &tileloss_args::logp, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.own.logp; }, logp_magnitude},
+    {"lse", &tileloss_args::lse, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.own.lse; },
      [](const OutputTerms& t) { return t.max + t.log_sum + t.error; }},
-    {"entropy", &tileloss_args::entropy, TILELOSS_FLOAT32, [](const RowOutputs& o) { return o.entropy; }, entropy_magnitude},
-    {"argmax", &tileloss_args::argmax, TILELOSS_INT64, [](const RowOutputs& o) { return static_cast<double>(o.argmax); },
+    {"entropy", &tileloss_args::entropy, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.own.entropy; }, entropy_magnitude},
+    {"argmax", &tileloss_args::argmax, TILELOSS_INT64, [](const ExpectedRow& o) { return static_cast<double>(o.own.argmax); },
      nullptr},
-    {"correct", &tileloss_args::correct, TILELOSS_UINT8, [](const RowOutputs& o) { return o.correct ? 1.0 : 0.0; }, nullptr},
+    {"correct", &tileloss_args::correct, TILELOSS_UINT8, [](const ExpectedRow& o) { return o.own.correct ? 1.0 : 0.0; }, nullptr},
     // Both of its sums hold the largest's 1.
     {"log_sum_sq_probs", &tileloss_args::log_sum_sq_probs, TILELOSS_FLOAT32,
-     [](const RowOutputs& o) { return o.log_sum_sq_probs; },
+     [](const ExpectedRow& o) { return o.own.log_sum_sq_probs; },
      [](const OutputTerms& t) { return 4.0 + 2.0 * t.log_sum + 2.0 * t.blur + 4.0 * t.error; }},
     // A float32 sum of 1e5 terms of one sign loses several units in the last place.
-    {"mean_logit", &tileloss_args::mean_logit, TILELOSS_FLOAT32, [](const RowOutputs& o) { return o.mean_logit; },
+    {"mean_logit", &tileloss_args::mean_logit, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.own.mean_logit; },
      [](const OutputTerms& t) { return t.max + 16.0 * t.mean + t.error; }},
+    {"divergence", &tileloss_args::divergence, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.divergence; }, of_pair,
+     true},
+    {"teacher_entropy", &tileloss_args::teacher_entropy, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.teacher_entropy; },
+     of_pair, true},
+    {"agreement", &tileloss_args::agreement, TILELOSS_UINT8, [](const ExpectedRow& o) { return o.agreement ? 1.0 : 0.0; },
+     nullptr, true},
 }};
 
 template <class T>
@@ -87,11 +94,17 @@ OutputTerms::OutputTerms(const SoftmaxRow& softmax, double error_of_z)
   error_of_entropy = 2.0 * error * (std::isfinite(softmax.max()) ? 1.0 + full_entropy : 1.0);
 }
 
-std::span<const RowOutput, kRowOutputCount> row_outputs() { return kOutputs; }
+std::span<const RowOutput, kRowOutputCount> row_outputs() {
+  return std::span<const RowOutput, kOutputCount>(kOutputs).first<kRowOutputCount>();
+}
 
-std::vector<std::string> row_output_names() {
+std::span<const RowOutput, kOutputCount> checked_outputs() { return kOutputs; }
+
+std::vector<std::string> output_names(bool has_teacher) {
   std::vector<std::string> names;
-  for (const RowOutput& output : kOutputs) names.emplace_back(output.name);
+  for (const RowOutput& output : kOutputs) {
+    if (has_teacher || !output.of_pair) names.emplace_back(output.name);
+  }
   return names;
 }
 
@@ -107,7 +120,7 @@ std::vector<double> widen(tileloss_dtype dtype, std::span<const char> elements) 
 OutputMagnitudes output_magnitudes(const SoftmaxRow& softmax, double error_of_z) {
   const OutputTerms terms(softmax, error_of_z);
   OutputMagnitudes magnitudes{};
-  for (std::size_t o = 0; o < kRowOutputCount; ++o) {
+  for (std::size_t o = 0; o < kOutputCount; ++o) {
     if (!kOutputs[o].is_exact()) magnitudes[o] = kOutputs[o].magnitude(terms);
   }
   return magnitudes;

@@ -19,8 +19,21 @@
 
 namespace tileloss::tools {
 
-// Places in row_outputs().
+// Places in checked_outputs(); the first kRowOutputCount are row_outputs().
 enum RowOutputIndex : std::size_t { kLogp, kLse, kEntropy, kArgmax, kCorrect, kLogSumSqProbs, kMeanLogit, kRowOutputCount };
+enum PairOutputIndex : std::size_t { kDivergence = kRowOutputCount, kTeacherEntropy, kAgreement, kOutputCount };
+
+// The oracle's values of a row, the default's those of one that is ignored.
+struct ExpectedRow {
+  ExpectedRow() = default;
+  ExpectedRow(const reference::RowOutputs& outputs) : own(outputs) {}
+
+  reference::RowOutputs own;
+  // Of a row with a teacher's beside it.
+  double divergence = 0.0;  // as the library has it: not multiplied by the temperature's square
+  double teacher_entropy = 0.0;
+  bool agreement = false;
+};
 
 // What the budgets of a row's outputs are made of.
 struct OutputTerms;
@@ -29,14 +42,18 @@ struct RowOutput {
   const char* name;  // in tileloss_args, a config's outputs and files
   tileloss_vector tileloss_args::*argument;
   tileloss_dtype dtype;
-  double (*expected)(const reference::RowOutputs& outputs);
-  double (*magnitude)(const OutputTerms& terms);  // null: the output must match exactly
+  double (*expected)(const ExpectedRow& row);
+  double (*magnitude)(const OutputTerms& terms);  // null: the output must match exactly, or is one of a pair
+  bool of_pair = false;                           // of functions with a teacher alone; the magnitude is check/pair_row.h's
 
   bool is_exact() const { return magnitude == nullptr; }
 };
 
+// Those that every function has ...
 std::span<const RowOutput, kRowOutputCount> row_outputs();
-std::vector<std::string> row_output_names();
+// ... and, behind them, those of functions with a teacher.
+std::span<const RowOutput, kOutputCount> checked_outputs();
+std::vector<std::string> output_names(bool has_teacher);
 
 // `elements`, as they lie in memory, as doubles: exact for each dtype of an output (argmax is far below 2^53).
 std::vector<double> widen(tileloss_dtype dtype, std::span<const char> elements);
@@ -44,8 +61,9 @@ std::vector<double> widen(tileloss_dtype dtype, std::span<const char> elements);
 // What cancels, or is blurred, in each output: the `magnitude` for OutputMetric::add. z - m carries an error of |z - m| 2^-24,
 // and with a transform z one of about |z| 2^-24: they move logp and entropy by no more than twice that times min(1, |their
 // value|).
-using OutputMagnitudes = std::array<double, kRowOutputCount>;
-// `error_of_z`: what each z may be wrong by besides, in units of the magnitude (0: z comes from stored logits).
+using OutputMagnitudes = std::array<double, kOutputCount>;
+// 0 for the outputs of pairs. `error_of_z`: what each z may be wrong by besides, in units of the magnitude (0: z comes from
+// stored logits).
 OutputMagnitudes output_magnitudes(const reference::SoftmaxRow& softmax, double error_of_z = 0.0);
 
 // The magnitude for a row's loss (weights of token and class included).
@@ -56,7 +74,7 @@ double loss_magnitude(const reference::SoftmaxRow& softmax, const reference::Row
 bool argmax_agrees(const reference::SoftmaxRow& softmax, std::int64_t output);
 
 // The kernel's outputs of one row, widened; absent: not asked for.
-using RowOutputValues = std::array<std::optional<double>, kRowOutputCount>;
+using RowOutputValues = std::array<std::optional<double>, kOutputCount>;
 
 // One output over all rows.
 class RowOutputMetric {

@@ -40,15 +40,20 @@ double norm(const std::vector<double>& values) {
 }
 
 // What a row is held against.
-struct OracleRow {
+struct TracedRow {
   const SoftmaxRow& softmax;
   const reference::GradientRow& gradient;
   const RowLoss& loss;
   double loss_magnitude = 0;
-  reference::RowOutputs outputs;
+  ExpectedRow outputs;
   OutputMagnitudes magnitudes;
+  const PairRow* pair = nullptr;
   double error_of_z = 0;  // with the LM head: what float32 may get wrong in each
 };
+
+RowReference row_reference(const TracedRow& row) {
+  return row.pair != nullptr ? row.pair->reference(row.gradient) : make_row_reference(row.softmax, row.gradient);
+}
 
 class Tracer {
  public:
@@ -58,12 +63,14 @@ class Tracer {
 
   std::vector<Stage> take() { return std::move(stages_); }
 
-  void trace_forward(const LossOracle& oracle, const OracleRow& expected) {
+  void trace_forward(const LossOracle& oracle, const TracedRow& expected) {
     add_state(expected);
-    add_statistics(expected.outputs, expected.magnitudes);
+    add_statistics(expected.outputs, expected.magnitudes, expected.pair != nullptr);
     add_probability(expected);
-    for (const auto& [name, value] : oracle.row_terms(row_, expected.loss)) show("term/" + name, std::nullopt, value);
+    for (const auto& [name, value] : oracle.row_terms(row_, {expected.softmax, expected.pair}, expected.loss))
+      show("term/" + name, std::nullopt, value);
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), expected.loss.total(), expected.loss_magnitude);
+    if (expected.pair != nullptr) return;  // whose gradient has no such form
     const reference::RowCoefficients& coefficients = expected.gradient.coefficients;
     show("coefficient/target", std::nullopt, coefficients.target);
     show("coefficient/prob", std::nullopt, coefficients.prob);
@@ -72,12 +79,12 @@ class Tracer {
   }
 
   void trace_ignored_forward() {
-    add_statistics({}, {});
+    add_statistics({}, {}, config_.function.has_teacher());
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), 0, 0);
   }
 
-  void trace_dlogits(const OracleRow& expected) {
-    const RowReference reference = make_row_reference(expected.softmax, expected.gradient);
+  void trace_dlogits(const TracedRow& expected) {
+    const RowReference reference = row_reference(expected);
     for (size_t g = 0; g < results_.gradients.size(); ++g) {
       const CheckedGradient& gradient = results_.gradients[g];
       GradientMetric metric(gradient.dlogits_format);
@@ -109,7 +116,7 @@ class Tracer {
   }
 
   // The kernels never store dlogits there.
-  void show_dlogits(const OracleRow& expected) {
+  void show_dlogits(const TracedRow& expected) {
     const auto show_at = [&](const std::string& name, int64_t column) {
       show("dlogits/" + name, std::nullopt, column < inputs_.valid ? expected.gradient.gradient[index(column)] : 0);
       stages_.back().column = column;
@@ -183,7 +190,7 @@ class Tracer {
   }
 
   // Rows with NaN or infinity have a state that is the kernel's own affair.
-  void add_state(const OracleRow& expected) {
+  void add_state(const TracedRow& expected) {
     const SoftmaxRow& softmax = expected.softmax;
     const double others = softmax.one_minus_p_label() * softmax.sum();
     const double entropy_sum = -(softmax.entropy() - softmax.log_sum()) * softmax.sum();
@@ -203,16 +210,17 @@ class Tracer {
   }
 
   // Of an exp(z - m), for OutputMetric: z - m is rounded, and with a transform or the LM head z and m themselves are.
-  double relative_magnitude(const OracleRow& expected) const {
+  double relative_magnitude(const TracedRow& expected) const {
     const SoftmaxRow& softmax = expected.softmax;
-    const double distance = make_row_reference(softmax, expected.gradient).others_distance;
+    const double distance = others_distance(softmax);
     const double blur = softmax.transform().is_identity() ? 0 : std::fabs(softmax.max()) + 16;
     return distance + blur + 2 * kMagnitudeOfError * expected.error_of_z;
   }
 
-  void add_statistics(const reference::RowOutputs& expected, const OutputMagnitudes& magnitudes) {
-    for (size_t o = 0; o < kRowOutputCount; ++o) {
-      const RowOutput& output = row_outputs()[o];
+  void add_statistics(const ExpectedRow& expected, const OutputMagnitudes& magnitudes, bool has_pair) {
+    for (size_t o = 0; o < kOutputCount; ++o) {
+      const RowOutput& output = checked_outputs()[o];
+      if (output.of_pair && !has_pair) continue;
       const std::optional<double> value = view_.outputs[o];
       if (output.is_exact()) {
         if (value) add_exact(output.name, *value, output.expected(expected));
@@ -223,14 +231,14 @@ class Tracer {
       if (o == kLogp) limit_last(config_.tolerances.logp_max_abs);
     }
     if (!view_.fused_logp) return;
-    judge("value_and_grad/logp", view_.fused_logp, expected.logp, magnitudes[kLogp]);
+    judge("value_and_grad/logp", view_.fused_logp, expected.own.logp, magnitudes[kLogp]);
     ExactMetric bits("value_and_grad/logp_same_bits");
     bits.add(row_, std::bit_cast<int64_t>(*view_.fused_logp), std::bit_cast<int64_t>(*view_.outputs[kLogp]));
     add_gates("", bits.gates());
   }
 
   // The label's: from logp, and from the state.
-  void add_probability(const OracleRow& expected) {
+  void add_probability(const TracedRow& expected) {
     const SoftmaxRow& softmax = expected.softmax;
     const double temperature = softmax.transform().logp_temperature();
     const double p = softmax.p(softmax.label());
@@ -276,7 +284,7 @@ class Tracer {
   std::vector<Stage> stages_;
 };
 
-void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
+void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, const RowView& view, Tracer& tracer) {
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();
     tracer.trace_ignored_dlogits();
@@ -285,12 +293,13 @@ void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int6
   const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
   Scratch scratch;
   const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
-  const OracleRow expected{.softmax = scratch.softmax,
+  const TracedRow expected{.softmax = scratch.softmax,
                            .gradient = scratch.gradient,
                            .loss = loss,
-                           .loss_magnitude = oracle->row_magnitude(row, scratch.softmax, loss),
-                           .outputs = scratch.softmax.outputs(),
-                           .magnitudes = output_magnitudes(scratch.softmax)};
+                           .loss_magnitude = oracle->row_magnitude(row, scratch.oracle_row(), loss),
+                           .outputs = expected_outputs(scratch, view.outputs),
+                           .magnitudes = expected_magnitudes(scratch),
+                           .pair = scratch.pair.get()};
   tracer.trace_forward(*oracle, expected);
   tracer.trace_dlogits(expected);
 }
@@ -307,9 +316,9 @@ void trace_linear(const GradcheckConfig& config, const CheckInputs& inputs, int6
   for_each_linear_row(*inputs.linear->operands, *inputs.linear->norms, rows, [&](const LinearRow& linear) {
     Scratch scratch;
     scratch.softmax.compute(oracle->transform, linear.logits, inputs.labels[index(row)]);
-    oracle->row_gradient(row, scratch.softmax, scratch.gradient);
-    const RowLoss loss = oracle->row_loss(row, scratch.softmax);
-    const OracleRow expected{.softmax = scratch.softmax,
+    oracle->row_gradient(row, {scratch.softmax}, scratch.gradient);
+    const RowLoss loss = oracle->row_loss(row, {scratch.softmax});
+    const TracedRow expected{.softmax = scratch.softmax,
                              .gradient = scratch.gradient,
                              .loss = loss,
                              .loss_magnitude = linear_row_magnitude(*oracle, scratch.softmax, loss, linear),
@@ -374,7 +383,7 @@ RowTrace trace_row(const GradcheckConfig& config, const CheckInputs& inputs, con
   if (inputs.linear) {
     trace_linear(config, inputs, row, row_view(inputs, results, row), tracer);
   } else {
-    trace_logits(config, inputs, row, tracer);
+    trace_logits(config, inputs, row, row_view(inputs, results, row), tracer);
   }
   trace.stages = tracer.take();
   return trace;

@@ -155,11 +155,12 @@ struct Size {
 };
 
 Size affordable(const GradcheckConfig& config, const CheckInputs& inputs) {
-  // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes.
-  constexpr int64_t kMatrices = 8;
+  // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes; and the teacher's
+  // logits.
+  const int64_t matrices = inputs.has_teacher ? 10 : 8;
   const int64_t row_bytes =
       inputs.linear ? inputs.linear->hidden_view.cols * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();
-  const int64_t most = std::max(kStrictBytes / kMatrices / row_bytes, int64_t{1});
+  const int64_t most = std::max(kStrictBytes / matrices / row_bytes, int64_t{1});
   const int64_t rows = std::min(most, inputs.linear ? kMaxLinearRows : kMaxRows);
   // A file's head is taken as it is.
   const bool is_fixed = !inputs.linear || config.source.is_file;

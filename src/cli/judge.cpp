@@ -89,9 +89,9 @@ std::string footer() {
       "has\n"
       "no effect. The tensors of both files have the names of tileloss_args: logits, labels, ... are inputs; outputs, any of\n"
       "them, are: loss, {},\n"
-      "metrics, and dlogits or dhidden, dhead, dbias.\n"
+      "metrics, and dlogits or dhidden, dhead, dbias. divergence, teacher_entropy and agreement are distillation's.\n"
       "Gates, exit codes and the results file are gradcheck's. docs/users/gradcheck.md says more.",
-      fmt::join(row_output_names(), ", "));
+      fmt::join(output_names(true), ", "));
 }
 
 }  // namespace

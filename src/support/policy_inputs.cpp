@@ -85,7 +85,7 @@ PolicyOptions make_policy_options(const tileloss_policy_loss_options& from, int6
 void PolicyTensors::add_to(tileloss_args& args) const {
   if (sequence_length > 0) {
     args.sequence_length = sequence_length;
-  } else {
+  } else if (!offsets.empty()) {
     args.sequence_offsets = tileloss_make_vector(offsets.data(), TILELOSS_INT64, static_cast<int64_t>(offsets.size()));
   }
   if (!mask.empty()) args.mask = tileloss_make_vector(mask.data(), TILELOSS_UINT8, static_cast<int64_t>(mask.size()));
@@ -93,6 +93,13 @@ void PolicyTensors::add_to(tileloss_args& args) const {
   args.old_logp = vector_of(old_logp);
   args.ref_logp = vector_of(ref_logp);
   args.sampler_logp = vector_of(sampler_logp);
+}
+
+std::vector<uint8_t> draw_mask(uint64_t seed, int64_t rows, double prob) {
+  std::vector<uint8_t> mask;
+  Random random(seed, Stream::kMask, 0);
+  for (int64_t i = 0; prob > 0 && i < rows; ++i) mask.push_back(random.next_uniform() < prob ? 0 : 1);
+  return mask;
 }
 
 PolicyTensors draw_policy_layout(const PolicyDraw& draw) {
@@ -103,10 +110,7 @@ PolicyTensors draw_policy_layout(const PolicyDraw& draw) {
     tensors.sequence_length = draw.rows / draw.sequences;
     for (int64_t b = 0; b <= draw.sequences; ++b) tensors.offsets.push_back(b * tensors.sequence_length);
   }
-  Random mask(draw.seed, Stream::kMask, 0);
-  for (int64_t i = 0; draw.mask_prob > 0 && i < draw.rows; ++i) {
-    tensors.mask.push_back(mask.next_uniform() < draw.mask_prob ? 0 : 1);
-  }
+  tensors.mask = draw_mask(draw.seed, draw.rows, draw.mask_prob);
   Random random(draw.seed, Stream::kAdvantages, 0);
   const int64_t advantages = draw.token_advantages ? draw.rows : draw.sequences;
   tensors.advantages.reserve(static_cast<size_t>(advantages));

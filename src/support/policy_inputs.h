@@ -29,7 +29,7 @@ struct PolicyTensors {
   std::vector<float> old_logp, ref_logp, sampler_logp;
 
   bool in_use(int64_t row) const { return mask.empty() || mask[static_cast<size_t>(row)] != 0; }
-  // Views of these vectors; they must outlive `args`.
+  // Views of these vectors, as far as there are any; they must outlive `args`.
   void add_to(tileloss_args& args) const;
 };
 
@@ -43,6 +43,9 @@ struct PolicyDraw {
   // old_logp = logp + scale * normal, ...; absent: not given.
   std::optional<double> old_scale, ref_scale, sampler_scale;
 };
+
+// [rows], 0 for the share `prob` of them; empty if that is 0.
+std::vector<uint8_t> draw_mask(uint64_t seed, int64_t rows, double prob);
 
 // Advantages are normal; one in sixteen is exactly 0. Rows that are not in use hold NaN.
 PolicyTensors draw_policy_layout(const PolicyDraw& draw);

@@ -39,6 +39,12 @@ constexpr const char* kPolicy =
     "sequences: offsets\nbeta: 0.1\nold_logp_noise_scale: 0.1\nref_logp_noise_scale: 0.1\nsampler_logp_noise_scale: 0.1\n"
     "source: {kind: synthetic, std: 2}\n";
 
+constexpr const char* kDistillation =
+    "loss: distillation\ndivergence: reverse_kl\nalpha: 0.3\nbatch_size: 2\nseq_len: 9\nvocab_size: 300\ndtype: bf16\nmask_prob: "
+    "0.2\n"
+    "temperature: 2\nsource: {kind: synthetic, std: 2, teacher: near, special_rows: [same, both_zeros]}\n"
+    "outputs: [logp, lse, entropy, correct, divergence, teacher_entropy, agreement]\n";
+
 constexpr int64_t kTile = 64;
 
 // A case and what the library's kernels make of it, as a file that somebody hands in.
@@ -61,15 +67,15 @@ struct Outputs {
     };
     const std::vector<int64_t> rows = {inputs.rows};
     add("loss", "F32", results.loss, config.per_row_loss() ? rows : std::vector<int64_t>{});
-    for (size_t o = 0; o < kRowOutputCount; ++o) {
-      const RowOutput& output = row_outputs()[o];
+    for (size_t o = 0; o < kOutputCount; ++o) {
+      const RowOutput& output = checked_outputs()[o];
       const std::vector<double>& values = results.outputs[o];
       if (output.dtype == TILELOSS_INT64) {
         stored.integers.assign(values.begin(), values.end());
         add(output.name, "I64", stored.integers, rows);
       } else if (output.dtype == TILELOSS_UINT8) {
-        stored.bytes.assign(values.begin(), values.end());
-        add(output.name, "U8", stored.bytes, rows);
+        stored.bytes[o].assign(values.begin(), values.end());
+        add(output.name, "U8", stored.bytes[o], rows);
       } else {
         stored.floats[o].assign(values.begin(), values.end());
         add(output.name, "F32", stored.floats[o], rows);
@@ -114,9 +120,9 @@ struct Outputs {
   KernelResults results;
   // The row outputs as a file has them.
   struct Stored {
-    std::array<std::vector<float>, kRowOutputCount> floats;
+    std::array<std::vector<float>, kOutputCount> floats;
     std::vector<int64_t> integers;
-    std::vector<uint8_t> bytes;
+    std::array<std::vector<uint8_t>, kOutputCount> bytes;
   };
   mutable Stored stored;
 };
@@ -158,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::pair(kCrossEntropy, std::vector<std::string>{"reduction=none", "upstream=per_row", "dtype=fp16",
                                                                       "label_smoothing=0.1", "z_loss=1e-3", "valid_vocab=2950"}),
                     std::pair(kLogprobs, std::vector<std::string>{}), std::pair(kPolicy, std::vector<std::string>{}),
-                    std::pair(kLinear, std::vector<std::string>{}),
+                    std::pair(kDistillation, std::vector<std::string>{}), std::pair(kLinear, std::vector<std::string>{}),
                     std::pair(kLinear, std::vector<std::string>{"dhead_dtype=head", "dtype=fp32"})));
 
 // The names of the gates that catch a mutant in gradcheck, without the pass, and those of the loss and rows.
