@@ -240,6 +240,14 @@ def test_gradcheck_takes_a_function(capfd: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "dropped" in out and "NOT CAUGHT" not in out
 
 
+def test_gradcheck_of_distillation(capfd: pytest.CaptureFixture[str]) -> None:
+    sets = ("vocab_size=255", "upstream=ones", "mutants=true")
+    code, out = gradcheck("tileloss-torch", capfd, *sets, config="distillation")
+    assert code == 0 and "label_term_dropped" in out and "NOT CAUGHT" not in out
+    code, out = gradcheck("torch", capfd, *sets, config="distillation")
+    assert code == 2 and "refused: distillation: it has logprobs, " in out
+
+
 @pytest.mark.parametrize(
     ("function", "code", "message"),
     [

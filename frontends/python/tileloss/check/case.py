@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MATRICES = ("logits", "hidden", "head", "bias")
-_ROWS = ("logits", "hidden", "token_weights", "old_logp", "ref_logp", "sampler_logp")
+_ROWS = (
+    "logits",
+    "teacher_logits",
+    "hidden",
+    "token_weights",
+    "old_logp",
+    "ref_logp",
+    "sampler_logp",
+)
 _ALWAYS = ("logits", "hidden", "head", "labels")
 
 
@@ -99,6 +107,8 @@ class Case:
             tensors[name][~used] = 0
         if "logits" in tensors:
             tensors["logits"][:, valid:] = 0
+            if "teacher_logits" in tensors:
+                tensors["teacher_logits"][:, valid:] = 0
         else:
             tensors["head"][valid:] = 0
             if "bias" in tensors:

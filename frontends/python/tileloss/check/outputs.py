@@ -14,7 +14,11 @@ from tileloss.check.case import Case
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _GRADIENTS = ("dlogits", "dhidden", "dhead")
-_INTEGERS = {"argmax": np.dtype(np.int64), "correct": np.dtype(np.bool_)}
+_INTEGERS = {
+    "argmax": np.dtype(np.int64),
+    "correct": np.dtype(np.bool_),
+    "agreement": np.dtype(np.bool_),
+}
 
 
 class Missing(Exception):
@@ -27,7 +31,7 @@ class Missing(Exception):
 
 def prepare(case: Case, returned: Any) -> dict[str, np.ndarray]:
     """The outputs as numpy arrays of the dtypes that the judge reads: matrices of gradients in their own, or float32 where they
-    have another; `argmax` and `correct` as integers; everything else in float32.
+    have another; `argmax`, `correct` and `agreement` as integers; everything else in float32.
 
     Raises:
         TypeError: not a dict of arrays by name.

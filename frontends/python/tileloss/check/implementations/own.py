@@ -35,6 +35,8 @@ def of_torch(case: Case) -> dict[str, Any]:
             options["compute_dtype"] = getattr(torch, options["compute_dtype"])
     else:
         first = [case.torch("logits")]
+    if "teacher_logits" in case.tensors:
+        return _of_torch_distillation(case, labels, options)
     function = getattr(tileloss.torch, case.function)
     if not described.is_loss:
         asked = dict.fromkeys((*case.outputs, *_differentiated(case)))
@@ -55,6 +57,30 @@ def of_torch(case: Case) -> dict[str, Any]:
     loss, metrics = function(*first, labels, advantages, return_metrics=True, **tensors, **options)
     ordered = torch.stack([metrics[name] for name in described.metrics])
     return case.torch_outputs(loss=loss) | {"metrics": ordered}
+
+
+def _of_torch_distillation(case: Case, labels: Any, options: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    import tileloss.torch
+
+    names = ("token_weights", "mask")
+    arrays = {name: case.tensors[name] for name in names if name in case.tensors}
+    tensors: dict[str, Any] = {n: torch.from_numpy(np.array(x)) for n, x in arrays.items()}
+    if "scale_by_temperature_squared" in options:
+        options["scale_by_temperature_squared"] = options["scale_by_temperature_squared"] == "true"
+    offered = [n for n in case.outputs if n in tileloss.torch.DistillationRows._fields]
+    found: Any = tileloss.torch.distillation(
+        case.torch("logits"),
+        case.torch("teacher_logits"),
+        labels,
+        outputs=offered,
+        **tensors,
+        **options,
+    )
+    loss, rows = found if offered else (found, None)
+    outputs = case.torch_outputs(loss=loss)
+    return outputs | {name: getattr(rows, name) for name in offered}
 
 
 def _differentiated(case: Case) -> list[str]:
