@@ -187,8 +187,9 @@ void leave_out(ConfigNode& map, const std::string& path) {
 }
 
 // What the command of the Python package reads, and then skips here.
-constexpr std::array<std::string_view, 9> kKeysOfThePackage = {
-    "model_path", "text", "mesh_shape", "tracker", "wandb_project", "wandb_mode", "wandb_name", "block_size", "time_block"};
+constexpr std::array<std::string_view, 10> kKeysOfThePackage = {"model_path", "teacher_model_path", "text",       "mesh_shape",
+                                                                "tracker",    "wandb_project",      "wandb_mode", "wandb_name",
+                                                                "block_size", "time_block"};
 
 }  // namespace
 

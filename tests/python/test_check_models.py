@@ -85,6 +85,31 @@ def test_every_kind_of_head_passes(
     assert {k: v for k, v in options.items() if k in ("softcap", "logit_scale")} == expected
 
 
+def test_distillation_from_another_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(architectures.ARCHITECTURES, "student", {**SIZES, **KINDS["plain"]})
+    wider = {**SIZES, **KINDS["softcap"], "hidden_size": 48}
+    monkeypatch.setitem(architectures.ARCHITECTURES, "teacher", wider)
+    config = tmp_path / "c.yaml"
+    config.write_text("model_path: random:student\nloss: distillation\nseq_len: 24\nalpha: 0.2\n")
+    output = tmp_path / "r.jsonl"
+    sets = ("dtype=fp32", "temperature=2", f"output={output}")
+    teacher = "teacher_model_path=random:teacher"
+    assert gradcheck(config, *sets, teacher, flags=("--mutants",)) == 0
+    assert gradcheck(config, *sets, "teacher_model_path=random:student", "alpha=0") == 0
+    assert gradcheck(config, *sets) == 0  # near the model's own logits
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines[0]["loss_ref"] != lines[2]["loss_ref"]
+    assert lines[1]["loss_ref"] > 0.01  # of the same architecture, not the same model
+    capfd.readouterr()
+    monkeypatch.setitem(architectures.ARCHITECTURES, "teacher", {**wider, "vocab_size": 212})
+    assert gradcheck(config, *sets, teacher) == 2
+    assert "teacher_model_path: expected a vocabulary of 211, as model" in capfd.readouterr().err
+    assert gradcheck(config, "loss=cross_entropy", teacher) == 2
+    assert "teacher_model_path: expected loss: distillation" in capfd.readouterr().err
+
+
 def test_the_loss_is_the_model_s_own(tmp_path: Path) -> None:
     """What transformers says of the same tokens, in float32."""
     output = tmp_path / "r.jsonl"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 # A config with one of these is for this package (what the compiled program says of them: src/support/config.cpp).
 KEYS = (
     "model_path",
+    "teacher_model_path",
     "text",
     "mesh_shape",
     "tracker",

@@ -29,6 +29,7 @@ class _Wishes(NamedTuple):
     """What the config says of the case."""
 
     model_path: str
+    teacher_path: str | None
     level: str
     is_policy: bool
     dtype: torch.dtype | None
@@ -48,7 +49,15 @@ def prepare(config: Config) -> list[str]:
     """
     if "source" in config:
         config.fail("source", "the tensors come from model_path: expected one of the two")
-    config.skip("model_path", "text", "dtype", "ignore_prob", "mask_prob", "vocab_size")
+    config.skip(
+        "model_path",
+        "teacher_model_path",
+        "text",
+        "dtype",
+        "ignore_prob",
+        "mask_prob",
+        "vocab_size",
+    )
     overrides = ["source.kind=safetensors"]
     if "loss" not in config:
         is_policy = any(key in config for key in _OF_POLICY)
@@ -57,7 +66,10 @@ def prepare(config: Config) -> list[str]:
         overrides.append("source.mask=mask")
         if "old_logp_noise_scale" not in config:
             overrides.append(f"old_logp_noise_scale={_NOISE}")
-    _wishes(config)
+    if _wishes(config).teacher_path is not None:
+        if "loss" not in config or config.text("loss") != "distillation":
+            config.fail("teacher_model_path", "expected loss: distillation beside it")
+        overrides.append("source.teacher=teacher_logits")
     return overrides
 
 
@@ -76,6 +88,9 @@ def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
     progress.step(f"forward of {tuple(ids.shape)} tokens")
     captured = models.capture(model, ids, wishes.level)
     tensors = _captured_tensors(captured) | _label_tensors(ids, wishes, random)
+    if wishes.teacher_path is not None and captured.logits is not None:
+        progress.step(f"loading {wishes.teacher_path}")
+        tensors["teacher_logits"] = _teacher_logits(config, wishes, ids, captured.logits)
     path = folder / "model.safetensors"
     save_file(tensors, path)
     overrides = [f"source.path={path}", *(f"{k}={v!r}" for k, v in captured.options.items())]
@@ -103,6 +118,7 @@ def _wishes(config: Config) -> _Wishes:
     dtype = config.choice("dtype", ("", *_DTYPES), "")
     return _Wishes(
         model_path=config.text("model_path") or "",
+        teacher_path=config.text("teacher_model_path"),
         level=config.choice("level", ("logits", "linear"), "logits"),
         is_policy=is_policy,
         dtype=_DTYPES.get(dtype),
@@ -136,6 +152,23 @@ def _ids(
         )
     ids = torch.tensor(found[:size]).reshape(wishes.batch_size, seq_len)
     return ids, str(wishes.text) if file.is_file() else "text"
+
+
+def _teacher_logits(config: Config, wishes: _Wishes, ids: Tensor, student: Tensor) -> Tensor:
+    """[B, T, V] of the other model on the same tokens, in the student's dtype."""
+    assert wishes.teacher_path is not None
+    folder = config.path_from("teacher_model_path", wishes.teacher_path)
+    # Another seed: random weights are not to be the student's.
+    model = models.load(wishes.teacher_path, folder, wishes.dtype, wishes.seed + 1)
+    columns = model.module.get_output_embeddings().weight.shape[0]
+    if columns != student.shape[-1]:
+        config.fail(
+            "teacher_model_path",
+            f"expected a vocabulary of {student.shape[-1]}, as model_path has, got {columns}",
+        )
+    logits = models.capture(model, ids, "logits").logits
+    assert logits is not None
+    return logits.to(student.dtype).contiguous()
 
 
 def _captured_tensors(captured: models.Captured) -> dict[str, Tensor]:
