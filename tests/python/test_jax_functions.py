@@ -256,5 +256,6 @@ def test_types_and_names_are_checked() -> None:
 def test_the_names_are_those_of_the_torch_functions() -> None:
     functions = {"cross_entropy", "logprobs", "policy_loss"}
     linear = {f"linear_{name}" for name in functions}
-    assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear}
+    pair = {"distillation", "DistillationRows"}
+    assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear, *pair}
     assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)

@@ -1,5 +1,5 @@
 """TileLoss for JAX: cross-entropy, log-probabilities and policy losses over a vocabulary, from logits [..., V] or, as linear_*,
-from hidden states [..., H] and the LM head, whose logits are never held.
+from hidden states [..., H] and the LM head, whose logits are never held; distillation from a student's logits and a teacher's.
 
 The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. There are three
 implementations: "cpu", the C++ kernels, "pallas_tpu", kernels for TPUs, and "xla", which runs on any platform. They have been run
@@ -8,6 +8,7 @@ on CPUs alone, those for TPUs in Pallas' interpreter.
 
 from typing import Any
 
+from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax.cross_entropy import (
     cross_entropy,
@@ -15,11 +16,14 @@ from tileloss.jax.cross_entropy import (
     linear_logprobs,
     logprobs,
 )
+from tileloss.jax.distillation import distillation
 from tileloss.jax.policy import linear_policy_loss, policy_loss
 
 __all__ = [
+    "DistillationRows",
     "RowOutputs",
     "cross_entropy",
+    "distillation",
     "linear_cross_entropy",
     "linear_logprobs",
     "linear_policy_loss",

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
-from tileloss.jax._arguments import flat
+from tileloss.jax._arguments import checked_labels, flat
 from tileloss.jax._devices import on_auto_axes, varying_alike
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
@@ -245,9 +245,7 @@ def _prepare(
 ) -> tuple[Operand, _Inputs, _Call]:
     """Checks the arguments and flattens the leading dimensions."""
     names = check_names(implementation)
-    labels = jnp.asarray(labels)
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"labels: expected integers, got {labels.dtype}")
+    labels = checked_labels(labels)
     operand, width, spec = flat(operand, labels, head or Spec(0))
     shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
     vocab = shards * width

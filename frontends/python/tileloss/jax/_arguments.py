@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
+from tileloss.jax._sweeps.pairs import Pair
 
 _LAYOUTS = ("HV", "VH")
 
@@ -21,9 +23,35 @@ def flat(operand: Operand, labels: Array, spec: Spec) -> tuple[Operand, int, Spe
     """
     if isinstance(operand, Logits):
         logits = _floats("logits", operand.logits)
-        _check_leading("logits'", logits, labels)
+        check_leading("logits'", logits, labels)
         return Logits(logits.reshape(labels.size, logits.shape[-1])), logits.shape[-1], spec
     return _flat_head(operand, labels, spec)
+
+
+def flat_pair(logits: Any, teacher: Any) -> Pair:
+    """A student's and a teacher's logits with one leading dimension.
+
+    Raises:
+        TypeError, ValueError: a dtype or a shape.
+    """
+    student, of_teacher = _floats("logits", logits), _floats("teacher", teacher)
+    if student.ndim == 0:
+        raise ValueError("logits: expected [..., V], got shape []")
+    if of_teacher.dtype != student.dtype:
+        raise TypeError(f"teacher: expected logits' dtype {student.dtype}, got {of_teacher.dtype}")
+    if of_teacher.shape != student.shape:
+        raise ValueError(
+            f"teacher: expected logits' shape {list(student.shape)}, got {list(of_teacher.shape)}"
+        )
+    flat_shape = (prod(student.shape[:-1]), student.shape[-1])
+    return Pair(student.reshape(flat_shape), of_teacher.reshape(flat_shape))
+
+
+def checked_labels(labels: Any) -> Array:
+    array = jnp.asarray(labels)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"labels: expected integers, got {array.dtype}")
+    return array
 
 
 def _flat_head(operand: LmHead, labels: Array, spec: Spec) -> tuple[LmHead, int, Spec]:
@@ -32,7 +60,7 @@ def _flat_head(operand: LmHead, labels: Array, spec: Spec) -> tuple[LmHead, int,
         raise ValueError(
             f"head_layout: expected one of {', '.join(_LAYOUTS)}, got {spec.head_layout!r}"
         )
-    _check_leading("hidden's", hidden, labels)
+    check_leading("hidden's", hidden, labels)
     size = hidden.shape[-1]
     if size == 0:
         raise ValueError(
@@ -59,7 +87,7 @@ def _floats(name: str, x: Any) -> Array:
     return array
 
 
-def _check_leading(whose: str, x: Array, labels: Array) -> None:
+def check_leading(whose: str, x: Array, labels: Array) -> None:
     if x.ndim == 0 or x.shape[:-1] != labels.shape:
         raise ValueError(
             f"labels: expected {whose} leading dimensions {list(x.shape[:-1])}, got {list(labels.shape)}"

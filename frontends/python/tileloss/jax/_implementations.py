@@ -9,21 +9,23 @@ from typing import Any, NamedTuple
 from jax import lax
 
 from tileloss.jax._devices import may_be_cut, varying_alike
-from tileloss.jax._sweeps import cpu, tpu, xla, xla_head
+from tileloss.jax._sweeps import cpu, cpu_pairs, tpu, xla, xla_head, xla_pairs
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
+from tileloss.jax._sweeps.pairs import Pair
 
 
 class Implementation(NamedTuple):
-    """Two sweeps, as jax/_sweeps/operands.py has them."""
+    """Two sweeps, as jax/_sweeps/operands.py has them; or those over a pair, of jax/_sweeps/pairs.py."""
 
     name: str
     platform: str | None  # where it runs: "cpu", "tpu", ...; None: everywhere
     forward: Callable[..., Any]
     backward: Callable[..., Any]
-    # The whole of a scalar loss with its gradient in one pass, where there is more to it than the sweeps.
+    # The whole of a scalar loss with its gradient in one pass, where there is more to it than the sweeps; over a pair a sweep
+    # that gives both.
     value_and_grad: Callable[..., Any] | None
     # What it cannot do of a call, in words that end a sentence "implementation ...: "; "": nothing.
-    refusal: Callable[[Operand, Spec, bool], str]
+    refusal: Callable[..., str]
 
 
 def _by_operand(of_logits: Callable[..., Any], of_head: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,6 +55,12 @@ IMPLEMENTATIONS = (
 )
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 DEFAULT = tuple(_BY_NAME)  # in order of preference
+_OF_PAIRS = {
+    name: Implementation(
+        name, _BY_NAME[name].platform, of.forward, of.backward, of.value_and_grad, of.refusal
+    )
+    for name, of in {"cpu": cpu_pairs, "xla": xla_pairs}.items()
+}
 
 
 def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -81,7 +89,7 @@ class Choice(NamedTuple):
     may_be_whole: bool
 
     def run(self, sweep: str, *arguments: Any) -> Any:
-        """``sweep``: "forward" or "backward", with its arguments."""
+        """``sweep``: "forward" or "backward", of a pair also "value_and_grad", with its arguments."""
         return self._dispatch(lambda one: getattr(one, sweep)(*arguments))
 
     def run_whole(
@@ -121,12 +129,25 @@ def _by_platform(
 
 def choose(names: tuple[str, ...], operand: Operand, spec: Spec, has_class_weights: bool) -> Choice:
     """Raises ValueError when none of ``names`` can do the call."""
+    return _choose(names, _BY_NAME, operand, spec, has_class_weights)
+
+
+def choose_for_pair(names: tuple[str, ...], pair: Pair) -> Choice:
+    """Raises ValueError when none of ``names`` can do the call."""
+    return _choose(names, _OF_PAIRS, pair)
+
+
+def _choose(
+    names: tuple[str, ...], table: Mapping[str, Implementation], operand: Any, *others: Any
+) -> Choice:
     by_platform: dict[str, Implementation] = {}
     refusals = []
     may_be_whole = not may_be_cut(operand)
     for name in names:
-        one = _BY_NAME[name]
-        if refusal := one.refusal(operand, spec, has_class_weights):
+        one = table.get(name)
+        if one is None:
+            refusals.append(f"{name} has no kernels of distillation")
+        elif refusal := one.refusal(operand, *others):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:
             return Choice(tuple(by_platform.items()), one, may_be_whole)

@@ -12,5 +12,6 @@ arithmetic.py     the few operations with rules for 0, inf and NaN
 inputs.py         which rows count, the inputs of those that do
 logprobs.py       no loss of its own: upstream gradients of row outputs
 cross_entropy.py  label smoothing, class and token weights, z-loss
+distillation.py   weights, losses and coefficients of rows with a teacher; their sweeps compute the divergence
 policy/           the GRPO family
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import addressof, byref, c_float, sizeof
 from typing import Any, NamedTuple
 
@@ -119,11 +119,14 @@ def check(
     columns: int,
     vectors: Mapping[str, int] | None = None,
     sequence_length: int = 0,
+    has_labels: bool = True,
+    outputs: Iterable[str] = (),
 ) -> None:
     """Has the library look at a call before anything is traced further: ranges, sizes, what options must agree on.
 
     It is planned as a forward of float32 logits [rows, columns], or of a head that makes them, without data. ``vectors``: the
     sizes of the inputs besides labels, by their names in tileloss_args (mask, old_logp, advantages, class_weights, ...).
+    ``outputs``: of a loss, names of row outputs.
 
     Raises:
         ValueError: as `tileloss.torch`'s: the argument, what was expected, what was given.
@@ -133,8 +136,11 @@ def check(
         views.set_matrix(args, "hidden", 0, FLOAT32, (rows, 1), (1, 1))
         views.set_matrix(args, "head", 0, FLOAT32, (columns, 1), (1, 1))
     else:
-        views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
-    for name, size in {"labels": rows, **(vectors or {})}.items():
+        both = [name for name in ("logits", "teacher_logits") if name in function.tensors]
+        for name in both:
+            views.set_matrix(args, name, 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
+    of_labels = {"labels": rows} if has_labels else {}
+    for name, size in {**of_labels, **(vectors or {}), **dict.fromkeys(outputs, rows)}.items():
         _plan_vector(args, name, size)
     if function.is_loss:
         _plan_vector(args, "loss", rows if given.is_per_row else 1)

@@ -6,5 +6,9 @@ xla.py        "xla" from logits
 cpu.py        "cpu", by XLA FFI calls of the C++ library
 by_rows.py    custom calls that may be cut by rows over devices
 xla_head.py   "xla" from hidden states and the LM head
+pairs.py      what sweeps over a student's and a teacher's logits are told and give
+divergence.py the divergences, column by column
+xla_pairs.py  "xla" over such a pair
+cpu_pairs.py  "cpu" over such a pair
 tpu/          "pallas_tpu"
 """

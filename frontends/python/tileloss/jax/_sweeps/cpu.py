@@ -56,10 +56,15 @@ def _register() -> None:
 
 
 def refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
+    if has_class_weights and spec.sums.smoothing_sum:
+        return missing() or "has no class weights together with label_smoothing"
+    return missing()
+
+
+def missing() -> str:
+    """What is missing of this implementation as a whole, as a refusal says it."""
     if not is_built():
         return f"is not in this build ({_FILE} is missing beside libtileloss.so)"
-    if has_class_weights and spec.sums.smoothing_sum:
-        return "has no class weights together with label_smoothing"
     return ""
 
 
@@ -74,7 +79,7 @@ def forward(
     call = _sweep(operand, labels, transform, spec)
     names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
     results = {
-        f"state:{name}": _like(labels.shape, jnp.int32 if name == "argmax" else jnp.float32)
+        f"state:{name}": like(labels.shape, jnp.int32 if name == "argmax" else jnp.float32)
         for name in names
     }
     found = call.run(FORWARD, results, first=spec.first, columns=spec.columns)
@@ -124,14 +129,14 @@ def value_and_grad(
     by their names in tileloss_args.
     """
     function = options.function
-    call = _Call(function.name, operand, spec)
+    call = Call(function.name, operand, spec)
     call.operands["labels"] = labels
     call.operands |= {name: _accepted(name, tensor) for name, tensor in tensors.items()}
     call.operands |= {f"option:{name}": number for name, number in options.arrays.items()}
     call.options |= options.numbers() | {"ignore_index": UNUSED}
-    results = {"loss": _like((), jnp.float32)}
+    results = {"loss": like((), jnp.float32)}
     if wants_metrics:
-        results["metrics"] = _like((len(function.metrics),), jnp.float32)
+        results["metrics"] = like((len(function.metrics),), jnp.float32)
     found = call.run(
         VALUE_AND_GRAD,
         results | _gradients(operand, spec),
@@ -142,7 +147,7 @@ def value_and_grad(
     return found[0], metrics, _operand(operand, spec, found[len(results) :])
 
 
-class _Call:
+class Call:
     """One call of the library while it is put together: the operands by their words in the handler's attributes."""
 
     def __init__(self, function: str, operand: Operand, spec: Spec):
@@ -194,15 +199,16 @@ class _Call:
             )
             return found
 
-        if call_pass != VALUE_AND_GRAD and not is_in_shard_map(operands[0]):
+        # A scalar loss needs all rows in one place.
+        if "loss" not in results and not is_in_shard_map(operands[0]):
             call = cut_by_rows(call, [*map(_has_rows, self.operands)], [*map(_has_rows, results)])
         return call(*operands)
 
 
-def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spec) -> _Call:
+def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spec) -> Call:
     """logprobs of the columns, as a shard of a vocabulary with one class more: that of labels which are no column here."""
     is_head = isinstance(operand, LmHead)
-    call = _Call("linear_logprobs" if is_head else "logprobs", operand, spec)
+    call = Call("linear_logprobs" if is_head else "logprobs", operand, spec)
     call.operands["labels"] = jnp.where(labels == ELSEWHERE, spec.columns, labels)
     call.options |= {
         "logit_scale": transform.logit_scale,
@@ -230,13 +236,13 @@ def _head_words(spec: Spec) -> tuple[str, str, str]:
 def _gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
     """The gradients that are wanted, by their words."""
     if isinstance(operand, Logits):
-        return {"dlogits": _like(operand.logits.shape, operand.logits.dtype)}
+        return {"dlogits": like(operand.logits.shape, operand.logits.dtype)}
     hidden, head, bias = operand
     assert hidden is not None and head is not None
-    found = {"dhidden": _like(hidden.shape, spec.dhidden_dtype or hidden.dtype)}
-    found["T:dhead" if spec.head_layout == "HV" else "dhead"] = _like(head.shape, head.dtype)
+    found = {"dhidden": like(hidden.shape, spec.dhidden_dtype or hidden.dtype)}
+    found["T:dhead" if spec.head_layout == "HV" else "dhead"] = like(head.shape, head.dtype)
     if bias is not None:
-        found["dbias"] = _like(bias.shape, bias.dtype)
+        found["dbias"] = like(bias.shape, bias.dtype)
     return {
         word: x for (word, x), wanted in zip(found.items(), spec.wanted, strict=False) if wanted
     }
@@ -260,5 +266,5 @@ def _accepted(name: str, tensor: Array) -> Array:
     return tensor.astype(jnp.float32 if SLOTS[name].dtypes[0] == FLOAT32 else jnp.int32)
 
 
-def _like(shape: tuple[int, ...], dtype: Any) -> Any:
+def like(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]

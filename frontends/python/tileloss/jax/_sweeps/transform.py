@@ -38,3 +38,14 @@ def make_transform(options: Options) -> LogitTransform:
     on_logits = options.choice("temperature_on") == "logits"
     temperature = options.number("temperature") if on_logits else 1.0
     return LogitTransform(options.plain("logit_scale"), options.plain("softcap"), temperature)
+
+
+def make_teacher_transform(options: Options) -> LogitTransform:
+    """Of "distillation". The teacher's temperature is the student's where it is not given."""
+    temperature, given = options.number("temperature"), options.number("teacher_temperature")
+    if isinstance(given, Array):
+        temperature = jnp.where(jnp.isnan(given), temperature, given)
+    elif options.is_given("teacher_temperature"):
+        temperature = given
+    scale, softcap = options.plain("teacher_logit_scale"), options.plain("teacher_softcap")
+    return LogitTransform(scale, softcap, temperature)

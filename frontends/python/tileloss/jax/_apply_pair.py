@@ -1,0 +1,192 @@
+"""Distillation from a student's and a teacher's logits to sweeps and row stage, with a gradient of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tileloss.jax._arguments import check_leading, checked_labels, flat_pair
+from tileloss.jax._devices import on_auto_axes, varying_alike
+from tileloss.jax._implementations import Choice, check_names, choose_for_pair
+from tileloss.jax._rows.distillation import DistillationRows, RowWeights, row_losses, row_weights
+from tileloss.jax._rows.inputs import is_used
+from tileloss.jax._rows.options import Options, check, resolve
+from tileloss.jax._sweeps.operands import UNUSED
+from tileloss.jax._sweeps.pairs import Pair, PairSpec
+
+
+class _Inputs(NamedTuple):
+    """Everything that may be traced besides the student's logits."""
+
+    teacher: Array
+    labels: Array | None
+    vectors: dict[str, Array]  # mask and token_weights
+    arrays: dict[str, Array]  # options that are arrays
+
+
+class _Rows(NamedTuple):
+    """The rows of a call, [N]."""
+
+    used: Array
+    wrong: Array  # used, with a label that is no class
+    columns: Array  # what the sweeps take for labels
+    weights: RowWeights
+
+
+class _Call(NamedTuple):
+    """What is known of a call while it is traced."""
+
+    options: Options
+    spec: PairSpec
+    choice: Choice
+    outputs: tuple[str, ...]  # those that the caller wants
+
+    def options_of(self, o: _Inputs) -> Options:
+        return self.options._replace(arrays=o.arrays)
+
+    def run(self, sweep: str, x: Array, o: _Inputs, rows: _Rows, *arguments: Any) -> Any:
+        pair = Pair(x, o.teacher)
+        return self.choice.run(sweep, pair, rows.columns, *arguments, self.options_of(o), self.spec)
+
+
+def distillation_of(
+    logits: Array,
+    teacher: Array,
+    labels: Array | None,
+    vectors: Mapping[str, Array | None],
+    given: Mapping[str, Any],
+    outputs: Iterable[str],
+    *,
+    grad_in_forward: bool | None,
+    implementation: str | Iterable[str] | None,
+) -> tuple[Array, dict[str, Array]]:
+    """The loss, of the rows' shape unless it is reduced, and the row outputs by name, of the rows' shape."""
+    options = resolve("distillation", given)
+    per_row = options.is_per_row
+    if grad_in_forward and per_row:
+        raise ValueError(
+            "grad_in_forward: expected False for a loss per row (reduction 'none'), whose upstream gradient has to be known, "
+            "got True"
+        )
+    x, inputs, call = _prepare(options, logits, teacher, labels, vectors, outputs, implementation)
+    if grad_in_forward is None:
+        # One in float16 would be rounded before a loss scale multiplies it.
+        grad_in_forward = not per_row and x.dtype != jnp.float16
+
+    def results(found: dict[str, Array], o: _Inputs, rows: _Rows) -> tuple[Array, dict[str, Array]]:
+        loss = row_losses(call.options_of(o), found["divergence"], found.get("logp"), rows.weights)
+        loss = _of_used(loss, rows)
+        named = {name: _of_used(found[name], rows) for name in call.outputs}
+        return loss if per_row else jnp.sum(loss), named
+
+    @jax.custom_vjp
+    def run(x: Array, o: _Inputs) -> tuple[Array, dict[str, Array]]:
+        rows = _rows(call, x, o)
+        return results(call.run("forward", x, o, rows)[0], o, rows)
+
+    def forward(x: Array, o: _Inputs) -> tuple[tuple[Array, dict[str, Array]], Any]:
+        rows = _rows(call, x, o)
+        if grad_in_forward:
+            found, gradient = call.run("value_and_grad", x, o, rows, _row_factors(rows))
+            return results(found, o, rows), gradient
+        found, state = call.run("forward", x, o, rows)
+        return results(found, o, rows), (x, o, state)
+
+    def backward(saved: Any, gradients: tuple[Array, Any]) -> tuple[Array, None]:
+        upstream = gradients[0]
+        if grad_in_forward:  # what is saved is the gradient for an upstream of 1
+            return (saved * upstream).astype(saved.dtype), None
+        x, o, state = saved
+        rows = _rows(call, x, o)
+        return call.run("backward", x, o, rows, _row_factors(rows) * upstream, state), None
+
+    run.defvjp(forward, backward)
+    loss, found = on_auto_axes(run, x, inputs, rows=x, by_rows=(per_row, True))
+    shape = jnp.shape(logits)[:-1]
+    return (loss.reshape(shape) if per_row else loss), {
+        name: value.reshape(shape) for name, value in found.items()
+    }
+
+
+def _prepare(
+    options: Options,
+    logits: Array,
+    teacher: Array,
+    labels: Array | None,
+    vectors: Mapping[str, Array | None],
+    outputs: Iterable[str],
+    implementation: str | Iterable[str] | None,
+) -> tuple[Array, _Inputs, _Call]:
+    """Checks the arguments and flattens the leading dimensions."""
+    names = check_names(implementation)
+    wanted = _wanted(outputs)
+    pair = flat_pair(logits, teacher)
+    if labels is not None:
+        labels = checked_labels(labels)
+        check_leading("logits'", logits, labels)
+        labels = labels.reshape(-1)
+    given = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
+    rows, columns = pair.logits.shape
+    check(
+        options,
+        rows=rows,
+        columns=columns,
+        vectors={n: v.size for n, v in given.items()},
+        has_labels=labels is not None,
+        outputs=wanted,
+    )
+    alpha = options.number("alpha")
+    if isinstance(alpha, float) and alpha > 1:
+        # The library looks at it in the call alone.
+        raise ValueError(f"alpha: expected a number >= 0 and <= 1, got {alpha:g}")
+    needed = {"divergence"} | ({"logp"} if options.may_differ("alpha", 0) else set())
+    valid = options.integer("valid_vocab")
+    spec = PairSpec(
+        columns=columns if valid < 0 else valid,
+        outputs=tuple(name for name in DistillationRows._fields if name in {*wanted, *needed}),
+    )
+    choice = choose_for_pair(names, pair)
+    inputs = _Inputs(pair.teacher, labels, given, options.arrays)
+    x, inputs = varying_alike((pair.logits, inputs))
+    return x, inputs, _Call(options, spec, choice, wanted)
+
+
+def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if unknown := [name for name in names if name not in DistillationRows._fields]:
+        raise ValueError(
+            f"outputs: expected names among {', '.join(DistillationRows._fields)}, got {', '.join(unknown)}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _rows(call: _Call, x: Array, o: _Inputs) -> _Rows:
+    options, mask = call.options_of(o), o.vectors.get("mask")
+    if o.labels is None:
+        # alpha is 0 then: any column may be the one that is computed to more digits.
+        labels = jnp.zeros_like(x, jnp.int32, shape=x.shape[:1])
+        used = labels == 0 if mask is None else mask != 0
+    else:
+        labels, used = o.labels, is_used(o.labels, options, mask)
+        if labels.dtype.itemsize < 4:
+            labels = labels.astype(jnp.int32)  # which holds the number of classes
+    wrong = used & ((labels < 0) | (labels >= call.spec.columns))
+    columns = jnp.where(used, jnp.where(wrong, 0, labels), UNUSED).astype(jnp.int32)
+    weights = row_weights(options, used, o.vectors.get("token_weights"))
+    return _Rows(used, wrong, columns, weights)
+
+
+def _row_factors(rows: _Rows) -> Array:
+    """What the sweeps are to multiply each row's gradient by."""
+    return jnp.where(rows.wrong, jnp.nan, rows.weights.of_rows)
+
+
+def _of_used(x: Array, rows: _Rows) -> Array:
+    """0 where a row does not count, NaN where its label is wrong."""
+    if x.dtype == jnp.bool_:
+        return x & rows.used & ~rows.wrong
+    return jnp.where(rows.used, jnp.where(rows.wrong, jnp.nan, x), 0.0)

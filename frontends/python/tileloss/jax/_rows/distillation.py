@@ -1,0 +1,87 @@
+"""Distillation's row stage (src/losses/distillation.h), with token weights w:
+
+    loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2
+
+mean divides by the sum of w_i of the rows in use, or by num_items when given; a denominator of 0 gives 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from tileloss.jax._rows.arithmetic import Number, inverse_or_zero
+from tileloss.jax._rows.inputs import read
+from tileloss.jax._rows.options import Options
+
+
+class DistillationRows(NamedTuple):
+    """Numbers of each row, [...] as the rows lie; None: not asked for. 0 where a row does not count. None is differentiable."""
+
+    divergence: Array | None = None  # float32, neither weighted nor scaled
+    entropy: Array | None = (
+        None  # float32, nats; the student's, as all that follow but teacher_entropy and agreement
+    )
+    teacher_entropy: Array | None = None
+    agreement: Array | None = None  # bool: both have the same argmax
+    logp: Array | None = None  # of the label, which is to be given
+    lse: Array | None = None
+
+
+class PairCoefficients(NamedTuple):
+    """dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j), float32 [N] each."""
+
+    form: Array
+    target: Array
+
+
+class RowWeights(NamedTuple):
+    """A row's loss is multiplied by token * factor."""
+
+    token: Array  # w, float32 [N]; 0 where a row does not count
+    factor: Array  # the reduction's, float32 []
+
+    @property
+    def of_rows(self) -> Array:
+        return self.token * self.factor
+
+
+def row_weights(options: Options, used: Array, token_weights: Array | None) -> RowWeights:
+    token = jnp.where(used, jnp.float32(1), 0)
+    if token_weights is not None:
+        token = read(token_weights, used)
+    if options.choice("reduction") != "mean":
+        return RowWeights(token, jnp.float32(1))
+    items = jnp.asarray(options.number("num_items"), jnp.float32)
+    return RowWeights(token, inverse_or_zero(jnp.where(jnp.isnan(items), jnp.sum(token), items)))
+
+
+def row_losses(
+    options: Options, divergence: Array, logp: Array | None, weights: RowWeights
+) -> Array:
+    """Each row's loss. ``logp``: of the label; None where alpha is known to be 0."""
+    alpha = _alpha(options)
+    # A part without weight is left out, whatever it is; but a row that is spoiled stays NaN.
+    has_divergence = (alpha < 1) | jnp.isnan(divergence)
+    loss = jnp.where(has_divergence, (1 - alpha) * _scale(options) * divergence, 0.0)
+    if logp is not None:
+        loss += jnp.where(alpha > 0, -alpha * logp, 0.0)
+    return jnp.where(weights.factor == 0, 0.0, weights.of_rows * loss)
+
+
+def pair_coefficients(options: Options, weights: Array) -> PairCoefficients:
+    alpha = _alpha(options)
+    return PairCoefficients(form=weights * (1 - alpha) * _scale(options), target=-alpha * weights)
+
+
+def _alpha(options: Options) -> Array:
+    return jnp.asarray(options.number("alpha"), jnp.float32)
+
+
+def _scale(options: Options) -> Number:
+    if not options.flag("scale_by_temperature_squared"):
+        return 1.0
+    temperature = options.number("temperature")
+    return temperature * temperature

@@ -1,0 +1,76 @@
+"""Distillation's sweeps as XLA FFI calls of the C++ library: "cpu". A call makes a row's sums and its gradient while both sides
+are in cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
+from tileloss.jax._rows.options import Options
+from tileloss.jax._rows.state import RowState
+from tileloss.jax._sweeps import cpu
+from tileloss.jax._sweeps.operands import UNUSED, Logits, Spec
+from tileloss.jax._sweeps.pairs import Pair, PairSpec, PairState
+from tileloss.jax._sweeps.transform import make_teacher_transform
+
+
+def refusal(pair: Pair) -> str:
+    return cpu.missing()
+
+
+def forward(
+    pair: Pair, labels: Array, options: Options, spec: PairSpec
+) -> tuple[dict[str, Array], PairState]:
+    found = _call(pair, labels, options, spec).run(FORWARD, _outputs(labels, spec))
+    outputs = dict(zip(spec.outputs, found, strict=True))
+    nothing = jnp.zeros_like(labels, jnp.float32)
+    side = RowState(nothing, nothing, nothing)
+    return outputs, PairState(side, side, outputs["divergence"], nothing)
+
+
+def backward(
+    pair: Pair, labels: Array, weights: Array, state: PairState, options: Options, spec: PairSpec
+) -> Array:
+    call = _call(pair, labels, options, spec)
+    # Such rows are NaN anyway. But this call, which may write over the logits, now has to wait for the forward.
+    call.operands["token_weights"] = jnp.where(jnp.isnan(state.divergence), jnp.nan, weights)
+    return call.run(BACKWARD, _gradient(pair), aliases={0: 0})[0]
+
+
+def value_and_grad(
+    pair: Pair, labels: Array, weights: Array, options: Options, spec: PairSpec
+) -> tuple[dict[str, Array], Array]:
+    call = _call(pair, labels, options, spec)
+    call.operands["token_weights"] = weights
+    results = _gradient(pair) | _outputs(labels, spec)
+    gradient, *found = call.run(VALUE_AND_GRAD, results, aliases={0: 0})
+    return dict(zip(spec.outputs, found, strict=True)), gradient
+
+
+def _call(pair: Pair, labels: Array, options: Options, spec: PairSpec) -> cpu.Call:
+    call = cpu.Call("distillation", Logits(pair.logits), Spec(spec.columns))
+    call.operands |= {"teacher_logits": pair.teacher, "labels": labels}
+    # The weights have the reduction in them.
+    given = {name: x for name, x in options.arrays.items() if name != "num_items"}
+    if "teacher_temperature" in given:
+        # The library takes a NaN behind a pointer for a number.
+        given["teacher_temperature"] = jnp.asarray(make_teacher_transform(options).temperature)
+    call.operands |= {f"option:{name}": x for name, x in given.items()}
+    numbers = {name: x for name, x in options.numbers().items() if name != "num_items"}
+    per_row = options.function.choice("reduction", "none")
+    call.options |= numbers | {"reduction": per_row, "ignore_index": UNUSED}
+    return call
+
+
+def _outputs(labels: Array, spec: PairSpec) -> dict[str, Any]:
+    return {
+        name: cpu.like(labels.shape, jnp.bool_ if name == "agreement" else jnp.float32)
+        for name in spec.outputs
+    }
+
+
+def _gradient(pair: Pair) -> dict[str, Any]:
+    return {"dlogits": cpu.like(pair.logits.shape, pair.logits.dtype)}

@@ -1,0 +1,125 @@
+"""The divergences, column by column (src/backends/cpu/sweep/divergence_forms.h, src/core/divergence.h).
+
+dD/dz_j = p_j (g_j - mean), mean = sum_k p_k g_k, for a g that is chosen so that p = q gives 0 in every digit. That of the forward
+KL, 1 - q/p, has no mean.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from tileloss.jax._rows.options import Options
+from tileloss.jax._rows.stats import RowStats
+
+
+class Divergence(NamedTuple):
+    kind: str
+    beta: float
+
+    @property
+    def has_mean(self) -> bool:
+        return self.kind != "forward_kl"
+
+    @property
+    def share(self) -> float:
+        """That of q in the mixture m."""
+        return 1 - self.beta if self.kind == "skew_reverse_kl" else self.beta
+
+
+class Terms(NamedTuple):
+    """A column's share of D, and p (g - what g is shifted by)."""
+
+    value: Array
+    form: Array
+
+
+def make_divergence(options: Options) -> Divergence:
+    return Divergence(options.choice("divergence"), options.plain("beta"))
+
+
+def times(weight: Array, x: Array) -> Array:
+    """weight * x, and 0 where the weight is 0: 0 log 0 = 0."""
+    return jnp.where(weight == 0, 0.0, weight * x)
+
+
+def column_terms(d: Divergence, p: Array, q: Array, log_ratio: Array) -> Terms:
+    """``log_ratio``: log p - log q, infinite where one of them is 0, NaN where both are."""
+    larger = jnp.maximum(p, q)
+    divisor = jnp.where(larger == 0, 1.0, larger)
+    # (m - larger) / larger
+    below = jnp.where(p >= q, d.share * (q - p), (1 - d.share) * (p - q)) / divisor
+    log_of_mixture = jnp.log1p(below)
+    return _terms(
+        d,
+        p,
+        q,
+        difference=p - q,
+        log_ratio=log_ratio,
+        log_p=jnp.minimum(log_ratio, 0) - log_of_mixture,
+        log_q=jnp.minimum(-log_ratio, 0) - log_of_mixture,
+        by_mixture=(p - q) / divisor / (1 + below),
+    )
+
+
+def label_terms(d: Divergence, student: RowStats, teacher: RowStats, is_same: Array) -> Terms:
+    """The label's, from 1 - p and 1 - q, which keep their digits where a row is confident. ``is_same``: bool [N], whether both
+    sides' numbers are to the last bit."""
+    p, q = student.p, teacher.p
+    # Where both are near 1, only their complements differ.
+    of_complements = teacher.one_minus_p - student.one_minus_p
+    difference = jnp.where((p > 0.5) & (q > 0.5), of_complements, p - q)
+    difference = jnp.where(is_same, 0.0, difference)
+    share = d.share
+    m = p - share * difference
+    rest = (1 - share) * student.one_minus_p + share * teacher.one_minus_p
+    log_m = jnp.where(m > 0.5, jnp.log1p(-rest), jnp.log(m))
+
+    def unless_same(x: Array) -> Array:
+        return jnp.where(is_same, 0.0, x)
+
+    return _terms(
+        d,
+        p,
+        q,
+        difference=difference,
+        log_ratio=unless_same(student.logp - teacher.logp),
+        log_p=unless_same(student.logp - log_m),
+        log_q=unless_same(teacher.logp - log_m),
+        by_mixture=jnp.where(m == 0, 0.0, difference / m),
+    )
+
+
+def _terms(
+    d: Divergence,
+    p: Array,
+    q: Array,
+    *,
+    difference: Array,
+    log_ratio: Array,
+    log_p: Array,
+    log_q: Array,
+    by_mixture: Array,
+) -> Terms:
+    """``difference``: p - q. ``log_p``, ``log_q``: log(p/m), log(q/m). ``by_mixture``: (p - q)/m."""
+    beta = d.beta
+    if d.kind == "total_variation":
+        return Terms(jnp.abs(difference) / 2, p * jnp.sign(difference) / 2)
+    if d.kind == "forward_kl":
+        return Terms(times(q, -log_ratio), difference)
+    if d.kind == "reverse_kl":
+        reverse = times(p, log_ratio)
+        return Terms(reverse, reverse)
+    if d.kind == "jeffreys":
+        reverse = times(p, log_ratio)
+        return Terms(reverse + times(q, -log_ratio), reverse + difference)
+    if d.kind == "jsd":
+        form = times((1 - beta) * p, log_p)
+        return Terms(form + times(beta * q, log_q), form)
+    if d.kind == "skew_forward_kl":  # g = (1 - beta) (1 - q/m) = (1 - beta)^2 (p - q)/m
+        return Terms(times(q, log_q), times(p, (1 - beta) ** 2 * by_mixture))
+    # g = log(p/m) + beta (1 - p/m) = log(p/m) - beta (1 - beta) (p - q)/m
+    value = times(p, log_p)
+    return Terms(value, value - times(p, beta * (1 - beta) * by_mixture))

@@ -1,0 +1,109 @@
+"""Distillation: how far a student's distribution over the vocabulary lies from a teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax import Array
+
+from tileloss._core.functions import logit_options
+from tileloss.jax._apply_pair import distillation_of
+from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._rows.distillation import DistillationRows
+
+
+def distillation(
+    logits: Array,
+    teacher: Array,
+    labels: Array | None = None,
+    *,
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Array | None = None,
+    token_weights: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> Array | tuple[Array, DistillationRows]:
+    """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
+
+    With z = softcap(logit_scale * x) / temperature and p = softmax(z), q likewise of the teacher's logits, a row's loss is
+
+        w_i [alpha (-log p_y) + (1 - alpha) D_i]
+
+    and D is one of (docs/users/losses.md has the formulas):
+
+        forward_kl         sum q (log q - log p)
+        reverse_kl         sum p (log p - log q)
+        jsd                beta sum q (log q - log m) + (1 - beta) sum p (log p - log m), m = beta q + (1 - beta) p: TRL's
+                           generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here
+        jeffreys           forward_kl + reverse_kl
+        skew_forward_kl    sum q (log q - log m), m = beta q + (1 - beta) p
+        skew_reverse_kl    sum p (log p - log m), m = beta p + (1 - beta) q
+        total_variation    sum |p - q| / 2
+
+    Args:
+        logits: x, the student's, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse
+            mode.
+        teacher: the teacher's logits, of the same shape and dtype. Their gradient is 0, as under `jax.lax.stop_gradient`.
+        labels: [...] integers; needed where alpha is not 0. Rows with ``ignore_index`` are not read: they may hold NaN.
+        alpha: in [0, 1]: a number, or an array of one element, which may be traced; so may ``num_items`` and both temperatures.
+        mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
+        token_weights: [...] or flat [N] w.
+        reduction: "none", "sum" or "mean": over the sum of w_i of the rows in use, or over ``num_items``.
+        teacher_temperature: None: ``temperature``.
+        scale_by_temperature_squared: multiply D by ``temperature`` squared, as some recipes do.
+        outputs: names of `DistillationRows`: what else to return of each row.
+        grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): the backward then only scales
+            it. Default None: True, as on the CPU a backward of its own makes all sums again; but False for float16, which a
+            loss scale would reach too late.
+        implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu" or "xla". There are no Pallas
+            kernels of this loss: "xla" runs on TPUs.
+
+    The other arguments: `cross_entropy`.
+
+    Returns:
+        float32: a scalar, or [...] with reduction "none"; with ``outputs``, (loss, DistillationRows). A row whose label is
+        outside [0, valid_vocab) is NaN, and so are its gradient and what it is reduced to: a traced program cannot raise.
+
+    Raises:
+        TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
+    """
+    given: dict[str, Any] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+    }
+    loss, found = distillation_of(
+        logits,
+        teacher,
+        labels,
+        {"mask": mask, "token_weights": token_weights},
+        given,
+        outputs,
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+    )
+    return (loss, DistillationRows(**found)) if found else loss

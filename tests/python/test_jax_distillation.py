@@ -1,0 +1,420 @@
+"""tileloss.jax.distillation against float64 autograd, other programs' values, and the definitions where something is infinite."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tileloss._core.functions import FUNCTIONS
+from tileloss.jax import DistillationRows, distillation
+from tileloss.jax._sweeps import xla
+
+VALUES = json.loads((Path(__file__).parents[1] / "data" / "distillation-values.json").read_text())
+KINDS = FUNCTIONS["distillation"].options["divergence"].choices
+VALID = VALUES["valid_vocab"]
+COLUMNS = len(VALUES["student"][0])
+LABELS = jnp.asarray(VALUES["labels"])
+CAPPED = {
+    "logit_scale": 0.75,
+    "softcap": 3.0,
+    "teacher_logit_scale": 1.25,
+    "scale_by_temperature_squared": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        xla, "TILE", 3
+    )  # of 6 columns two tiles; a tail have the tests of ordinary sizes
+
+
+@cache
+def step(implementation: str, kind: str, beta: float, is_capped: bool) -> Any:
+    """(loss, rows), gradient of logits [4, 7] with everything that may be traced an array: compiled once for many tests."""
+
+    def loss(x: Any, teacher: Any, labels: Any, weights: Any, **numbers: Any) -> Any:
+        return distillation(
+            x,
+            teacher,
+            labels,
+            divergence=kind,
+            beta=beta,
+            token_weights=weights,
+            valid_vocab=VALID,
+            outputs=DistillationRows._fields if kind == "forward_kl" else ("divergence", "logp"),
+            implementation=implementation,
+            **(CAPPED if is_capped else {}),
+            **numbers,
+        )
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def run(
+    step: Any, student: Any, teacher: Any, labels: Any = LABELS, weights: Any = None, **given: float
+) -> tuple[float, DistillationRows, np.ndarray]:
+    numbers = {
+        "temperature": 1.0,
+        "teacher_temperature": np.nan,  # not given
+        "alpha": 0.0,
+        "num_items": 1.0,
+    } | given
+    x, of_teacher = (jnp.asarray(rows, jnp.float32) for rows in (student, teacher))
+    weights = jnp.ones(len(x)) if weights is None else jnp.asarray(weights)
+    arrays = {name: jnp.float32(number) for name, number in numbers.items()}
+    (loss, rows), gradient = step(x, of_teacher, labels, weights, **arrays)
+    return float(loss), rows, np.asarray(gradient)
+
+
+def our_name(case: dict[str, Any]) -> tuple[str, float]:
+    """Where a skewed KL with beta 0 is a KL, the functions have one name for it."""
+    kind, beta = case["divergence"], case["beta"]
+    if kind in ("skew_forward", "skew_reverse"):
+        kind = kind.replace("skew_", "") + "_kl"
+        return (f"skew_{kind}", beta) if beta else (kind, 0.5)
+    return kind, beta
+
+
+NAMES = sorted({our_name(case) for case in VALUES["dense"]})
+
+
+@pytest.mark.parametrize(("kind", "beta"), NAMES)
+def test_other_programs_values(implementation: str, kind: str, beta: float) -> None:
+    cases = [case for case in VALUES["dense"] if our_name(case) == (kind, beta)]
+    assert len(cases) >= 3
+    for case in cases:
+        student, teacher = case["student"], case["teacher"]
+        is_capped = student["softcap"] > 0
+        if is_capped and kind not in ("forward_kl", "jsd", "skew_reverse_kl"):
+            continue  # one more program; the softcap is the sweeps', not the divergence's
+        items = np.nan if case["num_items"] is None else case["num_items"]
+        loss, _, gradient = run(
+            step(implementation, kind, beta, is_capped),
+            VALUES["student"],
+            VALUES["teacher"],
+            weights=VALUES["token_weights"] if case["weighted"] else None,
+            temperature=student["temperature"],
+            teacher_temperature=teacher["temperature"],
+            alpha=case["alpha"],
+            num_items=1.0 if case["reduction"] == "sum" else items,
+        )
+        assert loss == pytest.approx(case["loss"], rel=2e-6)
+        np.testing.assert_allclose(gradient, case["dlogits"], rtol=2e-5, atol=3e-7)
+
+
+def definition(kind: str, beta: float, z: Any, zt: Any) -> tuple[float, np.ndarray]:
+    """D and its gradient in float64: 0 log 0 = 0, and dD/dz_j = s_j - p_j sum s with s_j = p_j dD/dp_j."""
+    log_p, log_q = (x - np.logaddexp.reduce(x) for x in np.asarray((z, zt), np.float64))
+    p, q = np.exp(log_p), np.exp(log_q)
+
+    def times(weight: Any, x: Any) -> Any:
+        return np.where(weight == 0, 0.0, weight * x)
+
+    forward, reverse = times(q, log_q - log_p), times(p, log_p - log_q)
+    if kind == "total_variation":
+        value, slope = abs(p - q) / 2, np.sign(p - q) * p / 2
+    elif kind == "forward_kl":
+        value, slope = forward, -q
+    elif kind == "reverse_kl":
+        value, slope = reverse, reverse
+    elif kind == "jeffreys":
+        value, slope = forward + reverse, reverse - q
+    else:
+        share = 1 - beta if kind == "skew_reverse_kl" else beta
+        m = share * q + (1 - share) * p
+        to_p, to_q = times(p, log_p - np.log(m)), times(q, log_q - np.log(m))
+        p_by_m, q_by_m = (x / np.where(m == 0, 1, m) for x in (p, q))
+        value, slope = {
+            "jsd": (beta * to_q + (1 - beta) * to_p, (1 - beta) * to_p),
+            "skew_forward_kl": (to_q, -(1 - beta) * p * q_by_m),
+            "skew_reverse_kl": (to_p, to_p - beta * p * p_by_m),
+        }[kind]
+    return value.sum(), slope - times(p, slope.sum())
+
+
+SPOILED = {"nan": (0, np.nan), "plus_inf": (0, np.inf), "all_minus_inf": (slice(None), -np.inf)}
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+@pytest.mark.parametrize(("kind", "beta"), NAMES)
+def test_probabilities_of_0_and_equal_rows(implementation: str, kind: str, beta: float) -> None:
+    random = np.random.default_rng(1)
+    x, teacher = (random.normal(size=(4, COLUMNS)).astype(np.float32) for _ in range(2))
+    x[0, 1] = x[2, [0, 5]] = -np.inf
+    teacher[1, 3] = teacher[2, 5] = -np.inf
+    teacher[3] = x[3]
+    labels = jnp.asarray([4, 4, 2, 2])
+    _, rows, gradient = run(step(implementation, kind, beta, False), x, teacher, labels)
+    with np.errstate(all="ignore"):
+        for i in range(4):
+            value, slopes = definition(kind, beta, x[i, :VALID], teacher[i, :VALID])
+            np.testing.assert_allclose(rows.divergence[i], value, rtol=2e-6, atol=1e-9)
+            np.testing.assert_allclose(gradient[i, :VALID], slopes, rtol=2e-5, atol=3e-7)
+    assert not gradient[:, VALID:].any()
+    assert rows.divergence[3] == 0 and not gradient[3].any()
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_spoiled_row_is_nan_and_leaves_the_others_alone(
+    implementation: str, what: str, side: str
+) -> None:
+    program = step(implementation, "forward_kl", 0.5, False)
+    x, teacher = (np.array(VALUES[name], np.float32) for name in ("student", "teacher"))
+    _, clean, expected = run(program, x, teacher)
+    spoiled = x if side == "student" else teacher
+    where, value = SPOILED[what]
+    spoiled[3, where] = value
+    spoiled[1] = np.nan  # ignored
+    loss, rows, gradient = run(program, x, teacher)
+    assert np.isnan(loss) and np.isnan(rows.divergence[3]) and np.isnan(gradient[3, :VALID]).all()
+    np.testing.assert_array_equal(gradient[:3], expected[:3])
+    np.testing.assert_array_equal(rows.divergence[:3], clean.divergence[:3])
+    others = ("teacher_entropy",) if side == "student" else ("entropy", "lse", "logp")
+    for name in others:
+        assert getattr(rows, name)[3] == getattr(clean, name)[3]
+    assert not any(np.asarray(x)[1] for x in rows)
+    # Whatever its weight is: D is not looked at where alpha is 1.
+    assert np.isnan(run(program, x, teacher, alpha=1.0)[2][3, :VALID]).all()
+
+
+def test_a_part_without_weight_is_left_out(implementation: str) -> None:
+    program = step(implementation, "reverse_kl", 0.5, False)
+    x, teacher = (np.array(VALUES[name], np.float32) for name in ("student", "teacher"))
+    teacher[0, 1] = -np.inf
+    assert run(program, x, teacher)[0] == np.inf
+    loss, rows, _ = run(program, x, teacher, alpha=1.0)
+    assert loss == pytest.approx(-float(rows.logp.sum()), rel=1e-6)
+    assert run(program, x, teacher, num_items=0.0)[0] == 0
+
+
+def test_a_label_out_of_range_is_nan_in_its_row(implementation: str) -> None:
+    program = step(implementation, "forward_kl", 0.5, False)
+    for wrong in (VALID, -1):
+        labels = LABELS.at[2].set(wrong)
+        loss, rows, gradient = run(program, VALUES["student"], VALUES["teacher"], labels)
+        assert np.isnan(loss) and np.isnan(rows.logp[2]) and np.isnan(rows.divergence[2])
+        assert np.isnan(gradient[2, :VALID]).all() and not rows.agreement[2]
+        assert np.isfinite(gradient[[0, 1, 3]]).all() and np.isfinite(rows.divergence[3])
+
+
+# ------------------------------------------------------------------------------------------------------ ordinary sizes
+
+
+def reference(kind: str, beta: float, log_p: Any, log_q: Any) -> Any:
+    """D of each row; in float64 under `jax.enable_x64`."""
+
+    def kl(a: Any, b: Any) -> Any:
+        return (jnp.exp(a) * (a - b)).sum(-1)
+
+    def mixed(share: float) -> Any:
+        return jnp.log(share * jnp.exp(log_q) + (1 - share) * jnp.exp(log_p))
+
+    return {
+        "forward_kl": lambda: kl(log_q, log_p),
+        "reverse_kl": lambda: kl(log_p, log_q),
+        "jsd": lambda: beta * kl(log_q, mixed(beta)) + (1 - beta) * kl(log_p, mixed(beta)),
+        "jeffreys": lambda: kl(log_q, log_p) + kl(log_p, log_q),
+        "skew_forward_kl": lambda: kl(log_q, mixed(beta)),
+        "skew_reverse_kl": lambda: kl(log_p, mixed(1 - beta)),
+        "total_variation": lambda: abs(jnp.exp(log_p) - jnp.exp(log_q)).sum(-1) / 2,
+    }[kind]()
+
+
+def batch(dtype: Any, width: int = 1003) -> tuple[Any, Any, Any]:
+    random = np.random.default_rng(0)
+    x = jnp.asarray(3 * random.normal(size=(2, 5, width)), dtype)
+    teacher = jnp.asarray(2 * random.normal(size=(2, 5, width)), dtype)
+    labels = random.integers(0, width, (2, 5))
+    labels[1, 2] = -100
+    return x, teacher, jnp.asarray(labels, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "how"),
+    [
+        (jnp.float32, "jeffreys", {"grad_in_forward": False}),
+        (jnp.bfloat16, "skew_forward_kl", {"reduction": "none"}),
+        (jnp.float16, "total_variation", {"reduction": "sum"}),
+    ],
+)
+def test_value_gradient_and_rows_are_those_of_float64(
+    monkeypatch: pytest.MonkeyPatch, implementation: str, dtype: Any, kind: str, how: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(xla, "TILE", 256)
+    x, teacher, labels = batch(dtype)
+    used, weights = np.asarray(labels != -100), np.linspace(0.5, 1.5, 10).reshape(2, 5)
+    upstream = np.linspace(1, 2, 10).reshape(2, 5) if how.get("reduction") == "none" else 3.0
+
+    with jax.enable_x64(True):
+
+        def wanted(x: Any) -> Any:
+            log_p = jax.nn.log_softmax(x / 2)
+            log_q = jax.nn.log_softmax(jnp.asarray(np.asarray(teacher, np.float64)) / 2)
+            logp = jnp.take_along_axis(log_p, jnp.asarray(labels)[..., None] * used[..., None], -1)
+            divergence = reference(kind, 0.3, log_p, log_q)
+            rows = weights * used * (0.25 * -logp[..., 0] + 0.75 * 4 * divergence)
+            if "reduction" not in how:
+                rows = rows / (weights * used).sum()
+            loss = rows if how.get("reduction") == "none" else rows.sum()
+            entropies = (-(jnp.exp(a) * a).sum(-1) * used for a in (log_p, log_q))
+            return (loss * upstream).sum(), (loss, divergence * used, *entropies)
+
+        wide = jnp.asarray(np.asarray(x, np.float64))
+        (_, expected), slopes = jax.value_and_grad(wanted, has_aux=True)(wide)
+        expected, slopes = jax.tree.map(np.asarray, (expected, slopes))
+
+    def ours(x: Any) -> Any:
+        loss, rows = distillation(
+            x,
+            teacher,
+            labels,
+            divergence=kind,
+            beta=0.3,
+            alpha=0.25,
+            temperature=2.0,
+            scale_by_temperature_squared=True,
+            token_weights=weights,
+            outputs=("divergence", "entropy", "teacher_entropy", "agreement"),
+            **how,
+        )
+        return (loss * jnp.asarray(upstream, jnp.float32)).sum(), (loss, rows)
+
+    (_, (loss, rows)), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(x)
+    for got, wanted_value in zip((loss, *rows[:3]), expected, strict=True):
+        np.testing.assert_allclose(got, wanted_value, rtol=1e-5, atol=1e-6)
+    assert rows.logp is None and rows.agreement.dtype == jnp.bool_
+    agreement = (x.argmax(-1) == teacher.argmax(-1)) & used
+    np.testing.assert_array_equal(rows.agreement, agreement)
+    assert gradient.dtype == dtype and not np.asarray(gradient[1, 2]).any()
+    error = np.asarray(gradient, np.float64) - slopes
+    limit = {jnp.float32: 2e-6, jnp.float16: 1e-3, jnp.bfloat16: 4e-3}[dtype]
+    assert np.linalg.norm(error) < limit * np.linalg.norm(slopes)
+
+
+def test_vmap_a_mask_and_no_labels(implementation: str) -> None:
+    x, teacher, _ = batch(jnp.float32, 13)
+    mask = jnp.asarray([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1]])
+    x = x.at[0, 1].set(jnp.nan)  # not read
+
+    def loss(x: Any, teacher: Any, mask: Any) -> Any:
+        return distillation(x, teacher, mask=mask, divergence="jsd", beta=0.1, temperature=0.7)
+
+    losses, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss)))(x, teacher, mask)
+    for i in range(2):
+        chosen = np.flatnonzero(mask[i])
+        rows = [definition("jsd", 0.1, x[i, j] / 0.7, teacher[i, j] / 0.7) for j in chosen]
+        assert losses[i] == pytest.approx(np.mean([value for value, _ in rows]), rel=1e-5)
+        expected = np.zeros(x.shape[1:])
+        expected[chosen] = np.array([slopes for _, slopes in rows]) / 0.7 / 3
+        np.testing.assert_allclose(gradients[i], expected, rtol=2e-5, atol=3e-7)
+
+
+def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
+    x, teacher, labels = batch(jnp.float32, 13)
+    weights = jnp.linspace(0.5, 1.5, 10).reshape(2, 5)
+
+    def loss(x: Any, teacher: Any, labels: Any, weights: Any) -> Any:
+        options = {"divergence": "reverse_kl", "alpha": 0.5, "token_weights": weights}
+        return distillation(x, teacher, labels, reduction="sum", **options)
+
+    both = jax.value_and_grad(loss)
+    arrays = (x, teacher, labels, weights)
+    expected = jax.jit(both)(*arrays)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    placed = jax.device_put(arrays, NamedSharding(mesh, P("x")))
+    by_partitioner = jax.jit(both).lower(*placed).compile()
+    assert "all-gather" not in by_partitioner.as_text()
+
+    def of_this_device(*arrays: Any) -> Any:
+        return jax.lax.psum(loss(*arrays), "x")
+
+    mapped = jax.shard_map(of_this_device, mesh=mesh, in_specs=P("x"), out_specs=P())
+    in_shard_map = jax.jit(jax.value_and_grad(mapped))
+    for found in (by_partitioner(*placed), in_shard_map(*placed)):
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+        assert found[1].sharding.spec[0] == "x"
+
+
+def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
+    monkeypatch: pytest.MonkeyPatch, implementation: str
+) -> None:
+    monkeypatch.setattr(xla, "TILE", 512)
+    logits = jax.ShapeDtypeStruct((128, 16384 + 100), jnp.float32)
+    size = logits.size * logits.dtype.itemsize
+    for in_forward in (True, False):
+
+        def loss(x: Any, teacher: Any, in_forward: bool = in_forward) -> Any:
+            return distillation(x, teacher, divergence="jsd", grad_in_forward=in_forward)
+
+        step = jax.jit(jax.value_and_grad(loss), donate_argnums=0)
+        memory = step.lower(logits, logits).compile().memory_analysis()
+        assert memory.alias_size_in_bytes == size
+        assert memory.temp_size_in_bytes < (0.01 if implementation == "cpu" else 0.4) * size
+
+
+def test_the_teacher_has_no_gradient() -> None:
+    x, teacher, _ = batch(jnp.float32, 13)
+    gradient = jax.grad(lambda t: distillation(x, t, implementation="cpu"))(teacher)
+    assert gradient.shape == teacher.shape and not gradient.any()
+
+
+def test_the_choice_of_an_implementation() -> None:
+    x, teacher, _ = batch(jnp.float32, 13)
+
+    def calls_the_library(implementation: Any) -> bool:
+        of_x = lambda x: distillation(x, teacher, implementation=implementation)  # noqa: E731
+        return "tileloss_call" in jax.jit(of_x).lower(x).as_text()
+
+    assert calls_the_library(None) and calls_the_library(("pallas_tpu", "cpu"))
+    assert not calls_the_library(("xla", "cpu"))
+    with pytest.raises(ValueError, match="can do this: pallas_tpu has no kernels of distillation"):
+        distillation(x, teacher, implementation="pallas_tpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"teacher": jnp.zeros((2, 5, 7))}, ValueError, r"teacher: expected logits' shape \[2, 5, 13\], got \[2, 5, 7\]"),
+        ({"teacher": jnp.zeros((2, 5, 13), jnp.bfloat16)}, TypeError, "teacher: expected logits' dtype float32, got bfloat16"),
+        ({"teacher": jnp.zeros((2, 5, 13), jnp.int32)}, TypeError, "teacher: expected float32, bfloat16 or float16, got int32"),
+        ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected logits' leading dimensions \[2, 5\], got"),
+        ({"labels": jnp.zeros((2, 5))}, TypeError, "labels: expected integers, got float32"),
+        ({"mask": jnp.zeros(3)}, ValueError, r"mask.size: expected 10, got 3"),
+        ({"token_weights": jnp.zeros(3)}, ValueError, r"token_weights.size: expected 10, got 3"),
+        ({"alpha": 0.5}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
+        ({"alpha": jnp.float32(0.5)}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
+        ({"alpha": 1.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "alpha: expected a number >= 0 and <= 1, got 1.5"),
+        ({"alpha": -0.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "alpha: expected"),
+        ({"outputs": "logp"}, ValueError, "labels: expected a vector, for logp, got none"),
+        ({"outputs": ("margin",)}, ValueError, "outputs: expected names among divergence, .*, got margin"),
+        ({"divergence": "kl"}, ValueError, "divergence: expected one of forward_kl, .*, got 'kl'"),
+        ({"divergence": "jsd", "beta": 1.0}, ValueError, "beta: expected a number > 0 and < 1 with this divergence"),
+        ({"temperature": 0.0}, ValueError, "temperature: expected"),
+        ({"teacher_temperature": -1.0}, ValueError, "teacher_temperature: expected"),
+        ({"valid_vocab": 14}, ValueError, "valid_vocab: expected"),
+        ({"reduction": "none", "grad_in_forward": True}, ValueError, "grad_in_forward: expected False for a loss per row"),
+        ({"implementation": "cuda"}, ValueError, "implementation: expected names among cpu, pallas_tpu, xla, got cuda"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_named(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {"teacher": jnp.zeros((2, 5, 13))} | change
+    with pytest.raises(error, match=message):
+        distillation(jnp.zeros((2, 5, 13)), **arguments)
+
+
+def test_every_kind_is_tested() -> None:
+    assert {kind for kind, _ in NAMES} == set(KINDS)
