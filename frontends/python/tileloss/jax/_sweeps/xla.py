@@ -50,7 +50,7 @@ def backward(
     """dL/dlogits; in the logits' memory where XLA finds that nobody reads them later."""
 
     def step(buffer: Array, start: Array | int, width: int) -> Array:
-        x = as_floats(tile(buffer, start, width), operand.logits.dtype).astype(jnp.float32)
+        x = tile_to_replace(buffer, start, width, operand.logits.dtype).astype(jnp.float32)
         weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
         gradient = tile_gradient(transform.value(x), rows, start, weights, spec)
         gradient = gradient * transform.derivative(x)
@@ -97,6 +97,18 @@ def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
         # Not ahead of the loop then, as it has to wait for ``start``, and so no more of x than the slice.
         x, start = lax.optimization_barrier((x, start))  # type: ignore[no-untyped-call]
     return lax.dynamic_slice_in_dim(x, start, width, axis)
+
+
+def tile_to_replace(buffer: Array, start: Array | int, width: int, dtype: DTypeLike) -> Array:
+    """A tile, as ``dtype``, of a buffer of `in_place`, over which its gradient is to be stored.
+
+    On CPUs jax 0.12 would fuse the slice and all that makes the gradient into the update that stores it, which then took 3 to 5
+    times as long: so the tile is a value of its own there.
+    """
+    found = as_floats(tile(buffer, start, width), dtype)
+    apart: Callable[[Array], Array] = lax.optimization_barrier
+    result: Array = lax.platform_dependent(found, cpu=apart, default=lambda x: x)
+    return result
 
 
 def stored(buffer: Array, values: Array, start: Array | int, axis: int = 1) -> Array:

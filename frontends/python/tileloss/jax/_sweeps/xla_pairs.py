@@ -85,7 +85,7 @@ def backward(
     form, target = c.form[:, None], c.target[:, None]
 
     def step(buffer: Array, start: Array | int, width: int) -> Array:
-        x = xla.as_floats(xla.tile(buffer, start, width), pair.logits.dtype)
+        x = xla.tile_to_replace(buffer, start, width, pair.logits.dtype)
         p, found = rows.columns(x, xla.tile(pair.teacher, start, width))
         centred = found.form - times(p, mean) if has_mean else found.form
         dz = times(form, centred)
