@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from tileloss.jax._devices import varying_alike
 from tileloss.jax._rows.distillation import pair_coefficients
@@ -65,10 +65,14 @@ def forward(
 
     of_others = xla.over_tiles(spec.columns, xla.TILE, step, empty)
     state = PairState(student, teacher, *of_others)
-    lean = state._replace(student=_lean(student), teacher=_lean(teacher))
-    # What other outputs read of the logits is read before too, from jax 0.11 on.
-    found = lax.optimization_barrier((_outputs(rows, state, spec), lean))  # type: ignore[no-untyped-call]
-    return found
+    found = _outputs(rows, state, spec)
+    # So that a gradient over the logits waits for what the entropies read of them, and XLA need not copy them: of a row where
+    # these are NaN the divergence is too.
+    divergence = of_others.value
+    for side in (student, teacher):
+        if side.entropy_sum is not None:
+            divergence = jnp.where(jnp.isnan(side.entropy_sum), jnp.nan, divergence)
+    return found, PairState(_lean(student), _lean(teacher), divergence, of_others.form)
 
 
 def backward(
