@@ -1,5 +1,7 @@
 #include "backends/problem.h"
 
+#include <cmath>
+
 namespace tileloss::impl {
 
 std::string shape(std::int64_t rows, std::int64_t cols) {
@@ -39,7 +41,9 @@ LogitTransform make_transform(const Problem& p, double temperature) {
 
 LogitTransform make_teacher_transform(const Problem& p) {
   const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());
-  return LogitTransform::make(teacher.logit_scale, teacher.softcap, scalar_value(teacher.temperature));
+  const double temperature = scalar_value(teacher.temperature);  // NaN behind a pointer: not given either
+  return LogitTransform::make(teacher.logit_scale, teacher.softcap,
+                              std::isnan(temperature) ? scalar_value(p.logit.temperature) : temperature);
 }
 
 const float* class_weights(const Problem& p) {

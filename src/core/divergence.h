@@ -112,6 +112,7 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm class_term(const Divergence& d, doubl
 struct PairCoefficients {
   double form = 0;
   double target = 0;
+  bool has_divergence = true;  // false: none is wanted of it, also where it is infinite; form is 0
 };
 
 }  // namespace tileloss::impl

@@ -29,6 +29,7 @@ class DistillationOf {
   TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
     const double w = context_.loss_grad[i] * context_.token_weights[i] * scale_;
     PairCoefficients c;
+    c.has_divergence = alpha_ < 1;
     if (scale_ == 0) return c;
     c.form = w * (1 - alpha_) * square_;
     c.target = w * -alpha_;
@@ -69,6 +70,9 @@ class DistillationOf {
     if (has_mixture && !(o.beta > 0 && o.beta < 1)) {
       return "beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got " +
              std::to_string(o.beta);
+    }
+    if (o.alpha.pointer == nullptr) {
+      if (std::string message = check_numbers(&o); !message.empty()) return message;
     }
     if (o.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB) return "temperature_on: expected logits, got logprob";
     if (may_differ(o.alpha, 0) && !context.labels.are_given()) return "labels: expected a vector, as alpha is not 0, got none";

@@ -113,7 +113,7 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
 // -inf on either side or on both, at the label and elsewhere; NaN and +inf spoil their row alone.
 TEST_P(Distillation, SpecialValuesAreTheOracles) {
   for (int kind = 0; kind < kKinds; ++kind) {
-    for (const double alpha : {0.0, 0.5}) {
+    for (const double alpha : {0.0, 0.5, 1.0}) {
       PairCaseSpec spec;
       spec.student = {.rows = 9, .vocab = 300, .format = GetParam(), .distribution = "normal", .extra_outputs = true};
       spec.student.per_row_loss = true;

@@ -204,7 +204,7 @@ class KnownColumnsWorker : public PairWorkerBase {
     const double label_slope = label >= 0 ? rows_.transform.derivative(load_element(rows_.storage, x, label)) : 0;
     // dD/dz of a column that is not known, over its p.
     double of_others = 0;
-    if (c.form != 0 && job_.known.tail != Tail::kRenormalise) {
+    if (c.has_divergence && job_.known.tail != Tail::kRenormalise) {
       of_others = -c.form * slope_sum_;
       if (has_tail_ && tail_.p != 0) of_others += c.form * tail_.dz / tail_.p;
     }
@@ -227,7 +227,7 @@ class KnownColumnsWorker : public PairWorkerBase {
     if (label >= 0 && label_ == nullptr) put(i, label, target_gradient(g, 1) * label_slope);
     for (const KnownColumn& k : known_) {
       double dz = c.target * (&k == label_ ? stats.one_minus_p : -std::exp(k.z - max_ - stats.log_sum));
-      if (c.form != 0) dz += c.form * (k.dz - k.p * slope_sum_);
+      if (c.has_divergence) dz += c.form * (k.dz - k.p * slope_sum_);
       put(i, k.column, dz * k.slope);
     }
   }

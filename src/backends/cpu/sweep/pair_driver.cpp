@@ -2,6 +2,7 @@
 
 #include "backends/cpu/sweep/known_columns.h"
 #include "backends/cpu/sweep/pair_worker.h"
+#include "backends/cpu/sweep/row_gradient.h"
 
 namespace tileloss::impl::cpu {
 namespace {
@@ -54,7 +55,9 @@ class PairWorker : public PairWorkerBase {
     if (!is_finite) {
       spoil(i);
     } else if (!is_certain) {
-      if (!pair.has_gradient) kernels.gradient(pair);
+      if (!pair.has_gradient) {
+        pair.coefficients.has_divergence ? kernels.gradient(pair) : write_cross_entropy(x, stats.student, pair);
+      }
       if (pair.target >= 0) write_label(stats, label, slope, pair);
     }
     finish(i, is_certain ? 0 : rows_.columns);
@@ -70,6 +73,21 @@ class PairWorker : public PairWorkerBase {
     return make_row_stats(sweep(x, rows_.targets[i], rows_.columns, transform, scratch, !(transform.softcap > 0)));
   }
 
+  // Without the divergence, which may be infinite.
+  void write_cross_entropy(const std::byte* x, const RowStats& stats, const PairRow& pair) const {
+    RowGradient g;
+    g.stats = stats;
+    g.coefficients.target = pair.coefficients.target;
+    BackwardRow b = make_backward(g, rows_.transform);
+    b.x = x;
+    b.dx = pair.dx;
+    b.columns = rows_.columns;
+    b.vocab_block = student_.vocab_block;
+    b.operands = student_.operands;
+    b.stream = pair.stream;
+    rows_.kernels->run[rows_.storage](nullptr, &b);
+  }
+
   static void add_label(const DivergenceTerm& label, PairRow& pair) {
     pair.sums.divergence += label.value;
     if (has_mean(pair.divergence.kind)) pair.sums.mean += label.form;
@@ -78,7 +96,7 @@ class PairWorker : public PairWorkerBase {
   void write_label(const PairStats& stats, const DivergenceTerm& label, double slope, const PairRow& pair) const {
     const PairCoefficients& c = pair.coefficients;
     double dz = c.target * stats.student.one_minus_p;
-    if (c.form != 0) {
+    if (c.has_divergence) {
       // g - mean, the mean's own part taken together with g: of a certain label they all but cancel.
       // Where both are infinite the gradient is NaN.
       const double others = pair.sums.mean - label.form;
