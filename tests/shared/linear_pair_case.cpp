@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "check/distillation_oracle_case.h"
 #include "tests/shared/pair_case.h"
 #include "tests/shared/row_output_check.h"
 
@@ -51,52 +52,44 @@ LinearPair::LinearPair(const LinearPairSpec& spec)
 }
 
 CheckResult LinearPair::check(const tileloss_distillation_options& options) const {
-  const reference::DistillationOptions oracle_options = make_oracle_options(options);
   const LogitsCase& row_case = student_.row();
   const tileloss_args& args = student_.args();
   const auto rows = static_cast<std::size_t>(student_.spec().row.rows);
-  const reference::Distillation oracle(oracle_options, student_.spec().row.rows, row_case.labels(), row_case.token_weights(),
-                                       row_case.loss_grad());
+  const auto copy = [](std::span<const double> values) { return std::vector<double>(values.begin(), values.end()); };
+  const tools::DistillationOracleCase oracle_case(make_oracle_options(options),
+                                                  {row_case.labels().begin(), row_case.labels().end()},
+                                                  copy(row_case.token_weights()), copy(row_case.loss_grad()));
+  const reference::DistillationOptions& oracle_options = oracle_case.options();
+  const reference::Distillation& oracle = oracle_case.oracle();
   const bool per_row = oracle_options.reduction == reference::Reduction::kNone;
-  const double squared = divergence_factor(oracle_options);
   std::vector<Row> teacher_rows(rows);
   for_each_linear_row(teacher().operands(), teacher().norms(), student_.used_rows(), [&](const tools::LinearRow& row) {
     teacher_rows[static_cast<std::size_t>(row.row)] = {{row.logits.begin(), row.logits.end()}, row.output_error};
   });
   tools::OutputMetric loss("loss"), divergence("divergence"), entropy("teacher_entropy");
   std::vector<double> losses(rows), magnitudes(rows);
-  reference::SoftmaxRow teacher_softmax;
-  reference::DistillationRow values;
-  reference::DistillationGradient of_row;
+  tools::PairRow pair;
   CheckResult result = student_.check(oracle_options.student, [&](const auto& at, const auto& softmax, auto& gradient) {
     const auto i = static_cast<std::size_t>(at.row);
-    const std::int64_t label = row_case.labels()[i];
     const Row& other = teacher_rows[i];
-    teacher_softmax.compute(oracle_options.teacher, other.logits, label);
-    values.compute(oracle_options, at.logits, other.logits, label);
-    const PairBudget budget(softmax, teacher_softmax);
+    pair.compute(oracle_options, at.logits, other.logits, row_case.labels()[i]);
+    // An error of either side's logits is one of log p - log q.
     const double slope = std::fabs(oracle_options.teacher.logit_scale / oracle_options.teacher.temperature);
     const double error = output_error_of_z(softmax, at) + slope * other.error;
-    const double magnitude = budget.output_magnitude + tools::kMagnitudeOfError * error * (2 + budget.output_magnitude);
-    losses[i] = oracle.row_loss(at.row, values);
-    magnitudes[i] = magnitude * squared * std::fabs(oracle.token_weight(at.row));
+    const double more = tools::kMagnitudeOfError * error * (2 + pair.output_magnitude());
+    const double magnitude = pair.output_magnitude() + more;
+    losses[i] = oracle_case.row_loss(at.row, pair);
+    magnitudes[i] = oracle_case.row_magnitude(at.row, pair) * (1 + more / pair.output_magnitude());
     if (present(args.divergence)) {
-      divergence.add(at.row, output_at(args.divergence, at.row), values.outputs().divergence / squared, magnitude);
-      entropy.add(at.row, output_at(args.teacher_entropy, at.row), values.outputs().teacher_entropy, magnitude);
+      divergence.add(at.row, output_at(args.divergence, at.row), pair.expected().divergence, magnitude);
+      entropy.add(at.row, output_at(args.teacher_entropy, at.row), pair.expected().teacher_entropy, magnitude);
     }
-    oracle.row_gradient(at.row, values, of_row);
-    gradient.gradient = of_row.dlogits;
-    gradient.magnitude = of_row.magnitude;
-    const double weight = std::fabs(oracle.upstream(at.row) * oracle.token_weight(at.row) * oracle.factor());
-    const double factor = weight * (1 - oracle_options.alpha) * squared;
-    budget.widen(oracle_options, softmax, factor, gradient.magnitude);
-    gradient.scale = softmax.dz_dx(0) * weight;
-    // An error of either side's logits is one of log p - log q.
+    oracle_case.row_gradient(at.row, pair, gradient);
     gradient.blur.resize(gradient.gradient.size());
     for (std::size_t j = 0; j < gradient.blur.size(); ++j) {
       const auto column = static_cast<std::int64_t>(j);
-      const double mass = softmax.p(column) + teacher_softmax.p(column);
-      gradient.blur[j] = factor * std::fabs(softmax.dz_dx(column)) * 4 * mass * error;
+      gradient.blur[j] = gradient.scale * 4 * (softmax.p(column) + pair.teacher().p(column)) * error;
+      if (oracle_options.scale_by_temperature_squared) gradient.blur[j] *= std::pow(oracle_options.student.temperature, 2);
     }
   });
   for (std::int64_t i = 0; present(args.divergence) && i < student_.spec().row.rows; ++i) {
@@ -116,7 +109,7 @@ CheckResult LinearPair::check(const tileloss_distillation_options& options) cons
   } else {
     double magnitude = 0;
     for (const double m : magnitudes) magnitude += m;
-    loss.add(-1, output_at(args.loss, 0), oracle.reduce(losses), std::fmax(magnitude * oracle.factor(), 0x1p-100));
+    loss.add(-1, output_at(args.loss, 0), oracle.reduce(losses), oracle_case.reduce_magnitude(magnitude));
   }
   append(loss.gates());
   return result;

@@ -1,8 +1,9 @@
 #include "tests/shared/pair_case.h"
 
 #include <cmath>
-#include <optional>
+#include <vector>
 
+#include "check/distillation_oracle_case.h"
 #include "tests/shared/row_output_check.h"
 
 namespace tileloss::test {
@@ -23,47 +24,7 @@ LogitsCaseSpec teacher_spec(const PairCaseSpec& spec) {
   return teacher;
 }
 
-// No weight, no error: 0 is held to this, as nothing divided by nothing would not be a verdict.
-constexpr double kTiny = 0x1p-100;
-
-// Under a transform z is rounded itself.
-double size_of_z(const reference::SoftmaxRow& row) {
-  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
-  return counts ? std::fabs(row.max()) : 0;
-}
-
-double size_of_log(const reference::SoftmaxRow& row, std::size_t j) {
-  const double log = row.logits_z()[j] - row.outputs().lse;
-  return std::isfinite(log) ? std::fabs(log) : 0;
-}
-
 }  // namespace
-
-PairBudget::PairBudget(const reference::SoftmaxRow& student, const reference::SoftmaxRow& teacher) {
-  const double own = size_of_z(student), other = size_of_z(teacher);
-  others_distance = tools::others_distance(student) + tools::others_distance(teacher);
-  max = std::fabs(student.max()) + other;
-  for (std::size_t j = 0; j < student.logits_z().size(); ++j) {
-    const double behind = std::fabs(student.max() - student.logits_z()[j]) + std::fabs(teacher.max() - teacher.logits_z()[j]);
-    z.push_back(max - (std::isfinite(behind) ? behind : tools::kExpRange));
-    const double p = student.p(static_cast<std::int64_t>(j)), q = teacher.p(static_cast<std::int64_t>(j));
-    logs.push_back(size_of_log(student, j) + size_of_log(teacher, j));
-    if (std::isfinite(p)) mean_magnitude += p * logs.back();
-    if (std::isfinite(p) && std::isfinite(q)) output_magnitude += (p + q) * logs.back();
-  }
-  output_magnitude += std::fmin(own + other, 1e5) / 4;
-}
-
-void PairBudget::widen(const reference::DistillationOptions& options, const reference::SoftmaxRow& student, double factor,
-                       std::vector<double>& magnitude) const {
-  if (options.divergence == reference::Divergence::kForwardKl) return;
-  for (std::size_t j = 0; j < logs.size(); ++j) {
-    const auto column = static_cast<std::int64_t>(j);
-    if (column == student.label() && student.p(column) > 0.5) continue;
-    const double naive = factor * student.p(column) * student.dz_dx(column) * (2 + logs[j] + mean_magnitude);
-    magnitude[j] = std::fmax(magnitude[j], naive);
-  }
-}
 
 reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& options) {
   reference::DistillationOptions oracle;
@@ -82,16 +43,6 @@ reference::DistillationOptions make_oracle_options(const tileloss_distillation_o
                      : options.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
                                                                    : reference::Reduction::kMean;
   return oracle;
-}
-
-double divergence_factor(const reference::DistillationOptions& options) {
-  return options.scale_by_temperature_squared ? options.student.temperature * options.student.temperature : 1.0;
-}
-
-bool is_argmax_open(const reference::SoftmaxRow& row) {
-  int candidates = 0;
-  for (const double z : row.logits_z()) candidates += z >= row.max() - 1e-5 * (1 + std::fabs(row.max())) ? 1 : 0;
-  return candidates > 1 && !row.transform().is_identity();
 }
 
 PairCase::PairCase(const PairCaseSpec& spec) : student_(spec.student), teacher_(teacher_spec(spec)) { make_outputs(spec); }
@@ -124,71 +75,52 @@ void PairCase::seal() {
 }
 
 CheckResult check_distillation(const PairCase& c, const tileloss_distillation_options& options) {
-  const reference::DistillationOptions oracle_options = make_oracle_options(options);
-  const LogitsCaseSpec& spec = c.student().spec();
+  const LogitsCase& student = c.student();
+  const LogitsCaseSpec& spec = student.spec();
   const tileloss_args& args = c.args();
-  const reference::Distillation oracle(oracle_options, spec.rows, c.student().labels(), c.student().token_weights(),
-                                       c.student().loss_grad());
-  reference::Transform teacher_transform = oracle_options.teacher;
-  const bool per_row = oracle_options.reduction == reference::Reduction::kNone;
+  const auto copy = [](std::span<const double> values) { return std::vector<double>(values.begin(), values.end()); };
+  const tools::DistillationOracleCase oracle_case(make_oracle_options(options),
+                                                  {student.labels().begin(), student.labels().end()},
+                                                  copy(student.token_weights()), copy(student.loss_grad()));
+  const bool per_row = oracle_case.options().reduction == reference::Reduction::kNone;
   RowOutputCheck outputs(args);
   tools::OutputMetric loss_metric("loss"), divergence_metric("divergence"), entropy_metric("teacher_entropy");
   tools::ExactMetric agreement_metric("agreement");
   tools::GradientMetric gradient_metric(spec.format);
-  reference::DistillationRow row;
-  reference::SoftmaxRow student, teacher;
-  reference::DistillationGradient gradient;
-  std::vector<double> losses, magnitudes;
+  tools::PairRow pair;
+  reference::GradientRow gradient;
+  std::vector<double> losses;
+  double magnitude_sum = 0;
   for (std::int64_t i = 0; i < spec.rows; ++i) {
-    const bool ignored = oracle.is_ignored(i);
-    const std::int64_t label = c.student().labels()[static_cast<std::size_t>(i)];
-    double magnitude = 0;
-    std::optional<PairBudget> budget;
+    const bool ignored = oracle_case.oracle().is_ignored(i);
     if (!ignored) {
-      const std::vector<double> logits = c.student().logits_row(i), teacher_logits = c.teacher().logits_row(i);
-      student.compute(oracle_options.student, logits, label);
-      teacher.compute(teacher_transform, teacher_logits, label);
-      row.compute(oracle_options, logits, teacher_logits, label);
-      budget.emplace(student, teacher);
-      magnitude = budget->output_magnitude;
+      const std::int64_t label = student.labels()[static_cast<std::size_t>(i)];
+      pair.compute(oracle_case.options(), student.logits_row(i), c.teacher().logits_row(i), label);
     }
-    const reference::DistillationOutputs wanted = ignored ? reference::DistillationOutputs{} : row.outputs();
-    outputs.add(i, ignored ? nullptr : &student);
-    const double squared = divergence_factor(oracle_options);
-    if (present(args.divergence)) divergence_metric.add(i, output_at(args.divergence, i), wanted.divergence / squared, magnitude);
+    const tools::ExpectedRow wanted = ignored ? tools::ExpectedRow{} : pair.expected();
+    const double magnitude = ignored ? 0 : pair.output_magnitude();
+    outputs.add(i, ignored ? nullptr : &pair.student());
+    if (present(args.divergence)) divergence_metric.add(i, output_at(args.divergence, i), wanted.divergence, magnitude);
     if (present(args.teacher_entropy)) {
       entropy_metric.add(i, output_at(args.teacher_entropy, i), wanted.teacher_entropy, magnitude);
-      const bool is_open = !ignored && (is_argmax_open(student) || is_argmax_open(teacher));
+      const bool is_open = !ignored && pair.is_agreement_open();
       if (!is_open) agreement_metric.add(i, static_cast<const std::uint8_t*>(args.agreement.data)[i], wanted.agreement ? 1 : 0);
     }
-    losses.push_back(ignored ? 0.0 : oracle.row_loss(i, row));
-    magnitudes.push_back(ignored ? 0.0 : std::fmax(magnitude * squared * std::fabs(oracle.token_weight(i)), kTiny));
-    if (present(args.loss) && per_row) loss_metric.add(i, output_at(args.loss, i), losses.back(), magnitudes.back());
+    losses.push_back(ignored ? 0.0 : oracle_case.row_loss(i, pair));
+    const double loss_magnitude = ignored ? 0.0 : oracle_case.row_magnitude(i, pair);
+    magnitude_sum += loss_magnitude;
+    if (present(args.loss) && per_row) loss_metric.add(i, output_at(args.loss, i), losses.back(), loss_magnitude);
     if (!spec.dlogits) continue;
     if (ignored) {
-      gradient_metric.add_ignored_row(i, c.student().dlogits_row(i), spec.vocab);
+      gradient_metric.add_ignored_row(i, student.dlogits_row(i), spec.vocab);
       continue;
     }
-    oracle.row_gradient(i, row, gradient);
-    const auto valid = static_cast<std::size_t>(c.student().valid_columns());
-    const double factor =
-        std::fabs(oracle.upstream(i) * oracle.token_weight(i) * oracle.factor() * (1 - oracle_options.alpha)) * squared;
-    budget->widen(oracle_options, student, factor, gradient.magnitude);
-    gradient_metric.add_row(i, c.student().dlogits_row(i), spec.vocab,
-                            {.gradient = std::span<const double>(gradient.dlogits).first(valid),
-                             .magnitude = std::span<const double>(gradient.magnitude).first(valid),
-                             .blur = {},
-                             .z = budget->z,
-                             .max = budget->max,
-                             .scale = student.dz_dx(0) * std::fabs(oracle.upstream(i) * oracle.token_weight(i) * oracle.factor()),
-                             .transformed = !oracle_options.student.is_identity() || !teacher_transform.is_identity(),
-                             .target = label,
-                             .others_distance = budget->others_distance});
+    oracle_case.row_gradient(i, pair, gradient);
+    gradient_metric.add_row(i, student.dlogits_row(i), spec.vocab, pair.reference(gradient));
   }
   if (present(args.loss) && !per_row) {
-    double magnitude = 0;
-    for (const double m : magnitudes) magnitude += m;
-    loss_metric.add(-1, output_at(args.loss, 0), oracle.reduce(losses), std::fmax(magnitude * oracle.factor(), kTiny));
+    loss_metric.add(-1, output_at(args.loss, 0), oracle_case.oracle().reduce(losses),
+                    oracle_case.reduce_magnitude(magnitude_sum));
   }
   CheckResult result;
   const auto append = [&](const std::vector<tools::Gate>& gates) {

@@ -238,7 +238,8 @@ CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options&
   const reference::Tail tail = options.tail == TILELOSS_TAIL_LUMP     ? reference::Tail::kLump
                                : options.tail == TILELOSS_TAIL_IGNORE ? reference::Tail::kIgnore
                                                                       : reference::Tail::kRenormalise;
-  const double squared = divergence_factor(oracle_options);
+  const double temperature = oracle_options.student.temperature;
+  const double squared = oracle_options.scale_by_temperature_squared ? temperature * temperature : 1.0;
   const tileloss_args& args = row_.args();
   Judgement judgement(row_, oracle_options, args);
   tools::OutputMetric divergence("divergence"), entropy("teacher_entropy");

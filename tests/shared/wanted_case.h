@@ -3,12 +3,11 @@
 #ifndef TILELOSS_TESTS_SHARED_WANTED_CASE_H_
 #define TILELOSS_TESTS_SHARED_WANTED_CASE_H_
 
-#include <optional>
+#include <deque>
 #include <vector>
 
 #include "reference/distillation.h"
 #include "tests/shared/logits_case.h"
-#include "tests/shared/pair_case.h"
 
 namespace tileloss::test {
 
