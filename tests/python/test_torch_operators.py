@@ -57,29 +57,50 @@ def recorded(names: tuple[str, ...] = FUNCTIONS) -> dict[str, tuple[Any, ...]]:
                 inputs = tuple(x * 1 for x in p.leaves(name))
                 torch.autograd.grad(run(name, p, *inputs, **mode), inputs)
             calls |= recorder.calls
-    return calls | of_a_pair()
+    return calls | of_more_than_labels()
 
 
-def of_a_pair() -> dict[str, tuple[Any, ...]]:
-    """The same of the functions of a student's logits and a teacher's."""
+def of_more_than_labels() -> dict[str, tuple[Any, ...]]:
+    """The same of the functions that are told more of a row than its label."""
+    p = problem()
+    shape = p.logits.shape
+    teacher, probs = torch.randn(shape), torch.rand(shape).softmax(-1)
+    logprobs, ids = teacher.log_softmax(-1).topk(5)
+    hidden, head, bias = (
+        torch.randn(*shape[:-1], 6),
+        torch.randn(shape[-1], 6),
+        torch.randn(shape[-1]),
+    )
+    teacher_heads = (torch.randn(*shape[:-1], 4), torch.randn(shape[-1], 4))
+    mixed: dict[str, Any] = {"alpha": torch.tensor(0.3), "outputs": ("divergence",)}
+    of_logits: list[Callable[..., Any]] = [
+        lambda x, **mode: tl.distillation(x, teacher, p.labels, **mixed, **mode)[0],
+        lambda x, **mode: tl.sparse_distillation(x, ids, logprobs, p.labels, **mixed, **mode)[0],
+        lambda x, **mode: tl.cross_entropy(x, probs, label_smoothing=0.1, **mode),
+    ]
+    of_head: list[Callable[..., Any]] = [
+        lambda h, w, b, **mode: tl.linear_distillation(
+            h, w, *teacher_heads, p.labels, linear_bias=b, **mixed, **mode
+        )[0],
+        lambda h, w, b, **mode: tl.linear_sparse_distillation(
+            h, w, ids, logprobs, p.labels, linear_bias=b, **mixed, **mode
+        )[0],
+        lambda h, w, b, **mode: tl.linear_cross_entropy(h, w, probs, linear_bias=b, **mode),
+    ]
     calls: dict[str, tuple[Any, ...]] = {}
+
+    def record(function: Callable[..., Any], tensors: tuple[Tensor, ...], **mode: Any) -> None:
+        leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        with Recorder() as recorder:
+            torch.autograd.grad(function(*(x * 1 for x in leaves), **mode), leaves)
+        calls.update(recorder.calls)
+
     for in_forward in (True, False):
-        for in_place in (True, False):
-            p = problem()
-            logits = p.logits.detach().clone().requires_grad_()
-            teacher = torch.randn_like(p.logits.detach())
-            with Recorder() as recorder:
-                loss = tl.distillation(
-                    logits * 1,
-                    teacher,
-                    p.labels,
-                    alpha=torch.tensor(0.3),
-                    grad_in_forward=in_forward,
-                    inplace_backward=in_place,
-                )
-                assert isinstance(loss, Tensor)
-                torch.autograd.grad(loss, logits)
-            calls |= recorder.calls
+        for function in of_logits:
+            for in_place in (True, False):
+                record(function, (p.logits,), grad_in_forward=in_forward, inplace_backward=in_place)
+        for function in of_head:
+            record(function, (hidden, head, bias), grad_in_forward=in_forward)
     return calls
 
 
