@@ -68,7 +68,7 @@ TEST_P(GradcheckDistillation, TheKernelsPassOnEveryInstructionSet) {
              {"reduction=sum", "source.teacher=wide", "source.special_rows=[]", "kernel.row_groups=true", "valid_vocab=200",
               "teacher_softcap=20", "teacher_logit_scale=0.5", "mask_prob=0"},
              {"num_items=12.5", "source.teacher_noise=0.01", "softcap=20", "alpha=1", "token_weights=none", "upstream=ones",
-              "source.special_rows=[same,confident]"}}) {
+              "source.special_rows=[same,confident,teacher_zeros]"}}) {
       std::vector<std::string> sets = {"divergence=" + divergence, "dtype=" + dtype, "kernel.isa=" + isa};
       sets.insert(sets.end(), variant.begin(), variant.end());
       const Check check(sets);

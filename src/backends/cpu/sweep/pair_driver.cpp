@@ -24,9 +24,6 @@ class PairWorker : public PairWorkerBase {
     PairRow pair;
     pair.student = side(x, rows_.transform, stats.student, student_);
     pair.teacher = side(teacher, job_.teacher_transform, stats.teacher, teacher_);
-    const std::int64_t next = i + 1 < rows_.rows ? i + 1 : i;
-    pair.student.ahead = logits(next);
-    pair.teacher.ahead = teacher_logits(next);
     pair.columns = rows_.columns;
     pair.target = rows_.targets[i];
     pair.vocab_block = student_.vocab_block;

@@ -88,8 +88,6 @@ class PairSweep : BackwardSweep<Simd, T> {
     }
     [[gnu::always_inline]] Columns operator()(std::int64_t i, int count) const {
       const std::int64_t at = start + i;
-      Simd::prefetch(static_cast<const T*>(student.row.ahead) + at);
-      Simd::prefetch(static_cast<const T*>(teacher.row.ahead) + at);
       return {times(Loop::load_floats(student.row.exps + at), p_share), times(Loop::load_floats(teacher.row.exps + at), q_share),
               difference(exponents(student, at, count), exponents(teacher, at, count), ratio)};
     }

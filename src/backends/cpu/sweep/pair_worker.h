@@ -108,7 +108,7 @@ class PairWorkerBase {
 
   static PairSide side(const std::byte* x, const LogitTransform& transform, const RowStats& stats, const RowScratch& scratch) {
     PairSide s;
-    s.x = s.ahead = x;
+    s.x = x;
     s.transform = transform;
     s.max = static_cast<float>(stats.max);
     s.sum = stats.sum;

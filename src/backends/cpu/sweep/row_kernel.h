@@ -68,7 +68,6 @@ inline constexpr std::int64_t kPairBlock = 1024;
 // One row of a pair, after its forward.
 struct PairSide {
   const void* x = nullptr;
-  const void* ahead = nullptr;  // a row that is wanted in cache next: it is fetched beside this one's divergence
   LogitTransform transform;
   float max = 0;
   double sum = 1, log_sum = 0;         // S of the row and its logarithm
