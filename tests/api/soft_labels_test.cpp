@@ -174,6 +174,41 @@ TEST_P(SparseTeachers, AgreeForAllPairsOfOptions) {
   if (failures == 0) report_coverage("sparse_distillation", kCases, GetParam(), sampler);
 }
 
+// -inf where the teacher has mass or on the other columns, NaN on either side, a teacher without any mass.
+TEST_P(SparseTeachers, SpecialValuesAreTheOracles) {
+  for (const tileloss_tail tail : {TILELOSS_TAIL_LUMP, TILELOSS_TAIL_IGNORE, TILELOSS_TAIL_RENORMALISE}) {
+    for (std::int32_t kind = 0; kind < 7; ++kind) {
+      SparseTeacherSpec spec;
+      spec.row = {.rows = 9, .vocab = 300, .format = GetParam(), .per_row_loss = true, .extra_outputs = true};
+      spec.columns = 6;
+      SparseTeacherCase c(spec, SparseTeacherCase::Open{});
+      const auto is_known = [&](std::int64_t row, std::int64_t column) {
+        for (std::int64_t k = 0; k < 6; ++k) {
+          if (c.id(row, k) == column) return true;
+        }
+        return false;
+      };
+      c.row().set_logit(0, c.id(0, 2), -kInf);
+      c.row().set_logit(1, c.id(1, 3), kNan);
+      c.row().set_logit(2, c.id(2, 3), kInf);
+      for (std::int64_t j = 0; j < 300; ++j) {
+        if (!is_known(3, j)) c.row().set_logit(3, j, -kInf);  // no p for the others
+        if (!is_known(4, j)) c.row().set_logit(4, j, j % 2 == 0 ? -kInf : 0);
+        if (!is_known(5, j)) c.row().set_logit(5, j, j == 17 ? kNan : 0);
+      }
+      c.set_log_q(6, 1, kNan);
+      c.set_log_q(7, 1, kInf);
+      c.row().seal();
+      tileloss_sparse_distillation_options options = sparse_options(kind);
+      options.reduction = TILELOSS_REDUCTION_NONE;
+      options.tail = tail;
+      options.beta = 0.3;
+      ASSERT_TRUE(runs("sparse_distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+      EXPECT_TRUE(agrees(c.check(options))) << "divergence " << kind << ", tail " << tail;
+    }
+  }
+}
+
 // Logits that a head makes without rounding: each row of hidden is one column of the head. Every third row is not in use.
 TEST(WantedOfAHead, IsWhatTheLogitsGive) {
   constexpr std::int64_t kRows = 40, kVocab = 700, kHidden = 8, kColumns = 6;

@@ -173,7 +173,18 @@ CheckResult SoftLabelCase::check(const tileloss_soft_cross_entropy_options& opti
 
 // --------------------------------------------------------------------------------------------------------- sparse teachers
 
-SparseTeacherCase::SparseTeacherCase(const SparseTeacherSpec& spec) : spec_(spec), row_(spec.row) {
+SparseTeacherCase::SparseTeacherCase(const SparseTeacherSpec& spec) : spec_(spec), row_(spec.row) { make_teacher(); }
+SparseTeacherCase::SparseTeacherCase(const SparseTeacherSpec& spec, Open) : spec_(spec), row_(spec.row, LogitsCase::Open{}) {
+  make_teacher();
+}
+
+void SparseTeacherCase::set_log_q(std::int64_t row, std::int64_t k, double value) {
+  log_q_[at(row, k)] = value;
+  log_q_buffer_.as<float>()[at(row, k)] = static_cast<float>(value);
+}
+
+void SparseTeacherCase::make_teacher() {
+  const SparseTeacherSpec& spec = spec_;
   const std::int64_t rows = spec.row.rows, k = spec.columns, valid = row_.valid_columns();
   const std::size_t id_bytes = spec.int32_ids ? 4 : 8;
   id_buffer_ = GuardBuffer(index(rows * k) * id_bytes, spec.row.flush);

@@ -47,6 +47,11 @@ struct SparseTeacherSpec {
 class SparseTeacherCase {
  public:
   explicit SparseTeacherCase(const SparseTeacherSpec& spec);
+  // To be sealed by the caller, once other logits and log q are set.
+  struct Open {};
+  SparseTeacherCase(const SparseTeacherSpec& spec, Open);
+  std::int64_t id(std::int64_t row, std::int64_t k) const { return ids_[at(row, k)]; }
+  void set_log_q(std::int64_t row, std::int64_t k, double value);
   LogitsCase& row() { return row_; }
   const LogitsCase& row() const { return row_; }
   tileloss_args& args() { return row_.args(); }
@@ -54,6 +59,7 @@ class SparseTeacherCase {
 
  private:
   std::size_t at(std::int64_t row, std::int64_t k) const;
+  void make_teacher();
 
   const SparseTeacherSpec spec_;
   LogitsCase row_;
