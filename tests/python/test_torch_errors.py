@@ -58,12 +58,24 @@ def test_the_first_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_labels(name: str) -> None:
-    refused(
-        name,
-        TypeError,
-        "target: expected int64, int32 or uint8, got torch.float32",
-        target=torch.ones(3, 5),
-    )
+    floats = torch.ones(3, 5)
+    if name.endswith("cross_entropy"):
+        expected = (
+            f"labels of an integer type, or class probabilities of the logits' shape [3, 5, {V}]"
+        )
+        refused(
+            name,
+            ValueError,
+            f"target: expected {expected}, got torch.float32 of shape [3, 5]",
+            target=floats,
+        )
+    else:
+        refused(
+            name,
+            TypeError,
+            "target: expected int64, int32 or uint8, got torch.float32",
+            target=floats,
+        )
     refused(name, TypeError, "target: expected a Tensor, got int", target=3)
     shape = "target: expected the leading shape of input, [3, 5], got "
     refused(name, ValueError, f"{shape}[15]", target=torch.ones(15, dtype=torch.int64))

@@ -27,7 +27,8 @@ def checked_probabilities(
     refuse_gradient("target", target)
     if list(target.shape) != list(shape):
         raise ValueError(
-            f"target: expected class probabilities of the logits' shape {list(shape)}, got {list(target.shape)}"
+            f"target: expected labels of an integer type, or class probabilities of the logits' shape {list(shape)}, got "
+            f"{target.dtype} of shape {list(target.shape)}"
         )
     if given["z_loss"] != 0:
         raise ValueError(f"z_loss: expected 0 with class probabilities, got {given['z_loss']}")
