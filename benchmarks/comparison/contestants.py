@@ -41,12 +41,14 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Group:
-    """Contestants that do the same work on the same inputs. `of_model`: a whole model's step, whose memory is counted with the
+    """Contestants that do the same work on the same inputs: a loss of the labels' log-probabilities, or a divergence from a
+    teacher, of TRL's `beta` (comparison/distillation.py). `of_model`: a whole model's step, whose memory is counted with the
     gradients, as they are what an optimizer finds."""
 
     name: str
     title: str
-    loss_of_logp: LossOfLogp
+    loss_of_logp: LossOfLogp | None = None
+    beta: float | None = None
     linear: bool = False
     policy: bool = False
     of_model: bool = False
@@ -69,6 +71,9 @@ GROUPS = {
             cross_entropy_of_logp,
             linear=True,
         ),
+        Group("distillation_kl", "distillation by forward KL", beta=0.0),
+        Group("distillation_jsd", "distillation by JSD", beta=0.5),
+        Group("linear_distillation", "distillation with two LM heads", beta=0.0, linear=True),
     )
 }
 OURS = 0.01  # what a bfloat16 gradient is off by, three times

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +39,8 @@ class Inputs:
     """Everything bfloat16 but labels (int64) and what is per token or sequence (float32).
 
     logits [N, V] with `pristine` a copy to restore it from, or hidden [N, H] and head [V, H], or a model; labels [N], of a
-    model its tokens too, [B, T]; advantages [B]; old_logp [N]. `workspace_bytes` is the budget of the contestant that has one.
+    model its tokens too, [B, T]; advantages [B]; old_logp [N]. `teacher`: other logits, or hidden and head, of the same shapes,
+    which nothing writes. `workspace_bytes` is the budget of the contestant that has one.
     """
 
     shape: Shape
@@ -50,6 +51,7 @@ class Inputs:
     pristine: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     head: torch.Tensor | None = None
+    teacher: Inputs | None = None
     workspace_bytes: int | None = None
     own_logits: OwnLogits | None = None  # of the contestants that donate them
     model: PreTrainedModel | None = None
@@ -88,7 +90,7 @@ def grpo_of_logp(inputs: Inputs, logp: torch.Tensor) -> torch.Tensor:
     return -torch.min(ratio * advantages, clipped * advantages).mean(-1).mean()
 
 
-def make_inputs(shape: Shape, *, linear: bool, policy: bool) -> Inputs:
+def make_inputs(shape: Shape, *, linear: bool, policy: bool, distils: bool = False) -> Inputs:
     """The same numbers every time. Each page is written here: no contestant pays its first touch.
 
     old_logp is that of a model a step away: ratios lie inside, outside and on both sides of the clip range.
@@ -102,14 +104,20 @@ def make_inputs(shape: Shape, *, linear: bool, policy: bool) -> Inputs:
     advantages = normal(shape.sequences, std=1.0, dtype=torch.float32)
     old_logp = normal(shape.tokens, std=0.25, dtype=torch.float32)
     inputs = Inputs(shape, labels, advantages, old_logp)
-    if linear:
-        inputs.hidden = normal(shape.tokens, shape.hidden, std=1.0).requires_grad_()
-        inputs.head = normal(
-            shape.vocab, shape.hidden, std=LOGIT_STD * shape.hidden**-0.5
-        ).requires_grad_()
-    else:
-        inputs.pristine = normal(shape.tokens, shape.vocab, std=LOGIT_STD)
-        inputs.logits = inputs.pristine.clone().requires_grad_()
+    teacher = replace(inputs)
+    for side in (inputs, teacher) if distils else (inputs,):
+        if linear:
+            side.hidden = normal(shape.tokens, shape.hidden, std=1.0)
+            side.head = normal(shape.vocab, shape.hidden, std=LOGIT_STD * shape.hidden**-0.5)
+        else:
+            side.pristine = normal(shape.tokens, shape.vocab, std=LOGIT_STD)
+    if distils:
+        inputs.teacher = teacher
+    if inputs.pristine is not None:
+        inputs.logits = inputs.pristine.clone()
+    for tensor in (inputs.logits, inputs.hidden, inputs.head):
+        if tensor is not None:
+            tensor.requires_grad_()
     if policy:
         inputs.old_logp += true_logp(inputs)[0].float()
     return inputs
@@ -123,13 +131,18 @@ def logits_chunk(inputs: Inputs, rows: slice, dtype: torch.dtype) -> torch.Tenso
     return inputs.hidden.detach()[rows].to(dtype) @ inputs.head.detach().to(dtype).T
 
 
+def row_chunks(inputs: Inputs) -> Iterator[slice]:
+    """All rows, some at a time; with an LM head, which is converted anew for each chunk, more of them."""
+    chunk = CHUNK if inputs.pristine is not None else inputs.shape.tokens // 8 + 1
+    for begin in range(0, inputs.shape.tokens, chunk):
+        yield slice(begin, begin + chunk)
+
+
 def true_logp(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """logp and lse of each token, float64 [N], sums and exps in float32: good to 1e-6, a thousand times
     better than what is judged by them."""
     logp, lse = (torch.empty(inputs.shape.tokens, dtype=torch.float64) for _ in range(2))
-    chunk = CHUNK if inputs.pristine is not None else inputs.shape.tokens // 8 + 1
-    for begin in range(0, inputs.shape.tokens, chunk):
-        rows = slice(begin, begin + chunk)
+    for rows in row_chunks(inputs):
         z = logits_chunk(inputs, rows, torch.float32)
         lse[rows] = torch.logsumexp(z, -1).double()
         logp[rows] = z.gather(-1, inputs.labels[rows, None])[:, 0].double() - lse[rows]

@@ -15,7 +15,7 @@ import torch
 
 import comparison.jax_contestants
 import comparison.tensor_parallel  # noqa: F401  registers them, as the line above
-from comparison import training
+from comparison import distillation, training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
 from tileloss.check.memory import reset_peak, resident
@@ -60,11 +60,17 @@ class Measurement:
 def group_inputs(group: Group, shape: Shape) -> Inputs:
     if group.of_model:
         return training.make_inputs(shape)
-    return make_inputs(shape, linear=group.linear, policy=group.policy)
+    distils = group.beta is not None
+    return make_inputs(shape, linear=group.linear, policy=group.policy, distils=distils)
 
 
 def group_truth(group: Group, inputs: Inputs) -> Truth:
-    return training.make_truth(inputs) if group.of_model else make_truth(inputs, group.loss_of_logp)
+    if group.of_model:
+        return training.make_truth(inputs)
+    if group.beta is not None:
+        return distillation.make_truth(inputs, group.beta)
+    assert group.loss_of_logp is not None
+    return make_truth(inputs, group.loss_of_logp)
 
 
 # ------------------------------------------------------------------------------------------------------------ answers

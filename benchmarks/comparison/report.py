@@ -71,9 +71,10 @@ def sizes(group: Group, shape: Shape) -> str:
     if group.of_model:
         model = f"Qwen2 of {training.LAYERS} layers, hidden size {training.HIDDEN}"
         return f"{model}, {shape.vocab} classes, {shape.tokens} tokens"
+    size = f"[{shape.tokens}, {shape.vocab}]"
     if group.linear:
-        return f"hidden [{shape.tokens}, {shape.hidden}], head [{shape.vocab}, {shape.hidden}]"
-    return f"[{shape.tokens}, {shape.vocab}]"
+        size = f"hidden [{shape.tokens}, {shape.hidden}], head [{shape.vocab}, {shape.hidden}]"
+    return size if group.beta is None else f"student and teacher each {size}"
 
 
 def table(measurements: Sequence[Measurement], shape: Shape, threads: int, rounds: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from comparison import bars, contestants, measure, report
 from comparison.contestants import GROUPS, Contestant, by_key
@@ -128,6 +129,37 @@ def test_truth_is_autograd_in_float64() -> None:
     assert truth.scale >= abs(truth.loss)
     torch.testing.assert_close(truth.dhidden, hidden.grad[truth.rows], rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(truth.dhead, head.grad[truth.classes], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("group", ["distillation_kl", "distillation_jsd", "linear_distillation"])
+def test_truth_of_a_divergence_is_autograd_in_float64(
+    group: str, inputs: dict[str, Inputs]
+) -> None:
+    """As F.kl_div has it: of the teacher's probabilities and the logarithms of the student's, or of the mixture's."""
+    mine = inputs[group]
+    assert mine.teacher is not None
+    is_linear = mine.hidden is not None
+    leaves = [mine.hidden, mine.head] if is_linear else [mine.pristine]
+    others = [mine.teacher.hidden, mine.teacher.head] if is_linear else [mine.teacher.pristine]
+    leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    p, q = (
+        torch.softmax(side[0] @ side[1].T if is_linear else side[0], -1)
+        for side in (leaves, [other.double() for other in others])
+    )
+    if group == "distillation_jsd":
+        m = (p + q) / 2
+        parts = [F.kl_div(m.log(), side, reduction="batchmean") for side in (p, q)]
+        loss = (parts[0] + parts[1]) / 2
+    else:
+        loss = F.kl_div(p.log(), q, reduction="batchmean")
+    gradients = torch.autograd.grad(loss, leaves)
+    truth = measure.group_truth(GROUPS[group], mine)
+    assert truth.loss == pytest.approx(loss.item(), abs=1e-6)
+    expected = (truth.dhidden, truth.dhead) if is_linear else (truth.dlogits,)
+    for found, gradient, places in zip(
+        expected, gradients, (truth.rows, truth.classes), strict=False
+    ):
+        torch.testing.assert_close(found, gradient[places], rtol=1e-5, atol=1e-8)
 
 
 # ------------------------------------------------------------------------------------------- from end to end
@@ -259,10 +291,24 @@ def test_bars_are_held_against_the_fastest_peer() -> None:
     assert verdict.peer == "torch.compile, float32 logits"
     line = bars.last_line([verdict], bars.SHAPE)
     assert line == (
-        "bars: 1 of 1 pass, 11 not measured: pass grpo: TileLoss, in place 9.00 x torch.compile, float32 logits "
+        "bars: 1 of 1 pass, 16 not measured: pass grpo: TileLoss, in place 9.00 x torch.compile, float32 logits "
         "(bar 8, goal 12)"
     )
     assert "FAIL" in bars.last_line([replace(verdict, passed=False)], bars.SHAPE)
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(2.5, "pass"), (2.7, "FAIL")])
+def test_a_bar_against_another_group_says_how_much_longer_it_takes(
+    seconds: float, outcome: str
+) -> None:
+    peer, ours = (f"{name}/{bars.IN_PLACE}" for name in ("cross_entropy", "distillation_kl"))
+    entries = {ours: measured(ours, [seconds])}
+    assert bars.judge(entries, "avx2") == []
+    (verdict,) = bars.judge(entries | {peer: measured(peer, [1.0])}, "avx2")
+    assert str(verdict) == (
+        f"{outcome} distillation_kl: TileLoss, in place takes {seconds:.2f} x the time of cross_entropy/TileLoss, in place "
+        "(bar 2.6, goal 2)"
+    )
 
 
 @pytest.mark.parametrize(("peak", "passed"), [(250, True), (260, False)])
@@ -276,10 +322,10 @@ def test_too_much_memory_fails_a_bar(peak: int, passed: bool) -> None:
 @pytest.mark.parametrize(
     ("isa", "seconds", "outcome"),
     [
-        (bars.AMX, 1.0, "1 of 1 pass, 11 not measured: pass "),
-        (bars.AMX, 2.0, "0 of 1 pass, 11 not measured: FAIL "),
-        ("avx512_bf16", 1.0, "0 of 0 pass, 1 need AMX, 11 not measured: needs AMX "),
-        ("avx512_bf16", 2.0, "0 of 0 pass, 1 need AMX, 11 not measured: needs AMX "),
+        (bars.AMX, 1.0, "1 of 1 pass, 16 not measured: pass "),
+        (bars.AMX, 2.0, "0 of 1 pass, 16 not measured: FAIL "),
+        ("avx512_bf16", 1.0, "0 of 0 pass, 1 need AMX, 16 not measured: needs AMX "),
+        ("avx512_bf16", 2.0, "0 of 0 pass, 1 need AMX, 16 not measured: needs AMX "),
     ],
 )
 def test_bars_of_the_head_are_for_amx(isa: str, seconds: float, outcome: str) -> None:
