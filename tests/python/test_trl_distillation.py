@@ -18,12 +18,12 @@ from trl.experimental.sdft import SDFTConfig, SDFTTrainer, sdft_trainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer, sdpo_trainer
 
 from tileloss.integrations import trl as integration
-from tileloss.torch import call_counts
 from trl_runs import (
     EOS,
     FixedCompletions,
     Run,
     assert_same,
+    counted,
     make_model,
     make_tokenizer,
     prompts_and,
@@ -47,14 +47,6 @@ REDUCTIONS: list[dict[str, Any]] = [
     {"num_items_in_batch": 5},
     {"num_items_in_batch": torch.tensor(11), "reduction": "sum"},
 ]
-
-
-def counted(function: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
-    """What it returns, and the calls of TileLoss that it made."""
-    start = call_counts()
-    result = function()
-    new = {name: count - start.get(name, 0) for name, count in call_counts().items()}
-    return result, {name: count for name, count in new.items() if count}
 
 
 # ------------------------------------------------------------------------------------------------- the functions

@@ -5,6 +5,7 @@ the trainers load their reference model.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from transformers import (
     TrainerCallback,
 )
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer
+
+from tileloss.torch import call_counts
 
 VOCAB = 199
 HIDDEN = 32
@@ -47,7 +50,6 @@ def make_model(folder: Path, seed: int = 20261121, **config: Any) -> Path:
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCAB,
-            hidden_size=HIDDEN,
             intermediate_size=48,
             num_hidden_layers=2,
             num_attention_heads=4,
@@ -56,7 +58,7 @@ def make_model(folder: Path, seed: int = 20261121, **config: Any) -> Path:
             pad_token_id=PAD,
             eos_token_id=EOS,
             bos_token_id=None,
-            **({"tie_word_embeddings": False} | config),
+            **({"hidden_size": HIDDEN, "tie_word_embeddings": False} | config),
         )
     )
     with torch.no_grad():
@@ -82,6 +84,14 @@ def prompts_and(*columns: str, rows: int = 24) -> Dataset:
             made[column] = row % 2 == 0 if column == "label" else text(generator, 3, 9)
         rows_made.append(made)
     return Dataset.from_list(rows_made)
+
+
+def counted(function: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """What it returns, and the calls of TileLoss that it made."""
+    start = call_counts()
+    result = function()
+    new = {name: count - start.get(name, 0) for name, count in call_counts().items()}
+    return result, {name: count for name, count in new.items() if count}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Whether TRL is the one that the integration was written for, and a tensor where TileLoss can read it."""
+"""Whether TRL is the one that the integration was written for, and its tensors are where and what TileLoss can read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from tileloss.torch._tensors import autocast_dtype
 
 INTEGRATION = "tileloss.integrations.trl"
 _KNOWN_VERSIONS = r"1\.16\.\d+"  # a pre-release of 1.16 could be anything between 1.15 and 1.16
@@ -52,3 +54,20 @@ def refuse_other_devices(what: str, tensor: torch.Tensor) -> None:
             f"{INTEGRATION}: expected {what} on the CPU, got them on {tensor.device}; unpatch() to train there on TRL's own "
             "function"
         )
+
+
+def refuse_zero3() -> None:
+    """ZeRO-3 partitions the head again after the forward, and the backward needs it whole."""
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        raise NotImplementedError(
+            f"{INTEGRATION}: DeepSpeed ZeRO-3 partitions the LM head, which TileLoss "
+            "needs whole in the backward; use ZeRO stage 1 or 2, or unpatch()"
+        )
+
+
+def compute_dtype(hidden: torch.Tensor) -> torch.dtype:
+    """What a product of these is computed in: TRL's type, autocast's or else theirs, but float32 in place of float16."""
+    dtype = autocast_dtype() or hidden.dtype
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32

@@ -1,4 +1,4 @@
-"""TRL's divergences between a student's and a teacher's logits, on `tileloss.torch.distillation`.
+"""TRL's divergences of a student from a teacher, on `tileloss.torch.distillation` and `linear_distillation`.
 
 Each is looked up where its line in `SPOTS` says, at every call. TRL's `beta`, which the self-distilling trainers call
 `distillation_alpha`, is the teacher's share of the mixture: 0 is KL(teacher || student), 1 is KL(student || teacher).
@@ -16,10 +16,16 @@ import torch
 from torch import Tensor
 
 from tileloss.integrations._replacements import Replacement
-from tileloss.integrations._trl_checks import check_parameters, parameters_of, refuse_other_devices
-from tileloss.torch import distillation
+from tileloss.integrations._trl_checks import (
+    check_parameters,
+    compute_dtype,
+    parameters_of,
+    refuse_other_devices,
+    refuse_zero3,
+)
+from tileloss.torch import DistillationRows, distillation, linear_distillation
 
-Function = Callable[..., Tensor]
+Function = Callable[..., Any]
 
 
 class Spot(NamedTuple):
@@ -79,6 +85,69 @@ def self_distillation(own: Function) -> Function:
     return compute_full_logit_self_distillation_loss
 
 
+def divergence_of_heads(own: Function) -> Function:
+    """Stands in for DistillationTrainer's `_chunked_divergence_loss`, with its parameters.
+
+    Both products are computed in one type: bfloat16 where TRL computes both in that, else float32. FSDP2's DTensors may stay as
+    they are.
+
+    Returns:
+        The loss, float32; the sum of the student's entropies; how many rows the mask has. A scalar each.
+
+    Raises:
+        NotImplementedError: hidden states that are not on the CPU, or heads that DeepSpeed ZeRO-3 partitions.
+        TypeError: hidden states or heads in float64.
+        ValueError: a beta outside of [0, 1], a logit scale that is not above 0, vocabularies of two sizes, or a teacher's hidden
+            states that require a gradient.
+    """
+
+    @functools.wraps(own)
+    def _chunked_divergence_loss(
+        student_hidden_states: Tensor,
+        teacher_hidden_states: Tensor,
+        student_lm_head_weight: Tensor,
+        teacher_lm_head_weight: Tensor,
+        completion_mask: Tensor,
+        beta: float,
+        num_items_in_batch: Tensor | float | None = None,
+        student_lm_head_bias: Tensor | None = None,
+        teacher_lm_head_bias: Tensor | None = None,
+        student_logit_scale: float = 1.0,
+        teacher_logit_scale: float = 1.0,
+        student_final_logit_softcapping: float | None = None,
+        teacher_final_logit_softcapping: float | None = None,
+        temperature: float = 1.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_other_devices("a student's hidden states", student_hidden_states)
+        refuse_other_devices("a teacher's hidden states", teacher_hidden_states)
+        refuse_zero3()
+        is_used = completion_mask != 0
+        loss, rows = linear_distillation(
+            student_hidden_states,
+            student_lm_head_weight,
+            teacher_hidden_states,
+            teacher_lm_head_weight,
+            linear_bias=student_lm_head_bias,
+            teacher_bias=teacher_lm_head_bias,
+            mask=is_used,
+            num_items=num_items_in_batch,
+            logit_scale=student_logit_scale,
+            softcap=student_final_logit_softcapping or 0.0,
+            temperature=temperature,
+            teacher_logit_scale=teacher_logit_scale,
+            teacher_softcap=teacher_final_logit_softcapping or 0.0,
+            outputs=("entropy",),
+            compute_dtype=torch.promote_types(
+                compute_dtype(student_hidden_states), compute_dtype(teacher_hidden_states)
+            ),
+            **_of_beta(beta),
+        )
+        assert isinstance(rows, DistillationRows) and rows.entropy is not None
+        return loss, rows.entropy.sum(), is_used.sum()  # a row that is not used has the entropy 0
+
+    return _chunked_divergence_loss
+
+
 _JSD = ("student_logits", "teacher_logits", "labels", "beta", "temperature", "reduction")
 _SELF = Spot(
     None,
@@ -92,8 +161,29 @@ def _jsd_of(trainer: str, *more: str) -> Spot:
     return Spot(trainer, "generalized_jsd_loss", (*_JSD, *more), generalized_jsd)
 
 
-# By module. DistillationTrainer's divergence is of two LM heads (trl.kernels.chunked_divergence), not of logits.
+# By module.
 SPOTS = {
+    "trl.trainer.distillation_trainer": Spot(
+        None,
+        "_chunked_divergence_loss",
+        (
+            "student_hidden_states",
+            "teacher_hidden_states",
+            "student_lm_head_weight",
+            "teacher_lm_head_weight",
+            "completion_mask",
+            "beta",
+            "num_items_in_batch",
+            "student_lm_head_bias",
+            "teacher_lm_head_bias",
+            "student_logit_scale",
+            "teacher_logit_scale",
+            "student_final_logit_softcapping",
+            "teacher_final_logit_softcapping",
+            "temperature",
+        ),
+        divergence_of_heads,
+    ),
     "trl.experimental.gkd.gkd_trainer": _jsd_of("GKDTrainer", "num_items_in_batch"),
     "trl.experimental.gold.gold_trainer": _jsd_of(
         "GOLDTrainer", "logits_are_probs", "num_items_in_batch"
@@ -148,17 +238,15 @@ def _reduction(
     return {"num_items": rows * student.shape[-1]}
 
 
+def _of_beta(beta: float) -> dict[str, Any]:
+    kind = "forward_kl" if beta == 0 else "reverse_kl" if beta == 1 else None
+    return {"divergence": kind or "jsd", "beta": 0.5 if kind else beta}
+
+
 def _divergence(student: Tensor, teacher: Tensor, beta: float, **options: Any) -> Tensor:
     for what, logits in (("a student's logits", student), ("a teacher's logits", teacher)):
         refuse_other_devices(what, logits)
     dtype = torch.promote_types(student.dtype, teacher.dtype)  # as TRL's arithmetic does
-    kind = "forward_kl" if beta == 0 else "reverse_kl" if beta == 1 else None
-    loss = distillation(
-        student.to(dtype),
-        teacher.to(dtype),
-        divergence=kind or "jsd",
-        beta=0.5 if kind else beta,
-        **options,
-    )
+    loss = distillation(student.to(dtype), teacher.to(dtype), **_of_beta(beta), **options)
     assert isinstance(loss, Tensor)
     return loss

@@ -11,9 +11,9 @@ with `full_tensor()`, whose gradient is not summed over the processes: each then
 its own batch alone. With the patch `linear_logprobs` gets the head as it is, and its gradient is the
 mean over the processes, as FSDP's.
 
-The divergences of TRL's distillation trainers that take a student's and a teacher's logits go to
-`tileloss.torch.distillation` (_trl_distillation.py). Their modules, of `trl.experimental`, are patched
-where they are imported already, and else as soon as they are.
+The divergences of TRL's distillation trainers go to `tileloss.torch.distillation` and
+`linear_distillation` (_trl_distillation.py). Their modules are patched where they are imported already,
+and else as soon as they are.
 
 All names are looked up at each call: trainers made before the patch use TileLoss from then on, and
 trainers made under it use TRL's own functions again after `unpatch()`.
@@ -31,13 +31,14 @@ from tileloss.integrations._replacements import AfterImport, Replacement, Replac
 from tileloss.integrations._trl_checks import (
     INTEGRATION,
     check_parameters,
+    compute_dtype,
     known_utils,
     parameters_of,
     refuse_other_devices,
+    refuse_zero3,
 )
 from tileloss.integrations._trl_distillation import SPOTS, replacement_in
 from tileloss.torch import linear_logprobs
-from tileloss.torch._tensors import autocast_dtype
 
 __all__ = ["LogProbFunction", "Patch", "is_patched", "patch", "unpatch"]
 
@@ -108,7 +109,7 @@ class LogProbFunction:
         del chunk_size
         refuse_other_devices("hidden states", hidden)
         if torch.is_grad_enabled():
-            _refuse_zero3()
+            refuse_zero3()
         rows = linear_logprobs(
             hidden,
             weight,
@@ -122,7 +123,7 @@ class LogProbFunction:
             logit_scale=logit_scale,
             softcap=final_logit_softcapping or 0.0,
             temperature=temperature,
-            compute_dtype=_compute_dtype(hidden),
+            compute_dtype=compute_dtype(hidden),
         )
         if rows.mean_logit is not None:  # TRL's has no gradient
             rows = rows._replace(mean_logit=rows.mean_logit.detach())
@@ -131,22 +132,6 @@ class LogProbFunction:
 
 class _NeverADTensor:
     """Stands in for DTensor in TRL's question whether to gather the head: nothing is one."""
-
-
-def _compute_dtype(hidden: torch.Tensor) -> torch.dtype:
-    dtype = autocast_dtype() or hidden.dtype
-    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-
-
-def _refuse_zero3() -> None:
-    """ZeRO-3 partitions the head again after the forward, and the backward needs it whole."""
-    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-
-    if is_deepspeed_zero3_enabled():
-        raise NotImplementedError(
-            f"{INTEGRATION}: DeepSpeed ZeRO-3 partitions the LM head, which TileLoss "
-            "needs whole in the backward; use ZeRO stage 1 or 2, or unpatch()"
-        )
 
 
 class Patch:
