@@ -19,6 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig, SFTTrainer
+from trl.models.utils import _ForwardRedirection
+from trl.trainer import distillation_trainer
 from trl.trainer.utils import add_fused_lm_head
 
 from fsdp_dtensors import of_linear
@@ -299,6 +301,43 @@ def of_trl() -> dict[str, dict[str, float]]:
     return found
 
 
+def of_two_heads() -> dict[str, dict[str, float]]:
+    """TRL's divergence of a student's head from a teacher's, each sharded as its model is, inside the student's forward."""
+
+    def step_of(teacher: Any) -> Step:
+        def divergence(model: Any, ids: torch.Tensor) -> torch.Tensor:
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+            heads = model.lm_head, teacher.lm_head
+            loss: torch.Tensor = distillation_trainer._chunked_divergence_loss(
+                hidden,
+                hidden.detach().roll(1, 0),
+                *(head.weight for head in heads),
+                torch.ones_like(ids),
+                0.5,
+                **{
+                    f"{side}_lm_head_bias": head.bias
+                    for side, head in zip(("student", "teacher"), heads, strict=True)
+                },
+            )[0]
+            return loss
+
+        def step(model: Any, ids: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = _ForwardRedirection()(model, model, divergence, model, ids)
+            return loss
+
+        return step
+
+    found = {}
+    for name, kind, shard in (("root", "llama", fully_shard), ("heads", "phi", head_alone)):
+        model, reference, teacher = build(kind), build(kind), build(kind)
+        shard(model)
+        if name == "heads":
+            shard(teacher)
+        with trl_integration.patch():
+            found[f"TRL, two heads, {name}"] = errors(model, reference, step_of(teacher), 2)
+    return found
+
+
 def of_sft_trainer() -> dict[str, dict[str, float]]:
     """The loss of TRL's SFTTrainer on a sharded model, patched against TRL's own. (With the head a unit by itself TRL's own has
     gradients that are not summed over the processes.)"""
@@ -335,6 +374,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     results = of_models() | of_unpatched() | mixed_precision() | smoothed() | of_trl() | of_linear()
     results |= of_several_modules() | of_a_model_inside() | of_peft() | of_sft_trainer()
+    results |= of_two_heads()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:
