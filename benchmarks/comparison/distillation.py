@@ -141,8 +141,8 @@ def register(group: str, beta: float) -> None:
     def _(inputs: Inputs) -> Step:
         return our_distillation(inputs, beta, inplace_backward=False)
 
-    # Log-probabilities in bfloat16: gradients of the JSD are 5 to 6 % off.
-    @contestant(group, "torch eager", tolerance=0.15)
+    # Log-probabilities in bfloat16: gradients of the JSD are 5 to 6 % off. Eager takes 27 s a step there.
+    @contestant(group, "torch eager", tolerance=0.15, max_rounds=2)
     def _(inputs: Inputs) -> Step:
         return logits_step(inputs, trl_divergence(inputs, beta))
 
