@@ -141,7 +141,7 @@ def register(group: str, beta: float) -> None:
     def _(inputs: Inputs) -> Step:
         return our_distillation(inputs, beta, inplace_backward=False)
 
-    # Log-probabilities in bfloat16: gradients of the JSD are 5 to 6 % off. Eager takes 27 s a step there.
+    # Log-probabilities in bfloat16: gradients of the JSD are 5 to 6 % off. Eager takes 0.8 s for each 64 rows there.
     @contestant(group, "torch eager", tolerance=0.15, max_rounds=2)
     def _(inputs: Inputs) -> Step:
         return logits_step(inputs, trl_divergence(inputs, beta))
