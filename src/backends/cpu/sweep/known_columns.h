@@ -125,16 +125,17 @@ class KnownColumnsWorker : public PairWorkerBase {
   }
 
   void diverge(std::int64_t i, const std::byte* x, PairStats& stats) {
+    bool has_p = true, has_q = true;
     for (KnownColumn& c : known_) {
       c.log_p = c.z - max_ - stats.student.log_sum;
       c.p = std::exp(c.log_p);
       c.q = std::exp(c.log_q);
+      has_q = has_q && c.log_q < kInfinity;  // no NaN either
     }
     set_tail(i, x, stats);
-    bool has_p = true, has_q = true;
     if (job_.known.tail == Tail::kRenormalise && !known_.empty()) {
       has_p = renormalise(&KnownColumn::p, &KnownColumn::log_p);
-      has_q = renormalise(&KnownColumn::q, &KnownColumn::log_q);
+      has_q = renormalise(&KnownColumn::q, &KnownColumn::log_q) && has_q;
     }
     slope_sum_ = 0;
     double divergence = 0, entropy = 0, largest = -kInfinity;
