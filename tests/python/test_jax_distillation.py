@@ -380,7 +380,7 @@ def test_the_choice_of_an_implementation() -> None:
 
     assert calls_the_library(None) and calls_the_library(("pallas_tpu", "cpu"))
     assert not calls_the_library(("xla", "cpu"))
-    with pytest.raises(ValueError, match="can do this: pallas_tpu has no kernels of distillation"):
+    with pytest.raises(ValueError, match="can do this: pallas_tpu has no kernels of this loss"):
         distillation(x, teacher, implementation="pallas_tpu")
 
 

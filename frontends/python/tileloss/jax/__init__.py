@@ -16,7 +16,7 @@ from tileloss.jax.cross_entropy import (
     linear_logprobs,
     logprobs,
 )
-from tileloss.jax.distillation import distillation
+from tileloss.jax.distillation import distillation, linear_distillation
 from tileloss.jax.policy import linear_policy_loss, policy_loss
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "distillation",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_logprobs",
     "linear_policy_loss",
     "logprobs",

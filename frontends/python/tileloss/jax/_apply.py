@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.custom_derivatives import SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
 from tileloss.jax._arguments import checked_labels, flat
 from tileloss.jax._devices import on_auto_axes, varying_alike
+from tileloss.jax._differentiated import Wanted, instantiated, primals
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
@@ -65,11 +66,6 @@ class _Inputs(NamedTuple):
     labels: Array
     vectors: dict[str, Array]  # by their names in tileloss_args
     arrays: dict[str, Array]  # options that are arrays
-
-
-@jax.tree_util.register_static
-class _Wanted(tuple[bool, ...]):
-    """Which of the operand's arrays are differentiated."""
 
 
 def loss_of(
@@ -130,7 +126,7 @@ def loss_of(
         return loss, metrics
 
     def forward(x: Operand, o: _Inputs) -> tuple[tuple[Array, Array | None], Any]:
-        wanted, x, o = _primals(x, o)
+        wanted, x, o = primals(x, o)
         if grad_in_forward:
             loss, metrics, gradient = call.choice.run_whole(
                 lambda: by_sweeps(x, o, wanted), lambda run: in_one_pass(run, x, o, wanted)
@@ -140,12 +136,12 @@ def loss_of(
         loss, metrics, _ = stage(state, o)
         return (loss, metrics), (x, o, state, wanted)
 
-    def by_sweeps(x: Operand, o: _Inputs, wanted: _Wanted) -> tuple[Array, Array | None, Operand]:
+    def by_sweeps(x: Operand, o: _Inputs, wanted: Wanted) -> tuple[Array, Array | None, Operand]:
         state = _forward(x, o, call)
         loss, metrics, coefficients = stage(state, o)
         return loss, metrics, _backward(x, o, call, state, coefficients, wanted)
 
-    def in_one_pass(run: Any, x: Operand, o: _Inputs, wanted: _Wanted) -> Any:
+    def in_one_pass(run: Any, x: Operand, o: _Inputs, wanted: Wanted) -> Any:
         return run(
             call.with_arrays(o.arrays),
             x,
@@ -157,7 +153,7 @@ def loss_of(
         )
 
     def backward(saved: Any, gradients: tuple[Array | SymbolicZero, Any]) -> tuple[Operand, None]:
-        upstream = _instantiated(gradients[0])
+        upstream = instantiated(gradients[0])
         if call.shards:
             upstream = call.shards.upstream(saved if grad_in_forward else saved[0], upstream)
         if grad_in_forward:  # what is saved is the gradient for an upstream of 1
@@ -210,7 +206,7 @@ def rows_of(
         return stage(_forward(x, o, call), o)
 
     def forward(x: Operand, o: _Inputs) -> tuple[dict[str, Array], Any]:
-        wanted, x, o = _primals(x, o)
+        wanted, x, o = primals(x, o)
         state = _forward(x, o, call)
         return stage(state, o), (x, o, state, wanted)
 
@@ -316,23 +312,6 @@ def _sums(options: Options, outputs: Iterable[str]) -> Sums:
     return sums
 
 
-def _is_primal(leaf: Any) -> bool:
-    return isinstance(leaf, CustomVJPPrimal)
-
-
-def _primals(x: Any, o: Any) -> tuple[_Wanted, Operand, _Inputs]:
-    """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values."""
-    wanted = _Wanted(leaf is not None and leaf.perturbed for leaf in x)
-    x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=_is_primal)
-    return wanted, x, o
-
-
-def _instantiated(gradient: Array | SymbolicZero) -> Array:
-    if isinstance(gradient, SymbolicZero):
-        return jnp.zeros(gradient.shape, gradient.dtype)
-    return gradient
-
-
 def _forward(x: Operand, o: _Inputs, call: _Call) -> RowState:
     state: RowState = call.run(
         "forward",
@@ -358,7 +337,7 @@ def _backward(
     call: _Call,
     state: RowState,
     coefficients: RowCoefficients,
-    wanted: _Wanted,
+    wanted: Wanted,
 ) -> Operand:
     options, weights = call.with_arrays(o.arrays), o.vectors.get("class_weights")
     rows = read_rows(state, o.labels, options, classes=call.classes, mask=o.vectors.get("mask"))

@@ -1,28 +1,31 @@
-"""Distillation from a student's and a teacher's logits to sweeps and row stage, with a gradient of its own."""
+"""From a public function of a student and what it is held against to sweeps and row stage, with a gradient of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
-from tileloss.jax._arguments import check_leading, checked_labels, flat_pair
+from tileloss.jax._arguments import checked_labels, flat
+from tileloss.jax._beside import Beside
 from tileloss.jax._devices import on_auto_axes, varying_alike
+from tileloss.jax._differentiated import Wanted, instantiated, primals
 from tileloss.jax._implementations import Choice, check_names, choose_for_pair
 from tileloss.jax._rows.distillation import DistillationRows, RowWeights, row_losses, row_weights
 from tileloss.jax._rows.inputs import is_used
 from tileloss.jax._rows.options import Options, check, resolve
-from tileloss.jax._sweeps.operands import UNUSED
+from tileloss.jax._sweeps.operands import UNUSED, Operand, Spec
 from tileloss.jax._sweeps.pairs import Pair, PairSpec
 
 
 class _Inputs(NamedTuple):
-    """Everything that may be traced besides the student's logits."""
+    """Everything that may be traced besides the student."""
 
-    teacher: Array
+    beside: dict[str, Array]  # what it is held against, by the names in tileloss_args
     labels: Array | None
     vectors: dict[str, Array]  # mask and token_weights
     arrays: dict[str, Array]  # options that are arrays
@@ -48,34 +51,49 @@ class _Call(NamedTuple):
     def options_of(self, o: _Inputs) -> Options:
         return self.options._replace(arrays=o.arrays)
 
-    def run(self, sweep: str, x: Array, o: _Inputs, rows: _Rows, *arguments: Any) -> Any:
-        pair = Pair(x, o.teacher)
-        return self.choice.run(sweep, pair, rows.columns, *arguments, self.options_of(o), self.spec)
+    def run(
+        self, sweep: str, x: Operand, o: _Inputs, rows: _Rows, wanted: Wanted, *arguments: Any
+    ) -> Any:
+        student = self.spec.student._replace(wanted=tuple(wanted))
+        spec, pair = self.spec._replace(student=student), Pair(x, o.beside)
+        return self.choice.run(sweep, pair, rows.columns, *arguments, self.options_of(o), spec)
 
 
-def distillation_of(
-    logits: Array,
-    teacher: Array,
+_NOTHING = Wanted()
+
+
+def pair_loss_of(
+    function: str,
+    operand: Operand,
+    beside: Callable[[Operand, tuple[int, ...], Spec], Beside],
     labels: Array | None,
     vectors: Mapping[str, Array | None],
     given: Mapping[str, Any],
     outputs: Iterable[str],
     *,
+    head: Spec | None = None,
     grad_in_forward: bool | None,
     implementation: str | Iterable[str] | None,
 ) -> tuple[Array, dict[str, Array]]:
-    """The loss, of the rows' shape unless it is reduced, and the row outputs by name, of the rows' shape."""
-    options = resolve("distillation", given)
+    """The loss, of the rows' shape unless it is reduced, and the row outputs by name, of the rows' shape.
+
+    ``operand``: the student's logits [..., V], or hidden states [..., H] with their head. ``beside``: checks what it is held
+    against, once the student is; of _beside.py. ``head``: its head_layout and compute_dtype.
+    """
+    options = resolve(function, given)
     per_row = options.is_per_row
     if grad_in_forward and per_row:
         raise ValueError(
             "grad_in_forward: expected False for a loss per row (reduction 'none'), whose upstream gradient has to be known, "
             "got True"
         )
-    x, inputs, call = _prepare(options, logits, teacher, labels, vectors, outputs, implementation)
+    x, inputs, call = _prepare(
+        options, operand, beside, labels, vectors, outputs, head, implementation
+    )
     if grad_in_forward is None:
         # One in float16 would be rounded before a loss scale multiplies it.
-        grad_in_forward = not per_row and x.dtype != jnp.float16
+        is_narrow = any(tensor is not None and tensor.dtype == jnp.float16 for tensor in x)
+        grad_in_forward = not per_row and not is_narrow
 
     def results(found: dict[str, Array], o: _Inputs, rows: _Rows) -> tuple[Array, dict[str, Array]]:
         loss = row_losses(call.options_of(o), found["divergence"], found.get("logp"), rows.weights)
@@ -84,29 +102,36 @@ def distillation_of(
         return loss if per_row else jnp.sum(loss), named
 
     @jax.custom_vjp
-    def run(x: Array, o: _Inputs) -> tuple[Array, dict[str, Array]]:
+    def run(x: Operand, o: _Inputs) -> tuple[Array, dict[str, Array]]:
         rows = _rows(call, x, o)
-        return results(call.run("forward", x, o, rows)[0], o, rows)
+        return results(call.run("forward", x, o, rows, _NOTHING)[0], o, rows)
 
-    def forward(x: Array, o: _Inputs) -> tuple[tuple[Array, dict[str, Array]], Any]:
+    def forward(x: Operand, o: _Inputs) -> tuple[tuple[Array, dict[str, Array]], Any]:
+        wanted, x, o = primals(x, o)
+        if not any(wanted):
+            return run(x, o), None
         rows = _rows(call, x, o)
         if grad_in_forward:
-            found, gradient = call.run("value_and_grad", x, o, rows, _row_factors(rows))
+            found, gradient = call.run("value_and_grad", x, o, rows, wanted, _row_factors(rows))
             return results(found, o, rows), gradient
-        found, state = call.run("forward", x, o, rows)
-        return results(found, o, rows), (x, o, state)
+        found, state = call.run("forward", x, o, rows, wanted)
+        return results(found, o, rows), (x, o, state, wanted)
 
-    def backward(saved: Any, gradients: tuple[Array, Any]) -> tuple[Array, None]:
-        upstream = gradients[0]
+    def backward(
+        saved: Any, gradients: tuple[Array | SymbolicZero, Any]
+    ) -> tuple[Operand | None, None]:
+        if saved is None:
+            return None, None
+        upstream = instantiated(gradients[0])
         if grad_in_forward:  # what is saved is the gradient for an upstream of 1
-            return (saved * upstream).astype(saved.dtype), None
-        x, o, state = saved
+            return jax.tree.map(lambda g: (g * upstream).astype(g.dtype), saved), None
+        x, o, state, wanted = saved
         rows = _rows(call, x, o)
-        return call.run("backward", x, o, rows, _row_factors(rows) * upstream, state), None
+        return call.run("backward", x, o, rows, wanted, _row_factors(rows) * upstream, state), None
 
-    run.defvjp(forward, backward)
-    loss, found = on_auto_axes(run, x, inputs, rows=x, by_rows=(per_row, True))
-    shape = jnp.shape(logits)[:-1]
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    loss, found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(per_row, True))
+    shape = jnp.shape(operand[0])[:-1]
     return (loss.reshape(shape) if per_row else loss), {
         name: value.reshape(shape) for name, value in found.items()
     }
@@ -114,28 +139,31 @@ def distillation_of(
 
 def _prepare(
     options: Options,
-    logits: Array,
-    teacher: Array,
+    operand: Operand,
+    beside: Callable[[Operand, tuple[int, ...], Spec], Beside],
     labels: Array | None,
     vectors: Mapping[str, Array | None],
     outputs: Iterable[str],
+    head: Spec | None,
     implementation: str | Iterable[str] | None,
-) -> tuple[Array, _Inputs, _Call]:
+) -> tuple[Operand, _Inputs, _Call]:
     """Checks the arguments and flattens the leading dimensions."""
     names = check_names(implementation)
     wanted = _wanted(outputs)
-    pair = flat_pair(logits, teacher)
     if labels is not None:
         labels = checked_labels(labels)
-        check_leading("logits'", logits, labels)
-        labels = labels.reshape(-1)
+    leading = jnp.shape(operand[0])[:-1]
+    operand, columns, student = flat(operand, labels, head or Spec(0))
+    arrays, student = beside(operand, leading, student)
+    labels = None if labels is None else labels.reshape(-1)
     given = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
-    rows, columns = pair.logits.shape
+    assert operand[0] is not None
     check(
         options,
-        rows=rows,
+        rows=operand[0].shape[0],
         columns=columns,
         vectors={n: v.size for n, v in given.items()},
+        beside={n: x.shape for n, x in arrays.items()},
         has_labels=labels is not None,
         outputs=wanted,
     )
@@ -146,12 +174,12 @@ def _prepare(
     needed = {"divergence"} | ({"logp"} if options.may_differ("alpha", 0) else set())
     valid = options.integer("valid_vocab")
     spec = PairSpec(
-        columns=columns if valid < 0 else valid,
+        student=student._replace(columns=columns if valid < 0 else valid),
         outputs=tuple(name for name in DistillationRows._fields if name in {*wanted, *needed}),
     )
-    choice = choose_for_pair(names, pair)
-    inputs = _Inputs(pair.teacher, labels, given, options.arrays)
-    x, inputs = varying_alike((pair.logits, inputs))
+    choice = choose_for_pair(names, options.function, Pair(operand, arrays))
+    inputs = _Inputs(arrays, labels, given, options.arrays)
+    x, inputs = varying_alike((operand, inputs))
     return x, inputs, _Call(options, spec, choice, wanted)
 
 
@@ -164,11 +192,11 @@ def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _rows(call: _Call, x: Array, o: _Inputs) -> _Rows:
+def _rows(call: _Call, x: Operand, o: _Inputs) -> _Rows:
     options, mask = call.options_of(o), o.vectors.get("mask")
     if o.labels is None:
         # alpha is 0 then: any column may be the one that is computed to more digits.
-        labels = jnp.zeros_like(x, jnp.int32, shape=x.shape[:1])
+        labels = jnp.zeros_like(x[0], jnp.int32, shape=x[0].shape[:1])
         used = labels == 0 if mask is None else mask != 0
     else:
         labels, used = o.labels, is_used(o.labels, options, mask)

@@ -10,41 +10,28 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
-from tileloss.jax._sweeps.pairs import Pair
 
 _LAYOUTS = ("HV", "VH")
 
 
-def flat(operand: Operand, labels: Array, spec: Spec) -> tuple[Operand, int, Spec]:
+def flat(operand: Operand, labels: Array | None, spec: Spec) -> tuple[Operand, int, Spec]:
     """The operand with one leading dimension, the size of its vocabulary, and ``spec`` with a head's compute_dtype.
+
+    ``labels``: of the operand's leading dimensions; None: there are none to hold against them.
 
     Raises:
         TypeError, ValueError: a dtype or a shape, by the public functions' names.
     """
     if isinstance(operand, Logits):
-        logits = _floats("logits", operand.logits)
-        check_leading("logits'", logits, labels)
-        return Logits(logits.reshape(labels.size, logits.shape[-1])), logits.shape[-1], spec
+        logits = floats("logits", operand.logits)
+        _check_leading("logits", "V", logits, labels)
+        return Logits(by_rows(logits)), logits.shape[-1], spec
     return _flat_head(operand, labels, spec)
 
 
-def flat_pair(logits: Any, teacher: Any) -> Pair:
-    """A student's and a teacher's logits with one leading dimension.
-
-    Raises:
-        TypeError, ValueError: a dtype or a shape.
-    """
-    student, of_teacher = _floats("logits", logits), _floats("teacher", teacher)
-    if student.ndim == 0:
-        raise ValueError("logits: expected [..., V], got shape []")
-    if of_teacher.dtype != student.dtype:
-        raise TypeError(f"teacher: expected logits' dtype {student.dtype}, got {of_teacher.dtype}")
-    if of_teacher.shape != student.shape:
-        raise ValueError(
-            f"teacher: expected logits' shape {list(student.shape)}, got {list(of_teacher.shape)}"
-        )
-    flat_shape = (prod(student.shape[:-1]), student.shape[-1])
-    return Pair(student.reshape(flat_shape), of_teacher.reshape(flat_shape))
+def by_rows(x: Array) -> Array:
+    """[..., C] with one leading dimension."""
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
 def checked_labels(labels: Any) -> Array:
@@ -54,13 +41,13 @@ def checked_labels(labels: Any) -> Array:
     return array
 
 
-def _flat_head(operand: LmHead, labels: Array, spec: Spec) -> tuple[LmHead, int, Spec]:
-    hidden, head = _floats("hidden", operand.hidden), _floats("head", operand.head)
+def _flat_head(operand: LmHead, labels: Array | None, spec: Spec) -> tuple[LmHead, int, Spec]:
+    hidden, head = floats("hidden", operand.hidden), floats("head", operand.head)
     if spec.head_layout not in _LAYOUTS:
         raise ValueError(
             f"head_layout: expected one of {', '.join(_LAYOUTS)}, got {spec.head_layout!r}"
         )
-    check_leading("hidden's", hidden, labels)
+    _check_leading("hidden", "H", hidden, labels)
     size = hidden.shape[-1]
     if size == 0:
         raise ValueError(
@@ -72,33 +59,36 @@ def _flat_head(operand: LmHead, labels: Array, spec: Spec) -> tuple[LmHead, int,
             f"head: expected shape {expected} of head_layout {spec.head_layout!r}, got {list(head.shape)}"
         )
     vocab = head.shape[spec.head_layout.index("V")]
-    bias = None if operand.bias is None else _floats("bias", operand.bias)
+    bias = None if operand.bias is None else floats("bias", operand.bias)
     if bias is not None and bias.shape != (vocab,):
         raise ValueError(f"bias: expected shape [{vocab}], got {list(bias.shape)}")
-    compute_dtype = _compute_dtype(spec.compute_dtype, hidden, head)
-    operand = LmHead(hidden.reshape(labels.size, size), head, bias)
-    return operand, vocab, spec._replace(compute_dtype=compute_dtype)
+    seen = compute_dtype(spec.compute_dtype, hidden, head)
+    return LmHead(by_rows(hidden), head, bias), vocab, spec._replace(compute_dtype=seen)
 
 
-def _floats(name: str, x: Any) -> Array:
+def floats(name: str, x: Any) -> Array:
     array = jnp.asarray(x)
     if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {array.dtype}")
     return array
 
 
-def check_leading(whose: str, x: Array, labels: Array) -> None:
-    if x.ndim == 0 or x.shape[:-1] != labels.shape:
+def _check_leading(name: str, last: str, x: Array, labels: Array | None) -> None:
+    if labels is None:
+        if x.ndim == 0:
+            raise ValueError(f"{name}: expected [..., {last}], got shape []")
+    elif x.ndim == 0 or x.shape[:-1] != labels.shape:
         raise ValueError(
-            f"labels: expected {whose} leading dimensions {list(x.shape[:-1])}, got {list(labels.shape)}"
+            f"labels: expected {name}'{'' if name.endswith('s') else 's'} leading dimensions {list(x.shape[:-1])}, "
+            f"got {list(labels.shape)}"
         )
 
 
-def _compute_dtype(given: DTypeLike | None, hidden: Array, head: Array) -> DTypeLike:
-    """What the products see."""
+def compute_dtype(given: DTypeLike | None, *tensors: Array) -> DTypeLike:
+    """What the products of ``tensors`` see."""
     if given is None:
-        both = hidden.dtype == head.dtype == jnp.bfloat16
-        return jnp.bfloat16 if both else jnp.float32
+        all_narrow = all(x.dtype == jnp.bfloat16 for x in tensors)
+        return jnp.bfloat16 if all_narrow else jnp.float32
     try:
         dtype = jnp.dtype(given)
     except TypeError:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
+from tileloss._core.functions import Function
 from tileloss.jax._devices import may_be_cut, varying_alike
-from tileloss.jax._sweeps import cpu, cpu_pairs, tpu, xla, xla_head, xla_pairs
+from tileloss.jax._sweeps import cpu, cpu_pairs, tpu, xla, xla_head, xla_pair_rows, xla_pairs
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 from tileloss.jax._sweeps.pairs import Pair
 
@@ -55,12 +56,28 @@ IMPLEMENTATIONS = (
 )
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 DEFAULT = tuple(_BY_NAME)  # in order of preference
-_OF_PAIRS = {
-    name: Implementation(
-        name, _BY_NAME[name].platform, of.forward, of.backward, of.value_and_grad, of.refusal
-    )
-    for name, of in {"cpu": cpu_pairs, "xla": xla_pairs}.items()
-}
+_PAIRS_ON_CPU = Implementation(
+    "cpu",
+    "cpu",
+    cpu_pairs.forward,
+    cpu_pairs.backward,
+    cpu_pairs.value_and_grad,
+    cpu_pairs.refusal,
+)
+# Of the functions from logits, by name, the modules with the sweeps in plain XLA.
+_XLA_PAIRS: dict[str, xla_pair_rows.OfLogits] = {"distillation": xla_pairs}
+
+
+def _of_pairs(function: Function) -> dict[str, Implementation]:
+    of: Any = _XLA_PAIRS[function.loss]
+    sweeps = [of.forward, of.backward, of.value_and_grad]
+    if function.is_linear:
+        by_rows = (xla_pair_rows.forward, xla_pair_rows.backward, xla_pair_rows.value_and_grad)
+        sweeps = [partial(sweep, of) for sweep in by_rows]
+    return {
+        "cpu": _PAIRS_ON_CPU,
+        "xla": Implementation("xla", None, *sweeps, refusal=lambda pair: ""),
+    }
 
 
 def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -132,9 +149,9 @@ def choose(names: tuple[str, ...], operand: Operand, spec: Spec, has_class_weigh
     return _choose(names, _BY_NAME, operand, spec, has_class_weights)
 
 
-def choose_for_pair(names: tuple[str, ...], pair: Pair) -> Choice:
+def choose_for_pair(names: tuple[str, ...], function: Function, pair: Pair) -> Choice:
     """Raises ValueError when none of ``names`` can do the call."""
-    return _choose(names, _OF_PAIRS, pair)
+    return _choose(names, _of_pairs(function), pair)
 
 
 def _choose(
@@ -146,7 +163,7 @@ def _choose(
     for name in names:
         one = table.get(name)
         if one is None:
-            refusals.append(f"{name} has no kernels of distillation")
+            refusals.append(f"{name} has no kernels of this loss")
         elif refusal := one.refusal(operand, *others):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:

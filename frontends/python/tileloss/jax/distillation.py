@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from jax import Array
+from jax.typing import DTypeLike
 
 from tileloss._core.functions import logit_options
-from tileloss.jax._apply_pair import distillation_of
+from tileloss.jax._apply_pair import pair_loss_of
+from tileloss.jax._beside import teacher_head as checked_head
+from tileloss.jax._beside import teacher_logits
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.distillation import DistillationRows
+from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
 
 
 def distillation(
@@ -96,13 +101,93 @@ def distillation(
         "teacher_temperature": teacher_temperature,
         "scale_by_temperature_squared": scale_by_temperature_squared,
     }
-    loss, found = distillation_of(
-        logits,
-        teacher,
+    loss, found = pair_loss_of(
+        "distillation",
+        Logits(logits),
+        partial(teacher_logits, teacher),
         labels,
         {"mask": mask, "token_weights": token_weights},
         given,
         outputs,
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+    )
+    return (loss, DistillationRows(**found)) if found else loss
+
+
+def linear_distillation(
+    hidden: Array,
+    head: Array,
+    teacher_hidden: Array,
+    teacher_head: Array,
+    labels: Array | None = None,
+    *,
+    bias: Array | None = None,
+    teacher_bias: Array | None = None,
+    head_layout: str = "HV",
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Array | None = None,
+    token_weights: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    compute_dtype: DTypeLike | None = None,
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> Array | tuple[Array, DistillationRows]:
+    """`distillation` of the logits hidden @ head + bias from teacher_hidden @ teacher_head + teacher_bias.
+
+    Neither side's logits are held but for some rows at a time.
+
+    Args:
+        hidden: the student's hidden states, [..., H] float32, bfloat16 or float16. Rows that do not count may hold NaN.
+        head: its LM head, [H, V] as Flax's kernels, or [V, H] with ``head_layout="VH"``; float32, bfloat16 or float16.
+        teacher_hidden: the teacher's hidden states, [..., G]: the same leading dimensions, a width and a dtype of their own.
+        teacher_head: its LM head, [G, V], or [V, G] with ``head_layout="VH"``.
+        labels: [...] integers; needed where alpha is not 0.
+        bias, teacher_bias: [V].
+        compute_dtype: what the products of both sides see, bfloat16 or float32; sums are float32 either way. Default: bfloat16
+            if both hidden states and both heads are that, else float32.
+        grad_in_forward: compute the gradients with the loss: four products. Without it, or with reduction "none", the backward
+            makes both sides' logits again: six. Default None: True, but False where the student has a float16 tensor.
+
+    The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head and bias, in their dtypes;
+    one that is not asked for costs nothing. The teacher's are 0.
+    """
+    given: dict[str, Any] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+    }
+    loss, found = pair_loss_of(
+        "linear_distillation",
+        LmHead(hidden, head, bias),
+        partial(checked_head, teacher_hidden, teacher_head, teacher_bias, compute_dtype),
+        labels,
+        {"mask": mask, "token_weights": token_weights},
+        given,
+        outputs,
+        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
         grad_in_forward=grad_in_forward,
         implementation=implementation,
     )

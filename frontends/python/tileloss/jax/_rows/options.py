@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, byref, c_float, sizeof
 from typing import Any, NamedTuple
 
@@ -118,6 +118,7 @@ def check(
     rows: int,
     columns: int,
     vectors: Mapping[str, int] | None = None,
+    beside: Mapping[str, Sequence[int]] | None = None,
     sequence_length: int = 0,
     has_labels: bool = True,
     outputs: Iterable[str] = (),
@@ -126,6 +127,7 @@ def check(
 
     It is planned as a forward of float32 logits [rows, columns], or of a head that makes them, without data. ``vectors``: the
     sizes of the inputs besides labels, by their names in tileloss_args (mask, old_logp, advantages, class_weights, ...).
+    ``beside``: the shapes of what says more of a row than its label, likewise (teacher_logits, teacher_head, ...).
     ``outputs``: of a loss, names of row outputs.
 
     Raises:
@@ -136,9 +138,9 @@ def check(
         views.set_matrix(args, "hidden", 0, FLOAT32, (rows, 1), (1, 1))
         views.set_matrix(args, "head", 0, FLOAT32, (columns, 1), (1, 1))
     else:
-        both = [name for name in ("logits", "teacher_logits") if name in function.tensors]
-        for name in both:
-            views.set_matrix(args, name, 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
+        views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
+    for name, shape in (beside or {}).items():
+        _plan_tensor(args, name, shape, columns)
     of_labels = {"labels": rows} if has_labels else {}
     for name, size in {**of_labels, **(vectors or {}), **dict.fromkeys(outputs, rows)}.items():
         _plan_vector(args, name, size)
@@ -156,6 +158,14 @@ def check(
         function.encoded, FORWARD, byref(args), struct, None, None, byref(plan)
     )
     raise_on_error(status)
+
+
+def _plan_tensor(args: Args, name: str, shape: Sequence[int], columns: int) -> None:
+    if SLOTS[name].rank == 1:
+        return _plan_vector(args, name, shape[0])
+    if name == "teacher_head":  # either way round
+        shape = (columns, sum(shape) - columns)
+    views.set_matrix(args, name, 0, SLOTS[name].dtypes[0], shape, (max(shape[1], 1), 1))
 
 
 def _plan_vector(args: Args, name: str, size: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ def backward(
     if spec.sums.smoothing_sum:
         # The library's mean is over the columns and the class that stands for all other shards.
         call.operands["mean_logit_grad"] = c.uniform * (spec.columns + 1)
-    found = call.run(BACKWARD, _gradients(operand, spec), aliases=_in_place(operand, 0))
-    return _operand(operand, spec, found)
+    found = call.run(BACKWARD, gradients(operand, spec), aliases=in_place(operand, 0))
+    return operand_of(operand, spec, found)
 
 
 def value_and_grad(
@@ -139,12 +140,12 @@ def value_and_grad(
         results["metrics"] = like((len(function.metrics),), jnp.float32)
     found = call.run(
         VALUE_AND_GRAD,
-        results | _gradients(operand, spec),
-        aliases=_in_place(operand, len(results)),
+        results | gradients(operand, spec),
+        aliases=in_place(operand, len(results)),
         sequence_length=sequence_length,
     )
     metrics = found[1] if wants_metrics else None
-    return found[0], metrics, _operand(operand, spec, found[len(results) :])
+    return found[0], metrics, operand_of(operand, spec, found[len(results) :])
 
 
 class Call:
@@ -179,7 +180,9 @@ class Call:
 
         def call(*operands: Array) -> Sequence[Array]:
             rows = operands[0].shape[0]
-            shapes = ((rows, *r.shape[1:]) if _has_rows(w) else r.shape for w, r in results.items())
+            shapes = (
+                (rows, *r.shape[1:]) if _has_rows(w, r) else r.shape for w, r in results.items()
+            )
             types = [
                 type_like(operands[0], shape, r.dtype)
                 for shape, r in zip(shapes, results.values(), strict=True)
@@ -200,8 +203,10 @@ class Call:
             return found
 
         # A scalar loss needs all rows in one place.
-        if "loss" not in results and not is_in_shard_map(operands[0]):
-            call = cut_by_rows(call, [*map(_has_rows, self.operands)], [*map(_has_rows, results)])
+        is_reduced = "loss" in results and not results["loss"].shape
+        if not is_reduced and not is_in_shard_map(operands[0]):
+            of_operands = starmap(_has_rows, self.operands.items())
+            call = cut_by_rows(call, [*of_operands], [*starmap(_has_rows, results.items())])
         return call(*operands)
 
 
@@ -223,9 +228,10 @@ def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spe
     return call
 
 
-def _has_rows(word: str) -> bool:
+def _has_rows(word: str, x: Any) -> bool:
     """Whether the first dimension of a sweep's operand, or of any result, is the rows."""
-    return not word.startswith("option:") and not word.endswith(("head", "bias", "loss", "metrics"))
+    has_none = ("head", "bias", "class_weights", "metrics")
+    return bool(x.shape) and not word.endswith(has_none)
 
 
 def _head_words(spec: Spec) -> tuple[str, str, str]:
@@ -233,7 +239,7 @@ def _head_words(spec: Spec) -> tuple[str, str, str]:
     return "hidden", "T:head" if spec.head_layout == "HV" else "head", "bias"
 
 
-def _gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
+def gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
     """The gradients that are wanted, by their words."""
     if isinstance(operand, Logits):
         return {"dlogits": like(operand.logits.shape, operand.logits.dtype)}
@@ -248,7 +254,7 @@ def _gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
     }
 
 
-def _operand(operand: Operand, spec: Spec, gradients: Sequence[Array]) -> Operand:
+def operand_of(operand: Operand, spec: Spec, gradients: Sequence[Array]) -> Operand:
     """An operand of the gradients that were wanted."""
     if isinstance(operand, Logits):
         return Logits(gradients[0])
@@ -256,7 +262,7 @@ def _operand(operand: Operand, spec: Spec, gradients: Sequence[Array]) -> Operan
     return LmHead(*(next(rest) if wanted else None for wanted in spec.wanted))
 
 
-def _in_place(operand: Operand, result: int) -> dict[int, int] | None:
+def in_place(operand: Operand, result: int) -> dict[int, int] | None:
     """dlogits over the logits, which XLA copies first where somebody else reads them."""
     return {0: result} if isinstance(operand, Logits) else None
 

@@ -36,7 +36,7 @@ def forward(
     """The row states of the columns that ``spec`` names."""
     hidden, head, bias = operand
     assert hidden is not None and head is not None
-    seen = _as_seen(hidden, spec)
+    seen = as_seen(hidden, spec)
 
     def logits_of(column: Array | int, width: int) -> Array:
         of_bias = None if bias is None else tile(bias, column, width, axis=0)
@@ -57,7 +57,7 @@ def backward(
     assert hidden is not None and head is not None
     layout, used = spec.head_layout.lower(), rows.used[:, None]
     # 0 times the NaN of a row that is not used would be in dhead.
-    seen = _as_seen(jnp.where(used, hidden, 0), spec)
+    seen = as_seen(jnp.where(used, hidden, 0), spec)
 
     def step(sums: LmHead, start: Array | int, width: int) -> LmHead:
         of_head = _head_tile(head, start, width, spec)
@@ -69,9 +69,9 @@ def backward(
         dx = jnp.where(used, dx, 0.0)
         dhidden, dhead, dbias = sums
         if dhidden is not None:
-            dhidden += _product(f"nv,{layout}->nh", _as_seen(dx, spec), of_head, spec)
+            dhidden += product(f"nv,{layout}->nh", as_seen(dx, spec), of_head, spec)
         if dhead is not None:
-            of_tile = _product(f"nv,nh->{layout}", _as_seen(dx, spec), seen, spec)
+            of_tile = product(f"nv,nh->{layout}", as_seen(dx, spec), seen, spec)
             dhead = stored(dhead, of_tile.astype(head.dtype), start, layout.index("v"))
         if dbias is not None:
             dbias = stored(dbias, jnp.sum(dx, axis=0), start, axis=0)
@@ -94,22 +94,22 @@ def backward(
 
 
 def _head_tile(head: Array, start: Array | int, width: int, spec: Spec) -> Array:
-    return _as_seen(tile(head, start, width, axis=spec.head_layout.index("V")), spec)
+    return as_seen(tile(head, start, width, axis=spec.head_layout.index("V")), spec)
 
 
 def _logits(hidden: Array, head: Array, bias: Array | None, spec: Spec) -> Array:
     """x of one tile, float32 [N, width]."""
-    x = _product(f"nh,{spec.head_layout.lower()}->nv", hidden, head, spec)
+    x = product(f"nh,{spec.head_layout.lower()}->nv", hidden, head, spec)
     return x if bias is None else x + bias.astype(jnp.float32)
 
 
-def _product(equation: str, a: Array, b: Array, spec: Spec) -> Array:
+def product(equation: str, a: Array, b: Array, spec: Spec) -> Array:
     """Summed in float32. Of float32 operands all bits count, which on GPUs and TPUs has to be asked for."""
     precision = lax.Precision.HIGHEST if spec.compute_dtype == jnp.float32 else None
     return jnp.einsum(equation, a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _as_seen(x: Array, spec: Spec) -> Array:
+def as_seen(x: Array, spec: Spec) -> Array:
     """x in the type that the products see. Where a machine has no products of bfloat16, XLA may leave out a rounding to it, as
     it widens the result again; but not reduce_precision."""
     if spec.compute_dtype == jnp.bfloat16 and x.dtype != jnp.bfloat16:

@@ -24,7 +24,7 @@ from tileloss.jax._sweeps.divergence import (
     make_divergence,
     times,
 )
-from tileloss.jax._sweeps.operands import Logits, Spec, Sums
+from tileloss.jax._sweeps.operands import Logits, Operand, Spec, Sums
 from tileloss.jax._sweeps.pairs import Pair, PairSpec, PairState
 from tileloss.jax._sweeps.transform import (
     LogitTransform,
@@ -33,13 +33,10 @@ from tileloss.jax._sweeps.transform import (
 )
 
 
-def refusal(pair: Pair) -> str:
-    return ""
-
-
 def forward(
     pair: Pair, labels: Array, options: Options, spec: PairSpec
 ) -> tuple[dict[str, Array], PairState]:
+    logits, of_teacher = _both_logits(pair)
     sums = Sums(
         entropy_sum="entropy" in spec.outputs or "teacher_entropy" in spec.outputs,
         argmax="agreement" in spec.outputs,
@@ -47,14 +44,14 @@ def forward(
     both = _Both(options)
     # The same sums of either side, so that equal rows have the same bits.
     part = Spec(spec.columns, sums=sums)
-    student = xla.forward(Logits(pair.logits), labels, both.student, part, None)
-    teacher = xla.forward(Logits(pair.teacher), labels, both.teacher, part, None)
+    student = xla.forward(Logits(logits), labels, both.student, part, None)
+    teacher = xla.forward(Logits(of_teacher), labels, both.teacher, part, None)
     empty, _ = varying_alike((Terms(*[jnp.zeros(labels.shape, jnp.float32)] * 2), labels))
     rows = both.rows(PairState(student, teacher, *empty))
 
     def step(sums: Terms, start: Array | int, width: int) -> Terms:
-        x, of_teacher = (xla.tile(logits, start, width) for logits in pair)
-        _, found = rows.columns(x, of_teacher)
+        tiles = (xla.tile(x, start, width) for x in (logits, of_teacher))
+        _, found = rows.columns(*tiles)
         is_label = jnp.arange(width) == (labels - start)[:, None]
 
         def added(total: Array, of_columns: Array) -> Array:
@@ -77,8 +74,9 @@ def forward(
 
 def backward(
     pair: Pair, labels: Array, weights: Array, state: PairState, options: Options, spec: PairSpec
-) -> Array:
+) -> Operand:
     """The gradient; in the logits' memory where XLA finds that nobody reads them later."""
+    logits, of_teacher = _both_logits(pair)
     both = _Both(options)
     rows, has_mean = both.rows(state), both.divergence.has_mean
     # NaN where a side is not finite. So the gradient, which may lie over the logits, has to wait for the divergence.
@@ -89,8 +87,8 @@ def backward(
     form, target = c.form[:, None], c.target[:, None]
 
     def step(buffer: Array, start: Array | int, width: int) -> Array:
-        x = xla.tile_to_replace(buffer, start, width, pair.logits.dtype)
-        p, found = rows.columns(x, xla.tile(pair.teacher, start, width))
+        x = xla.tile_to_replace(buffer, start, width, logits.dtype)
+        p, found = rows.columns(x, xla.tile(of_teacher, start, width))
         centred = found.form - times(p, mean) if has_mean else found.form
         dz = times(form, centred)
         if options.may_differ("alpha", 0):
@@ -101,16 +99,21 @@ def backward(
         return xla.stored(buffer, jnp.where(_used(labels), dx, 0.0).astype(x.dtype), start)
 
     gradient = xla.in_place(
-        lambda buffer: xla.over_tiles(spec.columns, xla.TILE, step, buffer), pair.logits
+        lambda buffer: xla.over_tiles(spec.columns, xla.TILE, step, buffer), logits
     )
-    return gradient.at[:, spec.columns :].set(0)
+    return Logits(gradient.at[:, spec.columns :].set(0))
 
 
 def value_and_grad(
     pair: Pair, labels: Array, weights: Array, options: Options, spec: PairSpec
-) -> tuple[dict[str, Array], Array]:
+) -> tuple[dict[str, Array], Operand]:
     found, state = forward(pair, labels, options, spec)
     return found, backward(pair, labels, weights, state, options, spec)
+
+
+def _both_logits(pair: Pair) -> tuple[Array, Array]:
+    assert isinstance(pair.student, Logits)
+    return pair.student.logits, pair.beside["teacher_logits"]
 
 
 def _lean(state: RowState) -> RowState:

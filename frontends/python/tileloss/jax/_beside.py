@@ -1,0 +1,57 @@
+"""What a loss is told of a row beside its label: checked, with one leading dimension, by the names in tileloss_args."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+from jax.typing import DTypeLike
+
+from tileloss.jax._arguments import by_rows, compute_dtype, floats
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
+
+# Each function here has what it checks first, then the student that it is held against, flat, the shape of its leading
+# dimensions, and its spec; and gives the arrays and the spec of both.
+Beside = tuple[dict[str, Array], Spec]
+
+
+def teacher_logits(teacher: Any, student: Operand, rows: tuple[int, ...], spec: Spec) -> Beside:
+    assert isinstance(student, Logits)
+    array, logits = floats("teacher", teacher), student.logits
+    if array.dtype != logits.dtype:
+        raise TypeError(f"teacher: expected logits' dtype {logits.dtype}, got {array.dtype}")
+    if array.shape != (*rows, logits.shape[-1]):
+        raise ValueError(
+            f"teacher: expected logits' shape {[*rows, logits.shape[-1]]}, got {list(array.shape)}"
+        )
+    return {"teacher_logits": by_rows(array)}, spec
+
+
+def teacher_head(
+    hidden: Any,
+    head: Any,
+    bias: Any,
+    seen: DTypeLike | None,
+    student: Operand,
+    rows: tuple[int, ...],
+    spec: Spec,
+) -> Beside:
+    """``seen``: what the products of both sides are to see; None: bfloat16 where all four are that."""
+    assert isinstance(student, LmHead) and student.hidden is not None and student.head is not None
+    hidden, head = floats("teacher_hidden", hidden), floats("teacher_head", head)
+    if hidden.ndim == 0 or hidden.shape[:-1] != rows or hidden.shape[-1] == 0:
+        shape = ", ".join(str(n) for n in [*rows, "G"])
+        raise ValueError(f"teacher_hidden: expected shape [{shape}], got {list(hidden.shape)}")
+    vocab, size = student.head.shape[spec.head_layout.index("V")], hidden.shape[-1]
+    expected = [size, vocab] if spec.head_layout == "HV" else [vocab, size]
+    if list(head.shape) != expected:
+        raise ValueError(
+            f"teacher_head: expected shape {expected} of head_layout {spec.head_layout!r}, got {list(head.shape)}"
+        )
+    found = {"teacher_hidden": by_rows(hidden), "teacher_head": head}
+    if bias is not None:
+        found["teacher_bias"] = bias = floats("teacher_bias", bias)
+        if bias.shape != (vocab,):
+            raise ValueError(f"teacher_bias: expected shape [{vocab}], got {list(bias.shape)}")
+    both = compute_dtype(seen, student.hidden, student.head, hidden, head)
+    return found, spec._replace(compute_dtype=both)

@@ -1,0 +1,236 @@
+"""tileloss.jax's losses that are told more than labels, but for `distillation`: two LM heads; against float64 autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tileloss._core.functions import FUNCTIONS
+from tileloss.jax import linear_distillation
+from tileloss.jax._sweeps import xla, xla_pair_rows
+
+KINDS = FUNCTIONS["distillation"].options["divergence"].choices
+V, H, G = 203, 24, 16
+STUDENT = ("hidden", "head", "bias")
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of "xla", whose programs take their time to compile: a loop over rows and none over columns."""
+    monkeypatch.setattr(xla, "TILE", 256)
+    monkeypatch.setattr(xla_pair_rows, "ROWS", 5)
+
+
+def relative(got: Any, wanted: Any) -> float:
+    error = np.asarray(got, np.float64) - wanted
+    return float(np.linalg.norm(error) / np.linalg.norm(wanted))
+
+
+def wide(x: Any) -> Any:
+    """In float64; under `jax.enable_x64`."""
+    return jnp.asarray(np.asarray(x, np.float64))
+
+
+def divergence_of(log_p: Any, log_q: Any, kind: str, beta: float = 0.5) -> Any:
+    """Over the last dimension, in the arrays' own dtype."""
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+
+    def mixed(share_of_q: float) -> Any:
+        return jnp.log(share_of_q * q + (1 - share_of_q) * p)
+
+    m = mixed(beta)
+    forward, reverse = q * (log_q - log_p), p * (log_p - log_q)
+    terms = {
+        "forward_kl": forward,
+        "reverse_kl": reverse,
+        "jeffreys": forward + reverse,
+        "jsd": beta * q * (log_q - m) + (1 - beta) * p * (log_p - m),
+        "skew_forward_kl": q * (log_q - m),
+        "skew_reverse_kl": p * (log_p - mixed(1 - beta)),
+        "total_variation": abs(p - q) / 2,
+    }
+    return terms[kind].sum(-1)
+
+
+# ------------------------------------------------------------------------------------------------------------ two LM heads
+
+
+def heads(dtype: Any = jnp.float32) -> dict[str, Any]:
+    random = np.random.default_rng(3)
+
+    def draw(*shape: int, std: float = 1.0) -> Any:
+        return jnp.asarray(std * random.normal(size=shape), dtype)
+
+    return {
+        "hidden": draw(2, 5, H),
+        "head": draw(H, V, std=0.3),
+        "bias": draw(V),
+        "teacher_hidden": draw(2, 5, G),
+        "teacher_head": draw(G, V, std=0.3),
+        "teacher_bias": draw(V),
+    }
+
+
+def labels_of_rows() -> Any:
+    labels = np.random.default_rng(4).integers(0, V, (2, 5))
+    labels[0, :2] = -100
+    return jnp.asarray(labels, jnp.int32)
+
+
+def wanted_of_heads(arrays: dict[str, Any], labels: Any, kind: str, upstream: Any) -> Any:
+    """The loss of each row with alpha 0.3, and the gradients of what ``upstream`` makes of them, in float64."""
+    with jax.enable_x64(True):
+        fixed = {name: wide(x) for name, x in arrays.items()}
+        teacher = fixed["teacher_hidden"] @ fixed["teacher_head"] + fixed["teacher_bias"]
+        log_q = jax.nn.log_softmax(teacher)
+        columns, used = jnp.maximum(np.asarray(labels), 0)[..., None], np.asarray(labels) != -100
+
+        def loss(hidden: Any, head: Any, bias: Any) -> Any:
+            log_p = jax.nn.log_softmax(hidden @ head + bias)
+            rows = 0.7 * divergence_of(log_p, log_q, kind)
+            rows = (rows - 0.3 * jnp.take_along_axis(log_p, columns, -1)[..., 0]) * used
+            return (rows * np.asarray(upstream, np.float64)).sum(), rows
+
+        student = [fixed[name] for name in STUDENT]
+        (_, rows), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*student)
+        return np.asarray(rows), [np.asarray(g) for g in gradients]
+
+
+@pytest.mark.parametrize(
+    ("of", "dtype", "kind", "how"),
+    [
+        *(("cpu", jnp.float32, kind, {}) for kind in KINDS),
+        ("cpu", jnp.bfloat16, "forward_kl", {}),
+        ("cpu", jnp.float32, "jsd", {"grad_in_forward": False}),
+        ("cpu", jnp.bfloat16, "reverse_kl", {"reduction": "none", "head_layout": "VH"}),
+        ("xla", jnp.float32, "jsd", {}),
+        ("xla", jnp.bfloat16, "reverse_kl", {"reduction": "none", "head_layout": "VH"}),
+    ],
+)
+def test_two_heads_are_autograd_s(
+    monkeypatch: pytest.MonkeyPatch, of: str, dtype: Any, kind: str, how: dict[str, Any]
+) -> None:
+    if "reduction" in how:  # a tail of rows too
+        monkeypatch.setattr(xla_pair_rows, "ROWS", 4)
+    arrays, labels = heads(dtype), labels_of_rows()
+    per_row = "reduction" in how
+    upstream = np.linspace(1, 2, 10).reshape(2, 5) if per_row else np.full((2, 5), 1 / 8)
+    rows, gradients = wanted_of_heads(arrays, labels, kind, upstream)
+    turned = {name: x.T for name, x in arrays.items() if name.endswith("head") and per_row}
+
+    def ours(student: dict[str, Any]) -> Any:
+        rest = {name: x for name, x in (arrays | turned).items() if name not in STUDENT}
+        loss, found = linear_distillation(
+            **student,
+            **rest,
+            labels=labels,
+            divergence=kind,
+            alpha=0.3,
+            outputs=("divergence", "agreement"),
+            implementation=of,
+            **how,
+        )
+        return (loss * jnp.asarray(upstream, jnp.float32)).sum() if per_row else loss, (loss, found)
+
+    student = {name: (arrays | turned)[name] for name in STUDENT}
+    (_, (loss, found)), slopes = jax.jit(jax.value_and_grad(ours, has_aux=True))(student)
+    wanted = rows if per_row else (rows * upstream).sum()
+    np.testing.assert_allclose(loss, wanted, rtol=2e-5, atol=2e-6)
+    assert found.agreement.dtype == jnp.bool_ and found.divergence.shape == labels.shape
+    for name, right in zip(STUDENT, gradients, strict=True):
+        got = slopes[name].T if name in turned else slopes[name]
+        assert got.dtype == dtype
+        assert relative(got, right) < (3e-6 if dtype == jnp.float32 else 8e-3), name
+    assert not np.asarray(slopes["hidden"])[0, :2].any()
+
+
+def test_what_is_not_asked_for_and_rows_that_do_not_count(implementation: str) -> None:
+    arrays, labels = heads(), labels_of_rows()
+    student = [arrays.pop(name) for name in STUDENT]
+
+    def loss(hidden: Any, head: Any, bias: Any, of_teacher: Any, labels: Any) -> Any:
+        rest = arrays | {"teacher_hidden": of_teacher}
+        return linear_distillation(hidden, head, **rest, bias=bias, labels=labels)
+
+    of_teacher = arrays["teacher_hidden"]
+    all_four = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+    expected = all_four(*student, of_teacher, labels)
+    assert not expected[3].any()  # the teacher's
+    student[0] = student[0].at[0, 0].set(jnp.nan)  # ignored
+    of_teacher = of_teacher.at[0, 1].set(jnp.inf)
+    of_head = jax.jit(jax.grad(loss, 1))(*student, of_teacher, labels)
+    for got, right in zip(all_four(*student, of_teacher, labels), expected, strict=True):
+        np.testing.assert_array_equal(got, right)
+    np.testing.assert_array_equal(of_head, expected[1])
+    labels = labels.at[1, 3].set(V)  # out of range
+    dhidden, dhead, *_ = all_four(*student, of_teacher, labels)
+    assert np.isnan(dhead).all() and np.isnan(dhidden[1, 3]).all()
+    assert np.isfinite(dhidden[1, jnp.array([0, 1, 2, 4])]).all()
+
+
+def test_two_heads_of_one_model_are_0(implementation: str) -> None:
+    hidden, head = heads()["hidden"], heads()["head"]
+
+    def loss(hidden: Any, head: Any, *teacher: Any) -> Any:
+        return linear_distillation(hidden, head, *teacher, divergence="jsd")
+
+    step = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+    value, gradients = step(hidden, head, hidden, head)
+    assert value == 0 and not any(g.any() for g in gradients)
+
+
+def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
+    arrays, labels = heads(), labels_of_rows()
+
+    def loss(hidden: Any, head: Any, of_teacher: Any, labels: Any) -> Any:
+        rest = arrays["teacher_head"]
+        options = {"divergence": "reverse_kl", "alpha": 0.5, "reduction": "sum"}
+        return linear_distillation(hidden, head, of_teacher, rest, labels, **options)
+
+    both = jax.value_and_grad(loss, (0, 1))
+    given = (arrays["hidden"], arrays["head"], arrays["teacher_hidden"], labels)
+    expected = jax.jit(both)(*given)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = (P("x"), P(), P("x"), P("x"))
+    placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(given, specs, strict=True)]
+
+    def of_this_device(*arrays: Any) -> Any:
+        return jax.lax.psum(loss(*arrays), "x")
+
+    mapped = jax.shard_map(of_this_device, mesh=mesh, in_specs=specs, out_specs=P())
+    in_shard_map = jax.jit(jax.value_and_grad(mapped, (0, 1)))
+    ways = [in_shard_map] if implementation == "xla" else [in_shard_map, jax.jit(both)]
+    for found in (way(*placed) for way in ways):
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        for got, right in zip(found[1], expected[1], strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"teacher_hidden": jnp.zeros((2, 4, G))}, ValueError, r"teacher_hidden: expected shape \[2, 5, G\], got \[2, 4, 16\]"),
+        ({"teacher_hidden": jnp.zeros((2, 5, G), jnp.int32)}, TypeError, "teacher_hidden: expected float32, bfloat16 or"),
+        ({"teacher_head": jnp.zeros((H, V))}, ValueError, r"teacher_head: expected shape \[16, 203\] of head_layout 'HV', got"),
+        ({"teacher_bias": jnp.zeros(5)}, ValueError, r"teacher_bias: expected shape \[203\], got \[5\]"),
+        ({"head": jnp.zeros((G, V))}, ValueError, r"head: expected shape \[24, V\]"),
+        ({"head_layout": "VV"}, ValueError, "head_layout: expected one of HV, VH, got 'VV'"),
+        ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected hidden's leading dimensions \[2, 5\], got"),
+        ({"mask": jnp.zeros(3)}, ValueError, "mask.size: expected 10, got 3"),
+        ({"compute_dtype": "int8"}, ValueError, "compute_dtype: expected float32 or bfloat16, got int8"),
+        ({"alpha": 0.5}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
+        ({"outputs": ("entropie",)}, ValueError, "outputs: expected names among divergence"),
+        ({"implementation": "pallas_tpu"}, ValueError, "can do this: pallas_tpu has no kernels of this loss"),
+    ],
+)  # fmt: skip
+def test_two_heads_that_do_not_fit_are_named(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        linear_distillation(**(heads() | change))
