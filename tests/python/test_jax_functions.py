@@ -244,7 +244,7 @@ def test_types_and_names_are_checked() -> None:
     with pytest.raises(TypeError, match="logits: expected float32, bfloat16 or float16, got int32"):
         cross_entropy(labels[:, None], labels)
     with pytest.raises(TypeError, match="labels: expected integers, got float32"):
-        cross_entropy(logits, labels.astype(jnp.float32))
+        logprobs(logits, labels.astype(jnp.float32))
     with pytest.raises(ValueError, match="outputs: expected names among"):
         logprobs(logits, labels, outputs=("probability",))
     with pytest.raises(TypeError, match="policy_loss: expected options among"):
@@ -256,6 +256,6 @@ def test_types_and_names_are_checked() -> None:
 def test_the_names_are_those_of_the_torch_functions() -> None:
     functions = {"cross_entropy", "logprobs", "policy_loss"}
     linear = {f"linear_{name}" for name in functions}
-    pair = {"distillation", "DistillationRows"}
-    assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear, *pair}
+    pairs = {"distillation", "linear_distillation", "DistillationRows"}
+    assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear, *pairs}
     assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)

@@ -1,4 +1,5 @@
-"""tileloss.jax's losses that are told more than labels, but for `distillation`: two LM heads; against float64 autograd."""
+"""tileloss.jax's losses that are told more than labels, but for `distillation`, against float64 autograd: two LM heads, class
+probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tileloss._core.functions import FUNCTIONS
-from tileloss.jax import linear_distillation
+from tileloss.jax import cross_entropy, linear_cross_entropy, linear_distillation
 from tileloss.jax._sweeps import xla, xla_pair_rows
 
 KINDS = FUNCTIONS["distillation"].options["divergence"].choices
@@ -234,3 +235,107 @@ def test_two_heads_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         linear_distillation(**(heads() | change))
+
+
+# ------------------------------------------------------------------------------------------------------------- soft labels
+
+
+def soft_reference(z: Any, q: Any, c: Any = 1.0, smoothing: float = 0.0) -> Any:
+    """Of each row, as `torch.nn.functional.cross_entropy` has it."""
+    smooth = (1 - smoothing) * wide(q) + smoothing / z.shape[-1]
+    return -(np.asarray(c, np.float64) * smooth * jax.nn.log_softmax(z)).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "probs_dtype", "reduction", "smoothing", "has_weights"),
+    [
+        (jnp.float32, jnp.float32, "mean", 0.1, False),
+        (jnp.float32, jnp.bfloat16, "none", 0.2, True),
+        (jnp.bfloat16, jnp.float32, "sum", 0.0, True),
+        (jnp.float16, jnp.float16, "mean", 0.0, False),
+    ],
+)
+def test_class_probabilities_are_autograd_s(
+    implementation: str,
+    dtype: Any,
+    probs_dtype: Any,
+    reduction: str,
+    smoothing: float,
+    has_weights: bool,
+) -> None:
+    random, valid = np.random.default_rng(5), V - 3
+    x = jnp.asarray(3 * random.normal(size=(2, 5, V)), dtype)
+    q = jax.nn.softmax(jnp.asarray(random.normal(size=(2, 5, V)))).astype(probs_dtype)
+    c = random.uniform(size=valid).astype(np.float32) if has_weights else None
+    w = jnp.linspace(0.5, 1.5, 10).reshape(2, 5)
+    upstream = np.linspace(1, 2, 10).reshape(2, 5) if reduction == "none" else 3.0
+
+    with jax.enable_x64(True):
+
+        def wanted(x: Any) -> Any:
+            of = wide(x[..., :valid]) if isinstance(x, np.ndarray) else x[..., :valid]
+            rows = wide(w) * soft_reference(of, q[..., :valid], 1.0 if c is None else c, smoothing)
+            if reduction == "mean":
+                rows = rows / wide(w).sum()
+            loss = rows if reduction == "none" else rows.sum()
+            return (loss * upstream).sum(), loss
+
+        (_, expected), slopes = jax.value_and_grad(wanted, has_aux=True)(wide(x))
+        expected, slopes = np.asarray(expected), np.asarray(slopes)
+
+    def ours(x: Any, q: Any) -> Any:
+        options = {"label_smoothing": smoothing, "reduction": reduction, "valid_vocab": valid}
+        loss = cross_entropy(x, q, c, token_weights=w, **options)
+        return (loss * jnp.asarray(upstream, jnp.float32)).sum(), loss
+
+    step = jax.jit(jax.value_and_grad(ours, (0, 1), has_aux=True))
+    (_, loss), (gradient, of_probs) = step(x, q)
+    np.testing.assert_allclose(loss, expected, rtol=2e-5)
+    assert gradient.dtype == dtype and not gradient[..., valid:].any() and not of_probs.any()
+    limit = {jnp.float32: 3e-6, jnp.bfloat16: 4e-3, jnp.float16: 1e-3}[dtype]
+    assert relative(gradient, slopes) < limit
+
+
+def test_class_probabilities_with_a_head(implementation: str) -> None:
+    arrays = heads()
+    hidden, head = arrays["hidden"], arrays["head"]
+    q = jax.nn.softmax(jnp.asarray(np.random.default_rng(6).normal(size=(2, 5, V)), jnp.float32))
+    c = jnp.linspace(0.5, 1.5, V)
+    with jax.enable_x64(True):
+        wanted = jax.value_and_grad(lambda h, w: soft_reference(h @ w, q, c).mean(), (0, 1))
+        value, gradients = jax.tree.map(np.asarray, wanted(wide(hidden), wide(head)))
+    step = jax.jit(jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, q, weight=c), (0, 1)))
+    loss, slopes = step(hidden, head)
+    assert abs(loss - value) < 2e-5
+    assert all(relative(a, b) < 3e-6 for a, b in zip(slopes, gradients, strict=True))
+
+
+def test_special_values_beside_class_probabilities(implementation: str) -> None:
+    x = jnp.zeros((4, 6)).at[0, 1].set(-jnp.inf).at[1, 2].set(-jnp.inf).at[3, 0].set(jnp.nan)
+    q = jnp.full((4, 6), 1 / 6).at[0, 1].set(0.0).at[2, 4].set(jnp.nan)
+
+    def rows(x: Any) -> Any:
+        return cross_entropy(x, q, reduction="none")
+
+    loss = jax.jit(rows)(x)
+    assert loss[0] == pytest.approx(5 / 6 * np.log(5), rel=1e-6)  # q = p = 0 has no part
+    assert loss[1] == np.inf and np.isnan(loss[2]) and np.isnan(loss[3])
+    gradient = jax.jit(jax.grad(lambda x: rows(x).sum()))(x)
+    assert np.isfinite(gradient[:2]).all() and np.isnan(gradient[2:]).all()
+
+
+def test_class_probabilities_that_cannot_be_are_named() -> None:
+    x = jnp.zeros((3, V))
+    shape = r"labels: expected class probabilities of the logits' shape \[3, 203\], got \[3\]"
+    with pytest.raises(ValueError, match=shape):
+        cross_entropy(x, jnp.zeros(3))
+    with pytest.raises(ValueError, match=shape):
+        linear_cross_entropy(jnp.zeros((3, H)), jnp.zeros((H, V)), jnp.zeros(3))
+    with pytest.raises(ValueError, match="z_loss: expected 0 with class probabilities, got 0.1"):
+        cross_entropy(x, x, z_loss=0.1)
+    with pytest.raises(ValueError, match="vocab_axis: expected None with class probabilities"):
+        cross_entropy(x, x, vocab_axis="tp")
+    with pytest.raises(ValueError, match="temperature_on: expected logits, got logprob"):
+        cross_entropy(x, x, temperature_on="logprob")
+    with pytest.raises(ValueError, match="class_weights.size: expected 203, got 7"):
+        cross_entropy(x, x, jnp.zeros(7))

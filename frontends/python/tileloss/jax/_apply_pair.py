@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ class _Inputs(NamedTuple):
 
     beside: dict[str, Array]  # what it is held against, by the names in tileloss_args
     labels: Array | None
-    vectors: dict[str, Array]  # mask and token_weights
+    vectors: dict[str, Array]  # by the same: mask and token_weights
     arrays: dict[str, Array]  # options that are arrays
 
 
@@ -95,8 +96,15 @@ def pair_loss_of(
         is_narrow = any(tensor is not None and tensor.dtype == jnp.float16 for tensor in x)
         grad_in_forward = not per_row and not is_narrow
 
-    def results(found: dict[str, Array], o: _Inputs, rows: _Rows) -> tuple[Array, dict[str, Array]]:
-        loss = row_losses(call.options_of(o), found["divergence"], found.get("logp"), rows.weights)
+    def results(
+        found: dict[str, Array], o: _Inputs, rows: _Rows, is_weighted: bool = False
+    ) -> tuple[Array, dict[str, Array]]:
+        if "loss" in found:
+            weighted = found["loss"] if is_weighted else rows.weights.of_rows * found["loss"]
+            loss = jnp.where(rows.weights.factor == 0, 0.0, weighted)
+        else:
+            resolved, divergence = call.options_of(o), found["divergence"]
+            loss = row_losses(resolved, divergence, found.get("logp"), rows.weights)
         loss = _of_used(loss, rows)
         named = {name: _of_used(found[name], rows) for name in call.outputs}
         return loss if per_row else jnp.sum(loss), named
@@ -113,7 +121,7 @@ def pair_loss_of(
         rows = _rows(call, x, o)
         if grad_in_forward:
             found, gradient = call.run("value_and_grad", x, o, rows, wanted, _row_factors(rows))
-            return results(found, o, rows), gradient
+            return results(found, o, rows, is_weighted=True), gradient
         found, state = call.run("forward", x, o, rows, wanted)
         return results(found, o, rows), (x, o, state, wanted)
 
@@ -131,7 +139,7 @@ def pair_loss_of(
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     loss, found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(per_row, True))
-    shape = jnp.shape(operand[0])[:-1]
+    shape = _leading(operand)
     return (loss.reshape(shape) if per_row else loss), {
         name: value.reshape(shape) for name, value in found.items()
     }
@@ -152,35 +160,47 @@ def _prepare(
     wanted = _wanted(outputs)
     if labels is not None:
         labels = checked_labels(labels)
-    leading = jnp.shape(operand[0])[:-1]
+    leading = _leading(operand)
     operand, columns, student = flat(operand, labels, head or Spec(0))
     arrays, student = beside(operand, leading, student)
     labels = None if labels is None else labels.reshape(-1)
     given = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
-    assert operand[0] is not None
     check(
         options,
-        rows=operand[0].shape[0],
+        rows=prod(leading),
         columns=columns,
         vectors={n: v.size for n, v in given.items()},
         beside={n: x.shape for n, x in arrays.items()},
         has_labels=labels is not None,
         outputs=wanted,
     )
+    valid = options.integer("valid_vocab")
+    columns = columns if valid < 0 else valid
+    if "class_weights" in given:
+        arrays["class_weights"] = given.pop("class_weights")[:columns].astype(jnp.float32)
+    spec = PairSpec(student._replace(columns=columns), _outputs(options, wanted))
+    choice = choose_for_pair(names, options.function, Pair(operand, arrays))
+    inputs = _Inputs(arrays, labels, given, options.arrays)
+    x, inputs = varying_alike((operand, inputs))
+    return x, inputs, _Call(options, spec, choice, wanted)
+
+
+def _leading(operand: Operand) -> tuple[int, ...]:
+    """The shape of the leading dimensions."""
+    assert operand[0] is not None
+    return jnp.shape(operand[0])[:-1]
+
+
+def _outputs(options: Options, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """What the sweeps are to give of each row."""
+    if "alpha" not in options.function.options:
+        return ("loss",)
     alpha = options.number("alpha")
     if isinstance(alpha, float) and alpha > 1:
         # The library looks at it in the call alone.
         raise ValueError(f"alpha: expected a number >= 0 and <= 1, got {alpha:g}")
     needed = {"divergence"} | ({"logp"} if options.may_differ("alpha", 0) else set())
-    valid = options.integer("valid_vocab")
-    spec = PairSpec(
-        student=student._replace(columns=columns if valid < 0 else valid),
-        outputs=tuple(name for name in DistillationRows._fields if name in {*wanted, *needed}),
-    )
-    choice = choose_for_pair(names, options.function, Pair(operand, arrays))
-    inputs = _Inputs(arrays, labels, given, options.arrays)
-    x, inputs = varying_alike((operand, inputs))
-    return x, inputs, _Call(options, spec, choice, wanted)
+    return tuple(name for name in DistillationRows._fields if name in {*wanted, *needed})
 
 
 def _wanted(outputs: Iterable[str]) -> tuple[str, ...]:
@@ -196,6 +216,7 @@ def _rows(call: _Call, x: Operand, o: _Inputs) -> _Rows:
     options, mask = call.options_of(o), o.vectors.get("mask")
     if o.labels is None:
         # alpha is 0 then: any column may be the one that is computed to more digits.
+        assert x[0] is not None
         labels = jnp.zeros_like(x[0], jnp.int32, shape=x[0].shape[:1])
         used = labels == 0 if mask is None else mask != 0
     else:

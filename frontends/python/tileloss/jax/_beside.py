@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -42,7 +43,7 @@ def teacher_head(
     if hidden.ndim == 0 or hidden.shape[:-1] != rows or hidden.shape[-1] == 0:
         shape = ", ".join(str(n) for n in [*rows, "G"])
         raise ValueError(f"teacher_hidden: expected shape [{shape}], got {list(hidden.shape)}")
-    vocab, size = student.head.shape[spec.head_layout.index("V")], hidden.shape[-1]
+    vocab, size = _vocab(student, spec), hidden.shape[-1]
     expected = [size, vocab] if spec.head_layout == "HV" else [vocab, size]
     if list(head.shape) != expected:
         raise ValueError(
@@ -55,3 +56,22 @@ def teacher_head(
             raise ValueError(f"teacher_bias: expected shape [{vocab}], got {list(bias.shape)}")
     both = compute_dtype(seen, student.hidden, student.head, hidden, head)
     return found, spec._replace(compute_dtype=both)
+
+
+def target_probs(probs: Any, student: Operand, rows: tuple[int, ...], spec: Spec) -> Beside:
+    """Class probabilities; of a float type that the library does not take as float32."""
+    array, shape = jnp.asarray(probs), [*rows, _vocab(student, spec)]
+    if list(array.shape) != shape:
+        raise ValueError(
+            f"labels: expected class probabilities of the logits' shape {shape}, got {list(array.shape)}"
+        )
+    if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        array = array.astype(jnp.float32)
+    return {"target_probs": by_rows(array)}, spec
+
+
+def _vocab(student: Operand, spec: Spec) -> int:
+    if isinstance(student, Logits):
+        return student.logits.shape[-1]
+    assert student.head is not None
+    return student.head.shape[spec.head_layout.index("V")]

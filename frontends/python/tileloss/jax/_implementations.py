@@ -10,7 +10,16 @@ from jax import lax
 
 from tileloss._core.functions import Function
 from tileloss.jax._devices import may_be_cut, varying_alike
-from tileloss.jax._sweeps import cpu, cpu_pairs, tpu, xla, xla_head, xla_pair_rows, xla_pairs
+from tileloss.jax._sweeps import (
+    cpu,
+    cpu_pairs,
+    tpu,
+    xla,
+    xla_head,
+    xla_pair_rows,
+    xla_pairs,
+    xla_soft_labels,
+)
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 from tileloss.jax._sweeps.pairs import Pair
 
@@ -65,19 +74,23 @@ _PAIRS_ON_CPU = Implementation(
     cpu_pairs.refusal,
 )
 # Of the functions from logits, by name, the modules with the sweeps in plain XLA.
-_XLA_PAIRS: dict[str, xla_pair_rows.OfLogits] = {"distillation": xla_pairs}
+_XLA_PAIRS: dict[str, xla_pair_rows.OfLogits] = {
+    "distillation": xla_pairs,
+    "soft_cross_entropy": xla_soft_labels,
+}
 
 
 def _of_pairs(function: Function) -> dict[str, Implementation]:
     of: Any = _XLA_PAIRS[function.loss]
-    sweeps = [of.forward, of.backward, of.value_and_grad]
+    sweeps = (of.forward, of.backward, of.value_and_grad)
     if function.is_linear:
-        by_rows = (xla_pair_rows.forward, xla_pair_rows.backward, xla_pair_rows.value_and_grad)
-        sweeps = [partial(sweep, of) for sweep in by_rows]
-    return {
-        "cpu": _PAIRS_ON_CPU,
-        "xla": Implementation("xla", None, *sweeps, refusal=lambda pair: ""),
-    }
+        by_rows = xla_pair_rows
+        sweeps = (
+            partial(by_rows.forward, of),
+            partial(by_rows.backward, of),
+            partial(by_rows.value_and_grad, of),
+        )
+    return {"cpu": _PAIRS_ON_CPU, "xla": Implementation("xla", None, *sweeps, lambda pair: "")}
 
 
 def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from tileloss._core.functions import logit_options
 from tileloss.jax._apply import loss_of, rows_of
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax._soft_labels import is_probabilities, soft_cross_entropy
 from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
 
 
@@ -42,11 +43,13 @@ def cross_entropy(
         w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
 
     ``reduction="mean"`` divides the first part by the sum of w_i c_y and the second by the sum of w_i over the rows that are not
-    ignored, both by ``num_items`` if given; with every row ignored the mean is 0. docs/users/losses.md has the rest.
+    ignored, both by ``num_items`` if given; with every row ignored the mean is 0. docs/users/losses.md has the rest, and what
+    class probabilities make of it: they go without z_loss, temperature_on="logprob" and vocab_axis.
 
     Args:
         logits: x, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse mode.
-        labels: y, [...] integers. Rows with ``ignore_index`` are not read: they may hold NaN.
+        labels: y, [...] integers, or class probabilities, [..., V] of a float type, which have no gradient. Rows with
+            ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c.
         reduction: "none", "sum" or "mean".
         token_weights: [...] or flat [N] w.
@@ -58,10 +61,10 @@ def cross_entropy(
             on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision
             gradient is rounded a second time where it is scaled (not by powers of 2), and with a label out of range all of it may
             be NaN. Default None: False from logits; fused with the LM head True where "cpu" runs, which saves a product, but for
-            float16.
+            float16; with class probabilities True wherever no tensor of the student is float16.
         implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
             "cpu": the C++ kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over the vocabulary in
-            plain XLA, on any platform. Default: in this order.
+            plain XLA, on any platform. Default: in this order. Of class probabilities "pallas_tpu" has none.
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 
@@ -82,6 +85,16 @@ def cross_entropy(
         "num_items": num_items,
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
+    if is_probabilities(labels):
+        return soft_cross_entropy(
+            Logits(logits),
+            labels,
+            vectors,
+            given,
+            grad_in_forward=grad_in_forward,
+            implementation=implementation,
+            vocab_axis=vocab_axis,
+        )
     loss, _ = loss_of(
         "cross_entropy",
         Logits(logits),
@@ -125,7 +138,7 @@ def linear_cross_entropy(
         hidden: hidden states, [..., H] float32, bfloat16 or float16. Rows with ``ignore_index`` may hold NaN.
         head: the LM head, [H, V] as Flax's kernels, or [V, H] with ``head_layout="VH"``; float32, bfloat16 or float16. Taken as
             it lies: no copy of it is made.
-        labels: [...] integers.
+        labels: [...] integers, or class probabilities, [..., V].
         bias: [V] float32, bfloat16 or float16.
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
         compute_dtype: what the products see, bfloat16 or float32: hidden, head and the logits' gradient are rounded to it once;
@@ -145,13 +158,25 @@ def linear_cross_entropy(
         "num_items": num_items,
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
+    spec = Spec(0, head_layout=head_layout, compute_dtype=compute_dtype)
+    if is_probabilities(labels):
+        return soft_cross_entropy(
+            LmHead(hidden, head, bias),
+            labels,
+            vectors,
+            given,
+            head=spec,
+            grad_in_forward=grad_in_forward,
+            implementation=implementation,
+            vocab_axis=vocab_axis,
+        )
     loss, _ = loss_of(
         "linear_cross_entropy",
         LmHead(hidden, head, bias),
         labels,
         vectors,
         given,
-        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
+        head=spec,
         grad_in_forward=grad_in_forward,
         implementation=implementation,
         vocab_axis=vocab_axis,

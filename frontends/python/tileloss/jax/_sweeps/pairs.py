@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
     student: Operand
     # By their names in tileloss_args: teacher_logits [N, V] of the student's dtype; or teacher_hidden [N, G], teacher_head, which
-    # lies as the student's, and perhaps teacher_bias [V].
+    # lies as the student's, and perhaps teacher_bias [V]; or target_probs [N, V], and perhaps class_weights, float32 [columns].
     beside: dict[str, Array]
 
 
@@ -36,7 +36,8 @@ class PairSpec(NamedTuple):
     """What of a sweep is known while tracing."""
 
     student: Spec  # columns, a head's layout, what the products see, which gradients are wanted
-    outputs: tuple[str, ...]  # of the forward: names of row outputs
+    # Of the forward: names of row outputs. Class probabilities have "loss", which value_and_grad gives times the weights.
+    outputs: tuple[str, ...]
 
     @property
     def columns(self) -> int:

@@ -82,9 +82,9 @@ def value_and_grad(
     heads = _Heads(pair._replace(student=student._replace(hidden=hidden)), part)
 
     def step(carry: _Carry, start: Array | int, rows: int) -> _Carry:
-        of_rows = [tile(x, start, rows, axis=0) for x in (labels, weights)]
+        of_rows, weights_of_rows = (tile(x, start, rows, axis=0) for x in (labels, weights))
         found, gradient = of_logits.value_and_grad(
-            heads.logits(start, rows), *of_rows, options, spec
+            heads.logits(start, rows), of_rows, weights_of_rows, options, spec
         )
         assert isinstance(gradient, Logits)
         dx = as_seen(gradient.logits, part)
@@ -135,10 +135,12 @@ class _Heads:
             self.teacher = LmHead(
                 beside.pop("teacher_hidden"), head, beside.pop("teacher_bias", None)
             )
+        self.of_columns = {n: beside.pop(n) for n in ("class_weights",) if n in beside}
         self.of_rows = beside
 
     def logits(self, start: Array | int, rows: int) -> Pair:
         beside = {name: tile(x, start, rows, axis=0) for name, x in self.of_rows.items()}
+        beside |= self.of_columns
         if self.teacher is not None:
             beside["teacher_logits"] = self._logits(self.teacher, start, rows)
         return Pair(Logits(self._logits(self.student, start, rows)), beside)
