@@ -256,6 +256,7 @@ def test_types_and_names_are_checked() -> None:
 def test_the_names_are_those_of_the_torch_functions() -> None:
     functions = {"cross_entropy", "logprobs", "policy_loss"}
     linear = {f"linear_{name}" for name in functions}
-    pairs = {"distillation", "linear_distillation", "DistillationRows"}
+    pairs = {"distillation", "sparse_distillation"}
+    pairs |= {f"linear_{name}" for name in pairs} | {"DistillationRows"}
     assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear, *pairs}
     assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)

@@ -1,5 +1,5 @@
 """tileloss.jax's losses that are told more than labels, but for `distillation`, against float64 autograd: two LM heads, class
-probabilities."""
+probabilities, sparse teachers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tileloss._core.functions import FUNCTIONS
-from tileloss.jax import cross_entropy, linear_cross_entropy, linear_distillation
+from tileloss.jax import (
+    DistillationRows,
+    cross_entropy,
+    distillation,
+    linear_cross_entropy,
+    linear_distillation,
+    linear_sparse_distillation,
+    sparse_distillation,
+)
 from tileloss.jax._sweeps import xla, xla_pair_rows
 
 KINDS = FUNCTIONS["distillation"].options["divergence"].choices
@@ -315,12 +323,12 @@ def test_special_values_beside_class_probabilities(implementation: str) -> None:
     q = jnp.full((4, 6), 1 / 6).at[0, 1].set(0.0).at[2, 4].set(jnp.nan)
 
     def rows(x: Any) -> Any:
-        return cross_entropy(x, q, reduction="none")
+        loss = cross_entropy(x, q, reduction="none")
+        return loss.sum(), loss
 
-    loss = jax.jit(rows)(x)
+    (_, loss), gradient = jax.jit(jax.value_and_grad(rows, has_aux=True))(x)
     assert loss[0] == pytest.approx(5 / 6 * np.log(5), rel=1e-6)  # q = p = 0 has no part
     assert loss[1] == np.inf and np.isnan(loss[2]) and np.isnan(loss[3])
-    gradient = jax.jit(jax.grad(lambda x: rows(x).sum()))(x)
     assert np.isfinite(gradient[:2]).all() and np.isnan(gradient[2:]).all()
 
 
@@ -339,3 +347,160 @@ def test_class_probabilities_that_cannot_be_are_named() -> None:
         cross_entropy(x, x, temperature_on="logprob")
     with pytest.raises(ValueError, match="class_weights.size: expected 203, got 7"):
         cross_entropy(x, x, jnp.zeros(7))
+
+
+# --------------------------------------------------------------------------------------------------------- sparse teachers
+
+TAILS = FUNCTIONS["sparse_distillation"].options["tail"].choices
+
+
+def sparse_reference(z: Any, ids: Any, log_q: Any, tail: str, kind: str) -> Any:
+    """D of each row of z in float64; no id is missing."""
+    log_z = jax.nn.log_softmax(z)
+    ids = np.asarray(ids)
+    log_p, log_q = jnp.take_along_axis(log_z, ids, -1), wide(log_q)
+    if tail == "renormalise":
+        return divergence_of(jax.nn.log_softmax(log_p), jax.nn.log_softmax(log_q), kind)
+    if tail == "lump":
+        known = np.zeros(z.shape, bool)
+        np.put_along_axis(known, ids, True, -1)
+        rest = jax.nn.logsumexp(jnp.where(known, -1e300, log_z), axis=-1, keepdims=True)
+        log_p = jnp.concatenate([log_p, rest], -1)
+        left = jnp.log1p(-jnp.exp(log_q).sum(-1, keepdims=True))
+        log_q = jnp.concatenate([log_q, left], -1)
+    return divergence_of(log_p, log_q, kind)
+
+
+def sparse_teacher(*rows: int, k: int = 12) -> tuple[Any, Any]:
+    teacher = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(7), (*rows, V)))
+    log_q, ids = jax.lax.top_k(teacher, k)
+    return ids, log_q
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "tail"),
+    [
+        *(("cpu", kind, TAILS[i % 3]) for i, kind in enumerate(KINDS)),
+        *(("xla", kind, TAILS[(i + 1) % 3]) for i, kind in enumerate(KINDS)),
+    ],
+)
+def test_sparse_teachers_are_autograd_s(
+    monkeypatch: pytest.MonkeyPatch, of: str, kind: str, tail: str
+) -> None:
+    if kind == "jsd":  # several tiles: a column is looked for in each
+        monkeypatch.setattr(xla, "TILE", 64)
+    x = 2 * jax.random.normal(jax.random.key(6), (2, 5, V))
+    ids, log_q = sparse_teacher(2, 5)
+    labels = jnp.stack([ids[0, :, 3], jnp.arange(5)]).at[1, 1].set(-100)
+    used = np.asarray(labels) != -100
+
+    with jax.enable_x64(True):
+
+        def wanted(x: Any) -> Any:
+            log_p = jax.nn.log_softmax(x / 2)
+            of_labels = np.asarray(labels)[..., None] * used[..., None]
+            logp = jnp.take_along_axis(log_p, of_labels, -1)[..., 0]
+            divergence = sparse_reference(x / 2, ids, log_q, tail, kind)
+            loss = ((0.25 * -logp + 0.75 * divergence) * used).sum() / used.sum()
+            return loss, divergence * used
+
+        (value, divergence), slopes = jax.value_and_grad(wanted, has_aux=True)(wide(x))
+        value, divergence, slopes = jax.tree.map(np.asarray, (value, divergence, slopes))
+
+    def ours(x: Any) -> Any:
+        options = {"tail": tail, "divergence": kind, "alpha": 0.25, "temperature": 2.0}
+        return sparse_distillation(
+            x, ids, log_q, labels, outputs="divergence", implementation=of, **options
+        )
+
+    (loss, rows), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(x)
+    assert abs(loss - value) < 1e-5
+    np.testing.assert_allclose(rows.divergence, divergence, rtol=2e-5, atol=1e-5)
+    assert relative(gradient, slopes) < 1e-5
+    assert not gradient[1, 1].any()
+
+
+@pytest.mark.parametrize(("kind", "tail"), [("jsd", "lump"), ("forward_kl", "ignore")])
+def test_sparse_teachers_with_a_head(implementation: str, kind: str, tail: str) -> None:
+    arrays = heads()
+    student, (ids, log_q) = (arrays["hidden"], arrays["head"]), sparse_teacher(2, 5)
+    with jax.enable_x64(True):
+        wanted = jax.value_and_grad(
+            lambda h, w: sparse_reference(h @ w, ids, log_q, tail, kind).mean(), (0, 1)
+        )
+        value, gradients = jax.tree.map(np.asarray, wanted(*map(wide, student)))
+
+    def ours(hidden: Any, head: Any) -> Any:
+        return linear_sparse_distillation(hidden, head, ids, log_q, tail=tail, divergence=kind)
+
+    loss, slopes = jax.jit(jax.value_and_grad(ours, (0, 1)))(*student)
+    assert abs(loss - value) < 1e-5
+    assert all(relative(a, b) < 1e-5 for a, b in zip(slopes, gradients, strict=True))
+
+
+@pytest.mark.parametrize("tail", ["lump", "renormalise"])
+def test_a_teacher_of_all_columns_is_a_teacher_of_logits(implementation: str, tail: str) -> None:
+    x, teacher = jax.random.normal(jax.random.key(8), (2, 3, 30))
+    ids, log_q = jnp.tile(jnp.arange(30), (3, 1)), jax.nn.log_softmax(teacher)
+    names = ("divergence", "entropy", "teacher_entropy", "agreement", "lse")
+
+    def sparse(x: Any) -> Any:
+        return sparse_distillation(x, ids, log_q, tail=tail, divergence="jsd", outputs=names)
+
+    def dense(x: Any) -> Any:
+        return distillation(x, teacher, divergence="jsd", outputs=names)
+
+    (found, gradient), (expected, right) = (
+        jax.jit(jax.value_and_grad(f, has_aux=True))(x) for f in (sparse, dense)
+    )
+    assert isinstance(found[1], DistillationRows)
+    for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(gradient, right, atol=1e-6)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_rows_may_have_fewer_columns_and_wrong_ones_are_nan(implementation: str, tail: str) -> None:
+    x = jax.random.normal(jax.random.key(9), (6, V))
+    ids = jnp.array([[5, 9, -1], [-1, 9, 5], [-1, -1, -1], [1, V, 2], [3, 3, 1], [V, 4, 4]])
+    log_q = jnp.tile(jnp.array([[-1.0, -2.0, -3.0]]), (6, 1)).at[1].set([0.0, -2.0, -1.0])
+    mask = jnp.array([1, 1, 1, 1, 1, 0])
+    x = x.at[1].set(x[0])
+
+    def rows(x: Any) -> Any:
+        loss = sparse_distillation(x, ids, log_q, tail=tail, mask=mask, reduction="none")
+        return loss.sum(), loss
+
+    (_, loss), gradient = jax.jit(jax.value_and_grad(rows, has_aux=True))(x)
+    np.testing.assert_allclose(loss[0], loss[1], rtol=1e-6)
+    np.testing.assert_allclose(gradient[0], gradient[1], atol=1e-7)
+    assert loss[0] != 0 and gradient[0].any()
+    np.testing.assert_allclose(loss[2], 0, atol=1e-6)
+    assert np.isnan(loss[3:5]).all() and np.isnan(gradient[3:5]).all()
+    assert loss[5] == 0 and not gradient[5].any()
+    assert np.isfinite(gradient[:3]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"teacher_ids": jnp.zeros((2, 2))}, TypeError, "teacher_ids: expected integers, got float32"),
+        ({"teacher_ids": jnp.zeros((1, 2), int)}, ValueError, r"teacher_ids: expected shape \[2, K\], got \[1, 2\]"),
+        ({"teacher_ids": jnp.zeros((2, 0), int)}, ValueError, r"teacher_ids: expected shape \[2, K\], got \[2, 0\]"),
+        ({"teacher_logprobs": jnp.zeros((2, 3))}, ValueError, r"teacher_logprobs: expected teacher_ids' shape \[2, 2\], got"),
+        ({"teacher_logprobs": jnp.zeros((2, 2), int)}, TypeError, "teacher_logprobs: expected float32, bfloat16 or float16"),
+        ({"tail": "drop"}, ValueError, "tail: expected one of lump, ignore, renormalise, got 'drop'"),
+        ({"alpha": 1.5}, ValueError, "alpha: expected a number"),
+        ({"reduction": "none", "grad_in_forward": True}, ValueError, "grad_in_forward: expected False for a loss per row"),
+    ],
+)  # fmt: skip
+def test_sparse_teachers_that_cannot_be_are_named(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {
+        "teacher_ids": jnp.array([[1, 2], [3, 4]]),
+        "teacher_logprobs": jnp.zeros((2, 2)),
+        "labels": jnp.zeros(2, jnp.int32),
+    }
+    with pytest.raises(error, match=message):
+        sparse_distillation(jnp.zeros((2, V)), **(arguments | change))

@@ -1,5 +1,6 @@
 """TileLoss for JAX: cross-entropy, log-probabilities and policy losses over a vocabulary, from logits [..., V] or, as linear_*,
-from hidden states [..., H] and the LM head, whose logits are never held; distillation from a student's logits and a teacher's.
+from hidden states [..., H] and the LM head, whose logits are never held; distillation from a teacher's logits, its LM head, or
+some of its columns.
 
 The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. There are three
 implementations: "cpu", the C++ kernels, "pallas_tpu", kernels for TPUs, and "xla", which runs on any platform. They have been run
@@ -18,6 +19,7 @@ from tileloss.jax.cross_entropy import (
 )
 from tileloss.jax.distillation import distillation, linear_distillation
 from tileloss.jax.policy import linear_policy_loss, policy_loss
+from tileloss.jax.sparse_distillation import linear_sparse_distillation, sparse_distillation
 
 __all__ = [
     "DistillationRows",
@@ -28,8 +30,10 @@ __all__ = [
     "linear_distillation",
     "linear_logprobs",
     "linear_policy_loss",
+    "linear_sparse_distillation",
     "logprobs",
     "policy_loss",
+    "sparse_distillation",
     "tune",
 ]
 

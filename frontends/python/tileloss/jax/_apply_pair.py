@@ -36,9 +36,10 @@ class _Rows(NamedTuple):
     """The rows of a call, [N]."""
 
     used: Array
-    wrong: Array  # used, with a label that is no class
+    wrong: Array  # used, with a label that is no class, or with a teacher's columns that cannot be
     columns: Array  # what the sweeps take for labels
     weights: RowWeights
+    beside: dict[str, Array]  # as the sweeps take it
 
 
 class _Call(NamedTuple):
@@ -56,7 +57,7 @@ class _Call(NamedTuple):
         self, sweep: str, x: Operand, o: _Inputs, rows: _Rows, wanted: Wanted, *arguments: Any
     ) -> Any:
         student = self.spec.student._replace(wanted=tuple(wanted))
-        spec, pair = self.spec._replace(student=student), Pair(x, o.beside)
+        spec, pair = self.spec._replace(student=student), Pair(x, rows.beside)
         return self.choice.run(sweep, pair, rows.columns, *arguments, self.options_of(o), spec)
 
 
@@ -223,10 +224,25 @@ def _rows(call: _Call, x: Operand, o: _Inputs) -> _Rows:
         labels, used = o.labels, is_used(o.labels, options, mask)
         if labels.dtype.itemsize < 4:
             labels = labels.astype(jnp.int32)  # which holds the number of classes
-    wrong = used & ((labels < 0) | (labels >= call.spec.columns))
+    wrong, beside = (labels < 0) | (labels >= call.spec.columns), o.beside
+    if "teacher_ids" in beside:
+        ids, of_ids = _checked_ids(beside["teacher_ids"], used, call.spec.columns)
+        wrong, beside = wrong | of_ids, beside | {"teacher_ids": ids}
+    wrong &= used
     columns = jnp.where(used, jnp.where(wrong, 0, labels), UNUSED).astype(jnp.int32)
     weights = row_weights(options, used, o.vectors.get("token_weights"))
-    return _Rows(used, wrong, columns, weights)
+    return _Rows(used, wrong, columns, weights, beside)
+
+
+def _checked_ids(ids: Array, used: Array, columns: int) -> tuple[Array, Array]:
+    """The ids in int32, and which rows have one that is no column, or one twice: none of theirs is left, nor of unused rows."""
+    if ids.dtype.itemsize < 4:
+        ids = ids.astype(jnp.int32)  # which holds the number of classes
+    ordered = jnp.sort(ids, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    wrong = jnp.any(twice, axis=1) | (ordered[:, -1] >= columns)
+    is_there = (ids >= 0) & (used & ~wrong)[:, None]
+    return jnp.where(is_there, ids, -1).astype(jnp.int32), wrong
 
 
 def _row_factors(rows: _Rows) -> Array:

@@ -70,6 +70,23 @@ def target_probs(probs: Any, student: Operand, rows: tuple[int, ...], spec: Spec
     return {"target_probs": by_rows(array)}, spec
 
 
+def teacher_columns(
+    ids: Any, logprobs: Any, student: Operand, rows: tuple[int, ...], spec: Spec
+) -> Beside:
+    """Some columns of a teacher. What ids hold only the call knows: `_apply_pair` looks at them."""
+    of_columns, log_q = jnp.asarray(ids), floats("teacher_logprobs", logprobs)
+    if not jnp.issubdtype(of_columns.dtype, jnp.integer):
+        raise TypeError(f"teacher_ids: expected integers, got {of_columns.dtype}")
+    if of_columns.ndim == 0 or of_columns.shape[:-1] != rows or of_columns.shape[-1] == 0:
+        shape = ", ".join(str(n) for n in [*rows, "K"])
+        raise ValueError(f"teacher_ids: expected shape [{shape}], got {list(of_columns.shape)}")
+    if log_q.shape != of_columns.shape:
+        raise ValueError(
+            f"teacher_logprobs: expected teacher_ids' shape {list(of_columns.shape)}, got {list(log_q.shape)}"
+        )
+    return {"teacher_ids": by_rows(of_columns), "teacher_logprobs": by_rows(log_q)}, spec
+
+
 def _vocab(student: Operand, spec: Spec) -> int:
     if isinstance(student, Logits):
         return student.logits.shape[-1]

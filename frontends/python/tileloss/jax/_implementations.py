@@ -16,6 +16,7 @@ from tileloss.jax._sweeps import (
     tpu,
     xla,
     xla_head,
+    xla_known_columns,
     xla_pair_rows,
     xla_pairs,
     xla_soft_labels,
@@ -77,6 +78,7 @@ _PAIRS_ON_CPU = Implementation(
 _XLA_PAIRS: dict[str, xla_pair_rows.OfLogits] = {
     "distillation": xla_pairs,
     "soft_cross_entropy": xla_soft_labels,
+    "sparse_distillation": xla_known_columns,
 }
 
 

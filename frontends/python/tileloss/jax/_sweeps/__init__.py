@@ -10,6 +10,7 @@ pairs.py      what sweeps over a student and what it is held against are told an
 divergence.py the divergences, column by column
 xla_pairs.py  "xla" over a student's and a teacher's logits
 xla_pair_rows.py  "xla" over pairs with the student's LM head
+xla_known_columns.py  "xla" over logits and some columns of a teacher
 xla_soft_labels.py  "xla" over logits and class probabilities
 cpu_pairs.py  "cpu" over pairs
 tpu/          "pallas_tpu"

@@ -123,3 +123,25 @@ def _terms(
     # g = log(p/m) + beta (1 - p/m) = log(p/m) - beta (1 - beta) (p - q)/m
     value = times(p, log_p)
     return Terms(value, value - times(p, beta * (1 - beta) * by_mixture))
+
+
+def class_terms(d: Divergence, p: Array, q: Array, log_p: Array, log_q: Array) -> Terms:
+    """Classes' shares of D, and p dD/dp: of classes whose p need not sum to 1, as those that a sparse teacher knows."""
+    beta, share = d.beta, d.share
+    forward, reverse = times(q, log_q - log_p), times(p, log_p - log_q)
+    if d.kind == "total_variation":
+        return Terms(jnp.abs(p - q) / 2, p * jnp.sign(p - q) / 2)
+    if d.kind == "forward_kl":
+        return Terms(forward, -q)
+    if d.kind == "reverse_kl":
+        return Terms(reverse, reverse + p)
+    if d.kind == "jeffreys":
+        return Terms(forward + reverse, reverse + p - q)
+    m = p + share * (q - p)
+    of_p, of_q = times(p, log_p - jnp.log(m)), times(q, log_q - jnp.log(m))
+    if d.kind == "jsd":
+        return Terms((1 - beta) * of_p + beta * of_q, (1 - beta) * of_p)
+    p_over_m = jnp.where(m == 0, 0.0, p / jnp.where(m == 0, 1.0, m))
+    if d.kind == "skew_forward_kl":
+        return Terms(of_q, -(1 - beta) * q * p_over_m)
+    return Terms(of_p, of_p + p - beta * p * p_over_m)

@@ -28,7 +28,8 @@ class Pair(NamedTuple):
 
     student: Operand
     # By their names in tileloss_args: teacher_logits [N, V] of the student's dtype; or teacher_hidden [N, G], teacher_head, which
-    # lies as the student's, and perhaps teacher_bias [V]; or target_probs [N, V], and perhaps class_weights, float32 [columns].
+    # lies as the student's, and perhaps teacher_bias [V]; or target_probs [N, V], and perhaps class_weights, float32 [columns];
+    # or teacher_ids, int32 [N, K], distinct in a row or negative, and teacher_logprobs [N, K].
     beside: dict[str, Array]
 
 

@@ -1,0 +1,144 @@
+"""Distillation from a teacher of which some columns are known, as inference servers hand them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from jax import Array
+from jax.typing import DTypeLike
+
+from tileloss._core.functions import logit_options
+from tileloss.jax._apply_pair import pair_loss_of
+from tileloss.jax._beside import teacher_columns
+from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._rows.distillation import DistillationRows
+from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
+
+
+def sparse_distillation(
+    logits: Array,
+    teacher_ids: Array,
+    teacher_logprobs: Array,
+    labels: Array | None = None,
+    *,
+    tail: str = "lump",
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Array | None = None,
+    token_weights: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> Array | tuple[Array, DistillationRows]:
+    """`distillation` from a teacher of which only K columns of each row are known.
+
+    With q from teacher_logprobs as they are (no temperature, no transform) the divergence is over those columns and, by ``tail``,
+
+        lump          one more class, of all other columns: q what is left of 1, p the sum of theirs
+        ignore        nothing else: a sum over the K columns, which may be negative
+        renormalise   nothing else, and p and q are divided by their sums over the K columns
+
+    Args:
+        logits: x, the student's, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse
+            mode.
+        teacher_ids: [..., K] integers: distinct columns of each row, in any order; negative: none, so that rows may have fewer.
+        teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.
+        labels: [...]; needed where alpha is not 0. Their cross-entropy is of the whole softmax.
+
+    The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, or with one that is
+    there twice, is NaN, as one whose label is out of range.
+    """
+    given: dict[str, Any] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+        "tail": tail,
+    }
+    loss, found = pair_loss_of(
+        "sparse_distillation",
+        Logits(logits),
+        partial(teacher_columns, teacher_ids, teacher_logprobs),
+        labels,
+        {"mask": mask, "token_weights": token_weights},
+        given,
+        outputs,
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+    )
+    return (loss, DistillationRows(**found)) if found else loss
+
+
+def linear_sparse_distillation(
+    hidden: Array,
+    head: Array,
+    teacher_ids: Array,
+    teacher_logprobs: Array,
+    labels: Array | None = None,
+    *,
+    bias: Array | None = None,
+    head_layout: str = "HV",
+    tail: str = "lump",
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    mask: Array | None = None,
+    token_weights: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    num_items: Number | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    scale_by_temperature_squared: bool = False,
+    valid_vocab: int | None = None,
+    outputs: Iterable[str] = (),
+    compute_dtype: DTypeLike | None = None,
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+) -> Array | tuple[Array, DistillationRows]:
+    """`sparse_distillation` of the logits hidden @ head + bias, held for some rows at a time alone.
+
+    Arguments: `linear_distillation`, `sparse_distillation`.
+    """
+    given: dict[str, Any] = logit_options(
+        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
+    )
+    given |= {
+        "divergence": divergence,
+        "beta": beta,
+        "alpha": alpha,
+        "reduction": reduction,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+        "tail": tail,
+    }
+    loss, found = pair_loss_of(
+        "linear_sparse_distillation",
+        LmHead(hidden, head, bias),
+        partial(teacher_columns, teacher_ids, teacher_logprobs),
+        labels,
+        {"mask": mask, "token_weights": token_weights},
+        given,
+        outputs,
+        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
+        grad_in_forward=grad_in_forward,
+        implementation=implementation,
+    )
+    return (loss, DistillationRows(**found)) if found else loss
