@@ -41,13 +41,18 @@ class BenchMatrices {
 
 class LogitsMatrices : public BenchMatrices {
  public:
-  static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place);
-  LogitsMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place, uint64_t seed, ThreadTeam& team);
+  // With a teacher: its logits too, drawn apart from the student's.
+  static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place,
+                                       bool has_teacher);
+  LogitsMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place, bool has_teacher, uint64_t seed,
+                 ThreadTeam& team);
 
   void add_to(tileloss_args& args, bool gradients) const override;
   bool gradient_is_in_place() const override { return dlogits_.empty(); }
   void restore() override;
-  double traffic_bytes(bool gradients) const override { return static_cast<double>(logits_.bytes()) * (gradients ? 2 : 1); }
+  double traffic_bytes(bool gradients) const override {
+    return static_cast<double>(logits_.bytes()) * (gradients ? 2 : 1) + static_cast<double>(teacher_.bytes());
+  }
   Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa) override;
   double roof_ms(const Roofs& roofs, bool gradients) const override;
 
@@ -55,12 +60,15 @@ class LogitsMatrices : public BenchMatrices {
   char* dlogits() const { return dlogits_.empty() ? logits_.data() : dlogits_.data(); }
 
  private:
+  void repeat_pattern(HugeBuffer& matrix);
+
   int64_t rows_;
   int64_t columns_;
   reference::NumberFormat format_;
   ThreadTeam& team_;
   HugeBuffer logits_;
   HugeBuffer dlogits_;         // separate output only
+  HugeBuffer teacher_;         // with a teacher
   std::vector<char> pattern_;  // the first rows of the logits, repeated down the matrix
 };
 
@@ -76,19 +84,19 @@ struct HeadSettings {
 class HeadMatrices : public BenchMatrices {
  public:
   static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format,
-                                       const HeadSettings& settings);
-  HeadMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, const HeadSettings& settings, uint64_t seed,
-               ThreadTeam& team);
+                                       const HeadSettings& settings, bool has_teacher);
+  HeadMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, const HeadSettings& settings, bool has_teacher,
+               uint64_t seed, ThreadTeam& team);
 
   void add_to(tileloss_args& args, bool gradients) const override;
   double traffic_bytes(bool gradients) const override;
-  // Of what is useful: one product forward, and one more for each gradient. A kernel that computes z twice does more.
+  // Of what is useful: one product a side forward, and one more for each gradient. A kernel that computes z twice does more.
   double flops(bool gradients) const override;
   Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa) override;
   double roof_ms(const Roofs& roofs, bool gradients) const override;
 
  private:
-  void fill_head();
+  void fill_head(HugeBuffer& head, uint64_t seed);
   tileloss_matrix head_view(const HugeBuffer& buffer, reference::NumberFormat format) const;
 
   int64_t rows_;
@@ -98,7 +106,8 @@ class HeadMatrices : public BenchMatrices {
   uint64_t seed_;
   ThreadTeam& team_;
   HugeBuffer hidden_, head_, dhidden_;
-  HugeBuffer dhead_;  // empty with a frozen head
+  HugeBuffer dhead_;                          // empty with a frozen head
+  HugeBuffer teacher_hidden_, teacher_head_;  // with a teacher
   std::optional<MatmulRoof> matmul_roof_;
 };
 

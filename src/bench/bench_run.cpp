@@ -31,6 +31,10 @@ void check_preset(const std::string& preset, const Function& function) {
 // Options stand in --set as in a config file.
 Function make_function(const BenchSettings& settings) {
   Function function(settings.loss);
+  const std::vector<std::string> timed = timed_functions();
+  if (std::find(timed.begin(), timed.end(), settings.loss) == timed.end()) {
+    throw ToolError(kExitUsage, formatted("loss: expected one that is timed, {}, got {}", fmt::join(timed, ", "), settings.loss));
+  }
   std::vector<std::string> overrides = settings.options;
   if (!settings.preset.empty()) {
     check_preset(settings.preset, function);
@@ -88,10 +92,20 @@ PolicyDraw policy_draw(const BenchSettings& settings, const Function& function) 
 
 }  // namespace
 
+std::vector<std::string> timed_functions() {
+  std::vector<std::string> names = Function::names();
+  std::erase_if(names, [](const std::string& name) {
+    const Function function(name);
+    return function.takes("target_probs") || function.takes("teacher_ids");
+  });
+  return names;
+}
+
 std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function) {
-  std::vector<MemoryNeed> needs = function.is_linear()
-                                      ? HeadMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.head)
-                                      : LogitsMatrices::needs(settings.tokens, settings.vocab, settings.dtype, settings.in_place);
+  const int64_t tokens = settings.tokens, vocab = settings.vocab;
+  std::vector<MemoryNeed> needs =
+      function.is_linear() ? HeadMatrices::needs(tokens, vocab, settings.dtype, settings.head, function.has_teacher())
+                           : LogitsMatrices::needs(tokens, vocab, settings.dtype, settings.in_place, function.has_teacher());
   const auto rows = static_cast<double>(settings.tokens);
   needs.push_back({"labels", rows * sizeof(int64_t)});
   const int row_arrays = 6 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
@@ -148,11 +162,11 @@ Bench::Bench(const BenchSettings& settings)
   check(settings, function_);
   check_memory(memory_needs(settings, function_));
   if (function_.is_linear()) {
-    matrices_ =
-        std::make_unique<HeadMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.head, settings.seed, team_);
+    matrices_ = std::make_unique<HeadMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.head,
+                                               function_.has_teacher(), settings.seed, team_);
   } else {
     auto logits = std::make_unique<LogitsMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.in_place,
-                                                   settings.seed, team_);
+                                                   function_.has_teacher(), settings.seed, team_);
     logits_ = logits.get();
     matrices_ = std::move(logits);
   }
@@ -202,7 +216,8 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
     }
     if (settings_.entropy) args.entropy = vector_of(entropy_);
   }
-  if (pass == TILELOSS_BACKWARD || (pass == TILELOSS_FORWARD && !function_.is_loss())) set_row_state(args);
+  const bool has_state = pass == TILELOSS_BACKWARD || (pass == TILELOSS_FORWARD && !function_.is_loss());
+  if (has_state && !function_.has_teacher()) set_row_state(args);
   if (pass == TILELOSS_BACKWARD && !function_.is_loss()) {
     args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
     args.logp_grad.stride = 0;
@@ -275,7 +290,7 @@ Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int ite
 }
 
 Timing Bench::time_kernel(tileloss_pass pass) {
-  if (pass == TILELOSS_BACKWARD) save_row_state();
+  if (pass == TILELOSS_BACKWARD && !function_.has_teacher()) save_row_state();
   const tileloss_args args = make_args(pass);
   const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
   const int64_t mem_before = resident_bytes() - resident_file_bytes();

@@ -32,6 +32,9 @@ struct BenchSettings {
   std::vector<std::string> options;  // "label_smoothing=0.1"
 };
 
+// The functions whose inputs a Bench makes: not those that take soft labels, or some columns of a teacher.
+std::vector<std::string> timed_functions();
+
 // What a Bench holds from beginning to end: the matrices, and 32 bytes a row and more, which count where the rows are short.
 std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function);
 

@@ -60,7 +60,7 @@ Axis integer_axis(ConfigReader& reader, const std::string& key, int64_t maximum)
 Json read_loss(ConfigReader& item) {
   const bool has_options = item.is_section("loss");
   ConfigReader reader = has_options ? item.section("loss") : item;
-  Function function(reader.choice(has_options ? "name" : "loss", std::nullopt, Function::names()));
+  Function function(reader.choice(has_options ? "name" : "loss", std::nullopt, timed_functions()));
   if (has_options) {
     function.read_options(reader);
     reader.finish();

@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "check/gradcheck_oracle.h"
 #include "check/gradcheck_teacher.h"
 #include "check/row_outputs.h"
 #include "support/format.h"
@@ -194,13 +195,6 @@ std::map<std::string, std::string> origins_of(const ConfigNode& root) {
   return origins;
 }
 
-// The losses by the names that `loss` has on either level.
-std::vector<std::string> loss_names() {
-  std::vector<std::string> names = Function::names();
-  std::erase_if(names, [](const std::string& name) { return Function(name).is_linear(); });
-  return names;
-}
-
 }  // namespace
 
 bool GradcheckConfig::wants(std::string_view output_name) const {
@@ -219,7 +213,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   const ConfigNode root = load_config(file, overrides, skipped);
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
-  const std::string loss = reader.choice("loss", std::nullopt, loss_names());
+  const std::string loss = reader.choice("loss", std::nullopt, checked_losses());
   if (is_linear && Function(loss).has_teacher()) reader.fail("level", formatted("expected logits for {}, got linear", loss));
   GradcheckConfig config(Function::of(loss, is_linear));
   config.file = file.string();

@@ -232,6 +232,12 @@ double LossOracle::row_magnitude(int64_t, const OracleRow& values, const RowLoss
 
 double LossOracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }
 
+std::vector<std::string> checked_losses() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kOracles) names.emplace_back(entry.function);
+  return names;
+}
+
 std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs) {
   const std::string_view name = config.function.loss();
   for (const Entry& entry : kOracles) {

@@ -49,6 +49,9 @@ class LossOracle {
 
 reference::Transform make_transform(const Function& function);
 
+// The losses that there is an oracle for, by the names that `loss` has in a config.
+std::vector<std::string> checked_losses();
+
 // Throws ToolError (usage) if there is none for this function.
 std::unique_ptr<LossOracle> make_loss_oracle(const GradcheckConfig& config, const CheckInputs& inputs);
 

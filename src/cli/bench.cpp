@@ -173,8 +173,11 @@ constexpr const char* kFooter =
     "the matrix over the other and counts it twice. The reference materialises float32 logits and softmax (8 bytes an element)\n"
     "and runs at most 5 iterations. --pass backward is what PyTorch runs by default, the gradient from the row state that a\n"
     "forward has saved: it reads and writes as much as value_and_grad, and has the same roof. The forward is not timed.\n"
+    "A distillation's teacher is drawn apart from the student; it saves no row state, and its backward is a value_and_grad\n"
+    "without the loss. linear_distillation's two heads have the same width.\n"
     "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
-    "2 N H V for the logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof is\n"
+    "2 N H V for a side's logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof "
+    "is\n"
     "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.";
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "support/abi.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -145,6 +146,11 @@ const tileloss_field* Function::find_field(std::string_view name) const {
     if (name == field.name) return &field;
   }
   return nullptr;
+}
+
+bool Function::takes(std::string_view tensor) const {
+  const std::span<const tileloss_tensor> tensors(info_.tensors, static_cast<size_t>(info_.num_tensors));
+  return std::any_of(tensors.begin(), tensors.end(), [&](const tileloss_tensor& known) { return tensor == known.name; });
 }
 
 std::vector<std::string> Function::presets() const {

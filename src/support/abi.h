@@ -50,7 +50,9 @@ class Function {
   // Fused with the LM head: takes hidden and head in place of logits.
   bool is_linear() const { return info_.is_linear != 0; }
   bool is_policy() const { return find_field("advantage_level") != nullptr; }
-  bool has_teacher() const { return find_field("teacher_temperature") != nullptr; }  // takes teacher_logits
+  // Takes a teacher's logits, or with the LM head a teacher's head. Saves no row state.
+  bool has_teacher() const { return find_field("teacher_temperature") != nullptr; }
+  bool takes(std::string_view tensor) const;  // by its name in tileloss_args
   // One loss per row, rather than one for all.
   bool per_row_loss() const;
   const void* options() const { return options_.data(); }

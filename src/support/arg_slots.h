@@ -36,8 +36,8 @@ struct TensorView {
   bool is_gradient = false;    // an output of a backward
   bool is_transposed = false;  // its rows are the matrix's columns
   bool is_added_to = false;    // by a call that accumulates
-  // Of logits (the teacher's too) and dlogits, whose rows may come in groups (row_groups): rows of a group, and elements from one
-  // to the next.
+  // Of logits (the teacher's and target_probs too) and dlogits, whose rows may come in groups (row_groups): rows of a group, and
+  // elements from one to the next.
   bool may_be_grouped = false;
   int64_t group_rows = 0;  // 0: the stride holds for all rows
   int64_t group_stride = 0;
@@ -52,10 +52,10 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
   for (const impl::TensorSlot& slot : impl::tensor_slots()) {
     if (slot.matrix == nullptr || !impl::present(args, slot)) continue;
     tileloss_matrix& m = args.*slot.matrix;
-    int64_t* const group_stride = slot.shape != impl::Shape::kLogits              ? nullptr
-                                  : slot.is_output()                              ? &args.row_groups.dlogits_stride
-                                  : slot.matrix == &tileloss_args::teacher_logits ? &args.row_groups.teacher_logits_stride
-                                                                                  : &args.row_groups.logits_stride;
+    int64_t* const group_stride = slot.shape != impl::Shape::kLogits      ? nullptr
+                                  : slot.is_output()                      ? &args.row_groups.dlogits_stride
+                                  : slot.matrix == &tileloss_args::logits ? &args.row_groups.logits_stride
+                                                                          : &args.row_groups.teacher_logits_stride;
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
     TensorView view{slot.name, m.data, element_bytes(m.dtype), m.rows,           m.cols,

@@ -45,7 +45,7 @@ TEST(BenchMemory, IsWhatIsSaidBefore) {
   mallopt(M_MMAP_THRESHOLD, 1 << 20);  // so that what one case frees does not serve the next
   for (const BenchSettings& settings :
        {short_rows("cross_entropy", {}), short_rows("cross_entropy", {"reduction=none"}), short_rows("linear_cross_entropy", {}),
-        short_rows("policy_loss", {}),
+        short_rows("distillation", {}), short_rows("linear_distillation", {}), short_rows("policy_loss", {}),
         short_rows("policy_loss", {"advantage_level=token", "aggregation=none", "beta=0.1", "sampler_correction=truncate"})}) {
     const int64_t before = resident_bytes();
     const Bench bench(settings);
