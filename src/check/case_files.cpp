@@ -211,6 +211,11 @@ void write_inputs(const std::filesystem::path& path, const GradcheckConfig& conf
     add_matrix("hidden", inputs.linear->hidden_view, tensors);
     add_matrix("head", inputs.linear->head_view, tensors);
     add("bias", "F32", inputs.linear->bias, tensors);
+    if (inputs.teacher_linear) {
+      add_matrix("teacher_hidden", inputs.teacher_linear->hidden_view, tensors);
+      add_matrix("teacher_head", inputs.teacher_linear->head_view, tensors);
+      add("teacher_bias", "F32", inputs.teacher_linear->bias, tensors);
+    }
   } else {
     add_matrix("logits", {inputs.logits.data(), inputs.format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
   }

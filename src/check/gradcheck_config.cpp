@@ -43,8 +43,19 @@ void read_drawn_teacher(ConfigReader& source, GradcheckConfig& config) {
   out.special_rows = source.list("special_rows", {}, special_row_names());
 }
 
+void read_teacher_head(ConfigReader& source, GradcheckConfig& config) {
+  GradcheckConfig::Teacher& out = config.teacher;
+  if (config.source.is_file) {
+    source.fail("kind",
+                formatted("expected synthetic for {}, whose teacher's head is drawn, got safetensors", config.function.name()));
+  }
+  out.kind = GradcheckConfig::Teacher::Kind::kDrawn;
+  out.logits.std = source.number("teacher_std", config.source.logits.std, {0, 1e30, false, std::nullopt});
+}
+
 void read_teacher(ConfigReader& source, GradcheckConfig& config) {
   if (!config.has_teacher()) return;
+  if (config.is_linear()) return read_teacher_head(source, config);
   config.source.is_file ? read_stored_teacher(source, config) : read_drawn_teacher(source, config);
   if (config.teacher.kind == GradcheckConfig::Teacher::Kind::kNear) {
     config.teacher.noise = source.number("teacher_noise", config.teacher.noise, {0, 1e30, false, std::nullopt});
@@ -122,6 +133,7 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   GradcheckConfig::Linear& out = config.linear;
   const auto absent = config.source.is_file ? std::optional<int64_t>(0) : std::nullopt;
   out.hidden_size = reader.integer("hidden_size", absent, 1, kMaxCount);
+  if (config.has_teacher()) out.teacher_hidden_size = reader.integer("teacher_hidden_size", out.hidden_size, 1, kMaxCount);
   out.compute_dtype = static_cast<tileloss_dtype>(config.function.get_integer("compute_dtype", TILELOSS_NONE));
   out.transposed_head = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
   if (config.source.is_file && reader.has("bias")) reader.fail("bias", "only with a synthetic source");
@@ -214,7 +226,6 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
   const std::string loss = reader.choice("loss", std::nullopt, checked_losses());
-  if (is_linear && Function(loss).has_teacher()) reader.fail("level", formatted("expected logits for {}, got linear", loss));
   GradcheckConfig config(Function::of(loss, is_linear));
   config.file = file.string();
   config.function.read_options(reader);

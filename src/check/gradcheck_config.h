@@ -33,7 +33,7 @@ struct GradcheckConfig {
     std::string mask_name, advantages_name, old_logp_name, ref_logp_name, sampler_logp_name;
   };
 
-  // The logits of distillation's teacher: a tensor, or drawn.
+  // The logits of distillation's teacher: a tensor, or drawn. With the LM head its hidden states and head, drawn for such logits.
   struct Teacher {
     enum class Kind { kNear, kSame, kDrawn, kStored };
     Kind kind = Kind::kNear;
@@ -53,7 +53,8 @@ struct GradcheckConfig {
 
   // level: linear, fused with the LM head.
   struct Linear {
-    int64_t hidden_size = 0;  // 0: as in the file
+    int64_t hidden_size = 0;          // 0: as in the file
+    int64_t teacher_hidden_size = 0;  // of linear_distillation
     tileloss_dtype compute_dtype = TILELOSS_NONE;
     bool transposed_head = false;  // [H,V]
     bool bias = false;

@@ -58,6 +58,7 @@ struct MutantVerdict {
 
 // Rows that the mutants are planted in: the first used ones.
 constexpr int64_t kMutantRows = 64;
+std::vector<int64_t> first_used_rows(const CheckInputs& inputs);
 
 // Each applicable mutant of the kernel's outputs, held against the same gates.
 std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,

@@ -19,6 +19,10 @@ using reference::StoredMatrix;
 // Of the draws, to keep them apart from each other and from the logits'.
 constexpr uint64_t kHiddenSeed = 0x68696464656eULL;
 constexpr uint64_t kHeadSeed = 0x68656164ULL;
+constexpr uint64_t kTeacherSeed = 0x7465616368ULL;
+
+// Rows of the teacher's logits that are held at a time.
+constexpr size_t kHeldRows = 64;
 
 int64_t element_bytes(NumberFormat format) { return static_cast<int64_t>(reference::format_info(format).bytes); }
 
@@ -36,19 +40,20 @@ StoredMatrix like(StoredMatrix m, NumberFormat format, const HugeBuffer& buffer)
   return m;
 }
 
-void set_views(const GradcheckConfig& config, NumberFormat format, int64_t hidden, CheckInputs& inputs) {
+LinearTensors make_views(const GradcheckConfig& config, int64_t hidden, const CheckInputs& inputs) {
   if (inputs.cols > (int64_t{1} << 50) / hidden) {
     throw ToolError(kExitUsage, formatted("vocab_size * hidden_size: a head of {} rows of {} has more than 2^50 elements",
                                           inputs.cols, hidden));
   }
-  LinearTensors& tensors = inputs.linear.emplace();
-  tensors.hidden_view = {nullptr, format, inputs.rows, hidden, hidden, 1};
-  tensors.head_view = {nullptr, format, inputs.cols, hidden, hidden, 1};
+  LinearTensors tensors;
+  tensors.hidden_view = {nullptr, inputs.format, inputs.rows, hidden, hidden, 1};
+  tensors.head_view = {nullptr, inputs.format, inputs.cols, hidden, hidden, 1};
   if (config.linear.transposed_head) {
     tensors.head_view.row_stride = 1;
     tensors.head_view.col_stride = inputs.cols;
   }
   if (config.linear.bias) tensors.bias.assign(static_cast<size_t>(inputs.cols), std::numeric_limits<float>::quiet_NaN());
+  return tensors;
 }
 
 void allocate(LinearTensors& tensors) {
@@ -109,10 +114,52 @@ void prefill(const StoredMatrix& view, uint64_t seed, HugeBuffer& buffer) {
   }
 }
 
+// hidden ~ normal, head ~ std / sqrt(H) normal: logits of that std.
+void generate(double std, uint64_t seed, ThreadTeam& team, LinearTensors& tensors) {
+  allocate(tensors);
+  const int64_t width = tensors.hidden_view.cols;
+  LogitsSpec hidden_spec, head_spec;
+  head_spec.std = std / std::sqrt(static_cast<double>(width));
+  const auto fill = [&](const LogitsSpec& spec, uint64_t draws, const StoredMatrix& view, HugeBuffer& buffer) {
+    std::vector<std::vector<char>> rows(static_cast<size_t>(team.size()),
+                                        std::vector<char>(static_cast<size_t>(width * element_bytes(view.format))));
+    team.for_each(view.rows, [&](int64_t row, int thread) {
+      check_stop();
+      char* values = rows[static_cast<size_t>(thread)].data();
+      fill_logits_row(spec, seed ^ draws, row, -1, view.format, values, width);
+      put_row(view, buffer, row, values);
+    });
+  };
+  fill(hidden_spec, kHiddenSeed, tensors.hidden_view, tensors.hidden);
+  fill(head_spec, kHeadSeed, tensors.head_view, tensors.head);
+  Random random(seed ^ kHeadSeed, Stream::kWeights, 2);
+  for (float& value : tensors.bias) value = static_cast<float>(random.next_normal());
+}
+
+void finish(const GradcheckConfig& config, const std::vector<uint8_t>& used, ThreadTeam& team, const CheckInputs& inputs,
+            LinearTensors& tensors) {
+  const std::vector<char> unread(static_cast<size_t>(tensors.hidden_view.cols * element_bytes(inputs.format)), '\xff');
+  for (int64_t row = 0; row < inputs.rows; ++row) {
+    if (used[static_cast<size_t>(row)] == 0) put_row(tensors.hidden_view, tensors.hidden, row, unread.data());
+  }
+  for (int64_t v = inputs.valid; v < inputs.cols; ++v) put_row(tensors.head_view, tensors.head, v, unread.data());
+  const bool is_bfloat16 = config.linear.compute_dtype == TILELOSS_BFLOAT16 ||
+                           (config.linear.compute_dtype == TILELOSS_NONE && inputs.format == NumberFormat::kBfloat16);
+  tensors.operands = make_operands(tensors.hidden_view, tensors.head_view, inputs.valid, tensors.bias,
+                                   is_bfloat16 ? NumberFormat::kBfloat16 : NumberFormat::kFloat32, used, team.size());
+  tensors.norms.emplace(*tensors.operands);
+}
+
+tileloss_vector abi_bias(const std::vector<float>& bias) {
+  if (bias.empty()) return {};
+  return tileloss_make_vector(bias.data(), TILELOSS_FLOAT32, static_cast<int64_t>(bias.size()));
+}
+
 }  // namespace
 
 void set_linear_shape(const GradcheckConfig& config, CheckInputs& inputs) {
-  set_views(config, inputs.format, config.linear.hidden_size, inputs);
+  inputs.linear = make_views(config, config.linear.hidden_size, inputs);
+  if (config.has_teacher()) inputs.teacher_linear = make_views(config, config.linear.teacher_hidden_size, inputs);
 }
 
 int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file) { return head_tensor(config, file).shape[0]; }
@@ -129,59 +176,33 @@ void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, Che
     file.refuse(hidden,
                 formatted("expected rows of the config's hidden_size, {}, got rows of {}", config.linear.hidden_size, width));
   }
-  set_views(config, inputs.format, width, inputs);
-  LinearTensors& tensors = *inputs.linear;
+  LinearTensors& tensors = inputs.linear.emplace(make_views(config, width, inputs));
   allocate(tensors);
   file.read(hidden, 0, matrix_bytes(tensors.hidden_view), tensors.hidden.data());
   read_rows(file, head, tensors.head_view, tensors.head);
   if (!config.linear.bias_name.empty()) read_bias(file, file.tensor(config.linear.bias_name), tensors.bias);
 }
 
-// hidden ~ normal, head ~ std / sqrt(H) normal: logits of the source's std.
 void generate_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
-  LinearTensors& tensors = *inputs.linear;
-  allocate(tensors);
-  const int64_t width = tensors.hidden_view.cols;
-  LogitsSpec hidden_spec, head_spec;
-  head_spec.std = config.source.logits.std / std::sqrt(static_cast<double>(width));
-  const auto fill = [&](const LogitsSpec& spec, uint64_t seed, const StoredMatrix& view, HugeBuffer& buffer) {
-    std::vector<std::vector<char>> rows(static_cast<size_t>(team.size()),
-                                        std::vector<char>(static_cast<size_t>(width * element_bytes(view.format))));
-    team.for_each(view.rows, [&](int64_t row, int thread) {
-      check_stop();
-      char* values = rows[static_cast<size_t>(thread)].data();
-      fill_logits_row(spec, config.seed ^ seed, row, -1, view.format, values, width);
-      put_row(view, buffer, row, values);
-    });
-  };
-  fill(hidden_spec, kHiddenSeed, tensors.hidden_view, tensors.hidden);
-  fill(head_spec, kHeadSeed, tensors.head_view, tensors.head);
-  Random random(config.seed ^ kHeadSeed, Stream::kWeights, 2);
-  for (float& value : tensors.bias) value = static_cast<float>(random.next_normal());
+  generate(config.source.logits.std, config.seed, team, *inputs.linear);
+  if (inputs.teacher_linear) generate(config.teacher.logits.std, config.seed ^ kTeacherSeed, team, *inputs.teacher_linear);
 }
 
 void finish_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
-  LinearTensors& tensors = *inputs.linear;
-  const std::vector<char> unread(static_cast<size_t>(tensors.hidden_view.cols * element_bytes(inputs.format)), '\xff');
   std::vector<uint8_t> used;
-  for (int64_t row = 0; row < inputs.rows; ++row) {
-    used.push_back(inputs.is_ignored(row) ? 0 : 1);
-    if (used.back() == 0) put_row(tensors.hidden_view, tensors.hidden, row, unread.data());
-  }
-  for (int64_t v = inputs.valid; v < inputs.cols; ++v) put_row(tensors.head_view, tensors.head, v, unread.data());
-  const bool is_bfloat16 = config.linear.compute_dtype == TILELOSS_BFLOAT16 ||
-                           (config.linear.compute_dtype == TILELOSS_NONE && inputs.format == NumberFormat::kBfloat16);
-  tensors.operands = make_operands(tensors.hidden_view, tensors.head_view, inputs.valid, tensors.bias,
-                                   is_bfloat16 ? NumberFormat::kBfloat16 : NumberFormat::kFloat32, used, team.size());
-  tensors.norms.emplace(*tensors.operands);
+  for (int64_t row = 0; row < inputs.rows; ++row) used.push_back(inputs.is_ignored(row) ? 0 : 1);
+  finish(config, used, team, inputs, *inputs.linear);
+  if (inputs.teacher_linear) finish(config, used, team, inputs, *inputs.teacher_linear);
 }
 
-void add_linear(const LinearTensors& tensors, tileloss_args& args) {
-  args.hidden = abi_matrix(tensors.hidden_view);
-  args.head = abi_matrix(tensors.head_view);
-  if (!tensors.bias.empty()) {
-    args.bias = tileloss_make_vector(tensors.bias.data(), TILELOSS_FLOAT32, static_cast<int64_t>(tensors.bias.size()));
-  }
+void add_linear(const CheckInputs& inputs, tileloss_args& args) {
+  args.hidden = abi_matrix(inputs.linear->hidden_view);
+  args.head = abi_matrix(inputs.linear->head_view);
+  args.bias = abi_bias(inputs.linear->bias);
+  if (!inputs.teacher_linear) return;
+  args.teacher_hidden = abi_matrix(inputs.teacher_linear->hidden_view);
+  args.teacher_head = abi_matrix(inputs.teacher_linear->head_view);
+  args.teacher_bias = abi_bias(inputs.teacher_linear->bias);
 }
 
 StoredMatrix dhidden_view(const CheckInputs& inputs, const CheckedGradient& gradient) {
@@ -229,15 +250,35 @@ void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inpu
   if (linear.dbias) args.dbias = tileloss_make_vector(gradient.dbias.data(), TILELOSS_FLOAT32, inputs.cols);
 }
 
-void for_each_used_linear_row(const CheckInputs& inputs, const std::function<void(const LinearRow&)>& work) {
+void for_each_linear_row(const CheckInputs& inputs, std::span<const int64_t> rows, const LinearRowWork& work) {
+  const LinearTensors& own = *inputs.linear;
+  if (!inputs.teacher_linear) {
+    for_each_linear_row(*own.operands, *own.norms, rows, [&](const LinearRow& row) { work(row, nullptr); });
+    return;
+  }
+  const LinearTensors& other = *inputs.teacher_linear;
+  for (size_t begin = 0; begin < rows.size(); begin += kHeldRows) {
+    const auto block = rows.subspan(begin, std::min(kHeldRows, rows.size() - begin));
+    std::vector<std::vector<double>> logits;
+    std::vector<LinearRow> teacher;
+    for_each_linear_row(*other.operands, *other.norms, block, [&](const LinearRow& row) {
+      logits.emplace_back(row.logits.begin(), row.logits.end());
+      teacher.push_back({row.row, logits.back(), {}, row.output_error});
+    });
+    size_t next = 0;
+    for_each_linear_row(*own.operands, *own.norms, block, [&](const LinearRow& row) { work(row, &teacher[next++]); });
+  }
+}
+
+void for_each_used_linear_row(const CheckInputs& inputs, const LinearRowWork& work) {
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < inputs.rows; ++row) {
     if (!inputs.is_ignored(row)) rows.push_back(row);
   }
   Progress progress("oracle", std::ssize(rows));
-  for_each_linear_row(*inputs.linear->operands, *inputs.linear->norms, rows, [&](const LinearRow& row) {
+  for_each_linear_row(inputs, rows, [&](const LinearRow& row, const LinearRow* teacher) {
     check_stop();
-    work(row);
+    work(row, teacher);
     progress.step();
   });
 }

@@ -7,12 +7,13 @@
 
 #include "check/gradcheck_judge.h"
 #include "check/gradcheck_oracle.h"
+#include "check/gradcheck_rows.h"
 #include "check/gradcheck_run.h"
 #include "support/safetensors.h"
 
 namespace tileloss::tools {
 
-// inputs.linear, first as far as the planner needs it.
+// inputs.linear, and of distillation inputs.teacher_linear, first as far as the planner needs it.
 void set_linear_shape(const GradcheckConfig& config, CheckInputs& inputs);
 int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file);
 void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs);
@@ -20,7 +21,7 @@ void generate_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInput
 // NaN where nothing may be read, and the oracle's operands.
 void finish_linear(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
 
-void add_linear(const LinearTensors& tensors, tileloss_args& args);
+void add_linear(const CheckInputs& inputs, tileloss_args& args);
 // One with its formats alone, then its tensors.
 CheckedGradient new_linear_gradient(const GradcheckConfig& config, const CheckInputs& inputs);
 void make_linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs, CheckedGradient& gradient);
@@ -30,13 +31,21 @@ void add_linear_gradients(const GradcheckConfig& config, const CheckInputs& inpu
 reference::StoredMatrix dhidden_view(const CheckInputs& inputs, const CheckedGradient& gradient);
 reference::StoredMatrix dhead_view(const CheckInputs& inputs, const CheckedGradient& gradient);
 
-// The row's outputs, where float32 cannot tell the largest logits apart with the kernel's `argmax` (null: not asked for); the
-// magnitude of its loss.
-reference::RowOutputs linear_outputs(const reference::SoftmaxRow& softmax, const LinearRow& row, std::optional<double> argmax);
-double linear_row_magnitude(const LossOracle& oracle, const reference::SoftmaxRow& softmax, const reference::RowLoss& loss,
-                            const LinearRow& row);
+// `teacher`: the same row of distillation's teacher, without `errors`; null for other losses.
+using LinearRowWork = std::function<void(const LinearRow& row, const LinearRow* teacher)>;
+void for_each_linear_row(const CheckInputs& inputs, std::span<const int64_t> rows, const LinearRowWork& work);
+void for_each_used_linear_row(const CheckInputs& inputs, const LinearRowWork& work);
 
-void for_each_used_linear_row(const CheckInputs& inputs, const std::function<void(const LinearRow&)>& work);
+// What a row is held against, besides the scratch's softmax and gradient.
+struct ExpectedLinearRow {
+  reference::RowLoss loss;
+  double loss_magnitude = 0;
+  ExpectedRow outputs;
+  OutputMagnitudes magnitudes;
+};
+// `outputs`: the kernel's, which decide where float32 cannot tell the largest logits apart.
+ExpectedLinearRow compute_linear_row(const LossOracle& oracle, const CheckInputs& inputs, const LinearRow& row,
+                                     const LinearRow* teacher, const RowOutputValues& outputs, Scratch& scratch);
 
 // The oracle's pass over all rows, once for all that is judged.
 class LinearJudge {
@@ -48,6 +57,8 @@ class LinearJudge {
   std::vector<MutantVerdict> judge_mutants() const;
 
  private:
+  // Kernels of distillation that get their dlogits wrong, in the first rows.
+  void judge_wrong_pairs(std::vector<MutantVerdict>& verdicts) const;
   std::vector<Gate> judge_gradient(const CheckedGradient& gradient) const;
   void check_rows(Verdict& verdict);
 

@@ -21,14 +21,6 @@ struct MutantTrial {
   bool planted = false;
 };
 
-std::vector<int64_t> first_used_rows(const CheckInputs& inputs) {
-  std::vector<int64_t> rows;
-  for (int64_t row = 0; row < inputs.rows && static_cast<int64_t>(rows.size()) < kMutantRows; ++row) {
-    if (!inputs.is_ignored(row)) rows.push_back(row);
-  }
-  return rows;
-}
-
 MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                              const LossOracle& oracle, const std::vector<int64_t>& rows) {
   MutantContext context;
@@ -136,6 +128,14 @@ std::vector<Gate> mutant_gates(const GradcheckConfig& config, const KernelResult
 }
 
 }  // namespace
+
+std::vector<int64_t> first_used_rows(const CheckInputs& inputs) {
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < inputs.rows && static_cast<int64_t>(rows.size()) < kMutantRows; ++row) {
+    if (!inputs.is_ignored(row)) rows.push_back(row);
+  }
+  return rows;
+}
 
 std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                                          const Verdict& verdict, ThreadTeam& team) {

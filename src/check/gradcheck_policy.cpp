@@ -109,7 +109,7 @@ void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInp
   inputs.summaries.assign(static_cast<size_t>(inputs.rows), {});
   for (int64_t row = 0; row < inputs.rows; ++row) inputs.used[static_cast<size_t>(row)] = inputs.is_ignored(row) ? 0 : 1;
   if (inputs.linear) {
-    for_each_used_linear_row(inputs, [&](const LinearRow& row) {
+    for_each_used_linear_row(inputs, [&](const LinearRow& row, const LinearRow*) {
       reference::SoftmaxRow softmax;
       softmax.compute(transform, row.logits, inputs.labels[static_cast<size_t>(row.row)]);
       inputs.summaries[static_cast<size_t>(row.row)] = summarize_linear(softmax, row);

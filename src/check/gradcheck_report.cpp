@@ -110,6 +110,7 @@ Json metrics_json(const CheckInputs& inputs, const Verdict& verdict) {
   }
   if (inputs.linear) {
     json["shape/hidden_size"] = inputs.linear->hidden_view.cols;
+    if (inputs.teacher_linear) json["shape/teacher_hidden_size"] = inputs.teacher_linear->hidden_view.cols;
     json["logits_bytes"] = inputs.rows * inputs.row_bytes();  // what is never stored
   }
   if (!checks.gradients.empty()) add_dlogits_metrics(checks, json);

@@ -49,7 +49,7 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.valid = config.function.get_integer("valid_vocab", -1);
   if (inputs.valid < 0) inputs.valid = inputs.cols;
   inputs.ignore_index = config.function.get_integer("ignore_index", -100);
-  inputs.has_teacher = config.has_teacher();
+  inputs.has_teacher = config.has_teacher() && !config.is_linear();
 }
 
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
@@ -183,7 +183,7 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
   tileloss_args args;
   tileloss_args_init(&args);
   if (inputs.linear) {
-    add_linear(*inputs.linear, args);
+    add_linear(inputs, args);
   } else {
     args.logits = tileloss_make_matrix(logits, abi_dtype(inputs.format), inputs.rows, inputs.cols, inputs.cols);
     const int64_t stride = inputs.group_rows > 0 ? (inputs.group_rows + 1) * inputs.cols : 0;

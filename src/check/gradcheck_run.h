@@ -45,7 +45,7 @@ struct CheckInputs {
   HugeBuffer logits;
   HugeBuffer teacher;  // of distillation: the teacher's, which lie as they do
   bool has_teacher = false;
-  std::optional<LinearTensors> linear;
+  std::optional<LinearTensors> linear, teacher_linear;
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
   std::vector<float> class_weights;

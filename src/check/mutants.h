@@ -112,7 +112,7 @@ struct Mutant {
 std::span<const Mutant> all_mutants();
 // Of policy losses, besides those.
 std::span<const Mutant> policy_mutants();
-// Of distillation, besides those.
+// Of distillation, besides those; the first are the kernels of WrongPair, in its order.
 std::span<const Mutant> distillation_mutants();
 const Mutant* find_mutant(const char* name);  // null if there is none
 

@@ -313,17 +313,16 @@ void trace_linear(const GradcheckConfig& config, const CheckInputs& inputs, int6
   }
   const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
   const std::vector<int64_t> rows = {row};
-  for_each_linear_row(*inputs.linear->operands, *inputs.linear->norms, rows, [&](const LinearRow& linear) {
+  for_each_linear_row(inputs, rows, [&](const LinearRow& linear, const LinearRow* teacher) {
     Scratch scratch;
-    scratch.softmax.compute(oracle->transform, linear.logits, inputs.labels[index(row)]);
-    oracle->row_gradient(row, {scratch.softmax}, scratch.gradient);
-    const RowLoss loss = oracle->row_loss(row, {scratch.softmax});
+    const ExpectedLinearRow row_expected = compute_linear_row(*oracle, inputs, linear, teacher, view.outputs, scratch);
     const TracedRow expected{.softmax = scratch.softmax,
                              .gradient = scratch.gradient,
-                             .loss = loss,
-                             .loss_magnitude = linear_row_magnitude(*oracle, scratch.softmax, loss, linear),
-                             .outputs = linear_outputs(scratch.softmax, linear, view.outputs[kArgmax]),
-                             .magnitudes = linear_output_magnitudes(scratch.softmax, linear),
+                             .loss = row_expected.loss,
+                             .loss_magnitude = row_expected.loss_magnitude,
+                             .outputs = row_expected.outputs,
+                             .magnitudes = row_expected.magnitudes,
+                             .pair = scratch.pair.get(),
                              .error_of_z = output_error_of_z(scratch.softmax, linear)};
     tracer.trace_forward(*oracle, expected);
     tracer.show_dlogits(expected);

@@ -155,11 +155,11 @@ struct Size {
 };
 
 Size affordable(const GradcheckConfig& config, const CheckInputs& inputs) {
-  // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes; and the teacher's
-  // logits.
-  const int64_t matrices = inputs.has_teacher ? 10 : 8;
-  const int64_t row_bytes =
-      inputs.linear ? inputs.linear->hidden_view.cols * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();
+  // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes; and the teacher's.
+  const int64_t matrices = inputs.has_teacher || inputs.teacher_linear ? 10 : 8;
+  int64_t width = inputs.linear ? inputs.linear->hidden_view.cols : 0;
+  if (inputs.teacher_linear) width = std::max(width, inputs.teacher_linear->hidden_view.cols);
+  const int64_t row_bytes = inputs.linear ? width * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();
   const int64_t most = std::max(kStrictBytes / matrices / row_bytes, int64_t{1});
   const int64_t rows = std::min(most, inputs.linear ? kMaxLinearRows : kMaxRows);
   // A file's head is taken as it is.

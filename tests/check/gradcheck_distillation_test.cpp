@@ -193,8 +193,7 @@ TEST(GradcheckDistillationProgram, ConfigErrorsNameTheKey) {
            {"outputs=[divergences]", "outputs: 'divergences' is none of"},
            {"mask_prob=2", "mask_prob: 2 is out of range"},
            {"class_weights=random", "class_weights: "},
-           {"loss=linear_distillation", "loss: 'linear_distillation' is none of cross_entropy, "},
-           {"level=linear", "level: expected logits for distillation, got linear"}}) {
+           {"loss=linear_distillation", "loss: 'linear_distillation' is none of cross_entropy, "}}) {
     const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", set});
     EXPECT_EQ(result.exit_code, kExitUsage) << set << result.out;
     EXPECT_NE(result.err.find(message), std::string::npos) << set << ": " << result.err;

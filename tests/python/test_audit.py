@@ -244,6 +244,9 @@ def test_gradcheck_of_distillation(capfd: pytest.CaptureFixture[str]) -> None:
     sets = ("vocab_size=255", "upstream=ones", "mutants=true")
     code, out = gradcheck("tileloss-torch", capfd, *sets, config="distillation")
     assert code == 0 and "label_term_dropped" in out and "NOT CAUGHT" not in out
+    heads = ("seq_len=9", "vocab_size=319", "mutants=true")
+    code, out = gradcheck("tileloss-torch", capfd, *heads, config="linear_distillation")
+    assert code == 0 and "dhead_base_2" in out and "NOT CAUGHT" not in out
     code, out = gradcheck("torch", capfd, *sets, config="distillation")
     assert code == 2 and "refused: distillation: it has logprobs, " in out
 

@@ -1,8 +1,7 @@
 #include "tests/shared/linear_pair_case.h"
 
-#include <cmath>
-
 #include "check/distillation_oracle_case.h"
+#include "check/linear_pair.h"
 #include "tests/shared/pair_case.h"
 #include "tests/shared/row_output_check.h"
 
@@ -69,28 +68,22 @@ CheckResult LinearPair::check(const tileloss_distillation_options& options) cons
   tools::OutputMetric loss("loss"), divergence("divergence"), entropy("teacher_entropy");
   std::vector<double> losses(rows), magnitudes(rows);
   tools::PairRow pair;
-  CheckResult result = student_.check(oracle_options.student, [&](const auto& at, const auto& softmax, auto& gradient) {
+  CheckResult result = student_.check(oracle_options.student, [&](const auto& at, const auto&, auto& gradient) {
     const auto i = static_cast<std::size_t>(at.row);
     const Row& other = teacher_rows[i];
     pair.compute(oracle_options, at.logits, other.logits, row_case.labels()[i]);
-    // An error of either side's logits is one of log p - log q.
-    const double slope = std::fabs(oracle_options.teacher.logit_scale / oracle_options.teacher.temperature);
-    const double error = output_error_of_z(softmax, at) + slope * other.error;
-    const double more = tools::kMagnitudeOfError * error * (2 + pair.output_magnitude());
-    const double magnitude = pair.output_magnitude() + more;
+    tools::LinearRow teacher_row;
+    teacher_row.output_error = other.error;
+    const tools::LinearPairErrors errors(oracle_options, pair, at, teacher_row);
+    const double magnitude = errors.output_magnitude();
     losses[i] = oracle_case.row_loss(at.row, pair);
-    magnitudes[i] = oracle_case.row_magnitude(at.row, pair) * (1 + more / pair.output_magnitude());
+    magnitudes[i] = errors.loss_magnitude(oracle_case.row_magnitude(at.row, pair));
     if (present(args.divergence)) {
       divergence.add(at.row, output_at(args.divergence, at.row), pair.expected().divergence, magnitude);
       entropy.add(at.row, output_at(args.teacher_entropy, at.row), pair.expected().teacher_entropy, magnitude);
     }
     oracle_case.row_gradient(at.row, pair, gradient);
-    gradient.blur.resize(gradient.gradient.size());
-    for (std::size_t j = 0; j < gradient.blur.size(); ++j) {
-      const auto column = static_cast<std::int64_t>(j);
-      gradient.blur[j] = gradient.scale * 4 * (softmax.p(column) + pair.teacher().p(column)) * error;
-      if (oracle_options.scale_by_temperature_squared) gradient.blur[j] *= std::pow(oracle_options.student.temperature, 2);
-    }
+    errors.set_blur(gradient);
   });
   for (std::int64_t i = 0; present(args.divergence) && i < student_.spec().row.rows; ++i) {
     if (oracle.is_ignored(i)) divergence.add(i, output_at(args.divergence, i), 0, 0);

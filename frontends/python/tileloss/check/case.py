@@ -19,6 +19,7 @@ _ROWS = (
     "logits",
     "teacher_logits",
     "hidden",
+    "teacher_hidden",
     "token_weights",
     "old_logp",
     "ref_logp",
@@ -110,10 +111,9 @@ class Case:
             if "teacher_logits" in tensors:
                 tensors["teacher_logits"][:, valid:] = 0
         else:
-            tensors["head"][valid:] = 0
-            if "bias" in tensors:
-                tensors["bias"][valid:] = 0
-            elif "dbias" in self.gradients:
+            for name in {"head", "bias", "teacher_head", "teacher_bias"} & set(tensors):
+                tensors[name][valid:] = 0
+            if "bias" not in tensors and "dbias" in self.gradients:
                 tensors["bias"] = np.zeros(len(tensors["head"]), np.float32)
         tensors["labels"] = np.where(used, tensors["labels"], self.ignore_index)
         regular = np.arange(0, len(used) + 1, max(self.seq_len, 1))

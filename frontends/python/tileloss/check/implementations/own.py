@@ -35,8 +35,8 @@ def of_torch(case: Case) -> dict[str, Any]:
             options["compute_dtype"] = getattr(torch, options["compute_dtype"])
     else:
         first = [case.torch("logits")]
-    if "teacher_logits" in case.tensors:
-        return _of_torch_distillation(case, labels, options)
+    if described.loss == "distillation":
+        return _of_torch_distillation(case, first, labels, options)
     function = getattr(tileloss.torch, case.function)
     if not described.is_loss:
         asked = dict.fromkeys((*case.outputs, *_differentiated(case)))
@@ -59,20 +59,25 @@ def of_torch(case: Case) -> dict[str, Any]:
     return case.torch_outputs(loss=loss) | {"metrics": ordered}
 
 
-def _of_torch_distillation(case: Case, labels: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _of_torch_distillation(
+    case: Case, first: list[Any], labels: Any, options: dict[str, Any]
+) -> dict[str, Any]:
     import torch
 
     import tileloss.torch
 
-    names = ("token_weights", "mask")
+    names = ("token_weights", "mask", "teacher_bias")
     arrays = {name: case.tensors[name] for name in names if name in case.tensors}
     tensors: dict[str, Any] = {n: torch.from_numpy(np.array(x)) for n, x in arrays.items()}
     if "scale_by_temperature_squared" in options:
         options["scale_by_temperature_squared"] = options["scale_by_temperature_squared"] == "true"
     offered = [n for n in case.outputs if n in tileloss.torch.DistillationRows._fields]
-    found: Any = tileloss.torch.distillation(
-        case.torch("logits"),
-        case.torch("teacher_logits"),
+    of_teacher = ("teacher_logits", "teacher_hidden", "teacher_head")
+    teacher = [case.torch(name) for name in of_teacher if name in case.tensors]
+    function: Any = getattr(tileloss.torch, case.function)
+    found: Any = function(
+        *first,
+        *teacher,
         labels,
         outputs=offered,
         **tensors,
