@@ -217,7 +217,7 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
     if (settings_.entropy) args.entropy = vector_of(entropy_);
   }
   const bool has_state = pass == TILELOSS_BACKWARD || (pass == TILELOSS_FORWARD && !function_.is_loss());
-  if (has_state && !function_.has_teacher()) set_row_state(args);
+  if (has_state && function_.has_row_state()) set_row_state(args);
   if (pass == TILELOSS_BACKWARD && !function_.is_loss()) {
     args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
     args.logp_grad.stride = 0;
@@ -290,7 +290,7 @@ Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int ite
 }
 
 Timing Bench::time_kernel(tileloss_pass pass) {
-  if (pass == TILELOSS_BACKWARD && !function_.has_teacher()) save_row_state();
+  if (pass == TILELOSS_BACKWARD && function_.has_row_state()) save_row_state();
   const tileloss_args args = make_args(pass);
   const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
   const int64_t mem_before = resident_bytes() - resident_file_bytes();

@@ -222,6 +222,9 @@ void write_inputs(const std::filesystem::path& path, const GradcheckConfig& conf
   if (inputs.has_teacher) {
     add_matrix("teacher_logits", {inputs.teacher.data(), inputs.format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
   }
+  if (inputs.has_probs) {
+    add_matrix("target_probs", {inputs.probs.data(), inputs.probs_format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
+  }
   add("labels", "I64", inputs.labels, tensors);
   add("token_weights", "F32", inputs.token_weights, tensors);
   add("class_weights", "F32", inputs.class_weights, tensors);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "check/gradcheck_oracle.h"
+#include "check/gradcheck_probs.h"
 #include "check/gradcheck_teacher.h"
 #include "check/row_outputs.h"
 #include "support/format.h"
@@ -64,6 +65,13 @@ void read_teacher(ConfigReader& source, GradcheckConfig& config) {
   }
 }
 
+void read_probs(ConfigReader& source, GradcheckConfig& config) {
+  if (!config.has_probs()) return;
+  config.probs.format = parse_dtype(source.choice("probs_dtype", "fp32", dtype_names()));
+  config.probs.zeros = source.number("probs_zeros", config.probs.zeros, {0, 1, false, std::nullopt});
+  if (!config.source.is_file) config.probs.special_rows = source.list("special_rows", {}, special_probs_names());
+}
+
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
   out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";
@@ -77,7 +85,7 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
       out.logits_name = source.text("logits", out.logits_name);
     }
     out.labels_name = source.text("labels", out.labels_name);
-    if (config.is_policy() || config.has_teacher()) out.mask_name = source.text("mask", "");
+    if (config.takes_mask()) out.mask_name = source.text("mask", "");
     if (config.is_policy()) {
       out.advantages_name = source.text("advantages", "");
       out.old_logp_name = source.text("old_logp", "");
@@ -92,6 +100,7 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
     if (!config.is_linear()) out.logits.offset = source.number("offset", out.logits.offset, {-1e30, 1e30, false, std::nullopt});
   }
   read_teacher(source, config);
+  read_probs(source, config);
   source.finish();
 }
 
@@ -111,7 +120,7 @@ void need(const ConfigReader& reader, const std::string& tensor, const std::opti
 }
 
 void read_mask(ConfigReader& reader, GradcheckConfig& out) {
-  if (!out.is_policy() && !out.has_teacher()) return;
+  if (!out.takes_mask()) return;
   out.policy.mask_prob = reader.number("mask_prob", 0, {0, 1, false, std::nullopt});
   if (!out.source.mask_name.empty() && reader.has("mask_prob")) reader.fail("mask_prob", "the mask comes from the file");
 }
@@ -226,6 +235,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
   const std::string loss = reader.choice("loss", std::nullopt, checked_losses());
+  if (is_linear && Function(loss).has_probs()) reader.fail("level", formatted("expected logits for {}, got linear", loss));
   GradcheckConfig config(Function::of(loss, is_linear));
   config.file = file.string();
   config.function.read_options(reader);

@@ -29,7 +29,7 @@ struct GradcheckConfig {
     std::string shown_as;        // in reports, in place of the path, unless empty
     std::string logits_name = "logits";
     std::string labels_name = "labels";
-    // Of policy losses, the mask of distillation too; "": not in the file.
+    // Of policy losses, the mask of every loss that takes one; "": not in the file.
     std::string mask_name, advantages_name, old_logp_name, ref_logp_name, sampler_logp_name;
   };
 
@@ -44,7 +44,14 @@ struct GradcheckConfig {
     std::vector<std::string> special_rows;  // dealt out in turn (check/gradcheck_teacher.h)
   };
 
-  // Inputs of policy losses that are drawn; mask_prob of distillation too.
+  // The class probabilities of soft_cross_entropy, drawn.
+  struct Probs {
+    reference::NumberFormat format = reference::NumberFormat::kFloat32;
+    double zeros = 0.3;                     // the share of columns whose probability is 0
+    std::vector<std::string> special_rows;  // dealt out in turn (check/gradcheck_probs.h)
+  };
+
+  // Inputs of policy losses that are drawn; mask_prob of every loss that takes a mask.
   struct Policy {
     bool use_offsets = false;
     double mask_prob = 0;
@@ -87,6 +94,7 @@ struct GradcheckConfig {
   double ignore_prob = 0;
   Source source;
   Teacher teacher;
+  Probs probs;
   Policy policy;
   Linear linear;
   bool token_weights = false;
@@ -109,6 +117,8 @@ struct GradcheckConfig {
   bool wants(std::string_view output_name) const;
   bool is_policy() const { return function.is_policy(); }
   bool has_teacher() const { return function.has_teacher(); }
+  bool has_probs() const { return function.has_probs(); }
+  bool takes_mask() const { return function.takes("mask"); }
   bool is_linear() const { return function.is_linear(); }
   bool per_row_loss() const { return function.per_row_loss(); }
 };

@@ -35,8 +35,8 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
   context.has_argmax = !results.outputs[kArgmax].empty();
   context.kernel_logp = logp;
   context.has_agreement = !results.outputs[kAgreement].empty();
-  for (size_t wrong = 0; oracle.distillation() != nullptr && wrong < kWrongPairs; ++wrong) {
-    context.wrong_pairs[wrong] = oracle.distillation()->can_be_wrong(static_cast<WrongPair>(wrong));
+  for (size_t wrong = 0; wrong < kWrongPairs; ++wrong) {
+    context.wrong_pairs[wrong] = oracle.can_be_wrong(static_cast<WrongPair>(wrong));
   }
   context.group_rows = inputs.group_rows;
   const CheckedGradient& gradient = results.gradients.front();
@@ -170,14 +170,12 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
       for (size_t wrong = 0; oracle->policy() != nullptr && wrong < kWrongCoefficients; ++wrong) {
         oracle_row.wrong_coefficients[wrong] = oracle->policy()->wrong_upstream(static_cast<WrongCoefficients>(wrong), row);
       }
-      if (const DistillationOracleCase* distillation = oracle->distillation()) {
-        wrong_pairs.resize(kWrongPairs);
-        for (size_t wrong = 0; wrong < kWrongPairs; ++wrong) {
-          if (!context.wrong_pairs[wrong]) continue;
-          distillation->wrong_row(static_cast<WrongPair>(wrong), row, *scratch.pair, scratch.gradient, wrong_pairs[wrong]);
-        }
-        oracle_row.wrong_pairs = wrong_pairs;
+      wrong_pairs.resize(kWrongPairs);
+      for (size_t wrong = 0; wrong < kWrongPairs; ++wrong) {
+        if (!context.wrong_pairs[wrong]) continue;
+        oracle->wrong_row(static_cast<WrongPair>(wrong), row, scratch.oracle_row(), scratch.gradient, wrong_pairs[wrong]);
       }
+      oracle_row.wrong_pairs = wrong_pairs;
       const RowView original = row_view(inputs, results, row);
       for (size_t m = 0; m < mutants.size(); ++m) {
         check_stop();

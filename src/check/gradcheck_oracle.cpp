@@ -6,6 +6,7 @@
 
 #include "check/error_metric.h"
 #include "check/gradcheck_policy.h"
+#include "check/gradcheck_probs.h"
 #include "check/gradcheck_teacher.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
@@ -192,9 +193,64 @@ class DistillationOracle : public LossOracle {
   double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
   RowUpstream row_upstream(int64_t) const override { return {}; }
   const DistillationOracleCase* distillation() const override { return &oracle_case_; }
+  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
+  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
+                 WrongPairRow& out) const override {
+    oracle_case_.wrong_row(wrong, row, *values.pair, right, out);
+  }
 
  private:
   DistillationOracleCase oracle_case_;
+};
+
+class SoftLabelsOracle : public LossOracle {
+ public:
+  SoftLabelsOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : oracle_case_(make_soft_labels_options(config, inputs), labels_of(inputs), widen(inputs.token_weights),
+                     widen(inputs.loss_grad)) {
+    transform = make_transform(config.function);
+  }
+
+  RowLoss row_loss(int64_t row, const OracleRow& values) const override {
+    RowLoss loss;
+    loss.cross_entropy = oracle_case_.row_loss(row, *values.soft);
+    return loss;
+  }
+  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
+    oracle_case_.row_gradient(row, *values.soft, out);
+  }
+  double reduce(std::span<const RowLoss> losses) const override {
+    std::vector<double> totals;
+    for (const RowLoss& loss : losses) totals.push_back(loss.total());
+    return oracle_case_.oracle().reduce(totals);
+  }
+  double row_magnitude(int64_t row, const OracleRow& values, const RowLoss&) const override {
+    return oracle_case_.row_magnitude(row, *values.soft);
+  }
+  double reduce_magnitudes(std::span<const RowLoss> magnitudes) const override {
+    double sum = 0;
+    for (const RowLoss& magnitude : magnitudes) sum += magnitude.total();
+    return oracle_case_.reduce_magnitude(sum);
+  }
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
+    return {{"token_weight", oracle_case_.oracle().token_weight(row)},
+            {"probability_at_label", values.soft->probs()[static_cast<size_t>(values.softmax.label())]},
+            {"sum_abs_probabilities", values.soft->mass()},
+            {"soft_nll", values.soft->values().loss},
+            {"share", oracle_case_.oracle().factor()},
+            {"loss_grad", oracle_case_.oracle().upstream(row)}};
+  }
+  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
+  RowUpstream row_upstream(int64_t) const override { return {}; }
+  const SoftLabelsOracleCase* soft_labels() const override { return &oracle_case_; }
+  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
+  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
+                 WrongPairRow& out) const override {
+    oracle_case_.wrong_row(wrong, row, *values.soft, right, out);
+  }
+
+ private:
+  SoftLabelsOracleCase oracle_case_;
 };
 
 template <class Oracle>
@@ -212,6 +268,7 @@ constexpr Entry kOracles[] = {
     {"logprobs", make<LogprobsOracle>},
     {"policy_loss", make<PolicyOracle>},
     {"distillation", make<DistillationOracle>},
+    {"soft_cross_entropy", make<SoftLabelsOracle>},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "check/gradcheck_run.h"
 #include "check/pair_row.h"
 #include "check/policy_oracle_case.h"
+#include "check/soft_labels_oracle_case.h"
 #include "reference/oracle.h"
 
 namespace tileloss::tools {
@@ -20,6 +21,7 @@ namespace tileloss::tools {
 struct OracleRow {
   const reference::SoftmaxRow& softmax;
   const PairRow* pair = nullptr;  // of distillation: the same with the teacher's row beside it
+  const SoftRow* soft = nullptr;  // of class probabilities: the same with them beside it
 };
 
 // Rows given to it are not ignored. A policy loss's upstream gradients of a row's outputs are the row's coefficients.
@@ -45,6 +47,12 @@ class LossOracle {
   virtual const PolicyOracleCase* policy() const { return nullptr; }
   // Of distillation; null for any other.
   virtual const DistillationOracleCase* distillation() const { return nullptr; }
+  // Of class probabilities; null for any other.
+  virtual const SoftLabelsOracleCase* soft_labels() const { return nullptr; }
+  // Whether the options can tell this kernel from the right one; and its row, of one that they can.
+  virtual bool can_be_wrong(WrongPair /*wrong*/) const { return false; }
+  virtual void wrong_row(WrongPair /*wrong*/, int64_t /*row*/, const OracleRow& /*values*/,
+                         const reference::GradientRow& /*right*/, WrongPairRow& /*out*/) const {}
 };
 
 reference::Transform make_transform(const Function& function);

@@ -76,6 +76,12 @@ RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t
     if (!scratch.pair) scratch.pair = std::make_unique<PairRow>();
     scratch.pair->compute(distillation->options(), scratch.logits, teacher, inputs.labels[static_cast<size_t>(row)]);
   }
+  if (const SoftLabelsOracleCase* soft_labels = oracle.soft_labels()) {
+    std::vector<double> probs(scratch.logits.size());
+    reference::decode_row(inputs.probs_format, inputs.probs_row(row), probs);
+    if (!scratch.soft) scratch.soft = std::make_unique<SoftRow>();
+    scratch.soft->compute(soft_labels->options(), scratch.softmax, scratch.logits, probs);
+  }
   oracle.row_gradient(row, scratch.oracle_row(), scratch.gradient);
   return oracle.row_loss(row, scratch.oracle_row());
 }

@@ -19,8 +19,9 @@ struct Scratch {
   reference::SoftmaxRow softmax;
   reference::GradientRow gradient;
   std::unique_ptr<PairRow> pair;  // of distillation
+  std::unique_ptr<SoftRow> soft;  // of class probabilities
 
-  OracleRow oracle_row() const { return {softmax, pair.get()}; }
+  OracleRow oracle_row() const { return {softmax, pair.get(), soft.get()}; }
 };
 
 // A row of the kernel's results; null or absent: not asked for. Mutants have their own values in it.

@@ -7,6 +7,7 @@
 
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_policy.h"
+#include "check/gradcheck_probs.h"
 #include "check/gradcheck_teacher.h"
 #include "support/arg_slots.h"
 #include "support/exit_codes.h"
@@ -50,6 +51,8 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   if (inputs.valid < 0) inputs.valid = inputs.cols;
   inputs.ignore_index = config.function.get_integer("ignore_index", -100);
   inputs.has_teacher = config.has_teacher() && !config.is_linear();
+  inputs.has_probs = config.has_probs();
+  inputs.probs_format = config.probs.format;
 }
 
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
@@ -99,13 +102,16 @@ void load_file(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inp
                                   file_rows));
   }
   if (config.is_policy()) load_policy_layout(config, file, logits, inputs);
-  if (config.has_teacher()) load_mask(config, file, logits, inputs);
+  if (config.takes_mask() && !config.is_policy()) load_mask(config, file, logits, inputs);
   if (config.is_linear()) load_linear(config, file, inputs);
   plan_shapes(config, inputs);
   read_labels(file, file.row_tensor(config.source.labels_name, logits), inputs);
   if (config.is_linear()) return;
   inputs.logits = read_logits(file, logits, inputs);
   if (inputs.has_teacher) load_teacher(config, team, inputs);
+  if (!inputs.has_probs) return;
+  inputs.probs = HugeBuffer(inputs.matrix_bytes(inputs.probs_format), "target_probs");
+  draw_probs(config, team, inputs);
 }
 
 void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
@@ -113,12 +119,15 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   inputs.cols = config.vocab_size;
   set_shape(config, 0, inputs);
   if (config.is_policy()) draw_policy_layout(config, inputs);
-  if (config.has_teacher()) inputs.policy.mask = draw_mask(config.seed, inputs.rows, config.policy.mask_prob);
+  if (config.takes_mask() && !config.is_policy()) {
+    inputs.policy.mask = draw_mask(config.seed, inputs.rows, config.policy.mask_prob);
+  }
   if (config.is_linear()) set_linear_shape(config, inputs);
   plan_shapes(config, inputs);
   // Before anything is drawn: what does not fit is refused at once.
   if (!config.is_linear()) inputs.logits = HugeBuffer(inputs.matrix_bytes(), "logits");
   if (inputs.has_teacher) inputs.teacher = HugeBuffer(inputs.matrix_bytes(), "teacher_logits");
+  if (inputs.has_probs) inputs.probs = HugeBuffer(inputs.matrix_bytes(inputs.probs_format), "target_probs");
   inputs.labels = make_labels({inputs.valid, config.ignore_prob, inputs.ignore_index}, config.seed, inputs.rows);
   // The label of a row that the mask leaves out may be anything.
   for (int64_t row = 0; row < inputs.rows; ++row) {
@@ -134,6 +143,7 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
                     inputs.logits.data() + inputs.row_offset(row), inputs.cols);
   });
   if (inputs.has_teacher) draw_teacher(config, team, inputs);
+  if (inputs.has_probs) draw_probs(config, team, inputs);
 }
 
 // In [0.5, 1.5): weights near 0 would hide the rows they belong to.
@@ -166,15 +176,16 @@ void set_upstream(const GradcheckConfig& config, CheckInputs& inputs) {
   if (config.wants("mean_logit")) inputs.mean_logit_grad = make_upstream(config, 4, inputs.rows);
 }
 
-void poison_unread(const CheckInputs& inputs, const HugeBuffer& logits) {
-  const auto bytes = static_cast<int64_t>(reference::format_info(inputs.format).bytes);
+void poison_unread(const CheckInputs& inputs, const HugeBuffer& matrix, reference::NumberFormat format) {
+  const auto bytes = static_cast<int64_t>(reference::format_info(format).bytes);
   for (int64_t row = 0; row < inputs.rows; ++row) {
     const int64_t first = inputs.is_ignored(row) ? 0 : inputs.valid;
-    std::memset(logits.data() + inputs.row_offset(row) + first * bytes, 0xFF, static_cast<size_t>((inputs.cols - first) * bytes));
+    std::memset(matrix.data() + inputs.row_offset(row, format) + first * bytes, 0xFF,
+                static_cast<size_t>((inputs.cols - first) * bytes));
   }
   for (int64_t group = 1; group <= inputs.groups(); ++group) {
-    std::memset(logits.data() + inputs.row_offset(group * inputs.group_rows) - inputs.row_bytes(), 0xFF,
-                static_cast<size_t>(inputs.row_bytes()));
+    std::memset(matrix.data() + inputs.row_offset(group * inputs.group_rows, format) - inputs.row_bytes(format), 0xFF,
+                static_cast<size_t>(inputs.row_bytes(format)));
   }
 }
 
@@ -187,11 +198,16 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
   } else {
     args.logits = tileloss_make_matrix(logits, abi_dtype(inputs.format), inputs.rows, inputs.cols, inputs.cols);
     const int64_t stride = inputs.group_rows > 0 ? (inputs.group_rows + 1) * inputs.cols : 0;
-    args.row_groups = {inputs.group_rows, stride, stride, inputs.has_teacher ? stride : 0};
+    args.row_groups = {inputs.group_rows, stride, stride, inputs.has_teacher || inputs.has_probs ? stride : 0};
   }
   if (inputs.has_teacher) {
     args.teacher_logits = args.logits;
     args.teacher_logits.data = inputs.teacher.data();
+  }
+  if (inputs.has_probs) {
+    args.target_probs = args.logits;
+    args.target_probs.data = inputs.probs.data();
+    args.target_probs.dtype = abi_dtype(inputs.probs_format);
   }
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   if (!inputs.token_weights.empty()) args.token_weights = vector_of(inputs.token_weights);
@@ -372,8 +388,9 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
   if (config.is_linear()) {
     finish_linear(config, team, inputs);
   } else {
-    poison_unread(inputs, inputs.logits);
-    if (inputs.has_teacher) poison_unread(inputs, inputs.teacher);
+    poison_unread(inputs, inputs.logits, inputs.format);
+    if (inputs.has_teacher) poison_unread(inputs, inputs.teacher, inputs.format);
+    if (inputs.has_probs) poison_unread(inputs, inputs.probs, inputs.probs_format);
   }
   if (config.is_policy()) draw_policy_logps(config, team, inputs);
   inputs.token_weights = random_weights(config.token_weights, config.seed, 0, inputs.rows);
@@ -386,7 +403,7 @@ KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inpu
   KernelResults results;
   tileloss_plan_init(&results.plan);
   std::optional<RowState> state;
-  if (!config.has_teacher()) state.emplace(inputs.rows, config.wants("entropy") || config.is_policy());
+  if (config.function.has_row_state()) state.emplace(inputs.rows, config.wants("entropy") || config.is_policy());
   RowState* const row_state = state ? &*state : nullptr;
   results.forward_s = run_forward(config, inputs, kernel, row_state, results);
   check_stop();

@@ -45,6 +45,9 @@ struct CheckInputs {
   HugeBuffer logits;
   HugeBuffer teacher;  // of distillation: the teacher's, which lie as they do
   bool has_teacher = false;
+  HugeBuffer probs;  // of soft_cross_entropy: class probabilities, in rows and groups as the logits
+  bool has_probs = false;
+  reference::NumberFormat probs_format = reference::NumberFormat::kFloat32;
   std::optional<LinearTensors> linear, teacher_linear;
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
@@ -62,9 +65,11 @@ struct CheckInputs {
     return (row + (group_rows > 0 ? row / group_rows : 0)) * row_bytes(of);
   }
   int64_t groups() const { return group_rows > 0 ? rows / group_rows : 0; }
-  int64_t matrix_bytes() const { return (rows + groups()) * row_bytes(); }
+  int64_t matrix_bytes() const { return matrix_bytes(format); }
+  int64_t matrix_bytes(reference::NumberFormat of) const { return (rows + groups()) * row_bytes(of); }
   const char* row(int64_t index) const { return logits.data() + row_offset(index); }
   const char* teacher_row(int64_t index) const { return teacher.data() + row_offset(index); }
+  const char* probs_row(int64_t index) const { return probs.data() + row_offset(index, probs_format); }
   // By its label or by the mask.
   bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index || !policy.in_use(row); }
 };

@@ -302,6 +302,10 @@ constexpr std::array kDistillationMutants{
     pair_mutant<WrongPair::kIgnoredRowsCounted>("ignored_rows_counted", "rows not in use count in the mean's denominator"),
     pair_mutant<WrongPair::kLabelTermDropped>("label_term_dropped", "the gradient misses cross-entropy's part"),
     pair_mutant<WrongPair::kMixtureForgotten>("mixture_forgotten", "the gradient misses the mixture's derivative by p"),
+    pair_mutant<WrongPair::kSmoothingForgotten>("smoothing_forgotten", "the gradient is that of the probabilities as given"),
+    pair_mutant<WrongPair::kSumTakenAsOne>("sum_taken_as_one", "the gradient has p alone for p times the sum of c q"),
+    pair_mutant<WrongPair::kClassWeightsForgotten>("class_weights_forgotten", "the gradient has every class weighing 1"),
+    pair_mutant<WrongPair::kLabelForProbabilities>("label_for_probabilities", "the gradient is that of the label's class alone"),
     pair_value_mutant<WrongPair::kDirectionSwapped>("direction_swapped_in_value", "the value is that of the other direction"),
     pair_value_mutant<WrongPair::kBetaSwapped>("beta_swapped_in_value", "the value has 1 - beta for beta"),
     pair_value_mutant<WrongPair::kTeacherTemperatureIgnored>("teacher_temperature_ignored_in_value",
@@ -309,6 +313,9 @@ constexpr std::array kDistillationMutants{
     pair_value_mutant<WrongPair::kSquareForgotten>("square_forgotten_in_value", "a row's loss misses the temperature's square"),
     pair_value_mutant<WrongPair::kBase2>("base_2_in_value", "the value is in bits"),
     pair_value_mutant<WrongPair::kLabelTermDropped>("label_term_dropped_in_value", "a row's loss misses cross-entropy's part"),
+    pair_value_mutant<WrongPair::kSmoothingForgotten>("smoothing_forgotten_in_value", "a row's loss misses the smoothing"),
+    pair_value_mutant<WrongPair::kClassWeightsForgotten>("class_weights_forgotten_in_value", "a row's loss misses its weights"),
+    pair_value_mutant<WrongPair::kLabelForProbabilities>("label_for_probabilities_in_value", "a row's loss is its label's"),
     Mutant{"agreement_flipped", "agreement is the other of the two", has_agreement, agreement_flipped, nullptr},
 };
 

@@ -26,7 +26,7 @@ namespace tileloss::tools {
 enum class WrongCoefficients { kClipIgnored, kKlDropped, kRatioOfToken, kSamplerIgnored, kMasksIgnored };
 constexpr std::size_t kWrongCoefficients = 5;
 
-// Kernels of distillation that get a row wrong.
+// Kernels of distillation, and behind them of class probabilities, that get a row wrong.
 enum class WrongPair {
   kDirectionSwapped,
   kMeanDropped,
@@ -36,9 +36,13 @@ enum class WrongPair {
   kBase2,
   kIgnoredRowsCounted,
   kLabelTermDropped,
-  kMixtureForgotten
+  kMixtureForgotten,
+  kSmoothingForgotten,
+  kSumTakenAsOne,
+  kClassWeightsForgotten,
+  kLabelForProbabilities
 };
-constexpr std::size_t kWrongPairs = 9;
+constexpr std::size_t kWrongPairs = 13;
 
 // What such a row has over the right one.
 struct WrongPairRow {
@@ -82,7 +86,7 @@ struct MutantRowOracle {
   reference::RowUpstream first_upstream;
   // What the wrong coefficients have over the right ones.
   std::array<reference::RowUpstream, kWrongCoefficients> wrong_coefficients{};
-  std::span<const WrongPairRow> wrong_pairs{};  // [kWrongPairs], of distillation
+  std::span<const WrongPairRow> wrong_pairs{};  // [kWrongPairs]
 };
 
 // A copy of the kernel's outputs of one row; null where there is none.
@@ -112,7 +116,7 @@ struct Mutant {
 std::span<const Mutant> all_mutants();
 // Of policy losses, besides those.
 std::span<const Mutant> policy_mutants();
-// Of distillation, besides those; the first are the kernels of WrongPair, in its order.
+// Of distillation and of class probabilities, besides those; the first are the kernels of WrongPair, in its order.
 std::span<const Mutant> distillation_mutants();
 const Mutant* find_mutant(const char* name);  // null if there is none
 

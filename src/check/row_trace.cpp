@@ -48,6 +48,7 @@ struct TracedRow {
   ExpectedRow outputs;
   OutputMagnitudes magnitudes;
   const PairRow* pair = nullptr;
+  const SoftRow* soft = nullptr;
   double error_of_z = 0;  // with the LM head: what float32 may get wrong in each
 };
 
@@ -67,10 +68,10 @@ class Tracer {
     add_state(expected);
     add_statistics(expected.outputs, expected.magnitudes, expected.pair != nullptr);
     add_probability(expected);
-    for (const auto& [name, value] : oracle.row_terms(row_, {expected.softmax, expected.pair}, expected.loss))
+    for (const auto& [name, value] : oracle.row_terms(row_, {expected.softmax, expected.pair, expected.soft}, expected.loss))
       show("term/" + name, std::nullopt, value);
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), expected.loss.total(), expected.loss_magnitude);
-    if (expected.pair != nullptr) return;  // whose gradient has no such form
+    if (expected.pair != nullptr || expected.soft != nullptr) return;  // whose gradient has no such form
     const reference::RowCoefficients& coefficients = expected.gradient.coefficients;
     show("coefficient/target", std::nullopt, coefficients.target);
     show("coefficient/prob", std::nullopt, coefficients.prob);
@@ -299,7 +300,8 @@ void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int6
                            .loss_magnitude = oracle->row_magnitude(row, scratch.oracle_row(), loss),
                            .outputs = expected_outputs(scratch, view.outputs),
                            .magnitudes = expected_magnitudes(scratch),
-                           .pair = scratch.pair.get()};
+                           .pair = scratch.pair.get(),
+                           .soft = scratch.soft.get()};
   tracer.trace_forward(*oracle, expected);
   tracer.trace_dlogits(expected);
 }

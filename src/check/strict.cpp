@@ -156,7 +156,8 @@ struct Size {
 
 Size affordable(const GradcheckConfig& config, const CheckInputs& inputs) {
   // An operand, two gradients of it, both on guarded pages, and the two gradients that the child writes; and the teacher's.
-  const int64_t matrices = inputs.has_teacher || inputs.teacher_linear ? 10 : 8;
+  // Probabilities may have twice the bytes of the logits.
+  const int64_t matrices = inputs.has_probs ? 12 : inputs.has_teacher || inputs.teacher_linear ? 10 : 8;
   int64_t width = inputs.linear ? inputs.linear->hidden_view.cols : 0;
   if (inputs.teacher_linear) width = std::max(width, inputs.teacher_linear->hidden_view.cols);
   const int64_t row_bytes = inputs.linear ? width * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();

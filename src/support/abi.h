@@ -50,8 +50,11 @@ class Function {
   // Fused with the LM head: takes hidden and head in place of logits.
   bool is_linear() const { return info_.is_linear != 0; }
   bool is_policy() const { return find_field("advantage_level") != nullptr; }
-  // Takes a teacher's logits, or with the LM head a teacher's head. Saves no row state.
+  // Takes a teacher's logits, or with the LM head a teacher's head.
   bool has_teacher() const { return find_field("teacher_temperature") != nullptr; }
+  bool has_probs() const { return takes("target_probs"); }
+  // Saves a row state, and has a backward from it.
+  bool has_row_state() const { return !has_teacher() && !has_probs(); }
   bool takes(std::string_view tensor) const;  // by its name in tileloss_args
   // One loss per row, rather than one for all.
   bool per_row_loss() const;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "reference/soft_labels.h"
+#include "check/soft_labels_oracle_case.h"
 #include "support/synthetic.h"
 #include "tests/shared/row_output_check.h"
 
@@ -138,35 +138,31 @@ CheckResult SoftLabelCase::check(const tileloss_soft_cross_entropy_options& opti
   rows.reduction = reduction_of(options.reduction);
   rows.num_items = number(options.num_items);
   rows.ignore_index = options.logit.ignore_index;
+  const reference::Transform transform = rows.student = make_transform(options.logit);
+  tools::SoftLabelsOptions soft_options;
+  soft_options.label_smoothing = options.label_smoothing;
+  soft_options.class_weights.assign(row_.class_weights().begin(), row_.class_weights().end());
+  soft_options.rows = rows;
+  const auto copy = [](std::span<const double> values) { return std::vector<double>(values.begin(), values.end()); };
+  const tools::SoftLabelsOracleCase oracle_case(soft_options, {row_.labels().begin(), row_.labels().end()},
+                                                copy(row_.token_weights()), copy(row_.loss_grad()));
   Judgement judgement(row_, rows, row_.args());
-  const reference::Transform transform = make_transform(options.logit);
-  const double s = options.label_smoothing, columns = static_cast<double>(row_.valid_columns());
   reference::SoftmaxRow softmax;
-  reference::SoftLabelsRow wanted;
+  reference::GradientRow gradient;
+  tools::SoftRow soft;
   std::vector<double> q(index(row_.valid_columns()));
   for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
     if (judgement.oracle().is_ignored(i)) {
       judgement.ignored(i);
       continue;
     }
-    for (std::size_t j = 0; j < q.size(); ++j) {
-      const double weight = row_.class_weights().empty() ? 1 : row_.class_weights()[j];
-      q[j] = weight * ((1 - s) * prob(i, static_cast<std::int64_t>(j)) + s / columns);
-    }
+    for (std::size_t j = 0; j < q.size(); ++j) q[j] = prob(i, static_cast<std::int64_t>(j));
     const std::vector<double> logits = row_.logits_row(i);
     softmax.compute(transform, logits, row_.labels()[index(i)]);
-    soft_labels_row(transform, logits, q, 0, wanted);
-    double mass = 0, magnitude = 0;
-    for (std::size_t j = 0; j < q.size(); ++j) {
-      const double log_p = softmax.logits_z()[j] - softmax.outputs().lse;
-      mass += std::fabs(q[j]);
-      if (q[j] != 0 && std::isfinite(log_p)) magnitude += std::fabs(q[j] * log_p);
-    }
-    const double factor = judgement.weight(i);
-    for (double& g : wanted.dlogits) g *= factor * (judgement.oracle().upstream(i) < 0 ? -1 : 1);
-    for (double& m : wanted.magnitude) m *= factor;
-    judgement.add(i, softmax, judgement.oracle().token_weight(i) * wanted.loss, magnitude + (4 + size_of_z(softmax)) * mass,
-                  wanted.dlogits, wanted.magnitude, factor * mass);
+    soft.compute(oracle_case.options(), softmax, logits, q);
+    oracle_case.row_gradient(i, soft, gradient);
+    judgement.add(i, softmax, oracle_case.row_loss(i, soft), soft.output_magnitude(), gradient.gradient, gradient.magnitude,
+                  judgement.weight(i) * soft.mass());
   }
   return judgement.finish(rows.reduction == reference::Reduction::kNone, {});
 }

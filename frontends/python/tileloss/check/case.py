@@ -18,6 +18,7 @@ _MATRICES = ("logits", "hidden", "head", "bias")
 _ROWS = (
     "logits",
     "teacher_logits",
+    "target_probs",
     "hidden",
     "teacher_hidden",
     "token_weights",
@@ -108,8 +109,8 @@ class Case:
             tensors[name][~used] = 0
         if "logits" in tensors:
             tensors["logits"][:, valid:] = 0
-            if "teacher_logits" in tensors:
-                tensors["teacher_logits"][:, valid:] = 0
+            for name in {"teacher_logits", "target_probs"} & set(tensors):
+                tensors[name][:, valid:] = 0
         else:
             for name in {"head", "bias", "teacher_head", "teacher_bias"} & set(tensors):
                 tensors[name][valid:] = 0

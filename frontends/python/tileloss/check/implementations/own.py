@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloss.check.case import Case
+from tileloss.check.case import Case, Refused
 
 
 def of_jax(case: Case) -> Mapping[str, Any]:
@@ -37,6 +37,8 @@ def of_torch(case: Case) -> dict[str, Any]:
         first = [case.torch("logits")]
     if described.loss == "distillation":
         return _of_torch_distillation(case, first, labels, options)
+    if case.function == "soft_cross_entropy":
+        return _of_torch_soft_labels(case, options)
     function = getattr(tileloss.torch, case.function)
     if not described.is_loss:
         asked = dict.fromkeys((*case.outputs, *_differentiated(case)))
@@ -86,6 +88,24 @@ def _of_torch_distillation(
     loss, rows = found if offered else (found, None)
     outputs = case.torch_outputs(loss=loss)
     return outputs | {name: getattr(rows, name) for name in offered}
+
+
+def _of_torch_soft_labels(case: Case, options: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    import tileloss.torch
+
+    if not case.in_use.all():
+        raise Refused("rows that are not in use: not offered beside class probabilities")
+    names = {"class_weights": "weight", "token_weights": "token_weights"}
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(np.array(case.tensors[tensor]))
+        for tensor, name in names.items()
+        if tensor in case.tensors
+    }
+    probabilities = case.torch("target_probs")
+    loss = tileloss.torch.cross_entropy(case.torch("logits"), probabilities, **tensors, **options)
+    return case.torch_outputs(loss=loss)
 
 
 def _differentiated(case: Case) -> list[str]:

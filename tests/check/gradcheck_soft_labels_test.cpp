@@ -1,0 +1,206 @@
+// gradcheck of class probabilities: the shipped kernels pass on every instruction set, and every wrong one is rejected.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check/gradcheck_judge.h"
+#include "support/exit_codes.h"
+#include "support/result_writer.h"
+#include "support/safetensors.h"
+#include "tests/check/strict_support.h"
+#include "tests/shared/program.h"
+
+namespace tileloss::tools {
+namespace {
+
+using test::ProgramResult;
+using test::run_program;
+
+const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/gradcheck_soft_cross_entropy.yaml";
+
+struct Check {
+  explicit Check(std::vector<std::string> sets, const KernelCall& kernel = call)
+      : config(with_sets(std::move(sets))),
+        inputs(make_inputs(config, team)),
+        results(run_kernels(config, inputs, kernel)),
+        verdict(judge(config, inputs, results, team)) {}
+
+  std::vector<std::string> failures() const {
+    std::vector<std::string> names;
+    for (const Gate& gate : verdict.gates) {
+      if (!gate.pass) names.push_back(gate.name);
+    }
+    return names;
+  }
+
+  static GradcheckConfig with_sets(std::vector<std::string> sets) {
+    sets.insert(sets.begin(), {"vocab_size=255", "seq_len=21"});
+    return read_gradcheck_config(kConfigPath, sets);
+  }
+
+  ThreadTeam team{1};
+  GradcheckConfig config;
+  CheckInputs inputs;
+  KernelResults results;
+  Verdict verdict;
+};
+
+class GradcheckSoftLabels : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Of, GradcheckSoftLabels, testing::Values("fp32", "bf16", "fp16"),
+                         [](const auto& param) { return param.param; });
+
+TEST_P(GradcheckSoftLabels, TheKernelsPassOnEveryInstructionSet) {
+  const std::vector<std::vector<std::string>> variants = {
+      {},
+      {"reduction=none", "upstream=per_row", "kernel.in_place=true", "label_smoothing=0", "class_weights=none",
+       "source.special_rows=[no_class, one_class, doubled, negative, excluded, impossible, probs_nan, probs_inf, logits_inf]"},
+      {"reduction=sum", "source.probs_dtype=bf16", "source.special_rows=[]", "kernel.row_groups=false", "valid_vocab=200",
+       "mask_prob=0", "temperature=1"},
+      {"num_items=12.5", "source.probs_dtype=fp16", "source.probs_zeros=0.99", "softcap=20", "token_weights=none",
+       "upstream=ones"}};
+  for (const std::string& isa : supported_isas()) {
+    for (const std::vector<std::string>& variant : variants) {
+      std::vector<std::string> sets = {"dtype=" + GetParam(), "kernel.isa=" + isa};
+      sets.insert(sets.end(), variant.begin(), variant.end());
+      const Check check(sets);
+      EXPECT_EQ(check.failures(), std::vector<std::string>()) << testing::PrintToString(sets);
+      EXPECT_GT(check.verdict.checks.rows, 20);
+    }
+  }
+}
+
+TEST_P(GradcheckSoftLabels, EveryMutantIsCaughtByAGateOfWhatItAlters) {
+  for (const bool per_row : {false, true}) {
+    std::vector<std::string> sets = {"dtype=" + GetParam(), "temperature=1"};
+    if (per_row) sets.insert(sets.end(), {"reduction=none", "upstream=per_row"});
+    const Check check(sets);
+    ASSERT_EQ(check.failures(), std::vector<std::string>());
+    std::set<std::string> wanted = {"gradient_halved",  "row_group_off_by_one",    "smoothing_forgotten",
+                                    "sum_taken_as_one", "class_weights_forgotten", "label_for_probabilities"};
+    std::set<std::string> of_values;
+    if (!per_row) wanted.insert("ignored_rows_counted");
+    if (per_row) {
+      of_values = {"smoothing_forgotten_in_value", "class_weights_forgotten_in_value", "label_for_probabilities_in_value"};
+    }
+    ThreadTeam team(2);
+    for (const MutantVerdict& mutant : judge_mutants(check.config, check.inputs, check.results, check.verdict, team)) {
+      EXPECT_TRUE(!mutant.planted || !mutant.caught_by.empty()) << mutant.name;
+      const bool is_of_gradient = std::any_of(mutant.caught_by.begin(), mutant.caught_by.end(), [](const std::string& gate) {
+        return gate.find("/dlogits/") != std::string::npos;
+      });
+      if (wanted.contains(mutant.name)) {
+        EXPECT_TRUE(mutant.planted && is_of_gradient) << mutant.name;
+      }
+      if (of_values.contains(mutant.name)) {
+        EXPECT_TRUE(mutant.planted && !is_of_gradient) << mutant.name;
+      }
+      wanted.erase(mutant.name);
+      of_values.erase(mutant.name);
+    }
+    EXPECT_TRUE(wanted.empty() && of_values.empty()) << testing::PrintToString(wanted) << testing::PrintToString(of_values);
+  }
+}
+
+// The shipped kernels, called with something else than the config says.
+TEST(GradcheckSoftLabelsKernels, ThatComputeSomethingElseAreRejected) {
+  using Change = void (*)(Function & function, tileloss_args & args);
+  const std::vector<std::pair<const char*, Change>> changes = {
+      {"smoothing", [](Function& f, tileloss_args&) { f.reset("label_smoothing"); }},
+      {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
+      {"class weights", [](Function&, tileloss_args& args) { args.class_weights = {}; }},
+      {"the groups", [](Function&, tileloss_args& args) { args.row_groups.teacher_logits_stride -= args.logits.cols; }},
+  };
+  for (const auto& [name, change] : changes) {
+    const KernelCall kernel = [change = change](const Function& given, tileloss_pass pass, const tileloss_args& given_args,
+                                                const tileloss_plan&, const tileloss_run* run) {
+      Function function = given;
+      tileloss_args args = given_args;
+      change(function, args);
+      call(function, pass, args, make_plan(function, pass, args, {}), run);
+    };
+    const std::vector<std::string> failed = Check({}, kernel).failures();
+    EXPECT_GE(failed.size(), 4U) << name << testing::PrintToString(failed);
+    EXPECT_TRUE(std::any_of(failed.begin(), failed.end(), [](const std::string& gate) {
+      return gate.find("/dlogits/") != std::string::npos;
+    })) << name;
+  }
+  EXPECT_EQ(Check({}).failures(), std::vector<std::string>());
+}
+
+TEST(GradcheckSoftLabelsProgram, ReportsWhatItCheckedAndWritesItsInputs) {
+  const TemporaryFolder folder;
+  const std::string output = (folder.path() / "r.jsonl").string(), tensors = (folder.path() / "in.safetensors").string();
+  const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", "output=" + output});
+  ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
+  EXPECT_EQ(result.last_line(), "PASS");
+  const Json line = read_results(output).lines.at(0);
+  EXPECT_EQ(line["loss"], "soft_cross_entropy");
+  EXPECT_EQ(line["options"]["label_smoothing"], 0.1);
+  const ProgramResult row = run_program({"gradcheck", "--config", kConfigPath, "--row", "5", "--set", "vocab_size=255"});
+  EXPECT_EQ(row.exit_code, kExitPass) << row.out << row.err;
+  EXPECT_NE(row.out.find("\nterm/soft_nll "), std::string::npos) << row.out;
+  const ProgramResult inputs =
+      run_program({"judge", "--config", kConfigPath, "--set", "vocab_size=255", "--write-inputs", tensors});
+  ASSERT_EQ(inputs.exit_code, kExitPass) << inputs.err;
+  EXPECT_EQ(SafetensorsFile(tensors).tensor("target_probs").shape, (std::vector<int64_t>{96, 255}));
+}
+
+TEST(GradcheckSoftLabelsProgram, ConfigErrorsNameTheKey) {
+  for (const auto& [set, message] : std::vector<std::pair<std::string, std::string>>{
+           {"label_smoothing=2", "label_smoothing: "},
+           {"source.probs_zeros=2", "source.probs_zeros: 2 is out of range"},
+           {"source.probs_dtype=int8", "source.probs_dtype: 'int8' is none of "},
+           {"source.special_rows=[same]", "source.special_rows: 'same' is none of no_class, "},
+           {"outputs=[divergence]", "outputs: 'divergence' is none of"},
+           {"temperature_on=logprob", "temperature_on: expected logits, got logprob"},
+           {"source.teacher=near", "source.teacher: unknown key"},
+           {"level=linear", "level: expected logits for soft_cross_entropy, got linear"}}) {
+    const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", set});
+    EXPECT_EQ(result.exit_code, kExitUsage) << set << result.out;
+    EXPECT_NE(result.err.find(message), std::string::npos) << set << ": " << result.err;
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- strict
+
+constexpr const char* kStrict =
+    "loss: soft_cross_entropy\nlabel_smoothing: 0.1\n"
+    "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
+    "source: {kind: synthetic, distribution: normal, std: 2, probs_dtype: bf16}\n"
+    "outputs: [logp, lse, entropy, argmax, correct]\n";
+
+TEST(StrictSoftLabels, KernelsTouchNothingButTheirTensors) {
+  for (const std::string& isa : supported_isas()) {
+    for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+      for (const char* columns : {"1", "17", "1000"}) {
+        const std::vector<std::string> sets = {"kernel.isa=" + isa, std::string("dtype=") + dtype, "mask_prob=0.3",
+                                               std::string("source.probs_dtype=") + dtype, std::string("vocab_size=") + columns};
+        const StrictReport report = strict_report(sets, call, kStrict);
+        EXPECT_TRUE(report.findings.empty()) << testing::PrintToString(sets) << "\n" << report.text();
+        EXPECT_GE(report.calls, 3);
+        EXPECT_EQ(report.layouts, 7);
+      }
+    }
+  }
+}
+
+TEST(StrictSoftLabels, AccessesBesideTheProbabilitiesAreCaught) {
+  const auto past = [](const tileloss_args& args, const tileloss_run&) {
+    read_at<uint16_t>(args.target_probs.data, 7 * args.target_probs.row_stride + 1000);
+  };
+  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, past), kStrict),
+                    "target_probs overrun: row 7, 1 element past the end (read), flush right, soft_cross_entropy forward"));
+  const auto groups = [](const tileloss_args& args, const tileloss_run&) {
+    if (args.row_groups.rows > 0) read_at<uint16_t>(args.target_probs.data, args.row_groups.teacher_logits_stride - 1);
+  };
+  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, groups), kStrict),
+                    "target_probs overrun: row 4, 1 element before the start (read), flush left, groups of rows"));
+}
+
+}  // namespace
+}  // namespace tileloss::tools
