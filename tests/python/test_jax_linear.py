@@ -176,7 +176,7 @@ def to_bfloat16(x: Any) -> Any:
 
 
 def never_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla_head, "_as_seen", lambda x, spec: x.astype(jnp.float32))
+    monkeypatch.setattr(xla_head, "as_seen", lambda x, spec: x.astype(jnp.float32))
 
 
 def rounded_before_and_after_the_slope(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +185,10 @@ def rounded_before_and_after_the_slope(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_sums_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = xla_head._product
+    product = xla_head.product
     monkeypatch.setattr(
         xla_head,
-        "_product",
+        "product",
         lambda equation, *x: (
             to_bfloat16(product(equation, *x)) if "nv," in equation else product(equation, *x)
         ),
