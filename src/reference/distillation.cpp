@@ -170,14 +170,15 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
   for (const std::int64_t id : ids) listed_p.push_back(log_prob(student_, index(id)));
   const bool readable = std::none_of(log_q.begin(), log_q.end(), [](double v) { return std::isnan(v) || v == kInfinity; });
   spoiled_ = !readable || !has_distribution(student_);
-  if (tail == Tail::kRenormalise && !spoiled_) {
+  // The teacher's side also beside a student without a distribution, whose p come to nothing.
+  if (tail == Tail::kRenormalise && readable) {
     const double sum_p = log_sum_exp(listed_p), sum_q = log_sum_exp(listed_q);
-    spoiled_ = !ids.empty() && (sum_p == -kInfinity || sum_q == -kInfinity);
+    spoiled_ = spoiled_ || (!ids.empty() && (sum_p == -kInfinity || sum_q == -kInfinity));
     for (double& value : listed_p) value -= sum_p;
     for (double& value : listed_q) value -= sum_q;
   }
   // A lumped class after the listed ones.
-  if (tail == Tail::kLump && !spoiled_ && std::ssize(ids) < student_.vocab()) {
+  if (tail == Tail::kLump && readable && std::ssize(ids) < student_.vocab()) {
     std::vector<bool> listed(student_.exps().size());
     for (const std::int64_t id : ids) listed[index(id)] = true;
     long double others = 0.0L, left = 1.0L;

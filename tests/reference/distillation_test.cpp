@@ -374,6 +374,20 @@ TEST(DistillationSpecial, SparseTeachers) {
   }
 }
 
+TEST(DistillationSpecial, AStudentWithoutADistributionLeavesTheSparseTeachersEntropy) {
+  const DistillationOptions options = with(Divergence::kJsd, 0.5);
+  const Values log_q = {std::log(0.25), std::log(0.5)};
+  for (const Tail tail : {Tail::kIgnore, Tail::kLump, Tail::kRenormalise}) {
+    const OneRow usual = sparse_row(options, {0.0, 1.0, 2.0}, {0, 2}, log_q, tail);
+    for (const double spoilt : {kInfinity, kNan}) {
+      const OneRow row = sparse_row(options, {0.0, 1.0, spoilt}, {0, 2}, log_q, tail);
+      EXPECT_TRUE(std::isnan(row.loss));
+      expect_all_nan(row.dlogits);
+      EXPECT_EQ(row.outputs.teacher_entropy, usual.outputs.teacher_entropy);
+    }
+  }
+}
+
 TEST(DistillationSpecial, WrongArgumentsAreRefused) {
   DistillationRow row;
   const auto refused = [&](const DistillationOptions& options) {
