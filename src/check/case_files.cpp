@@ -20,10 +20,11 @@ using Shape = std::vector<int64_t>;
 // ------------------------------------------------------------------------------------------------------------- inputs
 
 template <class T>
-void add(const char* name, const char* dtype, const std::vector<T>& values, std::vector<Tensor>& tensors) {
+void add(const char* name, const char* dtype, const std::vector<T>& values, std::vector<Tensor>& tensors, Shape shape = {}) {
   if (values.empty()) return;
   const auto size = static_cast<int64_t>(values.size());
-  tensors.push_back({name, dtype, {size}, values.data(), size * static_cast<int64_t>(sizeof(T))});
+  if (shape.empty()) shape = {size};
+  tensors.push_back({name, dtype, std::move(shape), values.data(), size * static_cast<int64_t>(sizeof(T))});
 }
 
 void add_matrix(const char* name, const reference::StoredMatrix& matrix, std::vector<Tensor>& tensors) {
@@ -86,7 +87,7 @@ class OutputReader {
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     if (config_.function.is_loss()) names.emplace_back("loss");
-    for (const std::string& name : output_names(config_.function.has_teacher())) names.push_back(name);
+    for (const std::string& name : output_names(config_.has_divergence())) names.push_back(name);
     if (!config_.function.metrics().empty()) names.emplace_back("metrics");
     if (config_.is_linear()) {
       names.insert(names.end(), {"dhidden", "dhead", "dbias"});
@@ -100,7 +101,7 @@ class OutputReader {
   bool read_tensor(const StoredTensor& tensor, KernelResults& results) {
     for (size_t o = 0; o < kOutputCount; ++o) {
       const RowOutput& output = checked_outputs()[o];
-      if (output.of_pair && !config_.function.has_teacher()) continue;
+      if (output.of_pair && !config_.has_divergence()) continue;
       if (tensor.name == output.name) return read_row_output(tensor, output, results.outputs[o]);
     }
     if (tensor.name == "loss" && config_.function.is_loss()) return read_loss(tensor, results);
@@ -224,6 +225,11 @@ void write_inputs(const std::filesystem::path& path, const GradcheckConfig& conf
   }
   if (inputs.has_probs) {
     add_matrix("target_probs", {inputs.probs.data(), inputs.probs_format, inputs.rows, inputs.cols, inputs.cols, 1}, tensors);
+  }
+  if (inputs.teacher_columns > 0) {
+    const Shape shape = {inputs.rows, inputs.teacher_columns};
+    add("teacher_ids", "I64", inputs.teacher_ids, tensors, shape);
+    add("teacher_logprobs", "F32", inputs.teacher_logprobs, tensors, shape);
   }
   add("labels", "I64", inputs.labels, tensors);
   add("token_weights", "F32", inputs.token_weights, tensors);

@@ -75,30 +75,38 @@ DistillationOracleCase::DistillationOracleCase(const DistillationOptions& option
   }
 }
 
+std::optional<DistillationOptions> wrong_options(const DistillationOptions& options, WrongPair wrong) {
+  DistillationOptions other = options;
+  switch (wrong) {
+    case WrongPair::kDirectionSwapped:
+      if (!other_direction(options.divergence)) return std::nullopt;
+      other.divergence = *other_direction(options.divergence);
+      return other;
+    case WrongPair::kBetaSwapped:
+      other.beta = 1 - options.beta;
+      return has_mixture(options.divergence) && other.beta != options.beta ? std::optional(other) : std::nullopt;
+    case WrongPair::kSquareForgotten:
+      other.scale_by_temperature_squared = false;
+      return options.scale_by_temperature_squared && options.student.temperature != 1 ? std::optional(other) : std::nullopt;
+    default: return std::nullopt;
+  }
+}
+
+bool counts_rows(const DistillationOptions& options, std::span<const std::int64_t> labels) {
+  const bool is_counted = options.reduction == reference::Reduction::kMean && std::isnan(options.num_items);
+  return is_counted && std::find(labels.begin(), labels.end(), options.ignore_index) != labels.end();
+}
+
 std::optional<DistillationOptions> DistillationOracleCase::other_options(WrongPair wrong) const {
   DistillationOptions other = options_;
   switch (wrong) {
-    case WrongPair::kDirectionSwapped:
-      if (!other_direction(options_.divergence)) return std::nullopt;
-      other.divergence = *other_direction(options_.divergence);
-      return other;
-    case WrongPair::kBetaSwapped:
-      other.beta = 1 - options_.beta;
-      return has_mixture(options_.divergence) && other.beta != options_.beta ? std::optional(other) : std::nullopt;
     case WrongPair::kTeacherTemperatureIgnored: {
       const double given = options_.teacher.temperature;
       other.teacher.temperature = 1;
       return (std::isnan(given) ? options_.student.temperature : given) != 1 ? std::optional(other) : std::nullopt;
     }
-    case WrongPair::kSquareForgotten:
-      other.scale_by_temperature_squared = false;
-      return options_.scale_by_temperature_squared && options_.student.temperature != 1 ? std::optional(other) : std::nullopt;
-    case WrongPair::kIgnoredRowsCounted: {
-      const bool is_counted = options_.reduction == reference::Reduction::kMean && std::isnan(options_.num_items);
-      const bool has_ignored = std::find(labels_.begin(), labels_.end(), options_.ignore_index) != labels_.end();
-      return is_counted && has_ignored ? std::optional(other) : std::nullopt;
-    }
-    default: return std::nullopt;
+    case WrongPair::kIgnoredRowsCounted: return counts_rows(options_, labels_) ? std::optional(other) : std::nullopt;
+    default: return wrong_options(options_, wrong);
   }
 }
 

@@ -18,6 +18,11 @@
 
 namespace tileloss::tools {
 
+// Where the wrong kernel is the right one of other options of a divergence.
+std::optional<reference::DistillationOptions> wrong_options(const reference::DistillationOptions& options, WrongPair wrong);
+// Whether a mean counts the rows in use, and there are others.
+bool counts_rows(const reference::DistillationOptions& options, std::span<const std::int64_t> labels);
+
 class DistillationOracleCase {
  public:
   // labels [N]: ignore_index in rows that are not in use. Empty spans: weights 1; upstream gradient 1.

@@ -7,6 +7,7 @@
 
 #include "check/gradcheck_oracle.h"
 #include "check/gradcheck_probs.h"
+#include "check/gradcheck_sparse.h"
 #include "check/gradcheck_teacher.h"
 #include "check/row_outputs.h"
 #include "support/format.h"
@@ -72,6 +73,13 @@ void read_probs(ConfigReader& source, GradcheckConfig& config) {
   if (!config.source.is_file) config.probs.special_rows = source.list("special_rows", {}, special_probs_names());
 }
 
+void read_columns(ConfigReader& source, GradcheckConfig& config) {
+  if (!config.has_sparse_teacher()) return;
+  config.teacher.columns = source.integer("teacher_columns", 8, 1, kMaxCount);
+  config.teacher.logits.std = source.number("teacher_std", 2, {0, 1e30, false, std::nullopt});
+  if (!config.source.is_file) config.teacher.special_rows = source.list("special_rows", {}, special_columns_names());
+}
+
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
   out.is_file = source.choice("kind", "synthetic", {"synthetic", "safetensors"}) == "safetensors";
@@ -101,6 +109,7 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
   }
   read_teacher(source, config);
   read_probs(source, config);
+  read_columns(source, config);
   source.finish();
 }
 
@@ -235,7 +244,8 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
   const std::string loss = reader.choice("loss", std::nullopt, checked_losses());
-  if (is_linear && Function(loss).has_probs()) reader.fail("level", formatted("expected logits for {}, got linear", loss));
+  const bool is_of_logits = Function(loss).has_probs() || Function(loss).has_sparse_teacher();
+  if (is_linear && is_of_logits) reader.fail("level", formatted("expected logits for {}, got linear", loss));
   GradcheckConfig config(Function::of(loss, is_linear));
   config.file = file.string();
   config.function.read_options(reader);
@@ -253,7 +263,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   config.token_weights = read_weights(reader, "token_weights");
   config.class_weights = read_weights(reader, "class_weights");
   config.upstream = read_upstream(reader, config);
-  config.outputs = reader.list("outputs", {"logp", "lse"}, output_names(config.has_teacher()));
+  config.outputs = reader.list("outputs", {"logp", "lse"}, output_names(config.has_divergence()));
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
   config.mutants = reader.boolean("mutants", false);

@@ -38,7 +38,8 @@ struct GradcheckConfig {
     enum class Kind { kNear, kSame, kDrawn, kStored };
     Kind kind = Kind::kNear;
     double noise = 1;            // kNear: the student's logits and so much normal noise
-    LogitsSpec logits;           // kDrawn: without a look at the student's
+    LogitsSpec logits;           // kDrawn: without a look at the student's; of a sparse one the std of its scores
+    int64_t columns = 0;         // of a sparse one: how many are known
     std::filesystem::path path;  // kStored: safetensors, and the tensor's name in it
     std::string name;
     std::vector<std::string> special_rows;  // dealt out in turn (check/gradcheck_teacher.h)
@@ -118,6 +119,8 @@ struct GradcheckConfig {
   bool is_policy() const { return function.is_policy(); }
   bool has_teacher() const { return function.has_teacher(); }
   bool has_probs() const { return function.has_probs(); }
+  bool has_sparse_teacher() const { return function.has_sparse_teacher(); }
+  bool has_divergence() const { return function.takes("divergence"); }  // among its row outputs
   bool takes_mask() const { return function.takes("mask"); }
   bool is_linear() const { return function.is_linear(); }
   bool per_row_loss() const { return function.per_row_loss(); }

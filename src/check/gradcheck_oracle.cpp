@@ -7,6 +7,7 @@
 #include "check/error_metric.h"
 #include "check/gradcheck_policy.h"
 #include "check/gradcheck_probs.h"
+#include "check/gradcheck_sparse.h"
 #include "check/gradcheck_teacher.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
@@ -253,6 +254,60 @@ class SoftLabelsOracle : public LossOracle {
   SoftLabelsOracleCase oracle_case_;
 };
 
+class SparseOracle : public LossOracle {
+ public:
+  SparseOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : oracle_case_(make_sparse_options(config.function), labels_of(inputs), widen(inputs.token_weights),
+                     widen(inputs.loss_grad)) {
+    transform = make_transform(config.function);
+  }
+
+  RowLoss row_loss(int64_t row, const OracleRow& values) const override {
+    RowLoss loss;
+    loss.cross_entropy = oracle_case_.row_loss(row, *values.sparse);
+    return loss;
+  }
+  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
+    oracle_case_.row_gradient(row, *values.sparse, out);
+  }
+  double reduce(std::span<const RowLoss> losses) const override {
+    std::vector<double> totals;
+    for (const RowLoss& loss : losses) totals.push_back(loss.total());
+    return oracle_case_.oracle().reduce(totals);
+  }
+  double row_magnitude(int64_t row, const OracleRow& values, const RowLoss&) const override {
+    return oracle_case_.row_magnitude(row, *values.sparse);
+  }
+  double reduce_magnitudes(std::span<const RowLoss> magnitudes) const override {
+    double sum = 0;
+    for (const RowLoss& magnitude : magnitudes) sum += magnitude.total();
+    return oracle_case_.reduce_magnitude(sum);
+  }
+  std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
+    const reference::DistillationOutputs& outputs = values.sparse->values().outputs();
+    const double alpha = oracle_case_.options().distillation.alpha;
+    return {{"token_weight", oracle_case_.oracle().token_weight(row)},
+            {"nll_share", alpha},
+            {"nll", -outputs.logp},
+            {"divergence_share", 1 - alpha},
+            {"divergence", outputs.divergence},
+            {"known_columns", static_cast<double>(values.sparse->ids().size())},
+            {"share", oracle_case_.oracle().factor()},
+            {"loss_grad", oracle_case_.oracle().upstream(row)}};
+  }
+  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
+  RowUpstream row_upstream(int64_t) const override { return {}; }
+  const SparseOracleCase* sparse() const override { return &oracle_case_; }
+  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
+  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
+                 WrongPairRow& out) const override {
+    oracle_case_.wrong_row(wrong, row, *values.sparse, right, out);
+  }
+
+ private:
+  SparseOracleCase oracle_case_;
+};
+
 template <class Oracle>
 std::unique_ptr<LossOracle> make(const GradcheckConfig& config, const CheckInputs& inputs) {
   return std::make_unique<Oracle>(config, inputs);
@@ -269,6 +324,7 @@ constexpr Entry kOracles[] = {
     {"policy_loss", make<PolicyOracle>},
     {"distillation", make<DistillationOracle>},
     {"soft_cross_entropy", make<SoftLabelsOracle>},
+    {"sparse_distillation", make<SparseOracle>},
 };
 
 }  // namespace

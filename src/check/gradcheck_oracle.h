@@ -13,6 +13,7 @@
 #include "check/pair_row.h"
 #include "check/policy_oracle_case.h"
 #include "check/soft_labels_oracle_case.h"
+#include "check/sparse_oracle_case.h"
 #include "reference/oracle.h"
 
 namespace tileloss::tools {
@@ -20,8 +21,9 @@ namespace tileloss::tools {
 // A row as its oracle sees it.
 struct OracleRow {
   const reference::SoftmaxRow& softmax;
-  const PairRow* pair = nullptr;  // of distillation: the same with the teacher's row beside it
-  const SoftRow* soft = nullptr;  // of class probabilities: the same with them beside it
+  const PairRow* pair = nullptr;      // of distillation: the same with the teacher's row beside it
+  const SoftRow* soft = nullptr;      // of class probabilities: the same with them beside it
+  const SparseRow* sparse = nullptr;  // of a sparse teacher: the same with its columns beside it
 };
 
 // Rows given to it are not ignored. A policy loss's upstream gradients of a row's outputs are the row's coefficients.
@@ -49,6 +51,8 @@ class LossOracle {
   virtual const DistillationOracleCase* distillation() const { return nullptr; }
   // Of class probabilities; null for any other.
   virtual const SoftLabelsOracleCase* soft_labels() const { return nullptr; }
+  // Of a sparse teacher; null for any other.
+  virtual const SparseOracleCase* sparse() const { return nullptr; }
   // Whether the options can tell this kernel from the right one; and its row, of one that they can.
   virtual bool can_be_wrong(WrongPair /*wrong*/) const { return false; }
   virtual void wrong_row(WrongPair /*wrong*/, int64_t /*row*/, const OracleRow& /*values*/,

@@ -56,6 +56,11 @@ RowReference row_reference(const Scratch& scratch) {
 }
 
 ExpectedRow expected_outputs(const Scratch& scratch, const RowOutputValues& outputs) {
+  if (scratch.sparse) {
+    ExpectedRow expected = scratch.sparse->expected();
+    if (outputs[kAgreement] && is_argmax_open(scratch.softmax)) expected.agreement = *outputs[kAgreement] != 0;
+    return expected;
+  }
   if (!scratch.pair) return scratch.softmax.outputs();
   ExpectedRow expected = scratch.pair->expected();
   if (outputs[kAgreement] && scratch.pair->is_agreement_open()) expected.agreement = *outputs[kAgreement] != 0;
@@ -63,6 +68,7 @@ ExpectedRow expected_outputs(const Scratch& scratch, const RowOutputValues& outp
 }
 
 OutputMagnitudes expected_magnitudes(const Scratch& scratch) {
+  if (scratch.sparse) return scratch.sparse->magnitudes();
   return scratch.pair ? scratch.pair->magnitudes() : output_magnitudes(scratch.softmax);
 }
 
@@ -81,6 +87,13 @@ RowLoss compute_row(const LossOracle& oracle, const CheckInputs& inputs, int64_t
     reference::decode_row(inputs.probs_format, inputs.probs_row(row), probs);
     if (!scratch.soft) scratch.soft = std::make_unique<SoftRow>();
     scratch.soft->compute(soft_labels->options(), scratch.softmax, scratch.logits, probs);
+  }
+  if (const SparseOracleCase* sparse = oracle.sparse()) {
+    const auto count = static_cast<size_t>(inputs.teacher_columns), first = static_cast<size_t>(row) * count;
+    const auto log_q = std::span(inputs.teacher_logprobs).subspan(first, count);
+    if (!scratch.sparse) scratch.sparse = std::make_unique<SparseRow>();
+    scratch.sparse->compute(sparse->options(), scratch.logits, std::span(inputs.teacher_ids).subspan(first, count),
+                            std::vector<double>(log_q.begin(), log_q.end()), inputs.labels[static_cast<size_t>(row)]);
   }
   oracle.row_gradient(row, scratch.oracle_row(), scratch.gradient);
   return oracle.row_loss(row, scratch.oracle_row());

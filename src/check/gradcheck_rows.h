@@ -18,10 +18,11 @@ struct Scratch {
   std::vector<double> logits;
   reference::SoftmaxRow softmax;
   reference::GradientRow gradient;
-  std::unique_ptr<PairRow> pair;  // of distillation
-  std::unique_ptr<SoftRow> soft;  // of class probabilities
+  std::unique_ptr<PairRow> pair;      // of distillation
+  std::unique_ptr<SoftRow> soft;      // of class probabilities
+  std::unique_ptr<SparseRow> sparse;  // of a sparse teacher
 
-  OracleRow oracle_row() const { return {softmax, pair.get(), soft.get()}; }
+  OracleRow oracle_row() const { return {softmax, pair.get(), soft.get(), sparse.get()}; }
 };
 
 // A row of the kernel's results; null or absent: not asked for. Mutants have their own values in it.

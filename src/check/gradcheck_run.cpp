@@ -8,6 +8,7 @@
 #include "check/gradcheck_linear.h"
 #include "check/gradcheck_policy.h"
 #include "check/gradcheck_probs.h"
+#include "check/gradcheck_sparse.h"
 #include "check/gradcheck_teacher.h"
 #include "support/arg_slots.h"
 #include "support/exit_codes.h"
@@ -53,6 +54,11 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.has_teacher = config.has_teacher() && !config.is_linear();
   inputs.has_probs = config.has_probs();
   inputs.probs_format = config.probs.format;
+  if (config.teacher.columns > kMaxElements / std::max<int64_t>(inputs.rows, 1)) {
+    throw ToolError(kExitUsage, formatted("source.teacher_columns: {} rows of {} are more than 2^50 elements", inputs.rows,
+                                          config.teacher.columns));
+  }
+  inputs.teacher_columns = config.teacher.columns;
 }
 
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
@@ -109,6 +115,7 @@ void load_file(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inp
   if (config.is_linear()) return;
   inputs.logits = read_logits(file, logits, inputs);
   if (inputs.has_teacher) load_teacher(config, team, inputs);
+  if (inputs.teacher_columns > 0) draw_columns(config, team, inputs);
   if (!inputs.has_probs) return;
   inputs.probs = HugeBuffer(inputs.matrix_bytes(inputs.probs_format), "target_probs");
   draw_probs(config, team, inputs);
@@ -144,6 +151,7 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   });
   if (inputs.has_teacher) draw_teacher(config, team, inputs);
   if (inputs.has_probs) draw_probs(config, team, inputs);
+  if (inputs.teacher_columns > 0) draw_columns(config, team, inputs);
 }
 
 // In [0.5, 1.5): weights near 0 would hide the rows they belong to.
@@ -208,6 +216,10 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
     args.target_probs = args.logits;
     args.target_probs.data = inputs.probs.data();
     args.target_probs.dtype = abi_dtype(inputs.probs_format);
+  }
+  if (const int64_t columns = inputs.teacher_columns; columns > 0) {
+    args.teacher_ids = tileloss_make_matrix(inputs.teacher_ids.data(), TILELOSS_INT64, inputs.rows, columns, columns);
+    args.teacher_logprobs = tileloss_make_matrix(inputs.teacher_logprobs.data(), TILELOSS_FLOAT32, inputs.rows, columns, columns);
   }
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   if (!inputs.token_weights.empty()) args.token_weights = vector_of(inputs.token_weights);

@@ -48,6 +48,10 @@ struct CheckInputs {
   HugeBuffer probs;  // of soft_cross_entropy: class probabilities, in rows and groups as the logits
   bool has_probs = false;
   reference::NumberFormat probs_format = reference::NumberFormat::kFloat32;
+  // Of sparse_distillation, [N,K].
+  int64_t teacher_columns = 0;
+  std::vector<int64_t> teacher_ids;
+  std::vector<float> teacher_logprobs;
   std::optional<LinearTensors> linear, teacher_linear;
   std::vector<int64_t> labels;
   std::vector<float> token_weights;

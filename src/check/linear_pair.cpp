@@ -6,7 +6,7 @@
 namespace tileloss::tools {
 namespace {
 
-bool is_argmax_open(const reference::SoftmaxRow& row, double error) {
+bool is_open(const reference::SoftmaxRow& row, double error) {
   const std::span<const double> z = row.logits_z();
   return std::count_if(z.begin(), z.end(), [&](double value) { return value >= row.max() - 2 * error; }) > 1;
 }
@@ -23,8 +23,7 @@ LinearPairErrors::LinearPairErrors(const reference::DistillationOptions& options
       more_(kMagnitudeOfError * (of_student_ + of_teacher_) * (2 + pair.output_magnitude())) {}
 
 bool LinearPairErrors::is_agreement_open() const {
-  return pair_.is_agreement_open() || is_argmax_open(pair_.student(), of_student_) ||
-         is_argmax_open(pair_.teacher(), of_teacher_);
+  return pair_.is_agreement_open() || is_open(pair_.student(), of_student_) || is_open(pair_.teacher(), of_teacher_);
 }
 
 void LinearPairErrors::set_blur(reference::GradientRow& gradient) const {

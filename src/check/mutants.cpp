@@ -306,6 +306,8 @@ constexpr std::array kDistillationMutants{
     pair_mutant<WrongPair::kSumTakenAsOne>("sum_taken_as_one", "the gradient has p alone for p times the sum of c q"),
     pair_mutant<WrongPair::kClassWeightsForgotten>("class_weights_forgotten", "the gradient has every class weighing 1"),
     pair_mutant<WrongPair::kLabelForProbabilities>("label_for_probabilities", "the gradient is that of the label's class alone"),
+    pair_mutant<WrongPair::kOtherTail>("other_tail", "the gradient is that of another tail"),
+    pair_mutant<WrongPair::kNeighboursLogprobs>("neighbours_logprobs", "each column has the next one's log q in the gradient"),
     pair_value_mutant<WrongPair::kDirectionSwapped>("direction_swapped_in_value", "the value is that of the other direction"),
     pair_value_mutant<WrongPair::kBetaSwapped>("beta_swapped_in_value", "the value has 1 - beta for beta"),
     pair_value_mutant<WrongPair::kTeacherTemperatureIgnored>("teacher_temperature_ignored_in_value",
@@ -316,6 +318,8 @@ constexpr std::array kDistillationMutants{
     pair_value_mutant<WrongPair::kSmoothingForgotten>("smoothing_forgotten_in_value", "a row's loss misses the smoothing"),
     pair_value_mutant<WrongPair::kClassWeightsForgotten>("class_weights_forgotten_in_value", "a row's loss misses its weights"),
     pair_value_mutant<WrongPair::kLabelForProbabilities>("label_for_probabilities_in_value", "a row's loss is its label's"),
+    pair_value_mutant<WrongPair::kOtherTail>("other_tail_in_value", "the value is that of another tail"),
+    pair_value_mutant<WrongPair::kNeighboursLogprobs>("neighbours_logprobs_in_value", "each column has the next one's log q"),
     Mutant{"agreement_flipped", "agreement is the other of the two", has_agreement, agreement_flipped, nullptr},
 };
 

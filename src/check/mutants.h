@@ -26,7 +26,7 @@ namespace tileloss::tools {
 enum class WrongCoefficients { kClipIgnored, kKlDropped, kRatioOfToken, kSamplerIgnored, kMasksIgnored };
 constexpr std::size_t kWrongCoefficients = 5;
 
-// Kernels of distillation, and behind them of class probabilities, that get a row wrong.
+// Kernels of distillation, then of class probabilities, then of sparse teachers, that get a row wrong.
 enum class WrongPair {
   kDirectionSwapped,
   kMeanDropped,
@@ -40,9 +40,11 @@ enum class WrongPair {
   kSmoothingForgotten,
   kSumTakenAsOne,
   kClassWeightsForgotten,
-  kLabelForProbabilities
+  kLabelForProbabilities,
+  kOtherTail,
+  kNeighboursLogprobs
 };
-constexpr std::size_t kWrongPairs = 13;
+constexpr std::size_t kWrongPairs = 15;
 
 // What such a row has over the right one.
 struct WrongPairRow {

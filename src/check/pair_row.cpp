@@ -8,15 +8,16 @@ namespace {
 
 using reference::SoftmaxRow;
 
-// Under a transform z is rounded itself.
-double size_of_z(const SoftmaxRow& row) {
-  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
-  return counts ? std::fabs(row.max()) : 0;
-}
-
 double size_of_log(const SoftmaxRow& row, std::size_t column) {
   const double log = row.logits_z()[column] - (row.max() + row.log_sum());
   return std::isfinite(log) ? std::fabs(log) : 0;
+}
+
+}  // namespace
+
+double size_of_z(const SoftmaxRow& row) {
+  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
+  return counts ? std::fabs(row.max()) : 0;
 }
 
 bool is_argmax_open(const SoftmaxRow& row) {
@@ -25,8 +26,6 @@ bool is_argmax_open(const SoftmaxRow& row) {
   const std::span<const double> z = row.logits_z();
   return std::count_if(z.begin(), z.end(), [&](double value) { return value >= close; }) > 1;
 }
-
-}  // namespace
 
 void PairRow::compute(const reference::DistillationOptions& options, std::span<const double> student,
                       std::span<const double> teacher, std::int64_t label) {

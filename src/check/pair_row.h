@@ -20,6 +20,11 @@
 
 namespace tileloss::tools {
 
+// Under a transform z is rounded itself: its size, as far as that counts.
+double size_of_z(const reference::SoftmaxRow& row);
+// Whether a saturated softcap, or rounding, may have made another column the largest.
+bool is_argmax_open(const reference::SoftmaxRow& row);
+
 // The buffers are kept from row to row.
 class PairRow {
  public:

@@ -100,10 +100,10 @@ std::span<const RowOutput, kRowOutputCount> row_outputs() {
 
 std::span<const RowOutput, kOutputCount> checked_outputs() { return kOutputs; }
 
-std::vector<std::string> output_names(bool has_teacher) {
+std::vector<std::string> output_names(bool has_divergence) {
   std::vector<std::string> names;
   for (const RowOutput& output : kOutputs) {
-    if (has_teacher || !output.of_pair) names.emplace_back(output.name);
+    if (has_divergence || !output.of_pair) names.emplace_back(output.name);
   }
   return names;
 }

@@ -53,7 +53,7 @@ struct RowOutput {
 std::span<const RowOutput, kRowOutputCount> row_outputs();
 // ... and, behind them, those of functions with a teacher.
 std::span<const RowOutput, kOutputCount> checked_outputs();
-std::vector<std::string> output_names(bool has_teacher);
+std::vector<std::string> output_names(bool has_divergence);
 
 // `elements`, as they lie in memory, as doubles: exact for each dtype of an output (argmax is far below 2^53).
 std::vector<double> widen(tileloss_dtype dtype, std::span<const char> elements);

@@ -49,6 +49,7 @@ struct TracedRow {
   OutputMagnitudes magnitudes;
   const PairRow* pair = nullptr;
   const SoftRow* soft = nullptr;
+  const SparseRow* sparse = nullptr;
   double error_of_z = 0;  // with the LM head: what float32 may get wrong in each
 };
 
@@ -66,12 +67,13 @@ class Tracer {
 
   void trace_forward(const LossOracle& oracle, const TracedRow& expected) {
     add_state(expected);
-    add_statistics(expected.outputs, expected.magnitudes, expected.pair != nullptr);
+    add_statistics(expected.outputs, expected.magnitudes, config_.has_divergence());
     add_probability(expected);
-    for (const auto& [name, value] : oracle.row_terms(row_, {expected.softmax, expected.pair, expected.soft}, expected.loss))
+    for (const auto& [name, value] :
+         oracle.row_terms(row_, {expected.softmax, expected.pair, expected.soft, expected.sparse}, expected.loss))
       show("term/" + name, std::nullopt, value);
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), expected.loss.total(), expected.loss_magnitude);
-    if (expected.pair != nullptr || expected.soft != nullptr) return;  // whose gradient has no such form
+    if (!config_.function.has_row_state()) return;  // its gradient has no such form
     const reference::RowCoefficients& coefficients = expected.gradient.coefficients;
     show("coefficient/target", std::nullopt, coefficients.target);
     show("coefficient/prob", std::nullopt, coefficients.prob);
@@ -80,7 +82,7 @@ class Tracer {
   }
 
   void trace_ignored_forward() {
-    add_statistics({}, {}, config_.function.has_teacher());
+    add_statistics({}, {}, config_.has_divergence());
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), 0, 0);
   }
 
@@ -301,7 +303,8 @@ void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int6
                            .outputs = expected_outputs(scratch, view.outputs),
                            .magnitudes = expected_magnitudes(scratch),
                            .pair = scratch.pair.get(),
-                           .soft = scratch.soft.get()};
+                           .soft = scratch.soft.get(),
+                           .sparse = scratch.sparse.get()};
   tracer.trace_forward(*oracle, expected);
   tracer.trace_dlogits(expected);
 }

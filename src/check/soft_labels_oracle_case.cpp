@@ -5,17 +5,14 @@
 #include <limits>
 #include <utility>
 
+#include "check/distillation_oracle_case.h"
+#include "check/pair_row.h"
+
 namespace tileloss::tools {
 namespace {
 
 // No weight, no error: 0 is held to this, as nothing divided by nothing would not be a verdict.
 constexpr double kTiny = 0x1p-100;
-
-// Under a transform z is rounded itself.
-double size_of_z(const reference::SoftmaxRow& row) {
-  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
-  return counts ? std::fabs(row.max()) : 0;
-}
 
 double class_weight(const SoftLabelsOptions& options, std::size_t column) {
   return options.class_weights.empty() ? 1 : options.class_weights[column];
@@ -89,11 +86,7 @@ bool SoftLabelsOracleCase::can_be_wrong(WrongPair wrong) const {
     case WrongPair::kSumTakenAsOne:
     case WrongPair::kLabelForProbabilities: return true;
     case WrongPair::kClassWeightsForgotten: return !options_.class_weights.empty();
-    case WrongPair::kIgnoredRowsCounted: {
-      const reference::DistillationOptions& rows = options_.rows;
-      const bool is_counted = rows.reduction == reference::Reduction::kMean && std::isnan(rows.num_items);
-      return is_counted && std::find(labels_.begin(), labels_.end(), rows.ignore_index) != labels_.end();
-    }
+    case WrongPair::kIgnoredRowsCounted: return counts_rows(options_.rows, labels_);
     default: return false;
   }
 }

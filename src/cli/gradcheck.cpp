@@ -147,6 +147,8 @@ constexpr const char* kFooter =
     "    the name of mask\n"
     "Of soft_cross_entropy also\n"
     "  mask_prob; source: probs_dtype, probs_zeros, special_rows, the name of mask\n"
+    "Of sparse_distillation also\n"
+    "  mask_prob; source: teacher_columns, teacher_std, special_rows, the name of mask\n"
     "With level: linear (fused with the LM head) also\n"
     "  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,\n"
     "  dhead, dbias), dhead_dtype (float32, head), accumulate\n"

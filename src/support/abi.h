@@ -53,8 +53,9 @@ class Function {
   // Takes a teacher's logits, or with the LM head a teacher's head.
   bool has_teacher() const { return find_field("teacher_temperature") != nullptr; }
   bool has_probs() const { return takes("target_probs"); }
+  bool has_sparse_teacher() const { return takes("teacher_ids"); }
   // Saves a row state, and has a backward from it.
-  bool has_row_state() const { return !has_teacher() && !has_probs(); }
+  bool has_row_state() const { return !has_teacher() && !has_probs() && !has_sparse_teacher(); }
   bool takes(std::string_view tensor) const;  // by its name in tileloss_args
   // One loss per row, rather than one for all.
   bool per_row_loss() const;

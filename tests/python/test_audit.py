@@ -252,6 +252,8 @@ def test_gradcheck_of_distillation(capfd: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "sum_taken_as_one" in out and "NOT CAUGHT" not in out
     code, out = gradcheck("tileloss-torch", capfd, *sets, config="soft_cross_entropy")
     assert code == 2 and "refused: rows that are not in use: not offered beside class" in out
+    code, out = gradcheck("tileloss-torch", capfd, *sets, config="sparse_distillation")
+    assert code == 0 and "neighbours_logprobs" in out and "NOT CAUGHT" not in out
     code, out = gradcheck("torch", capfd, *sets, config="distillation")
     assert code == 2 and "refused: distillation: it has logprobs, " in out
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "check/soft_labels_oracle_case.h"
+#include "check/sparse_oracle_case.h"
 #include "support/synthetic.h"
 #include "tests/shared/row_output_check.h"
 
@@ -23,11 +24,6 @@ reference::Reduction reduction_of(tileloss_reduction reduction) {
   return reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
          : reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
                                                : reference::Reduction::kMean;
-}
-
-double size_of_z(const reference::SoftmaxRow& row) {
-  const bool counts = !row.transform().is_identity() && std::isfinite(row.max());
-  return counts ? std::fabs(row.max()) : 0;
 }
 
 // What both judgements gather: losses, gradients, what surrounds the buffers.
@@ -245,14 +241,14 @@ CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options&
   const reference::Tail tail = options.tail == TILELOSS_TAIL_LUMP     ? reference::Tail::kLump
                                : options.tail == TILELOSS_TAIL_IGNORE ? reference::Tail::kIgnore
                                                                       : reference::Tail::kRenormalise;
-  const double temperature = oracle_options.student.temperature;
-  const double squared = oracle_options.scale_by_temperature_squared ? temperature * temperature : 1.0;
   const tileloss_args& args = row_.args();
+  const auto copy = [](std::span<const double> values) { return std::vector<double>(values.begin(), values.end()); };
+  const tools::SparseOracleCase oracle_case({oracle_options, tail}, {row_.labels().begin(), row_.labels().end()},
+                                            copy(row_.token_weights()), copy(row_.loss_grad()));
   Judgement judgement(row_, oracle_options, args);
   tools::OutputMetric divergence("divergence"), entropy("teacher_entropy");
-  reference::SoftmaxRow softmax;
-  reference::DistillationRow row;
-  reference::DistillationGradient gradient;
+  tools::SparseRow sparse;
+  reference::GradientRow gradient;
   for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
     if (judgement.oracle().is_ignored(i)) {
       judgement.ignored(i);
@@ -261,35 +257,18 @@ CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options&
     }
     std::vector<std::int64_t> ids;
     std::vector<double> log_q;
-    const std::int64_t label = row_.labels()[index(i)];
     for (std::int64_t k = 0; k < spec_.columns; ++k) {
-      if (ids_[at(i, k)] < 0) continue;
       ids.push_back(ids_[at(i, k)]);
       log_q.push_back(log_q_[at(i, k)]);
     }
-    const std::vector<double> logits = row_.logits_row(i);
-    softmax.compute(oracle_options.student, logits, label);
-    row.compute_sparse(oracle_options, logits, ids, log_q, tail, label);
-    judgement.oracle().row_gradient(i, row, gradient);
-    // Terms of logarithms, as far as their columns count; lse is rounded to float32.
-    double size = 4 + size_of_z(softmax);
-    for (std::size_t k = 0; k < ids.size(); ++k) {
-      const double log_p = softmax.logits_z()[index(ids[k])] - softmax.outputs().lse;
-      const double logs = std::fabs(log_q[k]) + (std::isfinite(log_p) ? std::fabs(log_p) : 0);
-      size += (softmax.p(ids[k]) + std::exp(log_q[k])) * logs;
-      // Relative to their own sums they count as they are.
-      if (tail == reference::Tail::kRenormalise) size += logs;
-    }
-    const double factor = judgement.weight(i);
-    for (std::size_t j = 0; j < gradient.dlogits.size(); ++j) {
-      const auto column = static_cast<std::int64_t>(j);
-      const double naive = factor * (1 - oracle_options.alpha) * squared * softmax.p(column) * softmax.dz_dx(column) * size;
-      gradient.magnitude[j] = std::fmax(gradient.magnitude[j], std::isfinite(naive) ? naive : 0);
-    }
-    judgement.add(i, softmax, judgement.oracle().row_loss(i, row), size * squared, gradient.dlogits, gradient.magnitude, factor);
+    sparse.compute(oracle_case.options(), row_.logits_row(i), ids, log_q, row_.labels()[index(i)]);
+    oracle_case.row_gradient(i, sparse, gradient);
+    const double magnitude = sparse.output_magnitude();
+    judgement.add(i, sparse.student(), oracle_case.row_loss(i, sparse), magnitude * sparse.square(), gradient.gradient,
+                  gradient.magnitude, judgement.weight(i));
     if (!present(args.divergence)) continue;
-    divergence.add(i, output_at(args.divergence, i), row.outputs().divergence / squared, size);
-    entropy.add(i, output_at(args.teacher_entropy, i), row.outputs().teacher_entropy, size);
+    divergence.add(i, output_at(args.divergence, i), sparse.expected().divergence, magnitude);
+    entropy.add(i, output_at(args.teacher_entropy, i), sparse.expected().teacher_entropy, magnitude);
   }
   std::vector<tools::Gate> more;
   if (present(args.divergence)) {

@@ -21,6 +21,7 @@ _ROWS = (
     "target_probs",
     "hidden",
     "teacher_hidden",
+    "teacher_logprobs",
     "token_weights",
     "old_logp",
     "ref_logp",
@@ -107,6 +108,8 @@ class Case:
             of_rows.add("advantages")
         for name in of_rows:
             tensors[name][~used] = 0
+        if "teacher_ids" in tensors:
+            tensors["teacher_ids"][~used] = -1
         if "logits" in tensors:
             tensors["logits"][:, valid:] = 0
             for name in {"teacher_logits", "target_probs"} & set(tensors):

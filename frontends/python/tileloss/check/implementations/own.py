@@ -35,7 +35,7 @@ def of_torch(case: Case) -> dict[str, Any]:
             options["compute_dtype"] = getattr(torch, options["compute_dtype"])
     else:
         first = [case.torch("logits")]
-    if described.loss == "distillation":
+    if described.loss in ("distillation", "sparse_distillation"):
         return _of_torch_distillation(case, first, labels, options)
     if case.function == "soft_cross_entropy":
         return _of_torch_soft_labels(case, options)
@@ -74,7 +74,13 @@ def _of_torch_distillation(
     if "scale_by_temperature_squared" in options:
         options["scale_by_temperature_squared"] = options["scale_by_temperature_squared"] == "true"
     offered = [n for n in case.outputs if n in tileloss.torch.DistillationRows._fields]
-    of_teacher = ("teacher_logits", "teacher_hidden", "teacher_head")
+    of_teacher = (
+        "teacher_logits",
+        "teacher_hidden",
+        "teacher_head",
+        "teacher_ids",
+        "teacher_logprobs",
+    )
     teacher = [case.torch(name) for name in of_teacher if name in case.tensors]
     function: Any = getattr(tileloss.torch, case.function)
     found: Any = function(

@@ -1,0 +1,228 @@
+// gradcheck of a teacher of which some columns are known: the shipped kernels pass on every instruction set, and every wrong one
+// is rejected.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check/gradcheck_judge.h"
+#include "support/exit_codes.h"
+#include "support/result_writer.h"
+#include "support/safetensors.h"
+#include "tests/check/strict_support.h"
+#include "tests/shared/program.h"
+
+namespace tileloss::tools {
+namespace {
+
+using test::ProgramResult;
+using test::run_program;
+
+const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/gradcheck_sparse_distillation.yaml";
+
+const std::vector<std::string> kDivergences = {"forward_kl",      "reverse_kl",     "jsd", "jeffreys", "skew_forward_kl",
+                                               "skew_reverse_kl", "total_variation"};
+const std::vector<std::string> kTails = {"lump", "ignore", "renormalise"};
+
+struct Check {
+  explicit Check(std::vector<std::string> sets, const KernelCall& kernel = call)
+      : config(with_sets(std::move(sets))),
+        inputs(make_inputs(config, team)),
+        results(run_kernels(config, inputs, kernel)),
+        verdict(judge(config, inputs, results, team)) {}
+
+  std::vector<std::string> failures() const {
+    std::vector<std::string> names;
+    for (const Gate& gate : verdict.gates) {
+      if (!gate.pass) names.push_back(gate.name);
+    }
+    return names;
+  }
+
+  static GradcheckConfig with_sets(std::vector<std::string> sets) {
+    sets.insert(sets.begin(), {"vocab_size=255", "seq_len=21"});
+    return read_gradcheck_config(kConfigPath, sets);
+  }
+
+  ThreadTeam team{1};
+  GradcheckConfig config;
+  CheckInputs inputs;
+  KernelResults results;
+  Verdict verdict;
+};
+
+class GradcheckSparse : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Of, GradcheckSparse, testing::Values("fp32", "bf16", "fp16"),
+                         [](const auto& param) { return param.param; });
+
+TEST_P(GradcheckSparse, TheKernelsPassOnEveryInstructionSet) {
+  const std::vector<std::vector<std::string>> variants = {
+      {"source.special_rows=[no_columns, gaps]"},
+      {"reduction=none", "upstream=per_row", "alpha=0", "kernel.in_place=true", "mask_prob=0.5",
+       "source.special_rows=[no_columns, gaps, doubled, teacher_zero, student_zero, teacher_nan, student_inf]"},
+      {"num_items=12.5", "source.teacher_columns=1", "source.special_rows=[]", "kernel.row_groups=false", "valid_vocab=200",
+       "softcap=20", "token_weights=none", "expect_mostly_zero=true"}};
+  for (const std::string& isa : supported_isas()) {
+    for (const std::string& tail : kTails) {
+      for (const std::string& divergence : kDivergences) {
+        for (const std::vector<std::string>& variant : variants) {
+          std::vector<std::string> sets = {"dtype=" + GetParam(), "kernel.isa=" + isa, "tail=" + tail,
+                                           "divergence=" + divergence};
+          sets.insert(sets.end(), variant.begin(), variant.end());
+          if (tail == "renormalise") sets.emplace_back("expect_mostly_zero=true");  // the other columns have no gradient
+          const Check check(sets);
+          EXPECT_EQ(check.failures(), std::vector<std::string>()) << testing::PrintToString(sets);
+          EXPECT_GT(check.verdict.checks.rows, 10);
+        }
+      }
+    }
+  }
+}
+
+// The mutants that the options leave room for.
+std::set<std::string> mutants_of(const std::string& divergence) {
+  std::set<std::string> names = {"square_forgotten", "base_2", "label_term_dropped", "other_tail", "neighbours_logprobs"};
+  if (divergence.ends_with("_kl")) names.insert("direction_swapped");
+  if (divergence == "jsd" || divergence.starts_with("skew")) names.insert("beta_swapped");
+  return names;
+}
+
+TEST_P(GradcheckSparse, EveryMutantIsCaughtByAGateOfWhatItAlters) {
+  for (const std::string& divergence : kDivergences) {
+    for (const bool per_row : {false, true}) {
+      std::vector<std::string> sets = {"dtype=" + GetParam(), "divergence=" + divergence,
+                                       "source.special_rows=[no_columns, gaps]"};
+      if (per_row) sets.insert(sets.end(), {"reduction=none", "upstream=per_row"});
+      const Check check(sets);
+      ASSERT_EQ(check.failures(), std::vector<std::string>());
+      std::set<std::string> wanted = mutants_of(divergence);
+      if (!per_row) wanted.insert("ignored_rows_counted");
+      if (per_row) wanted.insert("first_row_upstream");
+      std::set<std::string> of_values = {"agreement_flipped"};
+      for (const std::string& name : mutants_of(divergence)) {
+        if (per_row || (name != "square_forgotten" && name != "label_term_dropped")) of_values.insert(name + "_in_value");
+      }
+      ThreadTeam team(2);
+      for (const MutantVerdict& mutant : judge_mutants(check.config, check.inputs, check.results, check.verdict, team)) {
+        EXPECT_TRUE(!mutant.planted || !mutant.caught_by.empty()) << divergence << " " << mutant.name;
+        const bool is_of_gradient = std::any_of(mutant.caught_by.begin(), mutant.caught_by.end(), [](const std::string& gate) {
+          return gate.find("/dlogits/") != std::string::npos;
+        });
+        if (wanted.contains(mutant.name)) {
+          EXPECT_TRUE(mutant.planted && is_of_gradient) << divergence << " " << mutant.name;
+        }
+        if (of_values.contains(mutant.name)) {
+          EXPECT_TRUE(mutant.planted && !is_of_gradient) << divergence << " " << mutant.name;
+        }
+        wanted.erase(mutant.name);
+        of_values.erase(mutant.name);
+      }
+      EXPECT_TRUE(wanted.empty() && of_values.empty()) << testing::PrintToString(wanted) << testing::PrintToString(of_values);
+    }
+  }
+}
+
+// The shipped kernels, called with something else than the config says.
+TEST(GradcheckSparseKernels, ThatComputeSomethingElseAreRejected) {
+  using Change = void (*)(Function & function, tileloss_args & args);
+  const std::vector<std::pair<const char*, Change>> changes = {
+      {"tail", [](Function& f, tileloss_args&) { f.set_choice("tail", "renormalise"); }},
+      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
+      {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
+      {"the last column",
+       [](Function&, tileloss_args& args) { args.teacher_ids.cols = args.teacher_logprobs.cols = args.teacher_ids.cols - 1; }},
+      {"weights", [](Function&, tileloss_args& args) { args.token_weights = {}; }},
+  };
+  for (const auto& [name, change] : changes) {
+    const KernelCall kernel = [change = change](const Function& given, tileloss_pass pass, const tileloss_args& given_args,
+                                                const tileloss_plan&, const tileloss_run* run) {
+      Function function = given;
+      tileloss_args args = given_args;
+      change(function, args);
+      call(function, pass, args, make_plan(function, pass, args, {}), run);
+    };
+    const std::vector<std::string> failed = Check({}, kernel).failures();
+    EXPECT_GE(failed.size(), 4U) << name << testing::PrintToString(failed);
+    EXPECT_TRUE(std::any_of(failed.begin(), failed.end(), [](const std::string& gate) {
+      return gate.find("/dlogits/") != std::string::npos;
+    })) << name;
+  }
+  EXPECT_EQ(Check({}).failures(), std::vector<std::string>());
+}
+
+TEST(GradcheckSparseProgram, ReportsWhatItCheckedAndWritesItsInputs) {
+  const TemporaryFolder folder;
+  const std::string output = (folder.path() / "r.jsonl").string(), tensors = (folder.path() / "in.safetensors").string();
+  const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", "output=" + output});
+  ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
+  EXPECT_EQ(result.last_line(), "PASS");
+  const Json line = read_results(output).lines.at(0);
+  EXPECT_EQ(line["loss"], "sparse_distillation");
+  EXPECT_EQ(line["fwd/agreement_mismatches"], 0);
+  const ProgramResult row = run_program({"gradcheck", "--config", kConfigPath, "--row", "5", "--set", "vocab_size=255"});
+  EXPECT_EQ(row.exit_code, kExitPass) << row.out << row.err;
+  EXPECT_NE(row.out.find("\nterm/known_columns "), std::string::npos) << row.out;
+  const ProgramResult inputs =
+      run_program({"judge", "--config", kConfigPath, "--set", "vocab_size=255", "--write-inputs", tensors});
+  ASSERT_EQ(inputs.exit_code, kExitPass) << inputs.err;
+  for (const char* name : {"teacher_ids", "teacher_logprobs"}) {
+    EXPECT_EQ(SafetensorsFile(tensors).tensor(name).shape, (std::vector<int64_t>{96, 20}));
+  }
+}
+
+TEST(GradcheckSparseProgram, ConfigErrorsNameTheKey) {
+  for (const auto& [set, message] : std::vector<std::pair<std::string, std::string>>{
+           {"tail=half", "tail: 'half' is none of lump, "},
+           {"source.teacher_columns=0", "source.teacher_columns: 0 is out of range"},
+           {"source.special_rows=[same]", "source.special_rows: 'same' is none of no_columns, "},
+           {"teacher_temperature=2", "teacher_temperature: unknown key"},
+           {"source.teacher=near", "source.teacher: unknown key"},
+           {"level=linear", "level: expected logits for sparse_distillation, got linear"}}) {
+    const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", set});
+    EXPECT_EQ(result.exit_code, kExitUsage) << set << result.out;
+    EXPECT_NE(result.err.find(message), std::string::npos) << set << ": " << result.err;
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- strict
+
+constexpr const char* kStrict =
+    "loss: sparse_distillation\ndivergence: jsd\nalpha: 0.3\n"
+    "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
+    "source: {kind: synthetic, distribution: normal, std: 2, teacher_columns: 5, special_rows: [gaps]}\n"
+    "outputs: [logp, lse, entropy, argmax, correct, divergence, teacher_entropy, agreement]\n";
+
+TEST(StrictSparse, KernelsTouchNothingButTheirTensors) {
+  for (const std::string& isa : supported_isas()) {
+    for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+      for (const char* columns : {"1", "17", "1000"}) {
+        const std::vector<std::string> sets = {"kernel.isa=" + isa, std::string("dtype=") + dtype, "mask_prob=0.3",
+                                               std::string("vocab_size=") + columns};
+        const StrictReport report = strict_report(sets, call, kStrict);
+        EXPECT_TRUE(report.findings.empty()) << testing::PrintToString(sets) << "\n" << report.text();
+        EXPECT_GE(report.calls, 3);
+        EXPECT_EQ(report.layouts, 7);
+      }
+    }
+  }
+}
+
+TEST(StrictSparse, AccessesBesideTheTeachersColumnsAreCaught) {
+  const auto ids = [](const tileloss_args& args, const tileloss_run&) {
+    read_at<int64_t>(args.teacher_ids.data, 7 * args.teacher_ids.row_stride + 5);
+  };
+  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, ids), kStrict),
+                    "teacher_ids overrun: row 7, 1 element past the end (read), flush right, sparse_distillation forward"));
+  const auto logprobs = [](const tileloss_args& args, const tileloss_run&) {
+    read_at<float>(args.teacher_logprobs.data, 3 * args.teacher_logprobs.row_stride - 1);
+  };
+  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_BACKWARD, logprobs), kStrict),
+                    "teacher_logprobs overrun: row 3, 1 element before the start (read), flush left, rows apart"));
+}
+
+}  // namespace
+}  // namespace tileloss::tools
