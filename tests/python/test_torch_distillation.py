@@ -96,6 +96,42 @@ def test_value_and_gradient_are_autograd_s(dtype: torch.dtype, kind: str, reduct
             assert not leaf.grad[1, 2].any()
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
+def test_is_liger_s_jsd(beta: float) -> None:
+    liger = pytest.importorskip("liger_kernel.chunked_loss.jsd_loss", reason="NOT RUN: no Liger")
+    logits, teacher, labels = batch(torch.float32, 2)
+    leaf = logits.double().requires_grad_()
+    wanted = liger.LigerFusedLinearJSDFunction.distillation_loss_fn(
+        leaf, teacher.double(), beta, labels, -100
+    )
+    wanted.backward()
+    kind = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
+    ours = logits.clone().requires_grad_()
+    mixture = beta if kind == "jsd" else 0.5
+    loss = tl.distillation(ours, teacher, labels, divergence=kind, beta=mixture, reduction="sum")
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    assert ours.grad is not None and leaf.grad is not None
+    assert abs(loss.item() - wanted.item()) < 1e-5 * abs(wanted.item())
+    assert relative(ours.grad, leaf.grad) < 2e-6
+
+
+@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
+def test_is_torch_s_kl_div(kind: str) -> None:
+    logits, teacher, _ = batch(torch.float32, 3)
+    leaf, ours = logits.double().requires_grad_(), logits.clone().requires_grad_()
+    log_p, log_q = leaf.log_softmax(-1), teacher.double().log_softmax(-1)
+    pair = (log_p, log_q) if kind == "forward_kl" else (log_q, log_p)
+    wanted = torch.nn.functional.kl_div(*pair, reduction="sum", log_target=True)
+    wanted.backward()
+    loss = tl.distillation(ours, teacher, divergence=kind, reduction="sum")
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    assert ours.grad is not None and leaf.grad is not None
+    assert abs(loss.item() - wanted.item()) < 1e-5 * abs(wanted.item())
+    assert relative(ours.grad, leaf.grad) < 2e-6
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
 def test_is_trl_s_generalised_jsd(beta: float) -> None:
     gkd = pytest.importorskip("trl.experimental.gkd", reason="NOT RUN: no TRL")
