@@ -11,8 +11,7 @@ namespace tileloss::impl::cpu {
 Compute compute_of(const Problem& problem);
 
 // Schedule, blocks and bytes of a plan whose instruction set and threads are chosen. `budget` 0: half of the logits' size in
-// hidden's dtype but at least 192 MiB, or what the leanest
-// schedule needs; of both sides' logits with a teacher.
+// hidden's dtype (of both sides' with a teacher's head) but at least 192 MiB, or what the leanest schedule needs.
 Status plan_linear(const Problem& problem, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget,
                    tileloss_plan* plan);
 
