@@ -150,21 +150,23 @@ std::vector<int64_t> labels_of(const CheckInputs& inputs) {
   return labels;
 }
 
-class DistillationOracle : public LossOracle {
+// Of losses that are told more of a row than its label: `beside` is where that row is.
+template <class Case, class Row, const Row* OracleRow::*beside>
+class WantedOracle : public LossOracle {
  public:
-  DistillationOracle(const GradcheckConfig& config, const CheckInputs& inputs)
-      : oracle_case_(make_distillation_options(config.function), labels_of(inputs), widen(inputs.token_weights),
-                     widen(inputs.loss_grad)) {
+  template <class Options>
+  WantedOracle(const Options& options, const GradcheckConfig& config, const CheckInputs& inputs)
+      : oracle_case_(options, labels_of(inputs), widen(inputs.token_weights), widen(inputs.loss_grad)) {
     transform = make_transform(config.function);
   }
 
   RowLoss row_loss(int64_t row, const OracleRow& values) const override {
     RowLoss loss;
-    loss.cross_entropy = oracle_case_.row_loss(row, *values.pair);
+    loss.cross_entropy = oracle_case_.row_loss(row, *(values.*beside));
     return loss;
   }
   void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
-    oracle_case_.row_gradient(row, *values.pair, out);
+    oracle_case_.row_gradient(row, *(values.*beside), out);
   }
   double reduce(std::span<const RowLoss> losses) const override {
     std::vector<double> totals;
@@ -172,140 +174,82 @@ class DistillationOracle : public LossOracle {
     return oracle_case_.oracle().reduce(totals);
   }
   double row_magnitude(int64_t row, const OracleRow& values, const RowLoss&) const override {
-    return oracle_case_.row_magnitude(row, *values.pair);
+    return oracle_case_.row_magnitude(row, *(values.*beside));
   }
   double reduce_magnitudes(std::span<const RowLoss> magnitudes) const override {
     double sum = 0;
     for (const RowLoss& magnitude : magnitudes) sum += magnitude.total();
     return oracle_case_.reduce_magnitude(sum);
   }
+  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
+  RowUpstream row_upstream(int64_t) const override { return {}; }
+  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
+  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
+                 WrongPairRow& out) const override {
+    oracle_case_.wrong_row(wrong, row, *(values.*beside), right, out);
+  }
+
+ protected:
+  const Case& oracle_case() const { return oracle_case_; }
+
+ private:
+  Case oracle_case_;
+};
+
+class DistillationOracle : public WantedOracle<DistillationOracleCase, PairRow, &OracleRow::pair> {
+ public:
+  DistillationOracle(const GradcheckConfig& config, const CheckInputs& inputs)
+      : WantedOracle(make_distillation_options(config.function), config, inputs) {}
+
   std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
     const reference::DistillationOutputs& outputs = values.pair->values().outputs();
-    const double alpha = oracle_case_.options().alpha;
-    return {{"token_weight", oracle_case_.oracle().token_weight(row)},
+    const double alpha = oracle_case().options().alpha;
+    return {{"token_weight", oracle_case().oracle().token_weight(row)},
             {"nll_share", alpha},
             {"nll", -outputs.logp},
             {"divergence_share", 1 - alpha},
             {"divergence", outputs.divergence},
             {"teacher_lse", outputs.teacher_lse},
-            {"share", oracle_case_.oracle().factor()},
-            {"loss_grad", oracle_case_.oracle().upstream(row)}};
+            {"share", oracle_case().oracle().factor()},
+            {"loss_grad", oracle_case().oracle().upstream(row)}};
   }
-  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
-  RowUpstream row_upstream(int64_t) const override { return {}; }
-  const DistillationOracleCase* distillation() const override { return &oracle_case_; }
-  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
-  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
-                 WrongPairRow& out) const override {
-    oracle_case_.wrong_row(wrong, row, *values.pair, right, out);
-  }
-
- private:
-  DistillationOracleCase oracle_case_;
+  const DistillationOracleCase* distillation() const override { return &oracle_case(); }
 };
 
-class SoftLabelsOracle : public LossOracle {
+class SoftLabelsOracle : public WantedOracle<SoftLabelsOracleCase, SoftRow, &OracleRow::soft> {
  public:
   SoftLabelsOracle(const GradcheckConfig& config, const CheckInputs& inputs)
-      : oracle_case_(make_soft_labels_options(config, inputs), labels_of(inputs), widen(inputs.token_weights),
-                     widen(inputs.loss_grad)) {
-    transform = make_transform(config.function);
-  }
+      : WantedOracle(make_soft_labels_options(config, inputs), config, inputs) {}
 
-  RowLoss row_loss(int64_t row, const OracleRow& values) const override {
-    RowLoss loss;
-    loss.cross_entropy = oracle_case_.row_loss(row, *values.soft);
-    return loss;
-  }
-  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
-    oracle_case_.row_gradient(row, *values.soft, out);
-  }
-  double reduce(std::span<const RowLoss> losses) const override {
-    std::vector<double> totals;
-    for (const RowLoss& loss : losses) totals.push_back(loss.total());
-    return oracle_case_.oracle().reduce(totals);
-  }
-  double row_magnitude(int64_t row, const OracleRow& values, const RowLoss&) const override {
-    return oracle_case_.row_magnitude(row, *values.soft);
-  }
-  double reduce_magnitudes(std::span<const RowLoss> magnitudes) const override {
-    double sum = 0;
-    for (const RowLoss& magnitude : magnitudes) sum += magnitude.total();
-    return oracle_case_.reduce_magnitude(sum);
-  }
   std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
-    return {{"token_weight", oracle_case_.oracle().token_weight(row)},
+    return {{"token_weight", oracle_case().oracle().token_weight(row)},
             {"probability_at_label", values.soft->probs()[static_cast<size_t>(values.softmax.label())]},
             {"sum_abs_probabilities", values.soft->mass()},
             {"soft_nll", values.soft->values().loss},
-            {"share", oracle_case_.oracle().factor()},
-            {"loss_grad", oracle_case_.oracle().upstream(row)}};
+            {"share", oracle_case().oracle().factor()},
+            {"loss_grad", oracle_case().oracle().upstream(row)}};
   }
-  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
-  RowUpstream row_upstream(int64_t) const override { return {}; }
-  const SoftLabelsOracleCase* soft_labels() const override { return &oracle_case_; }
-  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
-  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
-                 WrongPairRow& out) const override {
-    oracle_case_.wrong_row(wrong, row, *values.soft, right, out);
-  }
-
- private:
-  SoftLabelsOracleCase oracle_case_;
+  const SoftLabelsOracleCase* soft_labels() const override { return &oracle_case(); }
 };
 
-class SparseOracle : public LossOracle {
+class SparseOracle : public WantedOracle<SparseOracleCase, SparseRow, &OracleRow::sparse> {
  public:
   SparseOracle(const GradcheckConfig& config, const CheckInputs& inputs)
-      : oracle_case_(make_sparse_options(config.function), labels_of(inputs), widen(inputs.token_weights),
-                     widen(inputs.loss_grad)) {
-    transform = make_transform(config.function);
-  }
+      : WantedOracle(make_sparse_options(config.function), config, inputs) {}
 
-  RowLoss row_loss(int64_t row, const OracleRow& values) const override {
-    RowLoss loss;
-    loss.cross_entropy = oracle_case_.row_loss(row, *values.sparse);
-    return loss;
-  }
-  void row_gradient(int64_t row, const OracleRow& values, GradientRow& out) const override {
-    oracle_case_.row_gradient(row, *values.sparse, out);
-  }
-  double reduce(std::span<const RowLoss> losses) const override {
-    std::vector<double> totals;
-    for (const RowLoss& loss : losses) totals.push_back(loss.total());
-    return oracle_case_.oracle().reduce(totals);
-  }
-  double row_magnitude(int64_t row, const OracleRow& values, const RowLoss&) const override {
-    return oracle_case_.row_magnitude(row, *values.sparse);
-  }
-  double reduce_magnitudes(std::span<const RowLoss> magnitudes) const override {
-    double sum = 0;
-    for (const RowLoss& magnitude : magnitudes) sum += magnitude.total();
-    return oracle_case_.reduce_magnitude(sum);
-  }
   std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
     const reference::DistillationOutputs& outputs = values.sparse->values().outputs();
-    const double alpha = oracle_case_.options().distillation.alpha;
-    return {{"token_weight", oracle_case_.oracle().token_weight(row)},
+    const double alpha = oracle_case().options().distillation.alpha;
+    return {{"token_weight", oracle_case().oracle().token_weight(row)},
             {"nll_share", alpha},
             {"nll", -outputs.logp},
             {"divergence_share", 1 - alpha},
             {"divergence", outputs.divergence},
             {"known_columns", static_cast<double>(values.sparse->ids().size())},
-            {"share", oracle_case_.oracle().factor()},
-            {"loss_grad", oracle_case_.oracle().upstream(row)}};
+            {"share", oracle_case().oracle().factor()},
+            {"loss_grad", oracle_case().oracle().upstream(row)}};
   }
-  double loss_upstream(int64_t row) const override { return oracle_case_.oracle().upstream(row); }
-  RowUpstream row_upstream(int64_t) const override { return {}; }
-  const SparseOracleCase* sparse() const override { return &oracle_case_; }
-  bool can_be_wrong(WrongPair wrong) const override { return oracle_case_.can_be_wrong(wrong); }
-  void wrong_row(WrongPair wrong, int64_t row, const OracleRow& values, const GradientRow& right,
-                 WrongPairRow& out) const override {
-    oracle_case_.wrong_row(wrong, row, *values.sparse, right, out);
-  }
-
- private:
-  SparseOracleCase oracle_case_;
+  const SparseOracleCase* sparse() const override { return &oracle_case(); }
 };
 
 template <class Oracle>
