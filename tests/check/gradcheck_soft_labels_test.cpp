@@ -11,6 +11,7 @@
 #include "support/exit_codes.h"
 #include "support/result_writer.h"
 #include "support/safetensors.h"
+#include "tests/check/gradcheck_call.h"
 #include "tests/check/strict_support.h"
 #include "tests/shared/program.h"
 
@@ -22,31 +23,9 @@ using test::run_program;
 
 const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/gradcheck_soft_cross_entropy.yaml";
 
-struct Check {
+struct Check : GradcheckCall {
   explicit Check(std::vector<std::string> sets, const KernelCall& kernel = call)
-      : config(with_sets(std::move(sets))),
-        inputs(make_inputs(config, team)),
-        results(run_kernels(config, inputs, kernel)),
-        verdict(judge(config, inputs, results, team)) {}
-
-  std::vector<std::string> failures() const {
-    std::vector<std::string> names;
-    for (const Gate& gate : verdict.gates) {
-      if (!gate.pass) names.push_back(gate.name);
-    }
-    return names;
-  }
-
-  static GradcheckConfig with_sets(std::vector<std::string> sets) {
-    sets.insert(sets.begin(), {"vocab_size=255", "seq_len=21"});
-    return read_gradcheck_config(kConfigPath, sets);
-  }
-
-  ThreadTeam team{1};
-  GradcheckConfig config;
-  CheckInputs inputs;
-  KernelResults results;
-  Verdict verdict;
+      : GradcheckCall(kConfigPath, std::move(sets), kernel) {}
 };
 
 class GradcheckSoftLabels : public testing::TestWithParam<std::string> {};

@@ -12,6 +12,7 @@
 #include "support/exit_codes.h"
 #include "support/result_writer.h"
 #include "support/safetensors.h"
+#include "tests/check/gradcheck_call.h"
 #include "tests/check/strict_support.h"
 #include "tests/shared/program.h"
 
@@ -27,31 +28,9 @@ const std::vector<std::string> kDivergences = {"forward_kl",      "reverse_kl", 
                                                "skew_reverse_kl", "total_variation"};
 const std::vector<std::string> kTails = {"lump", "ignore", "renormalise"};
 
-struct Check {
+struct Check : GradcheckCall {
   explicit Check(std::vector<std::string> sets, const KernelCall& kernel = call)
-      : config(with_sets(std::move(sets))),
-        inputs(make_inputs(config, team)),
-        results(run_kernels(config, inputs, kernel)),
-        verdict(judge(config, inputs, results, team)) {}
-
-  std::vector<std::string> failures() const {
-    std::vector<std::string> names;
-    for (const Gate& gate : verdict.gates) {
-      if (!gate.pass) names.push_back(gate.name);
-    }
-    return names;
-  }
-
-  static GradcheckConfig with_sets(std::vector<std::string> sets) {
-    sets.insert(sets.begin(), {"vocab_size=255", "seq_len=21"});
-    return read_gradcheck_config(kConfigPath, sets);
-  }
-
-  ThreadTeam team{1};
-  GradcheckConfig config;
-  CheckInputs inputs;
-  KernelResults results;
-  Verdict verdict;
+      : GradcheckCall(kConfigPath, std::move(sets), kernel) {}
 };
 
 class GradcheckSparse : public testing::TestWithParam<std::string> {};
