@@ -9,11 +9,39 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+# What the README's blocks under "<!-- after a model's setup -->" take for granted.
+SETUP_MARK, SETUP = "<!-- after a model's setup -->\n", """
+import tempfile, torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(100)}, unk_token="w0"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+config = Qwen2Config(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                     num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+model = Qwen2ForCausalLM(config)
+ids = torch.randint(0, 100, (4, 12)).tolist()
+dataset = Dataset.from_dict({"input_ids": ids, "labels": ids})
+common = dict(output_dir=tempfile.mkdtemp(), max_steps=1, use_cpu=True, report_to="none")
+arguments = TrainingArguments(**common)
+sft_arguments = SFTConfig(bf16=False, **common)
+"""
+AFTER_IT = """
+from tileloss.torch import call_counts
+
+assert any(count > 0 for count in call_counts().values()), call_counts()
+"""
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
-    pytest.param(block, id=f"{document.name}-{number}")
+    pytest.param(
+        SETUP + block[1] + AFTER_IT if text[: block.start()].endswith(SETUP_MARK) else block[1],
+        id=f"{document.name}-{number}",
+    )
     for document in DOCUMENTS
-    for number, block in enumerate(BLOCK.findall(document.read_text()))
+    for text in [document.read_text()]
+    for number, block in enumerate(BLOCK.finditer(text))
 ]
 
 
