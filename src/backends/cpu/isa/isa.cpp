@@ -41,10 +41,21 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 // Asks the kernel for permission, and so comes last.
 bool has_avx512_amx() { return has_avx512_bf16() && amx_support() == AmxSupport::kReady; }
 
+const KernelTable& avx512_bf16_kernels() {
+  static const KernelTable table = [] {
+    KernelTable kernels = kAvx512Kernels;
+    kernels.run[kStorageBfloat16] = kAvx512Bf16Kernels.run;
+    kernels.pair[kStorageBfloat16] = kAvx512Bf16Kernels.pair;
+    kernels.matmul = kAvx512Bf16Kernels.matmul;
+    return kernels;
+  }();
+  return table;
+}
+
 // Products in tile registers, and the rest as without them.
 const KernelTable& amx_kernels() {
   static const KernelTable table = [] {
-    KernelTable kernels = kAvx512Bf16Kernels;
+    KernelTable kernels = avx512_bf16_kernels();
     kernels.matmul = kAmxMatmul;
     return kernels;
   }();
@@ -61,7 +72,7 @@ const KernelTable& kernels_of() {
 const Isa kIsas[] = {
 #ifdef TILELOSS_HAVE_X86_64
     {TILELOSS_ISA_AVX512_AMX, "avx512_amx", &amx_kernels, &has_avx512_amx},
-    {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &kernels_of<kAvx512Bf16Kernels>, &has_avx512_bf16},
+    {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &avx512_bf16_kernels, &has_avx512_bf16},
     {TILELOSS_ISA_AVX512, "avx512", &kernels_of<kAvx512Kernels>, &has_avx512},
     {TILELOSS_ISA_AVX2, "avx2", &kernels_of<kAvx2Kernels>, &has_avx2},
 #endif

@@ -9,8 +9,14 @@ namespace tileloss::impl::cpu {
 extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAvx512Bf16Kernels;
-// Products in tile registers, for the instruction set that has the rest from kAvx512Bf16Kernels.
+// What AVX-512 BF16 does otherwise than AVX-512, which it has the rest from.
+struct Bfloat16Kernels {
+  RowFunction run;
+  PairTable pair;
+  MatmulTable matmul;
+};
+extern const Bfloat16Kernels kAvx512Bf16Kernels;
+// Products in tile registers, for the instruction set that has the rest from AVX-512 BF16.
 extern const MatmulTable kAmxMatmul;
 
 }  // namespace tileloss::impl::cpu
