@@ -33,8 +33,8 @@ TEST(Dev, CommandsRefuseArgumentsThatTheyDoNotTake) {
            {{"help", "build"}, "dev: help takes no arguments, got 'build'\n"},
            {{"fuzz", "60", "x"}, "dev: fuzz takes a number of seconds, not '60 x'\n"},
            {{"fuzz", "0"}, "dev: fuzz takes a number of seconds, not '0'\n"},
-           {{"test", "all"}, "or nothing for both, not 'all'\n"},
-           {{"test", "both", "-R", "x"}, "or nothing for both, not 'both -R x'\n"},
+           {{"test", "all"}, "or nothing, not 'all'\n"},
+           {{"test", "both", "-R", "x"}, "or nothing, not 'both -R x'\n"},
            {{"sanitize", "msan"}, "dev: sanitize takes asan-ubsan, tsan or both, not 'msan'\n"},
            {{"paint"}, "dev: no command 'paint'\n"}}) {
     const ProgramResult result = dev(arguments);

@@ -4,9 +4,13 @@ torch may be missing: the newest JAX is tested without it.
 """
 
 import gc
+import hashlib
 import os
 import random
+import re
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 # Before torch, transformers and jax are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,6 +22,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # JAX's programs run once: without optimisations they take half the time to compile.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+def jax_cache() -> Path:
+    """A folder outside the tree for JAX's compiled programs: one for each version of jaxlib and kind of processor, whose
+    instructions are in them."""
+    facts = re.findall(r"^(?:model name|flags)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.M)
+    processor = hashlib.sha256("\n".join(sorted(set(facts))).encode()).hexdigest()[:12]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "tileloss" / f"jax-programs-{version('jaxlib')}-{processor}"
+
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(jax_cache()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import numpy as np
 import pytest
