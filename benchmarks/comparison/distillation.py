@@ -21,7 +21,7 @@ from comparison.contestants import (
     linear_step,
     logits_step,
 )
-from comparison.inputs import SAMPLES, SEED, Inputs, Truth, logits_chunk, logits_of, row_chunks
+from comparison.inputs import SAMPLES, SEED, Inputs, Truth, logits_of, row_chunks
 
 
 def log_mixture(logp: torch.Tensor, logq: torch.Tensor, beta: float) -> torch.Tensor:
@@ -51,12 +51,12 @@ def gradient_of(
 
 
 def make_truth(inputs: Inputs, beta: float) -> Truth:
-    """Sums of whole rows in float32, as those of `inputs.true_logp`; the rest in float64."""
+    """In float64, whole rows some at a time."""
     student, teacher, shape = inputs, inputs.teacher, inputs.shape
     assert teacher is not None
     values, kl_p, lse, teacher_lse = torch.empty(4, shape.tokens, dtype=torch.float64)
     for chunk in row_chunks(inputs):
-        sides = [logits_chunk(side, chunk, torch.float32) for side in (student, teacher)]
+        sides = [logits_of(side, chunk, None) for side in (student, teacher)]
         sums = [torch.logsumexp(z, -1) for z in sides]
         lse[chunk], teacher_lse[chunk] = sums
         logp, logq = (z - total[:, None] for z, total in zip(sides, sums, strict=True))

@@ -17,7 +17,7 @@ SEED = 7
 LOGIT_STD = 2.0
 SAMPLES = 32  # rows and classes whose gradients are checked
 EPSILON = 0.2  # GRPO's clip range
-CHUNK = 64  # rows that are float32 or float64 at a time
+CHUNK = 64  # rows that are float64 at a time
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,6 @@ def make_inputs(shape: Shape, *, linear: bool, policy: bool, distils: bool = Fal
     return inputs
 
 
-def logits_chunk(inputs: Inputs, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-    """Logits of some rows, [rows, V]: a product in `dtype` of the bfloat16 operands with an LM head."""
-    if inputs.pristine is not None:
-        return inputs.pristine[rows].to(dtype)
-    assert inputs.hidden is not None and inputs.head is not None
-    return inputs.hidden.detach()[rows].to(dtype) @ inputs.head.detach().to(dtype).T
-
-
 def row_chunks(inputs: Inputs) -> Iterator[slice]:
     """All rows, some at a time; with an LM head, which is converted anew for each chunk, more of them."""
     chunk = CHUNK if inputs.pristine is not None else inputs.shape.tokens // 8 + 1
@@ -139,13 +131,12 @@ def row_chunks(inputs: Inputs) -> Iterator[slice]:
 
 
 def true_logp(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """logp and lse of each token, float64 [N], sums and exps in float32: good to 1e-6, a thousand times
-    better than what is judged by them."""
+    """logp and lse of each token, float64 [N]."""
     logp, lse = (torch.empty(inputs.shape.tokens, dtype=torch.float64) for _ in range(2))
     for rows in row_chunks(inputs):
-        z = logits_chunk(inputs, rows, torch.float32)
-        lse[rows] = torch.logsumexp(z, -1).double()
-        logp[rows] = z.gather(-1, inputs.labels[rows, None])[:, 0].double() - lse[rows]
+        z = logits_of(inputs, rows, None)
+        lse[rows] = torch.logsumexp(z, -1)
+        logp[rows] = z.gather(-1, inputs.labels[rows, None])[:, 0] - lse[rows]
     return logp, lse
 
 
@@ -205,7 +196,7 @@ def make_truth(inputs: Inputs, loss_of_logp: LossOfLogp) -> Truth:
 
 
 def logits_of(
-    inputs: Inputs, rows: torch.Tensor | None, classes: torch.Tensor | None
+    inputs: Inputs, rows: torch.Tensor | slice | None, classes: torch.Tensor | None
 ) -> torch.Tensor:
     """Exact logits in float64 of chosen rows, or of chosen classes with an LM head; None: of all."""
     if inputs.pristine is not None:
