@@ -64,8 +64,10 @@ _HIDDEN: Settings = _LOGITS | {
     "level": "linear", "hidden_size": 32, "vocab_size": 447, "dhead_dtype": "head",
     "source": {"kind": "synthetic", "std": 3}, "tolerances": {},
 }  # fmt: skip
+# So far from old_logp, and from this seed, every branch of every kind has tokens: below, within and above the bounds for either
+# sign of the advantage, and an advantage of 0 (tests/python/test_audit_policy.py counts them).
 _POLICY: Settings = {
-    "loss": "policy_loss", "batch_size": 8, "seq_len": 8, "mask_prob": 0.1, "old_logp_noise_scale": 0.15,
+    "loss": "policy_loss", "batch_size": 16, "seq_len": 8, "mask_prob": 0.1, "old_logp_noise_scale": 0.3, "seed": 4,
 }  # fmt: skip
 
 
@@ -132,13 +134,16 @@ CASES = (
     _policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16", **_LOW),
     _policy("grpo-kl", "with a KL term", "grpo", **_KL),
     _policy("dapo", "asymmetric bounds, num_items, an entropy bonus", "dapo", epsilon_high=0.28, num_items=40, entropy_coef=0.01),
-    _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
-    _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
+    _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
+    _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
     _policy("dr-grpo", "sums over a constant", "dr_grpo", max_length=20),
-    _policy("cispo", "capped, detached ratios", "cispo", epsilon_high=1.15),
+    _policy("cispo", "capped, detached ratios", "cispo", epsilon_high=1.2),
+    _policy("cispo-low", "the same, from below too", "cispo", cispo_cap="one_plus", epsilon_high=0.2, cap_low=0.8),
     _policy("sapo", "soft gates", "sapo"),
     _policy("vespo", "a gamma weight of the sequence's ratio", "vespo"),
-    _policy("delta", "two-sided clipping", "grpo", delta=1.1),
+    _policy("delta", "two-sided clipping: a bound where the advantage is negative", "grpo", delta=1.4),
+    _policy("delta-low", "delta below 1 + epsilon: a bound where it is positive", "grpo", delta=1.1),
+    _policy("dual-clip", "at most 1.3 times a negative advantage", "grpo", dual_clip=1.3),
     _linear("fp32", "32 hidden, 447 classes, a fifth of the rows ignored"),
     _linear("bf16", "the same in bfloat16", dtype="bf16"),
     _linear("all-used", "no row ignored", ignore_prob=0),
@@ -157,9 +162,9 @@ CASES = (
     _linear_policy("grpo", "clipped ratios, some tokens masked", "grpo"),
     _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),
     _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **_KL),
-    _linear_policy("gspo-kl", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
-    _linear_policy("luspo", "one ratio and a sum a sequence", "luspo", epsilon_low=0.02, epsilon_high=0.03),
-    _linear_policy("luspo-kl", "the same with a KL term", "luspo", epsilon_low=0.02, epsilon_high=0.03, **_KL),
+    _linear_policy("gspo-kl", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
+    _linear_policy("luspo", "one ratio and a sum a sequence", "luspo", epsilon_low=0.08, epsilon_high=0.1),
+    _linear_policy("luspo-kl", "the same with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
     _linear_policy("vespo", "a gamma weight of the sequence's ratio", "vespo"),
     _linear_policy("only-dhead", "frozen hidden states", "grpo", gradients=["dhead"]),
 )  # fmt: skip

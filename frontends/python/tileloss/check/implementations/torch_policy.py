@@ -11,8 +11,8 @@ from tileloss.check.case import Case, Refused
 
 TENSORS = ("advantages", "old_logp", "ref_logp", "mask")
 OPTIONS = (
-    "kind", "ratio_level", "aggregation", "epsilon_low", "epsilon_high", "delta", "tau_pos", "tau_neg", "beta", "kl_importance",
-    "kl_estimator", "entropy_coef", "num_items", "max_length",
+    "kind", "ratio_level", "aggregation", "epsilon_low", "epsilon_high", "delta", "dual_clip", "cispo_cap", "cap_low", "tau_pos",
+    "tau_neg", "beta", "kl_importance", "kl_estimator", "entropy_coef", "num_items", "max_length",
 )  # fmt: skip
 
 
@@ -47,9 +47,14 @@ def _token_loss(options: dict[str, Any], rho: Tensor, logp: Tensor, advantages: 
     high = options.get("epsilon_high", low)
     if kind == "clip":
         bounded = rho.clamp(max=options["delta"]) if "delta" in options else rho
-        return -torch.min(bounded * advantages, rho.clamp(1 - low, 1 + high) * advantages)
+        value = torch.min(bounded * advantages, rho.clamp(1 - low, 1 + high) * advantages)
+        if "dual_clip" in options:
+            most = options["dual_clip"] * advantages
+            value = torch.where(advantages < 0, torch.max(value, most), value)
+        return -value
     if kind == "cispo":
-        return -rho.clamp(max=high).detach() * advantages * logp
+        cap = 1 + high if options.get("cispo_cap") == "one_plus" else high
+        return -rho.clamp(options.get("cap_low"), cap).detach() * advantages * logp
     if kind == "sapo":
         tau = torch.where(advantages > 0, options.get("tau_pos", 1.0), options.get("tau_neg", 1.05))
         return -4 / tau * torch.sigmoid(tau * (rho - 1)) * advantages
