@@ -14,6 +14,7 @@
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/memory.h"
+#include "support/output_file.h"
 #include "support/printable.h"
 
 namespace tileloss::tools {
@@ -183,6 +184,7 @@ SweepConfig read_sweep_config(const std::filesystem::path& file, const std::vect
   config.limits.seconds = reader.number("time_limit_s", 300, {0, 1e6, true, std::nullopt});
   config.limits.memory_mb = reader.integer("memory_limit_mb", 0, 0, kMaxCount);
   config.output = reader.path("output", file.stem().string() + ".jsonl");
+  check_output(reader.origin("output") + ": output", config.output, {{{"--config", file}}});
   reader.finish();
   config.cases = combine(axes, common, reader);
   return config;

@@ -231,6 +231,10 @@ bool GradcheckConfig::wants(std::string_view output_name) const {
   return std::find(outputs.begin(), outputs.end(), output_name) != outputs.end();
 }
 
+std::vector<InputFile> GradcheckConfig::inputs() const {
+  return {{"--config", file}, {"source.path", source.path}, {"source.teacher_path", teacher.path}};
+}
+
 ToolError GradcheckConfig::located(const LibraryError& error) const {
   std::string key = error.argument();
   std::replace(key.begin(), key.end(), '.', '_');  // dhead.dtype
@@ -272,6 +276,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   if (reader.has("output")) config.output = reader.path("output");
   reader.finish();
   config.origins = origins_of(root);
+  if (config.output) check_output(config.origins.at("output"), *config.output, config.inputs());
   return config;
 }
 

@@ -14,6 +14,7 @@
 #include "reference/number_formats.h"
 #include "support/abi.h"
 #include "support/config.h"
+#include "support/output_file.h"
 #include "support/synthetic.h"
 
 namespace tileloss::tools {
@@ -113,6 +114,8 @@ struct GradcheckConfig {
   // "c.yaml:12: kernel.vocab_block", by the name that the library has for it.
   std::map<std::string, std::string> origins;
 
+  // The files that it reads; an empty path is none.
+  std::vector<InputFile> inputs() const;
   // The same error with the place of the key that it is about, if there is one.
   ToolError located(const LibraryError& error) const;
   bool wants(std::string_view output_name) const;

@@ -16,6 +16,7 @@
 #include "support/exit_codes.h"
 #include "support/flags.h"
 #include "support/format.h"
+#include "support/output_file.h"
 #include "support/printable.h"
 #include "support/result_writer.h"
 #include "support/signals.h"
@@ -150,6 +151,7 @@ int run_bench(Command command) {
   settings.kernel.workspace_bytes = *workspace;
   settings.head.is_transposed = command.head_layout == "hv";
   settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
+  if (command.output) check_output("--output", *command.output, {});
   ResultWriter writer(command.output);  // before the work, so that a file that cannot be written is known at once
   Bench bench(command.settings);
   const std::vector<tileloss_pass> passes = passes_of(command, bench);

@@ -14,6 +14,7 @@
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
+#include "support/output_file.h"
 #include "support/printable.h"
 #include "support/progress.h"
 #include "support/result_writer.h"
@@ -33,6 +34,7 @@ struct Command {
 
 int hand_over_inputs(GradcheckConfig config, const std::string& path) {
   const GradcheckConfig as_read = config;
+  check_output("--write-inputs", path, config.inputs());
   forget_kernels(config);
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
@@ -46,6 +48,7 @@ int judge_file(GradcheckConfig config, const Command& command) {
   forget_kernels(config);
   config.mutants = command.mutants;
   const std::string& path = command.outputs;
+  if (config.output) check_output("output", *config.output, {{{"--outputs", path}}});
   // Opened before the work, so that files that cannot be read or written are known at once.
   ResultWriter writer(config.output);
   const SafetensorsFile file(path);

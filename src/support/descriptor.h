@@ -14,9 +14,9 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return descriptor_; }
-  void reset() {
+  void reset(int descriptor = -1) {
     if (descriptor_ >= 0) close(descriptor_);
-    descriptor_ = -1;
+    descriptor_ = descriptor;
   }
 
  private:

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "support/exit_codes.h"
 #include "support/format.h"
+#include "support/output_file.h"
 #include "support/printable.h"
 #include "support/signals.h"
 
@@ -22,13 +22,6 @@ constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
 // A look at whether to stop in between: a slow disk takes 0.1 s for it.
 constexpr int64_t kBytesAtOnce = int64_t{16} << 20;
-
-const char* kind_of_file(mode_t mode) {
-  if (S_ISDIR(mode)) return "a folder";
-  if (S_ISFIFO(mode)) return "a pipe";
-  if (S_ISSOCK(mode)) return "a socket";
-  return "a device";
-}
 
 }  // namespace
 
@@ -158,15 +151,11 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the format pads with spaces, so that the data is aligned
   const uint64_t length = text.size();
-  const std::filesystem::path beside = path.string() + ".tmp";
-  std::ofstream out(beside, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(&length), sizeof length);
-  out << text;
-  for (const Tensor& tensor : tensors) out.write(static_cast<const char*>(tensor.data), tensor.bytes);
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(beside, path, error);
-  if (!out || error) throw ToolError(kExitEnvironment, formatted("{}: cannot be written", shown(path.string())));
+  WholeFile out(path);
+  out.write(&length, sizeof length);
+  out.write(text.data(), std::ssize(text));
+  for (const Tensor& tensor : tensors) out.write(tensor.data, tensor.bytes);
+  out.finish();
 }
 
 }  // namespace tileloss::tools

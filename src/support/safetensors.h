@@ -65,7 +65,7 @@ struct Tensor {
   int64_t bytes = 0;
 };
 
-// Writes one (beside, then renamed). The tensors are laid out in the order given; `metadata` is the format's own, text by name.
+// Writes one as a WholeFile. The tensors are laid out in the order given; `metadata` is the format's own, text by name.
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
