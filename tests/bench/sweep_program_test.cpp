@@ -42,14 +42,14 @@ void expect_every_case_once(const std::filesystem::path& file) {
 
 // Waits until a case with this seed runs; the seed stands in the arguments of its process.
 bool case_runs(const std::string& seed) {
-  for (int i = 0; i < 1000; ++i, usleep(10'000)) {
+  for (int i = 0; i < 30'000; ++i, usleep(10'000)) {
     if (processes_with_argument("\"seed\":" + seed + "}") == 1) return true;
   }
   return false;
 }
 
 bool case_is_gone(const std::string& seed) {
-  for (int i = 0; i < 300; ++i, usleep(10'000)) {
+  for (int i = 0; i < 30'000; ++i, usleep(10'000)) {
     if (processes_with_argument("\"seed\":" + seed + "}") == 0) return true;
   }
   return false;

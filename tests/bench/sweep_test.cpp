@@ -211,7 +211,7 @@ TEST(Sweep, GoesOnAfterEveryKindOfFailureAndRecordsIt) {
                              " *'\"threads\":5,'*) exit 9;; *'\"threads\":6,'*) ;; *) echo '" + kOkReport + "';; esac";
   const SweepConfig config = config_of(folder,
                                        "loss: cross_entropy\nshape: 2x64\ndtype: bf16\nthreads: [1, 2, 3, 4, 5, 6, 7]\n"
-                                       "time_limit_s: 0.5\noutput: r.jsonl\n");
+                                       "time_limit_s: 4\noutput: r.jsonl\n");
   const SweepResult result = sweep(config, script_command(script));
   EXPECT_EQ(result.exit_code, kExitCheckFailed) << result.err;
   const std::vector<Json> lines = read_results(config.output).lines;

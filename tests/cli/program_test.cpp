@@ -12,6 +12,7 @@
 #include "backends/cpu/isa/isa.h"
 #include "bench/matmul_roof.h"
 #include "bench/roofs.h"
+#include "support/format.h"
 #include "support/memory.h"
 #include "support/signals.h"
 #include "tests/shared/child_process.h"
@@ -239,10 +240,22 @@ TEST(Info, JsonNamesWhatTheMachineHas) {
     EXPECT_TRUE(info.contains(key)) << key;
 }
 
+// Until it has come so far, a signal ends a program without a word.
+void wait_for_handler(const Program& program, int signal) {
+  const std::string status = formatted("/proc/{}/status", program.child());
+  for (int i = 0; i < 30'000; ++i, usleep(10'000)) {
+    const std::string text = test::read_text(status);
+    const size_t caught = text.find("SigCgt:");
+    if (caught != std::string::npos && (std::stoull(text.substr(caught + 7), nullptr, 16) >> (signal - 1) & 1) != 0) return;
+  }
+  ADD_FAILURE() << "no handler";
+}
+
 // The bench would run for hours; a signal ends it soon, with what was measured so far printed whole.
 TEST(Signals, StopTheBenchWithTheirExitCode) {
   for (const int signal : {SIGINT, SIGTERM}) {
     Program program({"bench", "--tokens", "64", "--vocab", "4096", "--iters", "1000000", "--json"});
+    wait_for_handler(program, signal);
     usleep(1'500'000);
     ASSERT_EQ(kill(program.child(), signal), 0);
     const ProgramResult result = program.wait();
@@ -272,7 +285,7 @@ TEST(Signals, RoofsThatWereNotMeasuredAgainAreNeitherSteadyNorNot) {
 TEST(Signals, StopInfo) {
   for (const int signal : {SIGINT, SIGTERM}) {
     Program program({"info"});
-    usleep(500'000);
+    wait_for_handler(program, signal);
     ASSERT_EQ(kill(program.child(), signal), 0);
     const ProgramResult result = program.wait();
     EXPECT_EQ(result.exit_code, 128 + signal) << result.out << result.err;

@@ -147,7 +147,7 @@ def check_quick_commands(root, build):
                     cwd=folder,
                     capture_output=True,
                     text=True,
-                    timeout=120,
+                    timeout=900,
                     env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
                 )
                 print(f"exit {done.returncode}: {line}")

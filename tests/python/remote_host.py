@@ -24,6 +24,7 @@ SSHD = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/sbin")
 NOT_RUN = "" if SSHD and shutil.which("ssh") else "NOT RUN: there is no sshd"
 
 NAME = "a-host"  # what the client's configuration calls it
+PATIENCE_S = 300  # a busy machine takes its time; nothing waits so long where all is well
 
 
 class LoopbackHost:
@@ -90,10 +91,10 @@ class LoopbackHost:
             assert SSHD
             command = [SSHD, "-D", "-e", "-f", str(config)]
             self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S).close()
                 return
             except OSError:
                 assert self._server.poll() is None, (self._folder / "sshd.log").read_text()
@@ -266,8 +267,8 @@ def processes_with(variable: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)

@@ -37,7 +37,7 @@ def numbers(name: str, pattern: str) -> list[float]:
         [sys.executable, EXAMPLES / f"{name}.py"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ def test_the_documents_commands_run(tmp_path: Path) -> None:
             env={**client.environment, "WANDB_API_KEY": "a-key"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=900,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.startswith("dev test\n")
