@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import tileloss
 from tileloss.check import architectures, models
@@ -59,6 +62,7 @@ def test_a_checkpoint_on_a_text_passes_and_its_mutants_are_caught(
     assert gradcheck(TINY, f"level={level}", f"loss={loss}", f"output={output}") == 0
     line = result(output)
     assert line["model/class"] == "Qwen2ForCausalLM"
+    assert line["model/weights"] == "stored"
     assert line["time/load_s"] > 0
     assert line["time/forward_s"] > 0
     assert line["shape/batch_size"] == 2
@@ -78,6 +82,7 @@ def test_every_kind_of_head_passes(
     config.write_text(f"model_path: random:{kind}\nlevel: {level}\nseq_len: 24\nbatch_size: 2\n")
     output = tmp_path / "r.jsonl"
     assert gradcheck(config, "dtype=fp32", f"output={output}", flags=("--mutants",)) == 0
+    assert (result(output)["model/weights"], result(output)["model/ids"]) == ("random",) * 2
     options = result(output)["options"]
     of_the_model = {"softcap": {"softcap": 3.0}, "divisor": {"logit_scale": 0.25}}
     of_the_model["factor"] = of_the_model["divisor"]
@@ -116,7 +121,7 @@ def test_the_loss_is_the_model_s_own(tmp_path: Path) -> None:
     assert gradcheck(TINY, "dtype=fp32", "ignore_prob=0", f"output={output}") == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
     text = (CHECKPOINT / "sample.txt").read_text()
-    ids = models.encode(models.Model(model, CHECKPOINT / "tokenizer.json", 0), text)
+    ids = models.encode(models.Model("it", model, CHECKPOINT / "tokenizer.json", 0), text)
     batch = torch.tensor(ids[:256]).reshape(2, 128)
     with torch.no_grad():
         expected = float(model(input_ids=batch, labels=batch).loss)
@@ -184,6 +189,61 @@ def test_what_is_wrong_is_named(
 ) -> None:
     assert gradcheck(TINY, *sets) == 2
     assert message in capfd.readouterr().err
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _widen(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
+
+
+def _spoil(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _leave_out(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "is no folder with a config.json"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json' is not a valid JSON"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
+    "truncated": (_truncate, "SafetensorError"),
+    "other sizes": (_widen, "got [256, 256] for model.layers.0.mlp."),
+    "NaN": (_spoil, "its forward gives NaN or inf: the weights model.norm.weight hold NaN or inf"),
+    "a layer missing": (_leave_out, "as config.json has it, got none for model.norm.weight"),
+    "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_model_is_one_line(
+    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(CHECKPOINT, tmp_path / "model")
+    breaks, message = BROKEN[how]
+    breaks(folder)
+    assert gradcheck(TINY, f"model_path={folder}") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert message in line and "model_path" in line, line
+
+
+def test_positions_that_a_model_lacks_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"model_path: {CHECKPOINT}\nseq_len: 1025\n")
+    assert gradcheck(config) == 2
+    assert "seq_len: expected at most 1024, the positions of " in capfd.readouterr().err
 
 
 def test_logits_that_no_option_explains_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

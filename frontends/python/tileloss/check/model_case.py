@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tileloss.check import models
+from tileloss.check.architectures import PREFIX
 from tileloss.check.config import Config
 from tileloss.check.progress import Progress
 
@@ -100,6 +101,7 @@ def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
         "model": wishes.model_path,
         "model/class": type(model.module).__name__,
         "model/parameters": sum(p.numel() for p in model.module.parameters()),
+        "model/weights": "random" if wishes.model_path.startswith(PREFIX) else "stored",
         "model/ids": words,
         "time/load_s": model.load_s,
         "time/forward_s": captured.forward_s,

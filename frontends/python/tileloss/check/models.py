@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from torch import Tensor
 from tileloss.check.architectures import ARCHITECTURES, PREFIX
 
 transformers.utils.logging.disable_progress_bar()  # of the weights; ours says what goes on
+transformers.utils.logging.set_verbosity_error()  # what is wrong with a model is an error of ours, in one line
 
+_LISTED = 4  # weights, of many
 _PROBED = 8  # tokens whose logits are computed to see what the model makes of them
 
 
@@ -22,6 +26,7 @@ _PROBED = 8  # tokens whose logits are computed to see what the model makes of t
 class Model:
     """A causal LM in evaluation mode, and where it came from."""
 
+    path: str  # as the config has it
     module: Any
     tokenizer_file: Path | None
     load_s: float
@@ -52,16 +57,22 @@ def load(model_path: str, folder: Path, dtype: torch.dtype | None, seed: int) ->
         module, tokenizer = _random(model_path.removeprefix(PREFIX), dtype, seed), None
     else:
         module, tokenizer = _stored(model_path, folder, dtype)
-    return Model(module.eval(), tokenizer, time.perf_counter() - begin)
+    return Model(model_path, module.eval(), tokenizer, time.perf_counter() - begin)
 
 
 def capture(model: Model, ids: Tensor, level: str) -> Captured:
     """One forward, without gradients.
 
     Raises:
-        ValueError: the model has no LM head of its own, or makes something of its logits that the losses have no option for.
+        ValueError: the model has no LM head of its own, or makes something of its logits that the losses have no option for; it
+            has fewer positions than ids, its forward fails, or gives NaN.
     """
     module = model.module
+    positions = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and ids.shape[1] > positions:
+        raise ValueError(
+            f"seq_len: expected at most {positions}, the positions of {model.path}, got {ids.shape[1]}"
+        )
     head = module.get_output_embeddings()
     weight = getattr(head, "weight", None)
     if weight is None or weight.ndim != 2:
@@ -76,7 +87,7 @@ def capture(model: Model, ids: Tensor, level: str) -> Captured:
     hook = head.register_forward_pre_hook(keep)
     begin = time.perf_counter()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _blaming(model.path):
             logits = module(input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
@@ -85,6 +96,7 @@ def capture(model: Model, ids: Tensor, level: str) -> Captured:
         raise ValueError(
             f"{type(module).__name__}: expected one call of its LM head with hidden states [B, T, H]"
         )
+    _refuse_not_finite(model, logits, seen[0], *([weight] if level == "linear" else []))
     if level == "logits":
         return Captured(logits, None, None, None, {}, forward_s)
     bias = getattr(head, "bias", None)
@@ -103,7 +115,8 @@ def encode(model: Model, text: str) -> list[int]:
     # Not AutoTokenizer: it goes by the model's type, whatever the folder holds.
     if model.tokenizer_file is None:
         raise ValueError("text: the model has no tokenizer.json; without `text` ids are drawn")
-    tokenizer = Tokenizer.from_file(str(model.tokenizer_file))
+    with _blaming(f"{model.path}: tokenizer.json"):
+        tokenizer = Tokenizer.from_file(str(model.tokenizer_file))
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -125,22 +138,62 @@ def _stored(model_path: str, folder: Path, dtype: torch.dtype | None) -> tuple[A
     try:
         config = cached_file(name, "config.json", local_files_only=True)
     except (OSError, ValueError):
+        config = None
+    if config is None:
         known = (
             ", or no weights at all: " + PREFIX + model_path if model_path in ARCHITECTURES else ""
         )
         raise ValueError(
             f"model_path: {model_path} is no folder with a config.json, and not in the local cache of the hub; "
             f"expected one of these: `hf download {model_path}` fetches it{known}"
-        ) from None
-    assert config is not None
-    tokenizer = Path(config).with_name("tokenizer.json")
-    try:
-        module = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model_path: {model_path}: {error}") from None
+    tokenizer = Path(config).with_name("tokenizer.json")
+    with _blaming(model_path):
+        module, found = transformers.AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype or "auto",
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # or it draws them all the same, and says so in a table
+            output_loading_info=True,
+        )
+    # What is not in the file, or not of the config's size, has been drawn at random.
+    wrong = [f"none for {name}" for name in sorted(found["missing_keys"])]
+    wrong += [
+        f"{list(stored)} for {name} {list(size)}" for name, stored, size in found["mismatched_keys"]
+    ]
+    if wrong:
+        raise ValueError(
+            f"model_path: {model_path}: expected the weights of {type(module).__name__} as config.json has it, "
+            f"got {_listed(wrong)}"
+        )
     return module, tokenizer if tokenizer.is_file() else None
+
+
+@contextmanager
+def _blaming(model_path: str) -> Iterator[None]:
+    """What transformers, safetensors and torch raise over a broken model is the model's fault."""
+    try:
+        yield
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(f"model_path: {model_path}: {type(error).__name__}: {error}") from error
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _refuse_not_finite(model: Model, *captured: Tensor) -> None:
+    """-inf is a logit; NaN and +inf are none."""
+    if all(bool((each < float("inf")).all()) for each in captured):
+        return
+    weights = model.module.named_parameters()
+    names = [name for name, weight in weights if not bool(torch.isfinite(weight).all())]
+    cause = f"the weights {_listed(names)} hold NaN or inf" if names else "its weights are finite"
+    raise ValueError(f"model_path: {model.path}: its forward gives NaN or inf: {cause}")
 
 
 def _transform(
