@@ -33,7 +33,8 @@ EXPECTED = {
         "ce/temperature": "pass", "ce/padding": "pass", "ce/minus-inf": "pass", "ce/second-backward": "pass",
         "logprobs/bf16": "pass", "logprobs/entropy": "pass", "policy/grpo-bf16": "pass", "policy/gspo": "pass",
         "policy/luspo": "pass", "policy/dapo": "pass", "policy/cispo": "pass", "policy/sapo": "pass", "policy/delta": "pass",
-        "policy/delta-low": "pass", "policy/dual-clip": "pass", "policy/cispo-low": "pass", "linear/bias": "pass", "linear-policy/luspo-kl": "pass",
+        "policy/delta-low": "pass", "policy/dual-clip": "pass", "policy/cispo-low": "pass",
+        "linear/bias": "pass", "linear-policy/luspo-kl": "pass",
     },
     "torch-compile": {
         "ce/class-weights": "pass", "policy/grpo-kl": "pass", "ce/second-backward": "refused",
@@ -46,7 +47,8 @@ EXPECTED = {
     "trl": {
         "logprobs/temperature": "pass", "logprobs/bf16": "failed logp", "policy/grpo-kl": "pass", "policy/dapo": "pass",
         "policy/gspo": "pass", "policy/luspo": "pass", "policy/dr-grpo": "pass", "policy/sapo": "pass",
-        "policy/delta": "pass", "policy/dual-clip": "refused", "linear/fp32": "pass", "linear/softcap": "pass", "linear/bias": "pass",
+        "policy/delta": "pass", "policy/dual-clip": "refused",
+        "linear/fp32": "pass", "linear/softcap": "pass", "linear/bias": "pass",
         "linear/only-dhead": "pass", "linear/sum": "refused", "linear-policy/luspo-kl": "pass", "linear-policy/vespo": "pass",
         "linear/logprobs": "pass", "ce/fp32": "refused",
     },

@@ -241,6 +241,7 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     hostile = [
         lines.check_line(SCRIPT) | {"loss": SCRIPT, "producer": f'">{SCRIPT}', "note": SCRIPT},
         *({**line, "case": SCRIPT, "message": SCRIPT} for line in lines.audit_lines()[:1]),
+        {**lines.audit_lines()[0], "case": "turned", "message": "\x1b[31m \u202e \u2066"},
         *({**line, "name": SCRIPT, "title": f"{SCRIPT} $x^2$"} for line in lines.compare_lines()),
         {"tool": SCRIPT},
     ]
@@ -250,6 +251,8 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     assert "script" not in Text(page).tags
     assert "<script" not in page and "&lt;script&gt;alert(1)" in page
     assert "$x^2$" in page  # no formula
+    assert r"\x1b[31m \u202e \u2066" in page
+    assert not set("\x1b\u202e\u2066") & set(page)
 
 
 def test_the_page_is_self_contained_and_the_same_every_time(
@@ -361,13 +364,48 @@ def test_bad_usage_and_environment_are_told_apart(
         ([tmp_path / "missing.jsonl"], 3, "missing.jsonl"),
         ([empty], 2, "RESULTS.jsonl: expected at least one line, got none"),
         ([there, "-o", tmp_path / "no" / "folder.html"], 3, "folder.html"),
-        ([there, "-o", tmp_path / "r.html", "--images", there], 3, "there.jsonl"),
+        ([there, "-o", tmp_path / "r.html", "--images", there], 2, "there.jsonl"),
     ):
         assert report(*arguments) == code
         error = capsys.readouterr().err
         assert error.startswith("tileloss: ") and message in error and error.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
         report()
+
+
+def test_what_would_be_destroyed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inputs, whatever they are called, and what is no regular file; links are followed."""
+    results, link, pipe = (tmp_path / name for name in ("r.jsonl", "link", "pipe"))
+    lines.write(results, [lines.check_line()])
+    before = results.read_bytes()
+    link.symlink_to("r.jsonl")
+    os.mkfifo(pipe)
+    for output, message in (
+        (results, f"-o: expected a file that is not read, got {results}"),
+        (link, f"-o: expected a file that is not read, got {link}"),
+        (pipe, f"-o: expected a regular file, got {pipe}, a pipe"),
+        (tmp_path, f"-o: expected a regular file, got {tmp_path}, a folder"),
+        ("/dev/full", "-o: expected a regular file, got /dev/full, a device"),
+        ("-", "-o: expected a file to write, got '-'"),
+    ):
+        assert report(str(results), "-o", str(output)) == 2
+        assert capsys.readouterr().err == f"tileloss: {message}\n"
+    assert results.read_bytes() == before and pipe.is_fifo() and link.is_symlink()
+    page, link_to_page = tmp_path / "page.html", tmp_path / "current.html"
+    link_to_page.symlink_to("page.html")
+    assert report(str(results), "-o", str(link_to_page)) == 0
+    assert link_to_page.is_symlink() and "TileLoss report" in page.read_text()
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "gates-1.png").symlink_to("/dev/full")
+    assert report(str(results), "-o", str(page), "--images", str(images)) == 2
+    assert "--images: expected a regular file, got " in capsys.readouterr().err
+    assert report(str(results), "-o", str(page), "--images", str(results)) == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "current.html", "images", "link", "page.html", "pipe", "r.jsonl",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])

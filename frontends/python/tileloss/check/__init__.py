@@ -12,6 +12,8 @@ remote/         a commit on another machine: start, follow, status, fetch, stop
 config.py       the keys of a config that the compiled program leaves to this package
 program.py      the compiled program as a child
 results.py      result files
+files.py        where an output may go, and whole files
+printable.py    text from outside as messages show it; "did you mean"
 progress.py     how far the work is
 trackers.py     result lines to wandb, Trackio, TensorBoard
 case.py         a case, and helpers for implementations

@@ -65,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(program: Path, options: argparse.Namespace) -> int:
-    roofs = _measure_roofs(program, options)
-    if isinstance(roofs, int):
-        return roofs
+    with ResultWriter(options.output) as writer:  # before the work
+        roofs = _measure_roofs(program, options)
+        if isinstance(roofs, int):
+            return roofs
 
-    from tileloss.check.jax_bench import time_passes
+        from tileloss.check.jax_bench import time_passes
 
-    with ResultWriter(options.output) as writer:
         timings = [
             {"tool": "bench", "version": tileloss.__version__} | line
             for line in time_passes(roofs, options)

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tileloss.check.case import Case
+from tileloss.check.files import naming
 
 _LENGTH_BYTES = 8  # of the header's length, little-endian, before the header
 _DTYPES = {
@@ -65,7 +66,7 @@ def write_tensors(
         }
         offset = end
     text = json.dumps(header).encode()
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
         for array in tensors.values():
             file.write(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)

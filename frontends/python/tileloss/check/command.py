@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tileloss.check.printable import did_you_mean, escaped, one_line
+
 
 class Subcommand(NamedTuple):
     """The module has add_arguments(parser), and run(program, options), which gives the exit code. It is imported when it is
@@ -59,9 +61,29 @@ def _parse(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
         prog=f"tileloss {name}", description=module.__doc__, allow_abbrev=False
     )
     module.add_arguments(parser)
+    _refuse_unknown_flags(parser, arguments)
     return parser.parse_args(arguments)
 
 
+def _refuse_unknown_flags(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Before argparse, which would say instead what is missing."""
+    known = _flags(parser)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for word in arguments[:end]:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag not in known:
+            parser.error(f"unknown flag {escaped(flag)}{did_you_mean(flag, known)}")
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    """Its own, and those of its actions."""
+    found = [each for each in parser._option_string_actions if each.startswith("--")]
+    for action in parser._actions:
+        for inner in action.choices.values() if isinstance(action.choices, dict) else ():
+            found += _flags(inner)
+    return found
+
+
 def _report(message: str, code: int) -> int:
-    print(f"tileloss: {message}", file=sys.stderr)
+    print(f"tileloss: {one_line(message)}", file=sys.stderr)
     return code

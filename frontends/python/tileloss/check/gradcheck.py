@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tileloss.check import trackers
 from tileloss.check.config import Config, translate_old_keys
+from tileloss.check.printable import escaped
 from tileloss.check.program import run_program
 from tileloss.check.progress import Progress
 
@@ -134,7 +135,7 @@ def _check(job: _Job, name: str, options: argparse.Namespace, folder: Path) -> i
     try:
         write_tensors(outputs, prepare(described, returned))
     except (Missing, TypeError) as error:
-        print(f"FAIL: {error}")
+        print(f"FAIL: {escaped(str(error))}")
         return 1
     mutants = ["--mutants"] if options.mutants or described.mutants else []
     return job.run("judge", f"--outputs={outputs}", f"--producer={producer}", *mutants)
@@ -157,5 +158,5 @@ def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None
     except Refused as refusal:
         raise ValueError(f"--impl {name}: refused: {refusal}") from refusal
     except Exception as error:
-        print(f"FAIL: {describe(error)}")
+        print(f"FAIL: {escaped(describe(error))}")
         return None, None

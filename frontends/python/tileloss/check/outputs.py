@@ -73,6 +73,8 @@ def _of_dtype(name: str, array: np.ndarray) -> np.ndarray:
 
 def describe(error: BaseException) -> str:
     """One line: what was raised, and the last line of code that is not ours, as FILE:LINE."""
+    if isinstance(error, SyntaxError):  # which names file and line itself
+        return f"SyntaxError: {error}"
     ours = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -9,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from tileloss.check.files import naming, output_place
 
 _START = b'{"tool":'  # of every line of ours, and so of a torn one
 
@@ -43,14 +46,14 @@ class ResultWriter:
 
     Raises:
         OSError: the file cannot be opened, or another process writes to it.
-        ValueError: what is there already is no file of results.
+        ValueError: what is there already is no file of results; names ``argument`` where it is no regular file.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, argument: str = "--output") -> None:
         self._file = None
         if path is None:
             return
-        self._file = path.open("ab", buffering=0)
+        self._file = output_place(argument, path).open("ab", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -73,9 +76,10 @@ class ResultWriter:
         data = json.dumps(_finite(line), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         before = os.fstat(self._file.fileno()).st_size
         try:
-            if self._file.write(data) != len(data):
-                raise OSError(f"results file {self._file.name}: cannot write: the disk is full")
-            os.fsync(self._file.fileno())
+            with naming(Path(self._file.name)):
+                if self._file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, "")
+                os.fsync(self._file.fileno())
         except OSError:
             self._file.truncate(before)
             raise

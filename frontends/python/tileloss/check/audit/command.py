@@ -18,6 +18,7 @@ from tileloss.check.audit.cases import CASES, AuditCase
 from tileloss.check.audit.child import Child
 from tileloss.check.audit.table import print_invariance, print_list, print_table
 from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
+from tileloss.check.printable import did_you_mean
 from tileloss.check.program import without_secrets
 from tileloss.check.progress import Progress
 from tileloss.check.results import ResultWriter
@@ -206,7 +207,8 @@ def _chosen(patterns: tuple[str, ...] | None) -> list[AuditCase]:
         return list(CASES)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(case.name, pattern) for case in CASES):
-            raise ValueError(f"--case: no case matches {pattern}; --list shows them")
+            near = did_you_mean(pattern, [case.name for case in CASES])
+            raise ValueError(f"--case: no case matches {pattern}; --list shows them{near}")
     return [c for c in CASES if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
 
 
@@ -216,7 +218,10 @@ def _last_line(text: str) -> str:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in text.split(",") if name))
+    names = tuple(dict.fromkeys(name for name in text.split(",") if name))
+    if not names:
+        raise argparse.ArgumentTypeError(f"expected at least one name, got {text!r}")
+    return names
 
 
 def _seconds(text: str) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tileloss.check.printable import escaped
+
 if TYPE_CHECKING:
     from tileloss.check.audit.cases import AuditCase
 
@@ -71,7 +73,9 @@ def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
     for line in lines:
         if line["status"] != "measured":
             print(
-                f"{line['implementation']} {line['level'] or ''} {line['varied'] or ''}: {line['message']}"
+                escaped(
+                    f"{line['implementation']} {line['level'] or ''} {line['varied'] or ''}: {line['message']}"
+                )
             )
 
 
@@ -106,6 +110,7 @@ def what_failed(line: Mapping[str, Any]) -> str:
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     for row in [head, ["-" * width for width in widths], *rows]:
         print(

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import tileloss
 from tileloss.check.case import Case
+from tileloss.check.outputs import describe
+from tileloss.check.printable import did_you_mean
 
 NATIVE = "tileloss"  # the C++ kernels, which the compiled program runs by itself
 Compute = Callable[[Case], Any]
@@ -101,7 +103,7 @@ def check_name(name: str, argument: str = "--impl") -> None:
     place, colon, _ = name.rpartition(":")
     if not colon:
         raise ValueError(
-            f"{argument}: expected one of {', '.join(NAMES)}, or module:function, got {name}"
+            f"{argument}: expected one of {', '.join(NAMES)}, or module:function, got {name}{did_you_mean(name, NAMES)}"
         )
     if place.endswith(".py"):
         if not Path(place).is_file():
@@ -118,9 +120,8 @@ def load(name: str) -> Implementation:
     """Imports it.
 
     Raises:
-        ValueError: no such name, module or function.
+        ValueError: no such name, module or function, or a module of the user's that cannot be imported.
         NotInstalled: naming the package.
-        Exception: whatever a module of the user's raises while it is imported.
     """
     check_name(name)
     if name not in KNOWN:
@@ -138,16 +139,18 @@ def load(name: str) -> Implementation:
 
 def _load_function(name: str) -> Compute:
     place, _, function = name.rpartition(":")
-    if place.endswith(".py"):
-        module = _load_file(Path(place))
-    else:
-        try:
-            found = importlib.util.find_spec(place)
-        except (ImportError, ValueError):
-            found = None
-        if found is None:
-            raise ValueError(f"--impl {name}: there is no module {place}")
-        module = importlib.import_module(place)
+    try:
+        is_there = place.endswith(".py") or importlib.util.find_spec(place) is not None
+    except (ImportError, ValueError):
+        is_there = False
+    if not is_there:
+        raise ValueError(f"--impl {name}: there is no module {place}")
+    try:
+        module = (
+            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"--impl {name}: its import fails: {describe(error)}") from error
     compute = getattr(module, function, None)
     if not callable(compute):
         raise ValueError(f"--impl {name}: {place} has no function {function}")

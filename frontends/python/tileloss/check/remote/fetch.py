@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from tileloss.check.files import naming, output_place
 from tileloss.check.remote import state
 from tileloss.check.remote.scripts import FETCH
 from tileloss.check.remote.ssh import Script
@@ -26,7 +27,7 @@ def fetch(run: state.Run, paths: Sequence[str], folder: Path) -> list[Path]:
         archive = arrived / "archive"
         script = Script(run.connection(), FETCH, run.directory, run.id, *paths)
         try:
-            with open(archive, "wb") as file:
+            with naming(folder), open(archive, "wb") as file:
                 for chunk in script.output():
                     file.write(chunk)
             script.finish()
@@ -47,12 +48,11 @@ def _unpack(archive: Path, beside: Path, folder: Path) -> list[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             content = members.extractfile(member)
             assert content is not None
-            with open(target, "wb") as file:
+            with naming(folder), open(target, "wb") as file:
                 shutil.copyfileobj(content, file)
             names.append(path)
-    for path in names:
-        final = folder / path
+    places = {path: output_place("-o", folder / path) for path in names}
+    for path, final in places.items():
         final.parent.mkdir(parents=True, exist_ok=True)
-        if (beside / path).exists():  # not a file that the archive has twice
-            (beside / path).replace(final)
-    return [folder / path for path in dict.fromkeys(names)]
+        (beside / path).replace(final)
+    return [folder / path for path in places]

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tileloss.check.files import write_whole
 from tileloss.check.remote.ssh import Host
 
 
@@ -83,8 +84,5 @@ def _folder() -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Beside, then renamed: never half a file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
+    write_whole(path, text)

@@ -10,10 +10,10 @@ page.py         which line goes where; the page and the files
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from tileloss.check.files import output_place, write_whole
 from tileloss.check.report.fields import read_records
 
 
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(_program: Path, options: argparse.Namespace) -> int:
     """Exit code 0 whatever the results say: the report says it."""
+    place = output_place("-o", options.output, options.results)
     records = read_records(options.results)
     if not records:
         raise ValueError("RESULTS.jsonl: expected at least one line, got none")
@@ -44,11 +45,8 @@ def run(_program: Path, options: argparse.Namespace) -> int:
     from tileloss.check.report.page import html, make_report, write_images
 
     report = make_report(records, options.title)
-    page = html(report)
-    beside = options.output.with_name(f".{options.output.name}.{os.getpid()}")
-    beside.write_text(page)
-    beside.replace(options.output)
-    images = write_images(report, options.images) if options.images else []
+    write_whole(place, html(report))
+    images = write_images(report, options.images, options.results) if options.images else []
     _, verdict = report.verdict
     print(verdict)
     for section in report.sections:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tileloss.check.printable import escaped
 from tileloss.check.results import read_results
 
 Line = dict[str, Any]
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class Record(NamedTuple):
@@ -36,9 +35,9 @@ def read_records(paths: list[Path]) -> list[Record]:
 
 
 def printable(value: Any) -> Any:
-    """The same with U+FFFD for what neither HTML nor SVG can hold: control characters and halves of surrogate pairs."""
+    """The same with all its texts escaped: what neither HTML nor SVG can hold, and what would turn the direction of writing."""
     if isinstance(value, str):
-        return _UNPRINTABLE.sub("\ufffd", value)
+        return escaped(value)
     if isinstance(value, list):
         return [printable(each) for each in value]
     if isinstance(value, dict):

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tileloss import __version__
+from tileloss.check.files import output_place, write_whole
 from tileloss.check.report import (
     audits,
     blocks,
@@ -155,18 +156,22 @@ def _drawings(picture: Picture) -> list[tuple[str, Markup]]:
     return found
 
 
-def write_images(report: Report, folder: Path) -> list[Path]:
-    """NAME-light.svg, NAME-dark.svg and NAME.png of every picture. Raises OSError."""
+def write_images(report: Report, folder: Path, inputs: Sequence[Path] = ()) -> list[Path]:
+    """NAME-light.svg, NAME-dark.svg and NAME.png of every picture. Raises OSError, and ValueError as output_place."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--images: expected a folder, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+
+    def write(name: str, data: str | bytes) -> None:
+        write_whole(output_place("--images", folder / name, inputs), data)
+        written.append(folder / name)
+
     for picture in report.pictures:
         for theme, palette in (("light", style.LIGHT), ("dark", style.DARK)):
-            path = folder / f"{picture.name}-{theme}.svg"
             with style.settings():
-                path.write_text(style.svg(picture.plot(style.WIDE, palette), picture.name) + "\n")
-            written.append(path)
-        path = folder / f"{picture.name}.png"
+                drawn = style.svg(picture.plot(style.WIDE, palette), picture.name)
+            write(f"{picture.name}-{theme}.svg", drawn + "\n")
         with style.settings():
-            path.write_bytes(style.png(picture.plot(style.WIDE, style.LIGHT)))
-        written.append(path)
+            write(f"{picture.name}.png", style.png(picture.plot(style.WIDE, style.LIGHT)))
     return written
