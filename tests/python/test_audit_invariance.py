@@ -59,6 +59,14 @@ def test_the_documents_command_finds_what_the_kernels_promise(tmp_path: Path) ->
     assert body["status"] == torch_head["status"] == "measured"
 
 
+def test_the_documents_tables_are_whole() -> None:
+    rows = [line.strip("| ").split(" | ") for line in DOCUMENT.read_text().splitlines()]
+    measured = {row[0] for row in rows if len(row) > 3 and row[1] in ("logits", "linear")}
+    assert measured == set(implementations.KNOWN) - {"tokamax"}  # which refuses these cases
+    of_the_model = [row[0] for row in rows if len(row) == 4 and " to " in row[2]]
+    assert of_the_model == ["body, exact head", "torch head", "tileloss head"]
+
+
 def test_the_shards_of_a_vocabulary_keep_the_bits_of_logp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "DTYPES", {"float32": np.float32})
     monkeypatch.setitem(implementations.KNOBS, "tileloss-jax", {"shards": (1, 8)})
