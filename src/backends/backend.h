@@ -1,6 +1,6 @@
 // The seam between TileLoss and devices: what one has to offer. A backend is two sweeps (architecture.md): it sees logits, or
-// hidden states and head, row states and coefficients, never a loss's options. It is chosen by the device type of a call's views,
-// and registered by a line in registry.cpp.
+// hidden states and head, row states, coefficients; of a loss's options what a RowStage with a teacher tells a sweep, no more. It
+// is chosen by the device type of a call's views, and registered by a line in registry.cpp.
 #ifndef TILELOSS_BACKENDS_BACKEND_H_
 #define TILELOSS_BACKENDS_BACKEND_H_
 
