@@ -105,6 +105,7 @@ def our_distillation(inputs: Inputs, beta: float, inplace_backward: bool) -> Ste
             divergence=divergence,
             beta=beta or 0.5,
             inplace_backward=inplace_backward,
+            grad_in_forward=True,
         )
         assert isinstance(found, torch.Tensor)
         return found

@@ -114,6 +114,7 @@ def run_on_used_rows(name: str, p: Problem, *leaves: Tensor, **options: Any) -> 
     used = Problem(
         *(first[p.labels != -100],) * 2, p.weight, p.bias, p.labels[p.labels != -100],
         p.row_weights[p.labels != -100], p.old_logp[p.labels != -100], p.old_logp[p.labels != -100] + 3.5,
+        p.teacher_hidden, p.teacher,
     )  # fmt: skip
     if "policy" in name:
         options |= {"advantage_level": "token", "ref_logp": used.old_logp, "beta": 0.1}

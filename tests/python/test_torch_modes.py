@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tileloss import torch as tl
 from torch_problems import (
-    FUNCTIONS,
-    LOGIT_FUNCTIONS,
+    ALL_FUNCTIONS,
+    ALL_LOGIT_FUNCTIONS,
     allocations,
     assert_same,
     gradients,
@@ -20,14 +20,15 @@ from torch_problems import (
     run,
 )  # fmt: skip
 
-LOSSES = [f for f in FUNCTIONS if not f.endswith("logprobs")]
-IN_PLACE: list[tuple[str, dict[str, Any]]] = [
-    *((f, {"inplace_backward": True}) for f in LOGIT_FUNCTIONS),
-    ("cross_entropy", {"inplace_backward": True, "grad_in_forward": True}),
-    ("policy_loss", {"inplace_backward": True, "grad_in_forward": True}),
+LOSSES = [f for f in ALL_FUNCTIONS if not f.endswith("logprobs")]
+OVERWRITTEN: list[tuple[str, dict[str, Any]]] = [
+    (f, {"inplace_backward": True, "grad_in_forward": True})
+    for f in ALL_LOGIT_FUNCTIONS
+    if f in LOSSES
 ]
+IN_PLACE = [*((f, {"inplace_backward": True}) for f in ALL_LOGIT_FUNCTIONS), *OVERWRITTEN]
 ONE_PASS = [(f, {"grad_in_forward": True}) for f in LOSSES]
-TWO_PASSES = [(f, {} if f.endswith("logprobs") else {"grad_in_forward": False}) for f in FUNCTIONS]
+TWO_PASSES = [(f, {"grad_in_forward": False} if f in LOSSES else {}) for f in ALL_FUNCTIONS]
 MODES = [*TWO_PASSES, *ONE_PASS, *IN_PLACE]
 UPSTREAMS = [1.0, -1.0, 0.37, 0.0, 65536.0]
 
@@ -62,7 +63,7 @@ def test_every_mode_gives_the_loss_and_gradients_of_plain_torch(
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("name", "mode"), [*ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+@pytest.mark.parametrize(("name", "mode"), [*ONE_PASS, *OVERWRITTEN], ids=mode_id)
 def test_one_pass_scales_by_the_upstream_gradient(
     name: str, mode: dict[str, Any], dtype: torch.dtype, upstream: float
 ) -> None:
@@ -75,7 +76,7 @@ def test_one_pass_scales_by_the_upstream_gradient(
         torch.testing.assert_close(ours, (one.float() * upstream).to(dtype), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *OVERWRITTEN], ids=mode_id)
 def test_a_retained_graph_can_be_gone_through_again(name: str, mode: dict[str, Any]) -> None:
     p, inputs = non_leaves(name)
     loss = run(name, p, *inputs, **mode)
@@ -111,7 +112,7 @@ def test_a_second_backward_raises(name: str, mode: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("factors", [(1.0, 0.5), (0.0, 1.0), (0.5, 0.0, 1.0)], ids=str)
-@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *OVERWRITTEN], ids=mode_id)
 def test_what_a_retained_graph_hands_over_is_the_callers(
     name: str, mode: dict[str, Any], factors: tuple[float, ...]
 ) -> None:
@@ -149,7 +150,7 @@ def test_a_leafs_gradient_may_be_changed_between_two_backwards(
         torch.testing.assert_close(x.grad, -2 * one, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "mode"), IN_PLACE[3:], ids=mode_id)
+@pytest.mark.parametrize(("name", "mode"), OVERWRITTEN, ids=mode_id)
 def test_logits_that_hold_the_gradient_may_not_be_changed(name: str, mode: dict[str, Any]) -> None:
     p, (logits,) = non_leaves(name)
     loss = run(name, p, logits, **mode)
@@ -205,6 +206,16 @@ def test_in_place_the_gradient_is_where_the_logits_were(
 
 
 @pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
+def test_the_forward_writes_over_logits_only_with_grad_in_forward(
+    name: str, mode: dict[str, Any]
+) -> None:
+    p, (logits,) = non_leaves(name)
+    loss = run(name, p, logits, **mode)
+    assert torch.equal(logits, p.logits) != mode.get("grad_in_forward", False)
+    assert loss.requires_grad
+
+
+@pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
 def test_logits_that_their_producer_needs_raise_torchs_own_error(
     name: str, mode: dict[str, Any]
 ) -> None:
@@ -245,7 +256,7 @@ def test_which_views_torch_finds_in_the_graph(name: str, mode: dict[str, Any]) -
         assert torch.autograd.grad(loss, view)[0].data_ptr() == base.data_ptr()
 
 
-@pytest.mark.parametrize("name", LOGIT_FUNCTIONS)
+@pytest.mark.parametrize("name", ALL_LOGIT_FUNCTIONS)
 def test_in_place_refuses_logits_that_would_be_copied(name: str) -> None:
     p = problem()
     logits = (p.logits * 1).transpose(0, 2).contiguous().transpose(0, 2)
@@ -255,7 +266,7 @@ def test_in_place_refuses_logits_that_would_be_copied(name: str) -> None:
         run(name, p, logits, inplace_backward=True).backward()
 
 
-@pytest.mark.parametrize(("name", "mode"), [*ONE_PASS, *IN_PLACE[3:]], ids=mode_id)
+@pytest.mark.parametrize(("name", "mode"), [*ONE_PASS, *OVERWRITTEN], ids=mode_id)
 def test_an_upstream_gradient_of_one_costs_no_copy(name: str, mode: dict[str, Any]) -> None:
     p, inputs = non_leaves(name)
     loss = run(name, p, *inputs, **mode)
@@ -307,7 +318,7 @@ def test_a_second_derivative_is_never_a_zero(name: str, mode: dict[str, Any]) ->
             second(of_first, inputs[0], *([inputs[0]] if "jvp" in second.__name__ else []))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
 def test_transforms_of_torch_func_are_refused(name: str) -> None:
     p = problem()
     first, *rest = (x.detach() for x in p.leaves(name))

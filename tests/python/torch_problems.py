@@ -17,11 +17,16 @@ ROWS = ("logp", "lse", "entropy")
 LOGIT_FUNCTIONS = ("cross_entropy", "logprobs", "policy_loss")
 LINEAR_FUNCTIONS = ("linear_cross_entropy", "linear_logprobs", "linear_policy_loss")
 FUNCTIONS = LOGIT_FUNCTIONS + LINEAR_FUNCTIONS
+# Losses that are told more of a row than its label; "soft_labels": cross-entropy with class probabilities.
+TEACHER_FUNCTIONS = ("distillation", "sparse_distillation", "soft_labels")
+ALL_LOGIT_FUNCTIONS = LOGIT_FUNCTIONS + TEACHER_FUNCTIONS
+ALL_FUNCTIONS = FUNCTIONS + TEACHER_FUNCTIONS + tuple(f"linear_{f}" for f in TEACHER_FUNCTIONS)
 
 
 @dataclass
 class Problem:
-    """logits [B, T, V], or hidden [B, T, H], weight [V, H], bias [V]; labels, row_weights, old_logp [B, T]."""
+    """logits [B, T, V], or hidden [B, T, H], weight [V, H], bias [V]; labels, row_weights, old_logp [B, T]; of the teacher
+    hidden states [B, T, H], whose head is the student's, without bias, and its logits."""
 
     logits: Tensor
     hidden: Tensor
@@ -31,6 +36,8 @@ class Problem:
     row_weights: Tensor
     old_logp: Tensor
     advantages: Tensor
+    teacher_hidden: Tensor
+    teacher: Tensor
 
     def leaves(self, name: str) -> tuple[Tensor, ...]:
         return (self.hidden, self.weight, self.bias) if "linear" in name else (self.logits,)
@@ -40,12 +47,15 @@ def problem(dtype: torch.dtype = torch.float32, batch: int = B) -> Problem:
     weight, hidden = 0.3 * torch.randn(V, H), torch.randn(batch, T, H)
     labels = torch.randint(0, V, (batch, T))
     labels[:, 0] = -100
+    teacher_hidden = torch.randn(batch, T, H).to(dtype)
     return Problem(
         *(x.to(dtype).requires_grad_() for x in (2 * torch.randn(batch, T, V), hidden, weight, torch.randn(V))),
         labels,
         torch.rand(batch, T) + 0.5,
         -3 - torch.rand(batch, T),
         torch.linspace(-1, 1, batch),
+        teacher_hidden,
+        (teacher_hidden @ weight.to(dtype).T).detach(),
     )  # fmt: skip
 
 
@@ -60,6 +70,8 @@ def run(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
     """The function's loss of `leaves` (logits, or hidden, weight and bias); of row outputs a weighted sum."""
     head = leaves[:2] if "linear" in name else leaves
     given = {"linear_bias": leaves[2], **options} if "linear" in name else options
+    if name.endswith(TEACHER_FUNCTIONS):
+        return of_teacher(name, p, *head, **given)
     function = getattr(tl, name)
     if name.endswith("logprobs"):
         return of_rows(function(*head, p.labels, outputs=ROWS, **given), p)
@@ -70,11 +82,44 @@ def run(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
     return result
 
 
+def of_teacher(name: str, p: Problem, *head: Tensor, **options: Any) -> Tensor:
+    kind = name.removeprefix("linear_")
+    if kind == "soft_labels":
+        function = getattr(tl, name.replace("soft_labels", "cross_entropy"))
+        return function(*head, p.teacher.float().softmax(-1), **options)
+    teacher: tuple[Tensor, ...] = (p.teacher,)
+    if kind == "sparse_distillation":
+        logprobs, ids = p.teacher.float().log_softmax(-1).topk(4)
+        teacher = (ids, logprobs)
+    elif "linear" in name:
+        teacher = (p.teacher_hidden, p.weight.detach())
+    result: Tensor = getattr(tl, name)(*head, *teacher, p.labels, **options)
+    return result
+
+
+def plain_divergence(name: str, p: Problem, x: Tensor) -> Tensor:
+    """Forward KL to the whole teacher, or to its four largest columns and one of the others; or cross-entropy to all of it."""
+    teacher = F.linear(p.teacher_hidden.double(), p.weight.detach().double())
+    log_q = (p.teacher.double() if "linear_dist" not in name else teacher).log_softmax(-1)
+    log_p = torch.log_softmax(x, -1)
+    if name.endswith("soft_labels"):
+        return -(log_q.exp() * log_p).sum(-1).mean()
+    if name.endswith("sparse_distillation"):
+        log_q, ids = log_q.topk(4)
+        others = torch.ones_like(log_p, dtype=torch.bool).scatter(-1, ids, False)
+        rest = log_p.masked_fill(~others, -1e300).logsumexp(-1, keepdim=True)
+        log_p = torch.cat([log_p.gather(-1, ids), rest], -1)
+        log_q = torch.cat([log_q, (-log_q.exp().sum(-1, keepdim=True)).log1p()], -1)
+    return (log_q.exp() * (log_q - log_p)).sum(-1)[p.labels != -100].mean()
+
+
 def plain(name: str, p: Problem, *leaves: Tensor) -> Tensor:
     """The same of plain torch, in float64."""
     exact = [x.double() for x in leaves]
     x = F.linear(*exact) if "linear" in name else exact[0]
     used = p.labels != -100
+    if name.endswith(TEACHER_FUNCTIONS):
+        return plain_divergence(name, p, x)
     if name.endswith("cross_entropy"):
         return F.cross_entropy(x.flatten(0, -2), p.labels.flatten())
     log_p = torch.log_softmax(x, -1)

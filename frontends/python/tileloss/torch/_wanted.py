@@ -51,19 +51,22 @@ def of_logits(
 ) -> tuple[Tensor, DistillationRows]:
     """Logits and labels are checked, ``wanted`` too: slots.WANTED of the function. A backward of its own makes all of the
     forward's sums again: by default the gradient is made in the forward, but for float16, which AMP's scale would reach too
-    late."""
+    late, and in place, where the logits are the caller's until the backward."""
     names = _checked(outputs)
     rows = logits[..., 0] if labels is None else labels
     tensors = extra_inputs(function, extra, rows, logits.shape[-1], given)
     inputs = (logits, *wanted, labels, *tensors, *encode(function, given), ",".join(names))
     wants_grad = torch.is_grad_enabled() and logits.requires_grad
+    inplace_backward = inplace_backward and not is_traced()
     if grad_in_forward is None:
-        grad_in_forward = not is_per_row(given) and logits.dtype != torch.float16
+        grad_in_forward = not (
+            inplace_backward or is_per_row(given) or logits.dtype == torch.float16
+        )
     if not wants_grad or not grad_in_forward:
         loss, *found = apply(function, inputs, wants_grad, inplace_backward)
     else:
         refuse_per_row(given)
-        if inplace_backward and not is_traced():
+        if inplace_backward:
             loss, *found = apply(f"{function}_value_and_grad_", inputs, True, True)
         else:
             loss, _, *found = apply(f"{function}_value_and_grad", inputs, True, True)

@@ -47,7 +47,7 @@ def cross_entropy(
 
     Class probabilities q, [..., V] of a float type, may stand for the labels, as in PyTorch: a row's loss is then
     w_i sum_j c_j ((1-s) q_j + s/V) (-log p_j), and mean divides by the sum of w_i. They need not sum to 1 and have no gradient;
-    z_loss and ignore_index do not go with them, and grad_in_forward is True by default.
+    z_loss and ignore_index do not go with them, and grad_in_forward is True by default, as `distillation`'s.
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
 

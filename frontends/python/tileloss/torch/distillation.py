@@ -71,9 +71,10 @@ def distillation(
         scale_by_temperature_squared: multiply D by ``temperature`` squared, as some recipes do.
         outputs: names of `DistillationRows`: what else to return of each row.
         grad_in_forward: compute the gradient together with the loss (scalar losses). Default None: True, as a backward of its
-            own makes all of the forward's sums again; but False for float16, which AMP's scale would reach too late.
-        inplace_backward: write the gradient over ``input``, which cannot be used after it; with ``grad_in_forward`` the
-            forward already does.
+            own makes all of the forward's sums again; but False for float16, which AMP's scale would reach too late, and with
+            ``inplace_backward``.
+        inplace_backward: as `cross_entropy`: the backward writes the gradient over ``input``; with ``grad_in_forward=True``,
+            which is faster, the forward already does.
 
     The other arguments: `cross_entropy`.
 
