@@ -48,7 +48,8 @@ class _Final(torch.autograd.Function):
 
 
 def once(backward: Backward) -> Backward:
-    """Runs without recording, and makes a second differentiation (create_graph=True) an error that says so."""
+    """Runs without recording, and makes a second differentiation (create_graph=True) an error that says so. What is saved has
+    to lead back to every input that may ask for a gradient: it is that input, or an output of the same function."""
 
     @wraps(backward)
     def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
@@ -140,12 +141,62 @@ def _define_function(name: str, setup: Setup, backward: Backward) -> None:
     _functions[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
 
 
-def _register(name: str, setup: Setup, backward: Backward) -> None:
-    """The same formula for the operator itself, as torch.compile sees it, and for eager calls."""
+def _register_operator(name: str, setup: Setup, backward: Backward) -> None:
+    """The same formula for the operator itself, as torch.compile sees it."""
     torch.library.register_autograd(
         f"tileloss::{name}", _padded(once(backward)), setup_context=_never_in_place(setup)
     )
+
+
+def _register(name: str, setup: Setup, backward: Backward) -> None:
+    _register_operator(name, setup, backward)
     _define_function(name, setup, backward)
+
+
+def _register_one_pass(name: str, count: int) -> None:
+    """An operator that gives a loss, the gradients of its first ``count`` inputs, and numbers that have none; at the logits level
+    also the one that writes its gradient over the logits."""
+
+    def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        # The gradients pass for outputs with a gradient, which nobody is given: so they lead back (see once) without an input
+        # that lives on for it.
+        ctx.mark_non_differentiable(*output[1 + count :])
+        ctx.save_for_backward(*output[1 : 1 + count])
+
+    def setup_operator(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        # The inputs lead back; a compiled backward, which reads none of them, does not keep them.
+        ctx.save_for_backward(*output[1 : 1 + count], *inputs[:count])
+
+    def setup_in_place(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0])
+
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
+        return _hand_over(ctx, grad, count)
+
+    _define_function(name, setup, backward)
+    _register_operator(name, setup_operator, backward)
+    if count == 1:
+        # An operator that writes its input can have no formula of its own; torch.compile gets the functional one.
+        _define_function(f"{name}_", setup_in_place, backward)
+
+
+def _hand_over(ctx: Ctx, grad: Tensor | None, count: int) -> Gradients:
+    """The gradients that a forward computed."""
+    if grad is None:
+        return ()
+    try:
+        gradients = ctx.saved_tensors[:count]
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise RuntimeError(
+            "tileloss: the gradients that the forward computed (with inplace_backward they lie where the logits were) have been "
+            "changed by an inplace operation before the backward; call without inplace_backward"
+        ) from error
+    needed = zip(gradients, ctx.needs_input_grad, strict=False)
+    return tuple(rescaled(g.detach(), grad, ctx.in_place) if needs else None for g, needs in needed)
 
 
 def apply(name: str, inputs: Sequence[Any], wants_grad: bool, in_place: bool) -> Any:
@@ -175,37 +226,8 @@ def _register_loss(f: str) -> None:
             return (dlogits,)
         return (run(f"{f}_backward", grad, logits, labels, *rest, state),)
 
-    def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        _, dlogits, metrics = output
-        ctx.mark_non_differentiable(dlogits, metrics)
-        ctx.save_for_backward(dlogits)
-
-    def setup_value_and_grad_(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        _, metrics = output
-        ctx.mark_non_differentiable(metrics)
-        ctx.save_for_backward(inputs[0].detach())
-
     _register(f, setup, backward)
-    _register(f"{f}_value_and_grad", setup_value_and_grad, _hand_over)
-    # An operator that writes its input can have no formula of its own; torch.compile gets the functional one.
-    _define_function(f"{f}_value_and_grad_", setup_value_and_grad_, _hand_over)
-
-
-def _hand_over(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
-    """The gradients that a forward computed."""
-    if grad is None:
-        return ()
-    try:
-        gradients = ctx.saved_tensors
-    except RuntimeError as error:
-        if "inplace" not in str(error):
-            raise
-        raise RuntimeError(
-            "tileloss: the gradients that the forward computed (with inplace_backward they lie where the logits were) have been "
-            "changed by an inplace operation before the backward; call without inplace_backward"
-        ) from error
-    needed = zip(gradients, ctx.needs_input_grad, strict=False)
-    return tuple(rescaled(g, grad, ctx.in_place) if needs else None for g, needs in needed)
+    _register_one_pass(f"{f}_value_and_grad", 1)
 
 
 # ------------------------------------------------------------------------------ from logits and what is wanted of them
@@ -228,18 +250,8 @@ def _register_pair(f: str) -> None:
             return (dlogits,)
         return (run(f"{f}_backward", grad, logits, *others, *rest),)
 
-    def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        _, dlogits, *rows = output
-        ctx.mark_non_differentiable(dlogits, *rows)
-        ctx.save_for_backward(dlogits)
-
-    def setup_value_and_grad_(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(inputs[0].detach())
-
     _register(f, setup, backward)
-    _register(f"{f}_value_and_grad", setup_value_and_grad, _hand_over)
-    _define_function(f"{f}_value_and_grad_", setup_value_and_grad_, _hand_over)
+    _register_one_pass(f"{f}_value_and_grad", 1)
 
 
 # ---------------------------------------------------------------------------------------------- fused with the LM head
@@ -268,13 +280,8 @@ def _register_linear_loss(f: str) -> None:
         gradients = run(f"{name}_backward", grad, *tensors, *rest, *ctx.head_options, state, *needs)
         return _head_gradients(ctx, gradients)
 
-    def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        _, *gradients, metrics = output
-        ctx.mark_non_differentiable(*gradients, metrics)
-        ctx.save_for_backward(*gradients)
-
     _register(name, setup, backward)
-    _register(f"{name}_value_and_grad", setup_value_and_grad, _hand_over)
+    _register_one_pass(f"{name}_value_and_grad", 3)
 
 
 def _register_linear_pair(f: str) -> None:
@@ -294,13 +301,8 @@ def _register_linear_pair(f: str) -> None:
         gradients = run(f"{name}_backward", grad, *tensors, *rest, *ctx.head_options, *needs)
         return _head_gradients(ctx, gradients)
 
-    def setup_value_and_grad(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        _, dhidden, dhead, dbias, *rows = output
-        ctx.mark_non_differentiable(dhidden, dhead, dbias, *rows)
-        ctx.save_for_backward(dhidden, dhead, dbias)
-
     _register(name, setup, backward)
-    _register(f"{name}_value_and_grad", setup_value_and_grad, _hand_over)
+    _register_one_pass(f"{name}_value_and_grad", 3)
 
 
 # ------------------------------------------------------------------------------------------------------ row outputs

@@ -34,7 +34,7 @@ def compute(
     if wants_grad:
         function = _WithGradient if request.grad_in_forward else _Sharded
         results: tuple[Tensor, ...] = function.apply(request, group, in_place, *given.flat())
-        return results
+        return results[:2] if request.grad_in_forward else results
     return _forward(request, given, group)[0]
 
 
@@ -160,12 +160,13 @@ def _head_gradients(
 
 
 class _WithGradient(torch.autograd.Function):
-    """A loss of hidden states, with the gradients in its forward: the backward scales them and sends nothing."""
+    """A loss of hidden states, with the gradients in its forward: the backward scales them and sends nothing. They are
+    outputs, so that they lead back to the inputs, as in _autograd.py."""
 
     @staticmethod
     def forward(
         ctx: Ctx, request: Request, group: Group, in_place: bool, *flat: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor | None, ...]:
         given = request.operands(flat)
         hidden = given.matrices[0]
         assert hidden is not None
@@ -175,10 +176,10 @@ class _WithGradient(torch.autograd.Function):
         dhidden = None if found.dhidden is None else summed(found.dhidden, group)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(metrics)
-        ctx.save_for_backward(
-            None if dhidden is None else dhidden.to(hidden.dtype), found.dhead, found.dbias
-        )
-        return loss, metrics
+        if dhidden is not None:
+            dhidden = dhidden.to(hidden.dtype)
+        ctx.save_for_backward(dhidden, found.dhead, found.dbias)
+        return loss, metrics, dhidden, found.dhead, found.dbias
 
     @staticmethod
     def backward(ctx: Ctx, *grads: Tensor | None) -> Any:
@@ -191,7 +192,8 @@ class _WithGradient(torch.autograd.Function):
 def _scaled(ctx: Ctx, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return ()
-    return tuple(None if g is None else rescaled(g, grad, True) for g in ctx.saved_tensors)
+    saved = ctx.saved_tensors
+    return tuple(None if g is None else rescaled(g.detach(), grad, True) for g in saved)
 
 
 def summed(dhidden: Tensor, group: Group) -> Tensor:
