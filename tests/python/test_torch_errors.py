@@ -227,18 +227,18 @@ def test_numbers_that_would_need_a_gradient_are_taken_without_one() -> None:
         assert torch.equal(tl.cross_entropy(p.logits, p.labels, temperature=temperature), expected)
 
 
-FACTORS = {
+ALONGSIDE = {
     "cross_entropy": {"weight": torch.ones(V), "token_weights": torch.ones(3, 5)},
     "linear_cross_entropy": {"weight": torch.ones(V), "token_weights": torch.ones(3, 5)},
-    "policy_loss": {"advantages": torch.ones(3)},
-    "linear_policy_loss": {"advantages": torch.ones(3, 5)},
+    "policy_loss": {"advantages": torch.ones(3)} | {name: torch.ones(3, 5) for name in ROWS[:-1]},
+    "linear_policy_loss": dict.fromkeys(ROWS, torch.ones(3, 5)),
 }
 
 
-@pytest.mark.parametrize("name", FACTORS)
-def test_weights_that_would_need_a_gradient(name: str) -> None:
+@pytest.mark.parametrize("name", ALONGSIDE)
+def test_tensors_that_would_need_a_gradient(name: str) -> None:
     """It was silently lost. Without gradients they are taken as they are."""
-    for argument, numbers in FACTORS[name].items():
+    for argument, numbers in ALONGSIDE[name].items():
         learned = {argument: numbers.clone().requires_grad_()}
         message = f"{argument}: expected a tensor without gradient, as it is not differentiated"
         refused(name, ValueError, message, **learned)

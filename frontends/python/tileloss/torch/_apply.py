@@ -27,9 +27,6 @@ from tileloss.torch._tensors import (
 )
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-# What a loss is multiplied by: a caller who asks for its gradient would wait for it in vain. The policies' log-probabilities are
-# constants by the losses' definition.
-_FACTORS = ("class_weights", "token_weights", "advantages")
 
 
 class RowOutputs(NamedTuple):
@@ -119,8 +116,7 @@ def extra_inputs(
         check_cpu(shown, tensor)
         if tensor.dtype not in _INTEGERS and not tensor.is_floating_point():
             raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
-        if name in _FACTORS:
-            refuse_gradient(shown, tensor)
+        refuse_gradient(shown, tensor)
         if shape == "C":
             check_vector(shown, tensor)
             valid = given.get("valid_vocab")

@@ -101,7 +101,8 @@ def policy_loss(
             recorded.
         mask: of target's shape or flat [N], bool, integers or floats: tokens with 0 are neither read nor counted.
         old_logp, ref_logp, sampler_logp: of target's shape or flat [N], of the policy that sampled, the reference model, and
-            the engine that sampled; detached. Without old_logp the new logp stands in, so rho = 1 with a gradient.
+            the engine that sampled; constants, as the advantages are. Without old_logp the new logp stands in, so rho = 1 with
+            a gradient.
         sequence_offsets: [S+1] integers: sequence b is rows offsets[b] to offsets[b+1]. Default: the rows of the batch.
         preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of 0-d tensors: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
