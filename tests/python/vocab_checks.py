@@ -18,7 +18,8 @@ import checks
 from oracle import Policy, Transform
 from tileloss import torch as tl
 from tileloss.torch import distributed as td
-from tileloss.torch.distributed import adapters
+from tileloss.torch.distributed import _fused, adapters
+from tileloss.torch.distributed._request import Request
 from vocab_cut import Whole, bounds, cut
 
 N, V, H = 13, 64, 5
@@ -168,16 +169,14 @@ def given_starts() -> None:
             td.cross_entropy(shard, labels, vocab_start=start if place == 1 else None)
 
 
+def raises(kind: Any, message: str, call: Any) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+
+
 def refusals() -> None:
-    """What one rank does wrong all ranks learn, at once and before anything runs."""
     hidden, head, x, labels = problem(requires_grad=False)
     shard, rows = cut(x, -1), mine(head)
-    one = is_last() and dist.get_world_size() > 1
-
-    def raises(kind: Any, message: str, call: Any) -> None:
-        with pytest.raises(kind, match=message):
-            call()
-
     raises(
         IndexError,
         r"target\[0\]: expected 0 <= label < 64",
@@ -194,25 +193,69 @@ def refusals() -> None:
            lambda: td.linear_cross_entropy(hidden, rows, labels, workspace_bytes=100))  # fmt: skip
     with pytest.raises(NotImplementedError, match=r"torch\.compile"):
         torch.jit.trace(lambda x: td.cross_entropy(x, labels), shard)
+
+
+def one_rank_is_different() -> None:
+    """What one rank does wrong all ranks learn, at once and before anything runs."""
     if dist.get_world_size() == 1:
         return
+    hidden, head, x, labels = problem(requires_grad=False)
+    shard, rows, one = cut(x, -1), mine(head), is_last()
     short = slice(0, N - 1) if one else slice(None)
     raises(ValueError, "input: expected the same number of rows",
            lambda: td.cross_entropy(shard[short], labels[short]))  # fmt: skip
     raises(ValueError, "input: expected one dtype",
            lambda: td.cross_entropy(shard.bfloat16() if one else shard, labels))  # fmt: skip
-    raises(ValueError, "target: expected the same labels",
-           lambda: td.cross_entropy(shard, labels.roll(int(one))))  # fmt: skip
-    raises(ValueError, "options: expected the same function and options",
+    last = dist.get_world_size() - 1
+    alike = "expected the same on every rank of the group, got"
+    raises(ValueError, rf"target\[3\]: {alike} {labels[3]} on rank 0 and {(labels[3] + 1) % V} on rank {last}",
+           lambda: td.cross_entropy(shard, labels.index_fill(0, torch.tensor([3]), (labels[3] + one) % V)))  # fmt: skip
+    raises(ValueError, rf"temperature: {alike} the default on rank 0 and 2.0 on rank {last}",
            lambda: td.cross_entropy(shard, labels, temperature=1.0 + one))  # fmt: skip
-    raises(ValueError, "token_weights, .* expected the same tensors",
+    raises(ValueError, rf"reduction: {alike} sum on rank 0 and none on rank {last}",
+           lambda: td.cross_entropy(shard, labels, reduction="none" if one else "sum"))  # fmt: skip
+    raises(ValueError, rf"token_weights: {alike} torch.float32 \[13\] of checksum .* on rank {last}",
            lambda: td.cross_entropy(shard, labels, token_weights=torch.ones(N) + one))  # fmt: skip
+    raises(ValueError, rf"token_weights: {alike} None on rank 0 and torch.float32",
+           lambda: td.cross_entropy(shard, labels, token_weights=torch.ones(N) if one else None))  # fmt: skip
     raises(ValueError, "linear_bias: expected a bias, or none",
            lambda: td.linear_cross_entropy(hidden, rows, labels, linear_bias=rows[:, 0] if one else None))  # fmt: skip
     raises(ValueError, "input: expected the same requires_grad",
            lambda: td.linear_cross_entropy(hidden.clone().requires_grad_(one), rows, labels))  # fmt: skip
-    raises(TypeError if one else RuntimeError, "input: expected a Tensor" if one else "on rank",
-           lambda: td.cross_entropy("x" if one else shard, labels))  # fmt: skip
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    other = DTensor.from_local(shard, mesh, [Shard(0)], run_check=False)
+    megatron = adapters.vocab_parallel_cross_entropy
+    for kind, message, call in (
+        (TypeError, "input: expected a Tensor", lambda: td.cross_entropy("x" if one else shard, labels)),
+        (TypeError, "target: expected a Tensor", lambda: td.cross_entropy(shard, labels.tolist() if one else labels)),
+        (ValueError, r"input: expected a plain tensor, or a DTensor", lambda: td.cross_entropy(other if one else shard, labels)),
+        (ValueError, "outputs: expected names", lambda: td.logprobs(shard, labels, outputs=5 if one else ("logp",))),
+        (TypeError, "cross_entropy: expected options", lambda: td.cross_entropy(shard, labels, **({"speed": 9} if one else {}))),
+        (ValueError, "vocab_start: expected an", lambda: td.cross_entropy(shard, labels, vocab_start=2**70 if one else None)),
+        (TypeError, "vocab_parallel_logits: expected", lambda: megatron("x" if one else shard, labels, 0.1)),
+    ):  # fmt: skip
+        others = f"got an error on rank {last}: {kind.__name__}: {message}"
+        raises(kind if one else RuntimeError, message if one else others, call)
+
+
+def failures_after_the_meeting() -> None:
+    """What fails on one rank in a backward all ranks learn where they would wait for its share of the hidden states' gradient."""
+    hidden, head, _, labels = problem()
+    rows, one = mine(head), is_last()
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("no more")
+
+    kind, message = (
+        (MemoryError, "no more") if one else (RuntimeError, "on rank .: MemoryError: no")
+    )
+    loss = td.linear_cross_entropy(hidden, rows, labels, grad_in_forward=False)
+    with pytest.MonkeyPatch.context() as patch:
+        if one:
+            patch.setattr(Request, "backward", fails)
+            patch.setattr(_fused, "loss_of", fails)
+        raises(kind, message, lambda: torch.autograd.grad(loss, hidden))
+        raises(kind, message, lambda: td.linear_cross_entropy(hidden, rows, labels))
 
 
 @contextmanager
@@ -244,7 +287,7 @@ def what_travels() -> None:
         torch.manual_seed(0)
         hidden, head = torch.randn(N, H, requires_grad=True), torch.randn(vocab, H)
         labels = torch.randint(0, vocab, (N,))
-        facts, states, dhidden = 12 * 8, (slices * 3 * N + 1) * 4, N * H * 4
+        facts, states, dhidden = 12 * 8, (slices * 3 * N + 1) * 4, (N * H + count) * 4
         for in_forward in (True, False):
             weight = mine(head).clone().requires_grad_()
             with counted() as found:
@@ -330,6 +373,6 @@ CHECKS = {
     check.__name__: check
     for check in (
         against_the_oracle, nothing_in_use, in_place, backward_twice, of_dtensors, a_group_of_some, given_starts,
-        refusals, what_travels, liger, torchtitan, megatron,
+        refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger, torchtitan, megatron,
     )
 }  # fmt: skip

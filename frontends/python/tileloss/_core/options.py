@@ -98,6 +98,21 @@ def given_names(names: str) -> frozenset[str]:
     return _parse(names).given
 
 
+def by_name(
+    function: Function, names: str, values: Sequence[float], scalars: Sequence[float]
+) -> dict[str, object]:
+    """The options that were given, as a caller writes them."""
+    key = _parse(names)
+    found: dict[str, object] = {
+        **dict(key.integers),
+        **dict(zip(key.scalars, scalars, strict=True)),
+    }
+    for name, value in zip(key.names, values, strict=True):
+        choices = function.option(name).choices
+        found[name] = choices[int(value)] if choices else value
+    return found
+
+
 def is_per_row(function: Function, names: str, values: Sequence[float]) -> bool:
     """Whether the loss is one number a row: reduction or aggregation "none". Touches no struct, as ``values`` may be symbolic."""
     name = "reduction" if "reduction" in function.options else "aggregation"

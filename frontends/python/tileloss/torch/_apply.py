@@ -248,7 +248,7 @@ def has_float16_gradient(head: Head, needs: Sequence[bool]) -> bool:
 
 
 def wanted_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
-    names = () if isinstance(outputs, str) else tuple(outputs)
+    names = () if isinstance(outputs, str) or not isinstance(outputs, Iterable) else tuple(outputs)
     unknown = [name for name in names if name not in ROW_OUTPUTS]
     if unknown or not names:
         shown = names or outputs

@@ -50,17 +50,16 @@ def new_head_gradients(
     call: Call,
     tensors: Sequence[Any],
     needs: Sequence[bool],
-    dhidden_dtype: torch.dtype | None = None,
+    dhidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of hidden, head and bias, the first of ``tensors``; dhidden is of hidden's dtype unless told otherwise."""
+    """Those of hidden, head and bias, the first of ``tensors``. ``dhidden``: where the first of them is to lie."""
     hidden, head, bias = tensors[:3]
-    dhidden, dhead, dbias = empty(), empty(), empty()
-    if needs[0]:
-        dhidden = (
-            new_gradient(hidden, "dhidden")
-            if dhidden_dtype is None
-            else torch.empty(hidden.shape, dtype=dhidden_dtype, device=CPU)
-        )
+    dhead, dbias = empty(), empty()
+    if not needs[0]:
+        dhidden = empty()
+    else:
+        if dhidden is None:
+            dhidden = new_gradient(hidden, "dhidden")
         set_strided_matrix(call.args, "dhidden", dhidden.view(-1, hidden.shape[-1]))
     if needs[1]:
         dhead = new_gradient(head, "dhead")

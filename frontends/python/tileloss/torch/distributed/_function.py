@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tileloss._core.row_states import MEAN_OUTPUT, backward_arrays, float_arrays
@@ -18,7 +17,7 @@ from tileloss.torch._define import row_grads
 from tileloss.torch._ops_linear import new_head_gradients
 from tileloss.torch._tensors import check_in_place, new_gradient, set_row_state
 from tileloss.torch.distributed._fused import ValueAndGradient
-from tileloss.torch.distributed._meeting import Group, ranks_of
+from tileloss.torch.distributed._meeting import Group, Sum
 from tileloss.torch.distributed._request import Operands, Request
 from tileloss.torch.distributed._states import State, gathered, loss_of, merge, rows_of
 
@@ -147,15 +146,20 @@ def _head_gradients(
     """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own."""
     hidden = given.matrices[0]
     assert hidden is not None
-    if request.shards.mine.columns == 0:
-        gradients: Any = [None if x is None else torch.zeros_like(x) for x in given.matrices]
-        gradients[0] = torch.zeros(hidden.shape, dtype=torch.float32)
-    else:
-        call = request.backward(given)
-        gradients = list(new_head_gradients(call, given.matrices, needs, torch.float32))
-        _run_backward(request, call, upstream, state)
-    if needs[0]:
-        gradients[0] = summed(gradients[0], group).to(hidden.dtype)
+    dhidden = Sum(hidden.shape, group) if needs[0] else None
+    try:
+        if request.shards.mine.columns == 0:
+            gradients: Any = [None if x is None else torch.zeros_like(x) for x in given.matrices]
+        else:
+            call, part = request.backward(given), None if dhidden is None else dhidden.part
+            gradients = list(new_head_gradients(call, given.matrices, needs, part))
+            _run_backward(request, call, upstream, state)
+    except Exception as error:
+        if dhidden is not None:
+            dhidden.collect(error)
+        raise
+    if dhidden is not None:
+        gradients[0] = dhidden.collect().to(hidden.dtype)
     return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
 
 
@@ -173,11 +177,9 @@ class _WithGradient(torch.autograd.Function):
         found = ValueAndGradient(request, given, ctx.needs_input_grad[3:6], group)
         found.run()
         loss, metrics = found.results
-        dhidden = None if found.dhidden is None else summed(found.dhidden, group)
+        dhidden = None if found.dhidden is None else found.dhidden.collect().to(hidden.dtype)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(metrics)
-        if dhidden is not None:
-            dhidden = dhidden.to(hidden.dtype)
         ctx.save_for_backward(dhidden, found.dhead, found.dbias)
         return loss, metrics, dhidden, found.dhead, found.dbias
 
@@ -194,10 +196,3 @@ def _scaled(ctx: Ctx, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | 
         return ()
     saved = ctx.saved_tensors
     return tuple(None if g is None else rescaled(g.detach(), grad, True) for g in saved)
-
-
-def summed(dhidden: Tensor, group: Group) -> Tensor:
-    """Over the ranks: each part of the sum is made on one of them and sent to the others, so that all have the same bits."""
-    if ranks_of(group)[1] > 1:
-        dist.all_reduce(dhidden, group=group)
-    return dhidden

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from tileloss._core.structs import VALUE_AND_GRAD
 from tileloss.torch._call import Call
-from tileloss.torch._tensors import CPU, new_gradient, set_strided_matrix
-from tileloss.torch.distributed._meeting import Group
+from tileloss.torch._tensors import new_gradient, set_strided_matrix
+from tileloss.torch.distributed._meeting import Group, Sum
 from tileloss.torch.distributed._request import Operands, Request
 from tileloss.torch.distributed._shards import Piece
 from tileloss.torch.distributed._states import Exchange, State, loss_of, merge, set_state
 
 
 class ValueAndGradient:
-    """Of a loss. After `run`: `results`, (loss, metrics); dhidden in float32, of this rank's columns alone; dhead and dbias."""
+    """Of a loss. After `run`: `results`, (loss, metrics); dhidden, of this rank's columns alone; dhead and dbias."""
 
     results: tuple[Tensor, ...]
 
@@ -33,12 +33,12 @@ class ValueAndGradient:
         assert hidden is not None and head is not None
         self._request, self._given = request, given
         self._exchange = Exchange(request, given, request.bits(), group)
-        self._has_met = False
+        self._has_met = self._goes_on = False
         columns = request.shards.mine.columns
         self.dhidden = self._part = self.dhead = self.dbias = None
         if needs[0]:
-            self.dhidden = torch.zeros(hidden.shape, dtype=torch.float32, device=CPU)
-            self._part = torch.empty_like(self.dhidden)
+            self.dhidden = Sum(hidden.shape, group)
+            self._part = torch.empty_like(self.dhidden.part)
         if needs[1]:
             self.dhead = new_gradient(head, "dhead")
             self.dhead[columns:].zero_()
@@ -47,7 +47,7 @@ class ValueAndGradient:
             self.dbias = torch.empty_like(bias, memory_format=torch.contiguous_format)
             self.dbias[columns:].zero_()
 
-    dhidden: Tensor | None
+    dhidden: Sum | None
     _part: Tensor | None  # of one piece
     dhead: Tensor | None
     dbias: Tensor | None
@@ -58,6 +58,8 @@ class ValueAndGradient:
         except Exception as error:
             if not self._has_met:
                 self._meet(error)
+            elif self._goes_on and self.dhidden is not None:
+                self.dhidden.collect(error)
             raise
 
     def _piece(self, number: int) -> None:
@@ -81,11 +83,12 @@ class ValueAndGradient:
         else:
             call.run(VALUE_AND_GRAD, self._request.workspace_bytes, merge_states)
         if self.dhidden is not None and self._part is not None:
-            self.dhidden += self._part
+            self.dhidden.part += self._part
 
     def _meet(self, failure: Exception | None = None) -> None:
         self._has_met = True
         parts = self._exchange.collect(failure)
+        self._goes_on = True
         self._state: State = merge(self._request, self._given, parts, self._exchange.bits)
         self.results = loss_of(self._request, self._given, self._state, self._exchange.bits)
 

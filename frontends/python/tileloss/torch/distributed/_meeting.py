@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -32,7 +33,18 @@ class Facts(NamedTuple):
     tensors: int
 
 
-# What has to be the same on every rank, in the callers' words.
+Details = Mapping[str, Callable[[], dict[str, object]]]
+
+
+class Prepared(NamedTuple):
+    """A rank's arguments, checked. ``details``: what each digest of its facts is of, by names that the caller knows."""
+
+    arguments: Any
+    facts: Facts
+    details: Details
+
+
+# What has to be the same on every rank, in the callers' words, and then what there is a digest of.
 _ALIKE = {
     "rows": ("input", "the same number of rows"),
     "width": ("input", "hidden states of one width, or logits (0),"),
@@ -40,9 +52,6 @@ _ALIKE = {
     "head_dtype": ("linear_weight", "one dtype"),
     "has_bias": ("linear_bias", "a bias, or none,"),
     "needs_dhidden": ("input", "the same requires_grad"),
-    "options": ("options", "the same function and options"),
-    "labels": ("target", "the same labels"),
-    "tensors": ("token_weights, advantages, ...", "the same tensors"),
 }
 _DIGESTS = ("options", "labels", "tensors")
 
@@ -71,6 +80,13 @@ def gather(tensor: Tensor, group: Group, count: int) -> Tensor:
     return gathered
 
 
+def _shared(mine: Any, group: Group, count: int) -> list[Any]:
+    """Every rank's ``mine``, a small object: on the way to an error alone."""
+    found: list[Any] = [None] * count
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
 def digest(values: Iterable[object]) -> int:
     """Of numbers, strings and tensors, by their content."""
     found = 0
@@ -84,43 +100,73 @@ def digest(values: Iterable[object]) -> int:
     return found
 
 
-def meet(group: Group, prepare: Callable[[], tuple[_T, Facts]]) -> tuple[_T, list[Facts]]:
-    """What ``prepare`` made on this rank, and every rank's facts. Where one rank's arguments are refused, or do not fit the
-    others', all of them raise: one that went on alone would wait for the rest for ever."""
+def meet(group: Group, prepare: Callable[[], Prepared]) -> tuple[Any, list[Facts]]:
+    """The arguments that ``prepare`` made on this rank, and every rank's facts. Where one rank's arguments are refused, or do not
+    fit the others', all of them raise: one that went on alone would wait for the rest for ever."""
     _, count = ranks_of(group)
     refusal: Exception | None = None
+    mine = torch.zeros(1 + len(Facts._fields), dtype=torch.int64, device=CPU)
     try:
-        prepared, facts = prepare()
+        prepared = prepare()
+        mine = torch.tensor([1, *prepared.facts], dtype=torch.int64, device=CPU)
     except Exception as error:
-        refusal, facts = error, Facts(*[-1] * len(Facts._fields))
-    mine = torch.tensor([refusal is None, *facts], dtype=torch.int64, device=CPU)
+        refusal = error
     table = gather(mine, group, count).tolist()
-    raise_together(refusal, [not row[0] for row in table])
+    raise_together(refusal, [not row[0] for row in table], group)
     everyone = [Facts(*row[1:]) for row in table]
-    _check_alike(everyone)
-    return prepared, everyone
+    _check_alike(everyone, prepared, group)
+    return prepared.arguments, everyone
 
 
-def raise_together(failure: Exception | None, failed: Sequence[float]) -> None:
-    """This rank's own ``failure``, or an error that names the ranks that have one."""
+def raise_together(failure: Exception | None, failed: Sequence[float], group: Group) -> None:
+    """This rank's own ``failure``, or an error with those of the ranks that have one."""
+    if not any(failed):
+        return
+    told = None if failure is None else f"{type(failure).__name__}: {failure}"
+    everyone = _shared(told, group, len(failed))
     if failure is not None:
         raise failure
-    if ranks := [str(rank) for rank, has_failed in enumerate(failed) if has_failed]:
-        raise RuntimeError(
-            "tileloss: expected every rank of the group to take its part, got an error, which says why, on rank "
-            + ", ".join(ranks)
-        )
+    errors = "; ".join(f"on rank {rank}: {told}" for rank, told in enumerate(everyone) if told)
+    raise RuntimeError(
+        f"tileloss: expected every rank of the group to take its part, got an error {errors}"
+    )
 
 
-def _check_alike(everyone: list[Facts]) -> None:
+class Sum:
+    """A float32 tensor, of which every rank has a ``part``. With it travels whether a rank has failed to make its own."""
+
+    def __init__(self, shape: Sequence[int], group: Group) -> None:
+        self._group, (self._rank, self._count) = group, ranks_of(group)
+        self._flat = torch.zeros(prod(shape) + self._count, dtype=torch.float32, device=CPU)
+        self.part = self._flat[: -self._count].view(shape)
+
+    def collect(self, failure: Exception | None = None) -> Tensor:
+        """The sum over the ranks: each part of it is made on one of them and sent to the others, so that all have the same bits.
+        Every rank raises if one comes with a ``failure``."""
+        failed = self._flat[-self._count :]
+        failed[self._rank] = failure is not None
+        if self._count > 1:
+            dist.all_reduce(self._flat, group=self._group)
+        raise_together(failure, failed.tolist(), self._group)
+        return self.part
+
+
+def _check_alike(everyone: list[Facts], prepared: Prepared, group: Group) -> None:
     for field, (name, expected) in _ALIKE.items():
         values = [getattr(facts, field) for facts in everyone]
-        for rank, value in enumerate(values):
-            if value == values[0]:
-                continue
-            got = (
-                f"others on rank {rank} than on rank 0"
-                if field in _DIGESTS
-                else f"{values[0]} on rank 0 and {value} on rank {rank}"
+        _raise_if_different(name, expected, values)
+    for field in _DIGESTS:
+        if len({getattr(facts, field) for facts in everyone}) > 1:
+            details = _shared(prepared.details[field](), group, len(everyone))
+            for name in dict.fromkeys(name for found in details for name in found):
+                _raise_if_different(
+                    name, "the same", [found.get(name, "the default") for found in details]
+                )
+
+
+def _raise_if_different(name: str, expected: str, values: Sequence[object]) -> None:
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise ValueError(
+                f"{name}: expected {expected} on every rank of the group, got {values[0]} on rank 0 and {value} on rank {rank}"
             )
-            raise ValueError(f"{name}: expected {expected} on every rank of the group, got {got}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tileloss._core.functions import FUNCTIONS, check_option_names
+from tileloss._core.options import by_name
 from tileloss._core.slots import INPUTS, SLOTS
 from tileloss.torch._apply import (
     Head,
@@ -25,9 +26,17 @@ from tileloss.torch._dtensor import local_rows
 from tileloss.torch._options import Options, Value, encode
 from tileloss.torch._tensors import DTYPES, check_float, checked_labels, refuse_transforms
 from tileloss.torch.distributed import _shards
-from tileloss.torch.distributed._edge import local_shard
+from tileloss.torch.distributed._edge import Shard, group_of, local_shard
 from tileloss.torch.distributed._function import compute
-from tileloss.torch.distributed._meeting import Facts, Group, digest, meet, ranks_of
+from tileloss.torch.distributed._meeting import (
+    Details,
+    Facts,
+    Group,
+    Prepared,
+    digest,
+    meet,
+    ranks_of,
+)
 from tileloss.torch.distributed._request import Operands, Request
 
 
@@ -61,8 +70,16 @@ class Given(NamedTuple):
         """The function's name from logits."""
         return FUNCTIONS[self.function].loss
 
+    def shards(self) -> list[Shard]:
+        if not self.is_linear:
+            return [Shard("input", self.input, -1)]
+        return [
+            Shard("linear_weight", self.linear_weight, 0),
+            Shard("linear_bias", self.linear_bias, 0),
+        ]
 
-class _Prepared(NamedTuple):
+
+class _Arguments(NamedTuple):
     operands: Operands
     head: Head | None
     options: Options
@@ -78,13 +95,8 @@ def call(given: Given) -> tuple[Tensor, ...]:
             "tileloss.torch.distributed: torch.compile and torch.jit.trace are not supported: call it in a function under "
             "torch.compiler.disable"
         )
-    given, group = _of_this_rank(given)
-
-    def prepare() -> tuple[_Prepared, Facts]:
-        prepared = _prepare(given)
-        return prepared, _facts(given, prepared)
-
-    prepared, everyone = meet(group, prepare)
+    group = group_of(given.group, given.shards())
+    prepared, everyone = meet(group, lambda: _prepare(_of_this_rank(given, group)))
     rank, _ = ranks_of(group)
     shards = _shards.cut(
         [facts.columns for facts in everyone],
@@ -113,23 +125,20 @@ def call(given: Given) -> tuple[Tensor, ...]:
     return compute(request, operands, group, wants_grad, given.inplace_backward)
 
 
-def _of_this_rank(given: Given) -> tuple[Given, Group]:
-    if not given.is_linear:
-        shard, group = local_shard("input", given.input, -1, given.group)
-        return given._replace(input=shard), group
-    weight, group = local_shard("linear_weight", given.linear_weight, 0, given.group)
-    bias, group = local_shard("linear_bias", given.linear_bias, 0, group)
-    return given._replace(linear_weight=weight, linear_bias=bias), group
+def _of_this_rank(given: Given, group: Group) -> Given:
+    return given._replace(**{shard.name: local_shard(shard, group) for shard in given.shards()})
 
 
-def _prepare(given: Given) -> _Prepared:
-    """What tileloss.torch checks of the same arguments."""
+def _prepare(given: Given) -> Prepared:
+    """The arguments, when tileloss.torch's checks of the same ones are done."""
     options = dict(given.options())
     check_option_names(given.function, options)
     start, valid_vocab = given.vocab_start, options.pop("valid_vocab", None)
     for name, value, least in (("vocab_start", start, 0), ("valid_vocab", valid_vocab, 1)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}: expected an integer >= {least} or None, got {value!r}")
+        if value is not None and (not isinstance(value, int) or not least <= value < 2**63):
+            raise ValueError(
+                f"{name}: expected an integer >= {least}, of 64 bits, or None, got {value!r}"
+            )
     head = None
     if given.is_linear:
         weight, bias = given.linear_weight, given.linear_bias
@@ -145,7 +154,7 @@ def _prepare(given: Given) -> _Prepared:
     extra = {n: local_rows(ARGUMENT_NAMES.get(n, n), x) for n, x in given.extra.items()}
     tensors = extra_inputs(given.loss, extra, labels, -1, options)
     encoded = encode(given.function, options, given.preset or "")
-    return _Prepared(
+    arguments = _Arguments(
         Operands(matrices, labels, tensors, encoded.scalars),
         head,
         encoded,
@@ -153,6 +162,8 @@ def _prepare(given: Given) -> _Prepared:
         () if given.outputs is None else wanted_outputs(given.outputs),
         head is not None and _has_grad_in_forward(given, head, options),
     )
+    details = _details(given, arguments)
+    return Prepared(arguments, _facts(given, arguments, details), details)
 
 
 def _has_grad_in_forward(given: Given, head: Head, options: Mapping[str, Value]) -> bool:
@@ -164,18 +175,45 @@ def _has_grad_in_forward(given: Given, head: Head, options: Mapping[str, Value])
     return given.grad_in_forward
 
 
-def _facts(given: Given, prepared: _Prepared) -> Facts:
-    head, labels = prepared.head, prepared.operands.labels
-    first = prepared.operands.matrices[0]
+def _details(given: Given, arguments: _Arguments) -> Details:
+    """What the ranks compare by digest."""
+    head, labels = arguments.head, arguments.operands.labels
+    names, values, scalars = arguments.options
+    numbers = () if scalars is None else scalars.tolist()
+
+    def options() -> dict[str, object]:
+        return {
+            "function": given.function,
+            "preset": given.preset,
+            **by_name(FUNCTIONS[given.function], names, values, numbers),
+            "valid_vocab": arguments.valid_vocab,
+            "outputs": arguments.outputs,
+            "return_metrics": given.wants_metrics,
+            "grad_in_forward": arguments.grad_in_forward,
+            "compute_dtype": None if head is None else head.compute_dtype,
+            "label_smoothing of this rank's columns": given.mean_of_shard,
+        }
+
+    def tensors() -> dict[str, object]:
+        found = zip(INPUTS[given.loss], arguments.operands.extra, strict=True)
+        return {
+            ARGUMENT_NAMES.get(name, name): None
+            if tensor is None
+            else f"{tensor.dtype} {list(tensor.shape)} of checksum {digest([tensor])}"
+            for name, tensor in found
+        }
+
+    def of_labels() -> dict[str, object]:
+        of_rows = {f"target[{row}]": label for row, label in enumerate(labels.flatten().tolist())}
+        return {"target": f"{labels.dtype} {list(labels.shape)}", **of_rows}
+
+    return {"options": options, "tensors": tensors, "labels": of_labels}
+
+
+def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:
+    head, labels = arguments.head, arguments.operands.labels
+    first = arguments.operands.matrices[0]
     assert first is not None
-    asked: tuple[object, ...] = (given.function, *prepared.options, prepared.valid_vocab)
-    asked += (
-        prepared.grad_in_forward,
-        prepared.outputs,
-        given.wants_metrics,
-        given.mean_of_shard,
-        tuple(labels.shape),
-    )
     return Facts(
         columns=first.shape[-1] if head is None else head.head.shape[0],
         vocab_start=-1 if given.vocab_start is None else given.vocab_start,
@@ -185,9 +223,9 @@ def _facts(given: Given, prepared: _Prepared) -> Facts:
         head_dtype=0 if head is None else DTYPES[head.head.dtype],
         has_bias=int(head is not None and head.bias is not None),
         needs_dhidden=int(head is not None and torch.is_grad_enabled() and first.requires_grad),
-        options=digest(asked if head is None else (*asked, head.compute_dtype)),
+        options=digest(sorted(details["options"]().items())),
         labels=digest([labels]),
-        tensors=digest(prepared.operands.extra),
+        tensors=digest(details["tensors"]().values()),
     )
 
 

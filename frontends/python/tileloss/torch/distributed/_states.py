@@ -62,7 +62,7 @@ class Exchange:
         """The states of all pieces, in the order of the vocabulary. Every rank raises if one comes with a ``failure``."""
         self._buffer[-1] = failure is not None
         buffers = gather(self._buffer, self._group, self._count)
-        raise_together(failure, buffers[:, -1].tolist())
+        raise_together(failure, buffers[:, -1].tolist(), self._group)
         argmax = self.own.argmax
         argmaxes = (
             gather(argmax, self._group, self._count)

@@ -12,6 +12,7 @@ from torch import Tensor
 from tileloss._core.row_states import MEAN_OUTPUT
 from tileloss._core.slots import ROW_OUTPUTS
 from tileloss.torch._options import Value
+from tileloss.torch._tensors import check_float
 from tileloss.torch.distributed._meeting import ranks_of
 from tileloss.torch.distributed._prepare import Given, call
 from tileloss.torch.distributed.functions import cross_entropy, linear_logprobs
@@ -73,6 +74,7 @@ def loss_parallel_cross_entropy(
     rank, count = ranks_of(tp_group)
 
     def options() -> dict[str, Value]:
+        check_float("logits", logits)
         width = -(-global_vocab_size // count)
         start = min(global_vocab_size, width * rank)
         columns = min(global_vocab_size, start + width) - start
@@ -104,16 +106,16 @@ def vocab_parallel_cross_entropy(
     """
     if label_smoothing == 0:
         return cross_entropy(vocab_parallel_logits, target, group=tp_group, reduction="none")
-    columns = vocab_parallel_logits.shape[-1]
 
     def options() -> dict[str, Value]:
         if not 0 < label_smoothing < 1:
             raise ValueError(
                 f"label_smoothing: expected 0 <= label_smoothing < 1, got {label_smoothing}"
             )
-        if columns < 2:
+        check_float("vocab_parallel_logits", vocab_parallel_logits)
+        if vocab_parallel_logits.shape[-1] < 2:
             raise ValueError(
-                f"vocab_parallel_logits: expected at least 2 columns with label_smoothing, got {columns}"
+                f"vocab_parallel_logits: expected at least 2 columns with label_smoothing, got {vocab_parallel_logits.shape[-1]}"
             )
         return {}
 
@@ -128,6 +130,7 @@ def vocab_parallel_cross_entropy(
         mean_of_shard=True,
     )
     rows = dict(zip(ROW_OUTPUTS, call(given), strict=True))
+    columns = vocab_parallel_logits.shape[-1]
     smoothing = label_smoothing * columns / (columns - 1)
     mean_logp = rows[MEAN_OUTPUT] - rows["lse"]
     return -(1 - smoothing) * rows["logp"] - smoothing * mean_logp

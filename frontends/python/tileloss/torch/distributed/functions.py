@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -183,7 +183,7 @@ def linear_logprobs(
 
 def _names(outputs: Iterable[str]) -> Any:
     """An iterator once more than once; what is no list of names is refused later, on every rank."""
-    return outputs if isinstance(outputs, str) else tuple(outputs)
+    return tuple(outputs) if isinstance(outputs, Iterator) else outputs
 
 
 def _rows(given: Given, names: Any) -> RowOutputs:
