@@ -315,6 +315,30 @@ def test_sparse_teachers_that_cannot_be_are_named(
         tl.sparse_distillation(torch.zeros(2, V), ids, log_q)
 
 
+def test_a_vocabulary_of_nothing_is_named() -> None:
+    x, hidden, head, ids = torch.zeros(3, 0), torch.zeros(3, H), torch.zeros(0, H), torch.ones(3, 1)
+    labels = torch.zeros(3).long()
+    for call in (
+        lambda: tl.cross_entropy(x, labels),
+        lambda: tl.cross_entropy(x, x),
+        lambda: tl.distillation(x, x),
+        lambda: tl.distillation(x, x, labels),
+        lambda: tl.sparse_distillation(x, ids.long(), ids),
+    ):
+        with pytest.raises(
+            ValueError, match=r"input: expected a last dimension of at least 1, got"
+        ):
+            call()
+    for call in (
+        lambda: tl.linear_cross_entropy(hidden, head, labels),
+        lambda: tl.linear_cross_entropy(hidden, head, x),
+        lambda: tl.linear_distillation(hidden, head, hidden, head),
+        lambda: tl.linear_sparse_distillation(hidden, head, ids.long(), ids),
+    ):
+        with pytest.raises(ValueError, match=r"linear_weight.rows: expected >= 1, got 0"):
+            call()
+
+
 # ---------------------------------------------------------------------------------------------------------------- compiled
 
 

@@ -20,6 +20,7 @@ from tileloss.torch._tensors import (
     autocast_dtype,
     check_cpu,
     check_float,
+    check_last_dimension,
     check_rows,
     check_vector,
     checked_labels,
@@ -62,12 +63,7 @@ def make_head(
     bias = whole_parameter("linear_bias", linear_bias)
     check_float("input", hidden)
     check_float("linear_weight", head)
-    if hidden.dim() == 0:
-        raise ValueError("input: expected at least one dimension, got a scalar")
-    if hidden.shape[-1] == 0:
-        raise ValueError(
-            f"input: expected a last dimension of at least 1, got shape {list(hidden.shape)}"
-        )
+    check_last_dimension(hidden)
     if head.dim() != 2 or head.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"linear_weight: expected shape [V, {hidden.shape[-1]}], as input's last dimension, got {list(head.shape)}"
@@ -184,9 +180,8 @@ def checked_logits(logits: Tensor, labels: Tensor | None) -> tuple[Tensor, Tenso
     logits = local_rows("input", logits)
     check_float("input", logits)
     refuse_transforms(logits)
+    check_last_dimension(logits)
     if labels is None:
-        if logits.dim() == 0:
-            raise ValueError("input: expected at least one dimension, got a scalar")
         return logits, None
     return logits, checked_labels(local_rows("target", labels), logits)
 

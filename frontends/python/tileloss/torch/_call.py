@@ -56,7 +56,9 @@ class Call:
             if SLOTS[slot].shape == "N,V" and self.args.logits.rows:
                 self.alive.append(_tensors.set_beside_logits(self.args, slot, tensor))
                 continue
-            rows = _tensors.without_overlap(tensor.reshape(-1, tensor.shape[-1]))
+            rows = _tensors.without_overlap(
+                tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+            )
             if SLOTS[slot].shape == "N,V" and rows.stride(-1) != 1:
                 rows = rows.contiguous()
             self.alive.append(rows)

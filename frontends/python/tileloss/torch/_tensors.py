@@ -43,6 +43,15 @@ def check_float(name: str, tensor: Tensor) -> None:
     check_cpu(name, tensor)
 
 
+def check_last_dimension(input: Tensor) -> None:
+    if input.dim() == 0:
+        raise ValueError("input: expected at least one dimension, got a scalar")
+    if input.shape[-1] == 0:
+        raise ValueError(
+            f"input: expected a last dimension of at least 1, got shape {list(input.shape)}"
+        )
+
+
 def autocast_dtype(device_type: str = "cpu") -> torch.dtype | None:
     """What `torch.autocast` computes in on that type of device, None outside of it."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
