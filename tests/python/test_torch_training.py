@@ -99,16 +99,23 @@ def test_a_model_learns() -> None:
 
 def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     p, classes = problem(), {"weight": torch.rand(V)}
+    logprobs, ids = p.teacher.log_softmax(-1).topk(4)
+    mixed, two_heads = {"alpha": 0.3}, (p.teacher_hidden, p.weight.detach())
     bonus = {"entropy_coef": 0.1, "entropy_reduction": "as_loss"}
     return {
         "CrossEntropyLoss": (tl.CrossEntropyLoss(**classes, label_smoothing=0.1), (p.logits, p.labels)),
         "LinearCrossEntropyLoss": (tl.LinearCrossEntropyLoss(H, V, bias=True, z_loss=1e-3, **classes), (p.hidden, p.labels)),
         "PolicyLoss": (tl.PolicyLoss("dapo", beta=0.0), (p.logits, p.labels, p.advantages)),
         "LinearPolicyLoss": (tl.LinearPolicyLoss(H, V, "dapo", bias=True, **bonus), (p.hidden, p.labels, p.advantages)),
+        "DistillationLoss": (tl.DistillationLoss(**mixed), (p.logits, p.teacher, p.labels)),
+        "LinearDistillationLoss": (tl.LinearDistillationLoss(H, V, bias=True, **mixed), (p.hidden, *two_heads, p.labels)),
+        "SparseDistillationLoss": (tl.SparseDistillationLoss(**mixed), (p.logits, ids, logprobs, p.labels)),
+        "LinearSparseDistillationLoss": (
+            tl.LinearSparseDistillationLoss(H, V, bias=True, tail="ignore", **mixed), (p.hidden, ids, logprobs, p.labels)),
     }  # fmt: skip
 
 
-NAMES = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "PolicyLoss", "LinearPolicyLoss"]
+NAMES = list(modules())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,6 +141,19 @@ def test_modules_are_their_functions(name: str) -> None:
             entropy_coef=0.1,
             entropy_reduction="as_loss",
         ),
+        "DistillationLoss": lambda: tl.distillation(*inputs, alpha=0.3),
+        "LinearDistillationLoss": lambda: tl.linear_distillation(
+            inputs[0], module.linear.weight, *inputs[1:], linear_bias=module.linear.bias, alpha=0.3
+        ),
+        "SparseDistillationLoss": lambda: tl.sparse_distillation(*inputs, alpha=0.3),
+        "LinearSparseDistillationLoss": lambda: tl.linear_sparse_distillation(
+            inputs[0],
+            module.linear.weight,
+            *inputs[1:],
+            linear_bias=module.linear.bias,
+            tail="ignore",
+            alpha=0.3,
+        ),
     }[name]()
     assert torch.equal(module(*inputs), expected)
 
@@ -157,6 +177,10 @@ def test_what_modules_save() -> None:
         "LinearCrossEntropyLoss": ["weight", "linear.weight", "linear.bias"],
         "PolicyLoss": [],
         "LinearPolicyLoss": ["linear.weight", "linear.bias"],
+        "DistillationLoss": [],
+        "LinearDistillationLoss": ["linear.weight", "linear.bias"],
+        "SparseDistillationLoss": [],
+        "LinearSparseDistillationLoss": ["linear.weight", "linear.bias"],
     }
     assert not list(tl.CrossEntropyLoss().state_dict())
     assert list(tl.LinearCrossEntropyLoss(H, V).state_dict()) == ["linear.weight"]
@@ -187,6 +211,7 @@ def test_modules_show_their_options() -> None:
         in shown["LinearPolicyLoss"]
     )
     assert shown["PolicyLoss"] == "PolicyLoss(preset='dapo', beta=0.0)"
+    assert "tail='ignore', alpha=0.3\n" in shown["LinearSparseDistillationLoss"]
 
 
 def test_modules_change_type() -> None:
@@ -215,7 +240,7 @@ def test_modules_take_what_changes_at_every_call(name: str) -> None:
     module, inputs = modules()[name]
     assert not torch.equal(module(*inputs, num_items=3), module(*inputs))
     if "Policy" not in name:
-        weights = torch.rand(inputs[1].shape)
+        weights = torch.rand(inputs[0].shape[:-1])
         assert not torch.equal(module(*inputs, token_weights=weights), module(*inputs))
 
 

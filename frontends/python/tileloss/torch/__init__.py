@@ -19,20 +19,28 @@ from tileloss.torch.cross_entropy import (
 from tileloss.torch.distillation import distillation, linear_distillation
 from tileloss.torch.modules import (
     CrossEntropyLoss,
+    DistillationLoss,
     LinearCrossEntropyLoss,
+    LinearDistillationLoss,
     LinearPolicyLoss,
+    LinearSparseDistillationLoss,
     PolicyLoss,
+    SparseDistillationLoss,
 )
 from tileloss.torch.policy import linear_policy_loss, policy_loss
 from tileloss.torch.sparse_distillation import linear_sparse_distillation, sparse_distillation
 
 __all__ = [
     "CrossEntropyLoss",
+    "DistillationLoss",
     "DistillationRows",
     "LinearCrossEntropyLoss",
+    "LinearDistillationLoss",
     "LinearPolicyLoss",
+    "LinearSparseDistillationLoss",
     "PolicyLoss",
     "RowOutputs",
+    "SparseDistillationLoss",
     "call_counts",
     "cross_entropy",
     "distillation",

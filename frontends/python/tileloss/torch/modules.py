@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from tileloss._core.functions import PUBLIC_OPTIONS
 from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy
+from tileloss.torch.distillation import distillation, linear_distillation
 from tileloss.torch.policy import linear_policy_loss, policy_loss
+from tileloss.torch.sparse_distillation import linear_sparse_distillation, sparse_distillation
 
 Number = float | Tensor
 
@@ -232,6 +234,164 @@ class LinearPolicyLoss(_WithHead):
             ref_logp=ref_logp,
             sampler_logp=sampler_logp,
             sequence_offsets=sequence_offsets,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class DistillationLoss(_Options):
+    """`tileloss.torch.distillation` with its options, keyword arguments of that function."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(distillation, options)
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input, teacher [..., V] -> the loss, float32, or (loss, DistillationRows) if the options ask for outputs."""
+        return distillation(
+            input,
+            teacher,
+            target,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class LinearDistillationLoss(_WithHead):
+    """The student's LM head and its distillation in one: `tileloss.torch.linear_distillation`.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: as `LinearCrossEntropyLoss`, and so is the student's head, `linear`.
+        **options: keyword arguments of `linear_distillation`.
+
+    The teacher's head is no part of the module, which would save it and show it to optimizers: it is given at every call.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            linear_distillation, options, in_features, num_classes, bias, device, dtype
+        )
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        target: Tensor | None = None,
+        *,
+        teacher_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., H], teacher_input [..., G], teacher_weight [V, G] -> the loss, or (loss, DistillationRows)."""
+        return linear_distillation(
+            input,
+            self.linear.weight,
+            teacher_input,
+            teacher_weight,
+            target,
+            linear_bias=self.linear.bias,
+            teacher_bias=teacher_bias,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class SparseDistillationLoss(_Options):
+    """`tileloss.torch.sparse_distillation` with its options, keyword arguments of that function."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(sparse_distillation, options)
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher_ids: Tensor,
+        teacher_logprobs: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., V], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss, DistillationRows)."""
+        return sparse_distillation(
+            input,
+            teacher_ids,
+            teacher_logprobs,
+            target,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class LinearSparseDistillationLoss(_WithHead):
+    """The student's LM head and distillation from some columns of a teacher: `tileloss.torch.linear_sparse_distillation`.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: as `LinearCrossEntropyLoss`, and so is the head, `linear`.
+        **options: keyword arguments of `linear_sparse_distillation`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            linear_sparse_distillation, options, in_features, num_classes, bias, device, dtype
+        )
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher_ids: Tensor,
+        teacher_logprobs: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., H], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss, DistillationRows)."""
+        return linear_sparse_distillation(
+            input,
+            self.linear.weight,
+            teacher_ids,
+            teacher_logprobs,
+            target,
+            linear_bias=self.linear.bias,
+            mask=mask,
+            token_weights=token_weights,
             num_items=num_items,
             **self.options,
         )
