@@ -129,6 +129,30 @@ def test_linear_cross_entropy(layout: str, counts: tuple[int, ...], checked: boo
     )
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "head"])
+def test_rows_over_another_axis_of_the_mesh(fused: bool) -> None:
+    # Of the four shards the third holds some padding, the last nothing else.
+    labels, options = labels_below(43), {"valid_vocab": 43, "reduction": "sum"}
+    if fused:
+        function, cut = linear_cross_entropy, (P("dp"), P(None, "tp"))
+        operands = (random(0, B, T, H), random(1, H, V))
+    else:
+        function, cut = cross_entropy, (P("dp", None, "tp"),)
+        operands = (random(0, B, T, V),)
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+
+    def of_shard(*x: Any) -> Any:
+        return jax.lax.psum(function(*x, vocab_axis="tp", **options), "dp")
+
+    inside = jax.shard_map(of_shard, mesh=mesh, in_specs=(*cut, P("dp")), out_specs=P())
+    found, expected = (
+        jax.jit(jax.value_and_grad(f, argnums=tuple(range(len(operands)))))(*operands, labels)
+        for f in (inside, lambda *x: function(*x, **options))
+    )
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
 def test_logprobs() -> None:
     labels = labels_below(43)
     x = random(0, B, T, V).at[1, 1, 3].set(jnp.nan)

@@ -106,7 +106,7 @@ class Shards:
             if columns == 0:
                 zeros = jax.eval_shape(partial(sweep, self.width))
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
-                return varying_alike((zeros, start))[0]
+                return varying_alike((zeros, operand))[0]
             part = spec._replace(columns=columns)
             of_columns = None if weights is None else weights[:columns]
             return run("backward", operand, rows, transform, part, of_columns)
