@@ -18,12 +18,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tileloss.jax import (
+    _implementations,
     cross_entropy,
     linear_cross_entropy,
     linear_policy_loss,
     logprobs,
 )
-from tileloss.jax._sweeps import xla, xla_head
+from tileloss.jax._sweeps import tpu, xla, xla_head
 
 pytestmark = pytest.mark.usefixtures("implementation")
 # A gathered [SEQUENCES * LENGTH, HIDDEN] is larger than a head, and no multiple of a device's part of anything.
@@ -211,6 +212,28 @@ def test_rows_stay_where_they_are(kind: AxisType, axes: Any, name: str) -> None:
     for x, gradient in zip(arrays, gradients, strict=False):
         assert gradient.sharding.is_equivalent_to(x.sharding, x.ndim)
     assert_moves_no_rows(step, *arrays)
+
+
+@ONLY_CPU
+@pytest.mark.parametrize(
+    ("kind", "axes", "name"),
+    [
+        (AxisType.Auto, ("x", "y"), "linear_cross_entropy"),
+        (AxisType.Explicit, "x", "linear_policy_loss"),
+        (AxisType.Explicit, "y", "cross_entropy"),
+    ],
+)
+def test_rows_stay_where_they_are_for_kernels_that_xla_cannot_partition(
+    monkeypatch: pytest.MonkeyPatch, kind: AxisType, axes: Any, name: str
+) -> None:
+    # Those for TPUs; the sweeps in plain XLA stand for them here.
+    for ours, theirs in ((tpu.logits, xla), (tpu.head, xla_head)):
+        monkeypatch.setattr(ours, "forward", theirs.forward)
+        monkeypatch.setattr(ours, "backward", theirs.backward)
+    anywhere = _implementations._BY_NAME["pallas_tpu"]._replace(platform=None)
+    monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
+    monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
+    test_rows_stay_where_they_are(kind, axes, name)
 
 
 def test_row_outputs_stay_with_their_rows() -> None:

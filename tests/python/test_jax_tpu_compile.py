@@ -13,14 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tpu_compiler
-from tileloss.jax import cross_entropy
+from tileloss.jax import cross_entropy, linear_cross_entropy
+from tileloss.jax._sweeps.tpu import calls
 from tpu_compiler import ALL, COLUMNS, LOSS, ROWS, TOPOLOGIES, backward, compiled, forward, shape
 
 pytestmark = pytest.mark.skipif(bool(tpu_compiler.NOT_RUN), reason=tpu_compiler.NOT_RUN)
 BYTES = 2 * ROWS * COLUMNS
+KERNELS = {
+    False: ("forward", "backward"),
+    True: ("forward", "dhidden", "dhead"),
+}  # by whether they are the head's
 
 
 @pytest.mark.parametrize("chip", TOPOLOGIES)
@@ -97,6 +102,53 @@ def test_rows_on_several_chips_need_no_communication() -> None:
     text = lowered.compile().as_text()
     assert "tileloss_logits_backward" in text
     assert not re.search("all-gather|all-reduce|all-to-all", text)
+
+
+@pytest.mark.parametrize(
+    ("chip", "kind", "fused"),
+    [
+        ("v5e", AxisType.Auto, False),
+        ("v6e", AxisType.Explicit, True),
+        ("tpu7x", AxisType.Auto, True),
+    ],
+)
+def test_rows_over_chips_stay_where_they_are_under_jit(
+    chip: str, kind: AxisType, fused: bool
+) -> None:
+    chips = np.array(tpu_compiler.devices(chip))
+    mesh = Mesh(chips, ("rows",), axis_types=(kind,))
+    rows, vocab, hidden, split = 64, 3000, 128, PartitionSpec("rows")
+
+    def placed(dtype: Any, spec: PartitionSpec, *sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
+
+    labels = placed(jnp.int32, split, rows)
+    step, arguments = jax.value_and_grad(cross_entropy), [placed(jnp.bfloat16, split, rows, vocab)]
+    if fused:
+        step = jax.value_and_grad(linear_cross_entropy, argnums=(0, 1))
+        head = placed(jnp.bfloat16, PartitionSpec(), hidden, vocab)
+        arguments = [placed(jnp.bfloat16, split, rows, hidden), head]
+    with calls.using(device_kind=chips[0].device_kind):
+        lowered = jax.jit(step).trace(*arguments, labels).lower(lowering_platforms=("tpu",))
+        program = lowered.compile()
+    text, gradients = program.as_text(), jax.tree.leaves(program.output_shardings[1])
+    assert all(
+        f"tileloss_{'head' if fused else 'logits'}_{name}" in text for name in KERNELS[fused]
+    )
+    for x, sharding in zip(arguments, gradients, strict=True):
+        assert sharding.is_equivalent_to(x.sharding, x.ndim)
+    # Between the chips travels the gradient of the head, which is summed, and else no more than a number a row.
+    moved = re.findall(
+        r"= (.*?) (all-[a-z-]+|reduce-scatter|collective-permute)(?:-start)?\(", text
+    )
+    sizes = [
+        (name, np.prod([int(n) for n in shape.split(",") if n], dtype=int))
+        for types, name in moved
+        for shape in re.findall(r"[a-z]\w*\[([\d,]*)\]", types)
+    ]
+    of_head = [name for name, size in sizes if size >= hidden * vocab]
+    assert of_head == ["all-reduce"] * fused, sizes
+    assert all(size <= rows or size >= hidden * vocab for _, size in sizes), sizes
 
 
 # On v6e: bundles that 16 rows of a tile of 2048 columns take, and spills of the whole kernel, in bfloat16; in the order in which

@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
 from tileloss.jax._arguments import checked_labels, flat
-from tileloss.jax._devices import on_auto_axes, varying_alike
+from tileloss.jax._devices import axes_of_rows, on_auto_axes, varying_alike
 from tileloss.jax._differentiated import Wanted, instantiated, primals
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
@@ -243,6 +243,8 @@ def _prepare(
     names = check_names(implementation)
     labels = checked_labels(labels)
     operand, width, spec = flat(operand, labels, head or Spec(0))
+    rows = operand[0]
+    assert rows is not None
     shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
     vocab = shards * width
     inputs = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
@@ -271,6 +273,7 @@ def _prepare(
         # What is differentiated through the sums of row outputs has a gradient of that kind.
         has_prob_logp=_may_be_on(options, "entropy_coef") if is_loss else sums.entropy_sum,
         has_uniform=_may_be_on(options, "label_smoothing") if is_loss else sums.smoothing_sum,
+        row_axes=axes_of_rows(rows),
     )
     choice = choose(names, operand, spec, "class_weights" in inputs)
     if vocab_axis is not None:

@@ -64,6 +64,24 @@ def may_be_cut(arrays: Any) -> bool:
     return any(m.shape[axis] > 1 for m in meshes for axis in (*m.auto_axes, *m.explicit_axes))
 
 
+def axes_of_rows(x: Array) -> tuple[str, ...] | None:
+    """The mesh axes over which a kernel that XLA cannot partition is to cut the rows of x [N, ...]: those that x's type tells,
+    and all that are left to XLA, of which no type tells; but none that the rows do not divide by. None: x lies on one device,
+    as far as its type tells, or on those of a shard_map around."""
+    sharding = jax.typeof(x).sharding
+    mesh, cut = sharding.mesh, sharding.spec[0]
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+        return None
+    told = () if cut is None else (cut,) if isinstance(cut, str) else tuple(cut)
+    axes: list[str] = []
+    rows = x.shape[0]
+    for axis in (*told, *mesh.auto_axes):
+        if rows % mesh.shape[axis] == 0:
+            axes.append(axis)
+            rows //= mesh.shape[axis]
+    return tuple(axes)
+
+
 def is_in_shard_map(x: Array) -> bool:
     return bool(jax.typeof(x).sharding.mesh.manual_axes)
 

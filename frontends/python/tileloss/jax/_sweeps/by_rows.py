@@ -1,10 +1,11 @@
-"""Custom calls that XLA's partitioner may cut by rows: each device sweeps the rows that it has."""
+"""Calls that XLA does not partition by itself, cut by rows: each device sweeps the rows that it has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import sequential_vmap
@@ -72,6 +73,36 @@ def cut_by_rows(
     partitioned.def_partition(partition, sharding_rule=rule)  # type: ignore[no-untyped-call]
     # custom_partitioning has no rule for vmap.
     mapped: _Call = sequential_vmap(lambda *operands: partitioned(*operands))  # type: ignore[no-untyped-call]
+    return mapped
+
+
+def map_by_rows(
+    call: _Call,
+    axes: tuple[str, ...],
+    operand_has_rows: Sequence[bool],
+    result_has_rows: Sequence[bool],
+) -> _Call:
+    """The same for calls that XLA cannot even be told how to partition, as libtpu's: the rows are cut over ``axes`` of the first
+    operand's mesh, wherever they lay before."""
+
+    def specs(has_rows: Sequence[bool]) -> tuple[PartitionSpec, ...]:
+        rows, whole = PartitionSpec(axes or None), PartitionSpec()  # type: ignore[no-untyped-call]
+        return tuple(rows if cut else whole for cut in has_rows)
+
+    def on_each_device(*parts: Array) -> tuple[Array, ...]:
+        found = zip(call(*parts), result_has_rows, strict=True)
+        return tuple(x if cut or not axes else _sum_over(axes, x) for x, cut in found)
+
+    def mapped(*operands: Array) -> Sequence[Array]:
+        found: Sequence[Array] = jax.shard_map(
+            on_each_device,
+            mesh=jax.typeof(operands[0]).sharding.mesh,
+            in_specs=specs(operand_has_rows),
+            out_specs=specs(result_has_rows),
+            check_vma=False,
+        )(*operands)
+        return found
+
     return mapped
 
 

@@ -68,6 +68,8 @@ class Spec(NamedTuple):
     # Backward: whether that coefficient can be other than 0 in any row.
     has_prob_logp: bool = True
     has_uniform: bool = True
+    # The mesh axes over which a kernel that XLA cannot partition cuts the rows itself; None: there is one device to know of.
+    row_axes: tuple[str, ...] | None = None
 
 
 class BackwardRows(NamedTuple):

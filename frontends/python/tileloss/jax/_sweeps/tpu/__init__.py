@@ -10,12 +10,15 @@ calls.py   pallas_call
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from tileloss.jax._rows.state import RowState
+from tileloss.jax._sweeps.by_rows import map_by_rows
 from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand, Spec
 from tileloss.jax._sweeps.transform import LogitTransform
 
@@ -35,9 +38,19 @@ def forward(
     class_weights: Array | None,
 ) -> RowState:
     """The row states of the columns that ``spec`` names."""
-    if isinstance(operand, Logits):
-        return logits.forward(operand, labels, transform, spec, class_weights)
-    return head.forward(operand, labels, transform, spec, class_weights)
+
+    def sweep(operand: Operand, labels: Array, scale: LogitTransform, weights: Any) -> RowState:
+        of: Any = logits.forward if isinstance(operand, Logits) else head.forward
+        state: RowState = of(operand, labels, scale, spec, weights)
+        return state._replace(smoothing_weight=None)
+
+    names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
+    found: Any = RowState(**dict.fromkeys(names, True))  # type: ignore[arg-type]
+    state: RowState = _by_rows(sweep, (operand, labels, transform, class_weights), found, spec)
+    weight = None
+    if spec.sums.smoothing_sum:
+        weight = jnp.float32(spec.columns) if class_weights is None else jnp.sum(class_weights)
+    return state._replace(smoothing_weight=weight)
 
 
 def backward(
@@ -48,9 +61,45 @@ def backward(
     class_weights: Array | None,
 ) -> Operand:
     """dL/dlogits, in their memory where nobody reads them later; or dhidden, dhead and dbias as ``spec.wanted`` names them."""
-    if isinstance(operand, Logits):
-        return logits.backward(operand, rows, transform, spec, class_weights)
-    return head.backward(operand, rows, transform, spec, class_weights)
+
+    def sweep(operand: Operand, rows: BackwardRows, scale: LogitTransform, weights: Any) -> Operand:
+        of: Any = logits.backward if isinstance(operand, Logits) else head.backward
+        gradient: Operand = of(operand, rows, scale, spec, weights)
+        return gradient
+
+    kind: Any = type(operand)
+    found = kind(*(i == 0 for i in range(len(operand))))
+    if isinstance(operand, LmHead):
+        wanted = zip(operand, spec.wanted, found, strict=True)
+        found = LmHead(*(cut if x is not None and asked else None for x, asked, cut in wanted))
+    arguments: Any = (operand, rows, transform, class_weights)
+    gradient: Any = _by_rows(sweep, arguments, found, spec)
+    if spec.row_axes is not None:  # a sum over devices is rounded once it is made
+        pairs = zip(gradient, arguments[0], strict=True)
+        gradient = kind(*(None if g is None else g.astype(x.dtype) for g, x in pairs))
+    result: Operand = gradient
+    return result
+
+
+def _by_rows(sweep: Callable[..., Any], arguments: tuple[Any, ...], found: Any, spec: Spec) -> Any:
+    """sweep(*arguments), on every device of a mesh for its rows. ``found``: a tree as the result's, whether an array has rows."""
+    if spec.row_axes is None:
+        return sweep(*arguments)
+    operand, rows, transform, weights = arguments
+    traced = transform.temperature if isinstance(transform.temperature, Array) else None
+    arrays, tree = jax.tree.flatten((operand, rows, traced, weights))
+    has_rows = [x.ndim > 0 for x in jax.tree.leaves(rows)]
+    of_operand = [True, *[False] * (len(jax.tree.leaves(operand)) - 1)]
+    others = [False] * (len(arrays) - len(of_operand) - len(has_rows))
+
+    def call(*arrays: Array) -> Sequence[Array]:
+        operand, rows, traced, weights = jax.tree.unflatten(tree, arrays)
+        scale = transform if traced is None else transform._replace(temperature=traced)
+        return jax.tree.leaves(sweep(operand, rows, scale, weights))
+
+    flags, tree_of_found = jax.tree.flatten(found)
+    mapped = map_by_rows(call, spec.row_axes, [*of_operand, *has_rows, *others], flags)
+    return jax.tree.unflatten(tree_of_found, mapped(*arrays))
 
 
 def refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:

@@ -32,6 +32,7 @@ class Call(NamedTuple):
     compute_bytes: int = 0  # of an element as the products see it
     row_arrays: int = 1  # arrays a row of 4 bytes, read or written
     dhidden_bytes: int = 0  # of an element of dhidden; 0: operand_bytes
+    dhead_bytes: int = 0  # of an element of dhead; 0: head_bytes
 
 
 class Chip(NamedTuple):
@@ -173,7 +174,8 @@ def _head_dhidden(b: Blocks, c: Call) -> int:
 
 def _head_dhead(b: Blocks, c: Call) -> int:
     sums = _tile(b.columns, c.hidden, 4)
-    return _head_operands(b, c) + 2 * sums + 2 * _tile(b.columns, c.hidden, c.head_bytes)
+    written = _tile(b.columns, c.hidden, c.dhead_bytes or c.head_bytes)
+    return _head_operands(b, c) + 2 * sums + 2 * written
 
 
 _ROOM: dict[str, Callable[[Blocks, Call], int]] = {

@@ -259,7 +259,7 @@ def _run_dhead(
     weights = class_weights if spec.has_uniform else None
     block = (bv, width) if spec.head_layout == "VH" else (width, bv)
     of_head = of_class if spec.head_layout == "HV" else _transposed(of_class)
-    shapes = jax.tree.map(lambda x: shaped(x.shape, x.dtype), wanted)
+    shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), wanted)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
     dhead, dbias = call(
@@ -277,8 +277,13 @@ def _run_dhead(
         scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM(block, jnp.float32)),
     )
     if dbias is not None and wanted.bias is not None:
-        dbias = dbias[0].astype(wanted.bias.dtype)
+        dbias = dbias[0].astype(_summed_in(wanted.bias, spec))
     return dhead, dbias
+
+
+def _summed_in(x: Array, spec: Spec) -> DTypeLike:
+    """The type of a gradient of head or bias: what is summed over devices is rounded afterwards."""
+    return x.dtype if spec.row_axes is None else jnp.float32
 
 
 def _head_dhead(
@@ -348,6 +353,7 @@ def call_of(kernel: str, operand: LmHead, spec: Spec) -> Call:
         compute_bytes=jnp.dtype(spec.compute_dtype).itemsize,
         row_arrays=arrays,
         dhidden_bytes=jnp.dtype(spec.dhidden_dtype or hidden.dtype).itemsize,
+        dhead_bytes=jnp.dtype(_summed_in(head, spec)).itemsize,
     )
 
 
