@@ -12,6 +12,7 @@ from tpu_checks import (
     assert_logits_agree,
     logits_problem,
     strict,
+    tied_problem,
     use_small_blocks,
 )
 
@@ -25,6 +26,7 @@ def strict_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_without_a_bug_nothing_is_caught() -> None:
     assert_logits_agree(logits_problem())
+    assert_forward_agrees(tied_problem())
 
 
 def test_a_tail_that_is_not_masked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +59,12 @@ def test_a_label_in_the_wrong_tile_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(logits, "Columns", lambda start, left: tiles.Columns(start + width, left))
     with pytest.raises(AssertionError, match="sum"):
         assert_forward_agrees(logits_problem())
+
+
+def test_the_last_of_equal_columns_as_argmax_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "_is_above", lambda x, largest: x >= largest)
+    with pytest.raises(AssertionError, match="argmax"):
+        assert_forward_agrees(tied_problem())
 
 
 def test_cores_that_share_a_row_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tileloss.jax import _implementations
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps import tpu
-from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Logits, Operand, Spec
+from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Logits, Operand, Spec, Sums
 from tileloss.jax._sweeps.tpu import calls, head, logits
 from tileloss.jax._sweeps.tpu.blocks import Blocks
 from tileloss.jax._sweeps.transform import LogitTransform
@@ -159,7 +159,7 @@ def assert_forward_agrees(problem: SweepProblem, tolerance: float = 2e-6) -> Non
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         if a.ndim:
             a, b = a[problem.used], b[problem.used]
-        floor = tolerance * np.abs(problem.z[problem.used]).max()
+        floor = tolerance * np.abs(problem.z[np.isfinite(problem.z)]).max()
         np.testing.assert_allclose(a, b, rtol=20 * tolerance, atol=floor, err_msg=name)
 
 
@@ -178,6 +178,15 @@ def logits_problem(**changes: object) -> SweepProblem:
     exact = x.astype(np.float64)
     x[labels == UNUSED] = np.nan
     return SweepProblem(Logits(jnp.asarray(x)), exact, labels, Spec(COLUMNS), **changes)
+
+
+def tied_problem() -> SweepProblem:
+    """Rows with several maxima: everywhere, in one lane of every tile, in others; and with -inf in most lanes."""
+    x = np.zeros((4, COLUMNS), np.float32)
+    x[1, [5, 133, 261]] = x[2, [7, 130]] = 2
+    x[3, 20:] = -np.inf
+    spec = Spec(COLUMNS, sums=Sums(argmax=True))
+    return SweepProblem(Logits(jnp.asarray(x)), x.astype(np.float64), np.arange(4), spec)
 
 
 def assert_logits_agree(problem: SweepProblem) -> None:

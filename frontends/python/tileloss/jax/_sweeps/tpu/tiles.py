@@ -102,7 +102,8 @@ def gather(
         if old.argmax is not None:
             argmax = old.argmax
             for k, column in enumerate(z):
-                argmax = jnp.where(column > largest, columns.start + k * LANES + lane, argmax)
+                is_first = _is_above(column, largest)
+                argmax = jnp.where(is_first, columns.start + k * LANES + lane, argmax)
                 largest = jnp.maximum(largest, column)
             state.argmax[rows, :] = argmax  # type: ignore[index]
         else:
@@ -133,6 +134,11 @@ def gather(
                 ref[rows, :] = value
 
     _for_groups(tile.shape[0], group)
+
+
+def _is_above(x: Array, largest: Array) -> Array:
+    """Of equal columns the first stays the argmax."""
+    return x > largest
 
 
 def clear(state: RowState, columns: int) -> None:
