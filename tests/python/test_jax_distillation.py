@@ -208,6 +208,19 @@ def test_a_label_out_of_range_is_nan_in_its_row(implementation: str) -> None:
         assert np.isfinite(gradient[[0, 1, 3]]).all() and np.isfinite(rows.divergence[3])
 
 
+@pytest.mark.parametrize(
+    "option", [{"alpha": 1.5}, {"num_items": -1.0}, {"teacher_temperature": -1.0}], ids=str
+)
+def test_a_number_that_only_the_program_knows_to_be_wrong_makes_all_nan(
+    implementation: str, option: dict[str, float]
+) -> None:
+    program = step(implementation, "forward_kl", 0.5, False)
+    loss, rows, gradient = run(program, VALUES["student"], VALUES["teacher"], **option)
+    used = [0, 2, 3]
+    assert np.isnan(loss) and np.isnan(rows.divergence[jnp.array(used)]).all()
+    assert np.isnan(gradient[used, :VALID]).all()
+
+
 # ------------------------------------------------------------------------------------------------------ ordinary sizes
 
 
@@ -392,8 +405,8 @@ def test_the_choice_of_an_implementation() -> None:
         ({"teacher": jnp.zeros((2, 5, 13), jnp.int32)}, TypeError, "teacher: expected float32, bfloat16 or float16, got int32"),
         ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected logits' leading dimensions \[2, 5\], got"),
         ({"labels": jnp.zeros((2, 5))}, TypeError, "labels: expected integers, got float32"),
-        ({"mask": jnp.zeros(3)}, ValueError, r"mask.size: expected 10, got 3"),
-        ({"token_weights": jnp.zeros(3)}, ValueError, r"token_weights.size: expected 10, got 3"),
+        ({"mask": jnp.zeros(3)}, ValueError, r"mask: expected labels' shape \[2, 5\], or \[10\], got \[3\]"),
+        ({"token_weights": jnp.zeros((5, 2))}, ValueError, r"token_weights: expected labels' shape \[2, 5\], or \[10\]"),
         ({"alpha": 0.5}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
         ({"alpha": jnp.float32(0.5)}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
         ({"alpha": 1.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "alpha: expected a number >= 0 and <= 1, got 1.5"),

@@ -229,6 +229,16 @@ def test_the_choice_of_an_implementation() -> None:
         ),
         (((3, 5), (3,)), {"valid_vocab": 6}, "valid_vocab: expected"),
         (((3, 5), (3,)), {"weight": np.ones(4, np.float32)}, "class_weights"),
+        (
+            ((3, 5), (3,)),
+            {"weight": np.ones((5, 1), np.float32)},
+            r"weight: expected one dimension, got \[5, 1\]",
+        ),
+        (
+            ((3, 5, 7), (3, 5)),
+            {"token_weights": np.ones((5, 3))},
+            "token_weights: expected labels' shape",
+        ),
     ],
 )
 def test_bad_arguments_are_named(
@@ -237,6 +247,86 @@ def test_bad_arguments_are_named(
     logits, labels = jnp.zeros(arguments[0]), jnp.zeros(arguments[1], jnp.int32)
     with pytest.raises(ValueError, match=message):
         cross_entropy(logits, labels, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        # Of the same number of elements: they would go to other rows than meant.
+        ({"mask": np.ones((5, 3))}, ValueError, r"mask: expected labels' shape \[3, 5\], or \[15\], got \[5, 3\]"),
+        ({"old_logp": np.zeros((5, 3))}, ValueError, r"old_logp: expected labels' shape \[3, 5\]"),
+        ({"ref_logp": np.zeros((3, 5, 1))}, ValueError, r"ref_logp: expected labels' shape \[3, 5\]"),
+        ({"sampler_logp": np.zeros(())}, ValueError, r"sampler_logp: expected .*, got \[\]"),
+        ({"advantages": np.ones((5, 3))}, ValueError, r"advantages: expected \[B\] or \[B, 1\] of sequences, or labels'"),
+        ({"mask": np.ones(15, complex)}, TypeError, "mask: expected numbers, got complex"),
+        ({"sequence_offsets": [0.0, 15.0]}, TypeError, "sequence_offsets: expected integers, got float32"),
+        ({"sequence_offsets": [[0, 15]]}, ValueError, r"sequence_offsets: expected one dimension, got \[1, 2\]"),
+        ({"sequence_offsets": [1, 5, 9, 15]}, ValueError, r"sequence_offsets\[0\]: expected 0, got 1"),
+        ({"sequence_offsets": [0, 9, 4, 15]}, ValueError, r"sequence_offsets\[2\]: expected >= the one before it, 9, got 4"),
+        ({"sequence_offsets": [0, 5, 9, 12]}, ValueError, r"sequence_offsets\[3\]: expected the number of rows, 15, got 12"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)  # fmt: skip
+def test_what_goes_with_the_rows_is_checked(
+    given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arrays: dict[str, Any] = {"advantages": jnp.ones(3)}
+    arrays |= {name: jnp.asarray(value) for name, value in given.items()}
+    with pytest.raises(error, match=message):
+        policy_loss(jnp.zeros((3, 5, 7)), jnp.zeros((3, 5), jnp.int32), **arrays)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": -1.0},
+        {"temperature": np.inf},
+        {"num_items": -2.0},
+        {"beta": -0.1},
+        {"sequence_offsets": [0, 9, 4, 15]},
+        {"sequence_offsets": [-3, 5, 9, 15]},
+        {"sequence_offsets": [0, 5, 9, 99]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("grad_in_forward", [False, True])
+def test_what_only_the_program_knows_to_be_wrong_makes_all_nan(
+    given: dict[str, Any], grad_in_forward: bool
+) -> None:
+    labels = jnp.zeros(15, jnp.int32).at[3].set(-1)
+    (name, value), offsets = *given.items(), {"sequence_offsets": jnp.array([0, 5, 9, 15])}
+    fixed = {"ignore_index": -1, "aggregation": "sum", "grad_in_forward": grad_in_forward}
+
+    @jax.jit
+    def step(x: Any, traced: Any) -> Any:
+        named = {**offsets, **fixed, "ref_logp": jnp.zeros(15), name: traced}
+        return jax.value_and_grad(lambda x: policy_loss(x, labels, jnp.ones(3), **named))(x)
+
+    loss, gradient = step(jnp.ones((15, 7)), jnp.asarray(value))
+    assert np.isnan(loss) and np.isnan(gradient[np.arange(15) != 3]).all()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    x, y = jnp.arange(10.0).reshape(2, 5), jnp.zeros(2, jnp.int32)
+    given = {
+        "label_smoothing": np.float64(0.1),
+        "softcap": np.array(30.0),
+        "temperature": np.float32(2),
+    }
+    given |= {"ignore_index": np.int64(-1), "valid_vocab": np.int32(4), "reduction": np.str_("sum")}
+    plain = {name: value.item() for name, value in given.items()}
+    assert cross_entropy(x, y, **given) == cross_entropy(x, y, **plain)
+    with pytest.raises(ValueError, match="temperature: expected a number > 0, got -1"):
+        cross_entropy(x, y, temperature=np.float32(-1))
+
+
+def test_class_weights_may_have_those_of_the_padding() -> None:
+    x, y, weight = jnp.arange(10.0).reshape(2, 5), jnp.array([0, 2]), jnp.arange(1.0, 6.0)
+    for labels in (y, jax.nn.one_hot(y, 5)):
+        of_all, of_valid = (
+            cross_entropy(x, labels, c, valid_vocab=3) for c in (weight, weight[:3])
+        )
+        assert of_all == of_valid
 
 
 def test_types_and_names_are_checked() -> None:

@@ -231,7 +231,7 @@ def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
         ({"head": jnp.zeros((G, V))}, ValueError, r"head: expected shape \[24, V\]"),
         ({"head_layout": "VV"}, ValueError, "head_layout: expected one of HV, VH, got 'VV'"),
         ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected hidden's leading dimensions \[2, 5\], got"),
-        ({"mask": jnp.zeros(3)}, ValueError, "mask.size: expected 10, got 3"),
+        ({"mask": jnp.zeros(3)}, ValueError, r"mask: expected labels' shape \[2, 5\], or \[10\], got \[3\]"),
         ({"compute_dtype": "int8"}, ValueError, "compute_dtype: expected float32 or bfloat16, got int8"),
         ({"alpha": 0.5}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
         ({"outputs": ("entropie",)}, ValueError, "outputs: expected names among divergence"),

@@ -26,6 +26,9 @@ class Option(NamedTuple):
     usual: float | str  # the default as a caller writes it
     may_be_absent: bool  # the default stands for "not given"
     state_arrays: int  # bits of the row state that a backward may need if it is given
+    minimum: float
+    maximum: float
+    exclusive_minimum: bool
 
 
 class Function:
@@ -58,6 +61,9 @@ class Function:
                 usual,
                 bool(field.has_absent),
                 field.state_arrays,
+                field.minimum,
+                field.maximum,
+                bool(field.exclusive_minimum),
             )
 
     def option(self, name: str) -> Option:

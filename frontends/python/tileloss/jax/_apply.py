@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
-from tileloss.jax._arguments import checked_labels, flat
+from tileloss.jax._arguments import checked_labels, flat, flat_vectors, spoiled_unless
 from tileloss.jax._devices import axes_of_rows, on_auto_axes, varying_alike
 from tileloss.jax._differentiated import Wanted, instantiated, primals
 from tileloss.jax._implementations import Choice, check_names, choose
@@ -247,7 +247,9 @@ def _prepare(
     assert rows is not None
     shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
     vocab = shards * width
-    inputs = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
+    options, are_right = options.within_ranges()
+    inputs, of_inputs = flat_vectors(vectors, labels.shape, vocab, options)
+    labels = spoiled_unless(are_right + of_inputs, labels, options)
     length = 0
     if "advantages" in vectors and "sequence_offsets" not in inputs:
         if labels.ndim != 2:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from tileloss.jax._arguments import checked_labels, flat
+from tileloss.jax._arguments import all_of, checked_labels, flat, flat_vectors
 from tileloss.jax._beside import Beside
 from tileloss.jax._devices import on_auto_axes, varying_alike
 from tileloss.jax._differentiated import Wanted, instantiated, primals
@@ -30,6 +30,7 @@ class _Inputs(NamedTuple):
     labels: Array | None
     vectors: dict[str, Array]  # by the same: mask and token_weights
     arrays: dict[str, Array]  # options that are arrays
+    is_right: Array | None  # bool []: whether those are in their ranges; None: there are none
 
 
 class _Rows(NamedTuple):
@@ -165,7 +166,8 @@ def _prepare(
     operand, columns, student = flat(operand, labels, head or Spec(0))
     arrays, student = beside(operand, leading, student)
     labels = None if labels is None else labels.reshape(-1)
-    given = {n: jnp.asarray(v).reshape(-1) for n, v in vectors.items() if v is not None}
+    options, are_right = options.within_ranges()
+    given, _ = flat_vectors(vectors, leading, columns, options)
     check(
         options,
         rows=prod(leading),
@@ -181,7 +183,8 @@ def _prepare(
         arrays["class_weights"] = given.pop("class_weights")[:columns].astype(jnp.float32)
     spec = PairSpec(student._replace(columns=columns), _outputs(options, wanted))
     choice = choose_for_pair(names, options.function, Pair(operand, arrays))
-    inputs = _Inputs(arrays, labels, given, options.arrays)
+    is_right = all_of(are_right) if are_right else None
+    inputs = _Inputs(arrays, labels, given, options.arrays, is_right)
     x, inputs = varying_alike((operand, inputs))
     return x, inputs, _Call(options, spec, choice, wanted)
 
@@ -228,6 +231,8 @@ def _rows(call: _Call, x: Operand, o: _Inputs) -> _Rows:
     if "teacher_ids" in beside:
         ids, of_ids = _checked_ids(beside["teacher_ids"], used, call.spec.columns)
         wrong, beside = wrong | of_ids, beside | {"teacher_ids": ids}
+    if o.is_right is not None:
+        wrong |= ~o.is_right
     wrong &= used
     columns = jnp.where(used, jnp.where(wrong, 0, labels), UNUSED).astype(jnp.int32)
     weights = row_weights(options, used, o.vectors.get("token_weights"))

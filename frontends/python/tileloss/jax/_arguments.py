@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.slots import SLOTS
+from tileloss.jax._rows.inputs import is_used
+from tileloss.jax._rows.options import Options
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
 _LAYOUTS = ("HV", "VH")
@@ -39,6 +45,94 @@ def checked_labels(labels: Any) -> Array:
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"labels: expected integers, got {array.dtype}")
     return array
+
+
+def flat_vectors(
+    vectors: Mapping[str, Any], rows: tuple[int, ...], columns: int, options: Options
+) -> tuple[dict[str, Array], list[Array]]:
+    """What is given besides labels, by the names in tileloss_args, with one dimension; and, as bool [], whether what only the
+    program knows of them is right.
+
+    ``rows``: the labels' shape. ``columns``: of the whole vocabulary, padding included.
+
+    Raises:
+        TypeError, ValueError: a dtype or a shape, or offsets that are known and cannot be.
+    """
+    found: dict[str, Array] = {}
+    are_right: list[Array] = []
+    for name, given in vectors.items():
+        if given is None:
+            continue
+        x = jnp.asarray(given)
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise TypeError(f"{name}: expected numbers, got {x.dtype}")
+        if SLOTS[name].shape == "C":
+            _check_vector("weight", x)
+            valid = options.integer("valid_vocab")
+            x = x[:valid] if 0 < valid < columns == x.size else x
+        elif SLOTS[name].shape == "B+1":
+            x, is_right = _checked_offsets(name, given, prod(rows))
+            are_right += is_right
+        elif SLOTS[name].shape == "B|N" and options.choice("advantage_level") != "token":
+            if x.ndim != 1 and (x.ndim != 2 or x.shape[1] != 1):
+                raise ValueError(
+                    f"{name}: expected [B] or [B, 1] of sequences, or labels' shape {list(rows)}, got {list(x.shape)}"
+                )
+        elif x.shape != (rows if x.ndim != 1 else (prod(rows),)):
+            # Of another shape numbers would go to other rows than meant.
+            raise ValueError(
+                f"{name}: expected labels' shape {list(rows)}, or [{prod(rows)}], got {list(x.shape)}"
+            )
+        found[name] = x.reshape(-1)
+    return found, are_right
+
+
+def _check_vector(name: str, x: Array) -> None:
+    if x.ndim != 1:
+        raise ValueError(f"{name}: expected one dimension, got {list(x.shape)}")
+
+
+def _checked_offsets(name: str, given: Any, rows: int) -> tuple[Array, list[Array]]:
+    """The offsets, and as bool [] whether they can be, where only the program knows: of those that cannot the library is given
+    others."""
+    offsets, steps = jnp.asarray(given), f"{name}[{{}}]: expected {{}}, got {{}}"
+    _check_vector(name, offsets)
+    if not jnp.issubdtype(offsets.dtype, jnp.integer):
+        raise TypeError(f"{name}: expected integers, got {offsets.dtype}")
+    last = offsets.size - 1
+    if last < 0:  # the library's to refuse
+        return offsets, []
+    if isinstance(given, jax.core.Tracer) or not getattr(given, "is_fully_addressable", True):
+        is_right = (offsets[0] == 0) & (offsets[-1] == rows) & jnp.all(offsets[1:] >= offsets[:-1])
+        others = jnp.where(jnp.arange(last + 1) == last, rows, 0)
+        return jnp.where(is_right, offsets, others), [is_right]
+    # In the library's words.
+    known = np.asarray(given).tolist()
+    if known[0] != 0:
+        raise ValueError(steps.format(0, 0, known[0]))
+    for i in range(1, len(known)):
+        if known[i] < known[i - 1]:
+            message = f">= the one before it, {known[i - 1]}"
+            raise ValueError(steps.format(i, message, known[i]))
+    if known[-1] != rows:
+        raise ValueError(steps.format(last, f"the number of rows, {rows}", known[-1]))
+    return offsets, []
+
+
+def spoiled_unless(are_right: list[Array], labels: Array, options: Options) -> Array:
+    """The labels; one that is no class in place of each that counts where not all of ``are_right`` are."""
+    if not are_right:
+        return labels
+    if labels.dtype.itemsize < 4:
+        labels = labels.astype(jnp.int32)
+    limits, ignored = np.iinfo(labels.dtype), options.integer("ignore_index")
+    wrong = next(x for x in (-1, -2, limits.max, limits.max - 1) if limits.min <= x != ignored)
+    is_spoiled = is_used(labels, options) & ~all_of(are_right)
+    return jnp.where(is_spoiled, jnp.asarray(wrong, labels.dtype), labels)
+
+
+def all_of(are_right: list[Array]) -> Array:
+    return jnp.stack(are_right).all()
 
 
 def _flat_head(operand: LmHead, labels: Array | None, spec: Spec) -> tuple[LmHead, int, Spec]:

@@ -54,8 +54,8 @@ def cross_entropy(
         reduction: "none", "sum" or "mean".
         token_weights: [...] or flat [N] w.
         num_items: mean's denominator: a number, or an array of one element, which may be traced.
-        temperature: > 0: a number, or an array of one element, which may be traced. ``temperature_on="logprob"``: log p of the
-            softmax at T = 1, divided by T.
+        temperature: > 0: a number, or an array of one element, which may be traced; any such number that is out of its range
+            makes all rows NaN. ``temperature_on="logprob"``: log p of the softmax at T = 1, divided by T.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): it is held from the forward
             on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision

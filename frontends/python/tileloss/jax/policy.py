@@ -87,7 +87,8 @@ def policy_loss(
         mask: of the labels' shape or flat [N]: tokens with 0 are neither read nor counted.
         old_logp, ref_logp, sampler_logp: of the labels' shape or flat [N], of the policy that sampled, the reference model, and
             the engine that sampled. Without old_logp the new logp stands in, so rho = 1 with a gradient.
-        sequence_offsets: [S+1] integers, may be traced: sequence b is rows offsets[b] to offsets[b+1]. Default: the batch's rows.
+        sequence_offsets: [S+1] integers, may be traced: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last; all rows
+            are NaN where traced ones cannot be. Default: the batch's rows.
         preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of float32 scalars: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
         grad_in_forward, implementation, vocab_axis: as `tileloss.jax.cross_entropy`.

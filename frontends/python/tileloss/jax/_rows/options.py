@@ -19,6 +19,8 @@ from tileloss._core.slots import SLOTS, Args
 from tileloss._core.structs import FLOAT32, FORWARD, Plan, Scalar
 from tileloss.jax._rows.arithmetic import Number
 
+_FINITE = (np.finfo(np.float32).min, np.finfo(np.float32).max)
+
 
 class Options(NamedTuple):
     """The options of one call: choices and plain numbers known while tracing, scalars perhaps traced."""
@@ -70,6 +72,22 @@ class Options(NamedTuple):
             if not math.isnan(value) and value != self.function.option(name).default
         }
 
+    def within_ranges(self) -> tuple[Options, list[Array]]:
+        """The options, with the default in place of an array that is out of its range, which `check` cannot know; and of each
+        array, as bool [], whether it is in it."""
+        arrays, are_right = {}, []
+        for name, x in self.arrays.items():
+            option = self.function.option(name)
+            # What the library looks at in the call alone.
+            bounds = (option.minimum, 1.0 if name == "alpha" else option.maximum)
+            least, most = np.clip(bounds, *_FINITE)
+            is_right = (x > least if option.exclusive_minimum else x >= least) & (x <= most)
+            if option.may_be_absent:
+                is_right |= jnp.isnan(x)
+            arrays[name] = jnp.where(is_right, x, option.default)
+            are_right.append(is_right)
+        return self._replace(arrays=arrays), are_right
+
     def _read(self, name: str) -> float:
         option = self.function.option(name)
         value = option.kind.from_buffer(self.struct, option.offset).value  # type: ignore[attr-defined]
@@ -92,7 +110,11 @@ def resolve(function: str, given: Mapping[str, Any] | None = None, preset: str =
     for name, value in (given or {}).items():
         if value is None:
             continue
-        if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        if isinstance(value, np.generic) or (
+            isinstance(value, np.ndarray) and described.option(name).kind is not Scalar
+        ):
+            value = value.item() if value.size == 1 else value
+        if isinstance(value, (jax.Array, np.ndarray)):
             arrays[name] = _as_scalar(described, name, value)
         else:
             described.set_value(struct, name, described.number(name, value))
