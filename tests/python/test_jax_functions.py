@@ -76,6 +76,20 @@ def test_special_values_agree_in_every_tile(value: float, column: int) -> None:
     assert_agrees(problem)
 
 
+def test_a_label_far_above_all_others_keeps_the_digits_of_1_minus_p() -> None:
+    # The others' exp(z - max) are below what float32 holds, their sum is not.
+    above, rows = np.array([40.0, 80.0, 86.0, 88.0]), np.arange(4)
+    labels = np.array([3, VOCABULARY - 1, 9, 0])
+    x = np.random.default_rng(0).normal(0, 0.1, (4, VOCABULARY)).astype(np.float32)
+    x[rows, labels] = above
+    loss, pull = jax.vjp(lambda x: cross_entropy(x, jnp.asarray(labels), reduction="none"), x)
+    terms = np.exp(np.float64(x) - above[:, None])
+    terms[rows, labels] = 0
+    expected = terms.sum(axis=1)
+    np.testing.assert_allclose(loss, expected, rtol=5e-7)
+    np.testing.assert_allclose(pull(jnp.ones(4))[0][rows, labels], -expected, rtol=5e-7)
+
+
 @ONLY_XLA
 def test_a_wrong_tail_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     over_tiles = xla.over_tiles

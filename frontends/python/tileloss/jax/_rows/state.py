@@ -117,6 +117,18 @@ def merge_all(states: RowState) -> RowState:
     )
 
 
+def relative_to(larger: Array, total: Array, maximum: Array) -> Array:
+    """total exp(maximum - larger): a sum relative to its terms' maximum, relative to a larger one; nothing if that is -inf. It
+    keeps its digits where the exp alone is below what float32 holds, and those that are lost in the difference of the maxima."""
+    shift = maximum - larger
+    there = shift + larger
+    lost = (maximum - there) - (larger - (there - shift))
+    lost = jnp.where(jnp.isfinite(lost), lost, 0.0)
+    half = jnp.exp(shift / 2)
+    moved = jnp.where(shift < -80, (total * half) * half, total * jnp.exp(shift)) * (1 + lost)
+    return jnp.where(maximum == larger, total, jnp.where(maximum == -jnp.inf, 0.0, moved))
+
+
 def _weight(state: RowState) -> Array:
     weight = state.smoothing_weight
     return jnp.zeros((), jnp.float32) if weight is None else weight
@@ -162,7 +174,7 @@ def _rescaled(state: RowState, to: Array) -> RowState:
         )
     return state._replace(
         max=to,
-        sum=factor * state.sum,
+        sum=relative_to(to, state.sum, state.max),
         entropy_sum=entropy_sum,
         collision_sum=collision_sum,
         smoothing_sum=smoothing_sum,

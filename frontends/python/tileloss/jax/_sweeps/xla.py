@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from tileloss.jax._devices import varying_alike
-from tileloss.jax._rows.state import RowState, identity, merge
+from tileloss.jax._rows.state import RowState, identity, merge, relative_to
 from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums
 from tileloss.jax._sweeps.transform import LogitTransform
 
@@ -150,6 +150,11 @@ def tile_state(
     # Of rows of -inf alone every exp is 0, and no term is the NaN of -inf - -inf.
     shifted = jnp.where(z == largest[:, None], 0.0, z - largest[:, None])
     exps = jnp.where(largest[:, None] == -jnp.inf, 0.0, jnp.exp(shifted))
+    # That of the others is relative to their own maximum first: below a label of any height it keeps its digits.
+    apart = jnp.where(is_label, -jnp.inf, z)
+    below = jnp.max(apart, axis=1)
+    others = jnp.where(apart == below[:, None], 0.0, apart - below[:, None])
+    others = jnp.where(apart == -jnp.inf, 0.0, jnp.exp(others))
     collision_sum = entropy_sum = smoothing_sum = argmax = weight = None
     if sums.collision_sum:
         collision_sum = jnp.sum(exps * exps, axis=1)
@@ -165,7 +170,7 @@ def tile_state(
         argmax = jnp.where(jnp.isnan(largest), -1, first).astype(jnp.int32)
     return RowState(
         max=largest,
-        sum=jnp.sum(jnp.where(is_label, 0.0, exps), axis=1),
+        sum=relative_to(largest, jnp.sum(others, axis=1), below),
         target=jnp.max(jnp.where(is_label, z, -jnp.inf), axis=1, initial=-jnp.inf),
         entropy_sum=entropy_sum,
         collision_sum=collision_sum,
