@@ -9,22 +9,20 @@
 
 namespace tileloss::impl::api {
 
-// Keeps the message for tileloss_last_error, returns the code.
-tileloss_status report(Status status) noexcept;
+// Keeps the message for tileloss_last_error, returns the code. Where no memory is left the message is "out of memory".
+tileloss_status report(tileloss_status code, const char* message) noexcept;
+const char* last_error() noexcept;
 
 // Runs a function that returns Status at the boundary: no exception passes.
 template <class F>
 tileloss_status guarded(F&& body) noexcept {
   try {
-    return report(body());
+    const Status status = body();
+    return report(status.code, status.message.c_str());
   } catch (const std::bad_alloc&) {
-    return report({TILELOSS_OUT_OF_MEMORY, {}});
+    return report(TILELOSS_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& e) {
-    try {
-      return report({TILELOSS_INTERNAL, e.what()});
-    } catch (...) {
-      return report({TILELOSS_INTERNAL, {}});
-    }
+    return report(TILELOSS_INTERNAL, e.what());
   }
 }
 

@@ -15,26 +15,6 @@
 namespace tileloss::impl::api {
 namespace {
 
-std::string& last_error() {
-  thread_local std::string message;
-  return message;
-}
-
-}  // namespace
-
-tileloss_status report(Status status) noexcept {
-  if (!status.ok()) {
-    if (status.message.empty()) {  // no memory was left for a message
-      last_error().clear();
-    } else {
-      last_error() = std::move(status.message);
-    }
-  }
-  return status.code;
-}
-
-namespace {
-
 Status check_executor(const tileloss_executor* given, tileloss_executor* whole) {
   if (Status s = take_struct("executor", given, whole); !s.ok()) return s;
   if (given == nullptr) return {};
@@ -156,7 +136,7 @@ using namespace tileloss::impl::api;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
 
-const char* tileloss_last_error(void) { return last_error().c_str(); }
+const char* tileloss_last_error(void) { return last_error(); }
 
 const char* tileloss_status_name(tileloss_status status) {
   switch (status) {
