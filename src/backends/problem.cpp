@@ -1,5 +1,6 @@
 #include "backends/problem.h"
 
+#include <charconv>
 #include <cmath>
 
 namespace tileloss::impl {
@@ -44,6 +45,56 @@ LogitTransform make_teacher_transform(const Problem& p) {
   const double temperature = scalar_value(teacher.temperature);  // NaN behind a pointer: not given either
   return LogitTransform::make(teacher.logit_scale, teacher.softcap,
                               std::isnan(temperature) ? scalar_value(p.logit.temperature) : temperature);
+}
+
+namespace {
+
+constexpr double kLargest = 0x1p126;  // leaves room for what the sweeps multiply it by, 2 log2(e)
+
+Status check_quotient(const char* a_name, double a, const char* b_name, double b, double largest = kLargest) {
+  const double quotient = a / b;
+  if (quotient >= 0x1p-126 && quotient <= largest) return {};
+  const auto text = [](double x) {
+    char buffer[32];
+    return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, x).ptr);
+  };
+  return expected(b == 1 ? a_name : b_name,
+                  std::string(a_name) + " / " + b_name + " from 1.18e-38 to " + (largest == kLargest ? "8.5e+37" : "1.7e+07") +
+                      ", for float32",
+                  text(a) + " / " + text(b));
+}
+
+struct TransformNames {
+  const char *scale, *softcap, *temperature;
+};
+
+Status check_transform(const TransformNames& names, double scale, double softcap, double temperature) {
+  if (Status s = check_quotient(names.scale, scale, names.temperature, temperature); !s.ok()) return s;
+  if (softcap == 0) return {};
+  if (Status s = check_quotient(names.softcap, softcap, names.temperature, temperature); !s.ok()) return s;
+  if (Status s = check_quotient(names.scale, scale, names.softcap, softcap); !s.ok()) return s;
+  // A capped z is known to |z| 2^-24, and 2^(z - max) overflows once that is some hundreds.
+  const bool is_scale_less = scale < softcap;
+  return check_quotient(is_scale_less ? names.scale : names.softcap, is_scale_less ? scale : softcap, names.temperature,
+                        temperature, 0x1p24);
+}
+
+}  // namespace
+
+Status check_transforms(const Problem& p, bool with_pointers) {
+  // In place of a temperature that is not known yet: what is known is checked.
+  const auto number = [&](const tileloss_scalar& s) { return s.pointer != nullptr && !with_pointers ? 1 : scalar_value(s); };
+  const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
+  const double temperature = on_logprob ? 1 : number(p.logit.temperature);
+  if (Status s = check_transform({"logit_scale", "softcap", "temperature"}, p.logit.logit_scale, p.logit.softcap, temperature);
+      !s.ok()) {
+    return s;
+  }
+  if (!p.loss->has_teacher_logits()) return {};
+  const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());
+  const double own = number(teacher.temperature);
+  return check_transform({"teacher_logit_scale", "teacher_softcap", "teacher_temperature"}, teacher.logit_scale, teacher.softcap,
+                         std::isnan(own) ? temperature : own);
 }
 
 const float* class_weights(const Problem& p) {

@@ -57,6 +57,8 @@ LogitTransform make_transform(const Problem& problem, double temperature);
 // The teacher's, of a loss that has one.
 LogitTransform make_teacher_transform(const Problem& problem);
 const float* class_weights(const Problem& problem);
+// Whether the sweeps can compute with the transforms' numbers; those behind pointers only if `with_pointers`.
+Status check_transforms(const Problem& problem, bool with_pointers);
 
 }  // namespace tileloss::impl
 

@@ -28,7 +28,8 @@ TILELOSS_HOST_DEVICE inline bool may_differ(const tileloss_scalar& s, double off
 TILELOSS_HOST_DEVICE inline bool is_given(const tileloss_scalar& s) { return s.pointer != nullptr || !std::isnan(s.value); }
 
 inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
-inline constexpr double kUnbounded = std::numeric_limits<double>::max();
+// The arithmetic is float32's: no number may leave its range, nor what has to be above 0 its normal numbers.
+inline constexpr double kUnbounded = std::numeric_limits<float>::max();
 
 // The field of an option whose backward may need these arrays of the row state.
 constexpr tileloss_field needing(std::uint32_t state_arrays, tileloss_field field) {

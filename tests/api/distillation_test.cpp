@@ -206,6 +206,9 @@ TEST(DistillationArguments, ThatCannotBeAreNamed) {
             "vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary, got 200 and 0");
   EXPECT_EQ(message([](Args&, Options& o) { o.teacher_temperature.value = 0; }),
             "teacher_temperature: expected a number > 0, got 0");
+  EXPECT_EQ(
+      message([](Args&, Options& o) { o.teacher_softcap = 1e-39; }),
+      "teacher_softcap: expected teacher_softcap / teacher_temperature from 1.18e-38 to 8.5e+37, for float32, got 1e-39 / 1");
 }
 
 // No tensor is dropped in silence: by functions on logits or with the LM head.

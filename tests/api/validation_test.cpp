@@ -72,6 +72,27 @@ TEST(Validation, OptionsOutsideTheirRange) {
           When::kPlan);
 }
 
+// Its own, and when scale, softcap and temperature are divided by one another.
+TEST(Validation, OptionsOutsideOfFloat32sRange) {
+  const auto logit = [](double scale, double softcap, double temperature) {
+    return [=](Call& c) {
+      c.options.logit.logit_scale = scale;
+      c.options.logit.softcap = softcap;
+      c.options.logit.temperature.value = temperature;
+    };
+  };
+  expect_refused({{"temperature", "> 0 within float32's normal range", "1e+39", logit(1, 0, 1e39)},
+                  {"temperature", "> 0 within float32's normal range", "1e-39", logit(1, 0, 1e-39)},
+                  {"logit_scale", "> 0 within float32's normal range", "1e+39", logit(1e39, 0, 1)},
+                  {"softcap", ">= 0 within float32's normal range", "1e+39", logit(1, 1e39, 1)},
+                  {"softcap", "softcap / temperature from 1.18e-38 to 8.5e+37", "1e-39 / 1", logit(1, 1e-39, 1)},
+                  {"softcap", "logit_scale / softcap from 1.18e-38 to 8.5e+37", "1e-20 / 1e+20", logit(1e-20, 1e20, 1)},
+                  {"temperature", "logit_scale / temperature from 1.18e-38 to 8.5e+37", "1e-20 / 1e+20", logit(1e-20, 0, 1e20)},
+                  {"temperature", "logit_scale / temperature from 1.18e-38 to 1.7e+07", "1 / 1e-09", logit(1, 30, 1e-9)},
+                  {"z_loss", ">= 0 within float32's normal range", "1e+39", [](Call& c) { c.options.z_loss = 1e39; }}},
+                 When::kPlan);
+}
+
 TEST(Validation, NumbersBehindPointersAreCheckedAtTheCall) {
   const auto behind = [](auto member, float value) {
     return [=](Call& c) {
@@ -82,7 +103,9 @@ TEST(Validation, NumbersBehindPointersAreCheckedAtTheCall) {
   };
   const auto temperature = [](Call& c) -> tileloss_scalar& { return c.options.logit.temperature; };
   const auto num_items = [](Call& c) -> tileloss_scalar& { return c.options.num_items; };
-  expect_refused({{"temperature", "> 0", "0", behind(temperature, 0)},
+  expect_refused({{"temperature", "> 0 within float32's", "9.99994610111476e-41", behind(temperature, 1e-40F)},
+                  {"temperature", "logit_scale / temperature from", "1 / 1.9999999360571385e+38", behind(temperature, 2e38F)},
+                  {"temperature", "> 0", "0", behind(temperature, 0)},
                   {"temperature", "> 0", "-1", behind(temperature, -1)},
                   {"temperature", "> 0", "nan", behind(temperature, std::numeric_limits<float>::quiet_NaN())},
                   {"num_items", ">= 0", "-3", behind(num_items, -3)},

@@ -29,6 +29,7 @@ Status check_offsets(const Problem& p) {
 
 Status check_numbers(const Problem& p) {
   if (Status s = check_options(p.loss->fields, p.options.data(), true); !s.ok()) return s;
+  if (Status s = check_transforms(p, true); !s.ok()) return s;
   if (p.loss->info.check_numbers != nullptr) {
     if (std::string message = p.loss->info.check_numbers(p.options.data()); !message.empty()) return invalid(std::move(message));
   }
