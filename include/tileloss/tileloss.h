@@ -559,7 +559,7 @@ typedef struct tileloss_cpu_plan {
   int64_t kept_columns;
   int64_t kept_rows;
   int64_t chunk_columns;  // with the LM head: columns of the backward between two visits of dhidden; 0 otherwise
-  char isa_note[48];      // why the planner's own choice of isa was not avx512_amx ("AMX: permission refused", ...), else empty
+  char isa_note[48];      // why the planner's own choice of isa was not a richer one ("AMX: permission refused", ...), else empty
 } tileloss_cpu_plan;
 
 // What will be done. Plain data: copy or store it as you like; tileloss_plan_describe prints it.

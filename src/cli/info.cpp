@@ -58,14 +58,14 @@ Json caches() {
 }
 
 // What the planner takes when nothing is asked for: TILELOSS_ISA is heeded, and refused if this machine lacks it.
-std::string chosen_isa() {
+tileloss_plan chosen_plan() {
   const Function function("cross_entropy");
   tileloss_args args;
   tileloss_args_init(&args);
   args.logits = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 1024, 32768, 32768);
   args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, 1024);
   args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
-  return tileloss_isa_name(make_plan(function, TILELOSS_FORWARD, args, KernelWishes{}).cpu.isa);
+  return make_plan(function, TILELOSS_FORWARD, args, KernelWishes{});
 }
 
 Json measure_roofs(int threads, std::string& description) {
@@ -107,7 +107,9 @@ Json collect() {
   }
   info["isa_available"] = available;
   info["amx"] = *impl::cpu::why_without_amx() == '\0' ? "AMX: ready" : impl::cpu::why_without_amx();
-  info["isa_chosen"] = chosen_isa();
+  const tileloss_plan plan = chosen_plan();
+  info["isa_chosen"] = tileloss_isa_name(plan.cpu.isa);
+  info["isa_note"] = plan.cpu.isa_note;
   const char* forced = std::getenv("TILELOSS_ISA");
   info["TILELOSS_ISA"] = forced != nullptr ? Json(forced) : Json(nullptr);
   info["threads"] = tileloss_default_threads();
@@ -132,8 +134,9 @@ void print_tables(const Json& info) {
   table.add({"functions", joined(info["functions"])});
   table.add({"cpu", info["cpu"].get<std::string>()});
   table.add({"instruction sets", formatted("{} ({})", joined(info["isa_available"]), info["amx"].get<std::string>())});
-  const std::string forced =
-      info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
+  const std::string note = info["isa_note"].get<std::string>();
+  const std::string forced = info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" + (note.empty() ? "" : "; " + note)
+                                                            : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
   table.add({"chosen", formatted("{} ({})", info["isa_chosen"].get<std::string>(), forced)});
   table.add({"threads", formatted("{} (TILELOSS_NUM_THREADS, affinity, cgroup quota)", info["threads"].get<int>())});
   for (const Json& cache : info["caches"]) {

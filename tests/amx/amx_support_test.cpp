@@ -110,6 +110,27 @@ TEST(AmxSupport, WhatIsRefusedFallsBackToAvx512Bf16AndThePlanSaysWhy) {
   EXPECT_STREQ(impl::cpu::amx_note(AmxSupport::kPermissionRefused), "AMX: permission refused");
 }
 
+// Whose VDPBF16PS is slow goes on to avx512, and whoever asks for avx512_bf16 gets it.
+TEST(AmxSupport, WhatIsRefusedFallsBackToAvx512WherePairsAreSlow) {
+  answer_processor({"GenuineIntel", 6, 143});
+  for (const AmxSupport support : {AmxSupport::kPermissionRefused, AmxSupport::kNotEnabledBySystem}) {
+    const Answer answer(support);
+    const Outcome outcome = run_linear(TILELOSS_ISA_AUTO);
+    EXPECT_EQ(outcome.plan.cpu.isa, TILELOSS_ISA_AVX512);
+    EXPECT_EQ(outcome.plan.cpu.isa_note, std::string(impl::cpu::amx_note(support)) + "; slow VDPBF16PS");
+    EXPECT_EQ(outcome.gradients, run_linear(TILELOSS_ISA_AVX512).gradients);
+    EXPECT_EQ(run_linear(TILELOSS_ISA_AVX512_BF16).plan.cpu.isa, TILELOSS_ISA_AVX512_BF16);
+    setenv("TILELOSS_ISA", "avx512_bf16", 1);
+    EXPECT_EQ(run_linear(TILELOSS_ISA_AUTO).plan.cpu.isa, TILELOSS_ISA_AVX512_BF16);
+    unsetenv("TILELOSS_ISA");
+  }
+  {
+    const Answer answer(AmxSupport::kReady);
+    EXPECT_EQ(run_linear(TILELOSS_ISA_AUTO).plan.cpu.isa, TILELOSS_ISA_AVX512_AMX);
+  }
+  answer_processor({});
+}
+
 TEST(AmxSupport, AskingForItWhereItIsRefusedIsAnErrorThatSaysWhy) {
   const Answer answer(AmxSupport::kPermissionRefused);
   const LinearCase c({.row = {.rows = 2, .vocab = 10}, .hidden = 4});

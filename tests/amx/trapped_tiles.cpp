@@ -21,6 +21,7 @@ namespace tileloss::test {
 namespace {
 
 AmxSupport answer = AmxSupport::kReady;
+Processor processor;
 std::atomic<std::int64_t> trapped_products = 0;
 thread_local TileRegisters registers;
 
@@ -159,6 +160,7 @@ const bool installed = [] {
 }  // namespace
 
 void answer_amx(AmxSupport support) { answer = support; }
+void answer_processor(const Processor& named) { processor = named; }
 std::int64_t products_so_far() { return installed ? trapped_products.load() : -1; }
 bool tiles_are_held() {
   if (!processor_configures) return registers.configured();
@@ -171,5 +173,6 @@ bool tiles_are_held() {
 namespace tileloss::impl::cpu {
 
 AmxSupport amx_support() { return test::answer; }
+const Processor& this_processor() { return test::processor; }
 
 }  // namespace tileloss::impl::cpu

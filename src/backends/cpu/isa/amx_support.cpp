@@ -15,7 +15,7 @@ const char* amx_note(AmxSupport support) {
     case AmxSupport::kReady: return "";
     case AmxSupport::kNotInThisBuild: return "AMX: not in this build";
     case AmxSupport::kNotOnThisCpu: return "AMX: not on this CPU";
-    case AmxSupport::kNotEnabledBySystem: return "AMX: not enabled by the operating system";
+    case AmxSupport::kNotEnabledBySystem: return "AMX: not enabled by the system";
     case AmxSupport::kPermissionRefused: return "AMX: permission refused";
   }
   return "";

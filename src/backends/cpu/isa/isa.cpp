@@ -9,6 +9,7 @@
 
 #include "backends/cpu/isa/amx_support.h"
 #include "backends/cpu/isa/kernels.h"
+#include "backends/cpu/isa/processor.h"
 
 namespace tileloss::impl::cpu {
 namespace {
@@ -63,12 +64,15 @@ const KernelTable& amx_kernels() {
 }
 #endif
 
+// Has avx512_bf16, and is faster without.
+bool has_slow_bf16() { return isa_supported(TILELOSS_ISA_AVX512_BF16) && !has_fast_pair_products(this_processor()); }
+
 template <const KernelTable& table>
 const KernelTable& kernels_of() {
   return table;
 }
 
-// Best first.
+// Richest first.
 const Isa kIsas[] = {
 #ifdef TILELOSS_HAVE_X86_64
     {TILELOSS_ISA_AVX512_AMX, "avx512_amx", &amx_kernels, &has_avx512_amx},
@@ -117,7 +121,8 @@ const KernelTable& kernels(tileloss_isa isa) { return find(isa)->kernels(); }
 
 tileloss_isa best_isa() {
   for (const Isa& candidate : kIsas) {
-    if (candidate.is_present()) return candidate.id;
+    const bool is_slow = candidate.id == TILELOSS_ISA_AVX512_BF16 && has_slow_bf16();
+    if (candidate.is_present() && !is_slow) return candidate.id;
   }
   return TILELOSS_ISA_BASELINE;
 }
@@ -142,8 +147,8 @@ IsaChoice choose_isa(tileloss_isa wanted) {
   const char* variable = std::getenv("TILELOSS_ISA");
   const std::string_view forced = variable == nullptr ? "" : variable;
   if (forced.empty()) {
-    const tileloss_isa best = best_isa();
-    return {best, "", why_without_amx()};
+    const std::string note = why_without_amx();
+    return {best_isa(), "", note.empty() || !has_slow_bf16() ? note : note + "; slow VDPBF16PS"};
   }
   for (const Isa& candidate : kIsas) {
     if (forced == candidate.name && candidate.is_present()) return {candidate.id, "", ""};

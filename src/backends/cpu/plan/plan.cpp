@@ -202,7 +202,7 @@ Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const ti
 
   tileloss_plan& plan = *out;
   plan.cpu.isa = isa.isa;
-  std::strncpy(plan.cpu.isa_note, isa.note, sizeof plan.cpu.isa_note - 1);
+  std::strncpy(plan.cpu.isa_note, isa.note.c_str(), sizeof plan.cpu.isa_note - 1);
   const std::int64_t available = wishes.threads > 0    ? wishes.threads
                                  : executor != nullptr ? std::min(executor->threads, kMaxThreads)
                                                        : default_threads();

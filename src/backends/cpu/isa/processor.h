@@ -1,0 +1,25 @@
+// What no feature bit says: how fast the instructions are that a processor has.
+#ifndef TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
+#define TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
+
+#include <string>
+
+namespace tileloss::impl::cpu {
+
+// As cpuid names it.
+struct Processor {
+  std::string vendor;  // "GenuineIntel", ...
+  unsigned int family = 0, model = 0;
+};
+
+// Of one with AVX-512 BF16: whether VDPBF16PS multiplies faster than float32's multiply-add does on twice the words, which gives
+// the same exact products. AMD's (Zen 4 and later) do one where they do one multiply-add, for twice the products, and so does
+// Intel's Cooper Lake, as published. Intel's cores from Sapphire Rapids on, which have AMX for that, split it into four steps and
+// start one in two cycles, where they start four multiply-adds: half the products.
+bool has_fast_pair_products(const Processor& processor);
+
+const Processor& this_processor();
+
+}  // namespace tileloss::impl::cpu
+
+#endif  // TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
