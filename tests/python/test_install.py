@@ -43,9 +43,13 @@ def pip_wheel(folder: Path, *definitions: str) -> subprocess.CompletedProcess[st
     """Builds with the packages that are here, as there may be no network."""
     settings = [f"--config-settings=cmake.define.{definition}" for definition in definitions]
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
-    # By the names that CMake finds for the build: ccache does not take an object of `c++` for one of `g++`, Python's own choice.
+    # As ./dev build does it, for ccache's sake: as deep in the tree, and by the compilers' names that CMake finds, not Python's.
+    build = f"build/{folder.name}"
+    settings.append(f"--config-settings=build-dir={build}")
     compilers = {"CC": "cc", "CXX": "c++"}
-    return run(*pip, *settings, f"--wheel-dir={folder}", ROOT, cwd=folder, **compilers)
+    done = run(*pip, *settings, f"--wheel-dir={folder}", ROOT, cwd=folder, **compilers)
+    shutil.rmtree(ROOT / build, ignore_errors=True)
+    return done
 
 
 def package_sources() -> set[str]:
