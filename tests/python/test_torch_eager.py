@@ -74,6 +74,8 @@ def test_batched_upstream_gradients(name: str, mode: dict[str, Any]) -> None:
     loss = run(name, p, *inputs, **mode)
     one = torch.autograd.grad(loss, inputs, retain_graph=True)
     upstream = torch.tensor([1.0, 2.0, -0.5])
+    with pytest.raises(RuntimeError, match="^tileloss: double backward .* is_grads_batched"):
+        torch.autograd.grad(loss, inputs, upstream, is_grads_batched=True, create_graph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the batch is gone through one by one
         batched = torch.autograd.grad(loss, inputs, upstream, is_grads_batched=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tileloss import torch as tl
 from torch_problems import FUNCTIONS, LINEAR_FUNCTIONS, LOGIT_FUNCTIONS, problem
@@ -243,6 +244,9 @@ def test_tensors_that_would_need_a_gradient(name: str) -> None:
         message = f"{argument}: expected a tensor without gradient, as it is not differentiated"
         refused(name, ValueError, message, **learned)
         with torch.no_grad():
+            with forward_ad.dual_level():
+                dual = {argument: forward_ad.make_dual(numbers, numbers)}
+                refused(name, NotImplementedError, "tileloss: forward-mode", **dual)
             losses = []
             for given in (learned, {argument: numbers}):
                 torch.manual_seed(0)  # the same problem for both

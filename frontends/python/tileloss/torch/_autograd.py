@@ -18,6 +18,7 @@ from torch import Tensor
 from tileloss._core.slots import DIFFERENTIABLE, INPUTS, LINEAR_WANTED, LOSSES, WANTED
 from tileloss.torch import _ops as _operators  # noqa: F401 (registers)
 from tileloss.torch._define import is_batched, is_traced, run
+from tileloss.torch._tensors import refuse_duals
 
 Ctx = Any
 Gradients = tuple[Tensor | None, ...]  # of the first inputs; the others have none
@@ -31,6 +32,8 @@ _keeps_graph: Callable[[], bool] = getattr(
     torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
 
+_NO_SECOND = "tileloss: double backward is not supported: the gradients of these losses cannot be differentiated again"
+
 
 class _Final(torch.autograd.Function):
     """Gradients as they are, which cannot be differentiated. `sources` are what they were made of: every way back to those
@@ -38,13 +41,12 @@ class _Final(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tensors[:count]
+        # An input as it is would be a view, which the caller could not change in place.
+        return tuple(t.detach() for t in tensors[:count])
 
     @staticmethod
     def backward(ctx: Ctx, *grads: Any) -> Any:
-        raise RuntimeError(
-            "tileloss: double backward is not supported: the gradients of these losses cannot be differentiated again"
-        )
+        raise RuntimeError(_NO_SECOND)
 
 
 def once(backward: Backward) -> Backward:
@@ -53,12 +55,15 @@ def once(backward: Backward) -> Backward:
 
     @wraps(backward)
     def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
+        refuse_duals(*grads)
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
+        if is_batched():  # torch takes the batch apart below autograd, where the way back is lost
+            raise RuntimeError(f"{_NO_SECOND}; call without create_graph=True or is_grads_batched")
         sources = [t for t in (*ctx.saved_tensors, *grads) if t is not None and t.requires_grad]
         with torch.no_grad():
             results = backward(ctx, *grads)
-        given = [r.detach().requires_grad_() for r in results if r is not None]
+        given = [r for r in results if r is not None]
         final = iter(_Final.apply(len(given), *given, *sources))
         return tuple(None if r is None else next(final) for r in results)
 

@@ -12,7 +12,7 @@ from tileloss._core import options
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.structs import Scalar
 from tileloss.torch._dtensor import local_rows
-from tileloss.torch._tensors import CPU
+from tileloss.torch._tensors import CPU, refuse_transforms
 
 Value = float | int | bool | str | Tensor | None
 _NUMBERS = (int, float, torch.SymFloat, torch.SymInt)
@@ -65,3 +65,4 @@ def refuse_gradient(name: str, tensor: Tensor) -> None:
         raise ValueError(
             f"{name}: expected a tensor without gradient, as it is not differentiated (detach it), got one that requires it"
         )
+    refuse_transforms(tensor)

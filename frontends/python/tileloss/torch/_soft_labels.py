@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileloss.torch._dtensor import local_rows
 from tileloss.torch._options import Value, refuse_gradient
-from tileloss.torch._tensors import FLOATS, check_cpu, refuse_transforms
+from tileloss.torch._tensors import FLOATS, check_cpu
 
 
 def is_probabilities(target: Any) -> bool:
@@ -23,7 +23,6 @@ def checked_probabilities(
     """Of the logits' shape; converted to float32 if they are not float32, bfloat16 or float16."""
     target = local_rows("target", target)
     check_cpu("target", target)
-    refuse_transforms(target)
     refuse_gradient("target", target)
     if list(target.shape) != list(shape):
         raise ValueError(

@@ -76,9 +76,12 @@ def refuse_transforms(*tensors: Tensor | None) -> None:
             "tileloss: the transforms of torch.func (vmap, grad, jvp, ...) are not supported: logits and hidden states take any "
             "leading shape, torch.autograd.grad and backward() give gradients"
         )
+    refuse_duals(*tensors)
+
+
+def refuse_duals(*tensors: Tensor | None) -> None:
     if forward_ad._current_level >= 0:
-        duals = (t for t in tensors if t is not None and _tangent(t) is not None)
-        if next(duals, None) is not None:
+        if any(t is not None and _tangent(t) is not None for t in tensors):
             raise NotImplementedError(_NO_FORWARD_MODE)
 
 

@@ -224,7 +224,6 @@ def _checked_teacher_head(
 def _checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
     teacher = local_rows("teacher", teacher)
     check_float("teacher", teacher)
-    refuse_transforms(teacher)
     refuse_gradient("teacher", teacher)
     if teacher.dtype != logits.dtype:
         raise TypeError(f"teacher: expected input's dtype {logits.dtype}, got {teacher.dtype}")

@@ -11,7 +11,7 @@ from tileloss._core.functions import logit_options
 from tileloss.torch._apply import checked_logits, make_head
 from tileloss.torch._dtensor import local_rows
 from tileloss.torch._options import Value, refuse_gradient
-from tileloss.torch._tensors import check_cpu, check_float, refuse_transforms
+from tileloss.torch._tensors import check_cpu, check_float
 from tileloss.torch._wanted import DistillationRows, of_hidden, of_logits
 
 Number = float | Tensor
@@ -158,6 +158,5 @@ def _checked_columns(ids: Tensor, logprobs: Tensor, rows: torch.Size) -> tuple[T
         raise ValueError(
             f"teacher_logprobs: expected teacher_ids' shape {list(ids.shape)}, got {list(logprobs.shape)}"
         )
-    refuse_transforms(logprobs)
     refuse_gradient("teacher_logprobs", logprobs)
     return ids, logprobs.detach()
