@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -14,8 +16,8 @@ import tileloss.jax as tileloss_jax
 from jax_calls import ONLY_XLA, assert_agrees
 from jax_cases import LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
 from jax_problems import OUTPUTS, VOCABULARY, Problem, plain_problem, policy_problem
-from tileloss.jax import cross_entropy, logprobs, policy_loss
-from tileloss.jax._sweeps import xla
+from tileloss.jax import _implementations, cross_entropy, logprobs, policy_loss
+from tileloss.jax._sweeps import cpu, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
@@ -226,6 +228,22 @@ def test_the_choice_of_an_implementation() -> None:
         cross_entropy(x, y, implementation="cpu", **hard)
 
 
+@pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
+def test_who_gets_xla_as_a_build_lacks_the_kernels_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y, warn = jnp.ones((3, 5)), jnp.zeros(3, jnp.int32), "_warn_where_the_handler_is_missing"
+    monkeypatch.setattr(cpu, "is_built", lambda: False)
+    monkeypatch.setattr(_implementations, warn, cache(getattr(_implementations, warn).__wrapped__))
+    with warnings.catch_warnings(record=True) as found:
+        cross_entropy(x, y, implementation="xla")
+        assert not found
+        cross_entropy(x, y)
+        cross_entropy(x, y)
+    (told,) = found
+    assert 'tileloss.jax: "cpu" is not in this build (libtileloss_xla.so is' in str(told.message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -341,6 +359,25 @@ def test_class_weights_may_have_those_of_the_padding() -> None:
             cross_entropy(x, labels, c, valid_vocab=3) for c in (weight, weight[:3])
         )
         assert of_all == of_valid
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "weight", "token_weights", "labels", "old_logp", "advantages", "beta"]
+)
+def test_a_gradient_that_there_is_none_of_is_refused(name: str) -> None:
+    x, shape = jnp.zeros((2, 3, 5)), {"weight": 5, "advantages": 2, "labels": (2, 3, 5)}
+    given = jnp.ones({"temperature": (), "beta": ()}.get(name, shape.get(name, (2, 3))))
+    y, advantages = jnp.zeros((2, 3), jnp.int32), {"advantages": jnp.ones(2)}
+
+    def loss(x: Any, value: Any) -> Any:
+        named = {"labels": y, name: value}
+        if name in ("old_logp", "advantages", "beta"):
+            return policy_loss(x, **advantages | {"ref_logp": jnp.zeros((2, 3))} | named)
+        return cross_entropy(x, **named)
+
+    with pytest.raises(ValueError, match=f"^{name}: expected an array without gradient"):
+        jax.jit(jax.grad(loss, argnums=1))(x, given)
+    assert jax.grad(lambda x: loss(x, jax.lax.stop_gradient(given * x.sum())))(x).shape == x.shape
 
 
 def test_types_and_names_are_checked() -> None:

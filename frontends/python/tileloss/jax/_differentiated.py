@@ -23,9 +23,27 @@ def _is_primal(leaf: Any) -> bool:
     return isinstance(leaf, CustomVJPPrimal)
 
 
+# By their names in tileloss_args, as the public functions have them.
+_SHOWN = {"class_weights": "weight", "target_probs": "labels"}
+
+
 def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
-    """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values."""
+    """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values.
+
+    Raises:
+        ValueError: one that has no gradient is to be differentiated: its gradient would be 0 in silence.
+    """
     wanted = Wanted(leaf is not None and leaf.perturbed for leaf in x)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(o, is_leaf=_is_primal):
+        name = getattr(path[-1], "key", "")
+        is_float = jnp.issubdtype(leaf.value.dtype, jnp.floating)
+        # A teacher is a constant whatever it is made of.
+        if leaf.perturbed and is_float and not name.startswith("teacher_"):
+            shown = _SHOWN.get(name, name)
+            raise ValueError(
+                f"{shown}: expected an array without gradient, as it is not differentiated (jax.lax.stop_gradient), got one "
+                "that is to be differentiated"
+            )
     x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=_is_primal)
     return wanted, x, o
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 
 from tileloss._core.functions import Function
@@ -102,6 +104,7 @@ def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
         ValueError: a name of no implementation, or no name.
     """
     if wanted is None:
+        _warn_where_the_handler_is_missing()
         return DEFAULT
     names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     unknown = [name for name in names if name not in _BY_NAME]
@@ -110,6 +113,18 @@ def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
             f"implementation: expected names among {', '.join(_BY_NAME)}, got {', '.join(unknown) or 'none'}"
         )
     return names
+
+
+@cache
+def _warn_where_the_handler_is_missing() -> None:
+    """Once."""
+    if "cpu" in DEFAULT and cpu.missing() and jax.default_backend() == "cpu":
+        warnings.warn(
+            f'tileloss.jax: "cpu" {cpu.missing()}: "xla" runs in its place, slower. A build that finds a jaxlib has it '
+            "(docs/users/install.md); who names an implementation is not told",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 class Choice(NamedTuple):

@@ -47,7 +47,8 @@ def cross_entropy(
     class probabilities make of it: they go without z_loss, temperature_on="logprob" and vocab_axis.
 
     Args:
-        logits: x, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse mode.
+        logits: x, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse mode; a gradient
+            of another one is refused.
         labels: y, [...] integers, or class probabilities, [..., V] of a float type, which have no gradient. Rows with
             ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c.
