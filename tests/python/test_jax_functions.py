@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import tileloss.jax as tileloss_jax
 from jax_calls import ONLY_XLA, assert_agrees
 from jax_cases import LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
 from jax_problems import OUTPUTS, VOCABULARY, Problem, plain_problem, policy_problem
-from tileloss.jax import _implementations, cross_entropy, logprobs, policy_loss
+from tileloss.jax import _implementations, cross_entropy, distillation, logprobs, policy_loss
 from tileloss.jax._sweeps import cpu, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -378,6 +379,34 @@ def test_a_gradient_that_there_is_none_of_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: expected an array without gradient"):
         jax.jit(jax.grad(loss, argnums=1))(x, given)
     assert jax.grad(lambda x: loss(x, jax.lax.stop_gradient(given * x.sum())))(x).shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "policy_loss", "logprobs", "distillation"])
+def test_debug_nans_raises_for_results_alone(name: str) -> None:
+    x, y = jnp.ones((2, 3, 5)), jnp.zeros((2, 3), jnp.int32)
+
+    def loss(x: Any) -> Any:
+        if name == "policy_loss":
+            return policy_loss(x, y, jnp.ones(2), preset="grpo", return_metrics=True)[0]
+        if name == "logprobs":
+            return logprobs(x, y, outputs=("logp", "entropy")).entropy.sum()
+        if name == "distillation":
+            return distillation(x, x + 1, y, alpha=0.5)
+        return cross_entropy(x, y)
+
+    bad = x.at[0, 0, 0].set(jnp.nan)
+    with jax.debug_nans(True):
+        for function in (loss, jax.grad(loss), jax.jit(loss)):
+            function(x)
+            with pytest.raises(FloatingPointError):
+                function(bad)
+
+
+def test_a_batch_of_no_known_size_is_refused_in_words() -> None:
+    (size,) = export.symbolic_shape("b")
+    x, y = jax.ShapeDtypeStruct((size, 7), jnp.float32), jax.ShapeDtypeStruct((size,), jnp.int32)
+    with pytest.raises(ValueError, match=r"logits: expected a shape of known sizes .*got \[b, 7\]"):
+        export.export(jax.jit(cross_entropy))(x, y)
 
 
 def test_types_and_names_are_checked() -> None:

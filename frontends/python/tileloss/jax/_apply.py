@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
 from tileloss.jax._arguments import checked_labels, flat, flat_vectors, spoiled_unless
 from tileloss.jax._devices import axes_of_rows, on_auto_axes, varying_alike
-from tileloss.jax._differentiated import Wanted, instantiated, primals
+from tileloss.jax._differentiated import Wanted, instantiated, primals, with_results_checked
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
@@ -68,6 +70,7 @@ class _Inputs(NamedTuple):
     arrays: dict[str, Array]  # options that are arrays
 
 
+@partial(with_results_checked, results=itemgetter(0))  # metrics may be NaN
 def loss_of(
     function: str,
     operand: Operand,
@@ -161,7 +164,7 @@ def loss_of(
         x, o, state, wanted = saved
         return _backward(x, o, call, state, stage(state, o, upstream)[2], wanted), None
 
-    run.defvjp(forward, backward, symbolic_zeros=True)
+    run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     loss, metrics = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(options.is_per_row, False))
     return (loss.reshape(labels.shape) if loss.ndim else loss), metrics
 
@@ -173,6 +176,7 @@ def _saves_a_product(x: Operand, call: _Call) -> bool:
     return isinstance(x, LmHead) and not narrow and call.choice.has_one_pass(jax.default_backend())
 
 
+@with_results_checked
 def rows_of(
     function: str,
     operand: Operand,
@@ -224,7 +228,7 @@ def rows_of(
         )
         return _backward(x, o, call, state, coefficients, wanted), None
 
-    run.defvjp(forward, backward, symbolic_zeros=True)
+    run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=True)
     return RowOutputs(**{name: value.reshape(labels.shape) for name, value in found.items()})
 

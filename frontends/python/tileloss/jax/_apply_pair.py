@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from tileloss.jax._arguments import all_of, checked_labels, flat, flat_vectors
 from tileloss.jax._beside import Beside
 from tileloss.jax._devices import on_auto_axes, varying_alike
-from tileloss.jax._differentiated import Wanted, instantiated, primals
+from tileloss.jax._differentiated import Wanted, instantiated, primals, with_results_checked
 from tileloss.jax._implementations import Choice, check_names, choose_for_pair
 from tileloss.jax._rows.distillation import DistillationRows, RowWeights, row_losses, row_weights
 from tileloss.jax._rows.inputs import is_used
@@ -65,6 +65,7 @@ class _Call(NamedTuple):
 _NOTHING = Wanted()
 
 
+@with_results_checked
 def pair_loss_of(
     function: str,
     operand: Operand,
@@ -139,7 +140,7 @@ def pair_loss_of(
         rows = _rows(call, x, o)
         return call.run("backward", x, o, rows, wanted, _row_factors(rows) * upstream, state), None
 
-    run.defvjp(forward, backward, symbolic_zeros=True)
+    run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     loss, found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(per_row, True))
     shape = _leading(operand)
     return (loss.reshape(shape) if per_row else loss), {

@@ -164,6 +164,10 @@ def floats(name: str, x: Any) -> Array:
     array = jnp.asarray(x)
     if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {array.dtype}")
+    if not all(isinstance(n, int) for n in array.shape):
+        raise ValueError(
+            f"{name}: expected a shape of known sizes (jax.export: no symbolic ones), got [{', '.join(map(str, array.shape))}]"
+        )
     return array
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from tileloss.jax._sweeps.operands import Operand
 
 _Inputs = TypeVar("_Inputs")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @jax.tree_util.register_static
@@ -46,6 +49,24 @@ def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
             )
     x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=_is_primal)
     return wanted, x, o
+
+
+def with_results_checked(
+    function: _Function, results: Callable[[Any], Any] = lambda x: x
+) -> _Function:
+    """The function under `jax.debug_nans`: outside of jit it would raise for NaN that stands for "not given" or "does not apply",
+    and never gets into ``results(what it returns)``. Those are checked."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        if not jax.config.jax_debug_nans:  # type: ignore[attr-defined]
+            return function(*arguments, **named)
+        with jax.debug_nans(False):
+            found = function(*arguments, **named)
+        jax.tree.map(jnp.copy, results(found))
+        return found
+
+    return cast(_Function, checked)
 
 
 def instantiated(gradient: Array | SymbolicZero) -> Array:

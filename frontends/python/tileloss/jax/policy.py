@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, overload
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.typing import DTypeLike
 
 from tileloss._core.functions import FUNCTIONS, check_option_names, lists_options
 from tileloss.jax._apply import loss_of
+from tileloss.jax._differentiated import with_results_checked
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
 
@@ -219,6 +221,8 @@ def linear_policy_loss(
     )
 
 
+# Metrics may be NaN.
+@partial(with_results_checked, results=lambda found: found[0] if type(found) is tuple else found)
 def _policy_loss(
     function: str,
     operand: Operand,
