@@ -17,7 +17,14 @@ import tileloss.jax as tileloss_jax
 from jax_calls import ONLY_XLA, assert_agrees
 from jax_cases import LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
 from jax_problems import OUTPUTS, VOCABULARY, Problem, plain_problem, policy_problem
-from tileloss.jax import _implementations, cross_entropy, distillation, logprobs, policy_loss
+from tileloss.jax import (
+    _implementations,
+    cross_entropy,
+    distillation,
+    linear_cross_entropy,
+    logprobs,
+    policy_loss,
+)
 from tileloss.jax._sweeps import cpu, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -157,6 +164,36 @@ def test_numbers_that_change_may_be_traced(problem: Problem) -> None:
             step(x, jnp.float32(temperature), jnp.float32(items)), expected, rtol=1e-6
         )
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad_in_forward"), [(jnp.float32, True), (jnp.float32, False), (jnp.bfloat16, None)]
+)
+@pytest.mark.parametrize("name", ["linear_cross_entropy", "distillation"])
+def test_second_derivatives_are_those_of_the_definition(
+    name: str, dtype: Any, grad_in_forward: bool | None
+) -> None:
+    x, head, labels = jnp.linspace(-1, 1, 36).reshape(4, 9), jnp.eye(9, 7) * 2, jnp.arange(4)
+    x, other = x.astype(dtype), jnp.cos(9 * x).astype(dtype)
+
+    def ours(x: Any) -> Any:
+        if name == "distillation":
+            return distillation(x, other, grad_in_forward=grad_in_forward)
+        return linear_cross_entropy(x, head.astype(dtype), labels, grad_in_forward=grad_in_forward)
+
+    def definition(x: Any) -> Any:
+        q, log_p = jax.nn.softmax(other.astype(jnp.float32)), jax.nn.log_softmax
+        if name == "distillation":
+            return (q * (jnp.log(q) - log_p(x.astype(jnp.float32)))).sum() / 4
+        return -log_p(x.astype(jnp.float32) @ head)[jnp.arange(4), labels].mean()
+
+    def second(loss: Any) -> Any:
+        return jax.grad(lambda x: (jax.grad(loss)(x).astype(jnp.float32) ** 2).sum())(x)
+
+    expected = np.asarray(second(definition), np.float32)
+    limit = 0.03 if dtype == jnp.bfloat16 else 3e-6
+    found = np.asarray(jax.jit(second, static_argnums=0)(ours), np.float32)
+    assert np.abs(found - expected).max() < limit * np.abs(expected).max()
 
 
 def test_forward_mode_is_refused(problem: Problem) -> None:

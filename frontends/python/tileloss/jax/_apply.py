@@ -132,19 +132,19 @@ def loss_of(
         wanted, x, o = primals(x, o)
         if grad_in_forward:
             loss, metrics, gradient = call.choice.run_whole(
-                lambda: by_sweeps(x, o, wanted), lambda run: in_one_pass(run, x, o, wanted)
+                partial(by_sweeps, wanted), partial(in_one_pass, wanted), x, o
             )
             return (loss, metrics), gradient
         state = _forward(x, o, call)
         loss, metrics, _ = stage(state, o)
         return (loss, metrics), (x, o, state, wanted)
 
-    def by_sweeps(x: Operand, o: _Inputs, wanted: Wanted) -> tuple[Array, Array | None, Operand]:
+    def by_sweeps(wanted: Wanted, x: Operand, o: _Inputs) -> tuple[Array, Array | None, Operand]:
         state = _forward(x, o, call)
         loss, metrics, coefficients = stage(state, o)
         return loss, metrics, _backward(x, o, call, state, coefficients, wanted)
 
-    def in_one_pass(run: Any, x: Operand, o: _Inputs, wanted: Wanted) -> Any:
+    def in_one_pass(wanted: Wanted, run: Any, x: Operand, o: _Inputs) -> Any:
         return run(
             call.with_arrays(o.arrays),
             x,

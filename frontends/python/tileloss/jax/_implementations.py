@@ -8,7 +8,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
-from jax import lax
+import jax.numpy as jnp
+from jax import Array, lax
 
 from tileloss._core.functions import Function
 from tileloss.jax._devices import may_be_cut, varying_alike
@@ -134,17 +135,37 @@ class Choice(NamedTuple):
     otherwise: Implementation | None
     # Whether one pass may do the whole of a loss: it needs all rows and the whole vocabulary in one place.
     may_be_whole: bool
+    plain: Implementation  # in plain XLA: what second derivatives are made of
 
     def run(self, sweep: str, *arguments: Any) -> Any:
         """``sweep``: "forward" or "backward", of a pair also "value_and_grad", with its arguments."""
-        return self._dispatch(lambda one: getattr(one, sweep)(*arguments))
+
+        def of_any(*arguments: Any) -> Any:
+            branches = {
+                platform: partial(getattr(one, sweep), *arguments)
+                for platform, one in self.by_platform
+            }
+            last = self.otherwise
+            return _by_platform(
+                branches, partial(getattr(last, sweep), *arguments) if last else None
+            )
+
+        return _differentiated_as(getattr(self.plain, sweep), of_any, arguments)
 
     def run_whole(
-        self, by_sweeps: Callable[[], Any], in_one_pass: Callable[[Callable[..., Any]], Any]
+        self, by_sweeps: Callable[..., Any], in_one_pass: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """``in_one_pass``, given an implementation's value_and_grad, on platforms that have one; elsewhere ``by_sweeps``."""
-        passes = {platform: partial(in_one_pass, f) for platform, f in self._passes().items()}
-        return _by_platform(passes, by_sweeps)
+        """``in_one_pass(value_and_grad, *arguments)`` on platforms whose implementation has one; elsewhere
+        ``by_sweeps(*arguments)``."""
+
+        def of_any(*arguments: Any) -> Any:
+            passes = {
+                platform: partial(in_one_pass, f, *arguments)
+                for platform, f in self._passes().items()
+            }
+            return _by_platform(passes, partial(by_sweeps, *arguments))
+
+        return _differentiated_as(by_sweeps, of_any, arguments)
 
     def has_one_pass(self, platform: str) -> bool:
         return platform in self._passes()
@@ -154,9 +175,39 @@ class Choice(NamedTuple):
             return {}
         return {name: one.value_and_grad for name, one in self.by_platform if one.value_and_grad}
 
-    def _dispatch(self, call: Callable[[Implementation], Any]) -> Any:
-        branches = {platform: partial(call, one) for platform, one in self.by_platform}
-        return _by_platform(branches, partial(call, self.otherwise) if self.otherwise else None)
+
+def _differentiated_as(
+    plain: Callable[..., Any], function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    """function(*arguments), whose derivatives, where somebody asks for second ones, are those of ``plain``. Kernels have none."""
+    leaves, tree = jax.tree.flatten(arguments)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def with_arrays(call: Callable[..., Any], arrays: tuple[Array, ...]) -> Any:
+        filled = list(leaves)
+        for i, array in zip(places, arrays, strict=True):
+            filled[i] = array
+        return call(*jax.tree.unflatten(tree, filled))
+
+    @jax.custom_jvp
+    def run(*arrays: Array) -> Any:
+        return with_arrays(function, arrays)
+
+    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Any:
+        def wide(*arrays: Array) -> Any:
+            # Sweeps that go over bfloat16 as integers have no derivative.
+            found = with_arrays(plain, tuple(_widened(x) for x in arrays))
+            like = jax.eval_shape(run, *arrays)
+            return jax.tree.map(lambda x, of: x.astype(of.dtype), found, like)
+
+        return jax.jvp(wide, primals, tangents)
+
+    run.defjvp(jvp)
+    return run(*(leaves[i] for i in places))
+
+
+def _widened(x: Array) -> Array:
+    return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
 
 def _by_platform(
@@ -197,9 +248,9 @@ def _choose(
         elif refusal := one.refusal(operand, *others):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:
-            return Choice(tuple(by_platform.items()), one, may_be_whole)
+            return Choice(tuple(by_platform.items()), one, may_be_whole, table["xla"])
         else:
             by_platform.setdefault(one.platform, one)
     if not by_platform:
         raise ValueError(f"implementation: none of those named can do this: {'; '.join(refusals)}")
-    return Choice(tuple(by_platform.items()), None, may_be_whole)
+    return Choice(tuple(by_platform.items()), None, may_be_whole, table["xla"])
