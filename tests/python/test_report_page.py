@@ -18,7 +18,8 @@ CHROMIUM = shutil.which("chromium")
 WIDTHS = {"phone": 380, "desktop": 1280}
 PALETTES: dict[str, Palette] = {"light": LIGHT, "dark": DARK}
 
-# What is wider than the page, but for what scrolls in a box of its own; texts of a picture that lie over each other or leave it.
+# What is wider than the page, or scrolls in a box of its own, so that nobody sees its last columns; texts of a picture that lie over
+# each other or leave it.
 FINDINGS = """
 () => {
   const name = (e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${(e.textContent || "").trim().slice(0, 40)}`;
@@ -28,6 +29,8 @@ FINDINGS = """
     .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 || e.getBoundingClientRect().left < -1)
     .map((e) => "wide: " + name(e));
   if (document.documentElement.scrollWidth > innerWidth) wide.push("wide: the page");
+  for (const e of document.querySelectorAll(".scroll"))
+    if (e.scrollWidth > e.clientWidth + 1) wide.push("scrolls: " + name(e));
   const bad = [];
   let pictures = 0, texts = 0;
   for (const svg of document.querySelectorAll("svg")) {
@@ -132,6 +135,7 @@ def _hex(color: str) -> str:
 
 TEXTS = '<text x="5" y="20">one</text><text x="9" y="22">two</text>'
 PLANTED = {
+    "scrolls: DIV scroll": '<div class="scroll" style="overflow-x: auto"><table><td style="min-width: 500px">x</table></div>',
     "wide: DIV planted": '<div class="planted" style="width: 1300px">x</div>',
     "outside: text  far": '<svg width="200" height="30"><text x="190" y="20">far out</text></svg>',
     "overlap: text  one | text  two": f'<svg width="200" height="30">{TEXTS}</svg>',
