@@ -18,8 +18,8 @@ CHROMIUM = shutil.which("chromium")
 WIDTHS = {"phone": 380, "desktop": 1280}
 PALETTES: dict[str, Palette] = {"light": LIGHT, "dark": DARK}
 
-# What is wider than the page, or scrolls in a box of its own, so that nobody sees its last columns; texts of a picture that lie over
-# each other or leave it.
+# What is wider than the page, or scrolls in a box, so that nobody sees its last columns; texts of a picture that lie over each
+# other or leave it.
 FINDINGS = """
 () => {
   const name = (e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${(e.textContent || "").trim().slice(0, 40)}`;
