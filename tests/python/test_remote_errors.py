@@ -224,6 +224,20 @@ def test_a_disk_that_is_full(client: Client, path_there: Path, tool: str, when: 
     assert client("list").stdout == ""
 
 
+def test_a_disk_that_fills_up_is_told(client: Client) -> None:
+    """A write to /dev/full fails as one to a full disk. The exit code has its place already."""
+    run = client.shell("until [ -e ../full ]; do sleep 0.05; done; exit 7")
+    for name in ("probe", "status.new"):
+        (client.run_folder(run) / name).symlink_to("/dev/full")
+    (client.run_folder(run) / "full").touch()
+    expected = f"{NAME}: the disk there is full, the log may be cut: "
+    for action in ("follow", "status"):
+        error = client(action, run, code=7 if action == "follow" else 0).stderr
+        assert error.startswith(f"tileloss: warning: {expected}") and FULL in error
+        assert error.count("\n") == 1
+    assert client.status(run)["exit_code"] == 7
+
+
 def test_a_file_that_cannot_be_written(client: Client, host: LoopbackHost) -> None:
     """A real write that fails: the shell there may write 4 KB a file."""
     client.commit("large", os.urandom(50_000).hex())

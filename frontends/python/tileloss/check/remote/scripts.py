@@ -21,6 +21,9 @@ FAILED, REFUSED = 93, 92
 COMMON = rf"""
 fail() {{ echo "tileloss-remote: $1" >&2; exit {FAILED}; }}
 refuse() {{ echo "tileloss-remote: $1" >&2; exit {REFUSED}; }}
+tell_full_disk() {{
+  full=$(echo x | cat 2>&1 >probe) || echo "tileloss-full: the disk there is full, the log may be cut: $full" >&2
+}}
 enter() {{ cd -- "$1/runs/$2" 2>/dev/null || fail "the run's folder $1/runs/$2 is gone"; }}
 is_running() {{ [ -s pid ] && grep -qzxFs "TILELOSS_REMOTE_RUN=$1" "/proc/$(cat pid)/environ"; }}
 processes() {{ grep -lzxFs "TILELOSS_REMOTE_RUN=$1" /proc/[0-9]*/environ | sed 's|/proc/\(.*\)/environ|\1|'; }}
@@ -51,14 +54,20 @@ error=$(git --git-dir=repo.git -c gc.auto=0 fetch --quiet "$bundle" "refs/heads/
 # The leader: FOLDER NAMES COMMAND..., NAMES those of the secrets. A handler of TERM, unlike TERM ignored, is not inherited:
 # `stop` ends the command, the leader lives to write its exit code. What it starts then has no secrets. No variables:
 # the command might have them.
+# On a disk that is full by then the exit code goes over the bytes that START has set aside.
 LEADER = """
 trap : TERM INT HUP
 cd -- "$1/tree" || exit
-echo "$$" >../pid
+echo "$$" >../pid || exit
 (shift 2; exec "$@")
-echo "$?" >"$1/status.new"
+set -- "$1" "$2" "$?"
 unset $2
-mv -- "$1/status.new" "$1/status"
+if echo "$3" >"$1/status.new"; then
+  mv -- "$1/status.new" "$1/status"
+else
+  echo "$3" 1<>"$1/reserve"
+  mv -- "$1/reserve" "$1/status"
+fi
 """
 
 # DIR ID COMMIT LEADER NAMES COMMAND...; the function `secrets` exports them
@@ -67,6 +76,7 @@ cd -- "$1" || fail "$1 is gone"
 run=$PWD/runs/$2 objects=$PWD/repo.git/objects
 error=$(mkdir -p runs && mkdir -- "$run" 2>&1) || fail "$error"
 trap '[ -s "$run/pid" ] || rm -rf -- "$run"' EXIT
+error=$(echo "   " | cat 2>&1 >"$run/reserve") || fail "$error"
 error=$(git init --quiet "$run/tree" 2>&1) || fail "$error"
 error=$({ echo "$objects" >"$run/tree/.git/objects/info/alternates"; } 2>&1) || fail "$error"
 cd -- "$run/tree" || fail "$run/tree is gone"
@@ -112,6 +122,7 @@ while :; do
   if [ "$quiet" -lt 10 ]; then sleep 0.2; else sleep 1; fi
 done
 [ -s status ] || fail "the run is gone without an exit code: killed, or the machine was restarted"
+tell_full_disk
 echo "tileloss-ended: $(cat status)" >&2
 """
 
@@ -124,7 +135,8 @@ if is_running "$2"; then
 elif [ -s status ]; then
   state=ended code=$(cat status) end=$(stat -c %Y status)
 fi
-echo "$state" "$code" "$(wc -c <log)" "$((end - $(stat -c %Y pid)))"
+tell_full_disk
+echo "$state" $code "$(wc -c <log)" "$((end - $(stat -c %Y pid)))"
 """
 
 # DIR ID PATH... -> a tar archive of log, status, the result files that the run made, and the named paths of its tree

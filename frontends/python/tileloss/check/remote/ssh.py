@@ -6,10 +6,12 @@ import os
 import secrets
 import shlex
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from tileloss.check.printable import one_line
 from tileloss.check.program import without_secrets
 from tileloss.check.remote.scripts import COMMON, REFUSED
 
@@ -121,6 +123,9 @@ class Script:
         last = errors.splitlines()[-1] if errors else f"ssh ended with exit code {code}"
         if code == 255:
             raise ConnectionLost(f"{self._host.name}: {last}")
+        if full := errors.partition("tileloss-full: ")[2]:
+            warning = f"{self._host.name}: {full.splitlines()[0]}"
+            print(f"tileloss: warning: {one_line(warning)}", file=sys.stderr)
         said = errors.partition("tileloss-remote: ")[2] or errors or f"exit code {code}"
         text = f"{self._host.name}: {' '.join(said.split())}"
         if code == REFUSED:
