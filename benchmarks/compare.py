@@ -91,6 +91,24 @@ def run_child(order: str) -> int:
     return 0
 
 
+class UnfitOutput(Exception):
+    """A path that no file can be written to."""
+
+
+def output_places(options: argparse.Namespace) -> dict[str, Path]:
+    """By flag, behind links. Raises UnfitOutput."""
+    from tileloss.check.files import output_place
+
+    paths = {name: getattr(options, name) for name in ("json", "output", "page")}
+    try:
+        places = {name: output_place(f"--{name}", path) for name, path in paths.items() if path}
+    except ValueError as error:
+        raise UnfitOutput(str(error)) from None
+    if len(set(places.values())) < len(places):
+        raise UnfitOutput("--json, --output and --page: expected different files, got one twice")
+    return places
+
+
 def log(line: str) -> None:
     print(f"compare: {line}", file=sys.stderr, flush=True)
 
@@ -113,13 +131,14 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     shape = Shape(options.tokens, options.vocab, options.hidden)
     try:
+        places = output_places(options)
         if options.page:
             report.find_markers(options.page)
         measurements = measure.measure(chosen, shape, options.threads, options.rounds, log)
     except measure.WrongAnswer as error:
         log(f"wrong answer: {error}")
         return 1
-    except report.NoMarkers as error:
+    except (report.NoMarkers, UnfitOutput) as error:
         log(str(error))
         return 2
     isa = chosen_isa()
@@ -128,12 +147,12 @@ def compare(options: argparse.Namespace) -> int:
     print(table)
     if options.json:
         figures = report.as_json(measurements, verdicts, shape, options.threads, isa)
-        report.write_json(options.json, figures)
+        report.write_json(places["json"], figures)
     if options.output:
         lines = report.as_lines(measurements, shape, options.threads, isa)
-        report.write_lines(options.output, lines)
+        report.write_lines(places["output"], lines)
     if options.page:
-        report.write_page(options.page, table)
+        report.write_page(places["page"], table)
     print(bars.last_line(verdicts, shape))
     return 1 if any(verdict.failed for verdict in verdicts) else 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from comparison.bars import Verdict
 from comparison.contestants import GROUPS, Group
 from comparison.inputs import Shape
 from comparison.measure import Measurement
+from tileloss.check.files import write_whole
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 
@@ -147,19 +147,12 @@ def as_json(
     }
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Written beside and renamed: never half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
-
-
 def write_json(path: Path, content: dict[str, object]) -> None:
-    replace_file(path, json.dumps(content, indent=2) + "\n")
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:
-    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def find_markers(path: Path) -> tuple[int, int]:
@@ -175,4 +168,4 @@ def write_page(path: Path, new_table: str) -> None:
     """Puts the table between the two markers. Raises NoMarkers."""
     begin, end = find_markers(path)
     text = path.read_text()
-    replace_file(path, f"{text[:begin]}\n{new_table}{text[end:]}")
+    write_whole(path, f"{text[:begin]}\n{new_table}{text[end:]}")

@@ -228,6 +228,8 @@ def test_bad_usage_names_what_is_wrong() -> None:
         (("--only=nobody/*",), "no contestant matches"),
         (("--rounds=0",), "expected at least 1, got 0"),
         (("--page=page.md", "--only=grpo/*"), "leave out --only"),
+        (("--output=/dev/full",), "--output: expected a regular file, got /dev/full, a device"),
+        (("--json=x", "--output=./x"), "expected different files, got one twice"),
     ):
         done = compare(*options)
         assert done.returncode == 2
