@@ -180,7 +180,8 @@ constexpr const char* kFooter =
     "With the LM head (linear_*): the hidden states are normal numbers, the head normal / sqrt(H). TFLOP/s count useful work,\n"
     "2 N H V for a side's logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof "
     "is\n"
-    "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.";
+    "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.\n"
+    "The Python package's command also has --frontend jax: the times of tileloss.jax.";
 
 }  // namespace
 

@@ -27,7 +27,8 @@ constexpr const char* kFooter =
     "(linear_*) hidden, head_layout (vh, hv), workspace (64MiB); and in_place, iters, warmup, seed, time_limit_s,\n"
     "memory_limit_mb, output. Every combination is a case, measured in a process of its own, and\n"
     "becomes a line of the results file at once: run the same command again after whatever stopped it, and it goes on from\n"
-    "there. Exit code 1: every case has its line, but some are not ok. docs/users/sweep.md says more, configs/ has examples.";
+    "there. With the Python package's command also tracker, wandb_project, wandb_mode, wandb_name.\n"
+    "Exit code 1: every case has its line, but some are not ok. docs/users/sweep.md says more, configs/ has examples.";
 
 }  // namespace
 

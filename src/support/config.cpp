@@ -22,6 +22,7 @@
 #include "support/format.h"
 #include "support/printable.h"
 #include "support/signals.h"
+#include "support/suggestion.h"
 
 namespace tileloss::tools {
 namespace {
@@ -387,7 +388,9 @@ void ConfigReader::finish() const {
     if (std::find(kKeysOfThePackage.begin(), kKeysOfThePackage.end(), child.key) != kKeysOfThePackage.end()) {
       fail(child.key, "is read by the Python package's command: `pip install '.[check]'`, then the same with its `tileloss`");
     }
-    fail(child.key, formatted("unknown key; known here: {}", fmt::join(known_, ", ")));
+    std::vector<std::string> words(known_.begin(), known_.end());
+    words.insert(words.end(), kKeysOfThePackage.begin(), kKeysOfThePackage.end());
+    fail(child.key, formatted("unknown key{}; known here: {}", did_you_mean(child.key, words), fmt::join(known_, ", ")));
   }
 }
 

@@ -86,7 +86,12 @@ TEST(Program, NumbersOutOfRangeAreRefusedWithTheirFlag) {
 
 TEST(Program, WrongFlagsAreOneLineWithWhatWasExpectedAndGiven) {
   for (const auto& [arguments, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"sing"}, "sing"},
+           {{"sing"}, "unknown command sing"},
+           {{"gradchek"}, "unknown command gradchek; did you mean gradcheck?"},
+           {{"audit", "--list"}, "audit is a command of the Python package"},
+           {{"gradcheck", "--confg", "x"}, "unknown flag --confg; did you mean --config?"},
+           {{"bench", "--tokesn=3"}, "unknown flag --tokesn; did you mean --tokens?"},
+           {{"bench", "--entirely-else"}, "unknown flag --entirely-else\n"},
            {{"gradcheck"}, "--config is required"},
            {{"bench", "--tokens"}, "--tokens"},
            {{"bench", "--tokens", "1e3"}, "--tokens: expected an integer from 1 to 2147483648, got '1e3'"},

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 import tileloss
 from tileloss.check import architectures, models
-from tileloss.check.command import run
-from tileloss.check.config import Config, needs_package
+from tileloss.check.command import SUBCOMMANDS, run
+from tileloss.check.config import KEYS, Config, needs_package
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "tests/data/qwen2-tiny-cut"
@@ -276,6 +276,24 @@ def test_a_config_for_the_package_is_known_by_its_keys(
     config.write_text(text)
     assert needs_package(["gradcheck", f"--config={config}", *arguments]) is needed
     assert needs_package(["gradcheck", "--config", str(config), *arguments]) is needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], [*SUBCOMMANDS]),
+        (["gradcheck"], [*KEYS, "--impl", "--frontend", "--implementation"]),
+        (["sweep"], [key for key in KEYS if key.startswith(("tracker", "wandb"))]),
+        (["bench"], ["--frontend"]),
+    ],
+    ids=str,
+)
+def test_the_programs_help_names_what_the_package_adds(
+    arguments: list[str], names: list[str]
+) -> None:
+    command = [str(PROGRAM), *arguments, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [name for name in names if name not in done.stdout] == []
 
 
 COMMANDS = [

@@ -50,7 +50,7 @@ void expect_names(const std::string& message, const std::string& where, const st
 }
 
 TEST(Config, UnknownKeyIsNamedWithItsLine) {
-  expect_names(config_error("count: 1\n\ncuont: 2\n", read_count), "c.yaml:3", "cuont: unknown key");
+  expect_names(config_error("count: 1\n\ncuont: 2\n", read_count), "c.yaml:3", "cuont: unknown key; did you mean count?");
 }
 
 TEST(Config, UnknownKeyInASectionIsNamedWithItsPath) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/exit_codes.h"
+#include "support/suggestion.h"
 
 namespace tileloss::tools {
 namespace {
@@ -46,6 +47,16 @@ TEST(Printable, ManyNamesAreCounted) {
 }
 
 TEST(Printable, ErrorsAreOneLine) { EXPECT_STREQ(ToolError(kExitUsage, "a\nb\x1b").what(), "a\\nb\\x1b"); }
+
+TEST(Suggestion, IsTheNearestKnownWord) {
+  const std::vector<std::string> known = {"seed", "seq_len", "source", "vocab_size"};
+  EXPECT_EQ(did_you_mean("sede", known), "; did you mean seed?");
+  EXPECT_EQ(did_you_mean("seqlen", known), "; did you mean seq_len?");
+  EXPECT_EQ(did_you_mean("vocabsize", known), "; did you mean vocab_size?");
+  for (const std::string& none : {std::string(), std::string("steps"), std::string("x"), std::string(1 << 20, 's')}) {
+    EXPECT_EQ(did_you_mean(none, known), "") << none.size();
+  }
+}
 
 }  // namespace
 }  // namespace tileloss::tools
