@@ -63,6 +63,7 @@ std::string unknown_word(const CLI::App& program) {
           if (!option->get_group().empty()) known.push_back("--" + flag);
         }
       }
+      known.insert(known.end(), {"--impl", "--frontend", "--implementation"});  // the Python package's
       return formatted("unknown flag {}{}", shown(name), did_you_mean(name, known));
     }
     if (!chosen.empty()) continue;

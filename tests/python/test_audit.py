@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -197,6 +198,7 @@ def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[s
             ["audit", "--output=/dev/full"],
             "--output: expected a regular file, got /dev/full, a device",
         ),
+        (["audit", "--time-limit=nan"], "argument --time-limit: expected more than 0, got nan"),
         (["audit", "--output=-"], "--output: expected a file to write, got '-'"),
         (
             ["audit", "--impl=no_module:f", "--case=ce/fp32"],
@@ -242,6 +244,21 @@ def test_an_implementation_that_cannot_be_imported_is_one_line(
     assert run(PROGRAM, [subcommand, f"--impl={file}:f", "--quiet", *more]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"tileloss: --impl {file}:f: its import fails: {message}")
+
+
+@pytest.mark.parametrize("flags", ["--list", "--json --impl=tileloss --case=ce/fp32"])
+def test_output_that_nobody_takes(flags: str) -> None:
+    command = [sys.executable, "-m", "tileloss", "audit", "--quiet", *flags.split()]
+    read, left = os.pipe()
+    os.close(read)  # as `head` leaves
+    for output, code, error in (
+        (os.open("/dev/full", os.O_WRONLY), 3, b"standard output: No space left on device"),
+        (left, 141, b""),
+    ):
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
+        os.close(output)
+        expected = b"tileloss: " + error + b"\n" if error else b""
+        assert (done.returncode, done.stderr) == (code, expected)
 
 
 def test_a_child_ends_with_its_audit(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -235,6 +236,19 @@ def test_a_broken_model_is_one_line(
     assert gradcheck(TINY, f"model_path={folder}") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert message in line and "model_path" in line, line
+
+
+def test_a_config_is_a_file_that_is_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, code, message in (
+        (pipe, 2, f"--config: expected a regular file, as it is read more than once, got {pipe}"),
+        (tmp_path / "none", 3, f"{tmp_path}/none: no such config file"),
+    ):
+        assert gradcheck(path, flags=("--impl=torch",)) == code
+        assert capfd.readouterr().err == f"tileloss: {message}\n"
 
 
 def test_positions_that_a_model_lacks_are_refused(

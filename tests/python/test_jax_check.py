@@ -142,11 +142,6 @@ def test_the_results_line_is_the_programs(tmp_path: Path) -> None:
         (EDGES, ("--implementation=magic",), "tileloss: implementation: expected names among "),
         ((*EDGES, "vocab_size=0"), (), "tileloss: --set vocab_size=0: vocab_size: "),
         ((*EDGES, "no_key=1"), (), "no_key"),
-        (
-            ("nothing",),
-            (),
-            "tileloss: --config: expected a regular file, as it is read more than once, got ",
-        ),
     ],
 )
 def test_bad_usage_names_what_is_wrong(

@@ -363,7 +363,7 @@ def test_bad_usage_and_environment_are_told_apart(
     for arguments, code, message in (
         ([tmp_path / "missing.jsonl"], 3, "missing.jsonl"),
         ([empty], 2, "RESULTS.jsonl: expected at least one line, got none"),
-        ([there, "-o", tmp_path / "no" / "folder.html"], 3, "folder.html"),
+        ([there, "-o", tmp_path / "no" / "folder.html"], 3, "/no/folder.html: No such file"),
         ([there, "-o", tmp_path / "r.html", "--images", there], 2, "there.jsonl"),
     ):
         assert report(*arguments) == code

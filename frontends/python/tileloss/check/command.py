@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +43,11 @@ def run(program: Path, arguments: list[str]) -> int:
         module = importlib.import_module(SUBCOMMANDS[name].module)
         options = _parse(name, module, arguments[1:])
         code = module.run(program, options)
+        sys.stdout.flush()
         return code if code >= 0 else 128 - code  # a child that a signal ended
+    except BrokenPipeError:  # who read standard output has left, as `head` does
+        _forget_output()
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return _INTERRUPTED
     except ImportError as error:
@@ -49,9 +56,12 @@ def run(program: Path, arguments: list[str]) -> int:
     except (ValueError, TypeError) as error:
         return _report(str(error), USAGE)
     except OSError as error:
-        of_a_file = error.filename is not None and error.strerror is not None
-        message = f"{error.filename}: {error.strerror}" if of_a_file else str(error)
-        return _report(message, ENVIRONMENT)
+        name = error.filename
+        if name is None and error.errno == errno.ENOSPC:  # files are named where they are written
+            _forget_output()
+            name = "standard output"
+        known = name is not None and error.strerror is not None
+        return _report(f"{name}: {error.strerror}" if known else str(error), ENVIRONMENT)
     except (MemoryError, RuntimeError) as error:
         return _report(str(error) or "out of memory", ENVIRONMENT)
 
@@ -82,6 +92,14 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
         for inner in action.choices.values() if isinstance(action.choices, dict) else ():
             found += _flags(inner)
     return found
+
+
+def _forget_output() -> None:
+    """Python would try once more to write it, at its end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # it is no file
 
 
 def _report(message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from itertools import pairwise
@@ -57,6 +58,8 @@ class Config:
     def __init__(self, file: Path, overrides: list[str]) -> None:
         import yaml
 
+        if not file.exists():
+            raise FileNotFoundError(errno.ENOENT, "no such config file", str(file))
         if not file.is_file():
             raise ValueError(
                 f"--config: expected a regular file, as it is read more than once, got {file}"

@@ -41,11 +41,11 @@ def write_whole(place: Path, data: str | bytes) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError of a write has no file's name of its own."""
+    """An OSError of a write has no file's name of its own, or that of a file that lay beside."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        if error.errno is None:
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 

@@ -226,6 +226,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if value <= 0:
+    if not value > 0:
         raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
     return value
