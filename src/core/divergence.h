@@ -37,6 +37,13 @@ TILELOSS_HOST_DEVICE inline bool has_mean(DivergenceKind kind) { return kind != 
 struct Divergence {
   DivergenceKind kind = DivergenceKind::kForwardKl;
   double beta = 0.5;
+  // Of the skewed forward KL, whose g is (1 - beta) (shift - q/m): 1, so that p = q gives 0 in every digit, or 0 in rows where
+  // that keeps more.
+  double shift = 1;
+
+  // What a row's g is to be shifted by, from p and q of its largest p: if that is near 1, g has to be small there, as its column
+  // is all but the mean.
+  TILELOSS_HOST_DEVICE void shift_for(double p, double q) { shift = 2 * q > (1 - beta) * p + beta * q ? 1 : 0; }
 };
 
 // The divergence D, and the mean in its gradient dD/dz_j = p_j (g_j - mean), mean = sum_k p_k g_k, for whatever g the sweep has
@@ -83,7 +90,10 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm label_term(const Divergence& d, const
     const double form = times((1 - d.beta) * p, log_p);
     return {form + times(d.beta * q, log_q), form};
   }
-  if (d.kind == DivergenceKind::kSkewForwardKl) return {times(q, log_q), p * (1 - d.beta) * (1 - d.beta) * by_mixture};
+  if (d.kind == DivergenceKind::kSkewForwardKl) {
+    const double g = d.shift == 0 ? (m == 0 ? 0.0 : -q / m) : (1 - d.beta) * by_mixture;
+    return {times(q, log_q), p * (1 - d.beta) * g};
+  }
   return {times(p, log_p), times(p, log_p) - p * d.beta * (1 - d.beta) * by_mixture};
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "check/distillation_oracle_case.h"
 #include "tests/api/random_options.h"
 #include "tests/shared/pair_case.h"
 
@@ -147,6 +148,69 @@ TEST(DistillationRows, MayDoWithoutLabels) {
   ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
   c.args().labels = labels;
   EXPECT_TRUE(agrees(check_distillation(c, options)));
+}
+
+struct MixtureError {
+  double loss = 0, gradient = 0;  // over what a few roundings are worth
+};
+
+// Rows of several certainties, some of them of one column. The budgets: of the loss, 2^-20 of its terms' sizes; of the gradient,
+// 2^-20 of the row's largest, and 2^-22 of p |g|, which in a sure column all but cancels.
+MixtureError mixture_error(std::int32_t divergence, double beta, std::int64_t vocab) {
+  PairCaseSpec spec;
+  spec.student = {.rows = 24, .vocab = vocab, .row_outputs = false};
+  spec.student.per_row_loss = true;
+  PairCase c(spec);
+  const std::vector<std::int64_t> labels(c.student().labels().begin(), c.student().labels().end());
+  c.args().labels = {};
+  tileloss_distillation_options options = distillation_options(divergence);
+  options.beta = beta;
+  options.reduction = TILELOSS_REDUCTION_NONE;
+  options.logit.logit_scale = 3;
+  options.teacher_logit_scale = 6;
+  EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+  const tools::DistillationOracleCase oracle(make_oracle_options(options), labels, {}, {});
+  const double of_p = divergence == TILELOSS_SKEW_REVERSE_KL ? beta : 1 - beta, of_q = 1 - of_p;
+  MixtureError worst;
+  tools::PairRow pair;
+  reference::GradientRow gradient;
+  for (std::int64_t i = 0; i < spec.student.rows; ++i) {
+    pair.compute(oracle.options(), c.student().logits_row(i), c.teacher().logits_row(i), labels[static_cast<std::size_t>(i)]);
+    oracle.row_gradient(i, pair, gradient);
+    double terms = 0, largest = 0, cancelled = 0;
+    for (std::int64_t j = 0; j < vocab; ++j) {
+      const double p = pair.student().p(j), q = pair.teacher().p(j), m = of_p * p + of_q * q;
+      const double log_p = std::fabs(std::log(p / m)), log_q = std::fabs(std::log(q / m));
+      terms += divergence == TILELOSS_JSD               ? of_p * p * log_p + of_q * q * log_q
+               : divergence == TILELOSS_SKEW_REVERSE_KL ? p * log_p
+                                                        : q * log_q;
+      largest = std::fmax(largest, std::fabs(gradient.gradient[static_cast<std::size_t>(j)]));
+      const double g = divergence == TILELOSS_JSD               ? of_p * log_p
+                       : divergence == TILELOSS_SKEW_REVERSE_KL ? log_p + beta * (1 - beta) * std::fabs(q - p) / m
+                                                                : (1 - beta) * std::fmin(q / m, std::fabs(1 - q / m));
+      cancelled = std::fmax(cancelled, 3 * 6 * p * g);
+    }
+    worst.loss =
+        std::fmax(worst.loss, std::fabs(static_cast<const float*>(c.args().loss.data)[i] - oracle.row_loss(i, pair)) / terms);
+    for (std::int64_t j = 0; j < vocab; ++j) {
+      const double error = std::fabs(c.student().dlogit(i, j) - gradient.gradient[static_cast<std::size_t>(j)]);
+      worst.gradient = std::fmax(worst.gradient, error / (0x1p-20 * largest + 0x1p-22 * cancelled));
+    }
+  }
+  worst.loss /= 0x1p-20;
+  return worst;
+}
+
+TEST(DistillationRows, OfAMixtureKeepTheirDigitsForAnyBeta) {
+  for (const std::int32_t divergence : {TILELOSS_JSD, TILELOSS_SKEW_FORWARD_KL, TILELOSS_SKEW_REVERSE_KL}) {
+    for (const double beta : {1e-4, 1e-3, 0.01, 0.1, 0.3, 0.7, 0.9, 0.99, 0.999, 0.9999}) {
+      for (const std::int64_t vocab : {33, 2048}) {
+        const MixtureError error = mixture_error(divergence, beta, vocab);
+        EXPECT_LE(error.loss, 1) << "divergence " << divergence << ", beta " << beta << ", vocab " << vocab;
+        EXPECT_LE(error.gradient, 1) << "divergence " << divergence << ", beta " << beta << ", vocab " << vocab;
+      }
+    }
+  }
 }
 
 TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {

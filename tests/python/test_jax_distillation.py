@@ -315,6 +315,27 @@ def test_value_gradient_and_rows_are_those_of_float64(
     assert np.linalg.norm(error) < limit * np.linalg.norm(slopes)
 
 
+@pytest.mark.parametrize("kind", ["jsd", "skew_forward_kl", "skew_reverse_kl"])
+def test_a_mixture_keeps_its_digits_for_any_beta(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(xla, "TILE", 256)
+    x, teacher, _ = batch(jnp.float32)
+    betas = (1e-4, 0.9999) if kind == "jsd" else (1e-4, 0.9)
+
+    @jax.jit
+    def ours(x: Any) -> Any:
+        options: Any = {"divergence": kind, "reduction": "none", "implementation": "xla"}
+        return [distillation(x, 2 * teacher, beta=beta, **options) for beta in betas]
+
+    with jax.enable_x64(True):
+        wide = (jnp.asarray(np.asarray(a, np.float64)) for a in (x, 2 * teacher))
+        log_p, log_q = (jax.nn.log_softmax(a) for a in wide)
+        wanted = [np.asarray(reference(kind, beta, log_p, log_q)) for beta in betas]
+    for got, value in zip(ours(x), wanted, strict=True):
+        np.testing.assert_allclose(got, value, rtol=1e-6)
+
+
 def test_vmap_a_mask_and_no_labels(implementation: str) -> None:
     x, teacher, _ = batch(jnp.float32, 13)
     mask = jnp.asarray([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1]])

@@ -71,11 +71,7 @@ struct PortableLanes {
     return x[0];
   }
 
-  static F split(F x, F& exponent) {
-    const I whole = reinterpret_cast<I>(as_bits(x) - as_bits(set(0.75f))) >> 23;
-    exponent = __builtin_convertvector(whole, F);
-    return as_float(as_bits(x) - (reinterpret_cast<U>(whole) << 23));
-  }
+  static F select_less(F x, F y, F yes, F no) { return x < y ? yes : no; }
   static F select_abs_at_most(F x, float limit, F small, F other) { return Self::abs(x) <= set(limit) ? small : other; }
   static bool all_abs_at_most(Pair x, float limit) {
     const I both = (Self::abs(x.a) <= set(limit)) & (Self::abs(x.b) <= set(limit));

@@ -76,13 +76,8 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
     const F y = _mm512_rcp14_ps(a);
     return fma(y, negative_fma(a, y, set(1)), y);
   }
-  // x = mantissa 2^exponent, the mantissa in [3/4, 3/2): of positive normal numbers.
-  static F split(F x, F& exponent) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i whole = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_castps_si512(set(0.75f))), 23);
-    exponent = _mm512_cvtepi32_ps(whole);
-    return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(whole, 23)));
-  }
+  // `yes` where x < y, `no` elsewhere and where either is NaN.
+  static F select_less(F x, F y, F yes, F no) { return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), yes); }
   // `small` where |x| <= limit, `other` elsewhere and where x is NaN.
   static F select_abs_at_most(F x, float limit, F small, F other) {
     return _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask(abs(x), set(limit), _CMP_LE_OQ), small);

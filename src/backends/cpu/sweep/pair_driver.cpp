@@ -18,7 +18,8 @@ class PairWorker : public PairWorkerBase {
     const std::byte* const x = logits(i);
     const std::byte* const teacher = teacher_logits(i);
     PairStats stats;
-    stats.student = sweep_side(i, x, rows_.transform, student_);
+    const bool shifts = job_.divergence.kind == DivergenceKind::kSkewForwardKl && wants_gradient();
+    stats.student = sweep_side(i, x, rows_.transform, student_, shifts ? kArgmax : kNoSums);
     stats.teacher = sweep_side(i, teacher, job_.teacher_transform, teacher_);
     const bool is_finite = std::isfinite(stats.student.max) && std::isfinite(stats.teacher.max);
     PairRow pair;
@@ -28,6 +29,11 @@ class PairWorker : public PairWorkerBase {
     pair.target = rows_.targets[i];
     pair.vocab_block = student_.vocab_block;
     pair.divergence = job_.divergence;
+    if (shifts && is_finite) {
+      const std::int64_t j = stats.student.argmax;
+      pair.divergence.shift_for(probability(x, j, rows_.transform, stats.student),
+                                probability(teacher, j, job_.teacher_transform, stats.teacher));
+    }
     pair.exponents = exponents_;
     const bool is_certain = is_finite && rows_.columns == 1;  // p = q = 1, whatever exp rounds
     double slope = 0;
@@ -66,8 +72,12 @@ class PairWorker : public PairWorkerBase {
   }
 
   // The label is left out of both rows' sums in the same way, so that equal rows have the same bits.
-  RowStats sweep_side(std::int64_t i, const std::byte* x, const LogitTransform& transform, const RowScratch& scratch) const {
-    return make_row_stats(sweep(x, rows_.targets[i], rows_.columns, transform, scratch, !(transform.softcap > 0)));
+  RowStats sweep_side(std::int64_t i, const std::byte* x, const LogitTransform& transform, const RowScratch& scratch,
+                      std::uint32_t more_sums = kNoSums) const {
+    return make_row_stats(sweep(x, rows_.targets[i], rows_.columns, transform, scratch, !(transform.softcap > 0), more_sums));
+  }
+  double probability(const std::byte* x, std::int64_t column, const LogitTransform& transform, const RowStats& stats) const {
+    return std::exp(transform.exact_value(load_element(rows_.storage, x, column)) - stats.max) / stats.sum;
   }
 
   // Without the divergence, which may be infinite.

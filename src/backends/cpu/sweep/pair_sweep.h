@@ -61,26 +61,27 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   static F set(double x) { return Simd::set(static_cast<float>(x)); }
 
-  // What a form needs of a pair of columns: p, q and t of the student less that of the teacher, in the student's units.
+  // What a form needs of a pair of columns: p, q and t of p's side less that of q's, in the units of p's; p is the student's,
+  // or where the form swaps them the teacher's.
   struct Columns {
     Pair p, q, d;
   };
-  [[gnu::always_inline]] static Pair difference(Pair student, Pair teacher, F ratio) {
-    return {Simd::negative_fma(teacher.a, ratio, student.a), Simd::negative_fma(teacher.b, ratio, student.b)};
+  [[gnu::always_inline]] static Pair difference(Pair of_p, Pair of_q, F ratio) {
+    return {Simd::negative_fma(of_q.a, ratio, of_p.a), Simd::negative_fma(of_q.b, ratio, of_p.b)};
   }
   [[gnu::always_inline]] static Pair times(Pair v, F factor) { return {Simd::mul(v.a, factor), Simd::mul(v.b, factor)}; }
 
   // From logits and stashes, where there is no softcap.
   struct FromLogits {
-    const Side &student, &teacher;
+    const Side &of_p, &of_q;
     std::int64_t start;
     F p_share, q_share, ratio;
-    FromLogits(const Side& s, const Side& t, std::int64_t begin, std::int64_t vocab_block, F unit_ratio)
-        : student(s),
-          teacher(t),
+    FromLogits(const Side& p, const Side& q, std::int64_t begin, std::int64_t vocab_block, F unit_ratio)
+        : of_p(p),
+          of_q(q),
           start(begin),
-          p_share(set(s.share(begin / vocab_block))),
-          q_share(set(t.share(begin / vocab_block))),
+          p_share(set(p.share(begin / vocab_block))),
+          q_share(set(q.share(begin / vocab_block))),
           ratio(unit_ratio) {}
     [[gnu::always_inline]] static Pair exponents(const Side& side, std::int64_t at, int count) {
       const T* x = side.x() + at;
@@ -88,18 +89,18 @@ class PairSweep : BackwardSweep<Simd, T> {
     }
     [[gnu::always_inline]] Columns operator()(std::int64_t i, int count) const {
       const std::int64_t at = start + i;
-      return {times(Loop::load_floats(student.row.exps + at), p_share), times(Loop::load_floats(teacher.row.exps + at), q_share),
-              difference(exponents(student, at, count), exponents(teacher, at, count), ratio)};
+      return {times(Loop::load_floats(of_p.row.exps + at), p_share), times(Loop::load_floats(of_q.row.exps + at), q_share),
+              difference(exponents(of_p, at, count), exponents(of_q, at, count), ratio)};
     }
   };
 
   // From what `probabilities` has made of either side.
   struct FromArrays {
-    const float *p, *q, *student, *teacher;
+    const float *p, *q, *t_of_p, *t_of_q;
     F ratio;
     [[gnu::always_inline]] Columns operator()(std::int64_t i, int) const {
       return {Loop::load_floats(p + i), Loop::load_floats(q + i),
-              difference(Loop::load_floats(student + i), Loop::load_floats(teacher + i), ratio)};
+              difference(Loop::load_floats(t_of_p + i), Loop::load_floats(t_of_q + i), ratio)};
     }
   };
 
@@ -259,11 +260,13 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   template <class Form>
   static void diverge_row(PairRow& row) {
-    const Form form(row.divergence.beta);
+    const Form form(row.divergence);
     const Side student(row.student), teacher(row.teacher);
-    const F constant = set(student.constant - teacher.constant);
-    const F unit = set(1 / student.log2e);
-    const F ratio = set(student.log2e / teacher.log2e);
+    const bool swaps = form.swaps();
+    const Side &of_p = swaps ? teacher : student, &of_q = swaps ? student : teacher;
+    const F constant = set(of_p.constant - of_q.constant);
+    const F unit = set(1 / of_p.log2e);
+    const F ratio = set(of_p.log2e / of_q.log2e);
     const bool is_capped = student.is_capped() || teacher.is_capped();
     float *const t_student = row.exponents, *const t_teacher = row.exponents + kPairBlock;
     row.sums = {};
@@ -278,11 +281,12 @@ class PairSweep : BackwardSweep<Simd, T> {
         if (is_capped) {
           probabilities(row, student, start, n, t_student);
           probabilities(row, teacher, start, n, t_teacher);
-          const FromArrays source{p, q, t_student, t_teacher, ratio};
+          const FromArrays source =
+              swaps ? FromArrays{q, p, t_teacher, t_student, ratio} : FromArrays{p, q, t_student, t_teacher, ratio};
           diverge<Write::kNothing>(form, source, unit, constant, n, q, gradient, row.sums);
           continue;
         }
-        const FromLogits source(student, teacher, start, row.vocab_block, ratio);
+        const FromLogits source(of_p, of_q, start, row.vocab_block, ratio);
         if constexpr (!Form::kHasMean) {
           gradient.dx = static_cast<T*>(row.dx) + start;
           if (row.has_gradient && way(row, start) == Write::kStream) {
@@ -316,7 +320,7 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   static constexpr std::int64_t kSumBlock = 8 * kPair;
   static void diverge_from_probabilities(PairRow& row) {
-    const SoftLabels<Simd> form(0);
+    const SoftLabels<Simd> form(row.divergence);
     const Side student(row.student);
     const F constant = set(student.constant), unit = set(1 / student.log2e);
     float* const exponents = student.is_capped() ? row.exponents : nullptr;

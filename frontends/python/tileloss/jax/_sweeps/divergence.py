@@ -6,6 +6,7 @@ KL, 1 - q/p, has no mean.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -28,6 +29,10 @@ class Divergence(NamedTuple):
         """That of q in the mixture m."""
         return 1 - self.beta if self.kind == "skew_reverse_kl" else self.beta
 
+    @property
+    def share_of_p(self) -> float:
+        return self.beta if self.kind == "skew_reverse_kl" else 1 - self.beta
+
 
 class Terms(NamedTuple):
     """A column's share of D, and p (g - what g is shifted by)."""
@@ -47,20 +52,28 @@ def times(weight: Array, x: Array) -> Array:
 
 def column_terms(d: Divergence, p: Array, q: Array, log_ratio: Array) -> Terms:
     """``log_ratio``: log p - log q, infinite where one of them is 0, NaN where both are."""
-    larger = jnp.maximum(p, q)
-    divisor = jnp.where(larger == 0, 1.0, larger)
-    # (m - larger) / larger
-    below = jnp.where(p >= q, d.share * (q - p), (1 - d.share) * (p - q)) / divisor
-    log_of_mixture = jnp.log1p(below)
+    # The one of p and q of which m has the larger share is near, the other, of which it has w <= 1/2, far: m = a (1 + rest) with
+    # a = near, to which the far one's share is a correction, or its part w far where that is more.
+    is_student_near = d.share <= 0.5
+    near, far, log_far = (p, q, -log_ratio) if is_student_near else (q, p, log_ratio)
+    w = max(min(d.share, d.share_of_p), 2.0**-100)
+    of_far = w * far
+    is_near = of_far < near
+    divisor = jnp.where(is_near, near, of_far)
+    divisor = jnp.where(divisor == 0, 1.0, divisor)
+    rest = jnp.where(is_near, w * (far - near), (1 - w) * near) / divisor
+    log_of_mixture = jnp.log1p(rest)
+    log_near = jnp.where(is_near, 0.0, -math.log(w) - log_far) - log_of_mixture
+    log_far = jnp.where(is_near, log_far, -math.log(w)) - log_of_mixture
     return _terms(
         d,
         p,
         q,
         difference=p - q,
         log_ratio=log_ratio,
-        log_p=jnp.minimum(log_ratio, 0) - log_of_mixture,
-        log_q=jnp.minimum(-log_ratio, 0) - log_of_mixture,
-        by_mixture=(p - q) / divisor / (1 + below),
+        log_p=log_near if is_student_near else log_far,
+        log_q=log_far if is_student_near else log_near,
+        by_mixture=(p - q) / (divisor * (1 + rest)),
     )
 
 
@@ -73,8 +86,8 @@ def label_terms(d: Divergence, student: RowStats, teacher: RowStats, is_same: Ar
     difference = jnp.where((p > 0.5) & (q > 0.5), of_complements, p - q)
     difference = jnp.where(is_same, 0.0, difference)
     share = d.share
-    m = p - share * difference
-    rest = (1 - share) * student.one_minus_p + share * teacher.one_minus_p
+    m = p - share * difference if share <= 0.5 else q + d.share_of_p * difference
+    rest = d.share_of_p * student.one_minus_p + share * teacher.one_minus_p
     log_m = jnp.where(m > 0.5, jnp.log1p(-rest), jnp.log(m))
 
     def unless_same(x: Array) -> Array:
@@ -137,7 +150,7 @@ def class_terms(d: Divergence, p: Array, q: Array, log_p: Array, log_q: Array) -
         return Terms(reverse, reverse + p)
     if d.kind == "jeffreys":
         return Terms(forward + reverse, reverse + p - q)
-    m = p + share * (q - p)
+    m = p + share * (q - p) if share <= 0.5 else q + d.share_of_p * (p - q)
     of_p, of_q = times(p, log_p - jnp.log(m)), times(q, log_q - jnp.log(m))
     if d.kind == "jsd":
         return Terms((1 - beta) * of_p + beta * of_q, (1 - beta) * of_p)
