@@ -38,11 +38,11 @@ constexpr std::array<SpecialRow, 7> kSpecialRows{{
      [](Row& row) {
        for (size_t k = 0; k < row.ids.size(); k += 2) row.ids[k] = -1 - static_cast<int64_t>(k);
      }},
-    {"doubled",  // a sum of 2: nothing is left for the others
+    {"doubled",  // a sum of 2, none above 1: nothing is left for the others
      [](Row& row) {
        double sum = 0;
        for (size_t k = 0; k < row.ids.size(); ++k) sum += row.ids[k] >= 0 ? std::exp(row.log_q[k]) : 0;
-       for (double& value : row.log_q) value -= std::log(sum / 2);
+       for (double& value : row.log_q) value = std::fmin(value - std::log(sum / 2), 0);
      }},
     {"teacher_zero", [](Row& row) { row.log_q.back() = -kInfinity; }},
     {"student_zero",

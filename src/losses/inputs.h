@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "core/number_formats.h"
 
 namespace tileloss::impl {
 
@@ -88,6 +89,14 @@ class Labels {
 TILELOSS_HOST_DEVICE inline std::int64_t integer_at(const tileloss_matrix& m, std::int64_t i, std::int64_t k) {
   const std::int64_t at = i * m.row_stride + k * m.col_stride;
   return m.dtype == TILELOSS_INT32 ? static_cast<const std::int32_t*>(m.data)[at] : static_cast<const std::int64_t*>(m.data)[at];
+}
+TILELOSS_HOST_DEVICE inline float number_at(const tileloss_matrix& m, std::int64_t i, std::int64_t k) {
+  const std::int64_t at = i * m.row_stride + k * m.col_stride;
+  switch (m.dtype) {
+    case TILELOSS_BFLOAT16: return to_float(static_cast<const Bfloat16*>(m.data)[at]);
+    case TILELOSS_FLOAT16: return to_float(static_cast<const Float16*>(m.data)[at]);
+    default: return static_cast<const float*>(m.data)[at];
+  }
 }
 
 // How the rows fall into sequences: by offsets, as [B,T], or, without either, all in one.

@@ -177,8 +177,8 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
     for (double& value : listed_p) value -= sum_p;
     for (double& value : listed_q) value -= sum_q;
   }
-  // A lumped class after the listed ones.
-  if (tail == Tail::kLump && readable && std::ssize(ids) < student_.vocab()) {
+  // A lumped class after the listed ones. If it has no p, a q that is no more than what rounded log q leave of 1 is none.
+  if (tail == Tail::kLump && readable) {
     std::vector<bool> listed(student_.exps().size());
     for (const std::int64_t id : ids) listed[index(id)] = true;
     long double others = 0.0L, left = 1.0L;
@@ -186,6 +186,7 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
       if (!listed[j]) others += student_.exps()[j];
     }
     for (const double value : listed_q) left -= std::exp(static_cast<long double>(value));
+    if (others == 0.0L && left < 0.01L) left = 0.0L;
     listed_p.push_back(static_cast<double>(std::log(others)) - student_.log_sum());
     listed_q.push_back(static_cast<double>(std::log(std::max(left, 0.0L))));
   }

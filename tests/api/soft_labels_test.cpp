@@ -197,7 +197,6 @@ TEST_P(SparseTeachers, SpecialValuesAreTheOracles) {
         if (!is_known(5, j)) c.row().set_logit(5, j, j == 17 ? kNan : 0);
       }
       c.set_log_q(6, 1, kNan);
-      c.set_log_q(7, 1, kInf);
       c.row().seal();
       tileloss_sparse_distillation_options options = sparse_options(kind);
       options.reduction = TILELOSS_REDUCTION_NONE;
@@ -205,6 +204,27 @@ TEST_P(SparseTeachers, SpecialValuesAreTheOracles) {
       options.beta = 0.3;
       ASSERT_TRUE(runs("sparse_distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
       EXPECT_TRUE(agrees(c.check(options))) << "divergence " << kind << ", tail " << tail;
+    }
+  }
+}
+
+// Of every column known q keeps a class for what it lacks of 1, of which p has nothing; but not for what rounding took.
+TEST_P(SparseTeachers, WhoKnowEveryColumnMayHaveMassOutsideThem) {
+  for (std::int32_t kind = 0; kind < 7; ++kind) {
+    for (const double lost : {0.3, 1e-6}) {
+      SparseTeacherSpec spec;
+      spec.row = {.rows = 2, .vocab = 5, .format = GetParam(), .per_row_loss = true, .extra_outputs = true};
+      spec.columns = 5;
+      SparseTeacherCase c(spec, SparseTeacherCase::Open{});
+      for (std::int64_t k = 0; k < 5; ++k) c.set_log_q(0, k, std::log((1 - lost) * static_cast<double>(k + 1) / 15));
+      c.row().seal();
+      tileloss_sparse_distillation_options options = sparse_options(kind);
+      options.reduction = TILELOSS_REDUCTION_NONE;
+      options.beta = 0.3;
+      ASSERT_TRUE(runs("sparse_distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
+      EXPECT_TRUE(agrees(c.check(options))) << "divergence " << kind << ", lost " << lost;
+      const bool is_infinite = lost > 0.1 && (kind == TILELOSS_FORWARD_KL || kind == TILELOSS_JEFFREYS);
+      EXPECT_EQ(static_cast<const float*>(c.args().loss.data)[0] == kInf, is_infinite) << "divergence " << kind;
     }
   }
 }
@@ -295,10 +315,13 @@ TEST(WantedArguments, ThatCannotBeAreNamed) {
   EXPECT_EQ(soft([](Args&, Soft& o) { o.label_smoothing = 2; }), "label_smoothing: expected a number >= 0 and <= 1, got 2");
 
   std::vector<std::int64_t> ids;
+  std::vector<float> log_q;
   const auto sparse = [&](auto&& change) -> std::string {
     SparseTeacherCase c({.row = {.rows = 2, .vocab = 100}, .columns = 3});
     ids = {1, 2, 3, 4, 5, 6};
+    log_q.assign(6, -1);
     c.args().teacher_ids = tileloss_make_matrix(ids.data(), TILELOSS_INT64, 2, 3, 3);
+    c.args().teacher_logprobs = tileloss_make_matrix(log_q.data(), TILELOSS_FLOAT32, 2, 3, 3);
     change(c.args());
     const tileloss_sparse_distillation_options options = sparse_options();
     return tileloss_call("sparse_distillation", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, nullptr, nullptr) == TILELOSS_OK
@@ -315,6 +338,10 @@ TEST(WantedArguments, ThatCannotBeAreNamed) {
   EXPECT_EQ(sparse([&](Args&) { ids[4] = 100; }),
             "teacher_ids[1,1]: expected a column < 100, or a negative number for none, got 100");
   EXPECT_EQ(sparse([&](Args&) { ids[2] = 1; }), "teacher_ids[0]: expected distinct columns, got 1 twice");
+  EXPECT_EQ(sparse([&](Args&) { log_q[4] = 0.5F; }),
+            "teacher_logprobs[1,1]: expected the logarithm of a probability, <= 0 but for rounding, got 0.500000");
+  EXPECT_EQ(sparse([&](Args&) { log_q[4] = 1e-5F; }), "accepted");
+  EXPECT_EQ(sparse([&](Args&) { log_q[4] = 0.5F, ids[4] = -1; }), "accepted");
 }
 
 }  // namespace

@@ -270,7 +270,7 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   context.scratch = p.stage_bytes > 0 ? workspace + layout.stage : nullptr;
   if (Status s = host::resolve_targets(p, context.labels, targets); !s.ok()) return s;
   if (p.loss->info.teacher == Teacher::kColumns) {
-    if (Status s = host::check_teacher_ids(p, targets); !s.ok()) return s;
+    if (Status s = host::check_teacher_columns(p, targets); !s.ok()) return s;
   }
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   stage->prepare();

@@ -58,8 +58,12 @@ Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* tar
   return {};
 }
 
-Status check_teacher_ids(const Problem& p, const std::int64_t* targets) {
-  const tileloss_matrix& ids = p.args.teacher_ids;
+Status check_teacher_columns(const Problem& p, const std::int64_t* targets) {
+  constexpr float kMost = 0.001F;  // of a log q: what rounding may make of 0
+  const tileloss_matrix &ids = p.args.teacher_ids, &log_q = p.args.teacher_logprobs;
+  const auto entry = [](const char* name, std::int64_t i, std::int64_t k) {
+    return std::string(name) + "[" + std::to_string(i) + "," + std::to_string(k) + "]";
+  };
   std::vector<std::int64_t> seen;
   for (std::int64_t i = 0; i < p.rows; ++i) {
     if (targets[i] == kIgnoredRow) continue;
@@ -68,8 +72,13 @@ Status check_teacher_ids(const Problem& p, const std::int64_t* targets) {
       const std::int64_t id = integer_at(ids, i, k);
       if (id < 0) continue;
       if (id >= p.columns) {
-        return expected("teacher_ids[" + std::to_string(i) + "," + std::to_string(k) + "]",
-                        "a column < " + std::to_string(p.columns) + ", or a negative number for none", std::to_string(id));
+        return expected(entry("teacher_ids", i, k), "a column < " + std::to_string(p.columns) + ", or a negative number for none",
+                        std::to_string(id));
+      }
+      const float log = number_at(log_q, i, k);
+      if (log > kMost) {
+        return expected(entry("teacher_logprobs", i, k), "the logarithm of a probability, <= 0 but for rounding",
+                        std::to_string(log));
       }
       seen.push_back(id);
     }

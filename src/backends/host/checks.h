@@ -16,8 +16,9 @@ Status check_numbers(const Problem& problem);
 // Each row's column of the label, kIgnoredRow or kTargetElsewhere: every used label is checked. `targets` has `rows` elements.
 Status resolve_targets(const Problem& problem, const Labels& labels, std::int64_t* targets);
 
-// The columns that a sparse teacher knows, of the rows in use: each one of the vocabulary's or negative, none twice.
-Status check_teacher_ids(const Problem& problem, const std::int64_t* targets);
+// The columns that a sparse teacher knows, of the rows in use: each one of the vocabulary's or negative, none twice; and no log q
+// above 0.
+Status check_teacher_columns(const Problem& problem, const std::int64_t* targets);
 
 }  // namespace tileloss::impl::host
 

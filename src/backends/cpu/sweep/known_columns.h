@@ -36,6 +36,7 @@ class KnownColumnsWorker : public PairWorkerBase {
 
  private:
   static constexpr double kFewDigits = 1e-6;  // a difference from 1 that double leaves less than 10 of
+  static constexpr double kRounding = 1e-2;   // by which a sum of q may miss 1
 
   bool is_capped() const { return rows_.transform.softcap > 0; }
 
@@ -160,7 +161,7 @@ class KnownColumnsWorker : public PairWorkerBase {
 
   // All other columns as one class.
   void set_tail(std::int64_t i, const std::byte* x, const PairStats& stats) {
-    has_tail_ = job_.known.tail == Tail::kLump && static_cast<std::int64_t>(known_.size()) < rows_.columns;
+    has_tail_ = job_.known.tail == Tail::kLump;
     if (!has_tail_) return;
     tail_ = {};
     double sum = 0, known = 0;
@@ -182,6 +183,8 @@ class KnownColumnsWorker : public PairWorkerBase {
       for (const KnownColumn& c : known_) left -= std::exp(static_cast<long double>(c.log_q));
       tail_.q = left < 0 ? 0 : static_cast<double>(left);
     }
+    // Where p has nothing left, every column known say, q may not have lost the rest by rounding.
+    if (tail_.p == 0 && tail_.q < kRounding && std::isfinite(stats.student.max)) tail_.q = 0;
     tail_.log_q = std::log(tail_.q);
   }
 

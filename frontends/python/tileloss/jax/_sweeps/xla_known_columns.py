@@ -29,6 +29,8 @@ from tileloss.jax._sweeps.operands import (
 from tileloss.jax._sweeps.pairs import Pair, PairSpec, State
 from tileloss.jax._sweeps.transform import make_transform
 
+ROUNDING = 1e-2  # by which a sum of q may miss 1
+
 
 def forward(
     pair: Pair, labels: Array, options: Options, spec: PairSpec
@@ -143,20 +145,20 @@ class _Rows:
         return Logits(_at(gradient, self.ids, dx.astype(gradient.dtype)))
 
     def _with_others(self, log_p: Array, log_q: Array, is_there: Array) -> tuple[Array, Array]:
-        """With one class more, of all other columns; of probability 0 where there are none."""
-        has_others = jnp.sum(is_there, axis=1) < self.columns
+        """With one class more, of all other columns."""
         known, of_others = jnp.sum(jnp.exp(log_p), axis=1), self._stats_of_others()
         log_mass = (of_others.max - self.stats.max) + (of_others.log_sum - self.stats.log_sum)
         log_mass = jnp.where(jnp.isfinite(of_others.max), log_mass, -jnp.inf)
         # What is left of 1 where little is taken off it, so that all of them add up to 1; else the sum.
         log_mass = jnp.where(known < 0.5, jnp.log1p(-jnp.minimum(known, 0.5)), log_mass)
-        log_left = jnp.log(jnp.maximum(1 - jnp.sum(jnp.exp(log_q), axis=1), 0))
+        left = jnp.maximum(1 - jnp.sum(jnp.exp(log_q), axis=1), 0)
+        # Where p has nothing left, every column known say, q may not have lost the rest by rounding.
+        left = jnp.where((of_others.max == -jnp.inf) & (left < ROUNDING), 0, left)
 
         def joined(of_known: Array, of_tail: Array) -> Array:
-            of_tail = jnp.where(has_others, of_tail, -jnp.inf)
             return jnp.concatenate([of_known, of_tail[:, None]], axis=1)
 
-        return joined(log_p, log_mass), joined(log_q, log_left)
+        return joined(log_p, log_mass), joined(log_q, jnp.log(left))
 
     def _stats_of_others(self) -> RowStats:
         """Of the columns that are not known, by a sweep that takes the others for -inf."""
