@@ -43,6 +43,22 @@ if find_spec("torch"):
     import torch
 
 
+# Files of the second tier; single tests of it have the mark `full` themselves.
+FULL = """
+audit_examples audit_invariance audit_packages check_models check_trackers compare fsdp install
+jax_devices jax_linear_programs jax_rows_programs jax_shards jax_tpu_blocks jax_tpu_compile jax_tpu_head jax_tpu_mutants
+remote remote_docs remote_errors remote_secrets remote_sky report_page third_party_linear_shapes third_party_shapes
+torch_compile torch_distributed torch_memory torch_processes transformers_families transformers_trainer
+trl_distillation trl_distillation_heads trl_heads trl_trainers
+""".split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") in FULL:
+            item.add_marker(pytest.mark.full)
+
+
 def pytest_collection_finish() -> None:
     """What the test modules imported stays: a trainer collects garbage at the end of each run, and looking through a million
     objects of torch, transformers and TRL took more time than the runs."""

@@ -38,6 +38,7 @@ BLOCKS = [
     pytest.param(
         SETUP + block[1] + AFTER_IT if text[: block.start()].endswith(SETUP_MARK) else block[1],
         id=f"{document.name}-{number}",
+        marks=() if document.name == "README.md" else pytest.mark.full,
     )
     for document in DOCUMENTS
     for text in [document.read_text()]
@@ -58,6 +59,7 @@ def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     run(block, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("example", ["train_pytorch.py", "train_jax.py"])
 def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Path) -> None:
     code = (ROOT / "examples" / example).read_text()
@@ -69,6 +71,7 @@ def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Pa
     assert last < 1
 
 
+@pytest.mark.full
 def test_flax_learns_the_same_with_optax_and_with_tileloss(tmp_path: Path) -> None:
     code = (ROOT / "examples" / "jax" / "train_flax.py").read_text()
     curve = r"loss ([\d.]+) -> ([\d.]+)\n"
