@@ -456,14 +456,19 @@ def test_a_teacher_of_all_columns_is_a_teacher_of_logits(implementation: str, ta
     for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-6)
     np.testing.assert_allclose(gradient, right, atol=1e-6)
+    # Mass outside of all columns: the tail is a class of which p has nothing.
+    lost = sparse_distillation(x, ids, log_q - 0.3, tail=tail, implementation=implementation)
+    assert np.isposinf(lost) == (tail == "lump")
 
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_rows_may_have_fewer_columns_and_wrong_ones_are_nan(implementation: str, tail: str) -> None:
-    x = jax.random.normal(jax.random.key(9), (6, V))
-    ids = jnp.array([[5, 9, -1], [-1, 9, 5], [-1, -1, -1], [1, V, 2], [3, 3, 1], [V, 4, 4]])
-    log_q = jnp.tile(jnp.array([[-1.0, -2.0, -3.0]]), (6, 1)).at[1].set([0.0, -2.0, -1.0])
-    mask = jnp.array([1, 1, 1, 1, 1, 0])
+    x = jax.random.normal(jax.random.key(9), (7, V))
+    of_rows = [[5, 9, -1], [-1, 9, 5], [-1, -1, -1], [1, V, 2], [3, 3, 1], [1, 2, 3], [V, 4, 4]]
+    ids = jnp.array(of_rows)
+    log_q = jnp.tile(jnp.array([[-1.0, -2.0, -3.0]]), (7, 1)).at[1].set([7.0, -2.0, -1.0])
+    log_q = log_q.at[5, 1].set(0.5)  # of no probability
+    mask = jnp.array([1, 1, 1, 1, 1, 1, 0])
     x = x.at[1].set(x[0])
 
     def rows(x: Any) -> Any:
@@ -475,8 +480,8 @@ def test_rows_may_have_fewer_columns_and_wrong_ones_are_nan(implementation: str,
     np.testing.assert_allclose(gradient[0], gradient[1], atol=1e-7)
     assert loss[0] != 0 and gradient[0].any()
     np.testing.assert_allclose(loss[2], 0, atol=1e-6)
-    assert np.isnan(loss[3:5]).all() and np.isnan(gradient[3:5]).all()
-    assert loss[5] == 0 and not gradient[5].any()
+    assert np.isnan(loss[3:6]).all() and np.isnan(gradient[3:6]).all()
+    assert loss[6] == 0 and not gradient[6].any()
     assert np.isfinite(gradient[:3]).all()
 
 

@@ -230,7 +230,9 @@ def _rows(call: _Call, x: Operand, o: _Inputs) -> _Rows:
             labels = labels.astype(jnp.int32)  # which holds the number of classes
     wrong, beside = (labels < 0) | (labels >= call.spec.columns), o.beside
     if "teacher_ids" in beside:
-        ids, of_ids = _checked_ids(beside["teacher_ids"], used, call.spec.columns)
+        ids, of_ids = _checked_ids(
+            beside["teacher_ids"], beside["teacher_logprobs"], used, call.spec.columns
+        )
         wrong, beside = wrong | of_ids, beside | {"teacher_ids": ids}
     if o.is_right is not None:
         wrong |= ~o.is_right
@@ -240,13 +242,15 @@ def _rows(call: _Call, x: Operand, o: _Inputs) -> _Rows:
     return _Rows(used, wrong, columns, weights, beside)
 
 
-def _checked_ids(ids: Array, used: Array, columns: int) -> tuple[Array, Array]:
-    """The ids in int32, and which rows have one that is no column, or one twice: none of theirs is left, nor of unused rows."""
+def _checked_ids(ids: Array, log_q: Array, used: Array, columns: int) -> tuple[Array, Array]:
+    """The ids in int32, and which rows have one that is no column, or one twice, or of a log q that is above 0 by more than
+    rounding: none of theirs is left, nor of unused rows."""
     if ids.dtype.itemsize < 4:
         ids = ids.astype(jnp.int32)  # which holds the number of classes
     ordered = jnp.sort(ids, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     wrong = jnp.any(twice, axis=1) | (ordered[:, -1] >= columns)
+    wrong |= jnp.any((ids >= 0) & (log_q > 0.001), axis=1)
     is_there = (ids >= 0) & (used & ~wrong)[:, None]
     return jnp.where(is_there, ids, -1).astype(jnp.int32), wrong
 

@@ -56,8 +56,8 @@ def sparse_distillation(
         teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.
         labels: [...]; needed where alpha is not 0. Their cross-entropy is of the whole softmax.
 
-    The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, or with one that is
-    there twice, is NaN, as one whose label is out of range.
+    The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
+    there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
     """
     given: dict[str, Any] = logit_options(
         ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
