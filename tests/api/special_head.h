@@ -139,7 +139,7 @@ inline std::vector<SpecialKind> special_kinds() {
       {"a tiny scale", [](SpecialHead&) {}, 1e-30},
       {"a scale of 2^63", [](SpecialHead&) {}, 0x1p63},
       {"a scale whose steps leave float's range", [](SpecialHead&) {}, 1e37},
-      {"a scale below float's normal numbers", [](SpecialHead&) {}, 1e-42},
+      {"a scale of the smallest normal number", [](SpecialHead&) {}, 0x1p-126},
   };
 }
 

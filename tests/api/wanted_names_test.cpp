@@ -91,7 +91,8 @@ void expect_both(Tensors& t, const char* name, Args args, const Options& options
     if (pass != TILELOSS_FORWARD) h.dhead = Matrix<float>(t.gradient.data(), 5, 3);
     return h;
   };
-  const std::string linear = std::string("linear_") + name;
+  std::string linear = "linear_";
+  linear += name;
   expect_same(t,
               {.name = linear.c_str(),
                .args = [&](tileloss_pass pass) { return head(pass).c(args); },
