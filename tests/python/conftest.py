@@ -12,17 +12,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-# Before torch, transformers and jax are imported: they read these once.
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# With libtpu installed JAX would look for a TPU first.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# For tests of arrays cut over devices: others use the first.
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-# JAX's programs run once: without optimisations they take half the time to compile.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-
 
 def jax_cache() -> Path:
     """A folder outside the tree for JAX's compiled programs: one for each version of jaxlib and kind of processor, whose
@@ -33,11 +22,21 @@ def jax_cache() -> Path:
     return home / "tileloss" / f"jax-programs-{version('jaxlib')}-{processor}"
 
 
+# Before torch, transformers and jax are imported: they read these once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With libtpu installed JAX would look for a TPU first.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# For tests of arrays cut over devices: others use the first.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+# JAX's programs run once: without optimisations they take half the time to compile.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(jax_cache()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-import numpy as np
-import pytest
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 if find_spec("torch"):
     import torch
@@ -45,11 +44,11 @@ if find_spec("torch"):
 
 # Files of the second tier; single tests of it have the mark `full` themselves.
 FULL = """
-audit_examples audit_invariance audit_packages check_models check_trackers compare fsdp install
-jax_devices jax_linear_programs jax_rows_programs jax_shards jax_tpu_blocks jax_tpu_compile jax_tpu_head jax_tpu_mutants
-remote remote_docs remote_errors remote_secrets remote_sky report_page third_party_linear_shapes third_party_shapes
-torch_compile torch_distributed torch_memory torch_processes transformers_families transformers_trainer
-trl_distillation trl_distillation_heads trl_heads trl_trainers
+audit_examples audit_invariance audit_packages check_models check_trackers compare docs fsdp install jax_devices
+jax_linear_programs jax_rows_programs jax_shards jax_tpu_blocks jax_tpu_compile jax_tpu_head jax_tpu_logits
+jax_tpu_mutants remote remote_docs remote_errors remote_secrets remote_sky report_page third_party_linear_shapes
+third_party_shapes torch_compile torch_distributed torch_memory torch_processes transformers_families
+transformers_trainer trl_distillation trl_distillation_heads trl_heads trl_policy trl_trainers
 """.split()
 
 

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 # What the README's blocks under "<!-- after a model's setup -->" take for granted.
-SETUP_MARK, SETUP = "<!-- after a model's setup -->\n", """
+SETUP_MARK, SETUP = (
+    "<!-- after a model's setup -->\n",
+    """
 import tempfile, torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
@@ -27,7 +29,8 @@ dataset = Dataset.from_dict({"input_ids": ids, "labels": ids})
 common = dict(output_dir=tempfile.mkdtemp(), max_steps=1, use_cpu=True, report_to="none")
 arguments = TrainingArguments(**common)
 sft_arguments = SFTConfig(bf16=False, **common)
-"""
+""",
+)
 AFTER_IT = """
 from tileloss.torch import call_counts
 
@@ -38,7 +41,6 @@ BLOCKS = [
     pytest.param(
         SETUP + block[1] + AFTER_IT if text[: block.start()].endswith(SETUP_MARK) else block[1],
         id=f"{document.name}-{number}",
-        marks=() if document.name == "README.md" else pytest.mark.full,
     )
     for document in DOCUMENTS
     for text in [document.read_text()]
@@ -59,7 +61,6 @@ def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     run(block, tmp_path)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("example", ["train_pytorch.py", "train_jax.py"])
 def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Path) -> None:
     code = (ROOT / "examples" / example).read_text()
@@ -71,7 +72,6 @@ def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Pa
     assert last < 1
 
 
-@pytest.mark.full
 def test_flax_learns_the_same_with_optax_and_with_tileloss(tmp_path: Path) -> None:
     code = (ROOT / "examples" / "jax" / "train_flax.py").read_text()
     curve = r"loss ([\d.]+) -> ([\d.]+)\n"

@@ -255,6 +255,7 @@ def bench(*arguments: str) -> int:
     return run(PROGRAM, ["bench", "--frontend=jax", *sizes, *arguments])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [

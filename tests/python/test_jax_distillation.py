@@ -88,6 +88,7 @@ def our_name(case: dict[str, Any]) -> tuple[str, float]:
 NAMES = sorted({our_name(case) for case in VALUES["dense"]})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "beta"), NAMES)
 def test_other_programs_values(implementation: str, kind: str, beta: float) -> None:
     cases = [case for case in VALUES["dense"] if our_name(case) == (kind, beta)]

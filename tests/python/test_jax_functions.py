@@ -52,6 +52,7 @@ def test_cross_entropy_agrees_without_weights() -> None:
 
 
 # What a policy loss makes of its options is the row stage's, which has tests of its own: here what the sweeps must gather for it.
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [False, True], ids=["offsets", "batch"])
 @pytest.mark.parametrize(
     "options",
@@ -166,6 +167,7 @@ def test_numbers_that_change_may_be_traced(problem: Problem) -> None:
     assert len(traces) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("dtype", "grad_in_forward"), [(jnp.float32, True), (jnp.float32, False), (jnp.bfloat16, None)]
 )
