@@ -34,6 +34,7 @@ TEST(Dev, CommandsRefuseArgumentsThatTheyDoNotTake) {
            {{"fuzz", "60", "x"}, "dev: fuzz takes a number of seconds, not '60 x'\n"},
            {{"fuzz", "0"}, "dev: fuzz takes a number of seconds, not '0'\n"},
            {{"test", "all"}, "or nothing, not 'all'\n"},
+           {{"test", "full", "x"}, "dev: test full takes no arguments, got 'x'\n"},
            {{"test", "both", "-R", "x"}, "or nothing, not 'both -R x'\n"},
            {{"sanitize", "msan"}, "dev: sanitize takes asan-ubsan, tsan or both, not 'msan'\n"},
            {{"paint"}, "dev: no command 'paint'\n"}}) {
