@@ -73,6 +73,7 @@ def test_policy_loss_agrees(options: dict[str, Any], batch: bool) -> None:
     assert_agrees(policy_problem(batch=batch, **options))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preset", POLICY.presets)
 def test_presets_agree(preset: str) -> None:
     assert_agrees(policy_problem(seed=5, preset=preset, batch=True, **of_preset(preset)))

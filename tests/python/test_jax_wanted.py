@@ -111,6 +111,7 @@ def wanted_of_heads(arrays: dict[str, Any], labels: Any, kind: str, upstream: An
         return np.asarray(rows), [np.asarray(g) for g in gradients]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("of", "dtype", "kind", "how"),
     [
@@ -437,6 +438,7 @@ def test_sparse_teachers_with_a_head(implementation: str, kind: str, tail: str) 
     assert all(relative(a, b) < 1e-5 for a, b in zip(slopes, gradients, strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tail", ["lump", "renormalise"])
 def test_a_teacher_of_all_columns_is_a_teacher_of_logits(implementation: str, tail: str) -> None:
     x, teacher = jax.random.normal(jax.random.key(8), (2, 3, 30))

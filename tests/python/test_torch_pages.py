@@ -145,6 +145,7 @@ def test_gradients_of_the_head_accumulate_where_the_first_one_lies() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("nothing_kept")
 def test_the_memory_serves_a_compiled_step_of_the_head_too() -> None:
     given = large_head()
