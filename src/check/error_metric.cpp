@@ -13,6 +13,7 @@ constexpr double kFloat32Ulps = 4.0;
 constexpr double kFloat32HalfUlp = 0x1p-24;  // relative
 constexpr double kRowFloor = 0x1p-48;        // of the row's largest |g_ref|
 constexpr double kFloat32SmallestNormal = 0x1p-126;
+constexpr double kSmallestExp = 0x1.6a09e667f3bcdp-126;  // 2^-125.5
 constexpr double kOutputRelative = 0x1p-18;
 constexpr std::int64_t kBlock = 256;  // its working arrays stay in L1
 
@@ -93,7 +94,7 @@ double largest_of(const RowReference& reference) {
 }
 
 double row_floor(const RowReference& reference) {
-  return kRowFloor * largest_of(reference) + kFloat32SmallestNormal * std::max(1.0, reference.scale);
+  return kRowFloor * largest_of(reference) + kSmallestExp * std::max(1.0, reference.scale);
 }
 
 // `others_budget`: at the target the budget of the others, elsewhere 0.

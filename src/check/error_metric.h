@@ -14,7 +14,8 @@
 //              float32 (label smoothing, entropy, z-loss; 0 for plain cross-entropy)
 //              + what the error of a row's coefficients brings, where they depend on float32 results (policy losses: rho)
 //              + 2^-48 max_row |g_ref|: components this far below the row's largest move nothing
-//              + 2^-126 max(1, scale): exps and results below float32's smallest normal number may be flushed to zero.
+//              + 2^-125.5 max(1, scale): results below float32's smallest normal number may be flushed to zero, and so may exps,
+//              which are relative to the whole number of bits next to the row's maximum.
 //
 // A row's normwise error, of all columns and of those off target (the target's weighs more than all others together), is held
 // against the norm of the same budgets with the slack taken out (half an ULP for the rounding plus float32 arithmetic): a store
