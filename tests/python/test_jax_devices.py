@@ -20,9 +20,11 @@ from jax.sharding import PartitionSpec as P
 from tileloss.jax import (
     _implementations,
     cross_entropy,
+    distillation,
     linear_cross_entropy,
     linear_policy_loss,
     logprobs,
+    policy_loss,
 )
 from tileloss.jax._sweeps import tpu, xla, xla_head
 
@@ -39,9 +41,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_head, "TILE", 16)
 
 
-def make_mesh(kind: AxisType = AxisType.Auto) -> Mesh:
+def make_mesh(x: AxisType = AxisType.Auto, y: AxisType | None = None) -> Mesh:
     assert jax.device_count() >= 4
-    return jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind, kind))
+    return jax.make_mesh((2, 2), ("x", "y"), axis_types=(x, y or x))
 
 
 class Case(NamedTuple):
@@ -53,7 +55,12 @@ class Case(NamedTuple):
     replicated: tuple[int, ...] = ()
 
     def specs(self, axes: Any) -> tuple[P, ...]:
-        return tuple(P() if i in self.replicated else P(axes) for i in range(len(self.arrays)))
+        """``axes``: those of the first dimension, or of the first two as a PartitionSpec."""
+        spec = axes if isinstance(axes, P) else P(axes)
+        return tuple(
+            P() if i in self.replicated else P(*tuple(spec)[: np.ndim(x)])
+            for i, x in enumerate(self.arrays)
+        )
 
     def placed(self, mesh: Mesh, axes: Any) -> tuple[Any, ...]:
         specs = self.specs(axes)
@@ -101,6 +108,22 @@ def case_of(name: str) -> Case:
             return jnp.sum(token_weights * found.logp + found.entropy)
 
         return Case(of_outputs, 1, (logits, labels, normal(*labels.shape)))
+    if name == "distillation":
+
+        def mixed(x: Any, teacher: Any, labels: Any) -> Any:
+            return distillation(x, teacher, labels, alpha=0.3)
+
+        return Case(mixed, 1, (logits, 2 * logits[::-1], labels), (2,))
+    if name == "policy_loss":
+
+        def of_offsets(x: Any, labels: Any, advantages: Any, old_logp: Any) -> Any:
+            offsets = jnp.array([0, 5, 5, 20, ROWS])
+            options = {"old_logp": old_logp, "preset": "gspo", "sequence_offsets": offsets}
+            return policy_loss(x, labels, advantages, **options)
+
+        return Case(
+            of_offsets, 1, (logits, labels, 9 * normal(4), normal(*labels.shape) - 3), (2, 3)
+        )
     assert name == "linear_policy_loss", name
 
     def policy(x: Any, head: Any, labels: Any, advantages: Any, old_logp: Any) -> Any:
@@ -198,14 +221,22 @@ def test_class_weights_in_shard_map() -> None:
 # ------------------------------------------------------------------------------------------------------------ jit
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy", "linear_policy_loss"])
+AUTO, EXPLICIT = (AxisType.Auto,), (AxisType.Explicit,)
+NAMES = ["cross_entropy", "linear_cross_entropy", "linear_policy_loss"]
+
+
 @pytest.mark.parametrize(
-    ("kind", "axes"),
-    [(AxisType.Auto, "x"), (AxisType.Explicit, ("x", "y"))],
-    ids=["auto-one-axis", "explicit-two-axes"],
+    ("kinds", "axes", "name"),
+    [
+        *((AUTO, "x", name) for name in NAMES),
+        *((EXPLICIT, ("x", "y"), name) for name in NAMES),
+        *((EXPLICIT, P(None, "y"), name) for name in ["cross_entropy", "policy_loss"]),
+        *((EXPLICIT, P("x", "y"), name) for name in [*NAMES[1:], "distillation"]),
+        (AUTO + EXPLICIT, P("x", "y"), "logprobs"),
+    ],
 )
-def test_rows_stay_where_they_are(kind: AxisType, axes: Any, name: str) -> None:
-    case, mesh = case_of(name), make_mesh(kind)
+def test_rows_stay_where_they_are(kinds: tuple[AxisType, ...], axes: Any, name: str) -> None:
+    case, mesh = case_of(name), make_mesh(*kinds)
     arrays, step = case.placed(mesh, axes), jax.jit(case.value_and_grad())
     loss, gradients = step(*arrays)
     assert_close((loss, gradients), case.on_one_device())
@@ -216,15 +247,15 @@ def test_rows_stay_where_they_are(kind: AxisType, axes: Any, name: str) -> None:
 
 @ONLY_CPU
 @pytest.mark.parametrize(
-    ("kind", "axes", "name"),
+    ("kinds", "axes", "name"),
     [
-        (AxisType.Auto, ("x", "y"), "linear_cross_entropy"),
-        (AxisType.Explicit, "x", "linear_policy_loss"),
-        (AxisType.Explicit, "y", "cross_entropy"),
+        (AUTO, ("x", "y"), "linear_cross_entropy"),
+        (EXPLICIT, "x", "linear_policy_loss"),
+        (EXPLICIT, P("x", "y"), "cross_entropy"),
     ],
 )
 def test_rows_stay_where_they_are_for_kernels_that_xla_cannot_partition(
-    monkeypatch: pytest.MonkeyPatch, kind: AxisType, axes: Any, name: str
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[AxisType, ...], axes: Any, name: str
 ) -> None:
     # Those for TPUs; the sweeps in plain XLA stand for them here.
     for ours, theirs in ((tpu.logits, xla), (tpu.head, xla_head)):
@@ -233,20 +264,33 @@ def test_rows_stay_where_they_are_for_kernels_that_xla_cannot_partition(
     anywhere = _implementations._BY_NAME["pallas_tpu"]._replace(platform=None)
     monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
     monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
-    test_rows_stay_where_they_are(kind, axes, name)
+    test_rows_stay_where_they_are(kinds, axes, name)
 
 
-def test_row_outputs_stay_with_their_rows() -> None:
+@pytest.mark.parametrize("axes", ["x", P(None, "y"), P("y", "x")], ids=str)
+def test_row_outputs_stay_with_their_rows(axes: Any) -> None:
     case, mesh = case_of("logprobs"), make_mesh(AxisType.Explicit)
 
     def rows(x: Any, labels: Any, _: Any) -> Any:
         return logprobs(x, labels, outputs=("logp", "entropy"))
 
-    arrays, step = case.placed(mesh, "x"), jax.jit(rows)
+    arrays, step = case.placed(mesh, axes), jax.jit(rows)
     found = step(*arrays)
     assert_close(found, step(*case.arrays))
     assert found.logp.sharding.is_equivalent_to(arrays[1].sharding, 2)
     assert collectives(step, *arrays) == []
+
+
+@ONLY_CPU
+def test_rows_cut_within_outside_of_jit_and_mapped() -> None:
+    mesh, (logits, labels, *_) = make_mesh(AxisType.Explicit), case_of("logprobs").arrays
+    placed = jax.device_put(logits, NamedSharding(mesh, P("x", "y")))
+    expected = jax.jit(logprobs)(logits, labels).logp
+    assert_close(logprobs(placed, labels).logp, expected)
+    halves = [x.reshape(2, SEQUENCES // 2, *x.shape[1:]) for x in (logits, labels, expected)]
+    cut = [jax.device_put(x, NamedSharding(mesh, P("x", None, "y"))) for x in halves[:2]]
+    mapped = jax.jit(jax.vmap(lambda x, labels: logprobs(x, labels).logp))
+    assert_close(mapped(*cut), halves[2])
 
 
 @ONLY_CPU

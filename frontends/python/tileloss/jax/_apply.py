@@ -15,7 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS, SLOTS
 from tileloss.jax._arguments import checked_labels, flat, flat_vectors, spoiled_unless
-from tileloss.jax._devices import axes_of_rows, on_auto_axes, varying_alike
+from tileloss.jax._devices import Leading, axes_of_rows, on_auto_axes, varying_alike
 from tileloss.jax._differentiated import Wanted, instantiated, primals, with_results_checked
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
@@ -68,6 +68,7 @@ class _Inputs(NamedTuple):
     labels: Array
     vectors: dict[str, Array]  # by their names in tileloss_args
     arrays: dict[str, Array]  # options that are arrays
+    places: Array | None  # of the rows among the labels, where their order is another
 
 
 @partial(with_results_checked, results=itemgetter(0))  # metrics may be NaN
@@ -96,7 +97,7 @@ def loss_of(
             "has to be known, got True"
         )
     outputs = ("entropy",) if wants_metrics else ()
-    x, inputs, call = _prepare(
+    x, inputs, leading, call = _prepare(
         options, operand, labels, vectors, outputs, head, implementation, vocab_axis
     )
     if grad_in_forward is None:
@@ -119,6 +120,7 @@ def loss_of(
             resolved,
             classes=call.classes,
             sequence_length=call.sequence_length,
+            places=o.places,
             **tensors,
         )
         return result.loss, metrics if wants_metrics else None, result.coefficients
@@ -166,7 +168,7 @@ def loss_of(
 
     run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     loss, metrics = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(options.is_per_row, False))
-    return (loss.reshape(labels.shape) if loss.ndim else loss), metrics
+    return (leading.shaped(loss) if loss.ndim else loss), metrics
 
 
 def _saves_a_product(x: Operand, call: _Call) -> bool:
@@ -195,7 +197,7 @@ def rows_of(
             f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {', '.join(unknown)}"
         )
     options = resolve(function, given)
-    x, inputs, call = _prepare(
+    x, inputs, leading, call = _prepare(
         options, operand, labels, {}, asked_for, head, implementation, vocab_axis
     )
     differentiable = [name for name in asked_for if name in DIFFERENTIABLE]
@@ -230,7 +232,7 @@ def rows_of(
 
     run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=True)
-    return RowOutputs(**{name: value.reshape(labels.shape) for name, value in found.items()})
+    return RowOutputs(**{name: leading.shaped(value) for name, value in found.items()})
 
 
 def _prepare(
@@ -242,17 +244,17 @@ def _prepare(
     head: Spec | None,
     implementation: str | Iterable[str] | None,
     vocab_axis: str | None,
-) -> tuple[Operand, _Inputs, _Call]:
+) -> tuple[Operand, _Inputs, Leading, _Call]:
     """Checks the arguments and flattens the leading dimensions."""
     names = check_names(implementation)
     labels = checked_labels(labels)
-    operand, width, spec = flat(operand, labels, head or Spec(0))
+    operand, leading, width, spec = flat(operand, labels, head or Spec(0))
     rows = operand[0]
     assert rows is not None
     shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
     vocab = shards * width
     options, are_right = options.within_ranges()
-    inputs, of_inputs = flat_vectors(vectors, labels.shape, vocab, options)
+    inputs, of_inputs = flat_vectors(vectors, leading, vocab, options)
     labels = spoiled_unless(are_right + of_inputs, labels, options)
     length = 0
     if "advantages" in vectors and "sequence_offsets" not in inputs:
@@ -284,10 +286,13 @@ def _prepare(
     choice = choose(names, operand, spec, "class_weights" in inputs)
     if vocab_axis is not None:
         choice = choice._replace(may_be_whole=False)
-    others = _Inputs(labels.reshape(-1), inputs, options.arrays)
+    places = None
+    if "advantages" in vectors and leading.is_cut_within:
+        places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
+    others = _Inputs(leading.flat(labels), inputs, options.arrays, places)
     operand, others = varying_alike((operand, others), but=vocab_axis)
     cut = None if vocab_axis is None else Shards(vocab_axis, shards, width, classes)
-    return operand, others, _Call(options, spec, choice, classes, length, cut)
+    return operand, others, leading, _Call(options, spec, choice, classes, length, cut)
 
 
 def _axis_size(axis: str) -> int:

@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from tileloss.jax._arguments import all_of, checked_labels, flat, flat_vectors
 from tileloss.jax._beside import Beside
-from tileloss.jax._devices import on_auto_axes, varying_alike
+from tileloss.jax._devices import Leading, on_auto_axes, varying_alike
 from tileloss.jax._differentiated import Wanted, instantiated, primals, with_results_checked
 from tileloss.jax._implementations import Choice, check_names, choose_for_pair
 from tileloss.jax._rows.distillation import DistillationRows, RowWeights, row_losses, row_weights
@@ -69,7 +69,7 @@ _NOTHING = Wanted()
 def pair_loss_of(
     function: str,
     operand: Operand,
-    beside: Callable[[Operand, tuple[int, ...], Spec], Beside],
+    beside: Callable[[Operand, Leading, Spec], Beside],
     labels: Array | None,
     vectors: Mapping[str, Array | None],
     given: Mapping[str, Any],
@@ -91,7 +91,7 @@ def pair_loss_of(
             "grad_in_forward: expected False for a loss per row (reduction 'none'), whose upstream gradient has to be known, "
             "got True"
         )
-    x, inputs, call = _prepare(
+    x, inputs, leading, call = _prepare(
         options, operand, beside, labels, vectors, outputs, head, implementation
     )
     if grad_in_forward is None:
@@ -142,36 +142,34 @@ def pair_loss_of(
 
     run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     loss, found = on_auto_axes(run, x, inputs, rows=x[0], by_rows=(per_row, True))
-    shape = _leading(operand)
-    return (loss.reshape(shape) if per_row else loss), {
-        name: value.reshape(shape) for name, value in found.items()
+    return (leading.shaped(loss) if per_row else loss), {
+        name: leading.shaped(value) for name, value in found.items()
     }
 
 
 def _prepare(
     options: Options,
     operand: Operand,
-    beside: Callable[[Operand, tuple[int, ...], Spec], Beside],
+    beside: Callable[[Operand, Leading, Spec], Beside],
     labels: Array | None,
     vectors: Mapping[str, Array | None],
     outputs: Iterable[str],
     head: Spec | None,
     implementation: str | Iterable[str] | None,
-) -> tuple[Operand, _Inputs, _Call]:
+) -> tuple[Operand, _Inputs, Leading, _Call]:
     """Checks the arguments and flattens the leading dimensions."""
     names = check_names(implementation)
     wanted = _wanted(outputs)
     if labels is not None:
         labels = checked_labels(labels)
-    leading = _leading(operand)
-    operand, columns, student = flat(operand, labels, head or Spec(0))
+    operand, leading, columns, student = flat(operand, labels, head or Spec(0))
     arrays, student = beside(operand, leading, student)
-    labels = None if labels is None else labels.reshape(-1)
+    labels = None if labels is None else leading.flat(labels)
     options, are_right = options.within_ranges()
     given, _ = flat_vectors(vectors, leading, columns, options)
     check(
         options,
-        rows=prod(leading),
+        rows=prod(leading.shape),
         columns=columns,
         vectors={n: v.size for n, v in given.items()},
         beside={n: x.shape for n, x in arrays.items()},
@@ -187,13 +185,7 @@ def _prepare(
     is_right = all_of(are_right) if are_right else None
     inputs = _Inputs(arrays, labels, given, options.arrays, is_right)
     x, inputs = varying_alike((operand, inputs))
-    return x, inputs, _Call(options, spec, choice, wanted)
-
-
-def _leading(operand: Operand) -> tuple[int, ...]:
-    """The shape of the leading dimensions."""
-    assert operand[0] is not None
-    return jnp.shape(operand[0])[:-1]
+    return x, inputs, leading, _Call(options, spec, choice, wanted)
 
 
 def _outputs(options: Options, wanted: tuple[str, ...]) -> tuple[str, ...]:

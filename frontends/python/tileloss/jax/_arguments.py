@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss._core.slots import SLOTS
+from tileloss.jax._devices import Leading
 from tileloss.jax._rows.inputs import is_used
 from tileloss.jax._rows.options import Options
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
@@ -20,8 +21,9 @@ from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 _LAYOUTS = ("HV", "VH")
 
 
-def flat(operand: Operand, labels: Array | None, spec: Spec) -> tuple[Operand, int, Spec]:
-    """The operand with one leading dimension, the size of its vocabulary, and ``spec`` with a head's compute_dtype.
+def flat(operand: Operand, labels: Array | None, spec: Spec) -> tuple[Operand, Leading, int, Spec]:
+    """The operand with one leading dimension, those that it had, the size of its vocabulary, and ``spec`` with a head's
+    compute_dtype.
 
     ``labels``: of the operand's leading dimensions; None: there are none to hold against them.
 
@@ -31,13 +33,9 @@ def flat(operand: Operand, labels: Array | None, spec: Spec) -> tuple[Operand, i
     if isinstance(operand, Logits):
         logits = floats("logits", operand.logits)
         _check_leading("logits", "V", logits, labels)
-        return Logits(by_rows(logits)), logits.shape[-1], spec
+        rows, vocab = Leading(logits), logits.shape[-1]
+        return Logits(rows.flat(logits, vocab)), rows, vocab, spec
     return _flat_head(operand, labels, spec)
-
-
-def by_rows(x: Array) -> Array:
-    """[..., C] with one leading dimension."""
-    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
 def checked_labels(labels: Any) -> Array:
@@ -48,17 +46,18 @@ def checked_labels(labels: Any) -> Array:
 
 
 def flat_vectors(
-    vectors: Mapping[str, Any], rows: tuple[int, ...], columns: int, options: Options
+    vectors: Mapping[str, Any], rows: Leading, columns: int, options: Options
 ) -> tuple[dict[str, Array], list[Array]]:
     """What is given besides labels, by the names in tileloss_args, with one dimension; and, as bool [], whether what only the
     program knows of them is right.
 
-    ``rows``: the labels' shape. ``columns``: of the whole vocabulary, padding included.
+    ``rows``: the operand's. ``columns``: of the whole vocabulary, padding included.
 
     Raises:
         TypeError, ValueError: a dtype or a shape, or offsets that are known and cannot be.
     """
     found: dict[str, Array] = {}
+    shape, count = rows.shape, prod(rows.shape)
     are_right: list[Array] = []
     for name, given in vectors.items():
         if given is None:
@@ -71,18 +70,20 @@ def flat_vectors(
             valid = options.integer("valid_vocab")
             x = x[:valid] if 0 < valid < columns == x.size else x
         elif SLOTS[name].shape == "B+1":
-            x, is_right = _checked_offsets(name, given, prod(rows))
+            x, is_right = _checked_offsets(name, given, count)
             are_right += is_right
         elif SLOTS[name].shape == "B|N" and options.choice("advantage_level") != "token":
             if x.ndim != 1 and (x.ndim != 2 or x.shape[1] != 1):
                 raise ValueError(
-                    f"{name}: expected [B] or [B, 1] of sequences, or labels' shape {list(rows)}, got {list(x.shape)}"
+                    f"{name}: expected [B] or [B, 1] of sequences, or labels' shape {list(shape)}, got {list(x.shape)}"
                 )
-        elif x.shape != (rows if x.ndim != 1 else (prod(rows),)):
+        elif x.shape != (shape if x.ndim != 1 else (count,)):
             # Of another shape numbers would go to other rows than meant.
             raise ValueError(
-                f"{name}: expected labels' shape {list(rows)}, or [{prod(rows)}], got {list(x.shape)}"
+                f"{name}: expected labels' shape {list(shape)}, or [{count}], got {list(x.shape)}"
             )
+        else:
+            x = rows.flat(x)
         found[name] = x.reshape(-1)
     return found, are_right
 
@@ -135,7 +136,9 @@ def all_of(are_right: list[Array]) -> Array:
     return jnp.stack(are_right).all()
 
 
-def _flat_head(operand: LmHead, labels: Array | None, spec: Spec) -> tuple[LmHead, int, Spec]:
+def _flat_head(
+    operand: LmHead, labels: Array | None, spec: Spec
+) -> tuple[LmHead, Leading, int, Spec]:
     hidden, head = floats("hidden", operand.hidden), floats("head", operand.head)
     if spec.head_layout not in _LAYOUTS:
         raise ValueError(
@@ -157,7 +160,9 @@ def _flat_head(operand: LmHead, labels: Array | None, spec: Spec) -> tuple[LmHea
     if bias is not None and bias.shape != (vocab,):
         raise ValueError(f"bias: expected shape [{vocab}], got {list(bias.shape)}")
     seen = compute_dtype(spec.compute_dtype, hidden, head)
-    return LmHead(by_rows(hidden), head, bias), vocab, spec._replace(compute_dtype=seen)
+    rows = Leading(hidden)
+    flat_operand = LmHead(rows.flat(hidden, size), head, bias)
+    return flat_operand, rows, vocab, spec._replace(compute_dtype=seen)
 
 
 def floats(name: str, x: Any) -> Array:

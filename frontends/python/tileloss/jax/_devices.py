@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, TypeVar
 
 import jax
@@ -35,6 +36,68 @@ def type_like(x: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     spec = PartitionSpec(*(None for _ in shape))  # type: ignore[no-untyped-call]
     sharding = NamedSharding(like.sharding.mesh, spec)
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+class Leading:
+    """The leading dimensions of an operand [..., C], and how its mesh's explicit axes cut them."""
+
+    def __init__(self, operand: Array) -> None:
+        sharding = jax.typeof(operand).sharding
+        self._operand, self._mesh = operand, sharding.mesh
+        self.shape, self._cut = operand.shape[:-1], tuple(sharding.spec)[:-1]
+        self._axes = tuple(axis for cut in self._cut for axis in axes_of(cut))
+
+    @property
+    def is_cut_within(self) -> bool:
+        """Whether another than the first is cut: the rows that a device has are not next to each other then."""
+        return any(self._cut[1:])
+
+    def flat(self, x: Array, *rest: int) -> Array:
+        """x [*shape, *rest], or [N, *rest], as [N, *rest]. Where the operand is cut within, its rows stay where they are, in the
+        devices' order; those of x go with them."""
+        of_x = jax.typeof(x).sharding
+        if not self.is_cut_within and not any(of_x.spec[1 : x.ndim - len(rest)]):
+            return x.reshape(prod(self.shape), *rest)
+
+        def flat_part(part: Array) -> Array:
+            return part.reshape(prod(part.shape[: len(self.shape)]), *rest)
+
+        return self._by_parts(flat_part, x, (*self.shape, *rest), self._cut, (self._axes,))
+
+    def shaped(self, x: Array) -> Array:
+        """[N] in `flat`'s order as [*shape], cut as the operand is."""
+        if not self.is_cut_within:
+            return x.reshape(self.shape)
+        counts = [prod(self._mesh.shape[axis] for axis in axes_of(cut)) for cut in self._cut]
+        of_part = [n // count for n, count in zip(self.shape, counts, strict=True)]
+
+        def shaped_part(part: Array) -> Array:
+            return part.reshape(of_part)
+
+        return self._by_parts(shaped_part, x, x.shape, (self._axes,), self._cut)
+
+    def _by_parts(
+        self,
+        function: Callable[[Array], Array],
+        x: Array,
+        shape: tuple[int, ...],
+        before: tuple[Any, ...],
+        after: tuple[Any, ...],
+    ) -> Array:
+        """``function`` of each device's part of x, which is first brought to ``shape`` and cut as ``before`` tells."""
+        mesh = self._mesh if self._mesh.explicit_axes else jax.typeof(x).sharding.mesh
+        specs = PartitionSpec(*before), PartitionSpec(*after)  # type: ignore[no-untyped-call]
+        of_parts = jax.shard_map(
+            function, axis_names=set(self._axes), in_specs=specs[0], out_specs=specs[1]
+        )
+        on_auto = jax.sharding.auto_axes(
+            lambda x, _: of_parts(x.reshape(shape)),
+            axes=mesh.explicit_axes,
+            out_sharding=NamedSharding(mesh, specs[1]),
+        )
+        # Outside of jit x may be on one device: the operand tells of the others.
+        found: Array = jax.jit(on_auto, keep_unused=True)(x, self._operand)
+        return found
 
 
 def on_auto_axes(function: Callable[..., Any], *arguments: Any, rows: Any, by_rows: Any) -> Any:
@@ -72,14 +135,18 @@ def axes_of_rows(x: Array) -> tuple[str, ...] | None:
     mesh, cut = sharding.mesh, sharding.spec[0]
     if mesh.empty or mesh.size == 1 or mesh.manual_axes:
         return None
-    told = () if cut is None else (cut,) if isinstance(cut, str) else tuple(cut)
     axes: list[str] = []
     rows = x.shape[0]
-    for axis in (*told, *mesh.auto_axes):
+    for axis in (*axes_of(cut), *mesh.auto_axes):
         if rows % mesh.shape[axis] == 0:
             axes.append(axis)
             rows //= mesh.shape[axis]
     return tuple(axes)
+
+
+def axes_of(cut: Any) -> tuple[str, ...]:
+    """The mesh axes of one dimension in a PartitionSpec."""
+    return () if cut is None else (cut,) if isinstance(cut, str) else tuple(cut)
 
 
 def is_in_shard_map(x: Array) -> bool:

@@ -12,6 +12,8 @@ from jax.custom_batching import sequential_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tileloss.jax._devices import axes_of
+
 _Call = Callable[..., Sequence[Array]]
 
 
@@ -26,7 +28,7 @@ def cut_by_rows(
 
     def partition(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         rows, spec = operands[0].shape[0], operands[0].sharding.spec
-        axes = _axes(spec[0]) if len(spec) else ()
+        axes = axes_of(spec[0]) if len(spec) else ()
         count = 1
         for axis in axes:
             count *= mesh.shape[axis]
@@ -113,13 +115,6 @@ def _factors(rank: int, has_rows: bool, whole: list[str]) -> str:
         names.append(f"w{len(whole)}")
         whole.append(names[-1])
     return " ".join(names)
-
-
-def _axes(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one dimension in a PartitionSpec."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _sum_over(axes: tuple[str, ...], x: Array) -> Array:

@@ -65,6 +65,7 @@ def policy_loss(
     sampler_logp: Array | None = None,
     sequence_offsets: Array | None = None,
     sequence_length: int = 0,
+    places: Array | None = None,
     loss_grad: Array | None = None,
 ) -> PolicyResult:
     """The loss, the rows' coefficients and the step's metrics.
@@ -79,10 +80,12 @@ def policy_loss(
         old_logp: float32 [N]; None: the new logp itself, detached (rho = 1, with gradient).
         ref_logp, sampler_logp: float32 [N].
         sequence_offsets: integers [B+1], may be traced; else ``sequence_length`` T of [B, T] rows; neither: one sequence.
+        places: integers [N], of the rows in those sequences; default: their own.
         loss_grad: the upstream gradient, of the loss's shape; default 1.
     """
     rows = read_rows(state, labels, options, classes=classes, mask=mask)
-    used, sequences = rows.used, Sequences(labels.shape[0], sequence_offsets, sequence_length)
+    used = rows.used
+    sequences = Sequences(labels.shape[0], sequence_offsets, sequence_length, places)
     advantages = advantages.astype(jnp.float32)
     if options.choice("advantage_level") == "sequence":
         advantages = sequences.spread(advantages)

@@ -10,26 +10,37 @@ from jax import Array
 class Sequences:
     """B sequences of N rows, back to back; B and N are static, offsets may be traced.
 
-    Sums are float32. With offsets they are scatter-adds, whose order a GPU does not promise; on the CPU and on TPU they have the
-    same bits run to run.
+    Sums are float32. With offsets, or places, they are scatter-adds, whose order a GPU does not promise; on the CPU and on TPU
+    they have the same bits run to run.
     """
 
-    def __init__(self, rows: int, offsets: Array | None = None, length: int = 0) -> None:
-        """``offsets``: integers [B+1], sequence b is rows offsets[b] to offsets[b+1], 0 first, N last. ``length``: T, 0: none."""
+    def __init__(
+        self,
+        rows: int,
+        offsets: Array | None = None,
+        length: int = 0,
+        places: Array | None = None,
+    ) -> None:
+        """``offsets``: integers [B+1], sequence b is rows offsets[b] to offsets[b+1], 0 first, N last. ``length``: T, 0: none.
+        ``places``: integers [N], where in the sequences the rows are; None: in their order."""
         self.rows, self.length = rows, length if offsets is None else 0
         self._of: Array | None = None
+        self._is_in_order = places is None
         if offsets is not None:
             self.count = offsets.shape[0] - 1
-            places = jnp.arange(rows, dtype=offsets.dtype)
+            if places is None:
+                places = jnp.arange(rows, dtype=offsets.dtype)
             self._of = jnp.searchsorted(offsets[1:], places, side="right", method="sort")
         else:
             self.count = rows // length if length else 1
+            if places is not None:
+                self._of = places // (length or rows)
 
     def sum(self, x: Array) -> Array:
         """[N] -> [B]; 0 for an empty sequence. Rows that do not count are to be 0."""
         if self._of is not None:
             return jax.ops.segment_sum(
-                x, self._of, num_segments=self.count, indices_are_sorted=True
+                x, self._of, num_segments=self.count, indices_are_sorted=self._is_in_order
             )
         return jnp.sum(x.reshape(self.count, self.rows // max(self.count, 1)), axis=1)
 
