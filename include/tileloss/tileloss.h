@@ -175,7 +175,8 @@ enum { TILELOSS_REDUCTION_NONE = 0, TILELOSS_REDUCTION_SUM = 1, TILELOSS_REDUCTI
 typedef int32_t tileloss_temperature_on;
 enum { TILELOSS_TEMPERATURE_ON_LOGITS = 0, TILELOSS_TEMPERATURE_ON_LOGPROB = 1 };
 
-// What every function on logits shares. Frozen, as it is embedded in the options below.
+// What every function on logits shares. Frozen, as it is embedded in the options below. A number, and scale, softcap and
+// temperature divided by one another, has to lie within float32's range, what has to be > 0 within its normal numbers.
 typedef struct tileloss_logit_options {
   double logit_scale TILELOSS_DEFAULT(1);           // multiplies the logits, > 0; default 1
   double softcap TILELOSS_DEFAULT(0);               // c * tanh(x / c); 0 (default) is off
@@ -489,7 +490,7 @@ typedef struct tileloss_args {
 
   // A teacher of which K columns are known, with sparse_distillation.
   tileloss_matrix teacher_ids;       // [N,K] int32, int64: distinct columns of each row, in any order; negative: none
-  tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16: their log q, taken as they are
+  tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16: their log q, <= 0 but for rounding, as they are
 } tileloss_args;
 
 static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }
