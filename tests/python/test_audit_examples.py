@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import forks
 import tileloss
-from tileloss.check.audit.child import environment
 from tileloss.check.command import run
 
 ROOT = Path(__file__).parents[2]
@@ -28,23 +27,23 @@ PACKAGES = {
 }
 
 
-def numbers(name: str, pattern: str) -> list[float]:
-    """Those that the example prints where the pattern has NUMBER."""
-    module, package = PACKAGES[name.partition("_")[0]]
-    if find_spec(module) is None:
-        pytest.skip(f"NOT RUN: {package} could not be installed")
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py"],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{package} {version(package).partition('+')[0]}")
-    found = re.search(pattern.replace("NUMBER", NUMBER), done.stdout, re.S)
-    assert found is not None, done.stdout
-    return [float(each) for each in found.groups()]
+Numbers = Callable[[str, str], list[float]]
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Numbers:
+    def of_example(name: str, pattern: str) -> list[float]:
+        """Those that the example prints where the pattern has NUMBER."""
+        module, package = PACKAGES[name.partition("_")[0]]
+        if find_spec(module) is None:
+            pytest.skip(f"NOT RUN: {package} could not be installed")
+        printed = forks.run(EXAMPLES / f"{name}.py", tmp_path)
+        assert printed.startswith(f"{package} {version(package).partition('+')[0]}")
+        found = re.search(pattern.replace("NUMBER", NUMBER), printed, re.S)
+        assert found is not None, printed
+        return [float(each) for each in found.groups()]
+
+    return of_example
 
 
 def test_every_example_is_in_the_document_and_short() -> None:
@@ -56,37 +55,37 @@ def test_every_example_is_in_the_document_and_short() -> None:
         assert len((EXAMPLES / name).read_text().splitlines()) < 40
 
 
-def test_torch_rounds_losses_of_bfloat16_logits() -> None:
+def test_torch_rounds_losses_of_bfloat16_logits(numbers: Numbers) -> None:
     mean, exact, worst = numbers(
         "torch_bfloat16_loss", "torch.bfloat16, mean NUMBER, exact NUMBER\nworst row off by NUMBER"
     )
     assert 0.001 < abs(mean - exact) < 0.0625 and 0.03 < worst < 0.07 + 0.01
 
 
-def test_trls_log_probabilities_are_off() -> None:
+def test_trls_log_probabilities_are_off(numbers: Numbers) -> None:
     off, least, most = numbers(
         "trl_bfloat16_logprobs", "off by up to NUMBER\nratios between NUMBER and NUMBER,"
     )
     assert 0.06 < off < 0.08 and least < 0.95 and most > 1.05
 
 
-def test_trls_head_gradient_is_not_reduced_under_fsdp2() -> None:
+def test_trls_head_gradient_is_not_reduced_under_fsdp2(numbers: Numbers) -> None:
     norm, head = numbers(
         "trl_fsdp2_head", "norm.weight off by NUMBER%.*lm_head.weight off by NUMBER%"
     )
     assert norm < 0.01 and head > 30
 
 
-def test_liger_gives_the_head_no_gradient_when_the_input_is_frozen() -> None:
+def test_liger_gives_the_head_no_gradient_when_the_input_is_frozen(numbers: Numbers) -> None:
     (norm,) = numbers("liger_frozen_input", "gradient of the head None\nexpected .* norm NUMBER")
     assert norm > 1
 
 
-def test_ligers_second_backward_is_doubled() -> None:
+def test_ligers_second_backward_is_doubled(numbers: Numbers) -> None:
     assert numbers("liger_second_backward", "second gradient / first = NUMBER") == [2]
 
 
-def test_masked_tokens_count_in_ligers_luspo_with_kl() -> None:
+def test_masked_tokens_count_in_ligers_luspo_with_kl(numbers: Numbers) -> None:
     a, b, c, d = numbers(
         "liger_luspo_kl",
         "grpo: NUMBER, and .* NUMBER\n.*luspo: NUMBER, and with other masked tokens NUMBER",
@@ -94,7 +93,7 @@ def test_masked_tokens_count_in_ligers_luspo_with_kl() -> None:
     assert a == b and c != d
 
 
-def test_tokamaxs_kernels_where_blocks_do_not_divide_the_vocabulary() -> None:
+def test_tokamaxs_kernels_where_blocks_do_not_divide_the_vocabulary(numbers: Numbers) -> None:
     right, exact, wrong, expected = numbers(
         "tokamax_vocab_blocks",
         "256 classes: loss NUMBER, exact NUMBER.*200 classes: loss NUMBER, exact NUMBER\nbackward: Out-of-bounds write",

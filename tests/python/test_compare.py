@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import compare as program
 from comparison import bars, contestants, measure, report
 from comparison.contestants import GROUPS, Contestant, by_key
 from comparison.inputs import Inputs, Shape, make_inputs, make_truth
@@ -223,7 +224,10 @@ def test_last_line_states_every_bar(run: tuple[str, dict, int]) -> None:
     assert code == (0 if passed == len(checked) else 1)
 
 
-def test_bad_usage_names_what_is_wrong() -> None:
+def test_bad_usage_names_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "use_threads", lambda count: None)  # this process keeps its own
     for options, message in (
         (("--only=nobody/*",), "no contestant matches"),
         (("--rounds=0",), "expected at least 1, got 0"),
@@ -231,9 +235,12 @@ def test_bad_usage_names_what_is_wrong() -> None:
         (("--output=/dev/full",), "--output: expected a regular file, got /dev/full, a device"),
         (("--json=x", "--output=./x"), "expected different files, got one twice"),
     ):
-        done = compare(*options)
-        assert done.returncode == 2
-        assert message in done.stderr
+        try:
+            code = program.main(list(options))
+        except SystemExit as exit:  # argparse's
+            code = exit.code
+        assert code == 2
+        assert message in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------- memory and bars

@@ -1,11 +1,11 @@
 """The Python of the documents runs: the README's example, and every python block of docs/."""
 
-import multiprocessing
-import os
 import re
 from pathlib import Path
 
 import pytest
+
+from forks import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -46,27 +46,6 @@ BLOCKS = [
     for text in [document.read_text()]
     for number, block in enumerate(BLOCK.finditer(text))
 ]
-
-
-# Each block runs in a process of its own, forked from one that has imported what most of them do.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "transformers", "trl"])
-
-
-def _execute(code: str, folder: Path) -> None:
-    os.chdir(folder)
-    with open("stdout", "wb") as out, open("stderr", "wb") as err:
-        os.dup2(out.fileno(), 1)
-        os.dup2(err.fileno(), 2)
-    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
-
-
-def run(code: str, folder: Path) -> str:
-    process = FORKS.Process(target=_execute, args=(code, folder))
-    process.start()
-    process.join(1200)
-    assert process.exitcode == 0, (folder / "stderr").read_text()
-    return (folder / "stdout").read_text()
 
 
 @pytest.mark.parametrize("block", BLOCKS)
