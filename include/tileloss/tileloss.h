@@ -349,6 +349,7 @@ typedef struct tileloss_distillation_options {
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean: over the sum of the rows' weights
   double beta TILELOSS_DEFAULT(0.5);                                       // of jsd and the skewed ones, in (0, 1); default 0.5
   tileloss_scalar alpha TILELOSS_DEFAULT(0.0);  // in [0, 1]: alpha cross_entropy + (1-alpha) divergence; needs labels; default 0
+  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;      // > 0, of the cross-entropy and logp; default: temperature
   double teacher_logit_scale TILELOSS_DEFAULT(1);            // multiplies the teacher's logits, > 0; default 1
   double teacher_softcap TILELOSS_DEFAULT(0);                // as softcap, of the teacher; default 0: off
   tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;    // > 0; default: the student's
@@ -385,6 +386,7 @@ typedef struct tileloss_sparse_distillation_options {
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
   double beta TILELOSS_DEFAULT(0.5);
   tileloss_scalar alpha TILELOSS_DEFAULT(0.0);
+  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
   int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
   tileloss_tail tail TILELOSS_DEFAULT(TILELOSS_TAIL_LUMP);  // default lump
@@ -679,9 +681,10 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
 // Distillation: the divergence of the student's distribution (logits) from the teacher's (teacher_logits), alone or mixed with
 // the cross-entropy of the labels:
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
-// mean divides by the sum of the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label
-// is ignore_index or their mask is 0; labels may be left out where alpha is 0. The gradient is the student's. There is no row
-// state: a backward without a forward's value makes the row's sums again.
+// where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
+// the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
+// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. There is no row state: a backward without a
+// forward's value makes the row's sums again.
 TILELOSS_API tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_distillation_backward(const tileloss_args* args,

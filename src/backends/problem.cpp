@@ -47,6 +47,13 @@ LogitTransform make_teacher_transform(const Problem& p) {
                               std::isnan(temperature) ? scalar_value(p.logit.temperature) : temperature);
 }
 
+std::optional<LogitTransform> make_label_transform(const Problem& p) {
+  if (p.loss->info.label_temperature == nullptr) return std::nullopt;
+  const double temperature = scalar_value(p.loss->info.label_temperature(p.options.data()));
+  if (std::isnan(temperature) || temperature == scalar_value(p.logit.temperature)) return std::nullopt;
+  return LogitTransform::make(p.logit.logit_scale, p.logit.softcap, temperature);
+}
+
 namespace {
 
 constexpr double kLargest = 0x1p126;  // leaves room for what the sweeps multiply it by, 2 log2(e)
@@ -89,6 +96,15 @@ Status check_transforms(const Problem& p, bool with_pointers) {
   if (Status s = check_transform({"logit_scale", "softcap", "temperature"}, p.logit.logit_scale, p.logit.softcap, temperature);
       !s.ok()) {
     return s;
+  }
+  if (p.loss->info.label_temperature != nullptr) {
+    const double label = number(p.loss->info.label_temperature(p.options.data()));
+    if (Status s = std::isnan(label) ? Status{}
+                                     : check_transform({"logit_scale", "softcap", "label_temperature"}, p.logit.logit_scale,
+                                                       p.logit.softcap, label);
+        !s.ok()) {
+      return s;
+    }
   }
   if (!p.loss->has_teacher_logits()) return {};
   const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,8 @@ LossContext make_context(const Problem& problem);
 LogitTransform make_transform(const Problem& problem, double temperature);
 // The teacher's, of a loss that has one.
 LogitTransform make_teacher_transform(const Problem& problem);
+// Of the label's cross-entropy, where its temperature is one of its own.
+std::optional<LogitTransform> make_label_transform(const Problem& problem);
 const float* class_weights(const Problem& problem);
 // Whether the sweeps can compute with the transforms' numbers; those behind pointers only if `with_pointers`.
 Status check_transforms(const Problem& problem, bool with_pointers);

@@ -88,6 +88,11 @@ std::optional<DistillationOptions> wrong_options(const DistillationOptions& opti
     case WrongPair::kSquareForgotten:
       other.scale_by_temperature_squared = false;
       return options.scale_by_temperature_squared && options.student.temperature != 1 ? std::optional(other) : std::nullopt;
+    case WrongPair::kLabelTemperatureIgnored:
+      other.label_temperature = options.student.temperature;
+      return options.alpha != 0 && !std::isnan(options.label_temperature) && options.label_temperature != other.label_temperature
+                 ? std::optional(other)
+                 : std::nullopt;
     default: return std::nullopt;
   }
 }
@@ -127,7 +132,7 @@ void DistillationOracleCase::row_gradient(std::int64_t row, const PairRow& pair,
   out.blur.clear();
   out.coefficients = {};
   out.dlogp = -options_.alpha * factor;
-  out.scale = pair.student().dz_dx(0) * std::fabs(factor);
+  out.scale = wider_row(pair.values()).largest_slope() * std::fabs(factor);
   pair.add_mean_magnitude(factor * (1 - options_.alpha), out.magnitude);
 }
 

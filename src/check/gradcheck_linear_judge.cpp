@@ -125,7 +125,10 @@ ExpectedLinearRow compute_linear_row(const LossOracle& oracle, const CheckInputs
   expected.loss_magnitude = errors.loss_magnitude(oracle.row_magnitude(row.row, scratch.oracle_row(), expected.loss));
   const reference::RowOutputs own = expected.outputs.own;
   expected.outputs = pair.expected();
+  const double logp = expected.outputs.own.logp;
   expected.outputs.own = own;
+  expected.outputs.own.logp = logp;
+  expected.magnitudes[kLogp] = errors.logp_magnitude();
   if (outputs[kAgreement] && errors.is_agreement_open()) expected.outputs.agreement = *outputs[kAgreement] != 0;
   expected.magnitudes[kDivergence] = expected.magnitudes[kTeacherEntropy] = errors.output_magnitude();
   return expected;

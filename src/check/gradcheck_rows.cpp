@@ -52,7 +52,8 @@ void count_row(const Scratch& scratch, Checks& checks) {
 }
 
 RowReference row_reference(const Scratch& scratch) {
-  return scratch.pair ? scratch.pair->reference(scratch.gradient) : make_row_reference(scratch.softmax, scratch.gradient);
+  if (scratch.pair) return scratch.pair->reference(scratch.gradient);
+  return make_row_reference(scratch.sparse ? wider_row(scratch.sparse->values()) : scratch.softmax, scratch.gradient);
 }
 
 ExpectedRow expected_outputs(const Scratch& scratch, const RowOutputValues& outputs) {

@@ -93,6 +93,7 @@ SparseOptions make_sparse_options(const Function& function) {
   options.student = make_transform(function);
   options.scale_by_temperature_squared = from.scale_by_temperature_squared != 0;
   options.alpha = scalar_value(from.alpha);
+  options.label_temperature = scalar_value(from.label_temperature);
   options.reduction = from.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
                       : from.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
                                                                  : reference::Reduction::kMean;

@@ -122,6 +122,7 @@ reference::DistillationOptions make_distillation_options(const Function& functio
   to.teacher.temperature = scalar_value(from.teacher_temperature);
   to.scale_by_temperature_squared = from.scale_by_temperature_squared != 0;
   to.alpha = scalar_value(from.alpha);
+  to.label_temperature = scalar_value(from.label_temperature);
   to.reduction = from.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
                  : from.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
                                                             : reference::Reduction::kMean;

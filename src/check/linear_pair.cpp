@@ -18,9 +18,11 @@ LinearPairErrors::LinearPairErrors(const reference::DistillationOptions& options
                                    const LinearRow& teacher)
     : options_(options),
       pair_(pair),
-      of_student_(output_error_of_z(pair.student(), student)),
+      of_student_(output_error_of_z(wider_row(pair.values()), student)),
       of_teacher_(output_error_of_z(pair.teacher(), teacher)),
-      more_(kMagnitudeOfError * (of_student_ + of_teacher_) * (2 + pair.output_magnitude())) {}
+      more_(kMagnitudeOfError * (of_student_ + of_teacher_) * (2 + pair.output_magnitude())),
+      of_logp_(output_magnitudes(pair.values().at_label_temperature(),
+                                 output_error_of_z(pair.values().at_label_temperature(), student))[kLogp]) {}
 
 bool LinearPairErrors::is_agreement_open() const {
   return pair_.is_agreement_open() || is_open(pair_.student(), of_student_) || is_open(pair_.teacher(), of_teacher_);
@@ -33,6 +35,8 @@ void LinearPairErrors::set_blur(reference::GradientRow& gradient) const {
   for (std::size_t j = 0; j < gradient.blur.size(); ++j) {
     const auto column = static_cast<std::int64_t>(j);
     gradient.blur[j] = factor * (pair_.student().p(column) + pair_.teacher().p(column));
+    const double ratio = pair_.values().label_ratio();
+    if (ratio != 1) gradient.blur[j] += factor * ratio * pair_.values().at_label_temperature().p(column);
   }
 }
 

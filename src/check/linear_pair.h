@@ -17,6 +17,7 @@ class LinearPairErrors {
   // For OutputMetric::add: of the divergence and the teacher's entropy; and of the loss, given what it is of stored logits.
   double output_magnitude() const { return pair_.output_magnitude() + more_; }
   double loss_magnitude(double of_stored) const { return of_stored * (1 + more_ / pair_.output_magnitude()); }
+  double logp_magnitude() const { return of_logp_; }
   // Whether those errors may have made another column the largest of either side.
   bool is_agreement_open() const;
   // What an error that all columns share does to a gradient whose scale is set.
@@ -26,7 +27,7 @@ class LinearPairErrors {
   const reference::DistillationOptions& options_;
   const PairRow& pair_;
   double of_student_, of_teacher_;  // of z
-  double more_;
+  double more_, of_logp_;
 };
 
 }  // namespace tileloss::tools

@@ -308,6 +308,8 @@ constexpr std::array kDistillationMutants{
     pair_mutant<WrongPair::kLabelForProbabilities>("label_for_probabilities", "the gradient is that of the label's class alone"),
     pair_mutant<WrongPair::kOtherTail>("other_tail", "the gradient is that of another tail"),
     pair_mutant<WrongPair::kNeighboursLogprobs>("neighbours_logprobs", "each column has the next one's log q in the gradient"),
+    pair_mutant<WrongPair::kLabelTemperatureIgnored>("label_temperature_ignored",
+                                                     "the gradient has cross-entropy at the divergence's temperature"),
     pair_value_mutant<WrongPair::kDirectionSwapped>("direction_swapped_in_value", "the value is that of the other direction"),
     pair_value_mutant<WrongPair::kBetaSwapped>("beta_swapped_in_value", "the value has 1 - beta for beta"),
     pair_value_mutant<WrongPair::kTeacherTemperatureIgnored>("teacher_temperature_ignored_in_value",
@@ -320,6 +322,8 @@ constexpr std::array kDistillationMutants{
     pair_value_mutant<WrongPair::kLabelForProbabilities>("label_for_probabilities_in_value", "a row's loss is its label's"),
     pair_value_mutant<WrongPair::kOtherTail>("other_tail_in_value", "the value is that of another tail"),
     pair_value_mutant<WrongPair::kNeighboursLogprobs>("neighbours_logprobs_in_value", "each column has the next one's log q"),
+    pair_value_mutant<WrongPair::kLabelTemperatureIgnored>("label_temperature_ignored_in_value",
+                                                           "a row's loss has cross-entropy at the divergence's temperature"),
     Mutant{"agreement_flipped", "agreement is the other of the two", has_agreement, agreement_flipped, nullptr},
 };
 

@@ -42,9 +42,10 @@ enum class WrongPair {
   kClassWeightsForgotten,
   kLabelForProbabilities,
   kOtherTail,
-  kNeighboursLogprobs
+  kNeighboursLogprobs,
+  kLabelTemperatureIgnored
 };
-constexpr std::size_t kWrongPairs = 15;
+constexpr std::size_t kWrongPairs = 16;
 
 // What such a row has over the right one.
 struct WrongPairRow {

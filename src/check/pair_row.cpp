@@ -20,6 +20,14 @@ double size_of_z(const SoftmaxRow& row) {
   return counts ? std::fabs(row.max()) : 0;
 }
 
+const SoftmaxRow& wider_row(const reference::DistillationRow& values) {
+  return values.label_ratio() > 1 ? values.at_label_temperature() : values.student();
+}
+
+double label_magnitude(const reference::DistillationRow& values, double error_of_z) {
+  return values.label_ratio() == 1 ? 0 : output_magnitudes(values.at_label_temperature(), error_of_z)[kLogp];
+}
+
 bool is_argmax_open(const SoftmaxRow& row) {
   if (row.transform().is_identity()) return false;
   const double close = row.max() - 1e-5 * (1 + std::fabs(row.max()));
@@ -41,16 +49,16 @@ void PairRow::compute(const reference::DistillationOptions& options, std::span<c
 }
 
 void PairRow::set_budget() {
+  const SoftmaxRow& wider = wider_row(values_);
   const double own = size_of_z(student()), other = size_of_z(teacher_);
-  others_distance_ = others_distance(student()) + others_distance(teacher_);
-  max_ = std::fabs(student().max()) + other;
-  output_magnitude_ = 4 + std::fmin(own + other, 1e5) / 4;
+  others_distance_ = others_distance(wider) + others_distance(teacher_);
+  max_ = std::fabs(wider.max()) + other;
+  output_magnitude_ = 4 + std::fmin(own + other, 1e5) / 4 + label_magnitude(values_);
   mean_magnitude_ = 0;
   z_.clear();
   logs_.clear();
   for (std::size_t j = 0; j < student().logits_z().size(); ++j) {
-    const double behind =
-        std::fabs(student().max() - student().logits_z()[j]) + std::fabs(teacher_.max() - teacher_.logits_z()[j]);
+    const double behind = std::fabs(wider.max() - wider.logits_z()[j]) + std::fabs(teacher_.max() - teacher_.logits_z()[j]);
     z_.push_back(max_ - (std::isfinite(behind) ? behind : kExpRange));
     logs_.push_back(size_of_log(student(), j) + size_of_log(teacher_, j));
     const double p = student().p(static_cast<std::int64_t>(j)), q = teacher_.p(static_cast<std::int64_t>(j));
@@ -61,6 +69,7 @@ void PairRow::set_budget() {
 
 ExpectedRow PairRow::expected() const {
   ExpectedRow row(student().outputs());
+  row.own.logp = values_.at_label_temperature().outputs().logp;
   row.divergence = values_.outputs().divergence / square_;
   row.teacher_entropy = values_.outputs().teacher_entropy;
   row.agreement = values_.outputs().agreement;
@@ -69,6 +78,7 @@ ExpectedRow PairRow::expected() const {
 
 OutputMagnitudes PairRow::magnitudes() const {
   OutputMagnitudes magnitudes = output_magnitudes(student());
+  magnitudes[kLogp] = output_magnitudes(values_.at_label_temperature())[kLogp];
   magnitudes[kDivergence] = magnitudes[kTeacherEntropy] = output_magnitude_;
   return magnitudes;
 }
@@ -94,7 +104,8 @@ RowReference PairRow::reference(const reference::GradientRow& gradient) const {
           .z = z_,
           .max = max_,
           .scale = gradient.scale,
-          .transformed = !student().transform().is_identity() || !teacher_.transform().is_identity(),
+          .transformed = !student().transform().is_identity() || !wider_row(values_).transform().is_identity() ||
+                         !teacher_.transform().is_identity(),
           .target = student().label(),
           .others_distance = others_distance_};
 }

@@ -5,7 +5,7 @@
 //   each
 //              of them is a term (a sure label's column is made without that), with every logarithm of a ratio counted as two.
 //   outputs    the magnitude of the divergence, the teacher's entropy and the loss: sum (p + q)(|log p| + |log q|), and with a
-//              transform what z is rounded by.
+//              transform what z is rounded by; where the label has a temperature of its own, its logarithm's magnitude too.
 #ifndef TILELOSS_CHECK_PAIR_ROW_H_
 #define TILELOSS_CHECK_PAIR_ROW_H_
 
@@ -22,6 +22,11 @@ namespace tileloss::tools {
 
 // Under a transform z is rounded itself: its size, as far as that counts.
 double size_of_z(const reference::SoftmaxRow& row);
+// Of the student's rows at its own temperature and at the label's, the one whose z lie further apart.
+const reference::SoftmaxRow& wider_row(const reference::DistillationRow& values);
+// 0 where the label has no temperature of its own; else what float32 may get wrong in its logarithm, with what its z may be wrong
+// by (check/row_outputs.h).
+double label_magnitude(const reference::DistillationRow& values, double error_of_z = 0);
 // Whether a saturated softcap, or rounding, may have made another column the largest.
 bool is_argmax_open(const reference::SoftmaxRow& row);
 

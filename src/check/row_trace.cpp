@@ -51,10 +51,17 @@ struct TracedRow {
   const SoftRow* soft = nullptr;
   const SparseRow* sparse = nullptr;
   double error_of_z = 0;  // with the LM head: what float32 may get wrong in each
+
+  // Whose logp is reported.
+  const SoftmaxRow& of_logp() const {
+    if (pair != nullptr) return pair->values().at_label_temperature();
+    return sparse != nullptr ? sparse->values().at_label_temperature() : softmax;
+  }
 };
 
 RowReference row_reference(const TracedRow& row) {
-  return row.pair != nullptr ? row.pair->reference(row.gradient) : make_row_reference(row.softmax, row.gradient);
+  if (row.pair != nullptr) return row.pair->reference(row.gradient);
+  return make_row_reference(row.sparse != nullptr ? wider_row(row.sparse->values()) : row.softmax, row.gradient);
 }
 
 class Tracer {
@@ -242,7 +249,7 @@ class Tracer {
 
   // The label's: from logp, and from the state.
   void add_probability(const TracedRow& expected) {
-    const SoftmaxRow& softmax = expected.softmax;
+    const SoftmaxRow& softmax = expected.of_logp();
     const double temperature = softmax.transform().logp_temperature();
     const double p = softmax.p(softmax.label());
     const std::optional<double> logp = view_.outputs[kLogp];

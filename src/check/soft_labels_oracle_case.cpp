@@ -71,7 +71,7 @@ void SoftLabelsOracleCase::row_gradient(std::int64_t row, const SoftRow& soft, r
   out.blur.clear();
   out.coefficients = {};
   out.dlogp = 0;
-  out.scale = soft.softmax().dz_dx(0) * std::fabs(factor) * soft.mass();
+  out.scale = soft.softmax().largest_slope() * std::fabs(factor) * soft.mass();
 }
 
 double SoftLabelsOracleCase::row_magnitude(std::int64_t row, const SoftRow& soft) const {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "check/distillation_oracle_case.h"
+#include "check/pair_row.h"
 
 namespace tileloss::tools {
 namespace {
@@ -29,7 +30,7 @@ void SparseRow::compute(const SparseOptions& options, std::span<const double> lo
   const double temperature = options.distillation.student.temperature;
   square_ = options.distillation.scale_by_temperature_squared ? temperature * temperature : 1;
   // lse is rounded to float32.
-  output_magnitude_ = 4 + size_of_z(student());
+  output_magnitude_ = 4 + size_of_z(student()) + label_magnitude(values_);
   for (std::size_t k = 0; k < ids_.size(); ++k) {
     const double log_p = student().logits_z()[static_cast<std::size_t>(ids_[k])] - student().outputs().lse;
     const double of_q = std::isfinite(log_q_[k]) ? std::fabs(log_q_[k]) : 0;
@@ -43,6 +44,7 @@ void SparseRow::compute(const SparseOptions& options, std::span<const double> lo
 
 ExpectedRow SparseRow::expected() const {
   ExpectedRow row(student().outputs());
+  row.own.logp = values_.at_label_temperature().outputs().logp;
   row.divergence = values_.outputs().divergence / square_;
   row.teacher_entropy = values_.outputs().teacher_entropy;
   row.agreement = values_.outputs().agreement;
@@ -51,6 +53,7 @@ ExpectedRow SparseRow::expected() const {
 
 OutputMagnitudes SparseRow::magnitudes() const {
   OutputMagnitudes magnitudes = output_magnitudes(student());
+  magnitudes[kLogp] = output_magnitudes(values_.at_label_temperature())[kLogp];
   magnitudes[kDivergence] = magnitudes[kTeacherEntropy] = output_magnitude_;
   return magnitudes;
 }
@@ -74,7 +77,7 @@ void SparseOracleCase::row_gradient(std::int64_t row, const SparseRow& sparse, r
   out.blur.clear();
   out.coefficients = {};
   out.dlogp = -alpha * factor;
-  out.scale = sparse.student().dz_dx(0) * std::fabs(factor);
+  out.scale = wider_row(sparse.values()).largest_slope() * std::fabs(factor);
   for (std::size_t j = 0; j < out.magnitude.size(); ++j) {
     const auto column = static_cast<std::int64_t>(j);
     const double share = std::fabs(factor) * (1 - alpha) * sparse.square() * sparse.student().p(column);

@@ -55,6 +55,7 @@ struct PairSums {
 
 struct PairStats {
   RowStats student, teacher;
+  RowStats label;  // the student's at the temperature of its label's cross-entropy
   PairSums sums;
 };
 
@@ -118,7 +119,7 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm class_term(const Divergence& d, doubl
   return {log_p_m, log_p_m + p - d.beta * p * p_over_m};
 }
 
-// A row's backward: dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j).
+// A row's backward: dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j), the latter's p and z at the label's temperature.
 struct PairCoefficients {
   double form = 0;
   double target = 0;

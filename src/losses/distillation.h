@@ -1,5 +1,5 @@
 // Distillation: the student's distribution p against the teacher's q, alone or mixed with cross-entropy, token weights w:
-//   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2
+//   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2, logp at label_temperature, or T where that is not given
 //   form = (1-alpha) s w,  target = -alpha w   (core/divergence.h)
 // D is a divergence of the sweep over the pair, or of the columns that a sparse teacher knows. mean divides by the sum of w_i, or
 // by num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against autograd and TRL's
@@ -40,7 +40,7 @@ class DistillationOf {
     if (scale_ == 0) return 0;
     double loss = 0;
     if (alpha_ < 1 || std::isnan(r.sums.divergence)) loss += (1 - alpha_) * square_ * r.sums.divergence;
-    if (alpha_ > 0) loss += alpha_ * -r.student.logp;
+    if (alpha_ > 0) loss += alpha_ * -r.label.logp;
     return context_.token_weights[i] * scale_ * loss;
   }
 
@@ -57,10 +57,13 @@ class DistillationOf {
       choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean");
   static constexpr tileloss_field kBetaField = double_field("beta", offsetof(Options, beta), 0.5, 0, 1);
   static constexpr tileloss_field kAlphaField = scalar_field("alpha", offsetof(Options, alpha), 0, 0, false);
+  static constexpr tileloss_field kLabelTemperatureField =
+      scalar_field("label_temperature", offsetof(Options, label_temperature), kNotGiven, 0, true);
   static constexpr tileloss_field kNumItemsField = scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false);
   static constexpr tileloss_field kSquaredField =
       choice_field("scale_by_temperature_squared", offsetof(Options, scale_by_temperature_squared), 0, 2, "false|true");
 
+  static tileloss_scalar label_temperature(const void* o) { return static_cast<const Options*>(o)->label_temperature; }
   static bool is_per_row(const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }
 
   static std::string check(const LossContext& context) {
@@ -101,6 +104,7 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
         kReductionField,
         kBetaField,
         kAlphaField,
+        kLabelTemperatureField,
         double_field("teacher_logit_scale", offsetof(Options, teacher_logit_scale), 1, 0, kUnbounded),
         double_field("teacher_softcap", offsetof(Options, teacher_softcap), 0, 0, kUnbounded),
         scalar_field("teacher_temperature", offsetof(Options, teacher_temperature), kNotGiven, 0, true),
@@ -117,7 +121,8 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
             .check_numbers = &check_numbers,
             .is_per_row = &is_per_row,
             .teacher = Teacher::kLogits,
-            .teacher_options = &teacher_options};
+            .teacher_options = &teacher_options,
+            .label_temperature = &label_temperature};
   }
 
  private:
@@ -148,6 +153,7 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
         kReductionField,
         kBetaField,
         kAlphaField,
+        kLabelTemperatureField,
         kNumItemsField,
         kSquaredField,
         choice_field("tail", offsetof(Options, tail), TILELOSS_TAIL_LUMP, 3, "lump|ignore|renormalise"),
@@ -161,7 +167,8 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
             .check = &check,
             .check_numbers = &check_numbers,
             .is_per_row = &is_per_row,
-            .teacher = Teacher::kColumns};
+            .teacher = Teacher::kColumns,
+            .label_temperature = &label_temperature};
   }
 
   static_assert(static_cast<int>(Tail::kRenormalise) == TILELOSS_TAIL_RENORMALISE);

@@ -90,6 +90,8 @@ struct LossInfo {
   const char* metrics = nullptr;
   Teacher teacher = Teacher::kNone;
   TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of Teacher::kLogits
+  // Of a loss with a teacher: the temperature of its label's cross-entropy; not given: that of the logits.
+  tileloss_scalar (*label_temperature)(const void* options) = nullptr;
 };
 
 }  // namespace tileloss::impl

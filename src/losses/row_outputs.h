@@ -64,6 +64,7 @@ struct RowOutputs {
   // Of a row with a teacher; -1 in argmax agrees with nothing.
   TILELOSS_HOST_DEVICE void write(std::int64_t i, const PairStats& s) const {
     write(i, s.student);
+    logp.set(i, static_cast<float>(s.label.logp));
     divergence.set(i, static_cast<float>(s.sums.divergence));
     teacher_entropy.set(i, static_cast<float>(s.teacher.entropy));
     agreement.set(i, s.student.argmax >= 0 && s.student.argmax == s.teacher.argmax ? 1 : 0);

@@ -19,6 +19,12 @@ Transform teacher_transform(const DistillationOptions& options) {
   return transform;
 }
 
+Transform label_transform(const DistillationOptions& options) {
+  Transform transform = options.student;
+  if (!std::isnan(options.label_temperature)) transform.temperature = options.label_temperature;
+  return transform;
+}
+
 void check_transform(const Transform& transform, const std::string& side) {
   if (!(transform.temperature > 0.0)) throw std::invalid_argument(side + " temperature: expected > 0");
   if (!(transform.softcap >= 0.0)) throw std::invalid_argument(side + " softcap: expected >= 0");
@@ -106,6 +112,7 @@ void check_options(const DistillationOptions& options) {
   check_beta(options.divergence, options.beta);
   check_transform(options.student, "student");
   check_transform(teacher_transform(options), "teacher");
+  check_transform(label_transform(options), "label");
   if (!(options.alpha >= 0.0 && options.alpha <= 1.0))
     throw std::invalid_argument("alpha: expected 0 <= alpha <= 1, given " + std::to_string(options.alpha));
 }
@@ -120,6 +127,7 @@ void DistillationRow::start(const DistillationOptions& options, std::span<const 
   columns_ = std::ssize(student);
   label_ = label;
   student_.compute(options.student, x, has_label() ? label : 0);
+  at_label_temperature_.compute(label_transform(options), x, has_label() ? label : 0);
   divergence_factor_ = options.scale_by_temperature_squared ? options.student.temperature * options.student.temperature : 1.0;
   ids_.clear();
 }
@@ -127,7 +135,8 @@ void DistillationRow::start(const DistillationOptions& options, std::span<const 
 void DistillationRow::finish(const DistillationOptions& options, double teacher_entropy, double teacher_lse,
                              std::int64_t teacher_argmax) {
   const RowOutputs own = student_.outputs();
-  outputs_ = {kNan, own.entropy, teacher_entropy, has_label() ? own.logp : kNan, own.lse, teacher_lse, false};
+  const double logp = has_label() ? at_label_temperature_.outputs().logp : kNan;
+  outputs_ = {kNan, own.entropy, teacher_entropy, logp, own.lse, teacher_lse, false};
   outputs_.agreement = own.argmax >= 0 && own.argmax == teacher_argmax;
   if (spoiled_) return;
   outputs_.divergence = divergence_factor_ * divergence_value(options.divergence, options.beta, classes_);
@@ -241,7 +250,8 @@ void DistillationRow::add_divergence_gradient(double factor, std::span<double> d
 void DistillationRow::add_cross_entropy_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const {
   for (std::size_t j = 0; j < dz.size(); ++j) {
     const bool own = static_cast<std::int64_t>(j) == label_;
-    const double slope = own ? -student_.one_minus_p_label() : student_.p(static_cast<std::int64_t>(j));
+    const SoftmaxRow& row = at_label_temperature_;
+    const double slope = label_ratio() * (own ? -row.one_minus_p_label() : row.p(static_cast<std::int64_t>(j)));
     dz[j] += factor * slope;
     magnitude[j] += std::fabs(factor * slope);
   }

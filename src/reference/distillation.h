@@ -4,9 +4,9 @@
 //   loss_i = w_i (alpha CE_i + (1 - alpha) D_i)
 //   mean: the sum over rows in use, over the sum of their w_i or num_items; a denominator of 0 gives 0
 //
-// z = softcap(logit_scale x) / T, and zt by the teacher's own transform. CE_i = -log p_y is of the same z: temperature included
-// (mixed losses that take the cross-entropy at T = 1 are two calls), and never multiplied by T^2. D_i is multiplied by the
-// student's T^2 with scale_by_temperature_squared. alpha = 0: no cross-entropy, also where it is infinite; alpha = 1: no D.
+// z = softcap(logit_scale x) / T, and zt by the teacher's own transform. CE_i = -log p_y is of the same z, or where a label
+// temperature is given of softcap(logit_scale x) divided by that, and never multiplied by T^2. D_i is multiplied by the student's
+// T^2 with scale_by_temperature_squared. alpha = 0: no cross-entropy, also where it is infinite; alpha = 1: no D.
 //
 // A sparse teacher gives the ids of k columns and their log q, taken as they are: no transform, no temperature.
 //   Tail::kIgnore       the sums over the listed columns alone, p of the whole softmax; D may be negative
@@ -64,6 +64,7 @@ struct DistillationOptions {
   Transform teacher = {1.0, 0.0, kNotGiven, TemperatureOn::kLogits};  // temperature not given: the student's
   bool scale_by_temperature_squared = false;
   double alpha = 0.0;
+  double label_temperature = kNotGiven;  // not given: the student's
   Reduction reduction = Reduction::kMean;
   double num_items = kNotGiven;
   std::int64_t ignore_index = -100;
@@ -78,7 +79,7 @@ struct DistillationOutputs {
   double divergence = 0.0;  // D_i, T^2 included; without w_i and alpha
   double student_entropy = 0.0;
   double teacher_entropy = 0.0;  // of q as the divergence sees it: of a sparse teacher's classes
-  double logp = 0.0;             // at the label; NaN if there is none
+  double logp = 0.0;             // at the label, at the label's temperature; NaN if there is none
   double student_lse = 0.0;
   double teacher_lse = 0.0;  // NaN with a sparse teacher
   bool agreement = false;    // the same argmax, of a sparse teacher among its listed columns; the lowest index on ties. No if
@@ -103,17 +104,20 @@ class DistillationRow {
   std::int64_t columns() const { return columns_; }  // V of the student, padding included
   bool has_label() const { return label_ != kNoLabel; }
   const SoftmaxRow& student() const { return student_; }
+  const SoftmaxRow& at_label_temperature() const { return at_label_temperature_; }  // the student's row there
+  // dz/dx there over the student's own.
+  double label_ratio() const { return student_.transform().temperature / at_label_temperature_.transform().temperature; }
 
   // Adds `factor` dD/dz to dz [valid columns], and to `magnitude` the sum of the absolute values of the terms it is made of.
   void add_divergence_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const;
-  // The same of -log p_y.
+  // The same of -log p_y, by the z of the divergence.
   void add_cross_entropy_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const;
 
  private:
   void start(const DistillationOptions& options, std::span<const double> student, std::int64_t label);
   void finish(const DistillationOptions& options, double teacher_entropy, double teacher_lse, std::int64_t teacher_argmax);
 
-  SoftmaxRow student_, teacher_;
+  SoftmaxRow student_, teacher_, at_label_temperature_;
   Classes classes_;
   DivergenceSlopes slopes_;
   std::vector<std::int64_t> ids_;  // of the classes, but for the lumped one

@@ -69,8 +69,9 @@ class SoftmaxRow {
   double one_minus_p_label() const;             // the sum of the others, not a difference
   double p(std::int64_t column) const { return exps_[static_cast<std::size_t>(column)] / sum(); }
   double dz_dx(std::int64_t column) const { return slopes_.empty() ? slope_ : slopes_[static_cast<std::size_t>(column)]; }
-  std::span<const double> logits_z() const { return z_; }     // z
-  std::span<const double> exps() const { return exps_; }      // exp(z - m)
+  double largest_slope() const { return transform_.logit_scale / transform_.logit_temperature(); }  // dz/dx where z is 0
+  std::span<const double> logits_z() const { return z_; }                                           // z
+  std::span<const double> exps() const { return exps_; }                                            // exp(z - m)
   std::span<const double> slopes() const { return slopes_; }  // dz/dx, empty if the same for all columns: slope()
   double slope() const { return slope_; }
 

@@ -40,6 +40,7 @@ TEST_P(Distillation, AgreesForAllPairsOfOptions) {
                                  {"teacher_logit_scale", {"1", "0.5"}},
                                  {"teacher_softcap", {"0", "20"}},
                                  {"teacher_temperature", {"absent", "1", "3"}},
+                                 {"label_temperature", {"absent", "1", "0.5", "3"}},
                                  {"squared", {"no", "yes"}},
                                  {"teacher_stride_extra", {"0", "5"}},
                                  {"reduction", {"none", "sum", "mean"}},
@@ -69,6 +70,7 @@ TEST_P(Distillation, AgreesForAllPairsOfOptions) {
     set_logit_options(sampler, spec.student, temperature, options.logit);
     options.beta = sampler.number("beta");
     options.alpha.value = sampler.number("alpha");
+    if (!sampler.is("label_temperature", "absent")) options.label_temperature.value = sampler.number("label_temperature");
     options.teacher_logit_scale = sampler.number("teacher_logit_scale");
     options.teacher_softcap = sampler.number("teacher_softcap");
     options.scale_by_temperature_squared = sampler.is("squared", "yes") ? 1 : 0;

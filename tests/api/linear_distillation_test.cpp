@@ -55,7 +55,8 @@ std::vector<Factor> factors() {
           {"softcap", {"0", "30"}},
           {"temperature", {"1", "0.6"}},
           {"teacher_softcap", {"0", "20"}},
-          {"teacher_temperature", {"absent", "2"}}};
+          {"teacher_temperature", {"absent", "2"}},
+          {"label_temperature", {"absent", "0.5", "3"}}};
 }
 
 LinearPairSpec spec_of(const PairwiseSampler& s, NumberFormat format, std::uint64_t seed) {
@@ -104,6 +105,7 @@ TEST_P(LinearDistillation, AgreesForAllPairsOfOptions) {
         c.student().with_linear(distillation_options(static_cast<std::int32_t>(sampler.integer("divergence"))));
     options.beta = sampler.number("beta");
     options.alpha.value = sampler.number("alpha");
+    if (!sampler.is("label_temperature", "absent")) options.label_temperature.value = sampler.number("label_temperature");
     options.reduction = sampler.is("reduction", "none") ? TILELOSS_REDUCTION_NONE : TILELOSS_REDUCTION_MEAN;
     options.scale_by_temperature_squared = sampler.is("squared", "yes") ? 1 : 0;
     options.logit.logit_scale = sampler.number("logit_scale");

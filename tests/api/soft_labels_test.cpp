@@ -144,6 +144,7 @@ TEST_P(SparseTeachers, AgreeForAllPairsOfOptions) {
                                  {"divergence", {"0", "1", "2", "3", "4", "5", "6"}},
                                  {"beta", {"0.5", "0.1", "0.9"}},
                                  {"alpha", {"0", "0.3", "1"}},
+                                 {"label_temperature", {"absent", "0.4", "3"}},
                                  {"squared", {"no", "yes"}},
                                  {"tail", {"0", "1", "2"}}});
   PairwiseSampler sampler(factors, {}, 29);
@@ -163,6 +164,7 @@ TEST_P(SparseTeachers, AgreeForAllPairsOfOptions) {
     set_options(sampler, spec.row, temperature, options);
     options.beta = sampler.number("beta");
     options.alpha.value = sampler.number("alpha");
+    if (!sampler.is("label_temperature", "absent")) options.label_temperature.value = sampler.number("label_temperature");
     options.scale_by_temperature_squared = sampler.is("squared", "yes") ? 1 : 0;
     options.tail = static_cast<tileloss_tail>(sampler.integer("tail"));
     testing::AssertionResult result =

@@ -57,9 +57,15 @@ TEST_P(GradcheckDistillation, TheKernelsPassOnEveryInstructionSet) {
   }
 }
 
+// In values, seen in the loss of a row alone.
+bool is_of_rows(const std::string& mutant) {
+  return mutant == "square_forgotten" || mutant == "label_term_dropped" || mutant == "label_temperature_ignored";
+}
+
 // The mutants that the options of this divergence leave room for.
 std::set<std::string> mutants_of(const std::string& divergence) {
-  std::set<std::string> names = {"teacher_temperature_ignored", "square_forgotten", "base_2", "label_term_dropped"};
+  std::set<std::string> names = {"teacher_temperature_ignored", "square_forgotten", "base_2", "label_term_dropped",
+                                 "label_temperature_ignored"};
   const bool has_direction = divergence.ends_with("_kl");
   const bool has_mixture = divergence == "jsd" || divergence.starts_with("skew");
   if (has_direction) names.insert("direction_swapped");
@@ -89,7 +95,7 @@ TEST_P(GradcheckDistillation, EveryMutantIsCaughtByAGateOfWhatItAlters) {
     std::set<std::string> of_values = {"agreement_flipped"};
     for (const std::string& name : mutants_of(divergence)) {
       if (name == "mean_dropped" || name == "mixture_forgotten") continue;
-      if (per_row || (name != "square_forgotten" && name != "label_term_dropped")) of_values.insert(name + "_in_value");
+      if (per_row || !is_of_rows(name)) of_values.insert(name + "_in_value");
     }
     ThreadTeam team(2);
     for (const MutantVerdict& mutant : judge_mutants(check.config, check.inputs, check.results, check.verdict, team)) {
@@ -114,6 +120,7 @@ TEST(GradcheckDistillationKernels, ThatComputeSomethingElseAreRejected) {
       {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
       {"beta", [](Function& f, tileloss_args&) { f.reset("beta"); }},
       {"alpha", [](Function& f, tileloss_args&) { f.reset("alpha"); }},
+      {"label_temperature", [](Function& f, tileloss_args&) { f.reset("label_temperature"); }},
       {"teacher_temperature", [](Function& f, tileloss_args&) { f.reset("teacher_temperature"); }},
       {"square", [](Function& f, tileloss_args&) { f.reset("scale_by_temperature_squared"); }},
       {"the sides", [](Function&, tileloss_args& args) { std::swap(args.logits.data, args.teacher_logits.data); }},

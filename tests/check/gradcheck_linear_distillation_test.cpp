@@ -77,8 +77,8 @@ TEST(GradcheckLinearDistillation, TheKernelsPassInEveryStorageAndLayout) {
 
 // The mutants that the options of this divergence leave room for, without the tensor that each is planted in.
 std::set<std::string> mutants_of(const std::string& divergence) {
-  std::set<std::string> names = {"teacher_temperature_ignored", "square_forgotten", "base_2", "label_term_dropped",
-                                 "ignored_rows_counted"};
+  std::set<std::string> names = {"teacher_temperature_ignored", "square_forgotten",     "base_2",
+                                 "label_term_dropped",          "ignored_rows_counted", "label_temperature_ignored"};
   if (divergence.ends_with("_kl")) names.insert("direction_swapped");
   if (divergence == "jsd" || divergence.starts_with("skew")) names.insert({"beta_swapped", "mixture_forgotten"});
   if (divergence != "forward_kl") names.insert("mean_dropped");

@@ -62,9 +62,15 @@ TEST_P(GradcheckSparse, TheKernelsPassOnEveryInstructionSet) {
   }
 }
 
+// In values, seen in the loss of a row alone.
+bool is_of_rows(const std::string& mutant) {
+  return mutant == "square_forgotten" || mutant == "label_term_dropped" || mutant == "label_temperature_ignored";
+}
+
 // The mutants that the options leave room for.
 std::set<std::string> mutants_of(const std::string& divergence) {
-  std::set<std::string> names = {"square_forgotten", "base_2", "label_term_dropped", "other_tail", "neighbours_logprobs"};
+  std::set<std::string> names = {"square_forgotten",         "base_2", "label_term_dropped", "other_tail", "neighbours_logprobs",
+                                 "label_temperature_ignored"};
   if (divergence.ends_with("_kl")) names.insert("direction_swapped");
   if (divergence == "jsd" || divergence.starts_with("skew")) names.insert("beta_swapped");
   return names;
@@ -83,7 +89,7 @@ TEST_P(GradcheckSparse, EveryMutantIsCaughtByAGateOfWhatItAlters) {
       if (per_row) wanted.insert("first_row_upstream");
       std::set<std::string> of_values = {"agreement_flipped"};
       for (const std::string& name : mutants_of(divergence)) {
-        if (per_row || (name != "square_forgotten" && name != "label_term_dropped")) of_values.insert(name + "_in_value");
+        if (per_row || !is_of_rows(name)) of_values.insert(name + "_in_value");
       }
       ThreadTeam team(2);
       for (const MutantVerdict& mutant : judge_mutants(check.config, check.inputs, check.results, check.verdict, team)) {

@@ -43,7 +43,8 @@ __global__ void pair_stage(impl::Distillation loss, const RowState* students, co
                            double* losses, impl::PairCoefficients* coefficients, std::int64_t rows) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= rows) return;
-  impl::PairStats stats{impl::make_row_stats(students[i]), impl::make_row_stats(teachers[i]), sums[i]};
+  const impl::RowStats student = impl::make_row_stats(students[i]);
+  impl::PairStats stats{student, impl::make_row_stats(teachers[i]), student, sums[i]};
   coefficients[i] = loss.pair_coefficients(i);
   const impl::DivergenceTerm label = impl::label_term({}, stats.student, stats.teacher);
   stats.sums.divergence += label.value;

@@ -258,7 +258,8 @@ def batch(dtype: Any, width: int = 1003) -> tuple[Any, Any, Any]:
     ("dtype", "kind", "how"),
     [
         (jnp.float32, "jeffreys", {"grad_in_forward": False}),
-        (jnp.bfloat16, "skew_forward_kl", {"reduction": "none"}),
+        (jnp.float32, "forward_kl", {"label_temperature": np.float32(0.8)}),
+        (jnp.bfloat16, "skew_forward_kl", {"reduction": "none", "label_temperature": 0.8}),
         (jnp.float16, "total_variation", {"reduction": "sum"}),
     ],
 )
@@ -275,7 +276,9 @@ def test_value_gradient_and_rows_are_those_of_float64(
         def wanted(x: Any) -> Any:
             log_p = jax.nn.log_softmax(x / 2)
             log_q = jax.nn.log_softmax(jnp.asarray(np.asarray(teacher, np.float64)) / 2)
-            logp = jnp.take_along_axis(log_p, jnp.asarray(labels)[..., None] * used[..., None], -1)
+            at_label = jax.nn.log_softmax(x / how.get("label_temperature", 2.0))
+            columns = jnp.asarray(labels)[..., None] * used[..., None]
+            logp = jnp.take_along_axis(at_label, columns, -1)
             divergence = reference(kind, 0.3, log_p, log_q)
             rows = weights * used * (0.25 * -logp[..., 0] + 0.75 * 4 * divergence)
             if "reduction" not in how:

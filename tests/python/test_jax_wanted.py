@@ -92,7 +92,9 @@ def labels_of_rows() -> Any:
     return jnp.asarray(labels, jnp.int32)
 
 
-def wanted_of_heads(arrays: dict[str, Any], labels: Any, kind: str, upstream: Any) -> Any:
+def wanted_of_heads(
+    arrays: dict[str, Any], labels: Any, kind: str, upstream: Any, label_temperature: float
+) -> Any:
     """The loss of each row with alpha 0.3, and the gradients of what ``upstream`` makes of them, in float64."""
     with jax.enable_x64(True):
         fixed = {name: wide(x) for name, x in arrays.items()}
@@ -101,9 +103,10 @@ def wanted_of_heads(arrays: dict[str, Any], labels: Any, kind: str, upstream: An
         columns, used = jnp.maximum(np.asarray(labels), 0)[..., None], np.asarray(labels) != -100
 
         def loss(hidden: Any, head: Any, bias: Any) -> Any:
-            log_p = jax.nn.log_softmax(hidden @ head + bias)
-            rows = 0.7 * divergence_of(log_p, log_q, kind)
-            rows = (rows - 0.3 * jnp.take_along_axis(log_p, columns, -1)[..., 0]) * used
+            z = hidden @ head + bias
+            rows = 0.7 * divergence_of(jax.nn.log_softmax(z), log_q, kind)
+            at_label = jax.nn.log_softmax(z / label_temperature)
+            rows = (rows - 0.3 * jnp.take_along_axis(at_label, columns, -1)[..., 0]) * used
             return (rows * np.asarray(upstream, np.float64)).sum(), rows
 
         student = [fixed[name] for name in STUDENT]
@@ -131,7 +134,8 @@ def test_two_heads_are_autograd_s(
     arrays, labels = heads(dtype), labels_of_rows()
     per_row = "reduction" in how
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if per_row else np.full((2, 5), 1 / 8)
-    rows, gradients = wanted_of_heads(arrays, labels, kind, upstream)
+    label_temperature = 0.5 if kind == "jsd" else 1.0
+    rows, gradients = wanted_of_heads(arrays, labels, kind, upstream, label_temperature)
     turned = {name: x.T for name, x in arrays.items() if name.endswith("head") and per_row}
 
     def ours(student: dict[str, Any]) -> Any:
@@ -142,6 +146,7 @@ def test_two_heads_are_autograd_s(
             labels=labels,
             divergence=kind,
             alpha=0.3,
+            label_temperature=label_temperature,
             outputs=("divergence", "agreement"),
             implementation=of,
             **how,
@@ -393,11 +398,12 @@ def test_sparse_teachers_are_autograd_s(
     ids, log_q = sparse_teacher(2, 5)
     labels = jnp.stack([ids[0, :, 3], jnp.arange(5)]).at[1, 1].set(-100)
     used = np.asarray(labels) != -100
+    label_temperature = 0.5 if kind == "jsd" else 2.0
 
     with jax.enable_x64(True):
 
         def wanted(x: Any) -> Any:
-            log_p = jax.nn.log_softmax(x / 2)
+            log_p = jax.nn.log_softmax(x / label_temperature)
             of_labels = np.asarray(labels)[..., None] * used[..., None]
             logp = jnp.take_along_axis(log_p, of_labels, -1)[..., 0]
             divergence = sparse_reference(x / 2, ids, log_q, tail, kind)
@@ -409,6 +415,7 @@ def test_sparse_teachers_are_autograd_s(
 
     def ours(x: Any) -> Any:
         options = {"tail": tail, "divergence": kind, "alpha": 0.25, "temperature": 2.0}
+        options["label_temperature"] = label_temperature
         return sparse_distillation(
             x, ids, log_q, labels, outputs="divergence", implementation=of, **options
         )

@@ -63,7 +63,12 @@ def test_value_and_gradient_are_autograd_s(dtype: torch.dtype, kind: str, reduct
     weights = torch.linspace(0.5, 1.5, 10).view(2, 5)
     used = labels != -100
     wide = logits.double().requires_grad_()
-    cross_entropy = -(wide / 2).log_softmax(-1).gather(-1, labels.clamp(0)[..., None])[..., 0]
+    label_temperature = {"none": None, "sum": 0.7, "mean": 1.0}[reduction]
+    cross_entropy = (
+        -(wide / (label_temperature or 2))
+        .log_softmax(-1)
+        .gather(-1, labels.clamp(0)[..., None])[..., 0]
+    )
     divergence = reference(wide, teacher, kind, 0.3, 2.0)
     rows = weights * used * (0.25 * cross_entropy + 0.75 * 4 * divergence)
     wanted = rows if reduction == "none" else rows.sum()
@@ -80,6 +85,7 @@ def test_value_and_gradient_are_autograd_s(dtype: torch.dtype, kind: str, reduct
                 divergence=kind,
                 beta=0.3,
                 alpha=0.25,
+                label_temperature=label_temperature,
                 temperature=2.0,
                 scale_by_temperature_squared=True,
                 token_weights=weights,

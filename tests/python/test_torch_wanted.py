@@ -74,7 +74,9 @@ def test_two_heads_are_autograd_s(dtype: torch.dtype, kind: str, reduction: str)
     teacher = wide["teacher_input"] @ wide["teacher_weight"].T + wide["teacher_bias"]
     log_p = z.log_softmax(-1)
     rows = 0.7 * divergence_of(log_p, teacher.log_softmax(-1), kind)
-    rows = (rows - 0.3 * log_p.gather(-1, labels.clamp(0)[..., None])[..., 0]) * (labels != -100)
+    label_temperature = 0.5 if kind == "jsd" else None
+    at_label = (z / (label_temperature or 1)).log_softmax(-1)
+    rows = (rows - 0.3 * at_label.gather(-1, labels.clamp(0)[..., None])[..., 0]) * (labels != -100)
     wanted = rows if reduction == "none" else rows.sum() / (labels != -100).sum()
     gradients = torch.autograd.grad(wanted.sum(), [wide[name] for name in student])
     for in_forward in (None, False):
@@ -84,6 +86,7 @@ def test_two_heads_are_autograd_s(dtype: torch.dtype, kind: str, reduction: str)
             target=labels,
             divergence=kind,
             alpha=0.3,
+            label_temperature=label_temperature,
             reduction=reduction,
             outputs=("divergence", "agreement"),
             grad_in_forward=in_forward,
@@ -225,7 +228,10 @@ def test_sparse_teachers_are_autograd_s(kind: str, tail: str) -> None:
     x = torch.randn(2, 5, V, generator=generator) * 2
     log_q, ids = torch.randn(2, 5, V, generator=generator).mul(3).log_softmax(-1).topk(20)
     wide = x.double().requires_grad_()
-    wanted = sparse_reference(wide, ids, log_q, tail, kind).mean()
+    labels = torch.randint(0, V, (2, 5), generator=generator)
+    labels[0] = ids[0, :, 2]
+    logp = (wide / 0.5).log_softmax(-1).gather(-1, labels[..., None])
+    wanted = 0.75 * sparse_reference(wide, ids, log_q, tail, kind).mean() - 0.25 * logp.mean()
     wanted.backward()
     for in_place in (False, True):
         leaf = x.clone().requires_grad_()
@@ -233,8 +239,11 @@ def test_sparse_teachers_are_autograd_s(kind: str, tail: str) -> None:
             leaf * 1,
             ids.int(),
             log_q,
+            labels,
             tail=tail,
             divergence=kind,
+            alpha=0.25,
+            label_temperature=0.5,
             outputs="divergence",
             inplace_backward=in_place,
         )

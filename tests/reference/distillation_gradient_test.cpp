@@ -105,6 +105,7 @@ TEST(DistillationGradient, EveryDivergenceTransformAndMixtureMatchesDifferences)
         if (transform.softcap != 0.0) c.options.teacher = {1.1, 4.0, 0.8};
         c.options.scale_by_temperature_squared = alpha != 0.0;
         c.options.alpha = alpha;
+        if (kind.beta != 0.5) c.options.label_temperature = 1.4;
         c.options.valid_vocab = kValid;
         c.labels = {1, 4, -100, 0};
         c.token_weights = {1.0, 0.5, 7.0, 2.0};

@@ -196,18 +196,20 @@ std::vector<unsigned char> LinearCase::gradient_bytes() const {
   return bytes;
 }
 
-CheckResult LinearCase::check(const reference::Transform& transform, const RowGradient& compute_gradient) const {
+CheckResult LinearCase::check(const reference::Transform& transform, const RowGradient& compute_gradient,
+                              const std::optional<reference::Transform>& of_logp) const {
   tools::LinearOracleCase oracle_case(operands_, norms_, {spec_.dhidden, spec_.dhead, spec_.dbias});
   RowOutputCheck outputs(args());
   const bool has_gradient = spec_.dhidden || spec_.dhead || spec_.dbias;
-  reference::SoftmaxRow softmax;
+  reference::SoftmaxRow softmax, logp_row;
   reference::GradientRow gradient;
   for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
     if (used_[index(i)] == 0) outputs.add(i, nullptr);
   }
   for_each_linear_row(operands_, norms_, used_rows(), [&](const tools::LinearRow& row) {
     softmax.compute(transform, row.logits, row_.labels()[index(row.row)]);
-    outputs.add(row.row, &softmax, &row);
+    logp_row.compute(of_logp.value_or(transform), row.logits, row_.labels()[index(row.row)]);
+    outputs.add(row.row, &softmax, &row, &logp_row);
     compute_gradient(row, softmax, gradient);
     if (has_gradient) oracle_case.add_row(row, softmax, gradient);
   });

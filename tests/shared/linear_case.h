@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "check/linear_metric.h"
@@ -88,7 +89,9 @@ class LinearCase {
   using RowGradient =
       std::function<void(const tools::LinearRow& row, const reference::SoftmaxRow& softmax, reference::GradientRow& gradient)>;
   // Row outputs, the gradients that there are, and what surrounds every buffer. `compute_gradient` fills a row's dlogits.
-  CheckResult check(const reference::Transform& transform, const RowGradient& compute_gradient) const;
+  // `of_logp`: the transform of the row output logp, if another.
+  CheckResult check(const reference::Transform& transform, const RowGradient& compute_gradient,
+                    const std::optional<reference::Transform>& of_logp = {}) const;
 
   // For tests that spoil them.
   GuardedMatrix& dhidden() { return dhidden_; }

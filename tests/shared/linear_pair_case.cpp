@@ -1,5 +1,7 @@
 #include "tests/shared/linear_pair_case.h"
 
+#include <cmath>
+
 #include "check/distillation_oracle_case.h"
 #include "check/linear_pair.h"
 #include "tests/shared/pair_case.h"
@@ -68,7 +70,7 @@ CheckResult LinearPair::check(const tileloss_distillation_options& options) cons
   tools::OutputMetric loss("loss"), divergence("divergence"), entropy("teacher_entropy");
   std::vector<double> losses(rows), magnitudes(rows);
   tools::PairRow pair;
-  CheckResult result = student_.check(oracle_options.student, [&](const auto& at, const auto&, auto& gradient) {
+  const auto check_row = [&](const auto& at, const auto&, auto& gradient) {
     const auto i = static_cast<std::size_t>(at.row);
     const Row& other = teacher_rows[i];
     pair.compute(oracle_options, at.logits, other.logits, row_case.labels()[i]);
@@ -84,7 +86,10 @@ CheckResult LinearPair::check(const tileloss_distillation_options& options) cons
     }
     oracle_case.row_gradient(at.row, pair, gradient);
     errors.set_blur(gradient);
-  });
+  };
+  reference::Transform of_logp = oracle_options.student;
+  if (!std::isnan(oracle_options.label_temperature)) of_logp.temperature = oracle_options.label_temperature;
+  CheckResult result = student_.check(oracle_options.student, check_row, of_logp);
   for (std::int64_t i = 0; present(args.divergence) && i < student_.spec().row.rows; ++i) {
     if (oracle.is_ignored(i)) divergence.add(i, output_at(args.divergence, i), 0, 0);
   }

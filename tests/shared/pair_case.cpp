@@ -37,6 +37,7 @@ reference::DistillationOptions make_oracle_options(const tileloss_distillation_o
   if (!std::isnan(number(options.teacher_temperature))) oracle.teacher.temperature = number(options.teacher_temperature);
   oracle.scale_by_temperature_squared = options.scale_by_temperature_squared != 0;
   oracle.alpha = number(options.alpha);
+  oracle.label_temperature = number(options.label_temperature);
   oracle.num_items = number(options.num_items);
   oracle.ignore_index = options.logit.ignore_index;
   oracle.reduction = options.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
@@ -99,7 +100,7 @@ CheckResult check_distillation(const PairCase& c, const tileloss_distillation_op
     }
     const tools::ExpectedRow wanted = ignored ? tools::ExpectedRow{} : pair.expected();
     const double magnitude = ignored ? 0 : pair.output_magnitude();
-    outputs.add(i, ignored ? nullptr : &pair.student());
+    outputs.add(i, ignored ? nullptr : &pair.student(), nullptr, &pair.values().at_label_temperature());
     if (present(args.divergence)) divergence_metric.add(i, output_at(args.divergence, i), wanted.divergence, magnitude);
     if (present(args.teacher_entropy)) {
       entropy_metric.add(i, output_at(args.teacher_entropy, i), wanted.teacher_entropy, magnitude);

@@ -24,12 +24,19 @@ class RowOutputCheck {
  public:
   explicit RowOutputCheck(const tileloss_args& args) : args_(args) {}
 
-  // `softmax` null: an ignored row, whose outputs are 0 (argmax -1). `linear`: where the logits came of products.
-  void add(std::int64_t row, const reference::SoftmaxRow* softmax, const tools::LinearRow* linear = nullptr) {
-    const reference::RowOutputs expected = softmax != nullptr ? softmax->outputs() : reference::RowOutputs{};
-    const tools::OutputMagnitudes magnitudes = softmax == nullptr  ? tools::OutputMagnitudes{}
-                                               : linear == nullptr ? tools::output_magnitudes(*softmax)
-                                                                   : tools::linear_output_magnitudes(*softmax, *linear);
+  // `softmax` null: an ignored row, whose outputs are 0 (argmax -1). `linear`: where the logits came of products. `of_logp`:
+  // whose logp it is, if another's.
+  void add(std::int64_t row, const reference::SoftmaxRow* softmax, const tools::LinearRow* linear = nullptr,
+           const reference::SoftmaxRow* of_logp = nullptr) {
+    const auto magnitudes_of = [&](const reference::SoftmaxRow& of) {
+      return linear == nullptr ? tools::output_magnitudes(of) : tools::linear_output_magnitudes(of, *linear);
+    };
+    reference::RowOutputs expected = softmax != nullptr ? softmax->outputs() : reference::RowOutputs{};
+    tools::OutputMagnitudes magnitudes = softmax != nullptr ? magnitudes_of(*softmax) : tools::OutputMagnitudes{};
+    if (softmax != nullptr && of_logp != nullptr) {
+      expected.logp = of_logp->outputs().logp;
+      magnitudes[tools::kLogp] = magnitudes_of(*of_logp)[tools::kLogp];
+    }
     for (std::size_t o = 0; o < tools::kRowOutputCount; ++o) {
       const tools::RowOutput& output = tools::row_outputs()[o];
       const tileloss_vector& vector = args_.*output.argument;

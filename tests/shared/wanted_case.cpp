@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "check/pair_row.h"
 #include "check/soft_labels_oracle_case.h"
 #include "check/sparse_oracle_case.h"
 #include "support/synthetic.h"
@@ -44,21 +45,23 @@ class Judgement {
     add_loss(i, 0, 0);
     if (c_.spec().dlogits) gradient_.add_ignored_row(i, c_.dlogits_row(i), c_.spec().vocab);
   }
+  // `values`: of a row whose label may have a temperature of its own.
   void add(std::int64_t i, const reference::SoftmaxRow& softmax, double loss, double magnitude, std::span<const double> dlogits,
-           std::span<const double> magnitudes, double scale) {
-    outputs_.add(i, &softmax);
+           std::span<const double> magnitudes, double scale, const reference::DistillationRow* values = nullptr) {
+    outputs_.add(i, &softmax, nullptr, values == nullptr ? nullptr : &values->at_label_temperature());
+    const reference::SoftmaxRow& wider = values == nullptr ? softmax : tools::wider_row(*values);
     add_loss(i, loss, std::fmax(magnitude * std::fabs(oracle_.token_weight(i)), kTiny));
     if (!c_.spec().dlogits) return;
     gradient_.add_row(i, c_.dlogits_row(i), c_.spec().vocab,
                       {.gradient = dlogits,
                        .magnitude = magnitudes,
                        .blur = {},
-                       .z = softmax.logits_z(),
-                       .max = softmax.max(),
-                       .scale = softmax.dz_dx(0) * scale,
-                       .transformed = !softmax.transform().is_identity(),
+                       .z = wider.logits_z(),
+                       .max = wider.max(),
+                       .scale = wider.largest_slope() * scale,
+                       .transformed = !wider.transform().is_identity(),
                        .target = std::max<std::int64_t>(softmax.label(), 0),
-                       .others_distance = tools::others_distance(softmax)});
+                       .others_distance = tools::others_distance(wider)});
   }
   CheckResult finish(bool per_row, std::vector<tools::Gate> more) {
     CheckResult result;
@@ -235,6 +238,7 @@ CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options&
   oracle_options.student = make_transform(options.logit);
   oracle_options.scale_by_temperature_squared = options.scale_by_temperature_squared != 0;
   oracle_options.alpha = number(options.alpha);
+  oracle_options.label_temperature = number(options.label_temperature);
   oracle_options.reduction = reduction_of(options.reduction);
   oracle_options.num_items = number(options.num_items);
   oracle_options.ignore_index = options.logit.ignore_index;
@@ -265,7 +269,7 @@ CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options&
     oracle_case.row_gradient(i, sparse, gradient);
     const double magnitude = sparse.output_magnitude();
     judgement.add(i, sparse.student(), oracle_case.row_loss(i, sparse), magnitude * sparse.square(), gradient.gradient,
-                  gradient.magnitude, judgement.weight(i));
+                  gradient.magnitude, judgement.weight(i), &sparse.values());
     if (!present(args.divergence)) continue;
     divergence.add(i, output_at(args.divergence, i), sparse.expected().divergence, magnitude);
     entropy.add(i, output_at(args.teacher_entropy, i), sparse.expected().teacher_entropy, magnitude);

@@ -179,6 +179,7 @@ PairJob make_pair_job(const Problem& p, const RowStage& stage) {
   const tileloss_args& a = p.args;
   PairJob job;
   job.divergence = stage.divergence();
+  job.label_transform = make_label_transform(p);
   job.teacher = p.loss->info.teacher;
   switch (job.teacher) {
     case Teacher::kNone: break;

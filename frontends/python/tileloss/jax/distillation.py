@@ -26,6 +26,7 @@ def distillation(
     divergence: str = "forward_kl",
     beta: float = 0.5,
     alpha: Number = 0.0,
+    label_temperature: Number | None = None,
     mask: Array | None = None,
     token_weights: Array | None = None,
     ignore_index: int = -100,
@@ -65,7 +66,9 @@ def distillation(
             mode.
         teacher: the teacher's logits, of the same shape and dtype. Their gradient is 0, as under `jax.lax.stop_gradient`.
         labels: [...] integers; needed where alpha is not 0. Rows with ``ignore_index`` are not read: they may hold NaN.
-        alpha: in [0, 1]: a number, or an array of one element, which may be traced; so may ``num_items`` and both temperatures.
+        alpha: in [0, 1]: a number, or an array of one element, which may be traced; so may ``num_items`` and the temperatures.
+        label_temperature: that of the cross-entropy, its log p_y and the row output ``logp``, such as 1 beside a divergence at
+            a higher one (Hinton et al., 2015). None: ``temperature``.
         mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
         token_weights: [...] or flat [N] w.
         reduction: "none", "sum" or "mean": over the sum of w_i of the rows in use, or over ``num_items``.
@@ -94,6 +97,7 @@ def distillation(
         "divergence": divergence,
         "beta": beta,
         "alpha": alpha,
+        "label_temperature": label_temperature,
         "reduction": reduction,
         "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,
@@ -128,6 +132,7 @@ def linear_distillation(
     divergence: str = "forward_kl",
     beta: float = 0.5,
     alpha: Number = 0.0,
+    label_temperature: Number | None = None,
     mask: Array | None = None,
     token_weights: Array | None = None,
     ignore_index: int = -100,
@@ -172,6 +177,7 @@ def linear_distillation(
         "divergence": divergence,
         "beta": beta,
         "alpha": alpha,
+        "label_temperature": label_temperature,
         "reduction": reduction,
         "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,

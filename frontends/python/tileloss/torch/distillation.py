@@ -25,6 +25,7 @@ def distillation(
     divergence: str = "forward_kl",
     beta: float = 0.5,
     alpha: Number = 0.0,
+    label_temperature: Number | None = None,
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     ignore_index: int = -100,
@@ -64,6 +65,8 @@ def distillation(
         teacher: the teacher's logits, of the same shape and dtype. They have no gradient.
         target: labels, [...] int64, int32 or uint8; needed where alpha is not 0. Rows with ``ignore_index`` are not read.
         alpha: in [0, 1]: a number or a tensor of one element.
+        label_temperature: that of the cross-entropy, its log p_y and the row output ``logp``, such as 1 beside a divergence at
+            a higher one (Hinton et al., 2015). None: ``temperature``.
         mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
         token_weights: [...] or flat [N] w, converted to float32.
         reduction: "none", "sum" or "mean": over the sum of w_i of the rows in use, or over ``num_items``.
@@ -93,6 +96,7 @@ def distillation(
         "divergence": divergence,
         "beta": beta,
         "alpha": alpha,
+        "label_temperature": label_temperature,
         "reduction": reduction,
         "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,
@@ -127,6 +131,7 @@ def linear_distillation(
     divergence: str = "forward_kl",
     beta: float = 0.5,
     alpha: Number = 0.0,
+    label_temperature: Number | None = None,
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     ignore_index: int = -100,
@@ -174,6 +179,7 @@ def linear_distillation(
         "divergence": divergence,
         "beta": beta,
         "alpha": alpha,
+        "label_temperature": label_temperature,
         "reduction": reduction,
         "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,

@@ -1,6 +1,7 @@
 // A row of which a sparse teacher knows some columns. Those are done in double, one by one; the student's sums over the others
 // are a forward sweep over a copy of its logits where they are -inf, so that the mass of the others is a sum, and not what 1 has
-// left. The gradient of the others is p times one number: a backward sweep.
+// left. The gradient of the others is p times one number: a backward sweep, or where the label has a temperature of its own the
+// gradient of a pair whose other side is 0.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_KNOWN_COLUMNS_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_KNOWN_COLUMNS_H_
 
@@ -23,13 +24,14 @@ class KnownColumnsWorker : public PairWorkerBase {
     gather(i, x);
     PairStats stats;
     stats.student = student(i, x);
+    stats.label = label(i, x, stats.student, scratch_.student);
     diverge(i, x, stats);
     visitor_.visit(i, stats);
     if (!wants_gradient()) return;
     if (std::isnan(stats.sums.divergence)) {
       spoil(i);
     } else {
-      write(i, x, stats.student);
+      write(i, x, stats);
     }
     finish(i, rows_.columns);
   }
@@ -202,38 +204,69 @@ class KnownColumnsWorker : public PairWorkerBase {
     return true;
   }
 
-  void write(std::int64_t i, const std::byte* x, const RowStats& stats) {
+  void write(std::int64_t i, const std::byte* x, const PairStats& stats) {
     const PairCoefficients c = visitor_.coefficients(i);
     const std::int64_t label = rows_.targets[i];
-    const double label_slope = label >= 0 ? rows_.transform.derivative(load_element(rows_.storage, x, label)) : 0;
+    const double slope = label >= 0 ? rows_.transform.derivative(load_element(rows_.storage, x, label)) : 0;
     // dD/dz of a column that is not known, over its p.
     double of_others = 0;
     if (c.has_divergence && job_.known.tail != Tail::kRenormalise) {
       of_others = -c.form * slope_sum_;
       if (has_tail_ && tail_.p != 0) of_others += c.form * tail_.dz / tail_.p;
     }
+    write_others(i, x, stats, c.target, of_others);
+    const double ratio = label_slope(), of_label = c.target * ratio;
+    if (label >= 0 && label_ == nullptr) {
+      const double p = stats.student.p;
+      put(i, label, (of_label * stats.label.one_minus_p + (p == 0 ? 0 : p * of_others)) * slope);
+    }
+    for (const KnownColumn& k : known_) {
+      double dz = of_label * (&k == label_ ? stats.label.one_minus_p : -std::exp((k.z - max_) * ratio - stats.label.log_sum));
+      if (c.has_divergence) dz += c.form * (k.dz - k.p * slope_sum_);
+      put(i, k.column, dz * k.slope);
+    }
+  }
+
+  // Of all columns as if none were known, dz = p of_others - target p of the label's temperature.
+  void write_others(std::int64_t i, const std::byte* x, const PairStats& stats, double target, double of_others) const {
+    const RowScratch& scratch = scratch_.student;
+    if (job_.label_transform && target != 0) {
+      const PairSide apart = label_side(x, stats.label);
+      PairRow pair;
+      pair.student = side(x, rows_.transform, stats.student, scratch);
+      pair.teacher.exps = scratch_.teacher.stash;
+      pair.columns = rows_.columns;
+      pair.vocab_block = scratch.vocab_block;
+      pair.divergence.kind = DivergenceKind::kSoftLabels;
+      pair.exponents = scratch_.exponents;
+      pair.label = &apart;
+      pair.dx = dlogits(i);
+      pair.stream = rows_.dlogits != rows_.logits;
+      pair.coefficients.form = 1;
+      pair.coefficients.target = target;
+      std::fill_n(pair.teacher.exps, round_up(rows_.columns, 64), 0.0f);
+      const PairTable& kernels = rows_.kernels->pair[rows_.storage];
+      if (is_capped()) kernels.diverge(pair);
+      pair.sums.mean = -of_others;
+      kernels.gradient(pair);
+      return;
+    }
     RowGradient g;
-    g.stats = stats;
-    g.coefficients.target = c.target;
+    g.stats = stats.student;
+    g.coefficients.target = target;
     g.coefficients.prob_plus_target = of_others;
     BackwardRow b = make_backward(g, rows_.transform);
     b.x = x;
     b.dx = dlogits(i);
     b.columns = rows_.columns;
-    b.vocab_block = scratch_.student.vocab_block;
+    b.vocab_block = scratch.vocab_block;
     if (!is_capped()) {
-      b.stash = scratch_.student.stash;
-      b.references = scratch_.student.references;
+      b.stash = scratch.stash;
+      b.references = scratch.references;
     }
-    b.operands = scratch_.student.operands;
+    b.operands = scratch.operands;
     b.stream = rows_.dlogits != rows_.logits;
     rows_.kernels->run[rows_.storage](nullptr, &b);
-    if (label >= 0 && label_ == nullptr) put(i, label, target_gradient(g, 1) * label_slope);
-    for (const KnownColumn& k : known_) {
-      double dz = c.target * (&k == label_ ? stats.one_minus_p : -std::exp(k.z - max_ - stats.log_sum));
-      if (c.has_divergence) dz += c.form * (k.dz - k.p * slope_sum_);
-      put(i, k.column, dz * k.slope);
-    }
   }
 
   void put(std::int64_t i, std::int64_t column, double dx) const {

@@ -21,6 +21,7 @@ class PairWorker : public PairWorkerBase {
     const bool shifts = job_.divergence.kind == DivergenceKind::kSkewForwardKl && wants_gradient();
     stats.student = sweep_side(i, x, rows_.transform, student_, shifts ? kArgmax : kNoSums);
     stats.teacher = sweep_side(i, teacher, job_.teacher_transform, teacher_);
+    stats.label = label(i, x, stats.student, student_);
     const bool is_finite = std::isfinite(stats.student.max) && std::isfinite(stats.teacher.max);
     PairRow pair;
     pair.student = side(x, rows_.transform, stats.student, student_);
@@ -37,8 +38,10 @@ class PairWorker : public PairWorkerBase {
     pair.exponents = exponents_;
     const bool is_certain = is_finite && rows_.columns == 1;  // p = q = 1, whatever exp rounds
     double slope = 0;
+    const PairSide apart = label_side(x, stats.label);
     if (wants_gradient()) {
       pair.coefficients = visitor_.coefficients(i);
+      if (job_.label_transform && pair.coefficients.target != 0) pair.label = &apart;
       pair.dx = dlogits(i);
       pair.stream = rows_.dlogits != rows_.logits;
       // Read now: in place, the sweep overwrites the logit.
@@ -59,7 +62,7 @@ class PairWorker : public PairWorkerBase {
       spoil(i);
     } else if (!is_certain) {
       if (!pair.has_gradient) {
-        pair.coefficients.has_divergence ? kernels.gradient(pair) : write_cross_entropy(x, stats.student, pair);
+        pair.coefficients.has_divergence ? kernels.gradient(pair) : write_cross_entropy(x, stats.label, pair);
       }
       if (pair.target >= 0) write_label(stats, label, slope, pair);
     }
@@ -85,7 +88,7 @@ class PairWorker : public PairWorkerBase {
     RowGradient g;
     g.stats = stats;
     g.coefficients.target = pair.coefficients.target;
-    BackwardRow b = make_backward(g, rows_.transform);
+    BackwardRow b = make_backward(g, label_transform());
     b.x = x;
     b.dx = pair.dx;
     b.columns = rows_.columns;
@@ -102,7 +105,7 @@ class PairWorker : public PairWorkerBase {
 
   void write_label(const PairStats& stats, const DivergenceTerm& label, double slope, const PairRow& pair) const {
     const PairCoefficients& c = pair.coefficients;
-    double dz = c.target * stats.student.one_minus_p;
+    double dz = c.target * stats.label.one_minus_p * label_slope();
     if (c.has_divergence) {
       // g - mean, the mean's own part taken together with g: of a certain label they all but cancel.
       // Where both are infinite the gradient is NaN.
@@ -138,6 +141,7 @@ class SoftLabelWorker : public PairWorkerBase {
     pair.vocab_block = student_.vocab_block;
     pair.divergence = job_.divergence;
     pair.exponents = exponents_;
+    stats.label = stats.student;
     bool is_finite = std::isfinite(stats.student.max);
     if (is_finite) {
       weigh(wanted_row(i));

@@ -3,6 +3,8 @@
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_PAIR_DRIVER_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_PAIR_DRIVER_H_
 
+#include <optional>
+
 #include "backends/cpu/sweep/driver.h"
 
 namespace tileloss::impl::cpu {
@@ -42,6 +44,7 @@ class PairVisitor {
 struct PairJob {
   SweepJob student;
   Divergence divergence;
+  std::optional<LogitTransform> label_transform;  // of the label's cross-entropy; none: the student's
   Teacher teacher = Teacher::kLogits;
   std::int64_t teacher_stride = 0;  // elements, of teacher_logits or target_probs
   // Of Teacher::kLogits:

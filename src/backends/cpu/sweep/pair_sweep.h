@@ -5,7 +5,8 @@
 // divergence reads both rows' exps and logits once more, 12 bytes, and takes a logarithm where it has a mixture; the gradient is
 // a linear combination of the student's exps and of what the divergence has left of the teacher's, 8 bytes read and 2 written.
 //
-// With a softcap a stash holds slopes, so that exps are made again, into arrays in L1.
+// With a softcap a stash holds slopes, so that exps are made again, into arrays in L1. A label with a temperature of its own
+// takes an exp an element more, in the gradient.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
 
@@ -48,7 +49,6 @@ class PairSweep : BackwardSweep<Simd, T> {
       offset = Simd::set(nearest);
     }
     const T* x() const { return static_cast<const T*>(row.x); }
-    bool is_capped() const { return row.transform.softcap > 0; }
     // What a stash is relative to: a block of -inf alone, before any other, has a reference of its own.
     double reference(std::int64_t vocab_block) const {
       const double stored = row.references[vocab_block];
@@ -61,6 +61,13 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   static F set(double x) { return Simd::set(static_cast<float>(x)); }
 
+  static bool is_capped(const PairSide& side) { return side.transform.softcap > 0; }
+  // Whether the exps become probabilities before anything else is done. A divergence without a mean writes its gradient at once,
+  // but for a label's temperature.
+  static bool has_probabilities(const PairRow& row) {
+    return is_capped(row.student) || is_capped(row.teacher) || (row.label != nullptr && !has_mean(row.divergence.kind));
+  }
+
   // What a form needs of a pair of columns: p, q and t of p's side less that of q's, in the units of p's; p is the student's,
   // or where the form swaps them the teacher's.
   struct Columns {
@@ -70,6 +77,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     return {Simd::negative_fma(of_q.a, ratio, of_p.a), Simd::negative_fma(of_q.b, ratio, of_p.b)};
   }
   [[gnu::always_inline]] static Pair times(Pair v, F factor) { return {Simd::mul(v.a, factor), Simd::mul(v.b, factor)}; }
+  [[gnu::always_inline]] static Pair times(Pair v, Pair w) { return {Simd::mul(v.a, w.a), Simd::mul(v.b, w.b)}; }
 
   // From logits and stashes, where there is no softcap.
   struct FromLogits {
@@ -135,7 +143,7 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
   static void probabilities(const PairRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
-    if (side.is_capped()) {
+    if (is_capped(side.row)) {
       probabilities<Softcap<Simd, Loop::kFine>>(row, side, start, n, exponents);
     } else {
       probabilities<Linear<Simd>>(row, side, start, n, exponents);
@@ -155,7 +163,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     double p = 0, form = 0;
     Factors(const PairRow& row, double slope) {
       const PairCoefficients& c = row.coefficients;
-      p = (c.form * (has_mean(row.divergence.kind) ? -row.sums.mean : 1) - c.target) * slope;
+      p = (c.form * (has_mean(row.divergence.kind) ? -row.sums.mean : 1) - (row.label == nullptr ? c.target : 0)) * slope;
       form = c.form * slope;
     }
   };
@@ -198,6 +206,84 @@ class PairSweep : BackwardSweep<Simd, T> {
     }
   }
 
+  // The label's own cross-entropy, -target p of its temperature: exps from logits once more, and what they are multiplied by.
+  template <class Transform>
+  struct LabelTerm {
+    Block<Transform> block;
+    F offset, factor;
+    // `slope_unit`: of the slopes that the term is multiplied by.
+    LabelTerm(const PairRow& row, double slope_unit) : block(row.label->transform) {
+      const Side side(*row.label);
+      offset = side.offset;
+      double share = side.share_of(side.own);
+      if constexpr (Transform::kIsCentered) {
+        const float largest = Base::block_max(side.x(), row.columns);
+        block.transform.center = Simd::set(largest > -kInfinity ? largest : 0);
+        offset = Simd::set(0);
+        share = __builtin_exp(static_cast<double>(row.label->transform.value(largest)) - row.label->max) / row.label->sum;
+      }
+      factor = Base::coefficient(-row.coefficients.target * share * row.label->transform.scale / slope_unit);
+    }
+    // For dx of a block whose operands and slopes are the student's: they do not depend on a temperature.
+    template <class Own>
+    void start(const Block<Own>& student) {
+      block.operands = student.operands;
+      block.operands_lost = student.operands_lost;
+      block.slopes = student.slopes;
+    }
+    [[gnu::always_inline]] Pair operator()(const T* x, std::int64_t i, int count) const {
+      typename Loop::Reduced reduced;
+      Loop::reduce(block, i, count < kPair ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i), offset, reduced);
+      return Loop::exp2(reduced);
+    }
+  };
+
+  // gradient_block with a LabelTerm; `other_factor` is of what has been left of the teacher's exps, whatever it is.
+  template <Write kWrite, class Transform, class Label>
+  static void gradient_block_with_label(const PairRow& row, Block<Transform>& b, Label& label, std::int64_t start, std::int64_t n,
+                                        F p_factor, F other_factor) {
+    const T* x = static_cast<const T*>(row.student.x) + start;
+    T* dx = static_cast<T*>(row.dx) + start;
+    Operands<Transform> operands(row.student.operands, row.vocab_block);
+    operands.compute(b, x, n);
+    label.start(b);
+    const float *exps = row.student.exps + start, *others = row.teacher.exps + start;
+    for (std::int64_t i = 0; i < n; i += kPair) {
+      const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
+      Pair p = Loop::load_floats(exps + i), other = Loop::load_floats(others + i), own = label(x, i, count);
+      if constexpr (Transform::kHasSlope) {  // which is in the factors' way if it is large: they are divided by its unit
+        const Pair slope = Loop::load_floats(b.slopes + i);
+        p = times(p, slope);
+        other = times(other, slope);
+        own = times(own, slope);
+      }
+      const Pair g = {Simd::fma(p.a, p_factor, Simd::fma(other.a, other_factor, Simd::mul(own.a, label.factor))),
+                      Simd::fma(p.b, p_factor, Simd::fma(other.b, other_factor, Simd::mul(own.b, label.factor)))};
+      write<kWrite>(dx + i, g, count);
+    }
+  }
+
+  template <class Transform, class LabelTransform>
+  static void gradient_row_with_label(const PairRow& row) {
+    const LogitTransform& transform = row.student.transform;
+    const Side student(row.student);
+    const double slope_unit = Transform::slope_unit(transform);
+    const Factors factors(row, transform.scale / slope_unit);
+    const F other = Base::coefficient(has_mean(row.divergence.kind) ? factors.form : -factors.form);
+    Block<Transform> b(transform);
+    LabelTerm<LabelTransform> label(row, slope_unit);
+    for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
+      const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
+      const F p = Base::coefficient(factors.p * (has_probabilities(row) ? 1 : student.share(start / row.vocab_block)));
+      if (way(row, start) == Write::kStream) {
+        gradient_block_with_label<Write::kStream>(row, b, label, start, n, p, other);
+      } else {
+        gradient_block_with_label<Write::kStore>(row, b, label, start, n, p, other);
+      }
+    }
+    if (row.stream) Simd::fence();
+  }
+
   template <class Transform>
   static void gradient_row(const PairRow& row) {
     const LogitTransform& transform = row.student.transform;
@@ -206,12 +292,11 @@ class PairSweep : BackwardSweep<Simd, T> {
     const F other = Base::coefficient(factors.form);
     // Without a softcap a divergence without a mean has written dx already: the teacher's exps here are probabilities.
     const bool is_difference = !has_mean(row.divergence.kind);
-    const bool is_capped = student.is_capped() || row.teacher.transform.softcap > 0;
     Block<Transform> b(transform);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       const std::int64_t block = start / row.vocab_block;
-      const F p = Base::coefficient(factors.p * (is_capped ? 1 : student.share(block)));
+      const F p = Base::coefficient(factors.p * (has_probabilities(row) ? 1 : student.share(block)));
       const bool stream = way(row, start) == Write::kStream;
       if (is_difference) {
         stream ? gradient_block<true, Write::kStream>(row, b, start, n, p, other)
@@ -267,10 +352,10 @@ class PairSweep : BackwardSweep<Simd, T> {
     const F constant = set(of_p.constant - of_q.constant);
     const F unit = set(1 / of_p.log2e);
     const F ratio = set(of_p.log2e / of_q.log2e);
-    const bool is_capped = student.is_capped() || teacher.is_capped();
+    const bool from_arrays = has_probabilities(row);
     float *const t_student = row.exponents, *const t_teacher = row.exponents + kPairBlock;
     row.sums = {};
-    row.has_gradient = !Form::kHasMean && !is_capped && row.dx != nullptr;
+    row.has_gradient = !Form::kHasMean && !from_arrays && row.dx != nullptr;
     const Factors factors(row, row.student.transform.scale);
     Gradient gradient{nullptr, Base::coefficient(factors.p), Base::coefficient(factors.form)};
     for (std::int64_t block = 0; block < row.columns; block += row.vocab_block) {
@@ -278,7 +363,7 @@ class PairSweep : BackwardSweep<Simd, T> {
       for (std::int64_t start = block; start < end; start += kPairBlock) {
         const std::int64_t n = end - start < kPairBlock ? end - start : kPairBlock;
         float *const p = row.student.exps + start, *const q = row.teacher.exps + start;
-        if (is_capped) {
+        if (from_arrays) {
           probabilities(row, student, start, n, t_student);
           probabilities(row, teacher, start, n, t_teacher);
           const FromArrays source =
@@ -323,7 +408,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     const SoftLabels<Simd> form(row.divergence);
     const Side student(row.student);
     const F constant = set(student.constant), unit = set(1 / student.log2e);
-    float* const exponents = student.is_capped() ? row.exponents : nullptr;
+    float* const exponents = is_capped(row.student) ? row.exponents : nullptr;
     row.sums = {};
     for (std::int64_t block = 0; block < row.columns; block += row.vocab_block) {
       const std::int64_t end = block + row.vocab_block < row.columns ? block + row.vocab_block : row.columns;
@@ -375,7 +460,15 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
   static void gradient(PairRow& row) {
-    if (row.student.transform.softcap > 0) {
+    if (row.label != nullptr) {
+      if (is_capped(row.student)) return gradient_row_with_label<Softcap<Simd, Loop::kFine>, Softcap<Simd, Loop::kFine>>(row);
+      const LogitTransform& transform = row.label->transform;
+      if (Base::is_extreme(transform, Running::log2e(transform) * row.label->max)) {
+        return gradient_row_with_label<Linear<Simd>, Centered<Simd>>(row);
+      }
+      return gradient_row_with_label<Linear<Simd>, Linear<Simd>>(row);
+    }
+    if (is_capped(row.student)) {
       gradient_row<Softcap<Simd, Loop::kFine>>(row);
     } else {
       gradient_row<Linear<Simd>>(row);

@@ -119,6 +119,25 @@ class PairWorkerBase {
     return s;
   }
 
+  // The student as its label's cross-entropy sees it.
+  const LogitTransform& label_transform() const { return job_.label_transform ? *job_.label_transform : rows_.transform; }
+  // Its dz/dx over the student's.
+  double label_slope() const { return label_transform().exact_exponent_scale / rows_.transform.exact_exponent_scale; }
+  // `scratch` keeps its stash.
+  RowStats label(std::int64_t i, const std::byte* x, const RowStats& student, const RowScratch& scratch) const {
+    if (!job_.label_transform) return student;
+    return make_row_stats(sweep(x, rows_.targets[i], rows_.columns, label_transform(), scratch, false));
+  }
+  PairSide label_side(const std::byte* x, const RowStats& label) const {
+    PairSide s;
+    s.x = x;
+    s.transform = label_transform();
+    s.max = static_cast<float>(label.max);
+    s.sum = label.sum;
+    s.log_sum = label.log_sum;
+    return s;
+  }
+
   const PairJob& job_;
   const SweepJob& rows_;
   PairVisitor& visitor_;

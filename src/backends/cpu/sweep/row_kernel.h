@@ -86,6 +86,9 @@ struct PairRow {
   Divergence divergence;
   float* exponents = nullptr;  // 2 kPairBlock of them
   PairSums sums;               // out of diverge; into gradient with the label's column
+  // The student as its label's cross-entropy sees it, of which nothing but x, transform, max and sum is looked at; null: as the
+  // divergence does.
+  const PairSide* label = nullptr;
   // For the gradient, dx; the label's column is left wrong.
   void* dx = nullptr;
   PairCoefficients coefficients;

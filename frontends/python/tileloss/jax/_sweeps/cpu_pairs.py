@@ -14,7 +14,7 @@ from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps import cpu
 from tileloss.jax._sweeps.operands import UNUSED, Operand
 from tileloss.jax._sweeps.pairs import Pair, PairSpec, PairState, State
-from tileloss.jax._sweeps.transform import make_teacher_transform
+from tileloss.jax._sweeps.transform import make_label_transform, make_teacher_transform
 
 
 def refusal(pair: Pair) -> str:
@@ -30,7 +30,8 @@ def forward(
         return outputs, found[0]
     nothing = jnp.zeros_like(labels, jnp.float32)
     side = RowState(nothing, nothing, nothing)
-    return outputs, PairState(side, side, outputs["divergence"], nothing)
+    at_label = side if make_label_transform(options) else None
+    return outputs, PairState(side, side, at_label, outputs["divergence"], nothing)
 
 
 def backward(
@@ -64,9 +65,11 @@ def _call(pair: Pair, labels: Array, options: Options, spec: PairSpec) -> cpu.Ca
     call.operands["labels"] = labels
     # The weights have the reduction in them.
     given = {name: x for name, x in options.arrays.items() if name != "num_items"}
+    # The library takes a NaN behind a pointer for a number.
     if "teacher_temperature" in given:
-        # The library takes a NaN behind a pointer for a number.
         given["teacher_temperature"] = jnp.asarray(make_teacher_transform(options).temperature)
+    if "label_temperature" in given and (label := make_label_transform(options)):
+        given["label_temperature"] = jnp.asarray(label.temperature)
     call.operands |= {f"option:{name}": x for name, x in given.items()}
     numbers = {name: x for name, x in options.numbers().items() if name != "num_items"}
     per_row = options.function.choice("reduction", "none")

@@ -52,6 +52,7 @@ class PairState(NamedTuple):
 
     student: RowState
     teacher: RowState
+    label: RowState | None  # the student at its label's temperature, where that is one of its own
     # Over the columns but the label's: the divergence, and the mean in its gradient (divergence.py).
     divergence: Array
     mean: Array

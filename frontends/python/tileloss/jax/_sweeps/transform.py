@@ -42,10 +42,21 @@ def make_transform(options: Options) -> LogitTransform:
 
 def make_teacher_transform(options: Options) -> LogitTransform:
     """Of "distillation". The teacher's temperature is the student's where it is not given."""
-    temperature, given = options.number("temperature"), options.number("teacher_temperature")
-    if isinstance(given, Array):
-        temperature = jnp.where(jnp.isnan(given), temperature, given)
-    elif options.is_given("teacher_temperature"):
-        temperature = given
     scale, softcap = options.plain("teacher_logit_scale"), options.plain("teacher_softcap")
-    return LogitTransform(scale, softcap, temperature)
+    return LogitTransform(scale, softcap, _temperature(options, "teacher_temperature"))
+
+
+def make_label_transform(options: Options) -> LogitTransform | None:
+    """Of the cross-entropy of a loss with a teacher, where its temperature is one of its own."""
+    if not options.is_given("label_temperature"):
+        return None
+    temperature = _temperature(options, "label_temperature")
+    return make_transform(options)._replace(temperature=temperature)
+
+
+def _temperature(options: Options, name: str) -> Number:
+    """The option of that name; that of the logits where it is not given."""
+    temperature, given = options.number("temperature"), options.number(name)
+    if isinstance(given, Array):
+        return jnp.where(jnp.isnan(given), temperature, given)
+    return given if options.is_given(name) else temperature

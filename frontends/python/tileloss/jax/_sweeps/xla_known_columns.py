@@ -7,27 +7,22 @@ Any platform. Scratch is a few float32 arrays [N, TILE]. A backward of its own m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array
 
 from tileloss.jax._devices import varying_alike
-from tileloss.jax._rows.coefficients import RowCoefficients, target_gradient
 from tileloss.jax._rows.distillation import pair_coefficients
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState, identity, merge
 from tileloss.jax._rows.stats import RowStats, row_stats
 from tileloss.jax._sweeps import xla
 from tileloss.jax._sweeps.divergence import Terms, class_terms, make_divergence, times
-from tileloss.jax._sweeps.operands import (
-    ELSEWHERE,
-    BackwardRows,
-    Logits,
-    Operand,
-    Spec,
-    Sums,
-)
+from tileloss.jax._sweeps.operands import ELSEWHERE, Logits, Operand, Spec, Sums
 from tileloss.jax._sweeps.pairs import Pair, PairSpec, State
-from tileloss.jax._sweeps.transform import make_transform
+from tileloss.jax._sweeps.transform import LogitTransform, make_label_transform, make_transform
 
 ROUNDING = 1e-2  # by which a sum of q may miss 1
 
@@ -72,6 +67,15 @@ class _Rows:
         part = Spec(spec.columns, sums=sums)
         self.state = xla.forward(pair.student, labels, self.transform, part, None)
         self.stats = row_stats(self.state)
+        # The student as its label's cross-entropy sees it, and dz/dx there over its own.
+        self.label_transform, self.label_ratio = make_label_transform(options), jnp.float32(1)
+        self.label = self.stats
+        if self.label_transform is not None:
+            of_label = Spec(spec.columns)
+            at_label = xla.forward(pair.student, labels, self.label_transform, of_label, None)
+            self.label = row_stats(at_label)
+            ratio = self.transform.temperature / self.label_transform.temperature
+            self.label_ratio = jnp.asarray(ratio, jnp.float32)
 
         shifted = self.transform.value(self.x) - self.stats.max[:, None]
         log_p = jnp.where(is_there, shifted - self.stats.log_sum[:, None], -jnp.inf)
@@ -96,7 +100,7 @@ class _Rows:
             "divergence": self.divergence,
             "entropy": self.stats.entropy,
             "teacher_entropy": self.teacher_entropy,
-            "logp": self.stats.logp,
+            "logp": self.label.logp,
             "lse": self.stats.lse,
         }
         if self.stats.argmax is not None:
@@ -124,25 +128,44 @@ class _Rows:
         if self.tail == "lump":
             p = self.p[:, -1]
             of_others += jnp.where(p == 0, 0.0, self.terms.form[:, -1] / jnp.where(p == 0, 1, p))
-        zero = jnp.zeros_like(of_others)
-        coefficients = RowCoefficients(c.target, times(c.form, of_others), zero, zero)
-        rows = BackwardRows(
-            labels=self.labels,
-            used=used,
-            state=self.state,
-            log_sum=self.stats.log_sum,
-            coefficients=coefficients,
-            at_label=target_gradient(self.stats, coefficients),
-        )
-        part = Spec(self.columns, has_prob_logp=False, has_uniform=False)
-        gradient = xla.backward(Logits(self.logits), rows, self.transform, part, None).logits
+        target = self.label_ratio * c.target
+        of_divergence = times(c.form, of_others)
+        at_label = times(target, self.label.one_minus_p) + times(of_divergence, self.stats.p)
+        # dL/dz of all columns as if none were known: probabilities, each times a number of the row.
+        parts = [_Part(self.transform, self.stats, of_divergence - c.target)]
+        if self.label_transform is not None:
+            parts = [
+                _Part(self.transform, self.stats, of_divergence),
+                _Part(self.label_transform, self.label, -target),
+            ]
+        gradient = self._spread(parts, at_label)
 
         is_label, count = self.ids == self.labels[:, None], self.ids.shape[1]
-        of_label = jnp.where(is_label, self.stats.one_minus_p[:, None], -self.p_of_all)
+        p_of_label = self.p_of_all
+        if self.label_transform is not None:
+            p_of_label = _Part(self.label_transform, self.label, target).probabilities(self.x)
+        of_label = jnp.where(is_label, self.label.one_minus_p[:, None], -p_of_label)
         of_form = self.terms.form[:, :count] - self.p[:, :count] * sum_of_forms[:, None]
-        dz = times(c.target[:, None], of_label) + times(c.form[:, None], of_form)
+        dz = times(target[:, None], of_label) + times(c.form[:, None], of_form)
         dx = jnp.where(used[:, None], dz * self.transform.derivative(self.x), 0.0)
         return Logits(_at(gradient, self.ids, dx.astype(gradient.dtype)))
+
+    def _spread(self, parts: Sequence[_Part], at_label: Array) -> Array:
+        """dL/dlogits of rows whose dL/dz is the sum of the parts, but at their labels."""
+        dtype = self.logits.dtype
+
+        def step(buffer: Array, start: Array | int, width: int) -> Array:
+            x = xla.tile_to_replace(buffer, start, width, dtype).astype(jnp.float32)
+            dz = sum(times(part.factor[:, None], part.probabilities(x)) for part in parts)
+            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            dx = jnp.where(is_label, at_label[:, None], dz) * self.transform.derivative(x)
+            dx = jnp.where((self.labels >= 0)[:, None], dx, 0.0)
+            return xla.stored(buffer, dx.astype(dtype), start)
+
+        gradient = xla.in_place(
+            lambda buffer: xla.over_tiles(self.columns, xla.TILE, step, buffer), self.logits
+        )
+        return gradient.at[:, self.columns :].set(0)
 
     def _with_others(self, log_p: Array, log_q: Array, is_there: Array) -> tuple[Array, Array]:
         """With one class more, of all other columns."""
@@ -171,6 +194,18 @@ class _Rows:
 
         empty, _ = varying_alike((identity(self.labels.shape[0]), self.labels))
         return row_stats(xla.over_tiles(self.columns, xla.TILE, step, empty))
+
+
+class _Part(NamedTuple):
+    """A row's probabilities, times a number of the row."""
+
+    transform: LogitTransform
+    stats: RowStats
+    factor: Array
+
+    def probabilities(self, x: Array) -> Array:
+        shifted = self.transform.value(x) - self.stats.max[:, None]
+        return jnp.exp(shifted - self.stats.log_sum[:, None])
 
 
 def _at(x: Array, columns: Array, values: Array) -> Array:

@@ -1,7 +1,8 @@
 """Distillation's sweeps in plain XLA: tiles of columns of both sides, one after the other. Any platform.
 
-Two forwards, the student's and the teacher's, then one sweep over both for the divergence and the mean in its gradient, and one
-for the gradient. Scratch is a few float32 arrays [N, TILE].
+Two forwards, the student's and the teacher's, and the student's at its label's temperature where that is one of its own, then one
+sweep over both for the divergence and the mean in its gradient, and one for the gradient. Scratch is a few float32 arrays
+[N, TILE].
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tileloss.jax._devices import varying_alike
+from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.distillation import pair_coefficients
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
@@ -28,6 +30,7 @@ from tileloss.jax._sweeps.operands import Logits, Operand, Spec, Sums
 from tileloss.jax._sweeps.pairs import Pair, PairSpec, PairState
 from tileloss.jax._sweeps.transform import (
     LogitTransform,
+    make_label_transform,
     make_teacher_transform,
     make_transform,
 )
@@ -46,8 +49,11 @@ def forward(
     part = Spec(spec.columns, sums=sums)
     student = xla.forward(Logits(logits), labels, both.student, part, None)
     teacher = xla.forward(Logits(of_teacher), labels, both.teacher, part, None)
+    label = None
+    if both.label is not None:
+        label = xla.forward(Logits(logits), labels, both.label, Spec(spec.columns), None)
     empty, _ = varying_alike((Terms(*[jnp.zeros(labels.shape, jnp.float32)] * 2), labels))
-    rows = both.rows(PairState(student, teacher, *empty))
+    rows = both.rows(PairState(student, teacher, label, *empty))
 
     def step(sums: Terms, start: Array | int, width: int) -> Terms:
         tiles = (xla.tile(x, start, width) for x in (logits, of_teacher))
@@ -61,7 +67,7 @@ def forward(
         return Terms(added(sums.value, found.value), mean)
 
     of_others = xla.over_tiles(spec.columns, xla.TILE, step, empty)
-    state = PairState(student, teacher, *of_others)
+    state = PairState(student, teacher, label, *of_others)
     found = _outputs(rows, state, spec)
     # So that a gradient over the logits waits for what the entropies read of them, and XLA need not copy them: of a row where
     # these are NaN the divergence is too.
@@ -69,7 +75,7 @@ def forward(
     for side in (student, teacher):
         if side.entropy_sum is not None:
             divergence = jnp.where(jnp.isnan(side.entropy_sum), jnp.nan, divergence)
-    return found, PairState(_lean(student), _lean(teacher), divergence, of_others.form)
+    return found, PairState(_lean(student), _lean(teacher), label, divergence, of_others.form)
 
 
 def backward(
@@ -92,7 +98,7 @@ def backward(
         centred = found.form - times(p, mean) if has_mean else found.form
         dz = times(form, centred)
         if options.may_differ("alpha", 0):
-            dz -= target * p
+            dz -= target * rows.label_columns(x, p)
         is_label = jnp.arange(width) == (labels - start)[:, None]
         dz = jnp.where(is_label, at_label[:, None], dz)
         dx = dz * both.student.derivative(x.astype(jnp.float32))
@@ -131,6 +137,7 @@ class _Rows(NamedTuple):
     both: _Both
     student: RowStats
     teacher: RowStats
+    at_label: RowStats  # the student's, at its label's temperature
     label: Terms
     is_finite: Array  # neither side holds a NaN, a +inf or -inf alone
     is_alike: Array  # both sides' numbers are the same to the last bit
@@ -152,6 +159,14 @@ class _Rows(NamedTuple):
         q, log_ratio = jnp.where(is_alike, p, q), jnp.where(is_alike, 0.0, log_ratio)
         return p, column_terms(self.both.divergence, p, q, log_ratio)
 
+    def label_columns(self, x: Array, p: Array) -> Array:
+        """What stands for p, the divergence's of a tile, in the gradient of the label's cross-entropy by the divergence's z."""
+        transform = self.both.label
+        if transform is None:
+            return p
+        shifted = transform.value(x.astype(jnp.float32)) - self.at_label.max[:, None]
+        return self.both.label_ratio * jnp.exp(shifted) * (1 / self.at_label.sum)[:, None]
+
 
 class _Both:
     """What the options say of the student, of the teacher and of their divergence."""
@@ -159,7 +174,13 @@ class _Both:
     def __init__(self, options: Options) -> None:
         self.student = make_transform(options)
         self.teacher = make_teacher_transform(options)
+        self.label = make_label_transform(options)
         self.divergence = make_divergence(options)
+
+    @property
+    def label_ratio(self) -> Number:
+        """dz/dx of the label's cross-entropy over that of the divergence."""
+        return 1.0 if self.label is None else self.student.temperature / self.label.temperature
 
     def rows(self, state: PairState) -> _Rows:
         a, b = state.student, state.teacher
@@ -170,6 +191,7 @@ class _Both:
             both=self,
             student=student,
             teacher=teacher,
+            at_label=student if state.label is None else row_stats(state.label),
             label=label_terms(self.divergence, student, teacher, is_alike),
             is_finite=jnp.isfinite(a.max) & jnp.isfinite(b.max),
             is_alike=is_alike,
@@ -191,7 +213,7 @@ def _outputs(rows: _Rows, state: PairState, spec: PairSpec) -> dict[str, Array]:
         "divergence": _divergence(rows, state),
         "entropy": student.entropy,
         "teacher_entropy": teacher.entropy,
-        "logp": student.logp,
+        "logp": rows.at_label.logp,
         "lse": student.lse,
     }
     if student.argmax is not None and teacher.argmax is not None:
@@ -210,4 +232,5 @@ def _gradient_at_label(rows: _Rows, state: PairState, form: Array, target: Array
     student, of_form = rows.student, rows.label.form
     if rows.both.divergence.has_mean:
         of_form = of_form * student.one_minus_p - times(student.p, state.mean)
-    return times(target, student.one_minus_p) + times(form, of_form)
+    of_target = rows.both.label_ratio * rows.at_label.one_minus_p
+    return times(target, of_target) + times(form, of_form)
