@@ -17,6 +17,7 @@ LossContext make_context(const Problem& p) {
   c.options = p.options.data();
   c.rows = p.rows;
   c.classes = p.classes;
+  c.temperature = p.logit.temperature;
   c.temperature_on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
   c.labels = Labels(a.labels, p.logit.ignore_index, a.mask);
   c.token_weights = RowInput(a.token_weights, 1);
@@ -35,9 +36,9 @@ LossContext make_context(const Problem& p) {
   return c;
 }
 
-LogitTransform make_transform(const Problem& p, double temperature) {
+LogitTransform make_transform(const Problem& p) {
   const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
-  return LogitTransform::make(p.logit.logit_scale, p.logit.softcap, on_logprob ? 1.0 : temperature);
+  return LogitTransform::make(p.logit.logit_scale, p.logit.softcap, on_logprob ? 1.0 : scalar_value(p.logit.temperature));
 }
 
 LogitTransform make_teacher_transform(const Problem& p) {

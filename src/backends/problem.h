@@ -51,14 +51,14 @@ struct Problem {
 
 std::string shape(std::int64_t rows, std::int64_t cols);
 
-// What the row stage sees, as far as shapes tell: without the temperature, which may lie behind a pointer, and without scratch.
+// What the row stage sees, but for its scratch.
 LossContext make_context(const Problem& problem);
-// The transform of the softmax, once the temperature is known, and the class weight of column 0; null: 1.
-LogitTransform make_transform(const Problem& problem, double temperature);
-// The teacher's, of a loss that has one.
+// The transforms of the softmax, of the teacher's, and of the label's cross-entropy where its temperature is one of its own: read
+// where the temperature lies.
+LogitTransform make_transform(const Problem& problem);
 LogitTransform make_teacher_transform(const Problem& problem);
-// Of the label's cross-entropy, where its temperature is one of its own.
 std::optional<LogitTransform> make_label_transform(const Problem& problem);
+// Of column 0; null: 1.
 const float* class_weights(const Problem& problem);
 // Whether the sweeps can compute with the transforms' numbers; those behind pointers only if `with_pointers`.
 Status check_transforms(const Problem& problem, bool with_pointers);

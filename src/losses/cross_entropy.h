@@ -14,41 +14,36 @@ class CrossEntropy {
  public:
   using Options = tileloss_cross_entropy_options;
 
-  explicit CrossEntropy(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
+  explicit CrossEntropy(const LossContext& context)
+      : context_(context), options_(context.options_as<Options>()), class_weight_sum_(static_cast<double>(context.classes)) {}
 
   std::uint32_t forward_sums() const { return options_.label_smoothing > 0 ? kSmoothingSum : kNoSums; }
 
   bool is_multiple_of_p() const { return !(options_.label_smoothing > 0); }
 
-  void prepare() {
-    const double classes = static_cast<double>(context_.classes);
-    class_weight_sum_ = classes;
-    if (context_.class_weights) {
-      class_weight_sum_ = 0;
-      for (std::int64_t j = 0; j < context_.classes; ++j) class_weight_sum_ += context_.class_weights[j];
-    }
+  template <class Steps>
+  void prepare(Steps&& steps) const {
+    if (context_.class_weights)
+      steps.template sum<&CrossEntropy::class_weight, &CrossEntropy::take_class_weights>(context_.classes);
     if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
-    double ce = 0, z = 0;
-    const double num_items = scalar_value(options_.num_items);
-    if (!std::isnan(num_items)) {
-      ce = z = num_items;
-    } else {
-      for (std::int64_t i = 0; i < context_.rows; ++i) {
-        if (!context_.labels.is_used(i)) continue;
-        ce += context_.token_weights[i] * context_.class_weights[context_.labels[i]];
-        z += context_.token_weights[i];
-      }
-    }
-    ce_scale_ = ce == 0 ? 0 : 1 / ce;
-    z_scale_ = z == 0 ? 0 : 1 / z;
+    steps.template sum<&CrossEntropy::weight, &CrossEntropy::take_weights>(context_.rows);
+    steps.template sum<&CrossEntropy::token_weight, &CrossEntropy::take_token_weights>(context_.rows);
   }
+
+  TILELOSS_HOST_DEVICE double class_weight(std::int64_t j) { return context_.class_weights[j]; }
+  TILELOSS_HOST_DEVICE double weight(std::int64_t i) {
+    return context_.labels.is_used(i) ? context_.token_weights[i] * context_.class_weights[context_.labels[i]] : 0;
+  }
+  TILELOSS_HOST_DEVICE double token_weight(std::int64_t i) { return context_.weight(i); }
+  TILELOSS_HOST_DEVICE void take_class_weights(double sum) { class_weight_sum_ = sum; }
+  TILELOSS_HOST_DEVICE void take_weights(double sum) { ce_scale_ = mean_scale(options_.num_items, sum); }
+  TILELOSS_HOST_DEVICE void take_token_weights(double sum) { z_scale_ = mean_scale(options_.num_items, sum); }
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double s = options_.label_smoothing, zeta = options_.z_loss;
     const double v = static_cast<double>(context_.classes);
-    const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
     const double ce = context_.token_weights[i] * ce_scale_, z = context_.token_weights[i] * z_scale_;
-    const double c_y = context_.class_weights[context_.labels[i]] / divisor;
+    const double c_y = context_.class_weights[context_.labels[i]] / context_.logp_divisor();
     const double upstream = context_.loss_grad[i];
     RowResult result;
     if (ce_scale_ != 0) result.loss += ce * ((1 - s) * c_y * -r.logp);
@@ -90,7 +85,7 @@ class CrossEntropy {
 
   const LossContext context_;
   const Options options_;
-  double class_weight_sum_ = 0;
+  double class_weight_sum_;
   double ce_scale_ = 1, z_scale_ = 1;
 };
 

@@ -20,27 +20,30 @@ class DistillationOf {
 
   Divergence divergence() const { return {static_cast<DivergenceKind>(options_.divergence), options_.beta}; }
 
-  void prepare() {
-    alpha_ = scalar_value(options_.alpha);
-    if (options_.scale_by_temperature_squared != 0) square_ = context_.temperature * context_.temperature;
-    if (options_.reduction == TILELOSS_REDUCTION_MEAN) scale_ = mean_scale(context_, scalar_value(options_.num_items));
+  template <class Steps>
+  void prepare(Steps&& steps) const {
+    if (options_.reduction == TILELOSS_REDUCTION_MEAN)
+      steps.template sum<&DistillationOf::weight, &DistillationOf::take_weights>(context_.rows);
   }
+
+  TILELOSS_HOST_DEVICE double weight(std::int64_t i) { return context_.weight(i); }
+  TILELOSS_HOST_DEVICE void take_weights(double sum) { scale_ = mean_scale(options_.num_items, sum); }
 
   TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
     const double w = context_.loss_grad[i] * context_.token_weights[i] * scale_;
     PairCoefficients c;
-    c.has_divergence = alpha_ < 1;
+    c.has_divergence = alpha() < 1;
     if (scale_ == 0) return c;
-    c.form = w * (1 - alpha_) * square_;
-    c.target = w * -alpha_;
+    c.form = w * (1 - alpha()) * square();
+    c.target = w * -alpha();
     return c;
   }
 
   TILELOSS_HOST_DEVICE double pair_loss(std::int64_t i, const PairStats& r) const {
     if (scale_ == 0) return 0;
     double loss = 0;
-    if (alpha_ < 1 || std::isnan(r.sums.divergence)) loss += (1 - alpha_) * square_ * r.sums.divergence;
-    if (alpha_ > 0) loss += alpha_ * -r.label.logp;
+    if (alpha() < 1 || std::isnan(r.sums.divergence)) loss += (1 - alpha()) * square() * r.sums.divergence;
+    if (alpha() > 0) loss += alpha() * -r.label.logp;
     return context_.token_weights[i] * scale_ * loss;
   }
 
@@ -88,9 +91,14 @@ class DistillationOf {
   static_assert(static_cast<int>(DivergenceKind::kTotalVariation) == TILELOSS_TOTAL_VARIATION &&
                 static_cast<int>(DivergenceKind::kJsd) == TILELOSS_JSD);
 
+  TILELOSS_HOST_DEVICE double alpha() const { return scalar_value(options_.alpha); }
+  TILELOSS_HOST_DEVICE double square() const {
+    const double t = options_.scale_by_temperature_squared != 0 ? scalar_value(context_.temperature) : 1.0;
+    return t * t;
+  }
   const LossContext context_;
   const Options options_;
-  double alpha_ = 0, square_ = 1, scale_ = 1;
+  double scale_ = 1;
 };
 
 // From a teacher's logits.

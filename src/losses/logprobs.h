@@ -16,8 +16,7 @@ class Logprobs {
   std::uint32_t backward_sums() const { return context_.entropy_grad ? kEntropySum : kNoSums; }
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& stats) const {
-    const double divisor = context_.temperature_on_logprob ? context_.temperature : 1.0;
-    RowResult result{0, coefficients_from_upstream(context_.logp_grad[i] / divisor, context_.lse_grad[i],
+    RowResult result{0, coefficients_from_upstream(context_.logp_grad[i] / context_.logp_divisor(), context_.lse_grad[i],
                                                    context_.entropy_grad[i], stats.entropy)};
     result.coefficients.uniform = context_.mean_logit_grad[i] / static_cast<double>(context_.classes);
     return result;

@@ -26,7 +26,7 @@ struct LossContext {
   const void* options = nullptr;
   std::int64_t rows = 0;
   std::int64_t classes = 0;  // of the whole vocabulary, padding excluded
-  double temperature = 1;    // read from its pointer, if it has one
+  tileloss_scalar temperature = 1;
   bool temperature_on_logprob = false;
   Labels labels;
   RowInput token_weights;
@@ -42,19 +42,16 @@ struct LossContext {
   const Options& options_as() const {
     return *static_cast<const Options*>(options);
   }
+  // What a row counts for.
+  TILELOSS_HOST_DEVICE double weight(std::int64_t i) const { return labels.is_used(i) ? token_weights[i] : 0; }
+  TILELOSS_HOST_DEVICE double logp_divisor() const { return temperature_on_logprob ? scalar_value(temperature) : 1.0; }
 };
 
-// What mean multiplies the rows' losses by: 1 over num_items or, where that is NaN, over the sum of the weights of the rows in
-// use; 0 where that is 0.
-inline double mean_scale(const LossContext& context, double num_items) {
-  double sum = num_items;
-  if (std::isnan(sum)) {
-    sum = 0;
-    for (std::int64_t i = 0; i < context.rows; ++i) {
-      if (context.labels.is_used(i)) sum += context.token_weights[i];
-    }
-  }
-  return sum == 0 ? 0 : 1 / sum;
+// What mean multiplies the rows' losses by: 1 over num_items or, where that is NaN, over the sum of their weights; 0 where that
+// is 0.
+TILELOSS_HOST_DEVICE inline double mean_scale(const tileloss_scalar& num_items, double weights) {
+  const double items = scalar_value(num_items), denominator = std::isnan(items) ? weights : items;
+  return denominator == 0 ? 0 : 1 / denominator;
 }
 
 // What every options struct starts with.

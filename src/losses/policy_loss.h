@@ -44,42 +44,113 @@ class PolicyLoss {
            sampler_needs_logp || (has_threshold() && has_mean_bonus());
   }
 
-  void prepare() {
+  template <class Steps>
+  void prepare(Steps&& steps) const {
+    steps.template each<&PolicyLoss::read_numbers>(1);
+    steps.template each<&PolicyLoss::start_sequence>(context_.sequences.count());
+    steps.template sum<&PolicyLoss::tokens_of, &PolicyLoss::take_tokens>(context_.sequences.count());
+  }
+
+  template <class Steps, class Rows>
+  void couple(Steps&& steps, const Rows& rows) const {
+    steps.template each<&PolicyLoss::sum_over_sequence<Rows>>(context_.sequences.count(), rows);
+    if (has_quantile()) {
+      steps.template each<&PolicyLoss::keep_entropy<Rows>>(context_.rows, rows);
+      steps.sort(scratch_.entropies, context_.rows);
+      steps.template sum<&PolicyLoss::is_nan<Rows>, &PolicyLoss::take_quantile>(context_.rows, rows);
+    }
+    if (has_mean_bonus() && (has_quantile() || has_threshold()))
+      steps.template sum<&PolicyLoss::is_kept<Rows>, &PolicyLoss::take_kept_tokens>(context_.rows, rows);
+    if (needs_sequence_ratio()) steps.template each<&PolicyLoss::sum_ratio_gradient<Rows>>(context_.sequences.count(), rows);
+  }
+
+  // The steps, in their order.
+  TILELOSS_HOST_DEVICE void read_numbers(std::int64_t) {
     numbers_ = policy::read_numbers(options_);
     counts_.sequences = static_cast<double>(context_.sequences.count());
     counts_.max_length = static_cast<double>(options_.max_length > 0 ? options_.max_length : context_.sequences.length());
     counts_.num_items = numbers_.num_items;
-    for (std::int64_t b = 0; b < context_.sequences.count(); ++b) {
-      policy::Sequence s;
-      for (std::int64_t i = context_.sequences.begin(b); i < context_.sequences.end(b); ++i) {
-        if (scratch_.sequence_of != nullptr) scratch_.sequence_of[i] = b;
-        if (!context_.labels.is_used(i)) continue;
-        s.tokens += 1;
-        if (has_sampler() && context_.old_logp) s.sampler_sum += zero_if_nan(context_.old_logp[i] - context_.sampler_logp[i]);
-      }
-      scratch_.sequences[b] = s;
-      counts_.tokens += s.tokens;
-    }
     entropy_threshold_ = numbers_.entropy_threshold;
-    kept_tokens_ = counts_.tokens;
   }
 
-  void couple(const AllRows& rows) {
-    sum_over_sequences(rows);
-    if (has_quantile()) entropy_threshold_ = find_threshold(rows);
-    if (has_mean_bonus() && (has_quantile() || has_threshold())) {
-      kept_tokens_ = 0;
-      for_each_used([&](std::int64_t i, policy::Sequence&) { kept_tokens_ += keeps_entropy(rows.stats(i).entropy) ? 1 : 0; });
-    }
-    if (!needs_sequence_ratio()) return;
-    for_each_used([&](std::int64_t i, policy::Sequence& s) {
+  TILELOSS_HOST_DEVICE void start_sequence(std::int64_t b) {
+    policy::Sequence s;
+    for_each_used(b, [&](std::int64_t i) {
+      s.tokens += 1;
+      if (has_sampler() && context_.old_logp) s.sampler_sum += zero_if_nan(context_.old_logp[i] - context_.sampler_logp[i]);
+    });
+    scratch_.sequences[b] = s;
+    if (scratch_.sequence_of == nullptr) return;
+    for (std::int64_t i = context_.sequences.begin(b); i < context_.sequences.end(b); ++i) scratch_.sequence_of[i] = b;
+  }
+  TILELOSS_HOST_DEVICE double tokens_of(std::int64_t b) { return scratch_.sequences[b].tokens; }
+  TILELOSS_HOST_DEVICE void take_tokens(double sum) { counts_.tokens = kept_tokens_ = sum; }
+
+  template <class Rows>
+  TILELOSS_HOST_DEVICE void sum_over_sequence(std::int64_t b, const Rows& rows) {
+    policy::Sequence& s = scratch_.sequences[b];
+    for_each_used(b, [&](std::int64_t i) {
+      const double lp = logp(rows.stats(i));
+      const double d = log_ratio(i, lp);
+      s.log_ratio_sum += d;
+      if (has_sampler() && !context_.old_logp) s.sampler_sum += zero_if_nan(difference(lp, context_.sampler_logp[i]));
+      if (options_.kind == TILELOSS_POLICY_VESPO) s.log_weight += policy::vespo_log_weight(d, sampler_ratio(i, lp, s));
+      const double before = context_.sampler_logp ? context_.sampler_logp[i] : context_.old_logp ? context_.old_logp[i] : lp;
+      s.behind += zero_if_nan(difference(before, lp));
+    });
+    const double tokens = std::max(s.tokens, 1.0);
+    if (is_sequence_level()) s.ratio = std::exp(s.log_ratio_sum / tokens);
+    s.is_off_policy = s.behind / tokens > options_.off_policy_threshold;
+  }
+
+  template <class Rows>
+  TILELOSS_HOST_DEVICE void sum_ratio_gradient(std::int64_t b, const Rows& rows) {
+    for_each_used(b, [&](std::int64_t i) {
       const Terms t = terms(i, rows.stats(i));
       if (t.weight == 0) return;
       double slope = policy::scaled(t.factor, t.policy.dratio);
       if (has_importance()) slope += numbers_.beta * t.kl.value;
-      s.ratio_gradient += context_.loss_grad[i] * t.weight * slope;
+      scratch_.sequences[b].ratio_gradient += context_.loss_grad[i] * t.weight * slope;
     });
   }
+
+  // The entropies of the tokens in use, then infinities in place of the other rows and of NaN.
+  template <class Rows>
+  TILELOSS_HOST_DEVICE void keep_entropy(std::int64_t i, const Rows& rows) {
+    const double h = context_.labels.is_used(i) ? rows.stats(i).entropy : kInfinity;
+    scratch_.entropies[i] = std::isnan(h) ? kInfinity : h;
+  }
+  template <class Rows>
+  TILELOSS_HOST_DEVICE double is_nan(std::int64_t i, const Rows& rows) {
+    return context_.labels.is_used(i) && std::isnan(rows.stats(i).entropy) ? 1 : 0;
+  }
+  // Their (1 - q) quantile, linearly interpolated.
+  TILELOSS_HOST_DEVICE void take_quantile(double nans) {
+    const auto count = static_cast<std::int64_t>(counts_.tokens);
+    entropy_threshold_ = std::numeric_limits<double>::quiet_NaN();
+    if (nans > 0 || count == 0) return;
+    // A place that is a whole number but for rounding is one: 0.3 * 10 is 3 + 4e-16, which would drop the token at place 3.
+    double position = (1 - options_.entropy_quantile) * static_cast<double>(count - 1);
+    if (std::fabs(position - std::round(position)) < 1e-9) position = std::round(position);
+    const auto below = static_cast<std::int64_t>(position);
+    entropy_threshold_ = scratch_.entropies[below];
+    if (below + 1 == count) return;
+    entropy_threshold_ += (position - static_cast<double>(below)) * (scratch_.entropies[below + 1] - entropy_threshold_);
+  }
+
+  template <class Rows>
+  TILELOSS_HOST_DEVICE double is_kept(std::int64_t i, const Rows& rows) {
+    return context_.labels.is_used(i) && keeps_entropy(rows.stats(i).entropy) ? 1 : 0;
+  }
+  TILELOSS_HOST_DEVICE void take_kept_tokens(double sum) { kept_tokens_ = sum; }
+
+  TILELOSS_HOST_DEVICE void report_sequence(std::int64_t b) {
+    policy::SequenceReport r;
+    for_each_used(b, [&](std::int64_t i) { r.add(scratch_.records[i]); });
+    scratch_.sequences[b].report = r;
+  }
+  // The fraction r of a sequence without tokens: what its empty sum gives, truncated or masked like any other.
+  TILELOSS_HOST_DEVICE void report(std::int64_t) { policy::write_metrics(context_, options_, scratch_.sequences, corrected(1)); }
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& stats) const {
     const Terms t = terms(i, stats);
@@ -92,13 +163,17 @@ class PolicyLoss {
       if (bonus != 0) r.loss -= bonus * stats.entropy;
       g_entropy = -upstream * bonus;
     }
-    r.coefficients = coefficients_from_upstream(logp_gradient(t, upstream) / logp_divisor(), 0, g_entropy, stats.entropy);
+    r.coefficients =
+        coefficients_from_upstream(logp_gradient(t, upstream) / context_.logp_divisor(), 0, g_entropy, stats.entropy);
     if (scratch_.records != nullptr) scratch_.records[i] = record(t, stats);
     return r;
   }
 
-  void finish() const {
-    if (has_metrics()) policy::MetricsReport(context_, options_, scratch_).write(corrected(1));
+  template <class Steps>
+  void finish(Steps&& steps) const {
+    if (!has_metrics()) return;
+    steps.template each<&PolicyLoss::report_sequence>(context_.sequences.count());
+    steps.template each<&PolicyLoss::report>(1);
   }
 
   static LossInfo info() {
@@ -155,15 +230,7 @@ class PolicyLoss {
     return context_.sequences.length() > 0 ? i / context_.sequences.length() : 0;
   }
 
-  template <class F>
-  void for_each_used(F&& visit) const {
-    for (std::int64_t i = 0; i < context_.rows; ++i) {
-      if (context_.labels.is_used(i)) visit(i, scratch_.sequences[sequence_of(i)]);
-    }
-  }
-
-  TILELOSS_HOST_DEVICE double logp_divisor() const { return context_.temperature_on_logprob ? context_.temperature : 1.0; }
-  TILELOSS_HOST_DEVICE double logp(const RowStats& stats) const { return stats.logp / logp_divisor(); }
+  TILELOSS_HOST_DEVICE double logp(const RowStats& stats) const { return stats.logp / context_.logp_divisor(); }
 
   // 0 where both are the same in float32, as the inputs are, which logprobs may have made of this very row: the ratio is then
   // exactly 1, and the KL 0. Rounding every logp instead would cost a KL near 0 its digits.
@@ -203,44 +270,12 @@ class PolicyLoss {
     return keeps_entropy(entropy) ? 1 : 0;
   }
 
-  void sum_over_sequences(const AllRows& rows) {
-    for_each_used([&](std::int64_t i, policy::Sequence& s) {
-      const double lp = logp(rows.stats(i));
-      const double d = log_ratio(i, lp);
-      s.log_ratio_sum += d;
-      if (has_sampler() && !context_.old_logp) s.sampler_sum += zero_if_nan(difference(lp, context_.sampler_logp[i]));
-      if (options_.kind == TILELOSS_POLICY_VESPO) s.log_weight += policy::vespo_log_weight(d, sampler_ratio(i, lp, s));
-      const double before = context_.sampler_logp ? context_.sampler_logp[i] : context_.old_logp ? context_.old_logp[i] : lp;
-      s.behind += zero_if_nan(difference(before, lp));
-    });
-    for (std::int64_t b = 0; b < context_.sequences.count(); ++b) {
-      policy::Sequence& s = scratch_.sequences[b];
-      const double tokens = std::max(s.tokens, 1.0);
-      if (is_sequence_level()) s.ratio = std::exp(s.log_ratio_sum / tokens);
-      s.is_off_policy = s.behind / tokens > options_.off_policy_threshold;
+  // The tokens in use of a sequence, in their order.
+  template <class F>
+  TILELOSS_HOST_DEVICE void for_each_used(std::int64_t b, F&& visit) const {
+    for (std::int64_t i = context_.sequences.begin(b); i < context_.sequences.end(b); ++i) {
+      if (context_.labels.is_used(i)) visit(i);
     }
-  }
-
-  // The (1 - q) quantile of the entropies of the tokens in use, linearly interpolated.
-  double find_threshold(const AllRows& rows) const {
-    std::int64_t count = 0;
-    bool has_nan = false;
-    for_each_used([&](std::int64_t i, const policy::Sequence&) {
-      const double h = rows.stats(i).entropy;
-      has_nan = has_nan || std::isnan(h);
-      scratch_.entropies[count++] = h;
-    });
-    if (has_nan || count == 0) return std::numeric_limits<double>::quiet_NaN();
-    // A place that is a whole number but for rounding is one: 0.3 * 10 is 3 + 4e-16, which would drop the token at place 3.
-    double position = (1 - options_.entropy_quantile) * static_cast<double>(count - 1);
-    if (std::fabs(position - std::round(position)) < 1e-9) position = std::round(position);
-    const auto below = static_cast<std::int64_t>(position);
-    double* const end = scratch_.entropies + count;
-    std::nth_element(scratch_.entropies, scratch_.entropies + below, end);
-    const double low = scratch_.entropies[below];
-    if (below + 1 == count) return low;
-    const double high = *std::min_element(scratch_.entropies + below + 1, end);
-    return low + (position - static_cast<double>(below)) * (high - low);
   }
 
   TILELOSS_HOST_DEVICE Terms terms(std::int64_t i, const RowStats& stats) const {

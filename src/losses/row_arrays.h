@@ -1,10 +1,11 @@
-// One row of the public row state's arrays.
+// Rows of the public row state's arrays.
 #ifndef TILELOSS_LOSSES_ROW_ARRAYS_H_
 #define TILELOSS_LOSSES_ROW_ARRAYS_H_
 
 #include <tileloss/tileloss.h>
 
 #include "core/row_state.h"
+#include "core/row_stats.h"
 
 namespace tileloss::impl {
 
@@ -30,6 +31,15 @@ TILELOSS_HOST_DEVICE inline RowState load_row(const tileloss_row_state& s, std::
   if (s.argmax != nullptr) r.argmax = s.argmax[i];
   return r;
 }
+
+// The states of all rows, once the forward sweep has seen them.
+struct RowStates {
+  const RowState* kept = nullptr;  // null: what was saved
+  tileloss_row_state saved{};
+
+  TILELOSS_HOST_DEVICE RowState operator[](std::int64_t i) const { return kept != nullptr ? kept[i] : load_row(saved, i); }
+  TILELOSS_HOST_DEVICE RowStats stats(std::int64_t i) const { return make_row_stats((*this)[i]); }
+};
 
 }  // namespace tileloss::impl
 

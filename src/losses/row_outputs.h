@@ -32,7 +32,8 @@ struct RowOutputs {
   RowOutput<float> divergence, teacher_entropy;
   RowOutput<std::uint8_t> agreement;
   Labels labels;
-  double logp_divisor = 1;  // with temperature_on = logprob
+  bool is_on_logprob = false;
+  tileloss_scalar temperature = 1;
   double classes = 0;
 
   RowOutputs(const tileloss_args& args, const LossContext& context)
@@ -47,11 +48,12 @@ struct RowOutputs {
         teacher_entropy(args.teacher_entropy),
         agreement(args.agreement),
         labels(context.labels),
-        logp_divisor(context.temperature_on_logprob ? context.temperature : 1.0),
+        is_on_logprob(context.temperature_on_logprob),
+        temperature(context.temperature),
         classes(static_cast<double>(context.classes)) {}
 
   TILELOSS_HOST_DEVICE void write(std::int64_t i, const RowStats& s) const {
-    logp.set(i, static_cast<float>(s.logp / logp_divisor));
+    logp.set(i, static_cast<float>(is_on_logprob ? s.logp / scalar_value(temperature) : s.logp));
     lse.set(i, static_cast<float>(s.lse));
     entropy.set(i, static_cast<float>(s.entropy));
     log_sum_sq_probs.set(i, static_cast<float>(s.log_sum_sq_probs));

@@ -10,15 +10,10 @@
 #include "core/divergence.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
+#include "losses/row_arrays.h"
+#include "losses/steps.h"
 
 namespace tileloss::impl {
-
-// The statistics of the used rows, once the forward sweep has seen all of them.
-class AllRows {
- public:
-  virtual ~AllRows() = default;
-  virtual RowStats stats(std::int64_t i) const = 0;
-};
 
 // One object a call. `row` is called from several threads at once, once for every used row.
 class RowStage {
@@ -42,7 +37,7 @@ class RowStage {
 
   // After all labels were validated, before any row: denominators.
   virtual void prepare() {}
-  virtual void couple(const AllRows& rows) { static_cast<void>(rows); }
+  virtual void couple(const RowStates& rows) { static_cast<void>(rows); }
   virtual RowResult row(std::int64_t i, const RowStats& stats) const = 0;
   // In place of `row`, of a loss with a teacher (LossInfo::teacher): which divergence the sweep over a pair of rows computes, the
   // coefficients, which do not depend on it, and the row's share of the loss.
@@ -52,7 +47,7 @@ class RowStage {
   virtual PairCoefficients pair_coefficients(std::int64_t) const { return {}; }
   virtual double pair_loss(std::int64_t, const PairStats&) const { return 0; }
   // After the last row: what is reported of all of them.
-  virtual void finish() const {}
+  virtual void finish() {}
 };
 
 struct LossContext;
@@ -61,7 +56,9 @@ struct LossContext;
 //   RowResult row(i, stats) const   a row's share of the loss and its coefficients; for host and device
 //   divergence(), tail(), label_smoothing() const, PairCoefficients pair_coefficients(i) const, double pair_loss(i, stats) const
 //                                   instead, of a loss with a teacher; the last two for host and device
-// and, on the host, as many of RowStage's functions as it has a word to say on.
+//   prepare(steps), couple(steps, rows), finish(steps) const
+//                                   on the host: which steps run on that copy (steps.h); they alone change it and read data
+// and, on the host, as many of RowStage's other functions as it has a word to say on.
 template <class Loss>
 class HostStage final : public RowStage {
  public:
@@ -88,10 +85,12 @@ class HostStage final : public RowStage {
     return false;
   }
   void prepare() override {
-    if constexpr (requires { loss_.prepare(); }) loss_.prepare();
+    HostSteps steps(loss_);
+    if constexpr (requires { loss_.prepare(steps); }) loss_.prepare(steps);
   }
-  void couple(const AllRows& rows) override {
-    if constexpr (requires { loss_.couple(rows); }) loss_.couple(rows);
+  void couple(const RowStates& rows) override {
+    HostSteps steps(loss_);
+    if constexpr (requires { loss_.couple(steps, rows); }) loss_.couple(steps, rows);
   }
   RowResult row(std::int64_t i, const RowStats& stats) const override {
     if constexpr (requires { loss_.row(i, stats); }) return loss_.row(i, stats);
@@ -117,8 +116,9 @@ class HostStage final : public RowStage {
     if constexpr (requires { loss_.label_smoothing(); }) return loss_.label_smoothing();
     return 0;
   }
-  void finish() const override {
-    if constexpr (requires { loss_.finish(); }) loss_.finish();
+  void finish() override {
+    HostSteps steps(loss_);
+    if constexpr (requires { loss_.finish(steps); }) loss_.finish(steps);
   }
 
  private:

@@ -19,9 +19,14 @@ class SoftCrossEntropy {
   Divergence divergence() const { return {DivergenceKind::kSoftLabels, 0}; }
   double label_smoothing() const { return options_.label_smoothing; }
 
-  void prepare() {
-    if (options_.reduction == TILELOSS_REDUCTION_MEAN) scale_ = mean_scale(context_, scalar_value(options_.num_items));
+  template <class Steps>
+  void prepare(Steps&& steps) const {
+    if (options_.reduction == TILELOSS_REDUCTION_MEAN)
+      steps.template sum<&SoftCrossEntropy::weight, &SoftCrossEntropy::take_weights>(context_.rows);
   }
+
+  TILELOSS_HOST_DEVICE double weight(std::int64_t i) { return context_.weight(i); }
+  TILELOSS_HOST_DEVICE void take_weights(double sum) { scale_ = mean_scale(options_.num_items, sum); }
 
   TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
     PairCoefficients c;

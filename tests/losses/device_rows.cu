@@ -6,6 +6,7 @@
 #include "losses/policy_loss.h"
 #include "losses/row_arrays.h"
 #include "losses/row_outputs.h"
+#include "losses/soft_cross_entropy.h"
 #include "tests/losses/focal_loss.h"
 
 namespace tileloss::test {
@@ -39,8 +40,9 @@ template __global__ void row_stage(impl::PolicyLoss, impl::RowOutputs, const Row
 template __global__ void row_stage(FocalLoss, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*, std::int64_t);
 
 // A loss over two rows: its coefficients, the label's term, its share.
-__global__ void pair_stage(impl::Distillation loss, const RowState* students, const RowState* teachers, impl::PairSums* sums,
-                           double* losses, impl::PairCoefficients* coefficients, std::int64_t rows) {
+template <class Loss>
+__global__ void pair_stage(Loss loss, const RowState* students, const RowState* teachers, impl::PairSums* sums, double* losses,
+                           impl::PairCoefficients* coefficients, std::int64_t rows) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= rows) return;
   const impl::RowStats student = impl::make_row_stats(students[i]);
@@ -50,6 +52,78 @@ __global__ void pair_stage(impl::Distillation loss, const RowState* students, co
   stats.sums.divergence += label.value;
   losses[i] = loss.pair_loss(i, stats);
 }
+
+template __global__ void pair_stage(impl::Distillation, const RowState*, const RowState*, impl::PairSums*, double*,
+                                    impl::PairCoefficients*, std::int64_t);
+template __global__ void pair_stage(impl::SparseDistillation, const RowState*, const RowState*, impl::PairSums*, double*,
+                                    impl::PairCoefficients*, std::int64_t);
+template __global__ void pair_stage(impl::SoftCrossEntropy, const RowState*, const RowState*, impl::PairSums*, double*,
+                                    impl::PairCoefficients*, std::int64_t);
+
+// The steps of a loss, each a kernel.
+template <auto kStep, class Loss, class With = void>
+struct Step {
+  Loss* loss;
+  With with;
+  Step(Loss* l, const With& w) : loss(l), with(w) {}
+  template <class Index>
+  TILELOSS_HOST_DEVICE auto operator()(Index i) const {
+    return (loss->*kStep)(i, with);
+  }
+};
+template <auto kStep, class Loss>
+struct Step<kStep, Loss, void> {
+  Loss* loss;
+  explicit Step(Loss* l) : loss(l) {}
+  template <class Index>
+  TILELOSS_HOST_DEVICE auto operator()(Index i) const {
+    return (loss->*kStep)(i);
+  }
+};
+
+template <class S>
+__global__ void each(S step, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) step(i);
+}
+template <class Term, class Take>
+__global__ void sum(Term term, Take take, std::int64_t count) {
+  double total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += term(i);
+  take(total);
+}
+
+template <class Loss>
+class DeviceSteps {
+ public:
+  explicit DeviceSteps(Loss* loss) : loss_(loss) {}
+  template <auto kStep, class... With>
+  void each(std::int64_t count, const With&... with) {
+    test::each<<<1, 32>>>(Step<kStep, Loss, With...>(loss_, with...), count);
+  }
+  template <auto kTerm, auto kTake, class... With>
+  void sum(std::int64_t count, const With&... with) {
+    test::sum<<<1, 1>>>(Step<kTerm, Loss, With...>(loss_, with...), Step<kTake, Loss>(loss_), count);
+  }
+  void sort(double*, std::int64_t) {}
+
+ private:
+  Loss* loss_;
+};
+
+template <class Loss>
+void all_steps(const Loss& loss, Loss* on_device) {
+  DeviceSteps<Loss> steps(on_device);
+  if constexpr (requires { loss.prepare(steps); }) loss.prepare(steps);
+  if constexpr (requires { loss.couple(steps, impl::RowStates{}); }) loss.couple(steps, impl::RowStates{});
+  if constexpr (requires { loss.finish(steps); }) loss.finish(steps);
+}
+template void all_steps(const impl::CrossEntropy&, impl::CrossEntropy*);
+template void all_steps(const impl::PolicyLoss&, impl::PolicyLoss*);
+template void all_steps(const impl::Distillation&, impl::Distillation*);
+template void all_steps(const impl::SparseDistillation&, impl::SparseDistillation*);
+template void all_steps(const impl::SoftCrossEntropy&, impl::SoftCrossEntropy*);
+template void all_steps(const FocalLoss&, FocalLoss*);
 
 // Merging the states of a row's slices.
 __global__ void merge_states(tileloss_row_state into, tileloss_row_state from) {

@@ -32,12 +32,14 @@ class FocalLoss {
  public:
   explicit FocalLoss(const LossContext& context) : context_(context), options_(context.options_as<FocalOptions>()) {}
 
-  void prepare() {
-    if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
-    std::int64_t used = 0;
-    for (std::int64_t i = 0; i < context_.rows; ++i) used += context_.labels.is_used(i) ? 1 : 0;
-    scale_ = used == 0 ? 0 : 1 / static_cast<double>(used);
+  template <class Steps>
+  void prepare(Steps&& steps) const {
+    if (options_.reduction == TILELOSS_REDUCTION_MEAN)
+      steps.template sum<&FocalLoss::is_used, &FocalLoss::take_used>(context_.rows);
   }
+
+  TILELOSS_HOST_DEVICE double is_used(std::int64_t i) { return context_.labels.is_used(i) ? 1 : 0; }
+  TILELOSS_HOST_DEVICE void take_used(double rows) { scale_ = rows == 0 ? 0 : 1 / rows; }
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double gamma = options_.gamma, focus = std::pow(r.one_minus_p, gamma);

@@ -10,7 +10,7 @@
 namespace tileloss::test {
 namespace {
 
-using impl::AllRows;
+using impl::HostSteps;
 using impl::Labels;
 using impl::LossContext;
 using impl::PolicyLoss;
@@ -42,10 +42,10 @@ struct Outcome {
   std::vector<float> metrics = std::vector<float>(TILELOSS_POLICY_METRICS, -7.0F);
 };
 
-class GivenRows final : public AllRows {
+class GivenRows {
  public:
   explicit GivenRows(const Batch& batch) : batch_(batch) {}
-  RowStats stats(std::int64_t i) const override {
+  RowStats stats(std::int64_t i) const {
     RowStats s;
     s.logp = batch_.logp[static_cast<std::size_t>(i)];
     s.entropy = batch_.entropy.empty() ? 0 : batch_.entropy[static_cast<std::size_t>(i)];
@@ -67,7 +67,7 @@ Outcome run(const Batch& b) {
   LossContext c;
   c.options = &b.options;
   c.rows = rows;
-  c.temperature = b.options.logit.temperature.value;
+  c.temperature = b.options.logit.temperature;
   c.temperature_on_logprob = b.options.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
   const tileloss_vector mask = b.mask.empty() ? tileloss_vector{} : tileloss_make_vector(b.mask.data(), TILELOSS_UINT8, rows);
   c.labels = Labels(tileloss_make_vector(labels.data(), TILELOSS_INT64, rows), -100, mask);
@@ -88,9 +88,10 @@ Outcome run(const Batch& b) {
   std::vector<double> scratch(static_cast<std::size_t>(PolicyLoss(c).scratch_bytes()) / 8 + 1);
   c.scratch = reinterpret_cast<std::byte*>(scratch.data());
   PolicyLoss stage(c);
-  stage.prepare();
+  HostSteps steps(stage);
+  stage.prepare(steps);
   const GivenRows given(b);
-  if (stage.couples_rows()) stage.couple(given);
+  if (stage.couples_rows()) stage.couple(steps, given);
   for (std::int64_t i = 0; i < rows; ++i) {
     if (!c.labels.is_used(i)) {
       out.g.push_back(0);
@@ -102,7 +103,7 @@ Outcome run(const Batch& b) {
     out.g.push_back(r.coefficients.target);
     out.h.push_back(-r.coefficients.prob_logp);
   }
-  stage.finish();
+  stage.finish(steps);
   return out;
 }
 

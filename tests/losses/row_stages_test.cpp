@@ -77,7 +77,7 @@ class CrossEntropyStage {
     context_.options = &setting_.options;
     context_.rows = 3;
     context_.classes = static_cast<std::int64_t>(kLogits.size());
-    context_.temperature = setting_.options.logit.temperature.value;
+    context_.temperature = setting_.options.logit.temperature;
     context_.temperature_on_logprob = setting_.options.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
     context_.labels = Labels(tileloss_make_vector(labels_, TILELOSS_INT64, 3), -100);
     context_.token_weights = setting_.token_weights ? input(token_weights_, 3) : RowInput({}, 1);

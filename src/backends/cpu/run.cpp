@@ -23,7 +23,7 @@ using std::to_string;
 
 // Between a row's two sweeps: the row stage, and the outputs. With `states`, rows are visited twice: in the forward sweep, which
 // keeps their states, and again once every row has been seen.
-class Rows final : public RowVisitor, public AllRows {
+class Rows final : public RowVisitor {
  public:
   Rows(const Problem& problem, const LossContext& context, const RowStage& stage, const tileloss_run& run, double* losses,
        RowState* states)
@@ -59,10 +59,8 @@ class Rows final : public RowVisitor, public AllRows {
     return g;
   }
 
-  RowState saved_state(std::int64_t i) const override {
-    return states_ != nullptr ? states_[i] : load_row(problem_.row_state, i);
-  }
-  RowStats stats(std::int64_t i) const override { return make_row_stats(saved_state(i)); }
+  RowStates states() const { return {states_, problem_.row_state}; }
+  RowState saved_state(std::int64_t i) const override { return states()[i]; }
 
   void hand_over(std::int64_t i, const RowState& swept) override {
     RowState state = swept;
@@ -124,8 +122,7 @@ Operand operand(const tileloss_vector& v) { return {v.data, storage_type(v.dtype
 OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 OutputMatrix output(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride}; }
 
-LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const LossContext& context, const std::int64_t* targets,
-                     std::byte* workspace) {
+LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const std::int64_t* targets, std::byte* workspace) {
   const tileloss_args& a = p.args;
   LinearJob job;
   job.kernels = &kernels(plan.cpu.isa);
@@ -134,7 +131,7 @@ LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const LossCont
   if (present(a.hidden)) job.hidden = operand(a.hidden);
   if (present(a.head)) job.head = operand(a.head);
   if (present(a.bias)) job.bias = operand(a.bias);
-  job.transform = make_transform(p, context.temperature);
+  job.transform = make_transform(p);
   job.sums = p.sums;
   job.class_weights = class_weights(p);
   job.targets = targets;
@@ -148,8 +145,7 @@ LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const LossCont
   return job;
 }
 
-SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossContext& context, const std::int64_t* targets,
-                  std::byte* scratch) {
+SweepJob make_job(const Problem& p, const tileloss_plan& plan, const std::int64_t* targets, std::byte* scratch) {
   SweepJob job;
   job.kernels = &kernels(plan.cpu.isa);
   job.storage = storage_type(p.storage);
@@ -162,7 +158,7 @@ SweepJob make_job(const Problem& p, const tileloss_plan& plan, const LossContext
   job.dlogits_stride = p.args.dlogits.row_stride;
   job.groups = p.args.row_groups;
   job.from_saved_state = !p.needs_forward;
-  job.transform = make_transform(p, context.temperature);
+  job.transform = make_transform(p);
   job.sums = p.sums;
   job.class_weights = class_weights(p);
   job.targets = targets;
@@ -241,7 +237,7 @@ void run_visits(Job& job, Member Job::*gradients, const Problem& p, bool keeps, 
     job.*gradients = wanted;
     job.from_saved_state = true;
   }
-  if (p.couples_rows) stage.couple(rows);
+  if (p.couples_rows) stage.couple(rows.states());
   walk();
 }
 
@@ -267,7 +263,6 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   auto* targets = reinterpret_cast<std::int64_t*>(workspace + layout.targets);
   auto* losses = reinterpret_cast<double*>(workspace + layout.losses);
   LossContext context = make_context(p);
-  context.temperature = scalar_value(p.logit.temperature);
   context.scratch = p.stage_bytes > 0 ? workspace + layout.stage : nullptr;
   if (Status s = host::resolve_targets(p, context.labels, targets); !s.ok()) return s;
   if (p.loss->info.teacher == Teacher::kColumns) {
@@ -279,11 +274,11 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   if (p.loss->has_teacher()) {
     PairRows pairs(p, context, *stage, losses);
     if (p.loss->is_linear) {
-      const LinearJob student = linear_job(p, plan, context, targets, workspace + layout.scratch);
+      const LinearJob student = linear_job(p, plan, targets, workspace + layout.scratch);
       run_linear_pairs(make_linear_pair_job(p, student, *stage), pairs, given.executor);
     } else {
       PairJob job = make_pair_job(p, *stage);
-      job.student = make_job(p, plan, context, targets, workspace + layout.scratch);
+      job.student = make_job(p, plan, targets, workspace + layout.scratch);
       run_pairs(job, pairs, given.executor);
     }
     host::write_loss(p, losses);
@@ -293,11 +288,11 @@ Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& give
   auto* states = keeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
   Rows rows(p, context, *stage, given, losses, states);
   if (p.loss->is_linear) {
-    LinearJob job = linear_job(p, plan, context, targets, workspace + layout.scratch);
+    LinearJob job = linear_job(p, plan, targets, workspace + layout.scratch);
     job.merges_shards = p.merges_shards() && !keeps;
     run_visits(job, &LinearJob::wants_gradients, p, keeps, rows, *stage, [&] { run_linear(job, rows, given.executor); });
   } else {
-    SweepJob job = make_job(p, plan, context, targets, workspace + layout.scratch);
+    SweepJob job = make_job(p, plan, targets, workspace + layout.scratch);
     run_visits(job, &SweepJob::dlogits, p, keeps, rows, *stage, [&] { run_sweeps(job, rows, given.executor); });
   }
   if (rows.merge_status() != TILELOSS_OK)

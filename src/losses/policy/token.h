@@ -22,7 +22,7 @@ struct Numbers {
 
 inline constexpr double kDefaultEpsilon = 0.2;
 
-inline Numbers read_numbers(const tileloss_policy_loss_options& o) {
+TILELOSS_HOST_DEVICE inline Numbers read_numbers(const tileloss_policy_loss_options& o) {
   const double epsilon_high = scalar_value(o.epsilon_high);
   Numbers n;
   n.low = 1 - scalar_value(o.epsilon_low);

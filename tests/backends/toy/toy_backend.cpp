@@ -107,14 +107,13 @@ Status ToyBackend::run(const Problem& p, const tileloss_plan& /*plan*/, const ti
   if (Status s = impl::host::check_numbers(p); !s.ok()) return s;
   std::vector<std::int64_t> targets(static_cast<std::size_t>(p.rows));
   impl::LossContext context = impl::make_context(p);
-  context.temperature = impl::scalar_value(p.logit.temperature);
   if (Status s = impl::host::resolve_targets(p, context.labels, targets.data()); !s.ok()) return s;
   std::vector<std::byte> scratch(static_cast<std::size_t>(p.stage_bytes));
   context.scratch = scratch.data();
   const std::unique_ptr<impl::RowStage> stage = p.loss->info.make(context);
   stage->prepare();
   const impl::RowOutputs outputs(p.args, context);
-  const LogitTransform transform = impl::make_transform(p, context.temperature);
+  const LogitTransform transform = impl::make_transform(p);
   const bool writes = p.pass != TILELOSS_BACKWARD;
   std::vector<double> losses(static_cast<std::size_t>(p.rows));
   for (std::int64_t i = 0; i < p.rows; ++i) {
