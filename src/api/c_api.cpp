@@ -9,7 +9,7 @@
 #include "api/boundary.h"
 #include "api/describe.h"
 #include "api/validate.h"
-#include "backends/backend.h"
+#include "backends/driver.h"
 #include "schema/options.h"
 
 namespace tileloss::impl::api {
@@ -55,7 +55,7 @@ Status run_planned(const Problem& problem, const tileloss_plan& plan, const tile
     return expected("run.merge", "a function, as the logits are a shard", "null");
   if (!problem.merges_shards() && run.merge != nullptr)
     return expected("run.merge", "null: it is for value_and_grad of a shard of the vocabulary", "a function");
-  return find_backend(problem.device_type)->run(problem, plan, run);
+  return run_call(*find_backend(problem.device_type), problem, plan, run);
 }
 
 Status call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, const tileloss_plan* given,

@@ -1,12 +1,13 @@
-// The seam between TileLoss and devices: what one has to offer. A backend is two sweeps (architecture.md): it sees logits, or
-// hidden states and head, row states, coefficients; of a loss's options what a RowStage with a teacher tells a sweep, no more. It
-// is chosen by the device type of a call's views, and registered by a line in registry.cpp.
+// The seam between TileLoss and devices: what one has to offer. A backend is two sweeps and a way to run the row stage
+// (architecture.md); driver.h says in which order. It is chosen by the device type of a call's views, and registered by a line in
+// registry.cpp.
 #ifndef TILELOSS_BACKENDS_BACKEND_H_
 #define TILELOSS_BACKENDS_BACKEND_H_
 
 #include <tileloss/tileloss.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <variant>
@@ -21,6 +22,32 @@ namespace tileloss::impl {
 struct PlanFact {
   std::string name;
   std::variant<std::int64_t, double, std::string> value;
+};
+
+// What a sweep does with every row, in this order. Bits.
+enum Stages : std::uint32_t { kForward = 1, kRowStage = 2, kBackward = 4 };
+
+// A call on its device. The driver asks for one part after the other; a device may only queue them. What has to be kept from one
+// part to the next (targets, row states, coefficients) is the call's own.
+class Call {
+ public:
+  Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  virtual ~Call() = default;
+
+  // What only the device can look at - labels, numbers behind pointers - before anything is written. A device that cannot look
+  // first does what tileloss.h says of labels out of range.
+  virtual Status check() = 0;
+  // The row stage's steps (losses/steps.h).
+  virtual void prepare() = 0;
+  virtual void couple() = 0;
+  // Over all rows. Without kForward row states are those of an earlier sweep, or args.row_state's.
+  virtual Status sweep(std::uint32_t stages) = 0;
+  // Whether the forward has to be a sweep of its own, also where no row waits for another.
+  virtual bool keeps_states() const = 0;
+  // The last part: the row stage's report, the loss.
+  virtual Status finish() = 0;
 };
 
 class Backend {
@@ -39,11 +66,9 @@ class Backend {
                       tileloss_plan* plan) const = 0;
   // Whether its own part of a plan that was stored, or written by hand, can be run on this machine.
   virtual Status check_plan(const tileloss_plan& plan) const = 0;
-  // Runs the three stages. What only the device can look at (labels, numbers behind pointers) is checked before anything is
-  // written; a device that cannot look first does what tileloss.h says of labels out of range. `run.workspace` may be null.
-  // A problem that merges shards calls run.merge once, between forward and gradient; a backend that has no such sweep refuses it
-  // when it plans.
-  virtual Status run(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run) const = 0;
+  // All three outlive the call. `run.workspace` may be null.
+  virtual Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
+                       std::unique_ptr<Call>* call) const = 0;
   // The row state's monoid over arrays that lie on the device; max, sum and target are there.
   virtual Status set_identity(const tileloss_row_state& state) const = 0;
   virtual Status merge(tileloss_row_state* into, const tileloss_row_state& from) const = 0;
@@ -55,7 +80,7 @@ class Backend {
 std::span<const Backend* const> backends();
 // Null where there is none.
 const Backend* find_backend(tileloss_device_type device_type);
-// For backends that live outside this library (the tests' own); they must outlive every call.
+// For backends that live outside this library (the tests' own); they must outlive every call. One of the same device gives way.
 void add_backend(const Backend* backend);
 
 }  // namespace tileloss::impl

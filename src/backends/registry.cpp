@@ -28,6 +28,14 @@ const Backend* find_backend(tileloss_device_type device_type) {
   return nullptr;
 }
 
-void add_backend(const Backend* backend) { registry().push_back(backend); }
+void add_backend(const Backend* backend) {
+  for (const Backend*& other : registry()) {
+    if (other->device_type() == backend->device_type()) {
+      other = backend;
+      return;
+    }
+  }
+  registry().push_back(backend);
+}
 
 }  // namespace tileloss::impl

@@ -32,7 +32,7 @@ class CrossEntropy {
 
   TILELOSS_HOST_DEVICE double class_weight(std::int64_t j) { return context_.class_weights[j]; }
   TILELOSS_HOST_DEVICE double weight(std::int64_t i) {
-    return context_.labels.is_used(i) ? context_.token_weights[i] * context_.class_weights[context_.labels[i]] : 0;
+    return context_.labels.is_used(i) ? context_.token_weights[i] * context_.class_weight(i) : 0;
   }
   TILELOSS_HOST_DEVICE double token_weight(std::int64_t i) { return context_.weight(i); }
   TILELOSS_HOST_DEVICE void take_class_weights(double sum) { class_weight_sum_ = sum; }
@@ -43,7 +43,7 @@ class CrossEntropy {
     const double s = options_.label_smoothing, zeta = options_.z_loss;
     const double v = static_cast<double>(context_.classes);
     const double ce = context_.token_weights[i] * ce_scale_, z = context_.token_weights[i] * z_scale_;
-    const double c_y = context_.class_weights[context_.labels[i]] / context_.logp_divisor();
+    const double c_y = context_.class_weight(i) / context_.logp_divisor();
     const double upstream = context_.loss_grad[i];
     RowResult result;
     if (ce_scale_ != 0) result.loss += ce * ((1 - s) * c_y * -r.logp);

@@ -111,12 +111,18 @@ class Sequences {
   TILELOSS_HOST_DEVICE std::int64_t count() const {
     return has_offsets_ ? offsets_.size() - 1 : length_ > 0 ? rows_ / length_ : 1;
   }
-  TILELOSS_HOST_DEVICE std::int64_t begin(std::int64_t b) const { return has_offsets_ ? offsets_[b] : b * length_; }
+  TILELOSS_HOST_DEVICE std::int64_t begin(std::int64_t b) const { return has_offsets_ ? offset(b) : b * length_; }
   TILELOSS_HOST_DEVICE std::int64_t end(std::int64_t b) const {
-    return has_offsets_ ? offsets_[b + 1] : length_ > 0 ? (b + 1) * length_ : rows_;
+    return has_offsets_ ? offset(b + 1) : length_ > 0 ? (b + 1) * length_ : rows_;
   }
 
  private:
+  // Within the rows, also where a device finds out later that they are wrong.
+  TILELOSS_HOST_DEVICE std::int64_t offset(std::int64_t b) const {
+    const std::int64_t at = offsets_[b];
+    return at < 0 ? 0 : at > rows_ ? rows_ : at;
+  }
+
   IntegerInput offsets_;
   bool has_offsets_ = false;
   std::int64_t length_ = 0;

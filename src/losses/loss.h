@@ -1,5 +1,5 @@
 // What a loss is made of: what it computes for a row, the fields of its options struct, and the inputs that it takes. One header
-// per loss, one line in registry.cpp; sweeps, entry points, tools and front ends find it from there.
+// per loss, one name in all_losses.h; sweeps, entry points, tools and front ends find it from there.
 #ifndef TILELOSS_LOSSES_LOSS_H_
 #define TILELOSS_LOSSES_LOSS_H_
 
@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,6 +42,11 @@ struct LossContext {
   template <class Options>
   const Options& options_as() const {
     return *static_cast<const Options*>(options);
+  }
+  // Of a row's label; NaN where that is out of range, which only some devices find out before.
+  TILELOSS_HOST_DEVICE double class_weight(std::int64_t i) const {
+    const std::int64_t label = labels[i];
+    return label >= 0 && label < classes ? class_weights[label] : std::numeric_limits<double>::quiet_NaN();
   }
   // What a row counts for.
   TILELOSS_HOST_DEVICE double weight(std::int64_t i) const { return labels.is_used(i) ? token_weights[i] : 0; }

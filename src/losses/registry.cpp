@@ -1,10 +1,6 @@
 #include "losses/registry.h"
 
-#include "losses/cross_entropy.h"
-#include "losses/distillation.h"
-#include "losses/logprobs.h"
-#include "losses/policy_loss.h"
-#include "losses/soft_cross_entropy.h"
+#include "losses/all_losses.h"
 
 namespace tileloss::impl {
 namespace {
@@ -58,16 +54,7 @@ std::deque<RegisteredLoss>& registry() {
   static std::deque<RegisteredLoss> all = [] {
     std::deque<RegisteredLoss> built_in;
     for (const bool is_linear : {false, true}) {
-      for (const LossInfo& info : {
-               Logprobs::info(),
-               CrossEntropy::info(),
-               PolicyLoss::info(),
-               Distillation::info(),
-               SoftCrossEntropy::info(),
-               SparseDistillation::info(),
-           }) {
-        built_in.push_back(make_entry(info, is_linear));
-      }
+      AllLosses::for_each([&]<class Loss>() { built_in.push_back(make_entry(Loss::info(), is_linear)); });
     }
     return built_in;
   }();

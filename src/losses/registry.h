@@ -27,7 +27,7 @@ struct RegisteredLoss {
 // In order of registration. Not to be changed while calls are running.
 const std::deque<RegisteredLoss>& losses();
 const RegisteredLoss* find_loss(std::string_view name);
-// All its forms. For losses that live outside this library (the tests' own); the built-in ones are listed in registry.cpp.
+// All its forms. For losses that live outside this library (the tests' own); the built-in ones are those of all_losses.h.
 void add_loss(const LossInfo& info);
 
 }  // namespace tileloss::impl

@@ -1,86 +1,12 @@
 // Every loss's row maths as a device would run it: compiled by nvcc, not run. What a kernel calls is plain data and functions.
+#include "backends/device/row_kernels.h"
 #include "core/number_formats.h"
-#include "losses/cross_entropy.h"
-#include "losses/distillation.h"
-#include "losses/logprobs.h"
-#include "losses/policy_loss.h"
-#include "losses/row_arrays.h"
-#include "losses/row_outputs.h"
-#include "losses/soft_cross_entropy.h"
+#include "losses/all_losses.h"
 #include "tests/losses/focal_loss.h"
 
 namespace tileloss::test {
 
-using impl::RowState;
-
-// The row stage of one thread a row.
-template <class Loss>
-__global__ void row_stage(Loss loss, impl::RowOutputs outputs, const RowState* states, double* losses,
-                          impl::RowCoefficients* coefficients, std::int64_t rows) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= rows) return;
-  if (!outputs.labels.is_used(i)) {
-    outputs.write_ignored(i);
-    losses[i] = 0;
-    return;
-  }
-  const impl::RowStats stats = impl::make_row_stats(states[i]);
-  const impl::RowResult result = loss.row(i, stats);
-  losses[i] = result.loss;
-  coefficients[i] = result.coefficients;
-  outputs.write(i, stats);
-}
-
-template __global__ void row_stage(impl::Logprobs, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*,
-                                   std::int64_t);
-template __global__ void row_stage(impl::CrossEntropy, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*,
-                                   std::int64_t);
-template __global__ void row_stage(impl::PolicyLoss, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*,
-                                   std::int64_t);
-template __global__ void row_stage(FocalLoss, impl::RowOutputs, const RowState*, double*, impl::RowCoefficients*, std::int64_t);
-
-// A loss over two rows: its coefficients, the label's term, its share.
-template <class Loss>
-__global__ void pair_stage(Loss loss, const RowState* students, const RowState* teachers, impl::PairSums* sums, double* losses,
-                           impl::PairCoefficients* coefficients, std::int64_t rows) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= rows) return;
-  const impl::RowStats student = impl::make_row_stats(students[i]);
-  impl::PairStats stats{student, impl::make_row_stats(teachers[i]), student, sums[i]};
-  coefficients[i] = loss.pair_coefficients(i);
-  const impl::DivergenceTerm label = impl::label_term({}, stats.student, stats.teacher);
-  stats.sums.divergence += label.value;
-  losses[i] = loss.pair_loss(i, stats);
-}
-
-template __global__ void pair_stage(impl::Distillation, const RowState*, const RowState*, impl::PairSums*, double*,
-                                    impl::PairCoefficients*, std::int64_t);
-template __global__ void pair_stage(impl::SparseDistillation, const RowState*, const RowState*, impl::PairSums*, double*,
-                                    impl::PairCoefficients*, std::int64_t);
-template __global__ void pair_stage(impl::SoftCrossEntropy, const RowState*, const RowState*, impl::PairSums*, double*,
-                                    impl::PairCoefficients*, std::int64_t);
-
 // The steps of a loss, each a kernel.
-template <auto kStep, class Loss, class With = void>
-struct Step {
-  Loss* loss;
-  With with;
-  Step(Loss* l, const With& w) : loss(l), with(w) {}
-  template <class Index>
-  TILELOSS_HOST_DEVICE auto operator()(Index i) const {
-    return (loss->*kStep)(i, with);
-  }
-};
-template <auto kStep, class Loss>
-struct Step<kStep, Loss, void> {
-  Loss* loss;
-  explicit Step(Loss* l) : loss(l) {}
-  template <class Index>
-  TILELOSS_HOST_DEVICE auto operator()(Index i) const {
-    return (loss->*kStep)(i);
-  }
-};
-
 template <class S>
 __global__ void each(S step, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -99,11 +25,11 @@ class DeviceSteps {
   explicit DeviceSteps(Loss* loss) : loss_(loss) {}
   template <auto kStep, class... With>
   void each(std::int64_t count, const With&... with) {
-    test::each<<<1, 32>>>(Step<kStep, Loss, With...>(loss_, with...), count);
+    test::each<<<1, 32>>>(impl::Step<kStep, Loss, With...>(loss_, with...), count);
   }
   template <auto kTerm, auto kTake, class... With>
   void sum(std::int64_t count, const With&... with) {
-    test::sum<<<1, 1>>>(Step<kTerm, Loss, With...>(loss_, with...), Step<kTake, Loss>(loss_), count);
+    test::sum<<<1, 1>>>(impl::Step<kTerm, Loss, With...>(loss_, with...), impl::Step<kTake, Loss>(loss_), count);
   }
   void sort(double*, std::int64_t) {}
 
@@ -111,19 +37,32 @@ class DeviceSteps {
   Loss* loss_;
 };
 
+// All of a call but the sweeps.
 template <class Loss>
-void all_steps(const Loss& loss, Loss* on_device) {
+void all_steps(const Loss& loss, Loss* on_device, const impl::device::RowArrays& rows, const impl::RowOutputs& outputs) {
   DeviceSteps<Loss> steps(on_device);
   if constexpr (requires { loss.prepare(steps); }) loss.prepare(steps);
   if constexpr (requires { loss.couple(steps, impl::RowStates{}); }) loss.couple(steps, impl::RowStates{});
   if constexpr (requires { loss.finish(steps); }) loss.finish(steps);
+  test::each<<<1, 32>>>(impl::device::RowStageOf<Loss>{on_device, rows, impl::RowStates{}, outputs, true}, 1);
 }
-template void all_steps(const impl::CrossEntropy&, impl::CrossEntropy*);
-template void all_steps(const impl::PolicyLoss&, impl::PolicyLoss*);
-template void all_steps(const impl::Distillation&, impl::Distillation*);
-template void all_steps(const impl::SparseDistillation&, impl::SparseDistillation*);
-template void all_steps(const impl::SoftCrossEntropy&, impl::SoftCrossEntropy*);
-template void all_steps(const FocalLoss&, FocalLoss*);
+template void all_steps(const impl::Logprobs&, impl::Logprobs*, const impl::device::RowArrays&, const impl::RowOutputs&);
+template void all_steps(const impl::CrossEntropy&, impl::CrossEntropy*, const impl::device::RowArrays&, const impl::RowOutputs&);
+template void all_steps(const impl::PolicyLoss&, impl::PolicyLoss*, const impl::device::RowArrays&, const impl::RowOutputs&);
+template void all_steps(const impl::Distillation&, impl::Distillation*, const impl::device::RowArrays&, const impl::RowOutputs&);
+template void all_steps(const impl::SparseDistillation&, impl::SparseDistillation*, const impl::device::RowArrays&,
+                        const impl::RowOutputs&);
+template void all_steps(const impl::SoftCrossEntropy&, impl::SoftCrossEntropy*, const impl::device::RowArrays&,
+                        const impl::RowOutputs&);
+template void all_steps(const FocalLoss&, FocalLoss*, const impl::device::RowArrays&, const impl::RowOutputs&);
+
+void other_kernels(const impl::device::FindTarget& target, const impl::device::SaveState& save,
+                   const impl::device::WriteLoss& write, const impl::device::LossTerm& term, const impl::device::TakeLoss& take) {
+  test::each<<<1, 32>>>(target, 1);
+  test::each<<<1, 32>>>(save, 1);
+  test::each<<<1, 32>>>(write, 1);
+  test::sum<<<1, 1>>>(term, take, 1);
+}
 
 // Merging the states of a row's slices.
 __global__ void merge_states(tileloss_row_state into, tileloss_row_state from) {

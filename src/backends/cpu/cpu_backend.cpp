@@ -1,8 +1,8 @@
 #include "backends/cpu/cpu_backend.h"
 
+#include "backends/cpu/call.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/plan.h"
-#include "backends/cpu/run.h"
 #include "backends/cpu/threads/executor.h"
 #include "backends/host/row_state.h"
 
@@ -19,8 +19,9 @@ class CpuBackend final : public Backend {
     return make_plan(problem, wishes, executor, plan);
   }
   Status check_plan(const tileloss_plan& plan) const override { return cpu::check_plan(plan); }
-  Status run(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run) const override {
-    return cpu::run(problem, plan, run);
+  Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
+               std::unique_ptr<Call>* call) const override {
+    return begin_call(problem, plan, run, call);
   }
   Status set_identity(const tileloss_row_state& state) const override {
     host::set_identity(state);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/targets.h"
 #include "schema/options.h"
 
 namespace tileloss::impl::host {
@@ -36,24 +37,15 @@ Status check_numbers(const Problem& p) {
   return check_offsets(p);
 }
 
-Status resolve_targets(const Problem& p, const Labels& labels, std::int64_t* targets) {
+Status resolve_targets(const Problem& p, std::int64_t* targets) {
+  const Targets all(p);
   for (std::int64_t i = 0; i < p.rows; ++i) {
-    if (!labels.is_used(i)) {
-      targets[i] = kIgnoredRow;
-      continue;
-    }
-    if (!labels.are_given()) {
-      targets[i] = kTargetElsewhere;
-      continue;
-    }
-    const std::int64_t label = labels[i];
-    if (label < 0 || label >= p.classes) {
+    targets[i] = all[i];
+    if (targets[i] == kBadTarget) {
       return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(i) + "]: expected 0 <= label < " +
                                                std::to_string(p.classes) + " or ignore_index " +
-                                               std::to_string(p.logit.ignore_index) + ", got " + std::to_string(label)};
+                                               std::to_string(p.logit.ignore_index) + ", got " + std::to_string(all.labels[i])};
     }
-    const std::int64_t column = label - p.logit.vocab_start;
-    targets[i] = column >= 0 && column < p.columns ? column : kTargetElsewhere;
   }
   return {};
 }

@@ -14,7 +14,7 @@ namespace tileloss::impl::host {
 Status check_numbers(const Problem& problem);
 
 // Each row's column of the label, kIgnoredRow or kTargetElsewhere: every used label is checked. `targets` has `rows` elements.
-Status resolve_targets(const Problem& problem, const Labels& labels, std::int64_t* targets);
+Status resolve_targets(const Problem& problem, std::int64_t* targets);
 
 // The columns that a sparse teacher knows, of the rows in use: each one of the vocabulary's or negative, none twice; and no log q
 // above 0.

@@ -1,98 +1,109 @@
 #include "tests/backends/toy/toy_backend.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
-#include <memory>
 
+#include "backends/device/device_call.h"
 #include "backends/host/checks.h"
-#include "backends/host/loss.h"
 #include "backends/host/row_state.h"
-#include "core/number_formats.h"
-#include "core/row_stats.h"
-#include "losses/row_arrays.h"
-#include "losses/row_outputs.h"
+#include "tests/backends/toy/toy_sweeps.h"
 
 namespace tileloss::test {
 namespace {
 
-using impl::Bfloat16;
-using impl::Float16;
-using impl::LogitTransform;
 using impl::Problem;
-using impl::RowState;
 using impl::Status;
+using impl::device::RowArrays;
 
 const ToyPlan& own_part(const tileloss_plan& plan) { return *reinterpret_cast<const ToyPlan*>(plan.other); }
 
-float read(const tileloss_matrix& m, std::int64_t row, std::int64_t column) {
-  const std::int64_t at = row * m.row_stride + column;
-  switch (m.dtype) {
-    case TILELOSS_BFLOAT16: return impl::to_float(static_cast<const Bfloat16*>(m.data)[at]);
-    case TILELOSS_FLOAT16: return impl::to_float(static_cast<const Float16*>(m.data)[at]);
-    default: return static_cast<const float*>(m.data)[at];
+// What device/device_call.h asks for. What is queued outlives it.
+class ToyDevice {
+ public:
+  ToyDevice(const Problem& problem, DeviceMemory& memory, Status& error)
+      : problem_(std::make_shared<const Problem>(problem)), memory_(&memory), error_(&error) {
+    if (!problem.loss->is_linear || problem.pass == TILELOSS_FROM_ROW_STATE) return;
+    z_ = allocate<float>(problem.rows * problem.columns);
+    if (problem.loss->has_teacher_logits()) teacher_z_ = allocate<float>(problem.rows * problem.columns);
   }
-}
 
-void write(const tileloss_matrix& m, std::int64_t row, std::int64_t column, float value) {
-  const std::int64_t at = row * m.row_stride + column;
-  switch (m.dtype) {
-    case TILELOSS_BFLOAT16: static_cast<Bfloat16*>(m.data)[at] = impl::from_float<Bfloat16>(value); break;
-    case TILELOSS_FLOAT16: static_cast<Float16*>(m.data)[at] = impl::from_float<Float16>(value); break;
-    default: static_cast<float*>(m.data)[at] = value; break;
-  }
-}
+  const Problem& problem() const { return *problem_; }
 
-// The forward sweep of a row.
-RowState gather(const Problem& p, const LogitTransform& transform, std::int64_t row, std::int64_t target) {
-  const float* const weights = impl::class_weights(p);
-  RowState s;
-  for (std::int64_t j = 0; j < p.columns; ++j) {
-    const float z = transform.value(read(p.args.logits, row, j));
-    if (z > s.max || s.argmax < 0) {
-      s.max = z;
-      s.argmax = p.logit.vocab_start + j;
-    }
-    if (j == target) s.target = z;
+  template <class T>
+  T* allocate(std::int64_t count) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    void* const data = memory_->allocate(bytes);
+    pieces_.push_back(data);
+    memory_->queue([=] { std::memset(data, 0, bytes); });
+    return static_cast<T*>(data);
   }
-  double sum = 0, entropy = 0, collision = 0, smoothing = 0;
-  for (std::int64_t j = 0; j < p.columns; ++j) {
-    const double shifted = static_cast<double>(transform.value(read(p.args.logits, row, j))) - s.max;
-    if (j != target) sum += std::exp(shifted);
-    entropy += shifted * std::exp(shifted);
-    collision += std::exp(2 * shifted);
-    smoothing += shifted * (weights == nullptr ? 1.0 : static_cast<double>(weights[j]));
+  // From the last to the first, as any order has to do.
+  template <class Step>
+  void each(std::int64_t count, const Step& step) {
+    memory_->queue([=] {
+      for (std::int64_t i = count - 1; i >= 0; --i) step(i);
+    });
   }
-  s.sum = static_cast<float>(sum);
-  s.entropy_sum = static_cast<float>(entropy);
-  s.collision_sum = static_cast<float>(collision);
-  s.smoothing_sum = static_cast<float>(smoothing);
-  return s;
-}
+  template <class Term, class Take>
+  void sum(std::int64_t count, const Term& term, const Take& take) {
+    memory_->queue([=] {
+      double total = 0;
+      for (std::int64_t i = 0; i < count; ++i) total += term(i);
+      take(total);
+    });
+  }
+  void sort(double* values, std::int64_t count) {
+    memory_->queue([=] { std::sort(values, values + count); });
+  }
+  template <class T>
+  void place(T* at, const T& value) {
+    memory_->queue([=] { std::memcpy(static_cast<void*>(at), &value, sizeof value); });
+  }
 
-// The backward sweep of a row.
-void apply(const Problem& p, const LogitTransform& transform, std::int64_t row, std::int64_t target, const impl::RowStats& stats,
-           const impl::RowCoefficients& c) {
-  const float* const weights = impl::class_weights(p);
-  for (std::int64_t j = 0; j < p.total_columns; ++j) {
-    if (j >= p.columns) {
-      write(p.args.dlogits, row, j, 0);
-      continue;
-    }
-    const float x = read(p.args.logits, row, j);
-    const double log_p = static_cast<double>(transform.value(x)) - stats.lse, prob = std::exp(log_p);
-    const double uniform = c.uniform * (weights == nullptr ? 1.0 : static_cast<double>(weights[j]));
-    double dz = prob * (c.prob() + (c.prob_logp == 0 ? 0 : c.prob_logp * log_p)) + uniform;
-    if (j == target) dz = c.target * stats.one_minus_p + stats.p * (c.prob_plus_target + c.prob_logp * stats.logp) + uniform;
-    write(p.args.dlogits, row, j, static_cast<float>(dz * transform.derivative(x)));
+  // Where something is wrong every row's label is, so that all that comes out is NaN.
+  void check(const RowArrays& rows) {
+    memory_->queue([p = problem_, rows, error = error_] {
+      Status found = impl::host::check_numbers(*p);
+      if (found.ok()) found = impl::host::resolve_targets(*p, rows.targets);
+      if (found.ok() && p->loss->info.teacher == impl::Teacher::kColumns)
+        found = impl::host::check_teacher_columns(*p, rows.targets);
+      if (found.ok()) return;
+      std::fill_n(rows.targets, p->rows, impl::kBadTarget);
+      if (error->ok()) *error = found;
+    });
   }
-}
+  void forward(const RowArrays& rows) {
+    memory_->queue([p = problem_, rows, z = z_, teacher = teacher_z_] {
+      const ToySweeps sweeps(*p, rows, z, teacher);
+      if (z != nullptr) sweeps.make_logits();
+      sweeps.forward();
+    });
+  }
+  void backward(const RowArrays& rows, const impl::RowStates& states) {
+    memory_->queue([p = problem_, rows, z = z_, teacher = teacher_z_, states] {
+      const ToySweeps sweeps(*p, rows, z, teacher);
+      if (z != nullptr) sweeps.make_logits();
+      sweeps.backward(states);
+    });
+  }
+  void done() {
+    memory_->queue([memory = memory_, pieces = pieces_] {
+      for (void* piece : pieces) memory->release(piece);
+    });
+  }
+
+ private:
+  std::shared_ptr<const Problem> problem_;
+  DeviceMemory* memory_;
+  Status* error_;
+  float *z_ = nullptr, *teacher_z_ = nullptr;
+  std::vector<void*> pieces_;
+};
 
 }  // namespace
 
 Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*wishes*/, const tileloss_executor* /*executor*/,
                         tileloss_plan* plan) const {
-  if (problem.loss->is_linear || problem.couples_rows || problem.merges_shards())
-    return {TILELOSS_UNSUPPORTED, problem.loss->name + ": the toy device has no such sweep"};
   const ToyPlan own = {problem.rows, problem.columns};
   std::memcpy(plan->other, &own, sizeof own);
   return {};
@@ -103,49 +114,18 @@ Status ToyBackend::check_plan(const tileloss_plan& plan) const {
   return impl::expected("plan.toy", "rows and columns", "less than 0");
 }
 
-Status ToyBackend::run(const Problem& p, const tileloss_plan& /*plan*/, const tileloss_run& /*run*/) const {
-  if (Status s = impl::host::check_numbers(p); !s.ok()) return s;
-  std::vector<std::int64_t> targets(static_cast<std::size_t>(p.rows));
-  impl::LossContext context = impl::make_context(p);
-  if (Status s = impl::host::resolve_targets(p, context.labels, targets.data()); !s.ok()) return s;
-  std::vector<std::byte> scratch(static_cast<std::size_t>(p.stage_bytes));
-  context.scratch = scratch.data();
-  const std::unique_ptr<impl::RowStage> stage = p.loss->info.make(context);
-  stage->prepare();
-  const impl::RowOutputs outputs(p.args, context);
-  const LogitTransform transform = impl::make_transform(p);
-  const bool writes = p.pass != TILELOSS_BACKWARD;
-  std::vector<double> losses(static_cast<std::size_t>(p.rows));
-  for (std::int64_t i = 0; i < p.rows; ++i) {
-    const std::int64_t target = targets[static_cast<std::size_t>(i)];
-    const bool is_used = target != impl::kIgnoredRow;
-    const RowState state = !is_used          ? RowState{}
-                           : p.needs_forward ? gather(p, transform, i, target)
-                                             : impl::load_row(p.row_state, i);
-    if (p.needs_forward && p.has_row_state) impl::save_row(p.row_state, i, state);
-    if (!is_used) {
-      if (writes) outputs.write_ignored(i);
-      for (std::int64_t j = 0; p.needs_backward && j < p.total_columns; ++j) write(p.args.dlogits, i, j, 0);
-      continue;
-    }
-    const impl::RowStats stats = impl::make_row_stats(state);
-    const impl::RowResult result = stage->row(i, stats);
-    losses[static_cast<std::size_t>(i)] = result.loss;
-    if (writes) outputs.write(i, stats);
-    if (p.needs_backward) apply(p, transform, i, target, stats, result.coefficients);
-  }
-  if (writes) stage->finish();
-  impl::host::write_loss(p, losses.data());
-  return {};
+Status ToyBackend::begin(const Problem& problem, const tileloss_plan& /*plan*/, const tileloss_run& /*run*/,
+                         std::unique_ptr<impl::Call>* call) const {
+  return impl::device::begin_call(ToyDevice(problem, memory_, error_), call);
 }
 
 Status ToyBackend::set_identity(const tileloss_row_state& state) const {
-  impl::host::set_identity(state);
+  memory_.queue([=] { impl::host::set_identity(state); });
   return {};
 }
 
 Status ToyBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {
-  impl::host::merge(into, from);
+  memory_.queue([to = *into, from]() mutable { impl::host::merge(&to, from); });
   return {};
 }
 

@@ -1,9 +1,10 @@
-// A device that does not exist, to show all that a new one has to bring: two sweeps in plain loops, from logits, over memory that
-// the host can read. Registered by one line (add_backend) in its test.
+// A device that does not exist, to show what a new one has to bring: sweeps in plain loops, and a queue. Its memory is out of the
+// host's reach but while it runs, and it runs when somebody synchronises (tests/backends/device_memory.h).
 #ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 #define TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 
 #include "backends/backend.h"
+#include "tests/backends/device_memory.h"
 
 namespace tileloss::test {
 
@@ -17,15 +18,24 @@ struct ToyPlan {
 
 class ToyBackend final : public impl::Backend {
  public:
+  DeviceMemory& memory() const { return memory_; }
+  // What calls have found wrong since the last time that somebody asked.
+  impl::Status take_error() const { return std::exchange(error_, {}); }
+
   tileloss_device_type device_type() const override { return kToyDevice; }
   const char* name() const override { return "toy"; }
   impl::Status plan(const impl::Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
                     tileloss_plan* plan) const override;
   impl::Status check_plan(const tileloss_plan& plan) const override;
-  impl::Status run(const impl::Problem& problem, const tileloss_plan& plan, const tileloss_run& run) const override;
+  impl::Status begin(const impl::Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
+                     std::unique_ptr<impl::Call>* call) const override;
   impl::Status set_identity(const tileloss_row_state& state) const override;
   impl::Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
   std::vector<impl::PlanFact> describe(const tileloss_plan& plan) const override;
+
+ private:
+  mutable DeviceMemory memory_;
+  mutable impl::Status error_;
 };
 
 }  // namespace tileloss::test

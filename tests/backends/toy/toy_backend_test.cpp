@@ -1,8 +1,9 @@
-// A new device through the C ABI: chosen by the views' device_type, checked by the same oracle as the CPU.
+// A new device through the C ABI, chosen by the views' device_type. The C API's own suites run on it as well: copied_views.cpp.
 #include "tests/backends/toy/toy_backend.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "schema/tensors.h"
@@ -26,106 +27,110 @@ void move_to_toy(tileloss_args& args) {
   if (args.row_state != nullptr) args.row_state->device_type = kToyDevice;
 }
 
-const std::vector<reference::NumberFormat> kFormats = {reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16,
-                                                       reference::NumberFormat::kFloat16};
-
-class OnTheToyDevice : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, OnTheToyDevice, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
-
-TEST_P(OnTheToyDevice, CrossEntropyForwardAndBackwardAgreeWithTheOracle) {
-  for (const double smoothing : {0.0, 0.2}) {
-    LogitsCase c({.rows = 9,
-                  .vocab = 130,
-                  .valid_vocab = 120,
-                  .format = GetParam(),
-                  .ignore_prob = 0.3,
-                  .class_weights = smoothing == 0,
-                  .extra_outputs = smoothing > 0});
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.valid_vocab = 120;
-    options.label_smoothing = smoothing;
-    options.z_loss = 1e-3;
-    RowStateArrays state(9);
-    move_to_toy(c.args());
-    tileloss_args forward = c.args(), backward = c.args();
-    forward.dlogits = {};
-    forward.row_state = backward.row_state = &state.get();
-    state.get().device_type = kToyDevice;
-    ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, forward, &options, plan_options()));
-    ASSERT_TRUE(runs("cross_entropy", TILELOSS_BACKWARD, backward, &options, plan_options()));
-    EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
-    c.reset();
-    EXPECT_FALSE(agrees(check_cross_entropy(c, options))) << "the check sees an output that was not written";
-    ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
-    EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
+// Three rows of logits 0 to 4, whose labels are 1, `label` and 3, on the device.
+class OnTheDevice : public testing::Test {
+ protected:
+  explicit OnTheDevice(std::int64_t label = 2)
+      : logits_(memory_.allocate(sizeof(float) * 15)),
+        labels_(memory_.allocate(sizeof(std::int64_t) * 3)),
+        loss_(static_cast<float*>(memory_.allocate(sizeof(float)))) {
+    memory_.queue([logits = static_cast<float*>(logits_), labels = static_cast<std::int64_t*>(labels_), label] {
+      for (int i = 0; i < 15; ++i) logits[i] = static_cast<float>(i % 5);
+      labels[0] = 1;
+      labels[1] = label;
+      labels[2] = 3;
+    });
+    tileloss_args_init(&args_);
+    args_.logits = args_.dlogits = tileloss_make_matrix(logits_, TILELOSS_FLOAT32, 3, 5, 5);
+    args_.labels = tileloss_make_vector(labels_, TILELOSS_INT64, 3);
+    args_.loss = tileloss_make_vector(loss_, TILELOSS_FLOAT32, 1);
+    move_to_toy(args_);
   }
+  ~OnTheDevice() override {
+    memory_.synchronise();
+    for (void* piece : {logits_, labels_, static_cast<void*>(loss_)}) memory_.release(piece);
+    EXPECT_EQ(memory_.allocations(), 0) << "a call has kept memory";
+  }
+  float loss() {
+    float value = 0;
+    memory_.queue([&, from = loss_] { value = *from; });
+    memory_.synchronise();
+    return value;
+  }
+
+  DeviceMemory& memory_ = toy().memory();
+  void *logits_, *labels_;
+  float* loss_;
+  tileloss_args args_;
+  tileloss_cross_entropy_options options_ = cross_entropy_options();
+};
+using OnTheDeviceDeathTest = OnTheDevice;
+struct WithABadLabel : OnTheDevice {
+  WithABadLabel() : OnTheDevice(9) {}
+};
+
+TEST_F(OnTheDeviceDeathTest, TheHostCannotReadItsMemory) {
+  EXPECT_DEATH(std::fprintf(stderr, "%f", static_cast<double>(*loss_)), "");
 }
 
-TEST_P(OnTheToyDevice, LogprobsForwardAndBackwardAgreeWithTheOracle) {
-  LogitsCase c({.rows = 9,
-                .vocab = 77,
-                .format = GetParam(),
-                .ignore_prob = 0.3,
-                .logp_grad = Upstream::kPerRow,
-                .lse_grad = Upstream::kPerRow,
-                .entropy_grad = Upstream::kPerRow,
-                .loss = false,
-                .extra_outputs = true});
-  const tileloss_logprobs_options options = logprobs_options();
-  move_to_toy(c.args());
-  tileloss_args forward = c.args(), backward = c.args();
-  forward.dlogits = {};
-  forward.logp_grad = forward.lse_grad = forward.entropy_grad = {};
-  ASSERT_TRUE(runs("logprobs", TILELOSS_FORWARD, forward, &options, plan_options()));
-  ASSERT_TRUE(runs("logprobs", TILELOSS_BACKWARD, backward, &options, plan_options()));
-  EXPECT_TRUE(agrees(check_logprobs(c, options)));
+TEST_F(OnTheDevice, ACallIsQueuedAndDoneOnceSomebodyWaits) {
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr)));
+  const double lse = std::log(1 + std::exp(1.0) + std::exp(2.0) + std::exp(3.0) + std::exp(4.0));
+  EXPECT_NEAR(loss(), lse - 2, 1e-6);
 }
 
-TEST(ToyDevice, ThePlanTellsOfItAndFitsNoOther) {
-  LogitsCase c({.rows = 3, .vocab = 20});
-  const tileloss_cross_entropy_options options = cross_entropy_options();
-  const tileloss_plan on_cpu = plan_of(c, options, plan_options());
-  move_to_toy(c.args());
-  const tileloss_plan plan = plan_of(c, options, plan_options());
+TEST_F(WithABadLabel, GivesNanAndAnErrorOnceSomebodyWaits) {
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr)));
+  EXPECT_TRUE(std::isnan(loss()));
+  EXPECT_EQ(toy().take_error().message, "labels[1]: expected 0 <= label < 5 or ignore_index -100, got 9");
+}
+
+TEST_F(OnTheDevice, ThePlanTellsOfItAndFitsNoOther) {
+  const tileloss_plan_options wishes = plan_options();
+  tileloss_plan plan, on_cpu;
+  tileloss_plan_init(&plan);
+  tileloss_plan_init(&on_cpu);
+  LogitsCase c({.rows = 3, .vocab = 5});
+  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan)));
   EXPECT_EQ(plan.device_type, kToyDevice);
   char text[400];
   ASSERT_EQ(tileloss_plan_describe(&plan, TILELOSS_JSON, text, sizeof text, nullptr), TILELOSS_OK) << tileloss_last_error();
   const nlohmann::json facts = nlohmann::json::parse(text);
   EXPECT_EQ(facts["device"], "toy");
   EXPECT_EQ(facts["rows"], 3);
-  EXPECT_EQ(facts["columns"], 20);
-  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &on_cpu, nullptr), TILELOSS_PLAN_MISMATCH);
+  EXPECT_EQ(facts["columns"], 5);
+  EXPECT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options_, &plan, nullptr), TILELOSS_PLAN_MISMATCH);
 }
 
-TEST(ToyDevice, RefusesWhatItHasNotAndTensorsOfTwoDevices) {
-  LogitsCase c({.rows = 3, .vocab = 20});
-  const tileloss_cross_entropy_options options = cross_entropy_options();
-  move_to_toy(c.args());
-  c.args().labels.device_type = TILELOSS_CPU;
-  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
+TEST_F(OnTheDevice, TensorsOfTwoDevicesAreRefused) {
+  args_.labels.device_type = TILELOSS_CPU;
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "labels.device_type: expected the first tensor's device, toy, got 0"));
-  tileloss_args linear;
-  tileloss_args_init(&linear);
-  linear.hidden = linear.head = c.args().logits;
-  linear.labels = c.args().labels;
-  move_to_toy(linear);
-  EXPECT_TRUE(refused(tileloss_linear_cross_entropy(&linear, &options, nullptr, nullptr), TILELOSS_UNSUPPORTED,
-                      "linear_cross_entropy: the toy device has no such sweep"));
 }
 
 TEST(ToyDevice, MergesRowStates) {
-  RowStateArrays a(2), b(2);
-  for (RowStateArrays* state : {&a, &b}) {
-    state->get().device_type = kToyDevice;
-    ASSERT_EQ(tileloss_row_state_set_identity(&state->get()), TILELOSS_OK) << tileloss_last_error();
+  DeviceMemory& memory = toy().memory();
+  auto* const floats = static_cast<float*>(memory.allocate(12 * sizeof(float)));
+  tileloss_row_state a, b;
+  for (tileloss_row_state* state : {&a, &b}) {
+    tileloss_row_state_init(state);
+    float* const own = floats + (state == &a ? 0 : 6);
+    state->rows = 2;
+    state->max = own;
+    state->sum = own + 2;
+    state->target = own + 4;
+    state->device_type = kToyDevice;
+    ASSERT_EQ(tileloss_row_state_set_identity(state), TILELOSS_OK) << tileloss_last_error();
   }
-  b.get().max[1] = b.get().target[1] = 3;
-  ASSERT_EQ(tileloss_row_state_merge(&a.get(), &b.get()), TILELOSS_OK) << tileloss_last_error();
-  EXPECT_EQ(a.get().max[1], 3);
-  b.get().device_type = TILELOSS_CPU;
-  EXPECT_TRUE(refused(tileloss_row_state_merge(&a.get(), &b.get()), TILELOSS_INVALID_ARGUMENT,
-                      "from.device_type: expected toy, got cpu"));
+  memory.queue([&] { b.max[1] = b.target[1] = 3; });
+  ASSERT_EQ(tileloss_row_state_merge(&a, &b), TILELOSS_OK) << tileloss_last_error();
+  float max = 0;
+  memory.queue([&] { max = a.max[1]; });
+  memory.synchronise();
+  memory.release(floats);
+  EXPECT_EQ(max, 3);
+  b.device_type = TILELOSS_CPU;
+  EXPECT_TRUE(refused(tileloss_row_state_merge(&a, &b), TILELOSS_INVALID_ARGUMENT, "from.device_type: expected toy, got cpu"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "backends/cpu/run.h"
+#include "backends/cpu/call.h"
 
 #include <cmath>
 #include <memory>
@@ -11,6 +11,7 @@
 #include "backends/cpu/sweep/pair_driver.h"
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/cpu/threads/scratch_memory.h"
+#include "backends/driver.h"
 #include "backends/host/checks.h"
 #include "backends/host/loss.h"
 #include "losses/row_arrays.h"
@@ -21,33 +22,32 @@ namespace {
 
 using std::to_string;
 
-// Between a row's two sweeps: the row stage, and the outputs. With `states`, rows are visited twice: in the forward sweep, which
-// keeps their states, and again once every row has been seen.
+// Between a row's two sweeps: the row stage, and the outputs; or a part of it.
 class Rows final : public RowVisitor {
  public:
-  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, const tileloss_run& run, double* losses,
-       RowState* states)
+  // `states`: where the forward's are kept; null: in the problem's row state alone.
+  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, const tileloss_run& run, std::uint32_t stages,
+       double* losses, RowState* states)
       : problem_(problem),
         stage_(stage),
         run_(run),
         losses_(losses),
         states_(states),
-        writes_(problem.pass != TILELOSS_BACKWARD),
+        is_forward_((stages & kForward) != 0),
+        has_stage_((stages & kRowStage) != 0),
+        writes_(has_stage_ && problem.pass != TILELOSS_BACKWARD),
         outputs_(problem.args, context) {}
 
   void ignored(std::int64_t i) override {
-    if (!writes_ || is_second_visit_) return;
+    if (is_forward_) save_row(problem_.row_state, i, RowState{});
+    if (!writes_) return;
     losses_[i] = 0;
     outputs_.write_ignored(i);
-    if (problem_.needs_forward) save_row(problem_.row_state, i, RowState{});
   }
 
-  RowGradient visit(std::int64_t i, const RowState& swept) override {
-    if (problem_.needs_forward && !is_second_visit_) {
-      hand_over(i, swept);
-      if (states_ != nullptr) return {};
-    }
-    const RowState& state = swept;
+  RowGradient visit(std::int64_t i, const RowState& state) override {
+    if (is_forward_) hand_over(i, state);
+    if (!has_stage_) return {};
     RowGradient g;
     g.stats = make_row_stats(state);
     const RowResult result = stage_.row(i, g.stats);
@@ -59,8 +59,7 @@ class Rows final : public RowVisitor {
     return g;
   }
 
-  RowStates states() const { return {states_, problem_.row_state}; }
-  RowState saved_state(std::int64_t i) const override { return states()[i]; }
+  RowState saved_state(std::int64_t i) const override { return RowStates{states_, problem_.row_state}[i]; }
 
   void hand_over(std::int64_t i, const RowState& swept) override {
     RowState state = swept;
@@ -69,15 +68,11 @@ class Rows final : public RowVisitor {
     if (states_ != nullptr) states_[i] = state;
   }
   bool merge_shards() override {
-    merge_status_ = run_.merge(run_.merge_context);
-    begin_second_visit();
-    if (merge_status_ != TILELOSS_OK) return false;
-    for (std::int64_t i = 0; states_ != nullptr && i < problem_.rows; ++i) states_[i] = load_row(problem_.row_state, i);
-    return true;
+    merged_ = impl::merge_shards(run_);
+    is_forward_ = false;
+    return merged_.ok();
   }
-  tileloss_status merge_status() const { return merge_status_; }
-
-  void begin_second_visit() { is_second_visit_ = true; }
+  Status merged() const { return merged_; }
 
  private:
   const Problem& problem_;
@@ -85,9 +80,9 @@ class Rows final : public RowVisitor {
   const tileloss_run& run_;
   double* const losses_;
   RowState* const states_;
-  const bool writes_;
-  bool is_second_visit_ = false;
-  tileloss_status merge_status_ = TILELOSS_OK;
+  bool is_forward_;
+  const bool has_stage_, writes_;
+  Status merged_;
   const RowOutputs outputs_;
 };
 
@@ -122,7 +117,8 @@ Operand operand(const tileloss_vector& v) { return {v.data, storage_type(v.dtype
 OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 OutputMatrix output(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride}; }
 
-LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const std::int64_t* targets, std::byte* workspace) {
+LinearJob linear_job(const Problem& p, const tileloss_plan& plan, std::uint32_t stages, const std::int64_t* targets,
+                     std::byte* workspace) {
   const tileloss_args& a = p.args;
   LinearJob job;
   job.kernels = &kernels(plan.cpu.isa);
@@ -135,8 +131,8 @@ LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const std::int
   job.sums = p.sums;
   job.class_weights = class_weights(p);
   job.targets = targets;
-  job.from_saved_state = !p.needs_forward;
-  job.wants_gradients = p.needs_backward;
+  job.from_saved_state = (stages & kForward) == 0;
+  job.wants_gradients = (stages & kBackward) != 0;
   job.dhidden = output(a.dhidden);
   job.dhead = output(a.dhead);
   job.dbias = output(a.dbias);
@@ -145,7 +141,8 @@ LinearJob linear_job(const Problem& p, const tileloss_plan& plan, const std::int
   return job;
 }
 
-SweepJob make_job(const Problem& p, const tileloss_plan& plan, const std::int64_t* targets, std::byte* scratch) {
+SweepJob make_job(const Problem& p, const tileloss_plan& plan, std::uint32_t stages, const std::int64_t* targets,
+                  std::byte* scratch) {
   SweepJob job;
   job.kernels = &kernels(plan.cpu.isa);
   job.storage = storage_type(p.storage);
@@ -154,10 +151,10 @@ SweepJob make_job(const Problem& p, const tileloss_plan& plan, const std::int64_
   job.total_columns = p.total_columns;
   job.logits = p.args.logits.data;
   job.logits_stride = p.args.logits.row_stride;
-  job.dlogits = p.needs_backward ? p.args.dlogits.data : nullptr;
+  job.dlogits = (stages & kBackward) != 0 ? p.args.dlogits.data : nullptr;
   job.dlogits_stride = p.args.dlogits.row_stride;
   job.groups = p.args.row_groups;
-  job.from_saved_state = !p.needs_forward;
+  job.from_saved_state = (stages & kForward) == 0;
   job.transform = make_transform(p);
   job.sums = p.sums;
   job.class_weights = class_weights(p);
@@ -225,80 +222,97 @@ Status check_workspace(const tileloss_run& run, const tileloss_plan& plan) {
   return {};
 }
 
-// Once, or forward and then the rest, what the row stage couples in between. `gradients` is the job's member that asks for them.
-template <class Job, class Member, class Walk>
-void run_visits(Job& job, Member Job::*gradients, const Problem& p, bool keeps, Rows& rows, RowStage& stage, Walk&& walk) {
-  if (keeps) {
-    const Member wanted = job.*gradients;
-    job.*gradients = {};
-    walk();
-    if (p.merges_shards() && !rows.merge_shards()) return;
-    rows.begin_second_visit();
-    job.*gradients = wanted;
-    job.from_saved_state = true;
+class CpuCall final : public Call {
+ public:
+  CpuCall(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run)
+      : p_(problem), plan_(plan), run_(run), layout_(workspace_layout(problem, plan)), context_(make_context(problem)) {}
+
+  Status begin() {
+    if (run_.stream != nullptr) return expected("run.stream", "null: the CPU has no streams", "a pointer");
+    if (Status s = check_workspace(run_, plan_); !s.ok()) return s;
+    if (layout_.bytes > plan_.workspace_bytes) {
+      return expected("plan.workspace_bytes", "at least the " + to_string(layout_.bytes) + " that its blocks and threads need",
+                      to_string(plan_.workspace_bytes));
+    }
+    workspace_ = static_cast<std::byte*>(run_.workspace);
+    if (workspace_ == nullptr) {
+      own_ = std::make_unique<ScratchMemory>(static_cast<std::size_t>(layout_.bytes));
+      if (!own_->ok()) return {TILELOSS_OUT_OF_MEMORY, "workspace: could not allocate " + to_string(layout_.bytes) + " bytes"};
+      workspace_ = own_->data();
+    }
+    if (p_.stage_bytes > 0) context_.scratch = workspace_ + layout_.stage;
+    stage_ = p_.loss->info.make(context_);
+    return {};
   }
-  if (p.couples_rows) stage.couple(rows.states());
-  walk();
-}
+
+  Status check() override {
+    if (Status s = host::check_numbers(p_); !s.ok()) return s;
+    if (Status s = host::resolve_targets(p_, targets()); !s.ok()) return s;
+    return p_.loss->info.teacher == Teacher::kColumns ? host::check_teacher_columns(p_, targets()) : Status{};
+  }
+  void prepare() override { stage_->prepare(); }
+  void couple() override { stage_->couple({states(), p_.row_state}); }
+  bool keeps_states() const override { return cpu::keeps_states(p_, plan_); }
+
+  Status sweep(std::uint32_t stages) override {
+    if (p_.loss->has_teacher()) return sweep_pairs();
+    Rows rows(p_, context_, *stage_, run_, stages, losses(), states());
+    if (p_.loss->is_linear) {
+      LinearJob job = linear_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
+      job.merges_shards = p_.merges_shards() && !keeps_states();
+      run_linear(job, rows, run_.executor);
+    } else {
+      run_sweeps(make_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch), rows, run_.executor);
+    }
+    return rows.merged();
+  }
+
+  Status finish() override {
+    if (p_.pass != TILELOSS_BACKWARD) stage_->finish();
+    host::write_loss(p_, losses());
+    return {};
+  }
+
+ private:
+  std::int64_t* targets() const { return reinterpret_cast<std::int64_t*>(workspace_ + layout_.targets); }
+  double* losses() const { return reinterpret_cast<double*>(workspace_ + layout_.losses); }
+  // Null where they are the row state's, which others have a share in.
+  RowState* states() const {
+    const bool has_own = keeps_states() && !p_.merges_shards();
+    return has_own ? reinterpret_cast<RowState*>(workspace_ + layout_.states) : nullptr;
+  }
+
+  Status sweep_pairs() {
+    PairRows pairs(p_, context_, *stage_, losses());
+    const std::uint32_t stages = kForward | (p_.needs_backward ? kBackward : 0u);
+    if (p_.loss->is_linear) {
+      const LinearJob student = linear_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
+      run_linear_pairs(make_linear_pair_job(p_, student, *stage_), pairs, run_.executor);
+    } else {
+      PairJob job = make_pair_job(p_, *stage_);
+      job.student = make_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
+      run_pairs(job, pairs, run_.executor);
+    }
+    return {};
+  }
+
+  const FloatingPointScope scope_;  // denominators and sums too, whatever mode the host's thread is in
+  const Problem& p_;
+  const tileloss_plan& plan_;
+  const tileloss_run& run_;
+  const WorkspaceLayout layout_;
+  LossContext context_;
+  std::unique_ptr<ScratchMemory> own_;
+  std::byte* workspace_ = nullptr;
+  std::unique_ptr<RowStage> stage_;
+};
 
 }  // namespace
 
-Status run(const Problem& p, const tileloss_plan& plan, const tileloss_run& given) {
-  const FloatingPointScope scope;  // denominators and sums too, whatever mode the host's thread is in
-  if (given.stream != nullptr) return expected("run.stream", "null: the CPU has no streams", "a pointer");
-  if (Status s = host::check_numbers(p); !s.ok()) return s;
-  if (Status s = check_workspace(given, plan); !s.ok()) return s;
-  const WorkspaceLayout layout = workspace_layout(p, plan);
-  if (layout.bytes > plan.workspace_bytes) {
-    return expected("plan.workspace_bytes", "at least the " + to_string(layout.bytes) + " that its blocks and threads need",
-                    to_string(plan.workspace_bytes));
-  }
-  std::unique_ptr<ScratchMemory> own;
-  auto* workspace = static_cast<std::byte*>(given.workspace);
-  if (workspace == nullptr) {
-    own = std::make_unique<ScratchMemory>(static_cast<std::size_t>(layout.bytes));
-    if (!own->ok()) return {TILELOSS_OUT_OF_MEMORY, "workspace: could not allocate " + to_string(layout.bytes) + " bytes"};
-    workspace = own->data();
-  }
-  auto* targets = reinterpret_cast<std::int64_t*>(workspace + layout.targets);
-  auto* losses = reinterpret_cast<double*>(workspace + layout.losses);
-  LossContext context = make_context(p);
-  context.scratch = p.stage_bytes > 0 ? workspace + layout.stage : nullptr;
-  if (Status s = host::resolve_targets(p, context.labels, targets); !s.ok()) return s;
-  if (p.loss->info.teacher == Teacher::kColumns) {
-    if (Status s = host::check_teacher_columns(p, targets); !s.ok()) return s;
-  }
-  const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
-  stage->prepare();
-
-  if (p.loss->has_teacher()) {
-    PairRows pairs(p, context, *stage, losses);
-    if (p.loss->is_linear) {
-      const LinearJob student = linear_job(p, plan, targets, workspace + layout.scratch);
-      run_linear_pairs(make_linear_pair_job(p, student, *stage), pairs, given.executor);
-    } else {
-      PairJob job = make_pair_job(p, *stage);
-      job.student = make_job(p, plan, targets, workspace + layout.scratch);
-      run_pairs(job, pairs, given.executor);
-    }
-    host::write_loss(p, losses);
-    return {};
-  }
-  const bool keeps = keeps_states(p, plan);
-  auto* states = keeps ? reinterpret_cast<RowState*>(workspace + layout.states) : nullptr;
-  Rows rows(p, context, *stage, given, losses, states);
-  if (p.loss->is_linear) {
-    LinearJob job = linear_job(p, plan, targets, workspace + layout.scratch);
-    job.merges_shards = p.merges_shards() && !keeps;
-    run_visits(job, &LinearJob::wants_gradients, p, keeps, rows, *stage, [&] { run_linear(job, rows, given.executor); });
-  } else {
-    SweepJob job = make_job(p, plan, targets, workspace + layout.scratch);
-    run_visits(job, &SweepJob::dlogits, p, keeps, rows, *stage, [&] { run_sweeps(job, rows, given.executor); });
-  }
-  if (rows.merge_status() != TILELOSS_OK)
-    return {rows.merge_status(), "run.merge: expected TILELOSS_OK, got " + to_string(rows.merge_status())};
-  if (p.pass != TILELOSS_BACKWARD) stage->finish();
-  host::write_loss(p, losses);
+Status begin_call(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run, std::unique_ptr<Call>* call) {
+  auto own = std::make_unique<CpuCall>(problem, plan, run);
+  if (Status s = own->begin(); !s.ok()) return s;
+  *call = std::move(own);
   return {};
 }
 

@@ -1,0 +1,134 @@
+// A call on a device with memory and a queue of its own: everything but the sweeps is the same on all of them. Nothing here reads
+// what lies on the device; what is to be done there is queued, in order.
+//
+// A Device has
+//   const Problem& problem()            the call's, for as long as anything of it is queued
+//   T* allocate<T>(count)               memory of the call's, zeroed in the queue
+//   void each(count, step)              step(i) for each i, in any order; steps are plain data
+//   void sum(count, term, take)         take(sum of term(i)), in an order that is fixed
+//   void sort(double* values, count)    ascending
+//   void place(T* at, const T& value)   *at = value
+//   void check(rows)                    what only the device can look at: rows that are wrong get kBadTarget
+//   void forward(rows)                  the rows' states; with more than a label as target, their PairStats
+//   void backward(rows, states)         from the rows' coefficients to all gradients
+//   void done()                         what a call ends with
+#ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
+#define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
+
+#include "backends/backend.h"
+#include "backends/device/row_kernels.h"
+#include "losses/all_losses.h"
+
+namespace tileloss::impl::device {
+
+template <class Device, class Loss>
+class DeviceSteps {
+ public:
+  DeviceSteps(Device& device, Loss* loss) : device_(device), loss_(loss) {}
+
+  template <auto kStep, class... With>
+  void each(std::int64_t count, const With&... with) {
+    device_.each(count, Step<kStep, Loss, With...>(loss_, with...));
+  }
+  template <auto kTerm, auto kTake, class... With>
+  void sum(std::int64_t count, const With&... with) {
+    device_.sum(count, Step<kTerm, Loss, With...>(loss_, with...), Step<kTake, Loss>(loss_));
+  }
+  void sort(double* values, std::int64_t count) { device_.sort(values, count); }
+
+ private:
+  Device& device_;
+  Loss* loss_;
+};
+
+template <class Device, class Loss>
+class DeviceCall final : public Call {
+ public:
+  explicit DeviceCall(Device device)
+      : device_(std::move(device)),
+        p_(device_.problem()),
+        context_(context_with(device_.template allocate<std::byte>(p_.stage_bytes))),
+        loss_(context_),
+        on_device_(device_.template allocate<Loss>(1)),
+        steps_(device_, on_device_) {
+    rows_.targets = device_.template allocate<std::int64_t>(p_.rows);
+    rows_.losses = device_.template allocate<double>(p_.rows);
+    rows_.states = device_.template allocate<RowState>(p_.rows);
+    rows_.coefficients = device_.template allocate<RowCoefficients>(p_.rows);
+    if (p_.loss->has_teacher()) {
+      rows_.pairs = device_.template allocate<PairStats>(p_.rows);
+      rows_.pair_coefficients = device_.template allocate<PairCoefficients>(p_.rows);
+    }
+    device_.place(on_device_, loss_);
+  }
+
+  Status check() override {
+    device_.each(p_.rows, FindTarget{Targets(p_), rows_});
+    device_.check(rows_);
+    return {};
+  }
+  void prepare() override {
+    if constexpr (requires { loss_.prepare(steps_); }) loss_.prepare(steps_);
+  }
+  void couple() override {
+    if constexpr (requires { loss_.couple(steps_, states()); }) loss_.couple(steps_, states());
+  }
+  bool keeps_states() const override { return true; }
+
+  Status sweep(std::uint32_t stages) override {
+    if ((stages & kForward) != 0) {
+      device_.forward(rows_);
+      if (p_.has_row_state) device_.each(p_.rows, SaveState{rows_, p_.row_state});
+    }
+    if ((stages & kRowStage) != 0)
+      device_.each(p_.rows, RowStageOf<Loss>{on_device_, rows_, states(), {p_.args, context_}, writes()});
+    if ((stages & kBackward) != 0) device_.backward(rows_, states());
+    return {};
+  }
+
+  Status finish() override {
+    if constexpr (requires { loss_.finish(steps_); }) {
+      if (writes()) loss_.finish(steps_);
+    }
+    if (const RowOutput<float> out(p_.args.loss); writes() && out.data != nullptr) {
+      if (p_.is_per_row) {
+        device_.each(p_.rows, WriteLoss{rows_, out});
+      } else {
+        device_.sum(p_.rows, LossTerm{rows_}, TakeLoss{out});
+      }
+    }
+    device_.done();
+    return {};
+  }
+
+ private:
+  bool writes() const { return p_.pass != TILELOSS_BACKWARD; }
+  // Those of this call's forward, unless others have a share in them.
+  RowStates states() const { return {p_.needs_forward && !p_.merges_shards() ? rows_.states : nullptr, p_.row_state}; }
+  LossContext context_with(std::byte* scratch) const {
+    LossContext context = make_context(p_);
+    context.scratch = scratch;
+    return context;
+  }
+
+  Device device_;
+  const Problem& p_;
+  const LossContext context_;
+  const Loss loss_;  // what the host may know of it
+  Loss* const on_device_;
+  DeviceSteps<Device, Loss> steps_;
+  RowArrays rows_;
+};
+
+// A call of the problem's loss. Of losses that live outside the library there is none.
+template <class Device>
+Status begin_call(Device device, std::unique_ptr<Call>* call) {
+  const RegisteredLoss& loss = *device.problem().loss;
+  if (visit_loss(loss.info.name, [&]<class Loss>() { *call = std::make_unique<DeviceCall<Device, Loss>>(std::move(device)); }))
+    return {};
+  return {TILELOSS_UNSUPPORTED, loss.name + ": expected one of the library's losses on this device, got another"};
+}
+
+}  // namespace tileloss::impl::device
+
+#endif  // TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_

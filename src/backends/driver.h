@@ -1,0 +1,16 @@
+// The one driver of all devices and functions: which part of a call runs when.
+#ifndef TILELOSS_BACKENDS_DRIVER_H_
+#define TILELOSS_BACKENDS_DRIVER_H_
+
+#include "backends/backend.h"
+
+namespace tileloss::impl {
+
+// Between forward and backward its states are merged with the other shards' by the caller.
+Status merge_shards(const tileloss_run& run);
+
+Status run_call(const Backend& backend, const Problem& problem, const tileloss_plan& plan, const tileloss_run& run);
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_BACKENDS_DRIVER_H_

@@ -1,0 +1,35 @@
+// Which column of the logits a row's label is.
+#ifndef TILELOSS_BACKENDS_TARGETS_H_
+#define TILELOSS_BACKENDS_TARGETS_H_
+
+#include "backends/problem.h"
+#include "core/row_state.h"
+
+namespace tileloss::impl {
+
+// What stands for the column of a label out of range.
+inline constexpr std::int64_t kBadTarget = -3;
+
+struct Targets {
+  Labels labels;
+  std::int64_t classes = 0, first = 0, columns = 0;
+
+  explicit Targets(const Problem& p)
+      : labels(p.args.labels, p.logit.ignore_index, p.args.mask),
+        classes(p.classes),
+        first(p.logit.vocab_start),
+        columns(p.columns) {}
+
+  // A column, kIgnoredRow, kTargetElsewhere or kBadTarget.
+  TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const {
+    if (!labels.is_used(i)) return kIgnoredRow;
+    if (!labels.are_given()) return kTargetElsewhere;
+    const std::int64_t label = labels[i], column = label - first;
+    if (label < 0 || label >= classes) return kBadTarget;
+    return column >= 0 && column < columns ? column : kTargetElsewhere;
+  }
+};
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_BACKENDS_TARGETS_H_

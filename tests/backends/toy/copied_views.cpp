@@ -1,0 +1,195 @@
+// The toy device in the CPU's place: with TILELOSS_TEST_DEVICE=toy, calls with views of the host's memory run on it, over copies.
+// So the C API's own suites run on a device with memory of its own. Plans stay the CPU's.
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "backends/cpu/cpu_backend.h"
+#include "backends/driver.h"
+#include "losses/inputs.h"
+#include "schema/tensors.h"
+#include "tests/backends/toy/toy_backend.h"
+
+namespace tileloss::test {
+namespace {
+
+using impl::Problem;
+using impl::Status;
+using impl::TensorSlot;
+
+std::recursive_mutex running;
+
+const ToyBackend& toy() {
+  static const ToyBackend backend;
+  return backend;
+}
+
+// Elements of a view, as the host has them: begin(i) + k * step for k < count, i < lines.
+struct Layout {
+  std::int64_t lines = 0, line_stride = 0, count = 0, step = 0, element = 0;
+  std::int64_t group_rows = 0, group_stride = 0;
+
+  std::int64_t line(std::int64_t i) const {
+    return (group_rows > 0 ? i / group_rows * group_stride + i % group_rows * line_stride : i * line_stride) * element;
+  }
+  bool is_empty() const { return lines == 0 || count == 0; }
+  // Offsets in bytes from the view's data.
+  std::pair<std::int64_t, std::int64_t> extent() const {
+    std::int64_t low = 0, high = 0;
+    for (std::int64_t i = 0; i < lines; ++i) {
+      const std::int64_t first = line(i), last = first + (count - 1) * step * element;
+      low = std::min({low, first, last});
+      high = std::max({high, first, last});
+    }
+    return {low, high + element};
+  }
+};
+
+class CopiedCall final : public impl::Call {
+ public:
+  explicit CopiedCall(const Problem& problem)
+      : p_(problem), used_(problem.args.labels, problem.logit.ignore_index, problem.args.mask) {
+    for (const TensorSlot& slot : impl::tensor_slots()) {
+      if (slot.vector != nullptr) move(slot, p_.args.*slot.vector);
+      if (slot.matrix != nullptr) move(slot, p_.args.*slot.matrix);
+    }
+    if (p_.has_row_state) move_state(p_.row_state);
+    for (const tileloss_field& field : p_.loss->fields) {
+      if (field.type != TILELOSS_FIELD_SCALAR) continue;
+      auto* const scalar = reinterpret_cast<tileloss_scalar*>(p_.options.data() + field.offset);
+      if (scalar->pointer == nullptr) continue;
+      scalar->pointer = static_cast<const float*>(on_device(scalar->pointer, {1, 0, 1, 1, 4}, false));
+    }
+    std::memcpy(static_cast<void*>(&p_.logit), p_.options.data() + offsetof(impl::CommonOptions, logit), sizeof p_.logit);
+    p_.device_type = kToyDevice;
+  }
+  ~CopiedCall() override {
+    inner_.reset();
+    toy().memory().synchronise();
+    for (const auto& [host, piece] : pieces_) toy().memory().release(piece.data);
+  }
+
+  Status begin() { return toy().begin(p_, {}, {}, &inner_); }
+  Status check() override { return inner_->check(); }
+  void prepare() override { inner_->prepare(); }
+  void couple() override { inner_->couple(); }
+  bool keeps_states() const override { return inner_->keeps_states(); }
+  Status sweep(std::uint32_t stages) override { return inner_->sweep(stages); }
+  Status finish() override {
+    if (Status s = inner_->finish(); !s.ok()) return s;
+    toy().memory().synchronise();
+    Status found = toy().take_error();
+    if (!found.ok()) return found;
+    for (const auto& copy : back_) toy().memory().queue(copy);
+    toy().memory().synchronise();
+    return {};
+  }
+
+ private:
+  struct Piece {
+    void* data;
+    std::int64_t bytes;
+  };
+
+  void move(const TensorSlot& slot, tileloss_vector& v) {
+    if (!impl::present(v) || v.data == nullptr) return;
+    v.data = on_device(v.data, {v.size, v.stride, 1, 1, impl::element_bytes(v.dtype)}, slot.is_output());
+  }
+  void move(const TensorSlot& slot, tileloss_matrix& m) {
+    if (!impl::present(m) || m.data == nullptr) return;
+    const tileloss_row_groups& groups = p_.args.row_groups;
+    Layout layout = {m.rows, m.row_stride, m.cols, m.col_stride, impl::element_bytes(m.dtype)};
+    const std::string_view name = slot.name;
+    const std::int64_t group_stride = name == "logits"                                     ? groups.logits_stride
+                                      : name == "dlogits"                                  ? groups.dlogits_stride
+                                      : name == "teacher_logits" || name == "target_probs" ? groups.teacher_logits_stride
+                                                                                           : 0;
+    if (groups.rows > 0 && group_stride > 0) {
+      layout.group_rows = groups.rows;
+      layout.group_stride = group_stride;
+    }
+    const bool of_rows = slot.shape != impl::Shape::kHead && slot.shape != impl::Shape::kTeacherHead;
+    m.data = on_device(m.data, layout, slot.is_output(), of_rows && !slot.is_output());
+  }
+  void move_state(tileloss_row_state& s) {
+    const bool is_output = p_.needs_forward;
+    const auto array = [&](auto*& data, std::int64_t element) {
+      using T = std::remove_reference_t<decltype(data)>;
+      if (data != nullptr) data = static_cast<T>(on_device(data, {s.rows, 1, 1, 1, element}, is_output));
+    };
+    array(s.max, 4);
+    array(s.sum, 4);
+    array(s.target, 4);
+    array(s.entropy_sum, 4);
+    array(s.collision_sum, 4);
+    array(s.smoothing_sum, 4);
+    array(s.argmax, 8);
+  }
+
+  // Where the view's data lies on the device. It is copied before the call, of inputs with a line a row those in use, and of
+  // outputs after it.
+  void* on_device(const void* data, const Layout& l, bool is_output, bool of_rows = false) {
+    if (l.is_empty()) return const_cast<void*>(data);
+    auto* const host = static_cast<std::byte*>(const_cast<void*>(data));
+    const auto [low, high] = l.extent();
+    const auto [place, is_new] = pieces_.try_emplace(host + low);
+    if (is_new) place->second = {toy().memory().allocate(static_cast<std::size_t>(high - low)), high - low};
+    auto* const device = static_cast<std::byte*>(place->second.data) - low;
+    const auto copy = [l, host, device, used = used_, of_rows](bool is_back) {
+      for (std::int64_t i = 0; i < l.lines; ++i) {
+        if (of_rows && !used.is_used(i)) continue;
+        for (std::int64_t k = 0; k < l.count; ++k) {
+          const std::int64_t at = l.line(i) + k * l.step * l.element;
+          std::memcpy((is_back ? host : device) + at, (is_back ? device : host) + at, static_cast<std::size_t>(l.element));
+        }
+      }
+    };
+    toy().memory().queue([=] { copy(false); });
+    if (is_output) back_.push_back([=] { copy(true); });
+    return device;
+  }
+
+  const std::lock_guard<std::recursive_mutex> lock_{running};
+  Problem p_;
+  const impl::Labels used_;
+  std::map<std::byte*, Piece> pieces_;
+  std::vector<std::function<void()>> back_;
+  std::unique_ptr<impl::Call> inner_;
+};
+
+class CopiedViews final : public impl::Backend {
+ public:
+  tileloss_device_type device_type() const override { return TILELOSS_CPU; }
+  const char* name() const override { return cpu().name(); }
+  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+              tileloss_plan* plan) const override {
+    return cpu().plan(problem, wishes, executor, plan);
+  }
+  Status check_plan(const tileloss_plan& plan) const override { return cpu().check_plan(plan); }
+  Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
+               std::unique_ptr<impl::Call>* call) const override {
+    if (problem.merges_shards()) return cpu().begin(problem, plan, run, call);  // its merge is of the host's memory
+    auto copied = std::make_unique<CopiedCall>(problem);
+    if (Status s = copied->begin(); !s.ok()) return s;
+    *call = std::move(copied);
+    return {};
+  }
+  Status set_identity(const tileloss_row_state& state) const override { return cpu().set_identity(state); }
+  Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override { return cpu().merge(into, from); }
+  std::vector<impl::PlanFact> describe(const tileloss_plan& plan) const override { return cpu().describe(plan); }
+
+ private:
+  static const impl::Backend& cpu() { return impl::cpu::cpu_backend(); }
+};
+
+[[maybe_unused]] const bool is_on = [] {
+  const char* const device = std::getenv("TILELOSS_TEST_DEVICE");
+  if (device == nullptr || std::strcmp(device, "toy") != 0) return false;
+  static const CopiedViews backend;
+  impl::add_backend(&backend);
+  return true;
+}();
+
+}  // namespace
+}  // namespace tileloss::test
