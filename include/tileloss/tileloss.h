@@ -150,6 +150,18 @@ typedef struct tileloss_row_state {
   int32_t device_index;
 } tileloss_row_state;
 
+// What goes with row_state where a shard of the vocabulary is held against a teacher's logits or class probabilities. The states
+// are logprobs', merged over all shards, as row_state is then. The sums of a shard's columns are what a forward gives; added up
+// over all shards from_row_state and backward take them. float64 [rows].
+typedef struct tileloss_pair_state {
+  size_t struct_size;
+  int64_t rows;
+  tileloss_row_state* teacher;  // with a teacher's logits; else null
+  tileloss_row_state* label;    // the student's at label_temperature; null: that is the student's
+  double* divergence;
+  double* mean;  // in the gradient
+} tileloss_pair_state;
+
 // What the *_init functions are made of. Those are inline, so that they fill the struct that the caller was compiled with: the
 // library's may have grown since.
 TILELOSS_API void tileloss_struct_init(void* value, size_t struct_size);  // zeros, and struct_size; null: nothing
@@ -162,6 +174,7 @@ TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const
                                                      size_t options_size);
 
 static inline void tileloss_row_state_init(tileloss_row_state* state) { tileloss_struct_init(state, sizeof *state); }
+static inline void tileloss_pair_state_init(tileloss_pair_state* state) { tileloss_struct_init(state, sizeof *state); }
 // Fills every array present with the identity: max = target = -inf, sums 0, argmax -1; smoothing_weight = 0.
 TILELOSS_API tileloss_status tileloss_row_state_set_identity(tileloss_row_state* state);
 // into = into + from, row by row, for every array present in both. max, sum and target are required. NaN survives.
@@ -493,6 +506,9 @@ typedef struct tileloss_args {
   // A teacher of which K columns are known, with sparse_distillation.
   tileloss_matrix teacher_ids;       // [N,K] int32, int64: distinct columns of each row, in any order; negative: none
   tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16: their log q, <= 0 but for rounding, as they are
+
+  // With distillation and soft_cross_entropy on a shard of the vocabulary, beside row_state.
+  tileloss_pair_state* pair_state;
 } tileloss_args;
 
 static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }
@@ -683,8 +699,13 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. There is no row state: a backward without a
+// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. A backward without a
 // forward's value makes the row's sums again.
+//
+// Shards of the vocabulary take three steps. logprobs gives each shard's states, of the student, the teacher and, where it has a
+// temperature of its own, the label; the caller merges them. A forward with those as row_state and pair_state, and nothing else
+// asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and outputs, and each shard's
+// backward its gradient.
 TILELOSS_API tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_distillation_backward(const tileloss_args* args,
@@ -698,7 +719,7 @@ TILELOSS_API tileloss_status tileloss_distillation_value_and_grad(const tileloss
 //   loss_i = w_i sum_j c_j q'_j (-log p_ij),  q' = (1-s) q + s/V
 // with label smoothing s, class weights c, token weights w. mean divides by the sum of the w_i of the rows in use (PyTorch: their
 // number), or by num_items; 0 where that is 0. q need not sum to 1; q'_j = 0 has no part in the sum. Labels are of no use but for
-// ignore_index and the row outputs logp and correct. There is no row state.
+// ignore_index and the row outputs logp and correct. Shards of the vocabulary: as distillation's.
 TILELOSS_API tileloss_status tileloss_soft_cross_entropy(const tileloss_args* args,
                                                          const tileloss_soft_cross_entropy_options* options,
                                                          const tileloss_plan* plan, const tileloss_run* run);
@@ -868,6 +889,7 @@ typedef struct tileloss_function_info {
   size_t row_groups_offset;
   const char* presets;  // "grpo|gspo|...": names that tileloss_options_preset takes; null if there are none
   const char* metrics;  // "kl|entropy|...": what args.metrics holds, in this order; null if there are none
+  size_t pair_state_offset;
 } tileloss_function_info;
 
 TILELOSS_API int64_t tileloss_function_count(void);

@@ -212,6 +212,7 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
     whole.row_groups_offset = offsetof(tileloss_args, row_groups);
     whole.presets = loss.info.presets;
     whole.metrics = loss.info.metrics;
+    whole.pair_state_offset = offsetof(tileloss_args, pair_state);
     fill_struct(whole, info);
     return {};
   });

@@ -99,10 +99,14 @@ Status resolve_from_row_state(Problem& p) {
     if ((slot.passes & pass_bit(TILELOSS_FROM_ROW_STATE)) == 0 && present(a, slot))
       return expected(slot.name, "none with the pass from_row_state", "a tensor");
   }
-  if (Status s = choose_device(p, "labels", a.labels.device_type); !s.ok()) return s;
-  if (a.labels.size < 0) return expected("labels.size", ">= 0", to_string(a.labels.size));
-  p.rows = a.labels.size;
-  return {};
+  const bool has_labels = present(a.labels) || !p.has_pair_state;
+  if (Status s =
+          has_labels ? choose_device(p, "labels", a.labels.device_type) : choose_device(p, "row_state", p.row_state.device_type);
+      !s.ok()) {
+    return s;
+  }
+  p.rows = has_labels ? a.labels.size : p.row_state.rows;
+  return p.rows < 0 ? expected(has_labels ? "labels.size" : "row_state.rows", ">= 0", to_string(p.rows)) : Status{};
 }
 
 // Matrices that the function has no use for.
@@ -126,9 +130,12 @@ Status resolve_target_probs(const Problem& p) {
 // a head of its own; class probabilities; or some columns of a teacher.
 Status resolve_teacher(Problem& p) {
   const tileloss_matrix &logits = p.args.logits, &teacher = p.args.teacher_logits;
-  if (p.has_row_state) return expected("row_state", "none: " + p.loss->name + " does not take it", "a row state");
-  if (p.logit.vocab_total >= 0 || p.logit.vocab_start != 0) {
-    return expected("vocab_total", "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary",
+  if (p.has_row_state && !p.has_pair_state)
+    return expected("row_state", "none: " + p.loss->name + " does not take it", "a row state");
+  if (!p.has_pair_state && (p.logit.vocab_total >= 0 || p.logit.vocab_start != 0)) {
+    return expected("vocab_total",
+                    "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary" +
+                        (p.loss->info.teacher == Teacher::kColumns ? "" : " without pair_state"),
                     to_string(p.logit.vocab_total) + " and " + to_string(p.logit.vocab_start));
   }
   if (p.loss->info.teacher == Teacher::kProbabilities) return resolve_target_probs(p);
@@ -146,7 +153,7 @@ Status resolve_teacher(Problem& p) {
 
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
-  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->has_teacher())
+  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->has_teacher() && (!p.has_pair_state || p.loss->is_linear))
     return expected("pass", "forward, backward or value_and_grad: " + p.loss->name + " has no row state", "from_row_state");
   if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
   if (p.loss->is_linear) {
@@ -180,6 +187,50 @@ Status resolve_matrices(Problem& p) {
     return expected("dlogits", "the logits' shape " + shape(a.logits.rows, a.logits.cols), shape(a.dlogits.rows, a.dlogits.cols));
   }
   return {};
+}
+
+// A state that all shards have a part in.
+Status check_whole_state(const Problem& p, const char* name, const tileloss_row_state& s, std::uint32_t sums) {
+  if (s.rows != p.rows) return expected(std::string(name) + ".rows", to_string(p.rows), to_string(s.rows));
+  if (s.device_type != p.device_type)
+    return expected(std::string(name) + ".device_type", device_name(p.device_type), to_string(s.device_type));
+  constexpr std::uint32_t kAlways = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
+  const std::uint32_t held = present_arrays(s);
+  if (p.rows == 0 || ((held & kAlways) == kAlways && (sums & ~sums_of(held)) == 0)) return {};
+  return expected(name, "max, sum and target, and what the row outputs are made of, merged over the shards", "a null array");
+}
+
+// A shard held against more than labels.
+Status resolve_shard_of_pair(Problem& p) {
+  const tileloss_args& a = p.args;
+  p.needs_forward = p.pass != TILELOSS_FROM_ROW_STATE;
+  p.needs_backward = p.pass == TILELOSS_BACKWARD;
+  if (p.pass == TILELOSS_VALUE_AND_GRAD)
+    return expected("pass", "forward, from_row_state or backward, with a pair_state", "value_and_grad");
+  if (!p.has_row_state) return expected("row_state", "the student's, with a pair_state", "none");
+  if (p.pair_state.rows != p.rows) return expected("pair_state.rows", to_string(p.rows), to_string(p.pair_state.rows));
+  if (p.rows > 0 && (p.pair_state.divergence == nullptr || p.pair_state.mean == nullptr))
+    return expected("pair_state", "the arrays divergence and mean", "a null one");
+  std::uint32_t arrays = 0;
+  for (const TensorSlot& slot : tensor_slots()) {
+    if (slot.role != TILELOSS_ROLE_ROW_OUTPUT && slot.role != TILELOSS_ROLE_OUTPUT) continue;
+    if (!present(a, slot)) continue;
+    if (p.pass == TILELOSS_FORWARD)
+      return expected(slot.name, "none in a forward with pair_state: from_row_state gives it", "a vector");
+    arrays |= slot.state_arrays;
+  }
+  const std::uint32_t sums = p.pass == TILELOSS_FROM_ROW_STATE ? sums_of(arrays) : 0;
+  if (Status s = check_whole_state(p, "row_state", p.row_state, sums); !s.ok()) return s;
+  const bool has_teacher = p.pair_state.teacher != nullptr, has_label = p.pair_state.label != nullptr;
+  if (has_teacher != p.loss->has_teacher_logits())
+    return expected("pair_state.teacher", has_teacher ? "null: there are no teacher's logits" : "the teacher's row state",
+                    has_teacher ? "a row state" : "null");
+  if (has_teacher) {
+    const std::uint32_t of_teacher = (present(a.teacher_entropy) ? kEntropySum : 0u) | (present(a.agreement) ? kArgmax : 0u);
+    if (Status s = check_whole_state(p, "pair_state.teacher", p.teacher_state, sums & of_teacher); !s.ok()) return s;
+  }
+  if (make_label_transform(p) && !has_label) return expected("pair_state.label", "the row state at label_temperature", "null");
+  return has_label ? check_whole_state(p, "pair_state.label", p.label_state, 0) : Status{};
 }
 
 // Which sweeps run, and what the forward must gather.
@@ -238,6 +289,14 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   if (p.has_row_state) {
     if (Status s = take_struct("row_state", p.args.row_state, &p.row_state); !s.ok()) return s;
   }
+  p.has_pair_state = p.args.pair_state != nullptr;
+  if (p.has_pair_state) {
+    if (!p.loss->has_teacher() || p.loss->info.teacher == Teacher::kColumns)
+      return expected("pair_state", std::string("none: ") + function + " does not take it", "a pair state");
+    if (Status s = take_struct("pair_state", p.args.pair_state, &p.pair_state); !s.ok()) return s;
+    if (Status s = take_struct("pair_state.teacher", p.pair_state.teacher, &p.teacher_state); !s.ok()) return s;
+    if (Status s = take_struct("pair_state.label", p.pair_state.label, &p.label_state); !s.ok()) return s;
+  }
   p.options.resize(p.loss->info.options_size);
   fill_defaults(p.loss->fields, p.options.data(), p.options.size());
   if (options != nullptr) {
@@ -266,7 +325,8 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   const std::unique_ptr<RowStage> stage = p.loss->info.make(context);
   p.stage_bytes = stage->scratch_bytes();
   p.is_multiple_of_p = stage->is_multiple_of_p();
-  if (Status s = resolve_passes(p, stage->forward_sums(), stage->backward_sums()); !s.ok()) return s;
+  Status passes = p.has_pair_state ? resolve_shard_of_pair(p) : resolve_passes(p, stage->forward_sums(), stage->backward_sums());
+  if (!passes.ok()) return passes;
   // A forward for row outputs or the row state alone needs no loss of any row.
   p.couples_rows = stage->couples_rows() && (p.needs_backward || present(p.args.loss) || present(p.args.metrics));
   return {};
@@ -292,6 +352,7 @@ std::uint64_t fingerprint(const Problem& p) {
   h.add(p.rows);
   h.add(p.sums);
   h.add(p.needs_forward);
+  h.add(p.has_pair_state);
   // What numbers that may change decide if they leave 0: the plan is cut by it.
   h.add(p.couples_rows);
   h.add(p.stage_bytes);

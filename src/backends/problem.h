@@ -25,6 +25,10 @@ struct Problem {
   tileloss_args args{};  // as given, later members zero if the caller's struct is older
   tileloss_row_state row_state{};
   bool has_row_state = false;
+  // Of a shard held against more than labels: the states of all shards together, and where their sums are.
+  tileloss_row_state teacher_state{}, label_state{};
+  tileloss_pair_state pair_state{};
+  bool has_pair_state = false;
   std::vector<std::byte> options;
   tileloss_logit_options logit{};
   tileloss_linear_options linear{};
@@ -46,7 +50,7 @@ struct Problem {
   std::int64_t stage_bytes = 0;   // the row stage's scratch
 
   // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
-  bool merges_shards() const { return is_shard && needs_forward && needs_backward; }
+  bool merges_shards() const { return is_shard && needs_forward && needs_backward && !has_pair_state; }
 };
 
 std::string shape(std::int64_t rows, std::int64_t cols);

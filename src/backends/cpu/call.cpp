@@ -86,29 +86,52 @@ class Rows final : public RowVisitor {
   const RowOutputs outputs_;
 };
 
-// The same of pairs of rows, which keep no states.
+// The same of pairs of rows, which keep no states. Of a shard a forward gives the sums alone.
 class PairRows final : public PairVisitor {
  public:
   PairRows(const Problem& problem, const LossContext& context, const RowStage& stage, double* losses)
-      : stage_(stage), losses_(losses), writes_(problem.pass != TILELOSS_BACKWARD), outputs_(problem.args, context) {}
+      : p_(problem),
+        stage_(stage),
+        losses_(losses),
+        gives_sums_(problem.has_pair_state && problem.pass == TILELOSS_FORWARD),
+        writes_(problem.pass != TILELOSS_BACKWARD && !gives_sums_),
+        outputs_(problem.args, context) {}
 
   void ignored(std::int64_t i) override {
+    if (gives_sums_) give(i, {});
     if (!writes_) return;
     losses_[i] = 0;
     outputs_.write_ignored(i);
   }
 
   PairCoefficients coefficients(std::int64_t i) override { return stage_.pair_coefficients(i); }
+  std::optional<PairStats> whole(std::int64_t i) const override {
+    if (!p_.has_pair_state) return std::nullopt;
+    const tileloss_pair_state& s = p_.pair_state;
+    PairStats stats;
+    stats.student = stats.label = make_row_stats(load_row(p_.row_state, i));
+    if (s.teacher != nullptr) stats.teacher = make_row_stats(load_row(p_.teacher_state, i));
+    if (s.label != nullptr) stats.label = make_row_stats(load_row(p_.label_state, i));
+    if (!gives_sums_) stats.sums = {s.divergence[i], s.mean[i]};
+    return stats;
+  }
   void visit(std::int64_t i, const PairStats& stats) override {
+    if (gives_sums_) give(i, stats.sums);
     if (!writes_) return;
     losses_[i] = stage_.pair_loss(i, stats);
     outputs_.write(i, stats);
   }
 
  private:
+  void give(std::int64_t i, const PairSums& sums) const {
+    p_.pair_state.divergence[i] = sums.divergence;
+    p_.pair_state.mean[i] = sums.mean;
+  }
+
+  const Problem& p_;
   const RowStage& stage_;
   double* const losses_;
-  const bool writes_;
+  const bool gives_sums_, writes_;
   const RowOutputs outputs_;
 };
 
@@ -186,6 +209,7 @@ PairJob make_pair_job(const Problem& p, const RowStage& stage) {
       job.teacher_stride = a.target_probs.row_stride;
       job.probs_storage = storage_type(a.target_probs.dtype);
       job.label_smoothing = stage.label_smoothing();
+      job.classes = p.classes;
       break;
     case Teacher::kColumns:
       job.known = {a.teacher_ids.data,
@@ -285,6 +309,12 @@ class CpuCall final : public Call {
   Status sweep_pairs() {
     PairRows pairs(p_, context_, *stage_, losses());
     const std::uint32_t stages = kForward | (p_.needs_backward ? kBackward : 0u);
+    if (!p_.needs_forward) {
+      for (std::int64_t i = 0; i < p_.rows; ++i) {
+        targets()[i] == kIgnoredRow ? pairs.ignored(i) : pairs.visit(i, *pairs.whole(i));
+      }
+      return {};
+    }
     if (p_.loss->is_linear) {
       const LinearJob student = linear_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
       run_linear_pairs(make_linear_pair_job(p_, student, *stage_), pairs, run_.executor);

@@ -169,7 +169,8 @@ class CopiedViews final : public impl::Backend {
   Status check_plan(const tileloss_plan& plan) const override { return cpu().check_plan(plan); }
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
                std::unique_ptr<impl::Call>* call) const override {
-    if (problem.merges_shards()) return cpu().begin(problem, plan, run, call);  // its merge is of the host's memory
+    if (problem.merges_shards() || problem.has_pair_state)
+      return cpu().begin(problem, plan, run, call);  // what is merged is of the host's memory
     auto copied = std::make_unique<CopiedCall>(problem);
     if (Status s = copied->begin(); !s.ok()) return s;
     *call = std::move(copied);

@@ -71,6 +71,7 @@ class RowsAtHand final : public PairVisitor {
 
   void ignored(std::int64_t) override {}
   PairCoefficients coefficients(std::int64_t r) override { return all_.coefficients(walk_.row_of(begin_ + r)); }
+  std::optional<PairStats> whole(std::int64_t r) const override { return all_.whole(walk_.row_of(begin_ + r)); }
   void visit(std::int64_t r, const PairStats& stats) override { all_.visit(walk_.row_of(begin_ + r), stats); }
   void finished(std::int64_t r) override { walk_.keep_dz(chunk_, begin_ + r, dz_ + r * stride_); }
 

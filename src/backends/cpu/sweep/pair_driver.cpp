@@ -17,11 +17,13 @@ class PairWorker : public PairWorkerBase {
     if (is_ignored(i)) return;
     const std::byte* const x = logits(i);
     const std::byte* const teacher = teacher_logits(i);
+    const std::optional<PairStats> whole = visitor_.whole(i);
     PairStats stats;
-    const bool shifts = job_.divergence.kind == DivergenceKind::kSkewForwardKl && wants_gradient();
+    const bool shifts = job_.divergence.kind == DivergenceKind::kSkewForwardKl && wants_gradient() && !whole;
     stats.student = sweep_side(i, x, rows_.transform, student_, shifts ? kArgmax : kNoSums);
     stats.teacher = sweep_side(i, teacher, job_.teacher_transform, teacher_);
-    stats.label = label(i, x, stats.student, student_);
+    stats.label = whole ? whole->label : label(i, x, stats.student, student_);
+    if (whole) stats = *whole;
     const bool is_finite = std::isfinite(stats.student.max) && std::isfinite(stats.teacher.max);
     PairRow pair;
     pair.student = side(x, rows_.transform, stats.student, student_);
@@ -36,7 +38,7 @@ class PairWorker : public PairWorkerBase {
                                 probability(teacher, j, job_.teacher_transform, stats.teacher));
     }
     pair.exponents = exponents_;
-    const bool is_certain = is_finite && rows_.columns == 1;  // p = q = 1, whatever exp rounds
+    const bool is_certain = is_finite && rows_.columns == 1 && !whole;  // p = q = 1, whatever exp rounds
     double slope = 0;
     const PairSide apart = label_side(x, stats.label);
     if (wants_gradient()) {
@@ -58,6 +60,7 @@ class PairWorker : public PairWorkerBase {
     stats.sums = pair.sums;
     visitor_.visit(i, stats);
     if (!wants_gradient()) return;
+    if (whole) pair.sums = whole->sums;
     if (!is_finite) {
       spoil(i);
     } else if (!is_certain) {
@@ -131,8 +134,10 @@ class SoftLabelWorker : public PairWorkerBase {
     const std::byte* const x = logits(i);
     const std::int64_t target = rows_.targets[i];
     const bool is_capped = rows_.transform.softcap > 0;
+    const std::optional<PairStats> whole = visitor_.whole(i);
     PairStats stats;
     stats.student = make_row_stats(sweep(x, target, rows_.columns, rows_.transform, student_, !is_capped));
+    if (whole) stats = *whole;
     PairRow pair;
     pair.student = side(x, rows_.transform, stats.student, student_);
     pair.teacher.exps = q_;
@@ -152,6 +157,10 @@ class SoftLabelWorker : public PairWorkerBase {
     stats.sums = pair.sums;
     visitor_.visit(i, stats);
     if (!wants_gradient()) return;
+    if (whole) {
+      pair.sums = whole->sums;
+      is_finite = is_finite && std::isfinite(pair.sums.mean);
+    }
     if (is_finite) {
       write(i, x, stats.student, pair);
     } else {
@@ -168,7 +177,7 @@ class SoftLabelWorker : public PairWorkerBase {
       for (std::int64_t j = 0; j < rows_.columns; ++j) q_[j] = load_element(storage, probs, j);
       probs = nullptr;
     }
-    const double s = job_.label_smoothing, added = s / static_cast<double>(rows_.columns);
+    const double s = job_.label_smoothing, added = s / static_cast<double>(job_.classes);
     rows_.kernels->pair[rows_.storage].weigh(probs, rows_.columns, static_cast<float>(1 - s), static_cast<float>(added),
                                              rows_.class_weights, q_);
   }
@@ -195,7 +204,7 @@ class SoftLabelWorker : public PairWorkerBase {
         at(job_.target_probs, row, job_.teacher_stride, rows_.groups.teacher_logits_stride, job_.probs_storage);
     const double s = job_.label_smoothing, q = load_element(job_.probs_storage, probs, column);
     const double weight = rows_.class_weights == nullptr ? 1 : rows_.class_weights[column];
-    return weight * ((1 - s) * q + s / static_cast<double>(rows_.columns));
+    return weight * ((1 - s) * q + s / static_cast<double>(job_.classes));
   }
 
   float* const exponents_;

@@ -35,6 +35,8 @@ class PairVisitor {
   virtual void ignored(std::int64_t row) = 0;
   virtual PairCoefficients coefficients(std::int64_t row) = 0;
   virtual void visit(std::int64_t row, const PairStats& stats) = 0;
+  // Of a shard of the vocabulary: the states of all shards together, and for a gradient their sums. Nothing: the row is all here.
+  virtual std::optional<PairStats> whole(std::int64_t row) const = 0;
   // Once its gradient is written, while it is in cache.
   virtual void finished(std::int64_t row) { static_cast<void>(row); }
 };
@@ -54,6 +56,7 @@ struct PairJob {
   const void* target_probs = nullptr;
   StorageType probs_storage = kStorageFloat32;
   double label_smoothing = 0;
+  std::int64_t classes = 0;  // that it is over
   // Of Teacher::kColumns:
   KnownColumns known;
   const std::int64_t* wanted_rows = nullptr;  // the rows of target_probs or known that go with the student's; null: the same

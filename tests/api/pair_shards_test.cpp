@@ -1,0 +1,223 @@
+// A vocabulary in column shards, held against a teacher's logits or class probabilities: states of all shards, then their sums,
+// and from both the outputs and each shard's gradient, as if one matrix had held all columns.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+
+#include "tests/api/calls.h"
+#include "tests/shared/pair_case.h"
+#include "tests/shared/wanted_case.h"
+
+namespace tileloss::test {
+namespace {
+
+constexpr std::int64_t kRows = 12, kVocab = 1000;
+
+struct Shard {
+  std::int64_t start, columns;
+};
+const std::vector<Shard> kShards = {{0, 300}, {300, 1}, {301, 36}, {337, 663}};
+
+class PairShards : public testing::TestWithParam<reference::NumberFormat> {
+ protected:
+  static LogitsCaseSpec spec(const std::string& distribution) {
+    return {.rows = kRows,
+            .vocab = kVocab,
+            .format = GetParam(),
+            .distribution = distribution,
+            .ignore_prob = 0.2,
+            .token_weights = true,
+            .loss_grad = Upstream::kScalar};
+  }
+  static tileloss_matrix columns_of(const tileloss_matrix& m, const Shard& s) {
+    tileloss_matrix part = m;
+    part.data = static_cast<unsigned char*>(m.data) + s.start * (m.dtype == TILELOSS_FLOAT32 ? 4 : 2);
+    part.cols = s.columns;
+    return part;
+  }
+  static void cut(tileloss_logit_options& options, const Shard& s) {
+    options.vocab_start = s.start;
+    options.vocab_total = kVocab;
+  }
+
+  // The state of all shards, merged.
+  static void gather(const tileloss_matrix& logits, const tileloss_vector& labels, const tileloss_logit_options& transform,
+                     RowStateArrays& merged) {
+    ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
+    for (const Shard& s : kShards) {
+      RowStateArrays part(kRows);
+      tileloss_args args;
+      tileloss_args_init(&args);
+      args.logits = columns_of(logits, s);
+      args.labels = labels;
+      args.row_state = &part.get();
+      tileloss_logprobs_options options = logprobs_options();
+      options.logit = transform;
+      cut(options.logit, s);
+      ASSERT_TRUE(runs("logprobs", TILELOSS_FORWARD, args, &options, plan_options()));
+      part.get().smoothing_weight = static_cast<double>(s.columns);
+      ASSERT_TRUE(succeeds(tileloss_row_state_merge(&merged.get(), &part.get())));
+    }
+  }
+
+  // `state`: teacher and label are there. Sums, then loss and outputs, then the gradient of every shard.
+  template <class Options>
+  static void run(const char* function, const tileloss_args& all, Options options, RowStateArrays& student,
+                  tileloss_pair_state& state) {
+    std::vector<double> sums[2], part[2];
+    for (int k = 0; k < 2; ++k) {
+      sums[k].assign(kRows, 0);
+      part[k].assign(kRows, -7);
+    }
+    state.rows = kRows;
+    state.divergence = part[0].data();
+    state.mean = part[1].data();
+    const auto call = [&](tileloss_pass pass, const std::optional<Shard>& shard, bool wants_gradient) {
+      tileloss_args args = all;
+      for (tileloss_matrix* m : {&args.logits, &args.teacher_logits, &args.target_probs, &args.dlogits}) {
+        *m = shard && m->dtype != TILELOSS_NONE && (wants_gradient || m != &args.dlogits) ? columns_of(*m, *shard)
+                                                                                          : tileloss_matrix{};
+      }
+      if (pass == TILELOSS_FORWARD) {
+        for (tileloss_vector* v :
+             {&args.loss, &args.logp, &args.lse, &args.entropy, &args.argmax, &args.correct, &args.log_sum_sq_probs,
+              &args.mean_logit, &args.divergence, &args.teacher_entropy, &args.agreement})
+          *v = {};
+      }
+      args.row_state = &student.get();
+      args.pair_state = &state;
+      cut(options.logit, shard.value_or(Shard{0, 0}));
+      ASSERT_TRUE(runs(function, pass, args, &options, plan_options()));
+    };
+    for (const Shard& s : kShards) {
+      call(TILELOSS_FORWARD, s, false);
+      for (int k = 0; k < 2; ++k) {
+        for (std::size_t i = 0; i < kRows; ++i) sums[k][i] += part[k][i];
+      }
+    }
+    state.divergence = sums[0].data();
+    state.mean = sums[1].data();
+    call(TILELOSS_FROM_ROW_STATE, std::nullopt, false);
+    for (const Shard& s : kShards) call(TILELOSS_BACKWARD, s, true);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Formats, PairShards,
+                         testing::Values(reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16,
+                                         reference::NumberFormat::kFloat16),
+                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+
+TEST_P(PairShards, OfATeacherGiveWhatTheWholeGives) {
+  for (int divergence = 0; divergence < 7; ++divergence) {
+    for (const int variant : {0, 1, 2, 3}) {
+      for (const std::string distribution : {"normal", "confident", "offset_plus"}) {
+        PairCaseSpec with;
+        with.student = spec(distribution);
+        with.student.extra_outputs = true;
+        PairCase c(with);
+        tileloss_distillation_options o;
+        tileloss_distillation_options_init(&o);
+        o.divergence = divergence;
+        o.beta = 0.3;
+        if (variant >= 1) o.alpha.value = 0.4;
+        if (variant == 2) o.logit.softcap = 30;
+        if (variant == 3) {
+          o.logit.temperature.value = 2;
+          o.label_temperature.value = 0.7;
+          o.scale_by_temperature_squared = 1;
+        }
+        const tileloss_args& a = c.args();
+        RowStateArrays student(kRows), teacher(kRows), label(kRows);
+        gather(a.logits, a.labels, o.logit, student);
+        tileloss_logit_options transform = o.logit;
+        transform.softcap = 0;
+        gather(a.teacher_logits, a.labels, transform, teacher);
+        transform = o.logit;
+        transform.temperature.value = 0.7;
+        gather(a.logits, a.labels, transform, label);
+        tileloss_pair_state state;
+        tileloss_pair_state_init(&state);
+        state.teacher = &teacher.get();
+        if (variant == 3) state.label = &label.get();
+        run("distillation", a, o, student, state);
+        ASSERT_TRUE(agrees(check_distillation(c, o))) << divergence << " " << variant << " " << distribution;
+      }
+    }
+  }
+}
+
+TEST_P(PairShards, OfClassProbabilitiesGiveWhatTheWholeGives) {
+  for (const double smoothing : {0.0, 0.2}) {
+    for (const double softcap : {0.0, 30.0}) {
+      SoftLabelSpec with;
+      with.row = spec("normal");
+      with.row.class_weights = true;
+      SoftLabelCase c(with);
+      tileloss_soft_cross_entropy_options o;
+      tileloss_soft_cross_entropy_options_init(&o);
+      o.label_smoothing = smoothing;
+      o.logit.softcap = softcap;
+      RowStateArrays student(kRows);
+      gather(c.args().logits, c.args().labels, o.logit, student);
+      tileloss_pair_state state;
+      tileloss_pair_state_init(&state);
+      run("soft_cross_entropy", c.args(), o, student, state);
+      ASSERT_TRUE(agrees(c.check(o))) << smoothing << " " << softcap;
+    }
+  }
+}
+
+// A call of distillation with everything in its place, then one thing spoiled.
+TEST(PairShardArguments, NameWhatIsWrong) {
+  PairCase c({.student = {.rows = kRows, .vocab = 20}});
+  RowStateArrays student(kRows), teacher(kRows);
+  std::vector<double> sums(2 * kRows);
+  tileloss_pair_state state;
+  tileloss_pair_state_init(&state);
+  state.rows = kRows;
+  state.teacher = &teacher.get();
+  state.divergence = sums.data();
+  state.mean = sums.data() + kRows;
+  tileloss_distillation_options options;
+  tileloss_distillation_options_init(&options);
+  options.logit.vocab_total = 50;
+  tileloss_args args = c.args();
+  args.dlogits = {};
+  args.loss = args.logp = args.lse = {};
+  args.row_state = &student.get();
+  args.pair_state = &state;
+  const auto status = [&](const char* function, tileloss_pass pass) {
+    return tileloss_call(function, pass, &args, &options, nullptr, nullptr);
+  };
+  ASSERT_TRUE(succeeds(status("distillation", TILELOSS_FORWARD)));
+  const struct {
+    const char* message;
+    std::function<void()> spoil;
+  } cases[] = {
+      {"row_state: expected the student's, with a pair_state, got none", [&] { args.row_state = nullptr; }},
+      {"row_state: expected none: distillation does not take it, got a row state", [&] { args.pair_state = nullptr; }},
+      {"pair_state.teacher: expected the teacher's row state, got null", [&] { state.teacher = nullptr; }},
+      {"pair_state.rows: expected 12, got 11", [&] { state.rows = 11; }},
+      {"pair_state: expected the arrays divergence and mean, got a null one", [&] { state.mean = nullptr; }},
+      {"loss: expected none in a forward with pair_state: from_row_state gives it, got a vector",
+       [&] { args.loss = c.args().loss; }},
+      {"pair_state.label: expected the row state at label_temperature, got null", [&] { options.label_temperature.value = 3; }},
+  };
+  for (const auto& k : cases) {
+    const tileloss_args good = args;
+    const tileloss_pair_state good_state = state;
+    const tileloss_distillation_options good_options = options;
+    k.spoil();
+    EXPECT_TRUE(refused(status("distillation", TILELOSS_FORWARD), TILELOSS_INVALID_ARGUMENT, k.message));
+    args = good;
+    state = good_state;
+    options = good_options;
+  }
+  EXPECT_TRUE(refused(status("distillation", TILELOSS_VALUE_AND_GRAD), TILELOSS_INVALID_ARGUMENT,
+                      "dlogits: expected a matrix like the logits, got none"));
+  EXPECT_TRUE(refused(status("cross_entropy", TILELOSS_FORWARD), TILELOSS_INVALID_ARGUMENT,
+                      "pair_state: expected none: cross_entropy does not take it, got a pair state"));
+}
+
+}  // namespace
+}  // namespace tileloss::test
