@@ -182,32 +182,30 @@ TILELOSS_API tileloss_status tileloss_row_state_merge(tileloss_row_state* into, 
 
 // --------------------------------------------------------------------------------------------------------------- options
 
-typedef int32_t tileloss_reduction;
-enum { TILELOSS_REDUCTION_NONE = 0, TILELOSS_REDUCTION_SUM = 1, TILELOSS_REDUCTION_MEAN = 2 };
-
+// generated: options, by ./dev generate from src/schema/table.toml
 typedef int32_t tileloss_temperature_on;
 enum { TILELOSS_TEMPERATURE_ON_LOGITS = 0, TILELOSS_TEMPERATURE_ON_LOGPROB = 1 };
 
 // What every function on logits shares. Frozen, as it is embedded in the options below. A number, and scale, softcap and
 // temperature divided by one another, has to lie within float32's range, what has to be > 0 within its normal numbers.
 typedef struct tileloss_logit_options {
-  double logit_scale TILELOSS_DEFAULT(1);           // multiplies the logits, > 0; default 1
-  double softcap TILELOSS_DEFAULT(0);               // c * tanh(x / c); 0 (default) is off
-  tileloss_scalar temperature TILELOSS_DEFAULT(1);  // T > 0; default 1
-  // logits (default), or the older rule: logp' = logp / T of the softmax at T = 1
+  double logit_scale TILELOSS_DEFAULT(1);           // multiplies the logits; > 0; default 1
+  double softcap TILELOSS_DEFAULT(0);               // c of c * tanh(x / c); 0 is off; >= 0; default 0
+  tileloss_scalar temperature TILELOSS_DEFAULT(1);  // T, divides the logits; > 0; default 1
+  // logprob is the older rule: logp' = logp / T of the softmax at T = 1; default logits
   tileloss_temperature_on temperature_on TILELOSS_DEFAULT(TILELOSS_TEMPERATURE_ON_LOGITS);
   int32_t reserved0 TILELOSS_DEFAULT(0);  // 0
-  // Columns from here on are padding: not in the softmax, gradient 0; -1 (default): all columns are valid.
+  // columns from here on are padding: not in the softmax, gradient 0; >= 1; default -1: all are valid
   int64_t valid_vocab TILELOSS_DEFAULT(-1);
   int64_t ignore_index TILELOSS_DEFAULT(-100);  // rows with this label are neither read nor counted; default -100
-  int64_t vocab_start TILELOSS_DEFAULT(0);      // the class of column 0, for a shard of the vocabulary; default 0
-  int64_t vocab_total TILELOSS_DEFAULT(-1);     // classes in all shards; -1 (default): this matrix holds the whole vocabulary
+  int64_t vocab_start TILELOSS_DEFAULT(0);      // the class of column 0, for a shard of the vocabulary; >= 0; default 0
+  int64_t vocab_total TILELOSS_DEFAULT(-1);     // classes in all shards; >= 1; default -1: this matrix holds the whole vocabulary
   int64_t reserved[4] TILELOSS_DEFAULT({});     // 0
 } tileloss_logit_options;
 
 // What the functions fused with the LM head (linear_*) take besides; the others refuse it. Frozen.
 typedef struct tileloss_linear_options {
-  // What the products see: bfloat16 or float32; none (default): bfloat16 if hidden and head are that.
+  // what the products see, bfloat16 or float32; auto is bfloat16 if hidden and head are that; default auto
   tileloss_dtype compute_dtype TILELOSS_DEFAULT(TILELOSS_NONE);
   // 1: dhead and dbias are added to what is there (gradient accumulation, tied embeddings); default 0
   int32_t accumulate TILELOSS_DEFAULT(0);
@@ -220,25 +218,29 @@ typedef struct tileloss_logprobs_options {
   tileloss_linear_options linear TILELOSS_DEFAULT({});
 } tileloss_logprobs_options;
 
+typedef int32_t tileloss_reduction;
+enum { TILELOSS_REDUCTION_NONE = 0, TILELOSS_REDUCTION_SUM = 1, TILELOSS_REDUCTION_MEAN = 2 };
+
 typedef struct tileloss_cross_entropy_options {
   size_t struct_size TILELOSS_SIZE(tileloss_cross_entropy_options);
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  double label_smoothing TILELOSS_DEFAULT(0);    // s in [0, 1]; default 0
-  double z_loss TILELOSS_DEFAULT(0);             // zeta >= 0: adds zeta * lse^2; default 0
-  tileloss_scalar num_items TILELOSS_NOT_GIVEN;  // mean's denominator when given, of no other reduction; NaN (default): not given
-  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean
+  double label_smoothing TILELOSS_DEFAULT(0);  // s; in [0, 1]; default 0
+  double z_loss TILELOSS_DEFAULT(0);           // zeta: adds zeta * lse^2; >= 0; default 0
+  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // of the rows' losses; default mean
   int32_t reserved TILELOSS_DEFAULT(0);                                    // 0
 } tileloss_cross_entropy_options;
 
 // The per-token objective of a policy loss; rho is the ratio of the new to the old policy, A the advantage.
 typedef int32_t tileloss_policy_kind;
 enum {
-  TILELOSS_POLICY_CLIP = 0,       // -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip
-  TILELOSS_POLICY_CISPO = 1,      // -stop(clip(rho, cap_low, cap)) A logp
-  TILELOSS_POLICY_SAPO = 2,       // -(4 / tau) sigmoid(tau (rho - 1)) A
-  TILELOSS_POLICY_VESPO = 3,      // -stop(phi) A logp, phi a gamma weight of the sequence's ratio
-  TILELOSS_POLICY_REINFORCE = 4,  // -A logp
+  TILELOSS_POLICY_CLIP = 0,      // -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip
+  TILELOSS_POLICY_CISPO = 1,     // -stop(clip(rho, cap_low, cap)) A logp
+  TILELOSS_POLICY_SAPO = 2,      // -(4 / tau) sigmoid(tau (rho - 1)) A
+  TILELOSS_POLICY_VESPO = 3,     // -stop(phi) A logp, phi a gamma weight of the sequence's ratio
+  TILELOSS_POLICY_REINFORCE = 4  // -A logp
 };
 
 typedef int32_t tileloss_level;
@@ -255,6 +257,9 @@ enum {
   TILELOSS_AGGREGATION_NONE = 5          // one l a row
 };
 
+typedef int32_t tileloss_cispo_cap;
+enum { TILELOSS_CISPO_CAP_RAW = 0, TILELOSS_CISPO_CAP_ONE_PLUS = 1 };
+
 typedef int32_t tileloss_sampler_correction;
 enum { TILELOSS_SAMPLER_OFF = 0, TILELOSS_SAMPLER_TRUNCATE = 1, TILELOSS_SAMPLER_MASK = 2 };
 
@@ -264,62 +269,59 @@ enum { TILELOSS_KL_K1 = 0, TILELOSS_KL_K2 = 1, TILELOSS_KL_K3 = 2 };
 typedef int32_t tileloss_entropy_reduction;
 enum { TILELOSS_ENTROPY_TOKEN_MEAN = 0, TILELOSS_ENTROPY_AS_LOSS = 1 };
 
-typedef int32_t tileloss_cispo_cap;
-enum { TILELOSS_CISPO_CAP_RAW = 0, TILELOSS_CISPO_CAP_ONE_PLUS = 1 };
-
 // NaN stands for "not given", behind a pointer as well.
 typedef struct tileloss_policy_loss_options {
   size_t struct_size TILELOSS_SIZE(tileloss_policy_loss_options);
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-
-  tileloss_policy_kind kind TILELOSS_DEFAULT(TILELOSS_POLICY_CLIP);  // default clip
-  // token (default); sequence: rho_b = exp(mean of log rho over the sequence), as GSPO
+  tileloss_policy_kind kind TILELOSS_DEFAULT(TILELOSS_POLICY_CLIP);  // the objective l; default clip
+  // sequence: rho_b = exp(mean of log rho over the sequence), as GSPO; default token
   tileloss_level ratio_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);
-  tileloss_aggregation aggregation TILELOSS_DEFAULT(TILELOSS_SEQ_MEAN_TOKEN_MEAN);  // default seq_mean_token_mean
-  tileloss_level advantage_level TILELOSS_DEFAULT(TILELOSS_LEVEL_SEQUENCE);  // sequence (default): advantages [B]; token: [N]
-  // raw (default): epsilon_high is the cap itself; one_plus: 1 + epsilon_high
+  // how tokens become the loss; default seq_mean_token_mean
+  tileloss_aggregation aggregation TILELOSS_DEFAULT(TILELOSS_SEQ_MEAN_TOKEN_MEAN);
+  // sequence: advantages [B]; token: [N]; default sequence
+  tileloss_level advantage_level TILELOSS_DEFAULT(TILELOSS_LEVEL_SEQUENCE);
+  // raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; default raw
   tileloss_cispo_cap cispo_cap TILELOSS_DEFAULT(TILELOSS_CISPO_CAP_RAW);
   int32_t reserved TILELOSS_DEFAULT(0);               // 0
-  tileloss_scalar epsilon_low TILELOSS_DEFAULT(0.2);  // >= 0; default 0.2
-  tileloss_scalar epsilon_high TILELOSS_NOT_GIVEN;    // >= 0; not given: 0.2, but kind cispo requires it
-  tileloss_scalar delta TILELOSS_NOT_GIVEN;           // clip: upper bound of rho, > 0; default off
-  tileloss_scalar dual_clip TILELOSS_NOT_GIVEN;       // clip: c > 1 bounds the loss by -c A where A < 0; default off
-  tileloss_scalar cap_low TILELOSS_NOT_GIVEN;         // cispo: lower bound of rho, >= 0; default off
-  double tau_pos TILELOSS_DEFAULT(1.0);               // sapo: > 0; where A > 0; default 1
-  double tau_neg TILELOSS_DEFAULT(1.05);              // elsewhere; default 1.05
-  double vespo_k_pos TILELOSS_DEFAULT(2);             // vespo, A >= 0; default 2
-  double vespo_lambda_pos TILELOSS_DEFAULT(3);        // default 3; each lambda is floored at 1e-4
-  double vespo_k_neg TILELOSS_DEFAULT(3);             // vespo, A < 0; default 3
-  double vespo_lambda_neg TILELOSS_DEFAULT(2);        // default 2
-  double log_ratio_clamp TILELOSS_NOT_GIVEN;          // > 0: clamps log rho of each token; default off
-
-  // off (default), truncate or mask; needs sampler_logp
+  tileloss_scalar epsilon_low TILELOSS_DEFAULT(0.2);  // clip: rho is clipped at 1 - epsilon_low; >= 0; default 0.2
+  // clip: and at 1 + epsilon_high; cispo: the cap; >= 0; not given: 0.2, but cispo requires it
+  tileloss_scalar epsilon_high TILELOSS_NOT_GIVEN;
+  tileloss_scalar delta TILELOSS_NOT_GIVEN;      // clip: upper bound of rho; > 0; not given: off
+  tileloss_scalar dual_clip TILELOSS_NOT_GIVEN;  // clip: bounds the loss by -dual_clip A where A < 0; > 1; not given: off
+  tileloss_scalar cap_low TILELOSS_NOT_GIVEN;    // cispo: lower bound of rho; >= 0; not given: off
+  double tau_pos TILELOSS_DEFAULT(1);            // sapo: tau where A > 0; > 0; default 1
+  double tau_neg TILELOSS_DEFAULT(1.05);         // sapo: tau elsewhere; > 0; default 1.05
+  double vespo_k_pos TILELOSS_DEFAULT(2);        // vespo: k where A >= 0; >= 0; default 2
+  double vespo_lambda_pos TILELOSS_DEFAULT(3);   // vespo: lambda there, floored at 1e-4; >= 0; default 3
+  double vespo_k_neg TILELOSS_DEFAULT(3);        // vespo: k where A < 0; >= 0; default 3
+  double vespo_lambda_neg TILELOSS_DEFAULT(2);   // vespo: lambda there, floored at 1e-4; >= 0; default 2
+  double log_ratio_clamp TILELOSS_NOT_GIVEN;     // clamps log rho of each token to [-x, x]; > 0; not given: off
+  // of the ratio r = exp(old_logp - sampler_logp); default off
   tileloss_sampler_correction sampler_correction TILELOSS_DEFAULT(TILELOSS_SAMPLER_OFF);
-  tileloss_level sampler_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);  // token (default) or sequence
-  double sampler_min TILELOSS_NOT_GIVEN;                                // inclusive bounds of the ratio, >= 0; default none
-  double sampler_max TILELOSS_NOT_GIVEN;
-  // Drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; default off.
+  // of whose ratio: each token's or its sequence's; default token
+  tileloss_level sampler_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);
+  double sampler_min TILELOSS_NOT_GIVEN;  // lower bound of r, inclusive; >= 0; not given: none
+  double sampler_max TILELOSS_NOT_GIVEN;  // upper bound of r, inclusive; >= 0; not given: none
+  // drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; not given: off
   double off_policy_threshold TILELOSS_NOT_GIVEN;
-  // q in (0, 1]: keeps tokens whose entropy is at least the (1 - q) quantile; default off
+  // q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; not given: off
   double entropy_quantile TILELOSS_NOT_GIVEN;
-  // Keeps tokens whose entropy is at least this; not together with entropy_quantile; default off.
+  // keeps tokens whose entropy is at least this; not together with entropy_quantile; not given: off
   tileloss_scalar entropy_threshold TILELOSS_NOT_GIVEN;
-
-  tileloss_scalar beta TILELOSS_DEFAULT(0.0);  // coefficient of the KL to ref_logp; default 0, needs ref_logp otherwise
-  // d = ref - logp: k1 = -d, k2 = d^2 / 2, k3 (default) = exp(d) - d - 1
+  tileloss_scalar beta TILELOSS_DEFAULT(0);  // coefficient of the KL to ref_logp, which it needs; >= 0; default 0
+  // d = ref_logp - logp: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1; default k3
   tileloss_kl_estimator kl_estimator TILELOSS_DEFAULT(TILELOSS_KL_K3);
-  int32_t kl_importance TILELOSS_DEFAULT(0);     // 1: multiplies the KL by rho, differentiated; default 0
-  double kl_log_ratio_clamp TILELOSS_NOT_GIVEN;  // > 0: clamps d to [-x, x]; default off
-  double kl_clamp TILELOSS_NOT_GIVEN;            // > 0: clamps the KL to [-x, x]; default off
-
-  tileloss_scalar entropy_coef TILELOSS_DEFAULT(0.0);  // adds -entropy_coef * H; default 0
-  // token_mean (default): mean over the tokens that the entropy mask keeps; as_loss
+  int32_t kl_importance TILELOSS_DEFAULT(0);         // 1: multiplies the KL by rho, differentiated; default 0
+  double kl_log_ratio_clamp TILELOSS_NOT_GIVEN;      // clamps d to [-x, x]; > 0; not given: off
+  double kl_clamp TILELOSS_NOT_GIVEN;                // clamps the KL to [-x, x]; > 0; not given: off
+  tileloss_scalar entropy_coef TILELOSS_DEFAULT(0);  // adds -entropy_coef * H; default 0
+  // of H: over the tokens that the entropy mask keeps, or inside each token's loss; default token_mean
   tileloss_entropy_reduction entropy_reduction TILELOSS_DEFAULT(TILELOSS_ENTROPY_TOKEN_MEAN);
   int32_t reserved2 TILELOSS_DEFAULT(0);  // 0
-
-  tileloss_scalar num_items TILELOSS_NOT_GIVEN;  // >= 0: the denominator of token_mean and sum, not floored; default not given
-  int64_t max_length TILELOSS_DEFAULT(-1);       // L_max of seq_mean_token_sum_norm; -1 (default): args.sequence_length
+  // the denominator of token_mean and sum, not floored; >= 0; not given: the tokens are counted, sum divides by 1
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;
+  int64_t max_length TILELOSS_DEFAULT(-1);  // L_max of seq_mean_token_sum_norm; >= 1; default -1: sequence_length
 } tileloss_policy_loss_options;
 
 // What policy_loss reports about a step, as indices into args.metrics. M: tokens in use. Means over tokens divide by M; those
@@ -354,32 +356,38 @@ enum {
   TILELOSS_TOTAL_VARIATION = 6   // sum |p - q| / 2
 };
 
+// Of the student's logits and, in the members so called, of the teacher's.
 typedef struct tileloss_distillation_options {
   size_t struct_size TILELOSS_SIZE(tileloss_distillation_options);
-  tileloss_logit_options logit TILELOSS_DEFAULT({});  // the student's
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);    // default forward_kl
-  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean: over the sum of the rows' weights
-  double beta TILELOSS_DEFAULT(0.5);                                       // of jsd and the skewed ones, in (0, 1); default 0.5
-  tileloss_scalar alpha TILELOSS_DEFAULT(0.0);  // in [0, 1]: alpha cross_entropy + (1-alpha) divergence; needs labels; default 0
-  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;      // > 0, of the cross-entropy and logp; default: temperature
-  double teacher_logit_scale TILELOSS_DEFAULT(1);            // multiplies the teacher's logits, > 0; default 1
-  double teacher_softcap TILELOSS_DEFAULT(0);                // as softcap, of the teacher; default 0: off
-  tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;    // > 0; default: the student's
-  tileloss_scalar num_items TILELOSS_NOT_GIVEN;              // mean's denominator when given, of no other reduction
-  int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);  // 1: the divergence times the temperature squared; default 0
-  int32_t reserved TILELOSS_DEFAULT(0);                      // 0
+  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // of p from q; default forward_kl
+  // of the rows' losses; mean is over the sum of their weights; default mean
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
+  double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
+  // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
+  tileloss_scalar alpha TILELOSS_DEFAULT(0);
+  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;    // of the cross-entropy and logp; > 0; not given: temperature
+  double teacher_logit_scale TILELOSS_DEFAULT(1);          // multiplies the teacher's logits; 0 is refused; >= 0; default 1
+  double teacher_softcap TILELOSS_DEFAULT(0);              // as softcap, of the teacher; 0 is off; >= 0; default 0
+  tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;  // as temperature, of the teacher; > 0; not given: the student's
+  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;
+  // 1: the divergence is multiplied by the temperature squared; default 0
+  int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
+  int32_t reserved TILELOSS_DEFAULT(0);  // 0
 } tileloss_distillation_options;
 
-// Cross-entropy with class probabilities instead of labels.
 typedef struct tileloss_soft_cross_entropy_options {
   size_t struct_size TILELOSS_SIZE(tileloss_soft_cross_entropy_options);
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  double label_smoothing TILELOSS_DEFAULT(0);    // s in [0, 1]: the probabilities become (1-s) q + s/V; default 0
-  tileloss_scalar num_items TILELOSS_NOT_GIVEN;  // mean's denominator when given, of no other reduction
-  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // default mean: over the sum of the rows' weights
-  int32_t reserved TILELOSS_DEFAULT(0);                                    // 0
+  double label_smoothing TILELOSS_DEFAULT(0);  // s: the probabilities become (1-s) q + s/V; in [0, 1]; default 0
+  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  tileloss_scalar num_items TILELOSS_NOT_GIVEN;
+  // of the rows' losses; mean is over the sum of their weights; default mean
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
+  int32_t reserved TILELOSS_DEFAULT(0);  // 0
 } tileloss_soft_cross_entropy_options;
 
 // What a teacher of which only K columns are known says of the others.
@@ -392,17 +400,20 @@ enum {
 
 typedef struct tileloss_sparse_distillation_options {
   size_t struct_size TILELOSS_SIZE(tileloss_sparse_distillation_options);
-  tileloss_logit_options logit TILELOSS_DEFAULT({});  // the student's
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  // As tileloss_distillation_options.
-  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);
+  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // of p from q; default forward_kl
+  // of the rows' losses; mean is over the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
-  double beta TILELOSS_DEFAULT(0.5);
-  tileloss_scalar alpha TILELOSS_DEFAULT(0.0);
-  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
+  double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
+  // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
+  tileloss_scalar alpha TILELOSS_DEFAULT(0);
+  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;  // of the cross-entropy and logp; > 0; not given: temperature
+  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
+  // 1: the divergence is multiplied by the temperature squared; default 0
   int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
-  tileloss_tail tail TILELOSS_DEFAULT(TILELOSS_TAIL_LUMP);  // default lump
+  tileloss_tail tail TILELOSS_DEFAULT(TILELOSS_TAIL_LUMP);  // what becomes of the columns that are not known; default lump
 } tileloss_sparse_distillation_options;
 
 static inline void tileloss_logprobs_options_init(tileloss_logprobs_options* options) {
@@ -423,6 +434,7 @@ static inline void tileloss_soft_cross_entropy_options_init(tileloss_soft_cross_
 static inline void tileloss_sparse_distillation_options_init(tileloss_sparse_distillation_options* options) {
   (void)tileloss_options_init("sparse_distillation", options, sizeof *options);
 }
+// end of generated
 
 // ------------------------------------------------------------------------------------------------------------- arguments
 
@@ -655,6 +667,7 @@ TILELOSS_API tileloss_status tileloss_plan_describe(const tileloss_plan* plan, t
 // Of each function: _backward, for losses _value_and_grad (both in one pass), and _from_row_state (the forward's outputs from
 // args.row_state alone, once the states of all vocabulary shards are merged in it).
 
+// generated: functions, by ./dev generate from src/schema/table.toml
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
 // written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C
 // over C classes.
@@ -778,6 +791,7 @@ TILELOSS_API tileloss_status tileloss_linear_policy_loss_value_and_grad(const ti
 TILELOSS_API tileloss_status tileloss_linear_policy_loss_from_row_state(const tileloss_args* args,
                                                                         const tileloss_policy_loss_options* options,
                                                                         const tileloss_plan* plan, const tileloss_run* run);
+
 // Two LM heads: args.teacher_hidden, teacher_head and teacher_bias stand for teacher_logits, so that neither side's logits exist
 // but for some rows at a time, in float32. compute_dtype is that of both sides' products; by default bfloat16 if all of hidden,
 // head, teacher_hidden and teacher_head are.
@@ -810,6 +824,7 @@ TILELOSS_API tileloss_status tileloss_linear_sparse_distillation_backward(const 
 TILELOSS_API tileloss_status
 tileloss_linear_sparse_distillation_value_and_grad(const tileloss_args* args, const tileloss_sparse_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
+// end of generated
 
 // ----------------------------------------------------------------------------------------------------------- introspection
 

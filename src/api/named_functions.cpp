@@ -1,4 +1,5 @@
-// A function of its own for every name that tileloss_call knows.
+// A function of its own for every name and pass that tileloss_call knows.
+// Written by ./dev generate from src/schema/table.toml, which is the file to edit.
 #include <tileloss/tileloss.h>
 
 extern "C" {
@@ -31,7 +32,6 @@ tileloss_status tileloss_cross_entropy_from_row_state(const tileloss_args* args,
                                                       const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("cross_entropy", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
-
 tileloss_status tileloss_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
                                      const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("policy_loss", TILELOSS_FORWARD, args, options, plan, run);
@@ -48,7 +48,6 @@ tileloss_status tileloss_policy_loss_from_row_state(const tileloss_args* args, c
                                                     const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("policy_loss", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
-
 tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                       const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("distillation", TILELOSS_FORWARD, args, options, plan, run);
@@ -61,7 +60,34 @@ tileloss_status tileloss_distillation_value_and_grad(const tileloss_args* args, 
                                                      const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
-
+tileloss_status tileloss_soft_cross_entropy(const tileloss_args* args, const tileloss_soft_cross_entropy_options* options,
+                                            const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("soft_cross_entropy", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_soft_cross_entropy_backward(const tileloss_args* args,
+                                                     const tileloss_soft_cross_entropy_options* options,
+                                                     const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("soft_cross_entropy", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_soft_cross_entropy_value_and_grad(const tileloss_args* args,
+                                                           const tileloss_soft_cross_entropy_options* options,
+                                                           const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("soft_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+tileloss_status tileloss_sparse_distillation(const tileloss_args* args, const tileloss_sparse_distillation_options* options,
+                                             const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("sparse_distillation", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_sparse_distillation_backward(const tileloss_args* args,
+                                                      const tileloss_sparse_distillation_options* options,
+                                                      const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("sparse_distillation", TILELOSS_BACKWARD, args, options, plan, run);
+}
+tileloss_status tileloss_sparse_distillation_value_and_grad(const tileloss_args* args,
+                                                            const tileloss_sparse_distillation_options* options,
+                                                            const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("sparse_distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
 tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                          const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_logprobs", TILELOSS_FORWARD, args, options, plan, run);
@@ -108,7 +134,6 @@ tileloss_status tileloss_linear_policy_loss_from_row_state(const tileloss_args* 
                                                            const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_policy_loss", TILELOSS_FROM_ROW_STATE, args, options, plan, run);
 }
-
 tileloss_status tileloss_linear_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                              const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_distillation", TILELOSS_FORWARD, args, options, plan, run);
@@ -121,35 +146,6 @@ tileloss_status tileloss_linear_distillation_value_and_grad(const tileloss_args*
                                                             const tileloss_distillation_options* options,
                                                             const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
-}
-
-tileloss_status tileloss_soft_cross_entropy(const tileloss_args* args, const tileloss_soft_cross_entropy_options* options,
-                                            const tileloss_plan* plan, const tileloss_run* run) {
-  return tileloss_call("soft_cross_entropy", TILELOSS_FORWARD, args, options, plan, run);
-}
-tileloss_status tileloss_soft_cross_entropy_backward(const tileloss_args* args,
-                                                     const tileloss_soft_cross_entropy_options* options,
-                                                     const tileloss_plan* plan, const tileloss_run* run) {
-  return tileloss_call("soft_cross_entropy", TILELOSS_BACKWARD, args, options, plan, run);
-}
-tileloss_status tileloss_soft_cross_entropy_value_and_grad(const tileloss_args* args,
-                                                           const tileloss_soft_cross_entropy_options* options,
-                                                           const tileloss_plan* plan, const tileloss_run* run) {
-  return tileloss_call("soft_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
-}
-tileloss_status tileloss_sparse_distillation(const tileloss_args* args, const tileloss_sparse_distillation_options* options,
-                                             const tileloss_plan* plan, const tileloss_run* run) {
-  return tileloss_call("sparse_distillation", TILELOSS_FORWARD, args, options, plan, run);
-}
-tileloss_status tileloss_sparse_distillation_backward(const tileloss_args* args,
-                                                      const tileloss_sparse_distillation_options* options,
-                                                      const tileloss_plan* plan, const tileloss_run* run) {
-  return tileloss_call("sparse_distillation", TILELOSS_BACKWARD, args, options, plan, run);
-}
-tileloss_status tileloss_sparse_distillation_value_and_grad(const tileloss_args* args,
-                                                            const tileloss_sparse_distillation_options* options,
-                                                            const tileloss_plan* plan, const tileloss_run* run) {
-  return tileloss_call("sparse_distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
 tileloss_status tileloss_linear_soft_cross_entropy(const tileloss_args* args, const tileloss_soft_cross_entropy_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run) {

@@ -7,6 +7,7 @@
 #define TILELOSS_LOSSES_CROSS_ENTROPY_H_
 
 #include "losses/loss.h"
+#include "schema/option_fields.h"
 
 namespace tileloss::impl {
 
@@ -58,16 +59,10 @@ class CrossEntropy {
   }
 
   static LossInfo info() {
-    static constexpr tileloss_field kFields[] = {
-        double_field("label_smoothing", offsetof(Options, label_smoothing), 0, 0, 1),
-        double_field("z_loss", offsetof(Options, z_loss), 0, 0, kUnbounded),
-        scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false),
-        choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
-    };
     return {.name = "cross_entropy",
             .is_loss = true,
             .options_size = sizeof(Options),
-            .fields = kFields,
+            .fields = kCrossEntropyFields,
             .tensors = kTokenWeights | kClassWeights | kLossGrad,
             .make = &make_stage<CrossEntropy>,
             .check = &check,

@@ -8,6 +8,7 @@
 #define TILELOSS_LOSSES_DISTILLATION_H_
 
 #include "losses/loss.h"
+#include "schema/option_fields.h"
 
 namespace tileloss::impl {
 
@@ -53,19 +54,6 @@ class DistillationOf {
   }
 
  protected:
-  static constexpr tileloss_field kDivergenceField =
-      choice_field("divergence", offsetof(Options, divergence), TILELOSS_FORWARD_KL, kDivergenceKinds,
-                   "forward_kl|reverse_kl|jsd|jeffreys|skew_forward_kl|skew_reverse_kl|total_variation");
-  static constexpr tileloss_field kReductionField =
-      choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean");
-  static constexpr tileloss_field kBetaField = double_field("beta", offsetof(Options, beta), 0.5, 0, 1);
-  static constexpr tileloss_field kAlphaField = scalar_field("alpha", offsetof(Options, alpha), 0, 0, false);
-  static constexpr tileloss_field kLabelTemperatureField =
-      scalar_field("label_temperature", offsetof(Options, label_temperature), kNotGiven, 0, true);
-  static constexpr tileloss_field kNumItemsField = scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false);
-  static constexpr tileloss_field kSquaredField =
-      choice_field("scale_by_temperature_squared", offsetof(Options, scale_by_temperature_squared), 0, 2, "false|true");
-
   static tileloss_scalar label_temperature(const void* o) { return static_cast<const Options*>(o)->label_temperature; }
   static bool is_per_row(const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }
 
@@ -107,22 +95,10 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
   using DistillationOf::DistillationOf;
 
   static LossInfo info() {
-    static constexpr tileloss_field kFields[] = {
-        kDivergenceField,
-        kReductionField,
-        kBetaField,
-        kAlphaField,
-        kLabelTemperatureField,
-        double_field("teacher_logit_scale", offsetof(Options, teacher_logit_scale), 1, 0, kUnbounded),
-        double_field("teacher_softcap", offsetof(Options, teacher_softcap), 0, 0, kUnbounded),
-        scalar_field("teacher_temperature", offsetof(Options, teacher_temperature), kNotGiven, 0, true),
-        kNumItemsField,
-        kSquaredField,
-    };
     return {.name = "distillation",
             .is_loss = true,
             .options_size = sizeof(Options),
-            .fields = kFields,
+            .fields = kDistillationFields,
             .tensors = kTokenWeights | kLossGrad | kMask,
             .make = &make_stage<Distillation>,
             .check = &check,
@@ -156,20 +132,10 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
   Tail tail() const { return static_cast<Tail>(options().tail); }
 
   static LossInfo info() {
-    static constexpr tileloss_field kFields[] = {
-        kDivergenceField,
-        kReductionField,
-        kBetaField,
-        kAlphaField,
-        kLabelTemperatureField,
-        kNumItemsField,
-        kSquaredField,
-        choice_field("tail", offsetof(Options, tail), TILELOSS_TAIL_LUMP, 3, "lump|ignore|renormalise"),
-    };
     return {.name = "sparse_distillation",
             .is_loss = true,
             .options_size = sizeof(Options),
-            .fields = kFields,
+            .fields = kSparseDistillationFields,
             .tensors = kTokenWeights | kLossGrad | kMask,
             .make = &make_stage<SparseDistillation>,
             .check = &check,

@@ -180,15 +180,15 @@ class PolicyLoss {
     return {.name = "policy_loss",
             .is_loss = true,
             .options_size = sizeof(Options),
-            .fields = policy::kFields,
+            .fields = kPolicyLossFields,
             .tensors = kLossGrad | kMask | kSequences | kPolicyLogps | kAdvantages | kStepMetrics,
             .make = &make_stage<PolicyLoss>,
             .check = &policy::check_options,
             .check_numbers = &policy::check_numbers,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->aggregation == TILELOSS_AGGREGATION_NONE; },
-            .presets = policy::kPresetNames,
+            .presets = kPolicyLossPresetNames,
             .set_preset = &policy::set_preset,
-            .metrics = policy::kMetricNames};
+            .metrics = kPolicyLossMetricNames};
   }
 
  private:

@@ -1,32 +1,14 @@
 #include "losses/registry.h"
 
 #include "losses/all_losses.h"
+#include "schema/option_fields.h"
 
 namespace tileloss::impl {
 namespace {
 
-constexpr std::size_t logit_offset(std::size_t member) { return offsetof(CommonOptions, logit) + member; }
-constexpr std::size_t linear_offset(std::size_t member) { return offsetof(CommonOptions, linear) + member; }
-
 std::vector<tileloss_field> all_fields(const LossInfo& info, bool is_linear) {
-  using Logit = tileloss_logit_options;
-  std::vector<tileloss_field> fields = {
-      double_field("logit_scale", logit_offset(offsetof(Logit, logit_scale)), 1, 0, kUnbounded),
-      double_field("softcap", logit_offset(offsetof(Logit, softcap)), 0, 0, kUnbounded),
-      scalar_field("temperature", logit_offset(offsetof(Logit, temperature)), 1, 0, true),
-      choice_field("temperature_on", logit_offset(offsetof(Logit, temperature_on)), 0, 2, "logits|logprob"),
-      int64_field("valid_vocab", logit_offset(offsetof(Logit, valid_vocab)), -1, 1, true),
-      int64_field("ignore_index", logit_offset(offsetof(Logit, ignore_index)), -100, -0x1p62, false),
-      int64_field("vocab_start", logit_offset(offsetof(Logit, vocab_start)), 0, 0, false),
-      int64_field("vocab_total", logit_offset(offsetof(Logit, vocab_total)), -1, 1, true),
-  };
-  fields.front().exclusive_minimum = 1;
-  if (is_linear) {
-    using Linear = tileloss_linear_options;
-    fields.push_back(
-        choice_field("compute_dtype", linear_offset(offsetof(Linear, compute_dtype)), 0, 3, "auto|float32|bfloat16"));
-    fields.push_back(choice_field("accumulate", linear_offset(offsetof(Linear, accumulate)), 0, 2, "false|true"));
-  }
+  std::vector<tileloss_field> fields(std::begin(kLogitFields), std::end(kLogitFields));
+  if (is_linear) fields.insert(fields.end(), std::begin(kLinearFields), std::end(kLinearFields));
   fields.insert(fields.end(), info.fields.begin(), info.fields.end());
   return fields;
 }

@@ -7,6 +7,7 @@
 #define TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
 
 #include "losses/loss.h"
+#include "schema/option_fields.h"
 
 namespace tileloss::impl {
 
@@ -39,15 +40,10 @@ class SoftCrossEntropy {
   }
 
   static LossInfo info() {
-    static constexpr tileloss_field kFields[] = {
-        double_field("label_smoothing", offsetof(Options, label_smoothing), 0, 0, 1),
-        scalar_field("num_items", offsetof(Options, num_items), kNotGiven, 0, false),
-        choice_field("reduction", offsetof(Options, reduction), TILELOSS_REDUCTION_MEAN, 3, "none|sum|mean"),
-    };
     return {.name = "soft_cross_entropy",
             .is_loss = true,
             .options_size = sizeof(Options),
-            .fields = kFields,
+            .fields = kSoftCrossEntropyFields,
             .tensors = kTokenWeights | kClassWeights | kLossGrad | kMask,
             .make = &make_stage<SoftCrossEntropy>,
             .check = &check,

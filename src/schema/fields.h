@@ -1,5 +1,5 @@
-// The fields of options structs: what validation, the plan's fingerprint, introspection and every front end know of an option. A
-// loss lists its own beside its formula; registry.cpp puts those that all losses have in front.
+// The fields of options structs: what validation, the plan's fingerprint, introspection and every front end know of an option.
+// The library's own are in option_fields.h; registry.cpp puts those that all losses have in front.
 #ifndef TILELOSS_SCHEMA_FIELDS_H_
 #define TILELOSS_SCHEMA_FIELDS_H_
 
@@ -31,22 +31,9 @@ inline constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
 // The arithmetic is float32's: no number may leave its range, nor what has to be above 0 its normal numbers.
 inline constexpr double kUnbounded = std::numeric_limits<float>::max();
 
-// The field of an option whose backward may need these arrays of the row state.
-constexpr tileloss_field needing(std::uint32_t state_arrays, tileloss_field field) {
-  field.state_arrays = state_arrays;
-  return field;
-}
+// For losses that live outside the library.
 constexpr tileloss_field double_field(const char* name, std::size_t offset, double value, double minimum, double maximum) {
   return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr};
-}
-constexpr tileloss_field optional_field(const char* name, std::size_t offset, double minimum, bool exclusive) {
-  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, kNotGiven, minimum, kUnbounded, exclusive ? 1 : 0, 1, nullptr};
-}
-constexpr tileloss_field int64_field(const char* name, std::size_t offset, double value, double minimum, bool has_absent) {
-  return {name, TILELOSS_FIELD_INT64, 0, offset, value, minimum, 0x1p62, 0, has_absent ? 1 : 0, nullptr};
-}
-constexpr tileloss_field scalar_field(const char* name, std::size_t offset, double value, double minimum, bool exclusive) {
-  return {name, TILELOSS_FIELD_SCALAR, 0, offset, value, minimum, kUnbounded, exclusive ? 1 : 0, value != value ? 1 : 0, nullptr};
 }
 constexpr tileloss_field choice_field(const char* name, std::size_t offset, int value, int count, const char* choices) {
   return {name, TILELOSS_FIELD_CHOICE, 0, offset, static_cast<double>(value), 0, count - 1.0, 0, 0, choices};

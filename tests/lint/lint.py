@@ -71,9 +71,10 @@ BELOW = {
 # JAX's row stage, the same maths once more. Anything else goes over the tables.
 RECIPES = {
     "kl_clamp": (
-        {"include/tileloss/tileloss.h", "src/losses/policy/options.h", "src/losses/policy/kl.h"},
+        {"src/schema/table.toml", "src/losses/policy/kl.h"},
         {"src/reference/policy.h", "src/reference/policy.cpp", "src/support/policy_inputs.cpp"},
         {"frontends/python/tileloss/jax/_rows/policy/kl.py"},
+        {"include/tileloss/tileloss.h", "src/schema/option_fields.h"},  # generated
     ),
     "mean_logit": (
         {
@@ -221,7 +222,7 @@ def lint_recipes(root):
         files = {
             str(path.relative_to(root))
             for path in code_files(
-                root / "src", root / "include", root / "frontends", suffixes=CODE | {".py"}
+                root / "src", root / "include", root / "frontends", suffixes=CODE | {".py", ".toml"}
             )
             if word.search(path.read_text())
         }

@@ -458,7 +458,7 @@ TEST(PolicyMetrics, NothingInUseGivesZeroAndNan) {
 // The table of names, the enumeration of the header and the number of metrics are three lists of one thing.
 TEST(PolicyMetrics, NamesAreInTheOrderOfTheEnumeration) {
   std::vector<std::string> names(1);
-  for (const char* at = impl::policy::kMetricNames; *at != '\0'; ++at) {
+  for (const char* at = impl::kPolicyLossMetricNames; *at != '\0'; ++at) {
     if (*at == '|') {
       names.emplace_back();
     } else {

@@ -34,6 +34,9 @@ def test_each_lint_finds_what_is_planted(tmp_path: Path) -> None:
     package = tmp_path / "frontends" / "python" / "tileloss"
     package.mkdir(parents=True)
     (package / "planted.py").write_text("import os\n\ndef f(x):\n    return x\n")
+    schema = tmp_path / "src" / "schema"
+    schema.mkdir(parents=True)
+    (schema / "clean.py").touch()
     assert "F401" in findings("ruff", "check", cwd=tmp_path)
     assert "planted.py" in findings("ruff", "format", "--check", cwd=tmp_path)
     assert "no-untyped-def" in findings("mypy", cwd=tmp_path)

@@ -9,10 +9,6 @@
 
 namespace tileloss::impl::policy {
 
-inline constexpr const char* kMetricNames =
-    "kl|entropy|clip_low_fraction|clip_high_fraction|clip_fraction|cispo_clip_fraction|ratio_mean|sampler_ratio_mean|"
-    "sampler_ratio_min|sampler_ratio_max|phi_mean|dropped_sequences|tokens";
-
 // A mean over the tokens, and one over the sequences of each one's token mean, `empty` standing for a sequence without tokens.
 class Mean {
  public:

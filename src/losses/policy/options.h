@@ -1,72 +1,18 @@
-// The options of policy_loss by name, and what they must agree on.
+// What the options of policy_loss must agree on, and its presets.
 #ifndef TILELOSS_LOSSES_POLICY_OPTIONS_H_
 #define TILELOSS_LOSSES_POLICY_OPTIONS_H_
 
 #include "losses/policy/kinds.h"
+#include "schema/option_fields.h"
 
 namespace tileloss::impl::policy {
 
 using Options = tileloss_policy_loss_options;
 
-constexpr tileloss_field optional_scalar(const char* name, std::size_t offset, double minimum, bool exclusive) {
-  return scalar_field(name, offset, kNotGiven, minimum, exclusive);
-}
-constexpr tileloss_field level_field(const char* name, std::size_t offset, int value) {
-  return choice_field(name, offset, value, 2, "token|sequence");
-}
-constexpr tileloss_field above(tileloss_field field, double minimum) {
-  field.minimum = minimum;
-  field.exclusive_minimum = 1;
-  return field;
-}
-constexpr tileloss_field at_most(tileloss_field field, double maximum) {
-  field.maximum = maximum;
-  return field;
-}
-
-inline constexpr tileloss_field kFields[] = {
-    choice_field("kind", offsetof(Options, kind), TILELOSS_POLICY_CLIP, 5, kKindNames),
-    level_field("ratio_level", offsetof(Options, ratio_level), TILELOSS_LEVEL_TOKEN),
-    choice_field("aggregation", offsetof(Options, aggregation), TILELOSS_SEQ_MEAN_TOKEN_MEAN, 6,
-                 "seq_mean_token_mean|token_mean|seq_mean_token_sum_norm|seq_mean_token_sum|sum|none"),
-    level_field("advantage_level", offsetof(Options, advantage_level), TILELOSS_LEVEL_SEQUENCE),
-    choice_field("cispo_cap", offsetof(Options, cispo_cap), TILELOSS_CISPO_CAP_RAW, 2, "raw|one_plus"),
-    scalar_field("epsilon_low", offsetof(Options, epsilon_low), kDefaultEpsilon, 0, false),
-    optional_scalar("epsilon_high", offsetof(Options, epsilon_high), 0, false),
-    optional_scalar("delta", offsetof(Options, delta), 0, true),
-    optional_scalar("dual_clip", offsetof(Options, dual_clip), 1, true),
-    optional_scalar("cap_low", offsetof(Options, cap_low), 0, false),
-    above(double_field("tau_pos", offsetof(Options, tau_pos), 1, 0, kUnbounded), 0),
-    above(double_field("tau_neg", offsetof(Options, tau_neg), 1.05, 0, kUnbounded), 0),
-    double_field("vespo_k_pos", offsetof(Options, vespo_k_pos), 2, 0, kUnbounded),
-    double_field("vespo_lambda_pos", offsetof(Options, vespo_lambda_pos), 3, 0, kUnbounded),
-    double_field("vespo_k_neg", offsetof(Options, vespo_k_neg), 3, 0, kUnbounded),
-    double_field("vespo_lambda_neg", offsetof(Options, vespo_lambda_neg), 2, 0, kUnbounded),
-    optional_field("log_ratio_clamp", offsetof(Options, log_ratio_clamp), 0, true),
-    choice_field("sampler_correction", offsetof(Options, sampler_correction), TILELOSS_SAMPLER_OFF, 3, "off|truncate|mask"),
-    level_field("sampler_level", offsetof(Options, sampler_level), TILELOSS_LEVEL_TOKEN),
-    optional_field("sampler_min", offsetof(Options, sampler_min), 0, false),
-    optional_field("sampler_max", offsetof(Options, sampler_max), 0, false),
-    optional_field("off_policy_threshold", offsetof(Options, off_policy_threshold), -kUnbounded, false),
-    needing(TILELOSS_STATE_ENTROPY_SUM,
-            at_most(optional_field("entropy_quantile", offsetof(Options, entropy_quantile), 0, true), 1)),
-    needing(TILELOSS_STATE_ENTROPY_SUM,
-            optional_scalar("entropy_threshold", offsetof(Options, entropy_threshold), -kUnbounded, false)),
-    scalar_field("beta", offsetof(Options, beta), 0, 0, false),
-    choice_field("kl_estimator", offsetof(Options, kl_estimator), TILELOSS_KL_K3, 3, "k1|k2|k3"),
-    choice_field("kl_importance", offsetof(Options, kl_importance), 0, 2, "false|true"),
-    optional_field("kl_log_ratio_clamp", offsetof(Options, kl_log_ratio_clamp), 0, true),
-    optional_field("kl_clamp", offsetof(Options, kl_clamp), 0, true),
-    needing(TILELOSS_STATE_ENTROPY_SUM, scalar_field("entropy_coef", offsetof(Options, entropy_coef), 0, -kUnbounded, false)),
-    choice_field("entropy_reduction", offsetof(Options, entropy_reduction), TILELOSS_ENTROPY_TOKEN_MEAN, 2, "token_mean|as_loss"),
-    optional_scalar("num_items", offsetof(Options, num_items), 0, false),
-    int64_field("max_length", offsetof(Options, max_length), -1, 1, true),
-};
-
 inline void set_preset(std::string_view name, void* options) {
   Options& o = *static_cast<Options*>(options);
-  for (const Preset& preset : kPresets) {
-    if (preset.name != name) continue;
+  for (const PolicyLossPreset& preset : kPolicyLossPresets) {
+    if (name != preset.name) continue;
     o.kind = preset.kind;
     o.ratio_level = preset.ratio_level;
     o.aggregation = preset.aggregation;

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Writes what repeats src/schema/table.toml: `./dev generate`, or with --check says which files are stale.
+
+A file is either made whole, or has regions between lines that hold "generated: NAME" and "end of generated": what stands there is
+what the function of that name in REGIONS returns.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import write_c
+from option_table import TABLE, Table, TableError, read
+
+ROOT = TABLE.parents[2]
+_REGION = re.compile(
+    r"(?ms)^([^\n]*\bgenerated: ([\w. ]+)[^\n]*\n)(.*?)(?=^[^\n]*\bend of generated\b)"
+)
+
+WHOLE: dict[str, Callable[[Table], str]] = {
+    "src/schema/option_fields.h": write_c.fields_header,
+    "src/api/named_functions.cpp": write_c.named_functions,
+}
+WITH_REGIONS = ("include/tileloss/tileloss.h",)
+REGIONS: dict[str, Callable[[Table], str]] = {
+    "options": write_c.header_options,
+    "functions": write_c.header_functions,
+}
+
+
+def with_regions(path: str, text: str, table: Table) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        name = match[2].strip()
+        if name not in REGIONS:
+            raise TableError(f"{path}: no region {name!r}, there are {', '.join(REGIONS)}")
+        return match[1] + REGIONS[name](table)
+
+    new, count = _REGION.subn(replaced, text)
+    if count != text.count("generated: ") or count == 0:
+        raise TableError(f'{path}: a region without "end of generated", or none at all')
+    return new
+
+
+def outputs(table: Table, root: Path) -> dict[Path, str]:
+    """What the files should hold."""
+    found = {root / path: make(table) for path, make in WHOLE.items()}
+    for path in WITH_REGIONS:
+        found[root / path] = with_regions(path, (root / path).read_text(), table)
+    return found
+
+
+def main(arguments: Sequence[str], root: Path = ROOT) -> int:
+    if arguments not in ([], ["--check"]):
+        sys.exit(__doc__)
+    try:
+        wanted = outputs(read(TABLE.read_text()), root)
+    except TableError as error:
+        sys.exit(f"generate: {error}")
+    stale = {
+        path: text
+        for path, text in wanted.items()
+        if not path.is_file() or path.read_text() != text
+    }
+    for path, text in stale.items():
+        name = str(path.relative_to(root))
+        if arguments:
+            before = path.read_text().splitlines() if path.is_file() else []
+            changes = difflib.unified_diff(
+                before, text.splitlines(), name, "generated", lineterm="", n=0
+            )
+            print(f"{name}: stale, run ./dev generate", *list(changes)[:12], sep="\n")
+        else:
+            path.write_text(text)
+            print(f"generate: {name}")
+    return 1 if arguments and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""The generator of src/schema: what is checked in is what it writes, and a wrong table is refused by the entry's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import generate
+import write_c
+from option_table import TABLE, TableError, read
+
+TEXT = TABLE.read_text()
+Z_LOSS = (
+    'z_loss = { type = "double", default = 0, range = ">= 0", doc = "zeta: adds zeta * lse^2" }'
+)
+OPTIONS = "function.cross_entropy.options"
+
+
+def test_generating_again_changes_nothing() -> None:
+    for path, text in generate.outputs(read(TEXT), generate.ROOT).items():
+        assert path.read_text() == text, f"{path}: run ./dev generate"
+
+
+def test_what_is_stale_is_named_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, text in generate.outputs(read(TEXT), generate.ROOT).items():
+        copy = tmp_path / path.relative_to(generate.ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+    assert generate.main(["--check"], tmp_path) == 0
+    header = tmp_path / "include" / "tileloss" / "tileloss.h"
+    right = header.read_text()
+    header.write_text(right.replace("double z_loss", "float z_loss"))
+    assert generate.main(["--check"], tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "include/tileloss/tileloss.h: stale" in printed and "-  float z_loss" in printed
+    assert generate.main([], tmp_path) == 0
+    assert header.read_text() == right
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("z_loss = {", "z_loss = ", r"table\.toml: .*line \d+"),
+        ('z_loss = { type = "double"', 'z_loss = { type = "real"', rf"{OPTIONS}\.z_loss: type: .*got 'real'"),
+        ('z_loss = { type', 'z_loss = { typ', rf"{OPTIONS}\.z_loss: type is missing"),
+        (Z_LOSS, Z_LOSS.replace("doc", "docs"), rf"{OPTIONS}\.z_loss: expected keys among .*, got docs"),
+        (Z_LOSS, Z_LOSS.replace("zeta: adds zeta * lse^2", ""), rf"{OPTIONS}\.z_loss: doc: .*got none"),
+        (Z_LOSS, Z_LOSS.replace(">= 0", "0.."), rf"{OPTIONS}\.z_loss: range: .*got '0\.\.'"),
+        (Z_LOSS, Z_LOSS.replace("default = 0", 'default = "0"'), rf"{OPTIONS}\.z_loss: default: .*got '0'"),
+        (Z_LOSS, Z_LOSS.replace("default = 0, ", ""), rf"{OPTIONS}\.z_loss: default: .*got None"),
+        (Z_LOSS, Z_LOSS.replace("doc", 'absent = "off", doc'), rf"{OPTIONS}\.z_loss: absent: .*got 'off'"),
+        (Z_LOSS, Z_LOSS.replace("doc", 'needs = ["z"], doc'), rf"{OPTIONS}\.z_loss: needs: .*got z"),
+        ('"reduction", default = "mean"', '"reduction", default = "median"', r"default: .*got 'median'"),
+        ('accumulate = { type = "flag", default = false', 'accumulate = { type = "flag", default = 0', r"accumulate: default"),
+        ('gspo = { kind = "clip"', 'gspo = { kind = "clop"', r"presets\.gspo\.kind: expected clip, .*got 'clop'"),
+        ('label_smoothing = { type', 'lse = { like = "logprobs" }\nlabel_smoothing = { type', rf"{OPTIONS}\.lse: like"),
+        ('prefix = "TAIL_"', "", r"enum\.tail: prefix is missing"),
+        ('["lump", ', '["lump", 1, ', r"enum\.tail: expected \[name"),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_is_named(old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    with pytest.raises(TableError, match=message):
+        read(TEXT.replace(old, new, 1))
+
+
+def test_a_region_that_nothing_fills_is_named() -> None:
+    table = read(TEXT)
+    with pytest.raises(TableError, match="file: no region 'nothing', there are options"):
+        generate.with_regions("file", "// generated: nothing\n// end of generated\n", table)
+    with pytest.raises(TableError, match='file: a region without "end of generated"'):
+        generate.with_regions("file", "// generated: options\n", table)
+
+
+def test_comments_stand_as_clang_format_has_them() -> None:
+    widest = "x" * (write_c.WIDTH - len("  int a;  // "))
+    rows = [("  int a;", "one"), ("  int bcd;", "two"), ("  int e;", ""), ("  int f;", widest)]
+    assert write_c.aligned([*rows, ("  int g;", f"{widest} more")]) == (
+        "  int a;    // one\n  int bcd;  // two\n  int e;\n"
+        f"  int f;  // {widest}\n  // {widest} more\n  int g;\n"
+    )
