@@ -225,7 +225,7 @@ typedef struct tileloss_cross_entropy_options {
   size_t struct_size TILELOSS_SIZE(tileloss_cross_entropy_options);
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  double label_smoothing TILELOSS_DEFAULT(0);  // s; in [0, 1]; default 0
+  double label_smoothing TILELOSS_DEFAULT(0);  // s, spread over all classes; in [0, 1]; default 0
   double z_loss TILELOSS_DEFAULT(0);           // zeta: adds zeta * lse^2; >= 0; default 0
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
@@ -297,9 +297,9 @@ typedef struct tileloss_policy_loss_options {
   double vespo_k_neg TILELOSS_DEFAULT(3);        // vespo: k where A < 0; >= 0; default 3
   double vespo_lambda_neg TILELOSS_DEFAULT(2);   // vespo: lambda there, floored at 1e-4; >= 0; default 2
   double log_ratio_clamp TILELOSS_NOT_GIVEN;     // clamps log rho of each token to [-x, x]; > 0; not given: off
-  // of the ratio r = exp(old_logp - sampler_logp); default off
+  // factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0 outside; default off
   tileloss_sampler_correction sampler_correction TILELOSS_DEFAULT(TILELOSS_SAMPLER_OFF);
-  // of whose ratio: each token's or its sequence's; default token
+  // of whose r: each token's or its sequence's; default token
   tileloss_level sampler_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);
   double sampler_min TILELOSS_NOT_GIVEN;  // lower bound of r, inclusive; >= 0; not given: none
   double sampler_max TILELOSS_NOT_GIVEN;  // upper bound of r, inclusive; >= 0; not given: none
@@ -367,13 +367,14 @@ typedef struct tileloss_distillation_options {
   double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
   // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
   tileloss_scalar alpha TILELOSS_DEFAULT(0);
-  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;    // of the cross-entropy and logp; > 0; not given: temperature
+  // of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; not given: temperature
+  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
   double teacher_logit_scale TILELOSS_DEFAULT(1);          // multiplies the teacher's logits; 0 is refused; >= 0; default 1
   double teacher_softcap TILELOSS_DEFAULT(0);              // as softcap, of the teacher; 0 is off; >= 0; default 0
   tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;  // as temperature, of the teacher; > 0; not given: the student's
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
-  // 1: the divergence is multiplied by the temperature squared; default 0
+  // 1: the divergence is multiplied by the temperature squared, as some recipes do; default 0
   int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
   int32_t reserved TILELOSS_DEFAULT(0);  // 0
 } tileloss_distillation_options;
@@ -408,10 +409,11 @@ typedef struct tileloss_sparse_distillation_options {
   double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
   // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
   tileloss_scalar alpha TILELOSS_DEFAULT(0);
-  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;  // of the cross-entropy and logp; > 0; not given: temperature
+  // of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; not given: temperature
+  tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
-  // 1: the divergence is multiplied by the temperature squared; default 0
+  // 1: the divergence is multiplied by the temperature squared, as some recipes do; default 0
   int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
   tileloss_tail tail TILELOSS_DEFAULT(TILELOSS_TAIL_LUMP);  // what becomes of the columns that are not known; default lump
 } tileloss_sparse_distillation_options;

@@ -18,17 +18,24 @@ from option_table import TABLE, Table, TableError, read
 
 ROOT = TABLE.parents[2]
 _REGION = re.compile(
-    r"(?ms)^([^\n]*\bgenerated: ([\w. ]+)[^\n]*\n)(.*?)(?=^[^\n]*\bend of generated\b)"
+    r"(?ms)^([^\n]*\bgenerated: ([\w+ ]+)[^\n]*\n)(.*?)(?=^[^\n]*\bend of generated\b)"
 )
 
 WHOLE: dict[str, Callable[[Table], str]] = {
     "src/schema/option_fields.h": write_c.fields_header,
     "src/api/named_functions.cpp": write_c.named_functions,
 }
-WITH_REGIONS = ("include/tileloss/tileloss.h",)
+WITH_REGIONS = (
+    "include/tileloss/tileloss.h",
+    "include/tileloss/tileloss.hpp",
+    "include/tileloss/arguments.hpp",
+)
 REGIONS: dict[str, Callable[[Table], str]] = {
     "options": write_c.header_options,
     "functions": write_c.header_functions,
+    "options in C++": write_c.cpp_options,
+    "arguments in C++": write_c.cpp_arguments,
+    "functions in C++": write_c.cpp_functions,
 }
 
 

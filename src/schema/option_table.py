@@ -53,6 +53,7 @@ class Option:
     range: Range
     needs: tuple[str, ...]
     doc: str
+    in_python: str  # what a default of None stands for there
     count: int  # of reserved numbers; 0: one of 32 bits
     enum: Enum | None
 
@@ -93,10 +94,21 @@ class Struct:
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """A member of a function's arguments in C++."""
+
+    name: str
+    type: str
+    doc: str
+
+
+@dataclass(frozen=True)
 class Function:
     name: str
     is_loss: bool
     has_row_state: bool
+    needs_labels: bool
+    tensors: tuple[Tensor, ...]
     doc: str
     linear_doc: str
     struct: Struct
@@ -128,15 +140,19 @@ def read(text: str) -> Table:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TableError(f"table.toml: {error}") from None
-    _check_keys("table.toml", raw, ("enum", "shared", "function"), optional=())
-    _check_keys("shared", raw["shared"], ("logit", "linear"), optional=())
+    _check_keys("table.toml", raw, ("enum", "shared", "tensor", "function"), optional=())
+    _check_keys("shared", raw["shared"], ("tensors", "logit", "linear"), optional=())
     enums = {name: _enum(name, entry) for name, entry in raw["enum"].items()}
     structs = dict[str, Struct]()
-    for place, entries in (("shared", raw["shared"]), ("function", raw["function"])):
+    shared = {name: raw["shared"][name] for name in ("logit", "linear")}
+    for place, entries in (("shared", shared), ("function", raw["function"])):
         for name, entry in entries.items():
             structs[name] = _struct(f"{place}.{name}", name, entry, enums, structs)
+    tensors = {name: _tensor(name, entry) for name, entry in raw["tensor"].items()}
+    last = _tensors("shared", raw["shared"]["tensors"], tensors)
     functions = tuple(
-        _function(name, entry, structs[name]) for name, entry in raw["function"].items()
+        _function(name, entry, structs[name], tensors, last)
+        for name, entry in raw["function"].items()
     )
     return Table(enums, structs["logit"], structs["linear"], functions)
 
@@ -197,7 +213,7 @@ def _like(place: str, name: str, other: Struct | None) -> Option:
 
 
 def _option(place: str, name: str, given: Mapping[str, Any], enums: Mapping[str, Enum]) -> Option:
-    optional = ("default", "absent", "range", "needs", "doc", "count")
+    optional = ("default", "absent", "range", "needs", "doc", "in_python", "count")
     _check_keys(place, given, ("type",), optional)
     kind, default, absent = given["type"], given.get("default"), given.get("absent", "")
     enum = enums.get(kind)
@@ -228,9 +244,18 @@ def _option(place: str, name: str, given: Mapping[str, Any], enums: Mapping[str,
         raise TableError(
             f"{place}: needs: expected {', '.join(STATE_ARRAYS)}, got {', '.join(unknown)}"
         )
-    interval = _range(place, given["range"]) if "range" in given else Range()
-    count = given.get("count", 0)
-    return Option(name, kind, default, absent, interval, needs, given.get("doc", ""), count, enum)
+    return Option(
+        name=name,
+        type=kind,
+        default=default,
+        absent=absent,
+        range=_range(place, given["range"]) if "range" in given else Range(),
+        needs=needs,
+        doc=given.get("doc", ""),
+        in_python=given.get("in_python", f"{default}"),
+        count=given.get("count", 0),
+        enum=enum,
+    )
 
 
 def _range(place: str, text: str) -> Range:
@@ -245,10 +270,27 @@ def _range(place: str, text: str) -> Range:
     return Range(f"in {text}", float(low), float(high), bracket == "(")
 
 
-def _function(name: str, entry: Mapping[str, Any], struct: Struct) -> Function:
+def _tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
+    _check_keys(f"tensor.{name}", entry, ("type", "doc"), optional=())
+    return Tensor(name, entry["type"], entry["doc"])
+
+
+def _tensors(place: str, names: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    if unknown := [name for name in names if name not in known]:
+        raise TableError(f"{place}.tensors: expected names in [tensor], got {', '.join(unknown)}")
+    return tuple(known[name] for name in names)
+
+
+def _function(
+    name: str,
+    entry: Mapping[str, Any],
+    struct: Struct,
+    tensors: Mapping[str, Tensor],
+    last: tuple[Tensor, ...],
+) -> Function:
     place = f"function.{name}"
     optional = ("linear_doc", "options_doc", "options", "presets", "metrics")
-    _check_keys(place, entry, ("is_loss", "row_state", "doc"), optional)
+    _check_keys(place, entry, ("is_loss", "row_state", "needs_labels", "tensors", "doc"), optional)
     presets, choices = entry.get("presets", {}), {o.name: o.choices for o in struct.options}
     for preset, values in presets.items():
         for option, value in values.items():
@@ -261,6 +303,8 @@ def _function(name: str, entry: Mapping[str, Any], struct: Struct) -> Function:
         name,
         entry["is_loss"],
         entry["row_state"],
+        entry["needs_labels"],
+        (*_tensors(place, entry["tensors"], tensors), *last),
         entry["doc"],
         entry.get("linear_doc", ""),
         struct,

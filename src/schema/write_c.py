@@ -202,6 +202,64 @@ chooses. With options.linear.compute_dtype bfloat16 the products see hidden, hea
 and sum in float32 (on AVX-512 with BF16, subnormal operands and sums count as 0). A label's own gradient is exact to float32
 before that rounding."""
 
+# ---------------------------------------------------------------------------------------- tileloss.hpp, arguments.hpp
+
+
+def camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def cpp_options(table: Table) -> str:
+    names = [struct.name for struct in table.structs]
+    return "".join(f"using {camel(name)}Options = tileloss_{name}_options;\n" for name in names)
+
+
+def cpp_arguments(table: Table) -> str:
+    return "\n".join(map(cpp_struct, table.functions))
+
+
+def cpp_struct(function: Function) -> str:
+    members, copies = list[tuple[str, str]](), ""
+    for tensor in function.tensors:
+        is_view = "View" in tensor.type or "Vector" in tensor.type
+        absent = (
+            " = nullptr"
+            if tensor.type.endswith("*")
+            else " = 0"
+            if "int64_t" in tensor.type and not is_view
+            else " = {}"
+        )
+        if tensor.name == "labels" and function.needs_labels:
+            absent = ""
+        members.append((f"  {tensor.type} {tensor.name}{absent};", tensor.doc))
+        copies += f"    args.{tensor.name} = {tensor.name}{'.c()' if is_view else ''};\n"
+    return f"""struct {camel(function.name)}Args {{
+  using Options = {camel(function.name)}Options;
+  static constexpr const char* kFunction = "{function.name}";
+  static constexpr const char* kLinearFunction = "linear_{function.name}";
+
+{aligned(members)}
+  [[nodiscard]] tileloss_args c() const noexcept {{
+    tileloss_args args;
+    tileloss_args_init(&args);
+{copies}    return args;
+  }}
+}};
+"""
+
+
+def cpp_functions(table: Table) -> str:
+    text = ""
+    for function, _, name, which in c_functions(table):
+        is_linear = name.startswith("linear_")
+        if which == "forward":
+            text += "\n" * bool(text) + comment("" if is_linear else function.doc)
+        kind = "LinearFunction" if is_linear else "Function"
+        suffix = "" if which == "forward" else f"_{which}"
+        text += f"inline constexpr detail::{kind}<{camel(function.name)}Args, Pass::k{camel(which)}> {name}{suffix}{{}};\n"
+    return text
+
+
 # -------------------------------------------------------------------------------------------------------- the library
 
 
@@ -229,7 +287,7 @@ def field(struct: Struct, option: Option, path: str, owner: str) -> str:
 
 def fields_header(table: Table) -> str:
     def fields(struct: Struct, path: str, owner: str) -> str:
-        name = "".join(word.capitalize() for word in struct.name.split("_"))
+        name = camel(struct.name)
         rows = "".join(field(struct, option, path, owner) for option in struct.named)
         return f"inline constexpr tileloss_field k{name}Fields[] = {{\n{rows}}};\n" if rows else ""
 
@@ -237,7 +295,7 @@ def fields_header(table: Table) -> str:
     parts = [fields(table.logit, "logit.", common), fields(table.linear, "linear.", common)]
     for function in table.functions:
         parts.append(fields(function.struct, "", f"tileloss_{function.name}_options"))
-        name = "".join(word.capitalize() for word in function.name.split("_"))
+        name = camel(function.name)
         if function.metrics:
             names = "|".join(metric.name for metric in function.metrics)
             parts.append(f'inline constexpr const char* k{name}MetricNames = "{names}";\n')

@@ -57,6 +57,8 @@ def test_what_is_stale_is_named_and_written(
         ('accumulate = { type = "flag", default = false', 'accumulate = { type = "flag", default = 0', r"accumulate: default"),
         ('gspo = { kind = "clip"', 'gspo = { kind = "clop"', r"presets\.gspo\.kind: expected clip, .*got 'clop'"),
         ('label_smoothing = { type', 'lse = { like = "logprobs" }\nlabel_smoothing = { type', rf"{OPTIONS}\.lse: like"),
+        ('"lse_grad", ', '"lse_grade", ', r"function\.logprobs\.tensors: expected names in \[tensor\], got lse_grade"),
+        ('lse_grad = { type', 'lse_grad = { typ', r"tensor\.lse_grad: type is missing"),
         ('prefix = "TAIL_"', "", r"enum\.tail: prefix is missing"),
         ('["lump", ', '["lump", 1, ', r"enum\.tail: expected \[name"),
     ],
