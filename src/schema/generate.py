@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes what repeats src/schema/table.toml: `./dev generate`, or with --check says which files are stale.
 
-A file is either made whole, or has regions between lines that hold "generated: NAME" and "end of generated": what stands there is
-what the function of that name in REGIONS returns.
+A file is either made whole, or has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in
+REGIONS, or "table of FUNCTION", of its options.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import write_c
+import write_docs
 from option_table import TABLE, Table, TableError, read
 
 ROOT = TABLE.parents[2]
 _REGION = re.compile(
-    r"(?ms)^([^\n]*\bgenerated: ([\w+ ]+)[^\n]*\n)(.*?)(?=^[^\n]*\bend of generated\b)"
+    r"(?ms)^(?P<head> *[^\n]{1,4} generated: (?P<what>[\w+, ]+?)(?:, by [^\n]*| -->)?\n).*?"
+    r"(?=^ *[^\n]{1,4} end of generated\b)"
 )
 
 WHOLE: dict[str, Callable[[Table], str]] = {
@@ -29,6 +31,7 @@ WITH_REGIONS = (
     "include/tileloss/tileloss.h",
     "include/tileloss/tileloss.hpp",
     "include/tileloss/arguments.hpp",
+    "docs/users/losses.md",
 )
 REGIONS: dict[str, Callable[[Table], str]] = {
     "options": write_c.header_options,
@@ -39,15 +42,24 @@ REGIONS: dict[str, Callable[[Table], str]] = {
 }
 
 
+def region(what: str, table: Table) -> str:
+    if what in REGIONS:
+        return REGIONS[what](table)
+    for struct in table.structs:
+        if what == f"table of {struct.name}":
+            return write_docs.option_table(struct)
+    raise TableError(f"no region {what!r}, there are {', '.join([*REGIONS, 'table of FUNCTION'])}")
+
+
 def with_regions(path: str, text: str, table: Table) -> str:
     def replaced(match: re.Match[str]) -> str:
-        name = match[2].strip()
-        if name not in REGIONS:
-            raise TableError(f"{path}: no region {name!r}, there are {', '.join(REGIONS)}")
-        return match[1] + REGIONS[name](table)
+        try:
+            return match["head"] + region(match["what"], table)
+        except TableError as error:
+            raise TableError(f"{path}: {error}") from None
 
     new, count = _REGION.subn(replaced, text)
-    if count != text.count("generated: ") or count == 0:
+    if count != text.count(" generated: ") or count == 0:
         raise TableError(f'{path}: a region without "end of generated", or none at all')
     return new
 
