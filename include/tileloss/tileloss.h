@@ -714,13 +714,11 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. A backward without a
-// forward's value makes the row's sums again.
-//
-// Shards of the vocabulary take three steps. logprobs gives each shard's states, of the student, the teacher and, where it has a
-// temperature of its own, the label; the caller merges them. A forward with those as row_state and pair_state, and nothing else
-// asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and outputs, and each shard's
-// backward its gradient.
+// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. A backward without a forward's value makes
+// the row's sums again. Shards of the vocabulary take three steps. logprobs gives each shard's states, of the student, the
+// teacher and, where it has a temperature of its own, the label; the caller merges them. A forward with those as row_state and
+// pair_state, and nothing else asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and
+// outputs, and each shard's backward its gradient.
 TILELOSS_API tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_distillation_backward(const tileloss_args* args,

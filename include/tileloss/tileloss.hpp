@@ -297,8 +297,11 @@ inline constexpr detail::Function<PolicyLossArgs, Pass::kFromRowState> policy_lo
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. There is no row state: a backward without a
-// forward's value makes the row's sums again.
+// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. A backward without a forward's value makes
+// the row's sums again. Shards of the vocabulary take three steps. logprobs gives each shard's states, of the student, the
+// teacher and, where it has a temperature of its own, the label; the caller merges them. A forward with those as row_state and
+// pair_state, and nothing else asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and
+// outputs, and each shard's backward its gradient.
 inline constexpr detail::Function<DistillationArgs, Pass::kForward> distillation{};
 inline constexpr detail::Function<DistillationArgs, Pass::kBackward> distillation_backward{};
 inline constexpr detail::Function<DistillationArgs, Pass::kValueAndGrad> distillation_value_and_grad{};
@@ -307,7 +310,7 @@ inline constexpr detail::Function<DistillationArgs, Pass::kValueAndGrad> distill
 //   loss_i = w_i sum_j c_j q'_j (-log p_ij),  q' = (1-s) q + s/V
 // with label smoothing s, class weights c, token weights w. mean divides by the sum of the w_i of the rows in use (PyTorch: their
 // number), or by num_items; 0 where that is 0. q need not sum to 1; q'_j = 0 has no part in the sum. Labels are of no use but for
-// ignore_index and the row outputs logp and correct. There is no row state.
+// ignore_index and the row outputs logp and correct. Shards of the vocabulary: as distillation's.
 inline constexpr detail::Function<SoftCrossEntropyArgs, Pass::kForward> soft_cross_entropy{};
 inline constexpr detail::Function<SoftCrossEntropyArgs, Pass::kBackward> soft_cross_entropy_backward{};
 inline constexpr detail::Function<SoftCrossEntropyArgs, Pass::kValueAndGrad> soft_cross_entropy_value_and_grad{};
