@@ -43,7 +43,8 @@ class Case:
 
     def run(self, function: Callable[..., Any]) -> tuple[Found, Found]:
         """What it gives, and the gradients of a scalar in which every number has a weight of its own."""
-        leaves, labels = self.tensors()
+        leaves, given = self.tensors()
+        labels: Tensor | None = given
         heads = leaves[:2] if "linear" in self.function else leaves
         options = dict(self.options)
         if len(leaves) == 3:
@@ -55,6 +56,13 @@ class Case:
                 if options.pop(name, False):
                     options[name] = torch.randn(B, T) / 4 - 4
             result = function(*heads, labels, advantages, **options)
+        elif self.function.endswith("distillation"):
+            if not options.pop("labels", True):
+                labels = None
+            result = function(*heads, *self.teacher(), labels, **options)
+        elif options.pop("probabilities", False):
+            (teacher,) = self.teacher(False)
+            result = function(*heads, (2 * teacher.float()).softmax(-1), **options)
         else:
             result = function(*heads, labels, **options)
         found = named(result)
@@ -68,6 +76,12 @@ class Case:
         gradients = {f"d{number}": x.grad for number, x in enumerate(leaves) if x.grad is not None}
         assert len(gradients) == len(leaves)
         return {name: x.detach() for name, x in found.items()}, gradients
+
+    def teacher(self, is_linear: bool | None = None) -> list[Tensor]:
+        torch.manual_seed(11)
+        linear = "linear" in self.function if is_linear is None else is_linear
+        shapes = [(B, T, H + 2), (self.vocab, H + 2)] if linear else [(B, T, self.vocab)]
+        return [torch.randn(shape).to(self.dtype) for shape in shapes]
 
     def widths(self, count: int) -> list[int] | None:
         """Of uneven shards the second is empty, if there are three."""
@@ -106,8 +120,10 @@ def named(result: Any) -> Found:
         return {"loss": result}
     if isinstance(result, tl.RowOutputs):
         return {name: x for name, x in result._asdict().items() if x is not None}
-    loss, metrics = result
-    return {"loss": loss, **metrics}
+    loss, more = result
+    if isinstance(more, tl.DistillationRows):
+        return {"loss": loss, **{n: x for n, x in more._asdict().items() if x is not None}}
+    return {"loss": loss, **more}
 
 
 def put_specials(x: Tensor) -> None:
@@ -142,7 +158,42 @@ CROSS_ENTROPIES: dict[str, dict[str, Any]] = {
         "reduction": "mean", "temperature": 0.7, "temperature_on": "logprob",
     },
 }  # fmt: skip
+PAIR_ROWS = ("divergence", "entropy", "teacher_entropy", "agreement", "logp", "lse")
+DISTILLATIONS: dict[str, dict[str, Any]] = {
+    "plain": {"labels": False},
+    "jsd, padded": {"divergence": "jsd", "beta": 0.3, "valid_vocab": 43, "outputs": PAIR_ROWS},
+    "mixed": {
+        "divergence": "reverse_kl", "alpha": 0.3, "temperature": 2.0, "label_temperature": 0.8,
+        "scale_by_temperature_squared": True, "teacher_softcap": 9.0,
+    },
+    "per row": {
+        "divergence": "skew_forward_kl", "reduction": "none", "alpha": torch.tensor([0.2]),
+        "mask": torch.arange(B * T).view(B, T) % 3 > 0,
+    },
+}  # fmt: skip
+SOFT_LABELS: dict[str, dict[str, Any]] = {
+    "plain": {"probabilities": True},
+    "smoothed": {
+        "probabilities": True, "label_smoothing": 0.1, "weight": class_weights(64), "softcap": 9.0,
+    },
+}  # fmt: skip
 CASES: dict[str, Case] = {
+    **{f"distillation, {n}": Case("distillation", o) for n, o in DISTILLATIONS.items()},
+    "distillation, bfloat16": Case("distillation", dtype=torch.bfloat16),
+    "distillation, uneven": Case("distillation", vocab=61, uneven=True),
+    "distillation, specials": Case("distillation", {"reduction": "none"}, spoil=put_specials),
+    **{
+        f"linear_distillation, {n}": Case("linear_distillation", o)
+        for n, o in DISTILLATIONS.items()
+    },
+    "linear_distillation, bfloat16": Case(
+        "linear_distillation", vocab=4096, bias=True, dtype=torch.bfloat16
+    ),
+    **{
+        f"{f}, soft labels, {n}": Case(f, o)
+        for n, o in SOFT_LABELS.items()
+        for f in ("cross_entropy", "linear_cross_entropy")
+    },
     **{f"cross_entropy, {n}": Case("cross_entropy", o) for n, o in CROSS_ENTROPIES.items()},
     "cross_entropy, bfloat16": Case("cross_entropy", dtype=torch.bfloat16),
     "cross_entropy, uneven": Case("cross_entropy", vocab=61, uneven=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,9 +47,21 @@ class Whole:
 
     def __init__(self, name: str, widths: list[int] | None = None, **more: Any) -> None:
         self._function, self._is_linear = getattr(td, name), name.startswith("linear_")
+        self._name = name.removeprefix("linear_") if "policy" in name else name
         self._widths, self._more = widths, more
 
+    def _cut_floats(self, given: Iterable[Any]) -> Iterator[Any]:
+        """Class probabilities, a teacher's logits or its head, which have no gradient."""
+        for number, x in enumerate(given):
+            is_cut = isinstance(x, Tensor) and x.is_floating_point() and self._name != "policy_loss"
+            if self._is_linear and self._name.endswith("distillation"):
+                dim = 0 if number == 2 else None
+            else:
+                dim = -1 if number == int(self._is_linear) else None
+            yield cut(x, dim, self._widths) if is_cut and dim is not None else x
+
     def __call__(self, input: Tensor, *given: Any, **options: Any) -> Any:
+        given = tuple(self._cut_floats(given))
         if not self._is_linear:
             options.pop("grad_in_forward", None)
             return self._function(cut(input, -1, self._widths), *given, **self._more, **options)

@@ -71,6 +71,17 @@ class RowState(Structure):
     ]
 
 
+class PairState(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rows", c_int64),
+        ("teacher", c_void_p),
+        ("label", c_void_p),
+        ("divergence", c_void_p),
+        ("mean", c_void_p),
+    ]
+
+
 class RowGroups(Structure):
     _fields_ = [
         ("rows", c_int64),
@@ -197,4 +208,5 @@ class FunctionInfo(Structure):
         ("row_groups_offset", c_size_t),
         ("presets", c_char_p),
         ("metrics", c_char_p),
+        ("pair_state_offset", c_size_t),
     ]

@@ -29,10 +29,14 @@ def checked_probabilities(
             f"target: expected labels of an integer type, or class probabilities of the logits' shape {list(shape)}, got "
             f"{target.dtype} of shape {list(target.shape)}"
         )
-    if given["z_loss"] != 0:
-        raise ValueError(f"z_loss: expected 0 with class probabilities, got {given['z_loss']}")
+    refuse_z_loss(given)
     target = target.detach()
     return target if target.dtype in FLOATS else target.to(torch.float32)
+
+
+def refuse_z_loss(given: Mapping[str, Value]) -> None:
+    if given.get("z_loss", 0) != 0:
+        raise ValueError(f"z_loss: expected 0 with class probabilities, got {given['z_loss']}")
 
 
 def soft_options(given: Mapping[str, Value]) -> dict[str, Value]:

@@ -52,7 +52,7 @@ def of_logits(
     """Logits and labels are checked, ``wanted`` too: slots.WANTED of the function. A backward of its own makes all of the
     forward's sums again: by default the gradient is made in the forward, but for float16, which AMP's scale would reach too
     late, and in place, where the logits are the caller's until the backward."""
-    names = _checked(outputs)
+    names = checked_outputs(outputs)
     rows = logits[..., 0] if labels is None else labels
     tensors = extra_inputs(function, extra, rows, logits.shape[-1], given)
     inputs = (logits, *wanted, labels, *tensors, *encode(function, given), ",".join(names))
@@ -70,7 +70,7 @@ def of_logits(
             loss, *found = apply(f"{function}_value_and_grad_", inputs, True, True)
         else:
             loss, _, *found = apply(f"{function}_value_and_grad", inputs, True, True)
-    return loss, _rows(function, found, names)
+    return loss, rows_by_name(function, found, names)
 
 
 def of_hidden(
@@ -85,7 +85,7 @@ def of_hidden(
     grad_in_forward: bool | None,
 ) -> tuple[Tensor, DistillationRows]:
     """The same with the LM head; ``wanted``: slots.LINEAR_WANTED. A loss per row takes the two-pass way whatever is asked."""
-    names = _checked(outputs)
+    names = checked_outputs(outputs)
     labels = None if target is None else checked_labels(local_rows("target", target), head.hidden)
     rows = head.hidden[..., 0] if labels is None else labels
     of_rows = extra_inputs(function, extra, rows, head.head.shape[0], given)
@@ -99,10 +99,10 @@ def of_hidden(
         loss, _, _, _, *found = apply(f"linear_{function}_value_and_grad", inputs, True, True)
     else:
         loss, *found = apply(f"linear_{function}", (*tensors, *options, joined), any(needs), False)
-    return loss, _rows(function, found, names)
+    return loss, rows_by_name(function, found, names)
 
 
-def _rows(function: str, found: Sequence[Tensor], names: Sequence[str]) -> DistillationRows:
+def rows_by_name(function: str, found: Sequence[Tensor], names: Sequence[str]) -> DistillationRows:
     named = dict(zip(names_of(ROW_OUTPUT, function), found, strict=True))
     wanted = {name: named[name] for name in names}
     return DistillationRows(
@@ -110,7 +110,7 @@ def _rows(function: str, found: Sequence[Tensor], names: Sequence[str]) -> Disti
     )
 
 
-def _checked(outputs: Iterable[str]) -> tuple[str, ...]:
+def checked_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if unknown := [name for name in names if name not in DistillationRows._fields]:
         raise ValueError(

@@ -108,7 +108,7 @@ def distillation(
     loss, rows = of_logits(
         "distillation",
         logits,
-        (_checked_teacher(teacher, logits),),
+        (checked_teacher(teacher, logits),),
         labels,
         {"mask": mask, "token_weights": token_weights},
         given,
@@ -188,7 +188,7 @@ def linear_distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
     }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    teacher = _checked_teacher_head(teacher_input, teacher_weight, teacher_bias, head)
+    teacher = checked_teacher_head(teacher_input, teacher_weight, teacher_bias, head)
     loss, rows = of_hidden(
         "distillation",
         head,
@@ -202,7 +202,7 @@ def linear_distillation(
     return (loss, rows) if outputs else loss
 
 
-def _checked_teacher_head(
+def checked_teacher_head(
     input: Tensor, weight: Tensor, bias: Tensor | None, student: Head
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     input = local_rows("teacher_input", input)
@@ -227,7 +227,7 @@ def _checked_teacher_head(
     return input.detach(), weight.detach(), None if bias is None else bias.detach()
 
 
-def _checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
+def checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
     teacher = local_rows("teacher", teacher)
     check_float("teacher", teacher)
     refuse_gradient("teacher", teacher)

@@ -5,6 +5,7 @@ row states of a few floats a row, and the gradient of the hidden states: nothing
 docs/users/distributed.md; `adapters` has the calls that others make, with their signatures.
 """
 
+from tileloss.torch.distributed.distillation import distillation, linear_distillation
 from tileloss.torch.distributed.functions import (
     cross_entropy,
     linear_cross_entropy,
@@ -16,7 +17,9 @@ from tileloss.torch.distributed.functions import (
 
 __all__ = [
     "cross_entropy",
+    "distillation",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_logprobs",
     "linear_policy_loss",
     "logprobs",

@@ -24,8 +24,11 @@ from tileloss.torch._call import ARGUMENT_NAMES
 from tileloss.torch._define import is_traced
 from tileloss.torch._dtensor import local_rows
 from tileloss.torch._options import Options, Value, encode
-from tileloss.torch._tensors import DTYPES, check_float, checked_labels, refuse_transforms
-from tileloss.torch.distributed import _shards
+from tileloss.torch._soft_labels import checked_probabilities
+from tileloss.torch._tensors import CPU, DTYPES, check_float, checked_labels, refuse_transforms
+from tileloss.torch._wanted import checked_outputs
+from tileloss.torch.distillation import checked_teacher, checked_teacher_head
+from tileloss.torch.distributed import _pairs, _shards
 from tileloss.torch.distributed._edge import Shard, group_of, local_shard
 from tileloss.torch.distributed._function import compute
 from tileloss.torch.distributed._meeting import (
@@ -38,6 +41,8 @@ from tileloss.torch.distributed._meeting import (
     ranks_of,
 )
 from tileloss.torch.distributed._request import Operands, Request
+
+_IGNORED = -100  # where there are no labels
 
 
 class Given(NamedTuple):
@@ -60,6 +65,8 @@ class Given(NamedTuple):
     compute_dtype: torch.dtype | None = None
     workspace_bytes: int | None = None
     grad_in_forward: bool | None = False
+    # What says more of a row than its label, by the arguments' names; target may be None then.
+    wanted: Mapping[str, Any] = {}
 
     @property
     def is_linear(self) -> bool:
@@ -71,11 +78,14 @@ class Given(NamedTuple):
         return FUNCTIONS[self.function].loss
 
     def shards(self) -> list[Shard]:
+        along = {"teacher_weight": 0, "teacher_bias": 0, "teacher": -1, "target": -1}
+        wanted = [Shard(n, self.wanted[n], dim) for n, dim in along.items() if n in self.wanted]
         if not self.is_linear:
-            return [Shard("input", self.input, -1)]
+            return [Shard("input", self.input, -1), *wanted]
         return [
             Shard("linear_weight", self.linear_weight, 0),
             Shard("linear_bias", self.linear_bias, 0),
+            *wanted,
         ]
 
 
@@ -86,6 +96,8 @@ class _Arguments(NamedTuple):
     valid_vocab: int | None
     outputs: tuple[str, ...]
     grad_in_forward: bool
+    wanted: tuple[Tensor | None, ...]
+    sides: tuple[Options | None, ...]  # of a student, its teacher, its label
 
 
 def call(given: Given) -> tuple[Tensor, ...]:
@@ -122,11 +134,40 @@ def call(given: Given) -> tuple[Tensor, ...]:
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands.matrices
     )
-    return compute(request, operands, group, wants_grad, given.inplace_backward)
+    if not given.wanted:
+        return compute(request, operands, group, wants_grad, given.inplace_backward)
+    pair = _pair_request(request, prepared, given.target is not None)
+    both = _pairs.PairOperands(operands, prepared.wanted)
+    return _pairs.compute(pair, both, group, wants_grad, given.inplace_backward)
+
+
+def _pair_request(request: Request, arguments: _Arguments, has_labels: bool) -> _pairs.PairRequest:
+    outputs = arguments.outputs
+    agreement = ("argmax",) if "agreement" in outputs else ()
+    of_sides = (
+        (*agreement, *(("entropy",) if "entropy" in outputs else ())),
+        (*agreement, *(("entropy",) if "teacher_entropy" in outputs else ())),
+        (),
+    )
+    student, teacher, label = (
+        None
+        if options is None
+        else request._replace(
+            function="logprobs", options=options.names, values=options.values, outputs=names
+        )
+        for options, names in zip(arguments.sides, of_sides, strict=True)
+    )
+    assert student is not None
+    scalars = tuple(None if options is None else options.scalars for options in arguments.sides)
+    return _pairs.PairRequest(
+        request._replace(outputs=()), student, teacher, label, scalars, outputs, has_labels
+    )
 
 
 def _of_this_rank(given: Given, group: Group) -> Given:
-    return given._replace(**{shard.name: local_shard(shard, group) for shard in given.shards()})
+    local = {shard.name: local_shard(shard, group) for shard in given.shards()}
+    wanted = {name: local.pop(name, x) for name, x in given.wanted.items()}
+    return given._replace(wanted=wanted, **local)
 
 
 def _prepare(given: Given) -> Prepared:
@@ -150,7 +191,11 @@ def _prepare(given: Given) -> Prepared:
         matrices = (given.input,)
     first = matrices[0]
     assert first is not None
-    labels = checked_labels(local_rows("target", given.target), first)
+    if given.target is None:
+        labels = torch.zeros(first.shape[:-1], dtype=torch.int64, device=CPU)
+    else:
+        labels = checked_labels(local_rows("target", given.target), first)
+    wanted = _checked_wanted(given, first, head, options) if given.wanted else ()
     extra = {n: local_rows(ARGUMENT_NAMES.get(n, n), x) for n, x in given.extra.items()}
     tensors = extra_inputs(given.loss, extra, labels, -1, options)
     encoded = encode(given.function, options, given.preset or "")
@@ -159,11 +204,67 @@ def _prepare(given: Given) -> Prepared:
         head,
         encoded,
         valid_vocab if isinstance(valid_vocab, int) else None,
-        () if given.outputs is None else wanted_outputs(given.outputs),
-        head is not None and _has_grad_in_forward(given, head, options),
+        _outputs(given),
+        head is not None and not wanted and _has_grad_in_forward(given, head, options),
+        wanted,
+        _sides(given, options) if wanted else (),
     )
+    if wanted and (mask := extra.get("mask")) is not None:
+        # What the mask leaves out is not read: logprobs, which makes the states, knows no mask.
+        unused: Any = _IGNORED if given.target is None else options["ignore_index"]
+        masked = labels.to(torch.int64).masked_fill(mask.reshape(labels.shape) == 0, unused)
+        arguments = arguments._replace(operands=arguments.operands._replace(labels=masked))
     details = _details(given, arguments)
     return Prepared(arguments, _facts(given, arguments, details), details)
+
+
+def _outputs(given: Given) -> tuple[str, ...]:
+    if given.outputs is None:
+        return ()
+    return checked_outputs(given.outputs) if given.wanted else wanted_outputs(given.outputs)
+
+
+def _checked_wanted(
+    given: Given, first: Tensor, head: Head | None, options: Mapping[str, Value]
+) -> tuple[Tensor | None, ...]:
+    wanted = given.wanted
+    if "target" in wanted:
+        shape = [*first.shape[:-1], first.shape[-1] if head is None else head.head.shape[0]]
+        return (checked_probabilities(wanted["target"], shape, options),)
+    if head is None:
+        return (checked_teacher(wanted["teacher"], first),)
+    return checked_teacher_head(
+        wanted["teacher_input"], wanted["teacher_weight"], wanted["teacher_bias"], head
+    )
+
+
+def _sides(given: Given, options: Mapping[str, Value]) -> tuple[Options | None, ...]:
+    """logprobs' options of the student, of a teacher's logits, and of the student at its label's temperature."""
+    name = "linear_logprobs" if given.is_linear else "logprobs"
+    ignored = _IGNORED if given.target is None else options["ignore_index"]
+
+    def encoded(scale: Value, softcap: Value, temperature: Value) -> Options:
+        return encode(
+            name,
+            {
+                "logit_scale": scale,
+                "softcap": softcap,
+                "temperature": temperature,
+                "ignore_index": ignored,
+            },
+        )
+
+    scale, softcap, temperature = map(options.get, ("logit_scale", "softcap", "temperature"))
+    student, label = encoded(scale, softcap, temperature), options.get("label_temperature")
+    if "target" in given.wanted:
+        return student, None, None
+    own = options["teacher_temperature"]
+    teacher = encoded(
+        options["teacher_logit_scale"],
+        options["teacher_softcap"],
+        temperature if own is None else own,
+    )
+    return student, teacher, None if label is None else encoded(scale, softcap, label)
 
 
 def _has_grad_in_forward(given: Given, head: Head, options: Mapping[str, Value]) -> bool:
@@ -192,6 +293,12 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "grad_in_forward": arguments.grad_in_forward,
             "compute_dtype": None if head is None else head.compute_dtype,
             "label_smoothing of this rank's columns": given.mean_of_shard,
+            "target is given": given.target is not None,
+            **{
+                name: None if x is None else f"{x.dtype}, {list(x.shape[:-1])} rows"
+                for name, x in given.wanted.items()
+                if name in ("teacher", "teacher_input", "target")
+            },
         }
 
     def tensors() -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 from tileloss._core.functions import lists_options
 from tileloss._core.slots import ROW_OUTPUTS
 from tileloss.torch._apply import RowOutputs, metrics_by_name, row_outputs
+from tileloss.torch._dtensor import is_dtensor
 from tileloss.torch._options import Value
+from tileloss.torch._soft_labels import is_probabilities, refuse_z_loss, soft_options
 from tileloss.torch.distributed._prepare import Given, call
 from tileloss.torch.policy import policy_options
 
@@ -36,7 +38,8 @@ def cross_entropy(
     Args:
         input: this rank's logits, [..., V_r]; V_r may differ from rank to rank, also be 0. A DTensor with Shard(-1) on a mesh of
             one dimension is taken as it is, and its group with it.
-        target: [...] classes of the whole vocabulary, the same on every rank, as is all else that goes with the rows.
+        target: [...] classes of the whole vocabulary, the same on every rank, as is all else that goes with the rows. Or class
+            probabilities of this rank's columns, [..., V_r] of a float type, as `tileloss.torch.cross_entropy` takes them.
         weight: [V] or [valid_vocab] class weights of the whole vocabulary.
         group: a torch.distributed process group; None: all processes. Every rank makes the same calls, backwards included.
         vocab_start: the class of this rank's first column. Default: the shards lie one after another in the order of the ranks.
@@ -54,19 +57,17 @@ def cross_entropy(
         that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
     """
     extra = {"class_weights": weight, "token_weights": token_weights}
-    loss, _ = call(
-        Given(
-            "cross_entropy",
-            input,
-            target,
-            group,
-            vocab_start,
-            lambda: options,
-            extra,
-            inplace_backward=inplace_backward,
-        )
+    given = Given(
+        "cross_entropy",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: options,
+        extra,
+        inplace_backward=inplace_backward,
     )
-    return loss
+    return call(_with_probabilities(given))[0]
 
 
 @lists_options
@@ -103,23 +104,40 @@ def linear_cross_entropy(
     rank's rows.
     """
     extra = {"class_weights": weight, "token_weights": token_weights}
-    loss, _ = call(
-        Given(
-            "linear_cross_entropy",
-            input,
-            target,
-            group,
-            vocab_start,
-            lambda: options,
-            extra,
-            linear_weight=linear_weight,
-            linear_bias=linear_bias,
-            compute_dtype=compute_dtype,
-            workspace_bytes=workspace_bytes,
-            grad_in_forward=grad_in_forward,
-        )
+    given = Given(
+        "linear_cross_entropy",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: options,
+        extra,
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        compute_dtype=compute_dtype,
+        workspace_bytes=workspace_bytes,
+        grad_in_forward=grad_in_forward,
     )
-    return loss
+    return call(_with_probabilities(given))[0]
+
+
+def _with_probabilities(given: Given) -> Given:
+    """Class probabilities, this rank's columns of them, may stand for the labels."""
+    target = given.target
+    if not is_probabilities(target.to_local() if is_dtensor(target) else target):
+        return given
+    options = given.options
+
+    def of_soft_labels() -> Mapping[str, Value]:
+        refuse_z_loss(found := options())
+        return soft_options(found)
+
+    return given._replace(
+        function=given.function.replace("cross_entropy", "soft_cross_entropy"),
+        target=None,
+        options=of_soft_labels,
+        wanted={"target": target},
+    )
 
 
 @lists_options

@@ -1,0 +1,191 @@
+"""Distillation with the vocabulary of student and teacher cut over the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tileloss.torch._options import Value
+from tileloss.torch._wanted import DistillationRows, rows_by_name
+from tileloss.torch.distributed._prepare import Given, call
+
+Group = dist.ProcessGroup | None
+Number = float | Tensor
+
+
+def distillation(
+    input: Tensor,
+    teacher: Tensor,
+    target: Tensor | None = None,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    outputs: Iterable[str] = (),
+    inplace_backward: bool = False,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+) -> Any:
+    """`tileloss.torch.distillation` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
+
+    Args:
+        input: this rank's logits of the student, [..., V_r]; V_r may differ from rank to rank, also be 0. A DTensor with
+            Shard(-1) on a mesh of one dimension is taken as it is, and its group with it.
+        teacher: this rank's logits of the teacher, cut alike: the same shape and dtype.
+        target: [...] classes of the whole vocabulary, the same on every rank, as is all else that goes with the rows; needed
+            where alpha is not 0.
+        group: a torch.distributed process group; None: all processes. Every rank makes the same calls, backwards included.
+        vocab_start: the class of this rank's first column. Default: the shards lie one after another in the order of the ranks.
+        outputs: names of `tileloss.torch.DistillationRows`.
+        inplace_backward: write the gradient over ``input``, which cannot be used after it.
+
+    The other arguments: `tileloss.torch.distillation`. ``valid_vocab`` counts columns of all shards. The gradient, of this rank's
+    columns, is made in the backward, which sends nothing. The upstream gradient has to be the same on every rank.
+
+    Returns:
+        float32, with the same bits on every rank: a scalar, or [...] with reduction "none"; with ``outputs``, (loss,
+        DistillationRows).
+
+    Raises:
+        As `tileloss.torch.distillation`, on every rank: where the arguments of one are refused the others raise a RuntimeError
+        that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
+    """
+    options: dict[str, Value] = {
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "divergence": divergence,
+        "reduction": reduction,
+        "beta": beta,
+        "alpha": alpha,
+        "label_temperature": label_temperature,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+    }
+    names = tuple([outputs] if isinstance(outputs, str) else outputs)
+    given = Given(
+        "distillation",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: options,
+        {"mask": mask, "token_weights": token_weights},
+        outputs=names,
+        inplace_backward=inplace_backward,
+        wanted={"teacher": teacher},
+    )
+    return _results(given, names)
+
+
+def linear_distillation(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    target: Tensor | None = None,
+    *,
+    group: Group = None,
+    vocab_start: int | None = None,
+    linear_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    outputs: Iterable[str] = (),
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+) -> Any:
+    """`distillation` of this module with both LM heads cut over the group by their classes, alike.
+
+    Args:
+        input, teacher_input: hidden states [..., H] and [..., G], the same on every rank. The gradient of ``input`` is summed
+            over the ranks: once, in float32, with the same bits on every rank.
+        linear_weight, teacher_weight: this rank's rows of each head, [V_r, H] and [V_r, G]; or DTensors with Shard(0) on a mesh
+            of one dimension, whose group is taken.
+        linear_bias, teacher_bias: [V_r], cut as the heads.
+        compute_dtype, workspace_bytes: as `tileloss.torch.linear_distillation`, of each of a rank's calls.
+
+    Each meeting of the ranks, and the backward, makes both sides' logits again: eight products where one process takes four. The
+    other arguments, the result and the errors: `distillation` of this module.
+    """
+    options: dict[str, Value] = {
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "divergence": divergence,
+        "reduction": reduction,
+        "beta": beta,
+        "alpha": alpha,
+        "label_temperature": label_temperature,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
+    }
+    names = tuple([outputs] if isinstance(outputs, str) else outputs)
+    given = Given(
+        "linear_distillation",
+        input,
+        target,
+        group,
+        vocab_start,
+        lambda: options,
+        {"mask": mask, "token_weights": token_weights},
+        outputs=names,
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        compute_dtype=compute_dtype,
+        workspace_bytes=workspace_bytes,
+        wanted={
+            "teacher_input": teacher_input,
+            "teacher_weight": teacher_weight,
+            "teacher_bias": teacher_bias,
+        },
+    )
+    return _results(given, names)
+
+
+def _results(given: Given, names: tuple[str, ...]) -> Tensor | tuple[Tensor, DistillationRows]:
+    loss, *found = call(given)
+    return (loss, rows_by_name(given.loss, found, names)) if names else loss
