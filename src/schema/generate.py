@@ -2,7 +2,8 @@
 """Writes what repeats src/schema/table.toml: `./dev generate`, or with --check says which files are stale.
 
 A file is either made whole, or has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in
-REGIONS, or "table of FUNCTION", of its options.
+REGIONS, or NAME of FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index".
+A docstring's line that begins with "Options" and ends with a colon is the head of a list of the arguments before it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import write_c
 import write_docs
+import write_python
 from option_table import TABLE, Table, TableError, read
 
 ROOT = TABLE.parents[2]
 _REGION = re.compile(
-    r"(?ms)^(?P<head> *[^\n]{1,4} generated: (?P<what>[\w+, ]+?)(?:, by [^\n]*| -->)?\n).*?"
+    r"(?ms)^(?P<head>(?P<indent> *)[^\n]{1,4} generated: (?P<what>[\w+, ]+?)(?:, by [^\n]*| -->)?\n).*?"
     r"(?=^ *[^\n]{1,4} end of generated\b)"
 )
 
@@ -32,6 +34,17 @@ WITH_REGIONS = (
     "include/tileloss/tileloss.hpp",
     "include/tileloss/arguments.hpp",
     "docs/users/losses.md",
+    *(
+        f"frontends/python/tileloss/{name}.py"
+        for name in (
+            "torch/cross_entropy",
+            "torch/distributed/functions",
+            "torch/distributed/policy",
+            "torch/distillation",
+            "torch/policy",
+            "torch/sparse_distillation",
+        )
+    ),
 )
 REGIONS: dict[str, Callable[[Table], str]] = {
     "options": write_c.header_options,
@@ -42,26 +55,29 @@ REGIONS: dict[str, Callable[[Table], str]] = {
 }
 
 
-def region(what: str, table: Table) -> str:
+def region(what: str, indent: str, table: Table) -> str:
     if what in REGIONS:
         return REGIONS[what](table)
     for struct in table.structs:
         if what == f"table of {struct.name}":
             return write_docs.option_table(struct)
-    raise TableError(f"no region {what!r}, there are {', '.join([*REGIONS, 'table of FUNCTION'])}")
+    if lines := write_python.region(what, table):
+        return "".join(f"{indent}{line}\n" for line in lines)
+    names = [*REGIONS, *(f"{name} of FUNCTION" for name in ("table", *write_python.REGIONS))]
+    raise TableError(f"no region {what!r}, there are {', '.join(names)}")
 
 
 def with_regions(path: str, text: str, table: Table) -> str:
     def replaced(match: re.Match[str]) -> str:
         try:
-            return match["head"] + region(match["what"], table)
+            return match["head"] + region(match["what"], match["indent"], table)
         except TableError as error:
             raise TableError(f"{path}: {error}") from None
 
     new, count = _REGION.subn(replaced, text)
     if count != text.count(" generated: ") or count == 0:
         raise TableError(f'{path}: a region without "end of generated", or none at all')
-    return new
+    return write_python.with_docstrings(path, new, table) if path.endswith(".py") else new
 
 
 def outputs(table: Table, root: Path) -> dict[Path, str]:

@@ -74,7 +74,14 @@ RECIPES = {
         {"src/schema/table.toml", "src/losses/policy/kl.h"},
         {"src/reference/policy.h", "src/reference/policy.cpp", "src/support/policy_inputs.cpp"},
         {"frontends/python/tileloss/jax/_rows/policy/kl.py"},
-        {"include/tileloss/tileloss.h", "src/schema/option_fields.h"},  # generated
+        {
+            "include/tileloss/tileloss.h",
+            "src/schema/option_fields.h",
+            *(
+                f"frontends/python/tileloss/{name}.py"
+                for name in ("torch/policy", "torch/distributed/policy")
+            ),
+        },  # generated
     ),
     "mean_logit": (
         {

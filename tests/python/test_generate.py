@@ -75,6 +75,42 @@ def test_a_region_that_nothing_fills_is_named() -> None:
         generate.with_regions("file", "// generated: nothing\n// end of generated\n", table)
     with pytest.raises(TableError, match='file: a region without "end of generated"'):
         generate.with_regions("file", "// generated: options\n", table)
+    for name, message in [
+        ("arguments of nothing", "no function nothing, there are logprobs, "),
+        ("values of logprobs but z_loss", "logprobs has no option z_loss"),
+    ]:
+        with pytest.raises(TableError, match=f"file: {message}"):
+            generate.with_regions("file", f"# generated: {name}\n# end of generated\n", table)
+
+
+def test_python_gets_arguments_what_is_said_of_them_and_their_values() -> None:
+    of = "of soft_cross_entropy but temperature, valid_vocab"
+    text = f'''
+def f(
+    # generated: arguments {of}
+    # end of generated
+):
+    """F.
+
+    Options of f:
+
+    More.
+    """
+    return {{
+        # generated: values {of}
+        # end of generated
+    }}
+'''
+    made = generate.with_regions("f.py", text, read(TEXT))
+    assert "    ignore_index: int = -100,\n    label_smoothing: float = 0.0,\n" in made
+    assert "    num_items: Number | None = None,\n" in made
+    assert (
+        "    Options of f:\n        logit_scale: multiplies the logits; > 0; default 1.\n" in made
+    )
+    assert "        num_items: mean's denominator, of no other reduction; >= 0; None: " in made
+    assert '        "label_smoothing": label_smoothing,\n        "num_items": num_items,\n' in made
+    assert "temperature:" not in made and '"valid_vocab"' not in made
+    assert generate.with_regions("f.py", made, read(TEXT)) == made
 
 
 def test_comments_stand_as_clang_format_has_them() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import logit_options
 from tileloss.torch._apply import (
     RowOutputs,
     checked_logits,
@@ -29,19 +28,21 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
     token_weights: Tensor | None = None,
-    num_items: Number | None = None,
+    grad_in_forward: bool | None = None,
+    inplace_backward: bool = False,
+    # generated: arguments of cross_entropy
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    grad_in_forward: bool | None = None,
-    inplace_backward: bool = False,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: Number | None = None,
+    reduction: str = "mean",
+    # end of generated
 ) -> Tensor:
     """Cross-entropy of logits and labels, as `torch.nn.functional.cross_entropy` on the flattened leading dimensions.
 
@@ -63,13 +64,7 @@ def cross_entropy(
         target: labels y, [...] int64, int32 or uint8, or class probabilities, [..., V] of a float type. Rows with
             ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c, converted to float32.
-        reduction: "none", "sum" or "mean".
         token_weights: [...] or flat [N] w, converted to float32.
-        num_items: mean's denominator: a number or a tensor of one element.
-        temperature: > 0: a number or a tensor of one element. Neither options nor weights are differentiated: a tensor that
-            requires a gradient is refused while gradients are recorded. ``temperature_on="logprob"``: log p of the softmax at
-            T = 1, divided by T.
-        valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
             rounded a second time where it is scaled (not by powers of 2), and a float16 one has lost what is below 6e-8 before
@@ -79,6 +74,21 @@ def cross_entropy(
             ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds an ``input`` that is a view
             (backward() and its base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
 
+    Options, of which a Number may be a tensor of one element:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
+            logits.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+        label_smoothing: s, spread over all classes; in [0, 1]; default 0.
+        z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
+        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        reduction: of the rows' losses; one of none, sum, mean; default mean.
+
+    Neither options nor weights are differentiated: a tensor that requires a gradient is refused while gradients are recorded.
+
     Returns:
         float32: a scalar, or [...] with reduction "none".
 
@@ -87,14 +97,19 @@ def cross_entropy(
         IndexError: a label outside [0, valid_vocab), naming it and its row.
         NotImplementedError: tensors that are not on the CPU.
     """
-    given: dict[str, Value] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
-    given |= {
-        "reduction": reduction,
+    given: dict[str, Value] = {
+        # generated: values of cross_entropy
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "num_items": num_items,
+        "reduction": reduction,
+        # end of generated
     }
     extra = {"class_weights": weight, "token_weights": token_weights}
     if is_probabilities(target):
@@ -130,19 +145,21 @@ def linear_cross_entropy(
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
     ignore_index: int | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
     token_weights: Tensor | None = None,
-    num_items: Number | None = None,
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    grad_in_forward: bool | None = None,
+    # generated: arguments of cross_entropy but ignore_index
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    compute_dtype: torch.dtype | None = None,
-    workspace_bytes: int | None = None,
-    grad_in_forward: bool | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: Number | None = None,
+    reduction: str = "mean",
+    # end of generated
 ) -> Tensor:
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which are never held: they exist a tile at a time.
 
@@ -172,14 +189,19 @@ def linear_cross_entropy(
     given for those of input, linear_weight and linear_bias that ask for them; linear_weight's is summed in float32 and rounded
     once.
     """
-    given = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
-    given |= {
-        "reduction": reduction,
+    given = {
+        # generated: values of cross_entropy
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "num_items": num_items,
+        "reduction": reduction,
+        # end of generated
     }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     extra = {"class_weights": weight, "token_weights": token_weights}
@@ -206,13 +228,15 @@ def logprobs(
     target: Tensor,
     *,
     outputs: Iterable[str] = ("logp",),
-    ignore_index: int = -100,
+    inplace_backward: bool = False,
+    # generated: arguments of logprobs
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    inplace_backward: bool = False,
+    ignore_index: int = -100,
+    # end of generated
 ) -> RowOutputs:
     """Row outputs of the softmax at the labels ``target``: log-probability, log-sum-exp, entropy and more.
 
@@ -222,12 +246,28 @@ def logprobs(
 
     The other arguments and the errors: `cross_entropy`.
 
+    Options, of which a Number may be a tensor of one element:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
+            logits.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+
     Returns:
         RowOutputs: tensors of target's shape, None for what was not asked for.
     """
-    given = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
+    given = {
+        # generated: values of logprobs
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        # end of generated
+    }
     return rows_of_logits(input, target, outputs, given, inplace_backward=inplace_backward)
 
 
@@ -239,20 +279,29 @@ def linear_logprobs(
     linear_bias: Tensor | None = None,
     outputs: Iterable[str] = ("logp",),
     ignore_index: int | None = None,
+    compute_dtype: torch.dtype | None = None,
+    workspace_bytes: int | None = None,
+    # generated: arguments of logprobs but ignore_index
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    compute_dtype: torch.dtype | None = None,
-    workspace_bytes: int | None = None,
+    # end of generated
 ) -> RowOutputs:
     """`logprobs` of the logits input @ linear_weight.T + linear_bias, which are never held.
 
     Arguments: `linear_cross_entropy`, `logprobs`.
     """
-    given = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
+    given = {
+        # generated: values of logprobs
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        # end of generated
+    }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     return rows_of_hidden(head, target, outputs, given)

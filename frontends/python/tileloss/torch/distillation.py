@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import logit_options
 from tileloss.torch._apply import Head, checked_logits, make_head
 from tileloss.torch._dtensor import local_rows, whole_parameter
 from tileloss.torch._options import Value, refuse_gradient
@@ -22,26 +21,28 @@ def distillation(
     teacher: Tensor,
     target: Tensor | None = None,
     *,
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
-    teacher_temperature: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    valid_vocab: int | None = None,
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
+    # generated: arguments of distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    # end of generated
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
 
@@ -64,14 +65,8 @@ def distillation(
         input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU.
         teacher: the teacher's logits, of the same shape and dtype. They have no gradient.
         target: labels, [...] int64, int32 or uint8; needed where alpha is not 0. Rows with ``ignore_index`` are not read.
-        alpha: in [0, 1]: a number or a tensor of one element.
-        label_temperature: that of the cross-entropy, its log p_y and the row output ``logp``, such as 1 beside a divergence at
-            a higher one (Hinton et al., 2015). None: ``temperature``.
         mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
         token_weights: [...] or flat [N] w, converted to float32.
-        reduction: "none", "sum" or "mean": over the sum of w_i of the rows in use, or over ``num_items``.
-        teacher_temperature: None: ``temperature``.
-        scale_by_temperature_squared: multiply D by ``temperature`` squared, as some recipes do.
         outputs: names of `DistillationRows`: what else to return of each row.
         grad_in_forward: compute the gradient together with the loss (scalar losses). Default None: True, as a backward of its
             own makes all of the forward's sums again; but False for float16, which AMP's scale would reach too late, and with
@@ -79,7 +74,26 @@ def distillation(
         inplace_backward: as `cross_entropy`: the backward writes the gradient over ``input``; with ``grad_in_forward=True``,
             which is faster, the forward already does.
 
-    The other arguments: `cross_entropy`.
+    Options, of which a Number may be a tensor of one element:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+        divergence: of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
+            total_variation; default forward_kl.
+        reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
+        beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
+        alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
+        label_temperature: of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; None: temperature.
+        teacher_logit_scale: multiplies the teacher's logits; 0 is refused; >= 0; default 1.
+        teacher_softcap: as softcap, of the teacher; 0 is off; >= 0; default 0.
+        teacher_temperature: as temperature, of the teacher; > 0; None: the student's.
+        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
+            False.
+
+    What is not said here is as in `cross_entropy`.
 
     Returns:
         float32: a scalar, or [...] with reduction "none"; with ``outputs``, (loss, DistillationRows).
@@ -89,20 +103,24 @@ def distillation(
         IndexError: a label outside [0, valid_vocab), naming it and its row.
         NotImplementedError: tensors that are not on the CPU.
     """
-    given: dict[str, Value] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
-    )
-    given |= {
+    given: dict[str, Value] = {
+        # generated: values of distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "divergence": divergence,
+        "reduction": reduction,
         "beta": beta,
         "alpha": alpha,
         "label_temperature": label_temperature,
-        "reduction": reduction,
-        "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,
         "teacher_softcap": teacher_softcap,
         "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
+        # end of generated
     }
     logits, labels = checked_logits(input, target)
     loss, rows = of_logits(
@@ -128,27 +146,29 @@ def linear_distillation(
     *,
     linear_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
-    teacher_temperature: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    valid_vocab: int | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
+    # generated: arguments of distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    # end of generated
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """`distillation` of the logits input @ linear_weight.T + linear_bias from teacher_input @ teacher_weight.T + teacher_bias.
 
@@ -172,20 +192,24 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients have their tensors' dtypes and are given for those
     of input, linear_weight and linear_bias that ask for them; the teacher has none.
     """
-    given: dict[str, Value] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
-    )
-    given |= {
+    given: dict[str, Value] = {
+        # generated: values of distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "divergence": divergence,
+        "reduction": reduction,
         "beta": beta,
         "alpha": alpha,
         "label_temperature": label_temperature,
-        "reduction": reduction,
-        "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,
         "teacher_softcap": teacher_softcap,
         "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
+        # end of generated
     }
     head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     teacher = checked_teacher_head(teacher_input, teacher_weight, teacher_bias, head)

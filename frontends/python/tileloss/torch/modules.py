@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tileloss._core.functions import PUBLIC_OPTIONS
 from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy
 from tileloss.torch.distillation import distillation, linear_distillation
 from tileloss.torch.policy import linear_policy_loss, policy_loss
@@ -27,8 +26,6 @@ class _Options(nn.Module):
         super().__init__()
         parameters = inspect.signature(function).parameters.values()
         known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            known += PUBLIC_OPTIONS[function.__name__]
         others = {*inspect.signature(self.forward).parameters, *self._held}
         expected = [name for name in known if name not in others]
         unknown = sorted(options.keys() - set(expected))

@@ -10,10 +10,9 @@ from tileloss.torch.distributed.functions import (
     cross_entropy,
     linear_cross_entropy,
     linear_logprobs,
-    linear_policy_loss,
     logprobs,
-    policy_loss,
 )
+from tileloss.torch.distributed.policy import linear_policy_loss, policy_loss
 
 __all__ = [
     "cross_entropy",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS, check_option_names
+from tileloss._core.functions import FUNCTIONS
 from tileloss._core.options import by_name
 from tileloss._core.slots import INPUTS, SLOTS
 from tileloss.torch._apply import (
@@ -173,7 +173,6 @@ def _of_this_rank(given: Given, group: Group) -> Given:
 def _prepare(given: Given) -> Prepared:
     """The arguments, when tileloss.torch's checks of the same ones are done."""
     options = dict(given.options())
-    check_option_names(given.function, options)
     start, valid_vocab = given.vocab_start, options.pop("valid_vocab", None)
     for name, value, least in (("vocab_start", start, 0), ("valid_vocab", valid_vocab, 1)):
         if value is not None and (not isinstance(value, int) or not least <= value < 2**63):

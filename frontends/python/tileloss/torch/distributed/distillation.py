@@ -28,21 +28,8 @@ def distillation(
     token_weights: Tensor | None = None,
     outputs: Iterable[str] = (),
     inplace_backward: bool = False,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
+    # generated: arguments of distillation
+    # end of generated
 ) -> Any:
     """`tileloss.torch.distillation` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
 
@@ -69,21 +56,8 @@ def distillation(
         that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
     """
     options: dict[str, Value] = {
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
+        # generated: values of distillation
+        # end of generated
     }
     names = tuple([outputs] if isinstance(outputs, str) else outputs)
     given = Given(
@@ -117,21 +91,8 @@ def linear_distillation(
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
+    # generated: arguments of distillation
+    # end of generated
 ) -> Any:
     """`distillation` of this module with both LM heads cut over the group by their classes, alike.
 
@@ -147,21 +108,8 @@ def linear_distillation(
     other arguments, the result and the errors: `distillation` of this module.
     """
     options: dict[str, Value] = {
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
+        # generated: values of distillation
+        # end of generated
     }
     names = tuple([outputs] if isinstance(outputs, str) else outputs)
     given = Given(

@@ -9,19 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tileloss._core.functions import lists_options
 from tileloss._core.slots import ROW_OUTPUTS
-from tileloss.torch._apply import RowOutputs, metrics_by_name, row_outputs
+from tileloss.torch._apply import RowOutputs, row_outputs
 from tileloss.torch._dtensor import is_dtensor
 from tileloss.torch._options import Value
 from tileloss.torch._soft_labels import is_probabilities, refuse_z_loss, soft_options
 from tileloss.torch.distributed._prepare import Given, call
-from tileloss.torch.policy import policy_options
 
 Group = dist.ProcessGroup | None
+Number = float | Tensor
 
 
-@lists_options
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -31,7 +29,18 @@ def cross_entropy(
     vocab_start: int | None = None,
     token_weights: Tensor | None = None,
     inplace_backward: bool = False,
-    **options: Value,
+    # generated: arguments of cross_entropy
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: Number | None = None,
+    reduction: str = "mean",
+    # end of generated
 ) -> Tensor:
     """`tileloss.torch.cross_entropy` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
 
@@ -44,8 +53,9 @@ def cross_entropy(
         group: a torch.distributed process group; None: all processes. Every rank makes the same calls, backwards included.
         vocab_start: the class of this rank's first column. Default: the shards lie one after another in the order of the ranks.
         inplace_backward: write the gradient over ``input``, which cannot be used after it.
-        **options: as `tileloss.torch.cross_entropy`. ``valid_vocab`` counts columns of all shards; label smoothing is over the
-            whole vocabulary.
+
+    Options as `tileloss.torch.cross_entropy`'s. ``valid_vocab`` counts columns of all shards; label smoothing is over the whole
+    vocabulary.
 
     The gradient is that of this rank's columns. The upstream gradient has to be the same on every rank.
 
@@ -56,6 +66,20 @@ def cross_entropy(
         As `tileloss.torch.cross_entropy`, on every rank: where the arguments of one are refused the others raise a RuntimeError
         that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
     """
+    options: dict[str, Value] = {
+        # generated: values of cross_entropy
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "num_items": num_items,
+        "reduction": reduction,
+        # end of generated
+    }
     extra = {"class_weights": weight, "token_weights": token_weights}
     given = Given(
         "cross_entropy",
@@ -70,7 +94,6 @@ def cross_entropy(
     return call(_with_probabilities(given))[0]
 
 
-@lists_options
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -84,7 +107,18 @@ def linear_cross_entropy(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
-    **options: Value,
+    # generated: arguments of cross_entropy
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: Number | None = None,
+    reduction: str = "mean",
+    # end of generated
 ) -> Tensor:
     """`tileloss.torch.linear_cross_entropy` with the LM head cut over a group by its classes.
 
@@ -103,6 +137,20 @@ def linear_cross_entropy(
     The other arguments, the result and the errors: `cross_entropy` of this module. Gradients of head and bias are those of this
     rank's rows.
     """
+    options: dict[str, Value] = {
+        # generated: values of cross_entropy
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "num_items": num_items,
+        "reduction": reduction,
+        # end of generated
+    }
     extra = {"class_weights": weight, "token_weights": token_weights}
     given = Given(
         "linear_cross_entropy",
@@ -140,7 +188,6 @@ def _with_probabilities(given: Given) -> Given:
     )
 
 
-@lists_options
 def logprobs(
     input: Tensor,
     target: Tensor,
@@ -149,12 +196,29 @@ def logprobs(
     vocab_start: int | None = None,
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
-    **options: Value,
+    # generated: arguments of logprobs
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    # end of generated
 ) -> RowOutputs:
     """`tileloss.torch.logprobs` of logits whose vocabulary is cut over a group. argmax is a class of the whole vocabulary.
 
     Arguments, and errors: `cross_entropy` of this module, `tileloss.torch.logprobs`.
     """
+    options: dict[str, Value] = {
+        # generated: values of logprobs
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        # end of generated
+    }
     given = Given(
         "logprobs",
         input,
@@ -168,7 +232,6 @@ def logprobs(
     return _rows(given, names)
 
 
-@lists_options
 def linear_logprobs(
     input: Tensor,
     linear_weight: Tensor,
@@ -180,9 +243,26 @@ def linear_logprobs(
     outputs: Iterable[str] = ("logp",),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
-    **options: Value,
+    # generated: arguments of logprobs
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    temperature_on: str = "logits",
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    # end of generated
 ) -> RowOutputs:
     """`logprobs` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
+    options: dict[str, Value] = {
+        # generated: values of logprobs
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        # end of generated
+    }
     given = Given(
         "linear_logprobs",
         input,
@@ -206,108 +286,3 @@ def _names(outputs: Iterable[str]) -> Any:
 
 def _rows(given: Given, names: Any) -> RowOutputs:
     return row_outputs(call(given)[: len(ROW_OUTPUTS)], names)
-
-
-@lists_options
-def policy_loss(
-    input: Tensor,
-    target: Tensor,
-    advantages: Tensor,
-    *,
-    group: Group = None,
-    vocab_start: int | None = None,
-    mask: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_logp: Tensor | None = None,
-    sequence_offsets: Tensor | None = None,
-    preset: str | None = None,
-    return_metrics: bool = False,
-    inplace_backward: bool = False,
-    **options: Value,
-) -> Any:
-    """`tileloss.torch.policy_loss` of logits whose vocabulary is cut over a group, losses that couple rows included.
-
-    Arguments, and errors: `cross_entropy` of this module, `tileloss.torch.policy_loss`.
-
-    Returns:
-        The loss, or (loss, metrics by name) with ``return_metrics``; the same on every rank.
-    """
-    given = Given(
-        "policy_loss",
-        input,
-        target,
-        group,
-        vocab_start,
-        lambda: policy_options("policy_loss", options, target, advantages),
-        _policy_tensors(advantages, mask, old_logp, ref_logp, sampler_logp, sequence_offsets),
-        preset,
-        wants_metrics=return_metrics,
-        inplace_backward=inplace_backward,
-    )
-    return _policy(given)
-
-
-@lists_options
-def linear_policy_loss(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    advantages: Tensor,
-    *,
-    group: Group = None,
-    vocab_start: int | None = None,
-    linear_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_logp: Tensor | None = None,
-    sequence_offsets: Tensor | None = None,
-    preset: str | None = None,
-    return_metrics: bool = False,
-    compute_dtype: torch.dtype | None = None,
-    workspace_bytes: int | None = None,
-    grad_in_forward: bool | None = None,
-    **options: Value,
-) -> Any:
-    """`policy_loss` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
-    given = Given(
-        "linear_policy_loss",
-        input,
-        target,
-        group,
-        vocab_start,
-        lambda: policy_options("linear_policy_loss", options, target, advantages),
-        _policy_tensors(advantages, mask, old_logp, ref_logp, sampler_logp, sequence_offsets),
-        preset,
-        wants_metrics=return_metrics,
-        linear_weight=linear_weight,
-        linear_bias=linear_bias,
-        compute_dtype=compute_dtype,
-        workspace_bytes=workspace_bytes,
-        grad_in_forward=grad_in_forward,
-    )
-    return _policy(given)
-
-
-def _policy_tensors(
-    advantages: Tensor,
-    mask: Tensor | None,
-    old_logp: Tensor | None,
-    ref_logp: Tensor | None,
-    sampler_logp: Tensor | None,
-    sequence_offsets: Tensor | None,
-) -> dict[str, Tensor | None]:
-    return {
-        "mask": mask,
-        "old_logp": old_logp,
-        "ref_logp": ref_logp,
-        "sampler_logp": sampler_logp,
-        "advantages": advantages,
-        "sequence_offsets": sequence_offsets,
-    }
-
-
-def _policy(given: Given) -> Any:
-    loss, metrics = call(given)
-    return (loss, metrics_by_name(given.function, metrics)) if given.wants_metrics else loss
