@@ -37,6 +37,10 @@ WITH_REGIONS = (
     *(
         f"frontends/python/tileloss/{name}.py"
         for name in (
+            "jax/cross_entropy",
+            "jax/distillation",
+            "jax/policy",
+            "jax/sparse_distillation",
             "torch/cross_entropy",
             "torch/distributed/functions",
             "torch/distributed/policy",

@@ -79,7 +79,7 @@ RECIPES = {
             "src/schema/option_fields.h",
             *(
                 f"frontends/python/tileloss/{name}.py"
-                for name in ("torch/policy", "torch/distributed/policy")
+                for name in ("torch/policy", "torch/distributed/policy", "jax/policy")
             ),
         },  # generated
     ),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
 from ctypes import c_char, c_double, c_int32, c_int64
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tileloss._core.library import lib, raise_on_error
 from tileloss._core.structs import FunctionInfo, Scalar
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _TYPES: dict[int, type] = {0: c_double, 1: c_int64, 2: Scalar, 3: c_int32}
 FLAG = ("false", "true")
 _EXACT = 2**53  # integers up to here are doubles
@@ -160,47 +158,3 @@ PUBLIC_OPTIONS = {
     name: dict.fromkeys(option for option in function.options if option not in _NOT_PUBLIC)
     for name, function in FUNCTIONS.items()
 }
-
-
-def check_option_names(name: str, options: Iterable[str]) -> None:
-    """Raises TypeError for an option that callers of the function do not have."""
-    expected = PUBLIC_OPTIONS[name]
-    if unknown := [option for option in options if option not in expected]:
-        raise TypeError(
-            f"{name}: expected options among {', '.join(expected)}, got {', '.join(unknown)}"
-        )
-
-
-def logit_options(
-    ignore_index: int | None,
-    logit_scale: float,
-    softcap: float,
-    temperature: Any,
-    temperature_on: str,
-    valid_vocab: int | None,
-) -> dict[str, Any]:
-    """The options that every function has, by their names."""
-    return {
-        "ignore_index": ignore_index,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-    }
-
-
-def lists_options(function: _F) -> _F:
-    """Lists in the docstring what the library says of the function's options and presets."""
-    described = FUNCTIONS[function.__name__]
-    presets = f"\n\n    Presets: {', '.join(described.presets)}." if described.presets else ""
-    lines = [f"{presets}\n\n    Options:\n"]
-    for name in PUBLIC_OPTIONS[described.name]:
-        option = described.options[name]
-        default = "" if option.may_be_absent else f" (default {option.usual})"
-        if name == "advantage_level":
-            default = " (default: as the shape of the advantages says)"
-        values = ", ".join(option.choices) or "a number"
-        lines.append(f"        {name}: {values}{default}\n")
-    function.__doc__ = (function.__doc__ or "").rstrip() + "".join(lines) + "    "
-    return function

@@ -8,7 +8,6 @@ from typing import Any
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss._core.functions import logit_options
 from tileloss.jax._apply import loss_of, rows_of
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
@@ -21,20 +20,22 @@ def cross_entropy(
     labels: Array,
     weight: Array | None = None,
     *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
     token_weights: Array | None = None,
-    num_items: Number | None = None,
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
+    # generated: arguments of cross_entropy
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: Number | None = None,
+    reduction: str = "mean",
+    # end of generated
 ) -> Array:
     """Cross-entropy of logits and labels over the flattened leading dimensions.
 
@@ -52,12 +53,7 @@ def cross_entropy(
         labels: y, [...] integers, or class probabilities, [..., V] of a float type, which have no gradient. Rows with
             ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c.
-        reduction: "none", "sum" or "mean".
         token_weights: [...] or flat [N] w.
-        num_items: mean's denominator: a number, or an array of one element, which may be traced.
-        temperature: > 0: a number, or an array of one element, which may be traced; any such number that is out of its range
-            makes all rows NaN. ``temperature_on="logprob"``: log p of the softmax at T = 1, divided by T.
-        valid_vocab: columns from here on are padding: not in the softmax, gradient 0.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): it is held from the forward
             on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision
             gradient is rounded a second time where it is scaled (not by powers of 2), and with a label out of range all of it may
@@ -69,6 +65,19 @@ def cross_entropy(
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 
+    Options, of which a Number may be an array of one element, which may be traced; one out of its range makes all rows NaN:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
+            logits.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+        label_smoothing: s, spread over all classes; in [0, 1]; default 0.
+        z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
+        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        reduction: of the rows' losses; one of none, sum, mean; default mean.
+
     Returns:
         float32: a scalar, or [...] with reduction "none". A row whose label is outside [0, valid_vocab) is NaN, and so are its
         gradient and what it is reduced to: a traced program cannot raise.
@@ -76,14 +85,19 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    given: dict[str, Any] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
-    given |= {
-        "reduction": reduction,
+    given: dict[str, Any] = {
+        # generated: values of cross_entropy
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "num_items": num_items,
+        "reduction": reduction,
+        # end of generated
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
     if is_probabilities(labels):
@@ -117,21 +131,23 @@ def linear_cross_entropy(
     bias: Array | None = None,
     head_layout: str = "HV",
     weight: Array | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
     token_weights: Array | None = None,
-    num_items: Number | None = None,
+    compute_dtype: DTypeLike | None = None,
+    grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
+    # generated: arguments of cross_entropy
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    compute_dtype: DTypeLike | None = None,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: Number | None = None,
+    reduction: str = "mean",
+    # end of generated
 ) -> Array:
     """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
@@ -149,14 +165,19 @@ def linear_cross_entropy(
     dtypes; one that is not asked for costs nothing. Those of head and bias are summed in float32 and rounded once; a row whose
     label is out of range makes them NaN.
     """
-    given: dict[str, Any] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
-    given |= {
-        "reduction": reduction,
+    given: dict[str, Any] = {
+        # generated: values of cross_entropy
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "num_items": num_items,
+        "reduction": reduction,
+        # end of generated
     }
     vectors = {"class_weights": weight, "token_weights": token_weights}
     spec = Spec(0, head_layout=head_layout, compute_dtype=compute_dtype)
@@ -190,14 +211,16 @@ def logprobs(
     labels: Array,
     *,
     outputs: Iterable[str] = ("logp",),
-    ignore_index: int = -100,
+    implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
+    # generated: arguments of logprobs
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
+    ignore_index: int = -100,
+    # end of generated
 ) -> RowOutputs:
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
@@ -207,12 +230,28 @@ def logprobs(
 
     The other arguments and the errors: `cross_entropy`.
 
+    Options, of which a Number may be an array of one element, which may be traced:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
+            logits.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+
     Returns:
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
     """
-    given = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
+    given = {
+        # generated: values of logprobs
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        # end of generated
+    }
     return rows_of(
         "logprobs",
         Logits(logits),
@@ -232,23 +271,32 @@ def linear_logprobs(
     bias: Array | None = None,
     head_layout: str = "HV",
     outputs: Iterable[str] = ("logp",),
-    ignore_index: int = -100,
+    compute_dtype: DTypeLike | None = None,
+    implementation: str | Iterable[str] | None = None,
+    vocab_axis: str | None = None,
+    # generated: arguments of logprobs
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
-    compute_dtype: DTypeLike | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
+    ignore_index: int = -100,
+    # end of generated
 ) -> RowOutputs:
     """`logprobs` of the logits hidden @ head + bias, which are never held.
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
-    given = logit_options(
-        ignore_index, logit_scale, softcap, temperature, temperature_on, valid_vocab
-    )
+    given = {
+        # generated: values of logprobs
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        # end of generated
+    }
     return rows_of(
         "linear_logprobs",
         LmHead(hidden, head, bias),

@@ -9,7 +9,6 @@ from typing import Any
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss._core.functions import logit_options
 from tileloss.jax._apply_pair import pair_loss_of
 from tileloss.jax._beside import teacher_head as checked_head
 from tileloss.jax._beside import teacher_logits
@@ -23,26 +22,28 @@ def distillation(
     teacher: Array,
     labels: Array | None = None,
     *,
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
     mask: Array | None = None,
     token_weights: Array | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
-    teacher_temperature: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    valid_vocab: int | None = None,
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    # generated: arguments of distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    # end of generated
 ) -> Array | tuple[Array, DistillationRows]:
     """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
 
@@ -66,14 +67,8 @@ def distillation(
             mode.
         teacher: the teacher's logits, of the same shape and dtype. Their gradient is 0, as under `jax.lax.stop_gradient`.
         labels: [...] integers; needed where alpha is not 0. Rows with ``ignore_index`` are not read: they may hold NaN.
-        alpha: in [0, 1]: a number, or an array of one element, which may be traced; so may ``num_items`` and the temperatures.
-        label_temperature: that of the cross-entropy, its log p_y and the row output ``logp``, such as 1 beside a divergence at
-            a higher one (Hinton et al., 2015). None: ``temperature``.
         mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
         token_weights: [...] or flat [N] w.
-        reduction: "none", "sum" or "mean": over the sum of w_i of the rows in use, or over ``num_items``.
-        teacher_temperature: None: ``temperature``.
-        scale_by_temperature_squared: multiply D by ``temperature`` squared, as some recipes do.
         outputs: names of `DistillationRows`: what else to return of each row.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): the backward then only scales
             it. Default None: True, as on the CPU a backward of its own makes all sums again; but False for float16, which a
@@ -81,7 +76,26 @@ def distillation(
         implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu" or "xla". There are no Pallas
             kernels of this loss: "xla" runs on TPUs.
 
-    The other arguments: `cross_entropy`.
+    Options, of which a Number may be an array of one element, which may be traced:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+        divergence: of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
+            total_variation; default forward_kl.
+        reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
+        beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
+        alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
+        label_temperature: of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; None: temperature.
+        teacher_logit_scale: multiplies the teacher's logits; 0 is refused; >= 0; default 1.
+        teacher_softcap: as softcap, of the teacher; 0 is off; >= 0; default 0.
+        teacher_temperature: as temperature, of the teacher; > 0; None: the student's.
+        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
+            False.
+
+    What is not said here is as in `cross_entropy`.
 
     Returns:
         float32: a scalar, or [...] with reduction "none"; with ``outputs``, (loss, DistillationRows). A row whose label is
@@ -90,20 +104,24 @@ def distillation(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    given: dict[str, Any] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
-    )
-    given |= {
+    given: dict[str, Any] = {
+        # generated: values of distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "divergence": divergence,
+        "reduction": reduction,
         "beta": beta,
         "alpha": alpha,
         "label_temperature": label_temperature,
-        "reduction": reduction,
-        "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,
         "teacher_softcap": teacher_softcap,
         "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
+        # end of generated
     }
     loss, found = pair_loss_of(
         "distillation",
@@ -129,27 +147,29 @@ def linear_distillation(
     bias: Array | None = None,
     teacher_bias: Array | None = None,
     head_layout: str = "HV",
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
     mask: Array | None = None,
     token_weights: Array | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
-    teacher_temperature: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    valid_vocab: int | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    # generated: arguments of distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    # end of generated
 ) -> Array | tuple[Array, DistillationRows]:
     """`distillation` of the logits hidden @ head + bias from teacher_hidden @ teacher_head + teacher_bias.
 
@@ -170,20 +190,24 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head and bias, in their dtypes;
     one that is not asked for costs nothing. The teacher's are 0.
     """
-    given: dict[str, Any] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
-    )
-    given |= {
+    given: dict[str, Any] = {
+        # generated: values of distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "divergence": divergence,
+        "reduction": reduction,
         "beta": beta,
         "alpha": alpha,
         "label_temperature": label_temperature,
-        "reduction": reduction,
-        "num_items": num_items,
         "teacher_logit_scale": teacher_logit_scale,
         "teacher_softcap": teacher_softcap,
         "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
+        # end of generated
     }
     loss, found = pair_loss_of(
         "linear_distillation",

@@ -10,53 +10,59 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss._core.functions import FUNCTIONS, check_option_names, lists_options
+from tileloss._core.functions import FUNCTIONS
 from tileloss.jax._apply import loss_of
 from tileloss.jax._differentiated import with_results_checked
+from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
 
+# fmt: off
 @overload
 def policy_loss(
-    logits: Array,
-    labels: Array,
-    advantages: Array,
-    *,
-    mask: Array | None = ...,
-    old_logp: Array | None = ...,
-    ref_logp: Array | None = ...,
-    sampler_logp: Array | None = ...,
-    sequence_offsets: Array | None = ...,
-    preset: str | None = ...,
-    return_metrics: Literal[False] = ...,
-    grad_in_forward: bool | None = ...,
-    implementation: str | Iterable[str] | None = ...,
-    vocab_axis: str | None = ...,
-    **options: Any,
+    logits: Array, labels: Array, advantages: Array, *,
+    mask: Array | None = ..., old_logp: Array | None = ..., ref_logp: Array | None = ...,
+    sampler_logp: Array | None = ..., sequence_offsets: Array | None = ..., preset: str | None = ...,
+    return_metrics: Literal[False] = ..., grad_in_forward: bool | None = ...,
+    implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
+    # generated: stubs of policy_loss
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
+    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
+    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
+    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
+    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
+    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
+    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
+    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
+    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
+    # end of generated
 ) -> Array: ...
-
-
 @overload
 def policy_loss(
-    logits: Array,
-    labels: Array,
-    advantages: Array,
-    *,
-    mask: Array | None = ...,
-    old_logp: Array | None = ...,
-    ref_logp: Array | None = ...,
-    sampler_logp: Array | None = ...,
-    sequence_offsets: Array | None = ...,
-    preset: str | None = ...,
-    return_metrics: Literal[True],
-    grad_in_forward: bool | None = ...,
-    implementation: str | Iterable[str] | None = ...,
-    vocab_axis: str | None = ...,
-    **options: Any,
+    logits: Array, labels: Array, advantages: Array, *,
+    mask: Array | None = ..., old_logp: Array | None = ..., ref_logp: Array | None = ...,
+    sampler_logp: Array | None = ..., sequence_offsets: Array | None = ..., preset: str | None = ...,
+    return_metrics: Literal[True], grad_in_forward: bool | None = ...,
+    implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
+    # generated: stubs of policy_loss
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
+    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
+    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
+    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
+    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
+    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
+    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
+    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
+    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
+    # end of generated
 ) -> tuple[Array, dict[str, Array]]: ...
-
-
-@lists_options
+# fmt: on
 def policy_loss(
     logits: Array,
     labels: Array,
@@ -72,7 +78,47 @@ def policy_loss(
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    **options: Any,
+    # generated: arguments of policy_loss
+    logit_scale: float | None = None,
+    softcap: float | None = None,
+    temperature: Number | None = None,
+    temperature_on: str | None = None,
+    valid_vocab: int | None = None,
+    ignore_index: int | None = None,
+    kind: str | None = None,
+    ratio_level: str | None = None,
+    aggregation: str | None = None,
+    advantage_level: str | None = None,
+    cispo_cap: str | None = None,
+    epsilon_low: Number | None = None,
+    epsilon_high: Number | None = None,
+    delta: Number | None = None,
+    dual_clip: Number | None = None,
+    cap_low: Number | None = None,
+    tau_pos: float | None = None,
+    tau_neg: float | None = None,
+    vespo_k_pos: float | None = None,
+    vespo_lambda_pos: float | None = None,
+    vespo_k_neg: float | None = None,
+    vespo_lambda_neg: float | None = None,
+    log_ratio_clamp: float | None = None,
+    sampler_correction: str | None = None,
+    sampler_level: str | None = None,
+    sampler_min: float | None = None,
+    sampler_max: float | None = None,
+    off_policy_threshold: float | None = None,
+    entropy_quantile: float | None = None,
+    entropy_threshold: Number | None = None,
+    beta: Number | None = None,
+    kl_estimator: str | None = None,
+    kl_importance: bool | None = None,
+    kl_log_ratio_clamp: float | None = None,
+    kl_clamp: float | None = None,
+    entropy_coef: Number | None = None,
+    entropy_reduction: str | None = None,
+    num_items: Number | None = None,
+    max_length: int | None = None,
+    # end of generated
 ) -> Array | tuple[Array, dict[str, Array]]:
     """A policy loss of the GRPO family: with rho = exp(logp - old_logp), A the advantage, for each token
 
@@ -91,11 +137,57 @@ def policy_loss(
             the engine that sampled. Without old_logp the new logp stands in, so rho = 1 with a gradient.
         sequence_offsets: [S+1] integers, may be traced: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last; all rows
             are NaN where traced ones cannot be. Default: the batch's rows.
-        preset: a kind, a ratio level and an aggregation by the name of the method, on top of which options apply.
         return_metrics: also return a dict of float32 scalars: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
         grad_in_forward, implementation, vocab_axis: as `tileloss.jax.cross_entropy`.
-        **options: by their names in docs/users/losses.md; absent or None: the default, or the preset's. Those that change from
-            step to step (temperature, num_items, epsilon_low, beta, ...) may be arrays of one element, traced or not.
+
+    Options, each None for its default or the preset's; a Number may be an array of one element, traced or not:
+        preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: the method's name, and what it sets of
+            these; one that is given counts.
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
+            logits.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+        kind: the objective l; one of clip, cispo, sapo, vespo, reinforce; default clip.
+        ratio_level: sequence: rho_b = exp(mean of log rho over the sequence), as GSPO; one of token, sequence; default token.
+        aggregation: how tokens become the loss; one of seq_mean_token_mean, token_mean, seq_mean_token_sum_norm,
+            seq_mean_token_sum, sum, none; default seq_mean_token_mean.
+        advantage_level: sequence: advantages [B]; token: [N]; one of token, sequence; default as the shape of the advantages
+            says.
+        cispo_cap: raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; one of raw, one_plus; default raw.
+        epsilon_low: clip: rho is clipped at 1 - epsilon_low; >= 0; default 0.2.
+        epsilon_high: clip: and at 1 + epsilon_high; cispo: the cap; >= 0; None: 0.2, but cispo requires it.
+        delta: clip: upper bound of rho; > 0; None: off.
+        dual_clip: clip: bounds the loss by -dual_clip A where A < 0; > 1; None: off.
+        cap_low: cispo: lower bound of rho; >= 0; None: off.
+        tau_pos: sapo: tau where A > 0; > 0; default 1.
+        tau_neg: sapo: tau elsewhere; > 0; default 1.05.
+        vespo_k_pos: vespo: k where A >= 0; >= 0; default 2.
+        vespo_lambda_pos: vespo: lambda there, floored at 1e-4; >= 0; default 3.
+        vespo_k_neg: vespo: k where A < 0; >= 0; default 3.
+        vespo_lambda_neg: vespo: lambda there, floored at 1e-4; >= 0; default 2.
+        log_ratio_clamp: clamps log rho of each token to [-x, x]; > 0; None: off.
+        sampler_correction: factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0
+            outside; one of off, truncate, mask; default off.
+        sampler_level: of whose r: each token's or its sequence's; one of token, sequence; default token.
+        sampler_min: lower bound of r, inclusive; >= 0; None: none.
+        sampler_max: upper bound of r, inclusive; >= 0; None: none.
+        off_policy_threshold: drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; None:
+            off.
+        entropy_quantile: q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; None: off.
+        entropy_threshold: keeps tokens whose entropy is at least this; not together with entropy_quantile; None: off.
+        beta: coefficient of the KL to ref_logp, which it needs; >= 0; default 0.
+        kl_estimator: d = ref_logp - logp: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1; one of k1, k2, k3; default k3.
+        kl_importance: multiplies the KL by rho, differentiated; default False.
+        kl_log_ratio_clamp: clamps d to [-x, x]; > 0; None: off.
+        kl_clamp: clamps the KL to [-x, x]; > 0; None: off.
+        entropy_coef: adds -entropy_coef * H; default 0.
+        entropy_reduction: of H: over the tokens that the entropy mask keeps, or inside each token's loss; one of token_mean,
+            as_loss; default token_mean.
+        num_items: the denominator of token_mean and sum, not floored; >= 0; None: the tokens are counted, sum divides by 1.
+        max_length: L_max of seq_mean_token_sum_norm; >= 1; None: sequence_length.
 
     Returns:
         float32: a scalar, or the labels' shape with aggregation "none"; with return_metrics a pair.
@@ -103,6 +195,49 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
+    options = {
+        # generated: values of policy_loss
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "kind": kind,
+        "ratio_level": ratio_level,
+        "aggregation": aggregation,
+        "advantage_level": advantage_level,
+        "cispo_cap": cispo_cap,
+        "epsilon_low": epsilon_low,
+        "epsilon_high": epsilon_high,
+        "delta": delta,
+        "dual_clip": dual_clip,
+        "cap_low": cap_low,
+        "tau_pos": tau_pos,
+        "tau_neg": tau_neg,
+        "vespo_k_pos": vespo_k_pos,
+        "vespo_lambda_pos": vespo_lambda_pos,
+        "vespo_k_neg": vespo_k_neg,
+        "vespo_lambda_neg": vespo_lambda_neg,
+        "log_ratio_clamp": log_ratio_clamp,
+        "sampler_correction": sampler_correction,
+        "sampler_level": sampler_level,
+        "sampler_min": sampler_min,
+        "sampler_max": sampler_max,
+        "off_policy_threshold": off_policy_threshold,
+        "entropy_quantile": entropy_quantile,
+        "entropy_threshold": entropy_threshold,
+        "beta": beta,
+        "kl_estimator": kl_estimator,
+        "kl_importance": kl_importance,
+        "kl_log_ratio_clamp": kl_log_ratio_clamp,
+        "kl_clamp": kl_clamp,
+        "entropy_coef": entropy_coef,
+        "entropy_reduction": entropy_reduction,
+        "num_items": num_items,
+        "max_length": max_length,
+        # end of generated
+    }
     return _policy_loss(
         "policy_loss",
         Logits(logits),
@@ -124,55 +259,52 @@ def policy_loss(
     )
 
 
+# fmt: off
 @overload
 def linear_policy_loss(
-    hidden: Array,
-    head: Array,
-    labels: Array,
-    advantages: Array,
-    *,
-    bias: Array | None = ...,
-    head_layout: str = ...,
-    mask: Array | None = ...,
-    old_logp: Array | None = ...,
-    ref_logp: Array | None = ...,
-    sampler_logp: Array | None = ...,
-    sequence_offsets: Array | None = ...,
-    preset: str | None = ...,
-    return_metrics: Literal[False] = ...,
-    compute_dtype: DTypeLike | None = ...,
-    grad_in_forward: bool | None = ...,
-    implementation: str | Iterable[str] | None = ...,
-    vocab_axis: str | None = ...,
-    **options: Any,
+    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = ..., head_layout: str = ...,
+    mask: Array | None = ..., old_logp: Array | None = ..., ref_logp: Array | None = ...,
+    sampler_logp: Array | None = ..., sequence_offsets: Array | None = ..., preset: str | None = ...,
+    return_metrics: Literal[False] = ..., compute_dtype: DTypeLike | None = ..., grad_in_forward: bool | None = ...,
+    implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
+    # generated: stubs of policy_loss
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
+    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
+    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
+    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
+    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
+    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
+    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
+    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
+    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
+    # end of generated
 ) -> Array: ...
-
-
 @overload
 def linear_policy_loss(
-    hidden: Array,
-    head: Array,
-    labels: Array,
-    advantages: Array,
-    *,
-    bias: Array | None = ...,
-    head_layout: str = ...,
-    mask: Array | None = ...,
-    old_logp: Array | None = ...,
-    ref_logp: Array | None = ...,
-    sampler_logp: Array | None = ...,
-    sequence_offsets: Array | None = ...,
-    preset: str | None = ...,
-    return_metrics: Literal[True],
-    compute_dtype: DTypeLike | None = ...,
-    grad_in_forward: bool | None = ...,
-    implementation: str | Iterable[str] | None = ...,
-    vocab_axis: str | None = ...,
-    **options: Any,
+    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = ..., head_layout: str = ...,
+    mask: Array | None = ..., old_logp: Array | None = ..., ref_logp: Array | None = ...,
+    sampler_logp: Array | None = ..., sequence_offsets: Array | None = ..., preset: str | None = ...,
+    return_metrics: Literal[True], compute_dtype: DTypeLike | None = ..., grad_in_forward: bool | None = ...,
+    implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
+    # generated: stubs of policy_loss
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
+    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
+    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
+    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
+    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
+    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
+    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
+    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
+    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
+    # end of generated
 ) -> tuple[Array, dict[str, Array]]: ...
-
-
-@lists_options
+# fmt: on
 def linear_policy_loss(
     hidden: Array,
     head: Array,
@@ -192,13 +324,96 @@ def linear_policy_loss(
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    **options: Any,
+    # generated: arguments of policy_loss
+    logit_scale: float | None = None,
+    softcap: float | None = None,
+    temperature: Number | None = None,
+    temperature_on: str | None = None,
+    valid_vocab: int | None = None,
+    ignore_index: int | None = None,
+    kind: str | None = None,
+    ratio_level: str | None = None,
+    aggregation: str | None = None,
+    advantage_level: str | None = None,
+    cispo_cap: str | None = None,
+    epsilon_low: Number | None = None,
+    epsilon_high: Number | None = None,
+    delta: Number | None = None,
+    dual_clip: Number | None = None,
+    cap_low: Number | None = None,
+    tau_pos: float | None = None,
+    tau_neg: float | None = None,
+    vespo_k_pos: float | None = None,
+    vespo_lambda_pos: float | None = None,
+    vespo_k_neg: float | None = None,
+    vespo_lambda_neg: float | None = None,
+    log_ratio_clamp: float | None = None,
+    sampler_correction: str | None = None,
+    sampler_level: str | None = None,
+    sampler_min: float | None = None,
+    sampler_max: float | None = None,
+    off_policy_threshold: float | None = None,
+    entropy_quantile: float | None = None,
+    entropy_threshold: Number | None = None,
+    beta: Number | None = None,
+    kl_estimator: str | None = None,
+    kl_importance: bool | None = None,
+    kl_log_ratio_clamp: float | None = None,
+    kl_clamp: float | None = None,
+    entropy_coef: Number | None = None,
+    entropy_reduction: str | None = None,
+    num_items: Number | None = None,
+    max_length: int | None = None,
+    # end of generated
 ) -> Array | tuple[Array, dict[str, Array]]:
     """`policy_loss` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
     Args: the head's as `tileloss.jax.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
     tokens. Tokens that are masked or ignored may hold NaN.
     """
+    options = {
+        # generated: values of policy_loss
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "temperature_on": temperature_on,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "kind": kind,
+        "ratio_level": ratio_level,
+        "aggregation": aggregation,
+        "advantage_level": advantage_level,
+        "cispo_cap": cispo_cap,
+        "epsilon_low": epsilon_low,
+        "epsilon_high": epsilon_high,
+        "delta": delta,
+        "dual_clip": dual_clip,
+        "cap_low": cap_low,
+        "tau_pos": tau_pos,
+        "tau_neg": tau_neg,
+        "vespo_k_pos": vespo_k_pos,
+        "vespo_lambda_pos": vespo_lambda_pos,
+        "vespo_k_neg": vespo_k_neg,
+        "vespo_lambda_neg": vespo_lambda_neg,
+        "log_ratio_clamp": log_ratio_clamp,
+        "sampler_correction": sampler_correction,
+        "sampler_level": sampler_level,
+        "sampler_min": sampler_min,
+        "sampler_max": sampler_max,
+        "off_policy_threshold": off_policy_threshold,
+        "entropy_quantile": entropy_quantile,
+        "entropy_threshold": entropy_threshold,
+        "beta": beta,
+        "kl_estimator": kl_estimator,
+        "kl_importance": kl_importance,
+        "kl_log_ratio_clamp": kl_log_ratio_clamp,
+        "kl_clamp": kl_clamp,
+        "entropy_coef": entropy_coef,
+        "entropy_reduction": entropy_reduction,
+        "num_items": num_items,
+        "max_length": max_length,
+        # end of generated
+    }
     return _policy_loss(
         "linear_policy_loss",
         LmHead(hidden, head, bias),
@@ -238,7 +453,6 @@ def _policy_loss(
     vocab_axis: str | None,
     head: Spec | None = None,
 ) -> Array | tuple[Array, dict[str, Array]]:
-    check_option_names(function, options)
     advantages, given = jnp.asarray(advantages), dict(options)
     if given.get("advantage_level") is None:
         # [B, 1] of [B, 1] labels: either.

@@ -9,7 +9,6 @@ from typing import Any
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss._core.functions import logit_options
 from tileloss.jax._apply_pair import pair_loss_of
 from tileloss.jax._beside import teacher_columns
 from tileloss.jax._rows.arithmetic import Number
@@ -23,24 +22,26 @@ def sparse_distillation(
     teacher_logprobs: Array,
     labels: Array | None = None,
     *,
-    tail: str = "lump",
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
     mask: Array | None = None,
     token_weights: Array | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    scale_by_temperature_squared: bool = False,
-    valid_vocab: int | None = None,
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    # generated: arguments of sparse_distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    tail: str = "lump",
+    # end of generated
 ) -> Array | tuple[Array, DistillationRows]:
     """`distillation` from a teacher of which only K columns of each row are known.
 
@@ -57,21 +58,42 @@ def sparse_distillation(
         teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.
         labels: [...]; needed where alpha is not 0. Their cross-entropy is of the whole softmax.
 
+    Options, of which a Number may be an array of one element, which may be traced:
+        logit_scale: multiplies the logits; > 0; default 1.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
+        temperature: T, divides the logits; > 0; default 1.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
+        ignore_index: rows with this label are neither read nor counted; default -100.
+        divergence: of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
+            total_variation; default forward_kl.
+        reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
+        beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
+        alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
+        label_temperature: of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; None: temperature.
+        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
+            False.
+        tail: what becomes of the columns that are not known; one of lump, ignore, renormalise; default lump.
+
     The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
     there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
     """
-    given: dict[str, Any] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
-    )
-    given |= {
+    given: dict[str, Any] = {
+        # generated: values of sparse_distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "divergence": divergence,
+        "reduction": reduction,
         "beta": beta,
         "alpha": alpha,
         "label_temperature": label_temperature,
-        "reduction": reduction,
         "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
         "tail": tail,
+        # end of generated
     }
     loss, found = pair_loss_of(
         "sparse_distillation",
@@ -96,42 +118,48 @@ def linear_sparse_distillation(
     *,
     bias: Array | None = None,
     head_layout: str = "HV",
-    tail: str = "lump",
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    alpha: Number = 0.0,
-    label_temperature: Number | None = None,
     mask: Array | None = None,
     token_weights: Array | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    num_items: Number | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    scale_by_temperature_squared: bool = False,
-    valid_vocab: int | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
+    # generated: arguments of sparse_distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
+    tail: str = "lump",
+    # end of generated
 ) -> Array | tuple[Array, DistillationRows]:
     """`sparse_distillation` of the logits hidden @ head + bias, held for some rows at a time alone.
 
     Arguments: `linear_distillation`, `sparse_distillation`.
     """
-    given: dict[str, Any] = logit_options(
-        ignore_index, logit_scale, softcap, temperature, "logits", valid_vocab
-    )
-    given |= {
+    given: dict[str, Any] = {
+        # generated: values of sparse_distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
         "divergence": divergence,
+        "reduction": reduction,
         "beta": beta,
         "alpha": alpha,
         "label_temperature": label_temperature,
-        "reduction": reduction,
         "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
         "tail": tail,
+        # end of generated
     }
     loss, found = pair_loss_of(
         "linear_sparse_distillation",
