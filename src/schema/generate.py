@@ -42,6 +42,7 @@ WITH_REGIONS = (
             "jax/policy",
             "jax/sparse_distillation",
             "torch/cross_entropy",
+            "torch/distributed/distillation",
             "torch/distributed/functions",
             "torch/distributed/policy",
             "torch/distillation",

@@ -28,7 +28,22 @@ def distillation(
     token_weights: Tensor | None = None,
     outputs: Iterable[str] = (),
     inplace_backward: bool = False,
-    # generated: arguments of distillation
+    # generated: arguments of distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
     # end of generated
 ) -> Any:
     """`tileloss.torch.distillation` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
@@ -56,7 +71,22 @@ def distillation(
         that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
     """
     options: dict[str, Value] = {
-        # generated: values of distillation
+        # generated: values of distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "divergence": divergence,
+        "reduction": reduction,
+        "beta": beta,
+        "alpha": alpha,
+        "label_temperature": label_temperature,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
     names = tuple([outputs] if isinstance(outputs, str) else outputs)
@@ -91,7 +121,22 @@ def linear_distillation(
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
-    # generated: arguments of distillation
+    # generated: arguments of distillation but temperature_on
+    logit_scale: float = 1.0,
+    softcap: float = 0.0,
+    temperature: Number = 1.0,
+    valid_vocab: int | None = None,
+    ignore_index: int = -100,
+    divergence: str = "forward_kl",
+    reduction: str = "mean",
+    beta: float = 0.5,
+    alpha: Number = 0.0,
+    label_temperature: Number | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_softcap: float = 0.0,
+    teacher_temperature: Number | None = None,
+    num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
     # end of generated
 ) -> Any:
     """`distillation` of this module with both LM heads cut over the group by their classes, alike.
@@ -108,7 +153,22 @@ def linear_distillation(
     other arguments, the result and the errors: `distillation` of this module.
     """
     options: dict[str, Value] = {
-        # generated: values of distillation
+        # generated: values of distillation but temperature_on
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "temperature": temperature,
+        "valid_vocab": valid_vocab,
+        "ignore_index": ignore_index,
+        "divergence": divergence,
+        "reduction": reduction,
+        "beta": beta,
+        "alpha": alpha,
+        "label_temperature": label_temperature,
+        "teacher_logit_scale": teacher_logit_scale,
+        "teacher_softcap": teacher_softcap,
+        "teacher_temperature": teacher_temperature,
+        "num_items": num_items,
+        "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
     names = tuple([outputs] if isinstance(outputs, str) else outputs)
