@@ -215,30 +215,6 @@ Status call(const char* function, Pass pass, const tileloss_args& c_args, const 
   return Status(tileloss_call(function, static_cast<tileloss_pass>(pass), &c_args, &options, run.c_plan(), &c_run));
 }
 
-// A function of the library, called as function(args, options, run).
-template <class Args, Pass kPass>
-struct Function {
-  Status operator()(const Args& args, const typename Args::Options& options = {}, const RunOptions& run = {}) const noexcept {
-    return call(Args::kFunction, kPass, args.c(), options, run);
-  }
-};
-
-// The same, fused with the LM head: function(head, args, options, run), of two heads function(head, teacher, args, options, run).
-template <class Args, Pass kPass>
-struct LinearFunction {
-  Status operator()(const LinearHead& head, const Args& args, const typename Args::Options& options = {},
-                    const RunOptions& run = {}) const noexcept {
-    return call(Args::kLinearFunction, kPass, head.c(args), options, run);
-  }
-};
-template <Pass kPass>
-struct LinearFunction<DistillationArgs, kPass> {
-  Status operator()(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
-                    const DistillationOptions& options = {}, const RunOptions& run = {}) const noexcept {
-    return call(DistillationArgs::kLinearFunction, kPass, teacher.c(head, args), options, run);
-  }
-};
-
 }  // namespace detail
 
 // Validates shapes, types and options without touching data (views may hold null) and says what a call would do. Errors:
@@ -261,36 +237,67 @@ inline PlanResult linear_plan(Pass pass, const LinearHead& head, const TeacherHe
   return detail::make_plan(DistillationArgs::kLinearFunction, pass, teacher.c(head, args), options, wishes, executor);
 }
 
-// The functions: cross_entropy(args, options, run), of which the last two may be left out, is the forward; *_backward gives the
-// gradients for the upstream ones, *_value_and_grad both at once, each row while it is in cache, the fast way to train, and
-// *_from_row_state the forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it.
-// linear_* are fused with the LM head: linear_cross_entropy(head, args, options, run), `args` without logits and dlogits, and
-// linear_distillation(head, teacher, args, options, run); docs/users/memory.md says what such a call holds. Errors: those of
-// plan, kLabelOutOfRange naming row and label before anything is written, kPlanMismatch, kOutOfMemory.
+// The functions. cross_entropy, ... is the forward, *_backward gives the gradients for the upstream ones, *_value_and_grad both
+// at once, each row while it is in cache: the fast way to train; *_from_row_state gives the forward's outputs from args.row_state
+// alone, once the states of all vocabulary shards are merged in it. linear_* are fused with the LM head: `args` without logits
+// and dlogits; docs/users/memory.md says what a call holds. Errors: those of plan, kLabelOutOfRange naming row and label before
+// anything is written, kPlanMismatch, kOutOfMemory.
 
 // generated: functions in C++, by ./dev generate from src/schema/table.toml
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
 // written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C
 // over C classes.
-inline constexpr detail::Function<LogprobsArgs, Pass::kForward> logprobs{};
-inline constexpr detail::Function<LogprobsArgs, Pass::kBackward> logprobs_backward{};
-inline constexpr detail::Function<LogprobsArgs, Pass::kFromRowState> logprobs_from_row_state{};
+inline Status logprobs(const LogprobsArgs& args, const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("logprobs", Pass::kForward, args.c(), options, run);
+}
+inline Status logprobs_backward(const LogprobsArgs& args, const LogprobsOptions& options = {},
+                                const RunOptions& run = {}) noexcept {
+  return detail::call("logprobs", Pass::kBackward, args.c(), options, run);
+}
+inline Status logprobs_from_row_state(const LogprobsArgs& args, const LogprobsOptions& options = {},
+                                      const RunOptions& run = {}) noexcept {
+  return detail::call("logprobs", Pass::kFromRowState, args.c(), options, run);
+}
 
 // loss_i = w_i [ (1-s) c_y (-logp_i) + (s/V) sum_j c_j (-log p_ij) ] + zeta w_i lse_i^2, reduced. mean divides the first part by
 // the sum of w_i c_y (as PyTorch) and the second by the sum of w_i (as Liger) over the rows that are not ignored, both by
 // num_items when given; a denominator of 0 gives 0.
-inline constexpr detail::Function<CrossEntropyArgs, Pass::kForward> cross_entropy{};
-inline constexpr detail::Function<CrossEntropyArgs, Pass::kBackward> cross_entropy_backward{};
-inline constexpr detail::Function<CrossEntropyArgs, Pass::kValueAndGrad> cross_entropy_value_and_grad{};
-inline constexpr detail::Function<CrossEntropyArgs, Pass::kFromRowState> cross_entropy_from_row_state{};
+inline Status cross_entropy(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                            const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kForward, args.c(), options, run);
+}
+inline Status cross_entropy_backward(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                     const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kBackward, args.c(), options, run);
+}
+inline Status cross_entropy_value_and_grad(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                           const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kValueAndGrad, args.c(), options, run);
+}
+inline Status cross_entropy_from_row_state(const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                           const RunOptions& run = {}) noexcept {
+  return detail::call("cross_entropy", Pass::kFromRowState, args.c(), options, run);
+}
 
 // The GRPO family. Per token: l * (off-policy mask) * (entropy mask) * (sampler ratio) + beta * KL - entropy bonus, aggregated
 // over sequences and tokens; docs/users/losses.md has every formula. Losses whose coefficients need other rows (ratio_level
 // sequence, vespo, off_policy_threshold, entropy_quantile) sweep the logits twice, all others once.
-inline constexpr detail::Function<PolicyLossArgs, Pass::kForward> policy_loss{};
-inline constexpr detail::Function<PolicyLossArgs, Pass::kBackward> policy_loss_backward{};
-inline constexpr detail::Function<PolicyLossArgs, Pass::kValueAndGrad> policy_loss_value_and_grad{};
-inline constexpr detail::Function<PolicyLossArgs, Pass::kFromRowState> policy_loss_from_row_state{};
+inline Status policy_loss(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                          const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kForward, args.c(), options, run);
+}
+inline Status policy_loss_backward(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                   const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kBackward, args.c(), options, run);
+}
+inline Status policy_loss_value_and_grad(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                         const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kValueAndGrad, args.c(), options, run);
+}
+inline Status policy_loss_from_row_state(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                         const RunOptions& run = {}) noexcept {
+  return detail::call("policy_loss", Pass::kFromRowState, args.c(), options, run);
+}
 
 // Distillation: the divergence of the student's distribution (logits) from the teacher's (teacher_logits), alone or mixed with
 // the cross-entropy of the labels:
@@ -302,50 +309,142 @@ inline constexpr detail::Function<PolicyLossArgs, Pass::kFromRowState> policy_lo
 // teacher and, where it has a temperature of its own, the label; the caller merges them. A forward with those as row_state and
 // pair_state, and nothing else asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and
 // outputs, and each shard's backward its gradient.
-inline constexpr detail::Function<DistillationArgs, Pass::kForward> distillation{};
-inline constexpr detail::Function<DistillationArgs, Pass::kBackward> distillation_backward{};
-inline constexpr detail::Function<DistillationArgs, Pass::kValueAndGrad> distillation_value_and_grad{};
+inline Status distillation(const DistillationArgs& args, const DistillationOptions& options = {},
+                           const RunOptions& run = {}) noexcept {
+  return detail::call("distillation", Pass::kForward, args.c(), options, run);
+}
+inline Status distillation_backward(const DistillationArgs& args, const DistillationOptions& options = {},
+                                    const RunOptions& run = {}) noexcept {
+  return detail::call("distillation", Pass::kBackward, args.c(), options, run);
+}
+inline Status distillation_value_and_grad(const DistillationArgs& args, const DistillationOptions& options = {},
+                                          const RunOptions& run = {}) noexcept {
+  return detail::call("distillation", Pass::kValueAndGrad, args.c(), options, run);
+}
 
 // Cross-entropy with class probabilities q (target_probs) instead of labels, as PyTorch has it:
 //   loss_i = w_i sum_j c_j q'_j (-log p_ij),  q' = (1-s) q + s/V
 // with label smoothing s, class weights c, token weights w. mean divides by the sum of the w_i of the rows in use (PyTorch: their
 // number), or by num_items; 0 where that is 0. q need not sum to 1; q'_j = 0 has no part in the sum. Labels are of no use but for
 // ignore_index and the row outputs logp and correct. Shards of the vocabulary: as distillation's.
-inline constexpr detail::Function<SoftCrossEntropyArgs, Pass::kForward> soft_cross_entropy{};
-inline constexpr detail::Function<SoftCrossEntropyArgs, Pass::kBackward> soft_cross_entropy_backward{};
-inline constexpr detail::Function<SoftCrossEntropyArgs, Pass::kValueAndGrad> soft_cross_entropy_value_and_grad{};
+inline Status soft_cross_entropy(const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                                 const RunOptions& run = {}) noexcept {
+  return detail::call("soft_cross_entropy", Pass::kForward, args.c(), options, run);
+}
+inline Status soft_cross_entropy_backward(const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                                          const RunOptions& run = {}) noexcept {
+  return detail::call("soft_cross_entropy", Pass::kBackward, args.c(), options, run);
+}
+inline Status soft_cross_entropy_value_and_grad(const SoftCrossEntropyArgs& args, const SoftCrossEntropyOptions& options = {},
+                                                const RunOptions& run = {}) noexcept {
+  return detail::call("soft_cross_entropy", Pass::kValueAndGrad, args.c(), options, run);
+}
 
 // Distillation from a teacher of which K columns are known, by teacher_ids and teacher_logprobs: distillation's formula and
 // options, without a transform of the teacher's, with options.tail for the other columns. Cross-entropy is of the whole p.
-inline constexpr detail::Function<SparseDistillationArgs, Pass::kForward> sparse_distillation{};
-inline constexpr detail::Function<SparseDistillationArgs, Pass::kBackward> sparse_distillation_backward{};
-inline constexpr detail::Function<SparseDistillationArgs, Pass::kValueAndGrad> sparse_distillation_value_and_grad{};
+inline Status sparse_distillation(const SparseDistillationArgs& args, const SparseDistillationOptions& options = {},
+                                  const RunOptions& run = {}) noexcept {
+  return detail::call("sparse_distillation", Pass::kForward, args.c(), options, run);
+}
+inline Status sparse_distillation_backward(const SparseDistillationArgs& args, const SparseDistillationOptions& options = {},
+                                           const RunOptions& run = {}) noexcept {
+  return detail::call("sparse_distillation", Pass::kBackward, args.c(), options, run);
+}
+inline Status sparse_distillation_value_and_grad(const SparseDistillationArgs& args,
+                                                 const SparseDistillationOptions& options = {},
+                                                 const RunOptions& run = {}) noexcept {
+  return detail::call("sparse_distillation", Pass::kValueAndGrad, args.c(), options, run);
+}
 
-inline constexpr detail::LinearFunction<LogprobsArgs, Pass::kForward> linear_logprobs{};
-inline constexpr detail::LinearFunction<LogprobsArgs, Pass::kBackward> linear_logprobs_backward{};
-inline constexpr detail::LinearFunction<LogprobsArgs, Pass::kFromRowState> linear_logprobs_from_row_state{};
+inline Status linear_logprobs(const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
+                              const RunOptions& run = {}) noexcept {
+  return detail::call("linear_logprobs", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_logprobs_backward(const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
+                                       const RunOptions& run = {}) noexcept {
+  return detail::call("linear_logprobs", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_logprobs_from_row_state(const LinearHead& head, const LogprobsArgs& args,
+                                             const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_logprobs", Pass::kFromRowState, head.c(args), options, run);
+}
 
-inline constexpr detail::LinearFunction<CrossEntropyArgs, Pass::kForward> linear_cross_entropy{};
-inline constexpr detail::LinearFunction<CrossEntropyArgs, Pass::kBackward> linear_cross_entropy_backward{};
-inline constexpr detail::LinearFunction<CrossEntropyArgs, Pass::kValueAndGrad> linear_cross_entropy_value_and_grad{};
-inline constexpr detail::LinearFunction<CrossEntropyArgs, Pass::kFromRowState> linear_cross_entropy_from_row_state{};
+inline Status linear_cross_entropy(const LinearHead& head, const CrossEntropyArgs& args, const CrossEntropyOptions& options = {},
+                                   const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_cross_entropy_backward(const LinearHead& head, const CrossEntropyArgs& args,
+                                            const CrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_cross_entropy_value_and_grad(const LinearHead& head, const CrossEntropyArgs& args,
+                                                  const CrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kValueAndGrad, head.c(args), options, run);
+}
+inline Status linear_cross_entropy_from_row_state(const LinearHead& head, const CrossEntropyArgs& args,
+                                                  const CrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_cross_entropy", Pass::kFromRowState, head.c(args), options, run);
+}
 
-inline constexpr detail::LinearFunction<PolicyLossArgs, Pass::kForward> linear_policy_loss{};
-inline constexpr detail::LinearFunction<PolicyLossArgs, Pass::kBackward> linear_policy_loss_backward{};
-inline constexpr detail::LinearFunction<PolicyLossArgs, Pass::kValueAndGrad> linear_policy_loss_value_and_grad{};
-inline constexpr detail::LinearFunction<PolicyLossArgs, Pass::kFromRowState> linear_policy_loss_from_row_state{};
+inline Status linear_policy_loss(const LinearHead& head, const PolicyLossArgs& args, const PolicyLossOptions& options = {},
+                                 const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_policy_loss_backward(const LinearHead& head, const PolicyLossArgs& args,
+                                          const PolicyLossOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_policy_loss_value_and_grad(const LinearHead& head, const PolicyLossArgs& args,
+                                                const PolicyLossOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kValueAndGrad, head.c(args), options, run);
+}
+inline Status linear_policy_loss_from_row_state(const LinearHead& head, const PolicyLossArgs& args,
+                                                const PolicyLossOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_policy_loss", Pass::kFromRowState, head.c(args), options, run);
+}
 
-inline constexpr detail::LinearFunction<DistillationArgs, Pass::kForward> linear_distillation{};
-inline constexpr detail::LinearFunction<DistillationArgs, Pass::kBackward> linear_distillation_backward{};
-inline constexpr detail::LinearFunction<DistillationArgs, Pass::kValueAndGrad> linear_distillation_value_and_grad{};
+inline Status linear_distillation(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                                  const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_distillation", Pass::kForward, teacher.c(head, args), options, run);
+}
+inline Status linear_distillation_backward(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                                           const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_distillation", Pass::kBackward, teacher.c(head, args), options, run);
+}
+inline Status linear_distillation_value_and_grad(const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
+                                                 const DistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_distillation", Pass::kValueAndGrad, teacher.c(head, args), options, run);
+}
 
-inline constexpr detail::LinearFunction<SoftCrossEntropyArgs, Pass::kForward> linear_soft_cross_entropy{};
-inline constexpr detail::LinearFunction<SoftCrossEntropyArgs, Pass::kBackward> linear_soft_cross_entropy_backward{};
-inline constexpr detail::LinearFunction<SoftCrossEntropyArgs, Pass::kValueAndGrad> linear_soft_cross_entropy_value_and_grad{};
+inline Status linear_soft_cross_entropy(const LinearHead& head, const SoftCrossEntropyArgs& args,
+                                        const SoftCrossEntropyOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_soft_cross_entropy", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_soft_cross_entropy_backward(const LinearHead& head, const SoftCrossEntropyArgs& args,
+                                                 const SoftCrossEntropyOptions& options = {},
+                                                 const RunOptions& run = {}) noexcept {
+  return detail::call("linear_soft_cross_entropy", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_soft_cross_entropy_value_and_grad(const LinearHead& head, const SoftCrossEntropyArgs& args,
+                                                       const SoftCrossEntropyOptions& options = {},
+                                                       const RunOptions& run = {}) noexcept {
+  return detail::call("linear_soft_cross_entropy", Pass::kValueAndGrad, head.c(args), options, run);
+}
 
-inline constexpr detail::LinearFunction<SparseDistillationArgs, Pass::kForward> linear_sparse_distillation{};
-inline constexpr detail::LinearFunction<SparseDistillationArgs, Pass::kBackward> linear_sparse_distillation_backward{};
-inline constexpr detail::LinearFunction<SparseDistillationArgs, Pass::kValueAndGrad> linear_sparse_distillation_value_and_grad{};
+inline Status linear_sparse_distillation(const LinearHead& head, const SparseDistillationArgs& args,
+                                         const SparseDistillationOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sparse_distillation", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_sparse_distillation_backward(const LinearHead& head, const SparseDistillationArgs& args,
+                                                  const SparseDistillationOptions& options = {},
+                                                  const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sparse_distillation", Pass::kBackward, head.c(args), options, run);
+}
+inline Status linear_sparse_distillation_value_and_grad(const LinearHead& head, const SparseDistillationArgs& args,
+                                                        const SparseDistillationOptions& options = {},
+                                                        const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sparse_distillation", Pass::kValueAndGrad, head.c(args), options, run);
+}
 // end of generated
 
 }  // namespace v0

@@ -251,12 +251,28 @@ def cpp_struct(function: Function) -> str:
 def cpp_functions(table: Table) -> str:
     text = ""
     for function, _, name, which in c_functions(table):
-        is_linear = name.startswith("linear_")
+        args, c_args = f"{camel(function.name)}Args", "args.c()"
+        takes = [
+            f"const {args}& args",
+            f"const {camel(function.name)}Options& options = {{}}",
+            "const RunOptions& run = {}",
+        ]
+        if name.startswith("linear_"):
+            takes, c_args = ["const LinearHead& head", *takes], "head.c(args)"
+            if "teacher_logits" in [tensor.name for tensor in function.tensors]:
+                takes, c_args = (
+                    [takes[0], "const TeacherHead& teacher", *takes[1:]],
+                    "teacher.c(head, args)",
+                )
         if which == "forward":
-            text += "\n" * bool(text) + comment("" if is_linear else function.doc)
-        kind = "LinearFunction" if is_linear else "Function"
+            text += "\n" * bool(text) + comment(
+                "" if takes[0].startswith("const Linear") else function.doc
+            )
         suffix = "" if which == "forward" else f"_{which}"
-        text += f"inline constexpr detail::{kind}<{camel(function.name)}Args, Pass::k{camel(which)}> {name}{suffix}{{}};\n"
+        text += filled(f"inline Status {name}{suffix}", takes, " noexcept {")
+        text += (
+            f'  return detail::call("{name}", Pass::k{camel(which)}, {c_args}, options, run);\n}}\n'
+        )
     return text
 
 
