@@ -18,7 +18,7 @@ import checks
 from oracle import Policy, Transform
 from tileloss import torch as tl
 from tileloss.torch import distributed as td
-from tileloss.torch.distributed import _fused, adapters
+from tileloss.torch.distributed import _fused, _pairs, adapters
 from tileloss.torch.distributed._request import Request
 from vocab_cut import Whole, bounds, cut
 
@@ -216,6 +216,8 @@ def one_rank_is_different() -> None:
            lambda: td.cross_entropy(shard, labels, temperature=1.0 + one))  # fmt: skip
     raises(ValueError, rf"reduction: {alike} sum on rank 0 and none on rank {last}",
            lambda: td.cross_entropy(shard, labels, reduction="none" if one else "sum"))  # fmt: skip
+    raises(ValueError, rf"divergence: {alike} the default on rank 0 and jsd on rank {last}",
+           lambda: td.distillation(shard, shard, divergence="jsd" if one else "forward_kl"))  # fmt: skip
     raises(ValueError, rf"token_weights: {alike} torch.float32 \[13\] of checksum .* on rank {last}",
            lambda: td.cross_entropy(shard, labels, token_weights=torch.ones(N) + one))  # fmt: skip
     raises(ValueError, rf"token_weights: {alike} None on rank 0 and torch.float32",
@@ -232,7 +234,9 @@ def one_rank_is_different() -> None:
         (TypeError, "target: expected a Tensor", lambda: td.cross_entropy(shard, labels.tolist() if one else labels)),
         (ValueError, r"input: expected a plain tensor, or a DTensor", lambda: td.cross_entropy(other if one else shard, labels)),
         (ValueError, "outputs: expected names", lambda: td.logprobs(shard, labels, outputs=5 if one else ("logp",))),
-        (TypeError, "cross_entropy: expected options", lambda: td.cross_entropy(shard, labels, **({"speed": 9} if one else {}))),
+        (ValueError, "outputs: expected names", lambda: td.distillation(shard, shard, outputs=5 if one else ("lse",))),
+        (ValueError, "teacher: expected input's shape", lambda: td.distillation(shard, shard[:3] if one else shard)),
+        (ValueError, "target: expected labels of an integer", lambda: td.cross_entropy(shard, shard[:3] if one else shard)),
         (ValueError, "vocab_start: expected an", lambda: td.cross_entropy(shard, labels, vocab_start=2**70 if one else None)),
         (TypeError, "vocab_parallel_logits: expected", lambda: megatron("x" if one else shard, labels, 0.1)),
     ):  # fmt: skip
@@ -258,6 +262,13 @@ def failures_after_the_meeting() -> None:
             patch.setattr(_fused, "loss_of", fails)
         raises(kind, message, lambda: torch.autograd.grad(loss, hidden))
         raises(kind, message, lambda: td.linear_cross_entropy(hidden, rows, labels))
+        if one:
+            patch.setattr(_pairs, "_sweep", fails)
+        raises(
+            kind,
+            message,
+            lambda: td.linear_distillation(hidden, rows, hidden.detach(), rows.detach()),
+        )
 
 
 @contextmanager

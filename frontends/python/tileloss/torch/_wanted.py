@@ -111,9 +111,12 @@ def rows_by_name(function: str, found: Sequence[Tensor], names: Sequence[str]) -
 
 
 def checked_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
-    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    if unknown := [name for name in names if name not in DistillationRows._fields]:
+    if isinstance(outputs, str):
+        outputs = (outputs,)
+    names = tuple(outputs) if isinstance(outputs, Iterable) else None
+    unknown = [name for name in names or () if name not in DistillationRows._fields]
+    if unknown or names is None:
         raise ValueError(
-            f"outputs: expected names among {', '.join(DistillationRows._fields)}, got {unknown}"
+            f"outputs: expected names among {', '.join(DistillationRows._fields)}, got {unknown or outputs!r}"
         )
     return names

@@ -146,6 +146,7 @@ def _sums(
             call.run(FORWARD, request.whole.workspace_bytes)
     except Exception as error:
         failure = error
+    buffer[-1] = failure is not None
     everyone = gather(buffer, group, count)
     raise_together(failure, everyone[:, -1].tolist(), group)
     parts = everyone[:, :-1].view(count, most, 2, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +87,11 @@ class Given(NamedTuple):
             Shard("linear_bias", self.linear_bias, 0),
             *wanted,
         ]
+
+
+def names_of(outputs: Iterable[str]) -> Any:
+    """An iterator once more than once; what is no list of names is refused later, on every rank."""
+    return tuple(outputs) if isinstance(outputs, Iterator) else outputs
 
 
 class _Arguments(NamedTuple):

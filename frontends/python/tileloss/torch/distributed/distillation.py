@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tileloss.torch._options import Value
-from tileloss.torch._wanted import DistillationRows, rows_by_name
-from tileloss.torch.distributed._prepare import Given, call
+from tileloss.torch._wanted import DistillationRows, checked_outputs, rows_by_name
+from tileloss.torch.distributed._prepare import Given, call, names_of
 
 Group = dist.ProcessGroup | None
 Number = float | Tensor
@@ -89,7 +89,6 @@ def distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
-    names = tuple([outputs] if isinstance(outputs, str) else outputs)
     given = Given(
         "distillation",
         input,
@@ -98,11 +97,11 @@ def distillation(
         vocab_start,
         lambda: options,
         {"mask": mask, "token_weights": token_weights},
-        outputs=names,
+        outputs=names_of(outputs),
         inplace_backward=inplace_backward,
         wanted={"teacher": teacher},
     )
-    return _results(given, names)
+    return _results(given)
 
 
 def linear_distillation(
@@ -171,7 +170,6 @@ def linear_distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
-    names = tuple([outputs] if isinstance(outputs, str) else outputs)
     given = Given(
         "linear_distillation",
         input,
@@ -180,7 +178,7 @@ def linear_distillation(
         vocab_start,
         lambda: options,
         {"mask": mask, "token_weights": token_weights},
-        outputs=names,
+        outputs=names_of(outputs),
         linear_weight=linear_weight,
         linear_bias=linear_bias,
         compute_dtype=compute_dtype,
@@ -191,9 +189,10 @@ def linear_distillation(
             "teacher_bias": teacher_bias,
         },
     )
-    return _results(given, names)
+    return _results(given)
 
 
-def _results(given: Given, names: tuple[str, ...]) -> Tensor | tuple[Tensor, DistillationRows]:
+def _results(given: Given) -> Tensor | tuple[Tensor, DistillationRows]:
     loss, *found = call(given)
+    names = checked_outputs(given.outputs or ())
     return (loss, rows_by_name(given.loss, found, names)) if names else loss

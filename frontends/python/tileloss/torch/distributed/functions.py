@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from tileloss.torch._apply import RowOutputs, row_outputs
 from tileloss.torch._dtensor import is_dtensor
 from tileloss.torch._options import Value
 from tileloss.torch._soft_labels import is_probabilities, refuse_z_loss, soft_options
-from tileloss.torch.distributed._prepare import Given, call
+from tileloss.torch.distributed._prepare import Given, call, names_of
 
 Group = dist.ProcessGroup | None
 Number = float | Tensor
@@ -226,7 +226,7 @@ def logprobs(
         group,
         vocab_start,
         lambda: options,
-        outputs=(names := _names(outputs)),
+        outputs=(names := names_of(outputs)),
         inplace_backward=inplace_backward,
     )
     return _rows(given, names)
@@ -270,18 +270,13 @@ def linear_logprobs(
         group,
         vocab_start,
         lambda: options,
-        outputs=(names := _names(outputs)),
+        outputs=(names := names_of(outputs)),
         linear_weight=linear_weight,
         linear_bias=linear_bias,
         compute_dtype=compute_dtype,
         workspace_bytes=workspace_bytes,
     )
     return _rows(given, names)
-
-
-def _names(outputs: Iterable[str]) -> Any:
-    """An iterator once more than once; what is no list of names is refused later, on every rank."""
-    return tuple(outputs) if isinstance(outputs, Iterator) else outputs
 
 
 def _rows(given: Given, names: Any) -> RowOutputs:
