@@ -11,6 +11,7 @@
 #include "check/gradcheck_teacher.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
+#include "support/oracle_options.h"
 
 namespace tileloss::tools {
 namespace {
@@ -34,16 +35,7 @@ class CrossEntropyOracle : public LossOracle {
         loss_grad_(widen(inputs.loss_grad)) {
     transform = make_transform(config.function);
     if (config.per_row_loss() && loss_grad_.size() == 1) loss_grad_.assign(inputs.labels.size(), loss_grad_[0]);
-    reference::CrossEntropyOptions options;
-    options.transform = transform;
-    options.label_smoothing = config.function.get("label_smoothing", 0);
-    options.z_loss = config.function.get("z_loss", 0);
-    const std::string reduction = config.function.get_choice("reduction", "mean");
-    options.reduction = reduction == "none"  ? reference::Reduction::kNone
-                        : reduction == "sum" ? reference::Reduction::kSum
-                                             : reference::Reduction::kMean;
-    options.num_items = config.function.get("num_items", std::numeric_limits<double>::quiet_NaN());
-    options.ignore_index = inputs.ignore_index;
+    const auto options = make_oracle_options(*static_cast<const tileloss_cross_entropy_options*>(config.function.options()));
     oracle_ = std::make_unique<reference::CrossEntropy>(options, inputs.labels, token_weights_, class_weights_, loss_grad_);
   }
 
@@ -100,7 +92,7 @@ class LogprobsOracle : public LossOracle {
 class PolicyOracle : public LossOracle {
  public:
   PolicyOracle(const GradcheckConfig& config, const CheckInputs& inputs)
-      : oracle_case_(make_policy_options(config.function, inputs), inputs.policy, inputs.used, inputs.summaries,
+      : oracle_case_(make_oracle_options(config.function, inputs), inputs.policy, inputs.used, inputs.summaries,
                      inputs.loss_grad) {
     transform = make_transform(config.function);
   }
@@ -199,7 +191,8 @@ class WantedOracle : public LossOracle {
 class DistillationOracle : public WantedOracle<DistillationOracleCase, PairRow, &OracleRow::pair> {
  public:
   DistillationOracle(const GradcheckConfig& config, const CheckInputs& inputs)
-      : WantedOracle(make_distillation_options(config.function), config, inputs) {}
+      : WantedOracle(make_oracle_options(*static_cast<const tileloss_distillation_options*>(config.function.options())), config,
+                     inputs) {}
 
   std::vector<std::pair<std::string, double>> row_terms(int64_t row, const OracleRow& values, const RowLoss&) const override {
     const reference::DistillationOutputs& outputs = values.pair->values().outputs();
@@ -275,12 +268,7 @@ constexpr Entry kOracles[] = {
 
 // The kernel gets the temperature as the caller gives it, in double, and so does the oracle.
 reference::Transform make_transform(const Function& function) {
-  reference::Transform transform;
-  transform.logit_scale = function.get("logit_scale", 1);
-  transform.softcap = function.get("softcap", 0);
-  transform.temperature = function.get("temperature", 1);
-  if (function.get_choice("temperature_on", "logits") == "logprob") transform.temperature_on = reference::TemperatureOn::kLogprob;
-  return transform;
+  return make_transform(static_cast<const tileloss_logprobs_options*>(function.options())->logit);
 }
 
 double LossOracle::row_magnitude(int64_t, const OracleRow& values, const RowLoss& loss) const {

@@ -7,6 +7,7 @@
 #include "check/gradcheck_oracle.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
+#include "support/oracle_options.h"
 #include "support/signals.h"
 
 namespace tileloss::tools {
@@ -75,8 +76,8 @@ std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& 
   return mask;
 }
 
-reference::PolicyOptions make_policy_options(const Function& function, const CheckInputs& inputs) {
-  return make_policy_options(*static_cast<const tileloss_policy_loss_options*>(function.options()),
+reference::PolicyOptions make_oracle_options(const Function& function, const CheckInputs& inputs) {
+  return make_oracle_options(*static_cast<const tileloss_policy_loss_options*>(function.options()),
                              inputs.policy.sequence_length);
 }
 
@@ -128,7 +129,7 @@ void draw_policy_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInp
   });
   const PolicyDraw draw = make_draw(config, inputs);
   if (!draw.old_scale && !draw.ref_scale && !draw.sampler_scale) return;
-  draw_policy_logps(draw, make_policy_options(config.function, inputs), inputs.used, inputs.summaries, inputs.policy);
+  draw_policy_logps(draw, make_oracle_options(config.function, inputs), inputs.used, inputs.summaries, inputs.policy);
 }
 
 }  // namespace tileloss::tools

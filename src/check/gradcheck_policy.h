@@ -10,7 +10,7 @@
 
 namespace tileloss::tools {
 
-reference::PolicyOptions make_policy_options(const Function& function, const CheckInputs& inputs);
+reference::PolicyOptions make_oracle_options(const Function& function, const CheckInputs& inputs);
 
 // inputs.policy as far as the planner needs it: sequences, mask, advantages, and the sizes of the rest.
 void draw_policy_layout(const GradcheckConfig& config, CheckInputs& inputs);

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "check/gradcheck_oracle.h"
+#include "support/oracle_options.h"
 #include "support/signals.h"
 
 namespace tileloss::tools {
@@ -80,12 +81,7 @@ SoftLabelsOptions make_soft_labels_options(const GradcheckConfig& config, const 
   SoftLabelsOptions to;
   to.label_smoothing = from.label_smoothing;
   to.class_weights.assign(inputs.class_weights.begin(), inputs.class_weights.end());
-  to.rows.student = make_transform(config.function);
-  to.rows.reduction = from.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
-                      : from.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
-                                                                 : reference::Reduction::kMean;
-  to.rows.num_items = config.function.get("num_items", std::numeric_limits<double>::quiet_NaN());
-  to.rows.ignore_index = from.logit.ignore_index;
+  to.rows = make_oracle_options(from);
   return to;
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "check/gradcheck_oracle.h"
+#include "support/oracle_options.h"
 #include "support/signals.h"
 
 namespace tileloss::tools {
@@ -17,10 +18,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // Keeps the draws apart from the weights.
 constexpr uint64_t kColumnsSeed = 0x636f6c756d6e73ULL;
-
-double scalar_value(const tileloss_scalar& scalar) {
-  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
-}
 
 struct Row {
   std::vector<double> logits, log_q;
@@ -86,23 +83,7 @@ void draw_row(const GradcheckConfig& config, int64_t i, int64_t label, Row& row)
 
 SparseOptions make_sparse_options(const Function& function) {
   const auto& from = *static_cast<const tileloss_sparse_distillation_options*>(function.options());
-  SparseOptions to;
-  reference::DistillationOptions& options = to.distillation;
-  options.divergence = static_cast<reference::Divergence>(from.divergence);
-  options.beta = from.beta;
-  options.student = make_transform(function);
-  options.scale_by_temperature_squared = from.scale_by_temperature_squared != 0;
-  options.alpha = scalar_value(from.alpha);
-  options.label_temperature = scalar_value(from.label_temperature);
-  options.reduction = from.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
-                      : from.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
-                                                                 : reference::Reduction::kMean;
-  options.num_items = scalar_value(from.num_items);
-  options.ignore_index = from.logit.ignore_index;
-  to.tail = from.tail == TILELOSS_TAIL_LUMP     ? reference::Tail::kLump
-            : from.tail == TILELOSS_TAIL_IGNORE ? reference::Tail::kIgnore
-                                                : reference::Tail::kRenormalise;
-  return to;
+  return {make_oracle_options(from), static_cast<reference::Tail>(from.tail)};
 }
 
 std::vector<std::string> special_columns_names() {

@@ -23,10 +23,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // p > 1 - 1e-6 above normal logits of up to 262144 columns, as the distribution `confident`.
 constexpr double kSure = 32;
 
-double scalar_value(const tileloss_scalar& scalar) {
-  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
-}
-
 // ----------------------------------------------------------------------------------------------------------- special rows
 
 struct LogitsPair {
@@ -110,26 +106,6 @@ void draw_row(const GradcheckConfig& config, const CheckInputs& inputs, int64_t 
 }
 
 }  // namespace
-
-reference::DistillationOptions make_distillation_options(const Function& function) {
-  const auto& from = *static_cast<const tileloss_distillation_options*>(function.options());
-  reference::DistillationOptions to;
-  to.divergence = static_cast<reference::Divergence>(from.divergence);
-  to.beta = from.beta;
-  to.student = make_transform(function);
-  to.teacher.logit_scale = from.teacher_logit_scale;
-  to.teacher.softcap = from.teacher_softcap;
-  to.teacher.temperature = scalar_value(from.teacher_temperature);
-  to.scale_by_temperature_squared = from.scale_by_temperature_squared != 0;
-  to.alpha = scalar_value(from.alpha);
-  to.label_temperature = scalar_value(from.label_temperature);
-  to.reduction = from.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
-                 : from.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
-                                                            : reference::Reduction::kMean;
-  to.num_items = scalar_value(from.num_items);
-  to.ignore_index = from.logit.ignore_index;
-  return to;
-}
 
 std::vector<std::string> special_row_names() {
   std::vector<std::string> names;

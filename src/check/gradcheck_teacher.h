@@ -13,8 +13,6 @@
 
 namespace tileloss::tools {
 
-reference::DistillationOptions make_distillation_options(const Function& function);
-
 // Pairs of rows that random logits never make. Row i is an ordinary one where i is a multiple of n + 1, n of them asked for; else
 // it is the next of them.
 std::vector<std::string> special_row_names();

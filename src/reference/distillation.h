@@ -53,7 +53,7 @@
 
 namespace tileloss::reference {
 
-enum class Tail { kIgnore, kLump, kRenormalise };
+enum class Tail { kLump, kIgnore, kRenormalise };
 
 struct DistillationOptions {
   static constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();

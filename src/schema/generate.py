@@ -17,13 +17,14 @@ from pathlib import Path
 import write_c
 import write_docs
 import write_python
-from option_table import TABLE, Table, TableError, read
+from option_table import TABLE, Function, Option, Table, TableError, read
 
 ROOT = TABLE.parents[2]
 _REGION = re.compile(
     r"(?ms)^(?P<head>(?P<indent> *)[^\n]{1,4} generated: (?P<what>[\w+, ]+?)(?:, by [^\n]*| -->)?\n).*?"
     r"(?=^ *[^\n]{1,4} end of generated\b)"
 )
+_OF_OPTIONS = re.compile(r"(\w+) of (\w+)(?: but (.+))?")
 
 WHOLE: dict[str, Callable[[Table], str]] = {
     "src/schema/option_fields.h": write_c.fields_header,
@@ -34,6 +35,7 @@ WITH_REGIONS = (
     "include/tileloss/tileloss.hpp",
     "include/tileloss/arguments.hpp",
     "docs/users/losses.md",
+    "src/support/oracle_options.cpp",
     *(
         f"frontends/python/tileloss/{name}.py"
         for name in (
@@ -59,6 +61,13 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "functions in C++": write_c.cpp_functions,
 }
 
+OF_OPTIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
+    "arguments": write_python.arguments,
+    "stubs": write_python.stubs,
+    "values": write_python.values,
+    "copies": write_c.copies,
+}
+
 
 def region(what: str, indent: str, table: Table) -> str:
     if what in REGIONS:
@@ -66,9 +75,11 @@ def region(what: str, indent: str, table: Table) -> str:
     for struct in table.structs:
         if what == f"table of {struct.name}":
             return write_docs.option_table(struct)
-    if lines := write_python.region(what, table):
+    match = _OF_OPTIONS.fullmatch(what)
+    if match is not None and match[1] in OF_OPTIONS:
+        lines = OF_OPTIONS[match[1]](*table.options_of(match[2], match[3]))
         return "".join(f"{indent}{line}\n" for line in lines)
-    names = [*REGIONS, *(f"{name} of FUNCTION" for name in ("table", *write_python.REGIONS))]
+    names = [*REGIONS, *(f"{name} of FUNCTION" for name in ("table", *OF_OPTIONS))]
     raise TableError(f"no region {what!r}, there are {', '.join(names)}")
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 TABLE = Path(__file__).with_name("table.toml")
 STATE_ARRAYS = ("entropy_sum", "collision_sum", "smoothing_sum", "argmax")
+# Not for callers: those of a vocabulary cut into shards, which the front ends find themselves.
+NOT_PUBLIC = ("vocab_start", "vocab_total")
 NUMBERS = ("double", "scalar", "int64")
 _RANGE = re.compile(r"(>=?) (\S+)|([\[(])(\S+), (\S+)\]")
 
@@ -133,6 +135,17 @@ class Table:
     @property
     def structs(self) -> tuple[Struct, ...]:
         return (self.logit, self.linear, *(function.struct for function in self.functions))
+
+    def options_of(self, name: str, without: str | None) -> tuple[list[Option], Function]:
+        """The options that callers may give to a function, but for those named, "a, b"."""
+        functions = {function.name: function for function in self.functions}
+        if name not in functions:
+            raise TableError(f"no function {name}, there are {', '.join(functions)}")
+        every = (*self.logit.named, *functions[name].struct.named)
+        left_out = without.split(", ") if without else []
+        if unknown := set(left_out) - {option.name for option in every}:
+            raise TableError(f"{name} has no option {', '.join(sorted(unknown))}")
+        return [o for o in every if o.name not in (*NOT_PUBLIC, *left_out)], functions[name]
 
 
 def read(text: str) -> Table:

@@ -354,6 +354,12 @@ PARTS// clang-format on
 """
 
 
+def copies(options: Sequence[Option], function: Function) -> list[str]:
+    """What hands a function's own options to the oracle."""
+    own = [option for option in options if option in function.struct.options]
+    return [f"hand_over(from.{option.name}, to.{option.name});" for option in own]
+
+
 def named_functions(table: Table) -> str:
     text = f"// A function of its own for every name and pass that tileloss_call knows.\n{NOTE}"
     text += '#include <tileloss/tileloss.h>\n\nextern "C" {\n\n'

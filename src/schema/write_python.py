@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from option_table import Function, Option, Table, TableError
 
-# Not for callers: those of a vocabulary cut into shards, which the front ends find themselves.
-_NOT_PUBLIC = ("vocab_start", "vocab_total")
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
-_OF_OPTIONS = r"of (\w+)(?: but ([\w, ]+))?"
-_ARGUMENTS = re.compile(rf"# generated: arguments {_OF_OPTIONS}\n")
+_ARGUMENTS = re.compile(r"# generated: arguments of (\w+)(?: but ([\w, ]+))?\n")
 _BLOCK = re.compile(r"(?m)^(    Options\b[^\n]*:\n)(?:        [^\n]*\n)*")
 
 
@@ -48,33 +45,6 @@ def values(options: Sequence[Option], function: Function) -> list[str]:
     return [f'"{option.name}": {option.name},' for option in options]
 
 
-REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
-    "arguments": arguments,
-    "stubs": stubs,
-    "values": values,
-}
-
-
-def region(what: str, table: Table) -> list[str]:
-    """The lines of "NAME of FUNCTION" or "NAME of FUNCTION but OPTION, OPTION"; none where it is something else."""
-    match = re.fullmatch(rf"(\w+) {_OF_OPTIONS}", what)
-    if match is None or match[1] not in REGIONS:
-        return []
-    return REGIONS[match[1]](*_options(match[2], match[3], table))
-
-
-def _options(name: str, without: str | None, table: Table) -> tuple[list[Option], Function]:
-    functions = {function.name: function for function in table.functions}
-    if name not in functions:
-        raise TableError(f"no function {name}, there are {', '.join(functions)}")
-    every = (*table.logit.named, *functions[name].struct.named)
-    left_out = without.split(", ") if without else []
-    if unknown := set(left_out) - {option.name for option in every}:
-        raise TableError(f"{name} has no option {', '.join(sorted(unknown))}")
-    public = [option for option in every if option.name not in (*_NOT_PUBLIC, *left_out)]
-    return public, functions[name]
-
-
 def _said(option: Option) -> str:
     has_names = option.choices and option.type != "flag"
     choices = f"one of {', '.join(option.choices)}" if has_names else ""
@@ -94,7 +64,7 @@ def with_docstrings(path: str, text: str, table: Table) -> str:
         above = list(_ARGUMENTS.finditer(text, 0, match.start()))
         if not above:
             raise TableError(f"{path}: Options in a docstring before any generated arguments")
-        options, function = _options(above[-1][1], above[-1][2], table)
+        options, function = table.options_of(above[-1][1], above[-1][2])
         lines = [_said(option) for option in options]
         if function.presets:
             names = f"preset: {', '.join(function.presets)}: the method's name"

@@ -15,15 +15,6 @@ using reference::PolicyOptions;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int kMaxRedraws = 100;
 
-double scalar_value(const tileloss_scalar& scalar) {
-  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
-}
-
-template <typename Enum>
-Enum as(int32_t choice) {
-  return static_cast<Enum>(choice);
-}
-
 std::vector<double> widen(std::span<const float> values) { return {values.begin(), values.end()}; }
 
 tileloss_vector vector_of(const std::vector<float>& values) {
@@ -43,44 +34,6 @@ std::vector<int64_t> random_offsets(const PolicyDraw& draw) {
 }
 
 }  // namespace
-
-PolicyOptions make_policy_options(const tileloss_policy_loss_options& from, int64_t sequence_length) {
-  PolicyOptions to;
-  to.kind = as<reference::PolicyKind>(from.kind);
-  to.ratio_level = as<reference::Level>(from.ratio_level);
-  to.aggregation = as<reference::Aggregation>(from.aggregation);
-  to.advantage_level = as<reference::Level>(from.advantage_level);
-  to.cispo_cap = as<reference::CispoCap>(from.cispo_cap);
-  to.epsilon_low = scalar_value(from.epsilon_low);
-  to.epsilon_high = scalar_value(from.epsilon_high);
-  to.delta = scalar_value(from.delta);
-  to.dual_clip = scalar_value(from.dual_clip);
-  to.cap_low = scalar_value(from.cap_low);
-  to.tau_pos = from.tau_pos;
-  to.tau_neg = from.tau_neg;
-  to.vespo_k_pos = from.vespo_k_pos;
-  to.vespo_lambda_pos = from.vespo_lambda_pos;
-  to.vespo_k_neg = from.vespo_k_neg;
-  to.vespo_lambda_neg = from.vespo_lambda_neg;
-  to.log_ratio_clamp = from.log_ratio_clamp;
-  to.sampler_correction = as<reference::SamplerCorrection>(from.sampler_correction);
-  to.sampler_level = as<reference::Level>(from.sampler_level);
-  to.sampler_min = from.sampler_min;
-  to.sampler_max = from.sampler_max;
-  to.off_policy_threshold = from.off_policy_threshold;
-  to.entropy_quantile = from.entropy_quantile;
-  to.entropy_threshold = scalar_value(from.entropy_threshold);
-  to.beta = scalar_value(from.beta);
-  to.kl_estimator = as<reference::KlEstimator>(from.kl_estimator);
-  to.kl_importance = from.kl_importance != 0;
-  to.kl_log_ratio_clamp = from.kl_log_ratio_clamp;
-  to.kl_clamp = from.kl_clamp;
-  to.entropy_coef = scalar_value(from.entropy_coef);
-  to.entropy_reduction = as<reference::EntropyReduction>(from.entropy_reduction);
-  to.num_items = scalar_value(from.num_items);
-  to.max_length = from.max_length > 0 ? from.max_length : sequence_length;
-  return to;
-}
 
 void PolicyTensors::add_to(tileloss_args& args) const {
   if (sequence_length > 0) {

@@ -17,9 +17,6 @@
 
 namespace tileloss::tools {
 
-// `sequence_length`: of a [B,T] batch, 0 if there is none. max_length falls back to it.
-reference::PolicyOptions make_policy_options(const tileloss_policy_loss_options& options, int64_t sequence_length);
-
 // Empty vectors: not given.
 struct PolicyTensors {
   std::vector<int64_t> offsets;  // [B+1]

@@ -72,11 +72,12 @@ BELOW = {
 RECIPES = {
     "kl_clamp": (
         {"src/schema/table.toml", "src/losses/policy/kl.h"},
-        {"src/reference/policy.h", "src/reference/policy.cpp", "src/support/policy_inputs.cpp"},
+        {"src/reference/policy.h", "src/reference/policy.cpp"},
         {"frontends/python/tileloss/jax/_rows/policy/kl.py"},
         {
             "include/tileloss/tileloss.h",
             "src/schema/option_fields.h",
+            "src/support/oracle_options.cpp",
             *(
                 f"frontends/python/tileloss/{name}.py"
                 for name in ("torch/policy", "torch/distributed/policy", "jax/policy")

@@ -169,9 +169,9 @@ class Recipes(LintTest):
         self.assert_names(lint.lint_recipes(self.root), "src/api/validate.cpp", "mean_logit")
 
     def test_a_recipe_with_a_file_too_many_is_out_of_date(self):
-        self.write("src/support/policy_inputs.cpp", "")
+        self.write("src/reference/policy.cpp", "")
         self.assert_names(
-            lint.lint_recipes(self.root), "policy_inputs.cpp", "kl_clamp", "out of date"
+            lint.lint_recipes(self.root), "reference/policy.cpp", "kl_clamp", "out of date"
         )
 
     def test_the_recipes_are_no_longer_than_promised(self):

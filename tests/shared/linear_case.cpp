@@ -272,14 +272,14 @@ LinearPolicy::LinearPolicy(LinearCase& c, const tools::PolicyDraw& draw, const t
     softmax.compute(make_transform(options.logit), row.logits, c.row().labels()[index(row.row)]);
     rows_[index(row.row)] = tools::summarize_linear(softmax, row);
   });
-  tools::draw_policy_logps(draw, tools::make_policy_options(options, tensors_.sequence_length), c.used(), rows_, tensors_);
+  tools::draw_policy_logps(draw, make_oracle_options(options, tensors_.sequence_length), c.used(), rows_, tensors_);
   tensors_.add_to(c.args());
 }
 
 CheckResult LinearPolicy::check() const {
   const std::vector<float> upstream(case_.row().loss_grad().begin(), case_.row().loss_grad().end());
-  const tools::PolicyOracleCase oracle_case(tools::make_policy_options(options_, tensors_.sequence_length), tensors_,
-                                            case_.used(), rows_, upstream);
+  const tools::PolicyOracleCase oracle_case(make_oracle_options(options_, tensors_.sequence_length), tensors_, case_.used(),
+                                            rows_, upstream);
   CheckResult result = case_.check(make_transform(options_.logit), [&](const auto& at, const auto& softmax, auto& gradient) {
     oracle_case.row_gradient(at.row, softmax, gradient);
   });

@@ -19,11 +19,14 @@
 #include "check/guard_buffer.h"
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
+#include "support/oracle_options.h"
 #include "tests/shared/input_families.h"
 
 namespace tileloss::test {
 
 using tools::GuardBuffer;
+using tools::make_oracle_options;
+using tools::make_transform;
 
 struct LogitsCaseSpec {
   std::int64_t rows = 4;
@@ -121,8 +124,6 @@ CheckResult check_logprobs(const LogitsCase& c, const tileloss_logprobs_options&
 // Success, or the gates that failed with value and limit.
 testing::AssertionResult agrees(const CheckResult& result);
 
-reference::Transform make_transform(const tileloss_logit_options& options);
-reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_options& options);
 tileloss_dtype abi_dtype(reference::NumberFormat format);
 
 }  // namespace tileloss::test

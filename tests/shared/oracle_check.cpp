@@ -7,10 +7,6 @@
 namespace tileloss::test {
 namespace {
 
-double scalar_value(const tileloss_scalar& scalar) {
-  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
-}
-
 void append_dlogits_gates(const LogitsCase& c, const tools::GradientMetric& metric, CheckResult& result) {
   if (!c.spec().dlogits) return;
   const std::vector<tools::Gate> gates = metric.gates();
@@ -23,29 +19,6 @@ void append_surroundings_gate(const LogitsCase& c, CheckResult& result) {
 }
 
 }  // namespace
-
-reference::Transform make_transform(const tileloss_logit_options& options) {
-  reference::Transform transform;
-  transform.logit_scale = options.logit_scale;
-  transform.softcap = options.softcap;
-  transform.temperature = scalar_value(options.temperature);
-  transform.temperature_on = options.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB ? reference::TemperatureOn::kLogprob
-                                                                                       : reference::TemperatureOn::kLogits;
-  return transform;
-}
-
-reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_options& options) {
-  reference::CrossEntropyOptions oracle;
-  oracle.transform = make_transform(options.logit);
-  oracle.label_smoothing = options.label_smoothing;
-  oracle.z_loss = options.z_loss;
-  oracle.num_items = scalar_value(options.num_items);
-  oracle.ignore_index = options.logit.ignore_index;
-  oracle.reduction = options.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
-                     : options.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
-                                                                   : reference::Reduction::kMean;
-  return oracle;
-}
 
 CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entropy_options& options) {
   const reference::CrossEntropyOptions oracle_options = make_oracle_options(options);

@@ -9,10 +9,6 @@
 namespace tileloss::test {
 namespace {
 
-double number(const tileloss_scalar& scalar) {
-  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
-}
-
 LogitsCaseSpec teacher_spec(const PairCaseSpec& spec) {
   LogitsCaseSpec teacher = spec.student;
   teacher.distribution = spec.teacher_is_student ? spec.student.distribution : spec.teacher_distribution;
@@ -25,26 +21,6 @@ LogitsCaseSpec teacher_spec(const PairCaseSpec& spec) {
 }
 
 }  // namespace
-
-reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& options) {
-  reference::DistillationOptions oracle;
-  oracle.divergence = static_cast<reference::Divergence>(options.divergence);
-  oracle.beta = options.beta;
-  oracle.student = make_transform(options.logit);
-  oracle.teacher = oracle.student;
-  oracle.teacher.logit_scale = options.teacher_logit_scale;
-  oracle.teacher.softcap = options.teacher_softcap;
-  if (!std::isnan(number(options.teacher_temperature))) oracle.teacher.temperature = number(options.teacher_temperature);
-  oracle.scale_by_temperature_squared = options.scale_by_temperature_squared != 0;
-  oracle.alpha = number(options.alpha);
-  oracle.label_temperature = number(options.label_temperature);
-  oracle.num_items = number(options.num_items);
-  oracle.ignore_index = options.logit.ignore_index;
-  oracle.reduction = options.reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
-                     : options.reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
-                                                                   : reference::Reduction::kMean;
-  return oracle;
-}
 
 PairCase::PairCase(const PairCaseSpec& spec) : student_(spec.student), teacher_(teacher_spec(spec)) { make_outputs(spec); }
 PairCase::PairCase(const PairCaseSpec& spec, Open)

@@ -41,8 +41,6 @@ class PairCase {
   std::deque<GuardBuffer> outputs_;
 };
 
-reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& options);
-
 CheckResult check_distillation(const PairCase& c, const tileloss_distillation_options& options);
 
 }  // namespace tileloss::test

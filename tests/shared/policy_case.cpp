@@ -48,7 +48,7 @@ PolicyCase::PolicyCase(const PolicyCaseSpec& spec, tileloss_policy_loss_options&
   }
   summarize_rows();
   clear_entropy_masks(options);
-  const reference::PolicyOptions oracle_options = tools::make_policy_options(options, tensors_.sequence_length);
+  const reference::PolicyOptions oracle_options = make_oracle_options(options, tensors_.sequence_length);
   tools::draw_policy_logps(draw, oracle_options, used_, rows_, tensors_);
   if (spec.with_nan != nullptr) {
     const auto first = std::find(used_.begin(), used_.end(), 1) - used_.begin();
@@ -131,8 +131,8 @@ void PolicyCase::add_tensors() {
 
 CheckResult PolicyCase::check() const {
   const std::vector<float> upstream(logits_.loss_grad().begin(), logits_.loss_grad().end());
-  const tools::PolicyOracleCase oracle_case(tools::make_policy_options(options_, tensors_.sequence_length), tensors_, used_,
-                                            rows_, upstream);
+  const tools::PolicyOracleCase oracle_case(make_oracle_options(options_, tensors_.sequence_length), tensors_, used_, rows_,
+                                            upstream);
   const tileloss_args& args = logits_.args();
   CheckResult result;
   check_rows(oracle_case, result);

@@ -17,16 +17,6 @@ constexpr double kTiny = 0x1p-100;  // no weight, no error: 0 is held to this
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-double number(const tileloss_scalar& scalar) {
-  return scalar.pointer != nullptr ? static_cast<double>(*scalar.pointer) : scalar.value;
-}
-
-reference::Reduction reduction_of(tileloss_reduction reduction) {
-  return reduction == TILELOSS_REDUCTION_NONE  ? reference::Reduction::kNone
-         : reduction == TILELOSS_REDUCTION_SUM ? reference::Reduction::kSum
-                                               : reference::Reduction::kMean;
-}
-
 // What both judgements gather: losses, gradients, what surrounds the buffers.
 class Judgement {
  public:
@@ -133,11 +123,8 @@ double SoftLabelCase::prob(std::int64_t row, std::int64_t column) const {
 }
 
 CheckResult SoftLabelCase::check(const tileloss_soft_cross_entropy_options& options) const {
-  reference::DistillationOptions rows;  // weights and reductions are the same
-  rows.reduction = reduction_of(options.reduction);
-  rows.num_items = number(options.num_items);
-  rows.ignore_index = options.logit.ignore_index;
-  const reference::Transform transform = rows.student = make_transform(options.logit);
+  const reference::DistillationOptions rows = make_oracle_options(options);
+  const reference::Transform& transform = rows.student;
   tools::SoftLabelsOptions soft_options;
   soft_options.label_smoothing = options.label_smoothing;
   soft_options.class_weights.assign(row_.class_weights().begin(), row_.class_weights().end());
@@ -232,19 +219,8 @@ std::size_t SparseTeacherCase::at(std::int64_t row, std::int64_t k) const {
 }
 
 CheckResult SparseTeacherCase::check(const tileloss_sparse_distillation_options& options) const {
-  reference::DistillationOptions oracle_options;
-  oracle_options.divergence = static_cast<reference::Divergence>(options.divergence);
-  oracle_options.beta = options.beta;
-  oracle_options.student = make_transform(options.logit);
-  oracle_options.scale_by_temperature_squared = options.scale_by_temperature_squared != 0;
-  oracle_options.alpha = number(options.alpha);
-  oracle_options.label_temperature = number(options.label_temperature);
-  oracle_options.reduction = reduction_of(options.reduction);
-  oracle_options.num_items = number(options.num_items);
-  oracle_options.ignore_index = options.logit.ignore_index;
-  const reference::Tail tail = options.tail == TILELOSS_TAIL_LUMP     ? reference::Tail::kLump
-                               : options.tail == TILELOSS_TAIL_IGNORE ? reference::Tail::kIgnore
-                                                                      : reference::Tail::kRenormalise;
+  const reference::DistillationOptions oracle_options = make_oracle_options(options);
+  const auto tail = static_cast<reference::Tail>(options.tail);
   const tileloss_args& args = row_.args();
   const auto copy = [](std::span<const double> values) { return std::vector<double>(values.begin(), values.end()); };
   const tools::SparseOracleCase oracle_case({oracle_options, tail}, {row_.labels().begin(), row_.labels().end()},
