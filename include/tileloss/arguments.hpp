@@ -43,22 +43,25 @@ struct LogprobsArgs {
   static constexpr const char* kFunction = "logprobs";
   static constexpr const char* kLinearFunction = "linear_logprobs";
 
-  LogitsView logits = {};                    // [N,V] float, BFloat16, Float16
+  LogitsView logits = {};                    // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
   LabelsView labels;                         // [N] int32, int64
-  Vector<const float> logp_grad = {};        // upstream gradient [N]; absent: 0
-  Vector<const float> lse_grad = {};         // upstream gradient [N]; absent: 0
-  Vector<const float> entropy_grad = {};     // upstream gradient [N]; absent: 0
-  Vector<const float> mean_logit_grad = {};  // upstream gradient [N]; absent: 0
-  Vector<float> logp = {};                   // [N] log softmax at the label
-  Vector<float> lse = {};                    // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};                // [N] nats
-  Vector<std::int64_t> argmax = {};          // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};         // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};       // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};             // [N] mean of z over the valid columns
-  MutableLogitsView dlogits = {};            // out: [N,V] of the logits' type; may be the logits themselves
-  tileloss_row_state* row_state = nullptr;   // out of a forward, into a backward; distillation and soft labels refuse it
-  tileloss_row_groups row_groups = {};       // for logits like x[:, :-1] of a [B,T,V] tensor
+  Vector<const float> logp_grad = {};        // [N] float32; upstream gradient; absent: 0
+  Vector<const float> lse_grad = {};         // [N] float32; upstream gradient; absent: 0
+  Vector<const float> entropy_grad = {};     // [N] float32; upstream gradient; absent: 0
+  Vector<const float> mean_logit_grad = {};  // [N] float32; upstream gradient; absent: 0
+  Vector<float> logp = {};                   // [N] float32; log softmax at the label
+  Vector<float> lse = {};                    // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};                // [N] float32; nats
+  Vector<std::int64_t> argmax = {};          // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};         // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};       // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};             // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -88,22 +91,25 @@ struct CrossEntropyArgs {
   static constexpr const char* kFunction = "cross_entropy";
   static constexpr const char* kLinearFunction = "linear_cross_entropy";
 
-  LogitsView logits = {};                   // [N,V] float, BFloat16, Float16
-  LabelsView labels;                        // [N] int32, int64
-  Vector<const float> token_weights = {};   // [N] w_i; absent: 1
-  Vector<const float> class_weights = {};   // [classes] c_j, stride 1; absent: 1
-  Vector<const float> loss_grad = {};       // upstream gradient, [1], or [N] for a loss a row; absent: 1
-  Vector<float> loss = {};                  // [1], or [N] with reduction or aggregation none
-  Vector<float> logp = {};                  // [N] log softmax at the label
-  Vector<float> lse = {};                   // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};               // [N] nats
-  Vector<std::int64_t> argmax = {};         // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};        // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};      // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};            // [N] mean of z over the valid columns
-  MutableLogitsView dlogits = {};           // out: [N,V] of the logits' type; may be the logits themselves
-  tileloss_row_state* row_state = nullptr;  // out of a forward, into a backward; distillation and soft labels refuse it
-  tileloss_row_groups row_groups = {};      // for logits like x[:, :-1] of a [B,T,V] tensor
+  LogitsView logits = {};                  // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  LabelsView labels;                       // [N] int32, int64
+  Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
+  Vector<const float> class_weights = {};  // [classes] float32; c_j, stride 1; default 1
+  Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
+  Vector<float> loss = {};                 // [1] or [N] float32; [N] with reduction or aggregation none
+  Vector<float> logp = {};                 // [N] float32; log softmax at the label
+  Vector<float> lse = {};                  // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};              // [N] float32; nats
+  Vector<std::int64_t> argmax = {};        // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};       // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};     // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -133,28 +139,31 @@ struct PolicyLossArgs {
   static constexpr const char* kFunction = "policy_loss";
   static constexpr const char* kLinearFunction = "linear_policy_loss";
 
-  LogitsView logits = {};                 // [N,V] float, BFloat16, Float16
+  LogitsView logits = {};                 // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
   LabelsView labels;                      // [N] int32, int64
-  MaskView mask = {};                     // [N] uint8, int32, int64 or float; 0: neither read nor counted; absent: all are in use
-  LabelsView sequence_offsets = {};       // [B+1], 0 first, N last
-  std::int64_t sequence_length = 0;       // T of a [B,T] batch, instead of offsets; 0: none
-  Vector<const float> advantages = {};    // [B], or [N] with advantage_level token
-  Vector<const float> old_logp = {};      // [N]; absent: the new logp, detached
-  Vector<const float> ref_logp = {};      // [N]
-  Vector<const float> sampler_logp = {};  // [N]
-  Vector<const float> loss_grad = {};     // upstream gradient, [1], or [N] for a loss a row; absent: 1
-  Vector<float> loss = {};                // [1], or [N] with reduction or aggregation none
-  Vector<float> metrics = {};             // [TILELOSS_POLICY_METRICS] or fewer, indexed by TILELOSS_METRIC_*
-  Vector<float> logp = {};                // [N] log softmax at the label
-  Vector<float> lse = {};                 // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};             // [N] nats
-  Vector<std::int64_t> argmax = {};       // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};      // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};    // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};          // [N] mean of z over the valid columns
-  MutableLogitsView dlogits = {};         // out: [N,V] of the logits' type; may be the logits themselves
-  tileloss_row_state* row_state = nullptr;  // out of a forward, into a backward; distillation and soft labels refuse it
-  tileloss_row_groups row_groups = {};      // for logits like x[:, :-1] of a [B,T,V] tensor
+  MaskView mask = {};                     // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  LabelsView sequence_offsets = {};       // [B+1] int32, int64; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
+  std::int64_t sequence_length = 0;       // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
+  Vector<const float> advantages = {};    // [B] or [N] float32; as options.advantage_level says
+  Vector<const float> old_logp = {};      // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
+  Vector<const float> ref_logp = {};      // [N] float32; of the reference model; of NaN here or in old_logp: docs/users/losses.md
+  Vector<const float> sampler_logp = {};  // [N] float32; of the engine that sampled the tokens; NaN: no difference
+  Vector<const float> loss_grad = {};     // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
+  Vector<float> loss = {};                // [1] or [N] float32; [N] with reduction or aggregation none
+  Vector<float> metrics = {};        // [TILELOSS_POLICY_METRICS] float32; out: or its first so many, indexed by TILELOSS_METRIC_*
+  Vector<float> logp = {};           // [N] float32; log softmax at the label
+  Vector<float> lse = {};            // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};        // [N] float32; nats
+  Vector<std::int64_t> argmax = {};  // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};    // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};  // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};        // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -190,26 +199,29 @@ struct DistillationArgs {
   static constexpr const char* kFunction = "distillation";
   static constexpr const char* kLinearFunction = "linear_distillation";
 
-  LogitsView logits = {};          // [N,V] float, BFloat16, Float16
-  LogitsView teacher_logits = {};  // [N,V] of the logits' type; never written
+  LogitsView logits = {};          // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  LogitsView teacher_logits = {};  // [N,V] float32, bfloat16, float16; the logits' dtype; any row stride >= V, column stride 1
   LabelsView labels = {};          // [N] int32, int64
-  MaskView mask = {};              // [N] uint8, int32, int64 or float; 0: neither read nor counted; absent: all are in use
-  Vector<const float> token_weights = {};   // [N] w_i; absent: 1
-  Vector<const float> loss_grad = {};       // upstream gradient, [1], or [N] for a loss a row; absent: 1
-  Vector<float> loss = {};                  // [1], or [N] with reduction or aggregation none
-  Vector<float> divergence = {};            // [N] the divergence alone
-  Vector<float> teacher_entropy = {};       // [N] nats, of the classes that the divergence sees
-  Vector<std::uint8_t> agreement = {};      // [N] whether both have the same argmax
-  Vector<float> logp = {};                  // [N] log softmax at the label
-  Vector<float> lse = {};                   // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};               // [N] nats
-  Vector<std::int64_t> argmax = {};         // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};        // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};      // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};            // [N] mean of z over the valid columns
-  MutableLogitsView dlogits = {};           // out: [N,V] of the logits' type; may be the logits themselves
-  tileloss_row_state* row_state = nullptr;  // out of a forward, into a backward; distillation and soft labels refuse it
-  tileloss_row_groups row_groups = {};      // for logits like x[:, :-1] of a [B,T,V] tensor
+  MaskView mask = {};              // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
+  Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
+  Vector<float> loss = {};                 // [1] or [N] float32; [N] with reduction or aggregation none
+  Vector<float> divergence = {};           // [N] float32; out: the divergence alone, neither weighted nor scaled
+  Vector<float> teacher_entropy = {};      // [N] float32; out: nats, of the classes that the divergence sees
+  Vector<std::uint8_t> agreement = {};     // [N] uint8; out: whether both have the same argmax
+  Vector<float> logp = {};                 // [N] float32; log softmax at the label
+  Vector<float> lse = {};                  // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};              // [N] float32; nats
+  Vector<std::int64_t> argmax = {};        // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};       // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};     // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -243,24 +255,27 @@ struct SoftCrossEntropyArgs {
   static constexpr const char* kFunction = "soft_cross_entropy";
   static constexpr const char* kLinearFunction = "linear_soft_cross_entropy";
 
-  LogitsView logits = {};        // [N,V] float, BFloat16, Float16
-  LogitsView target_probs = {};  // [N,V] float, BFloat16, Float16; need not sum to 1
+  LogitsView logits = {};        // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  LogitsView target_probs = {};  // [N,V] float32, bfloat16, float16; q_j, need not sum to 1; any row stride >= V, column stride 1
   LabelsView labels = {};        // [N] int32, int64
-  MaskView mask = {};            // [N] uint8, int32, int64 or float; 0: neither read nor counted; absent: all are in use
-  Vector<const float> token_weights = {};   // [N] w_i; absent: 1
-  Vector<const float> class_weights = {};   // [classes] c_j, stride 1; absent: 1
-  Vector<const float> loss_grad = {};       // upstream gradient, [1], or [N] for a loss a row; absent: 1
-  Vector<float> loss = {};                  // [1], or [N] with reduction or aggregation none
-  Vector<float> logp = {};                  // [N] log softmax at the label
-  Vector<float> lse = {};                   // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};               // [N] nats
-  Vector<std::int64_t> argmax = {};         // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};        // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};      // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};            // [N] mean of z over the valid columns
-  MutableLogitsView dlogits = {};           // out: [N,V] of the logits' type; may be the logits themselves
-  tileloss_row_state* row_state = nullptr;  // out of a forward, into a backward; distillation and soft labels refuse it
-  tileloss_row_groups row_groups = {};      // for logits like x[:, :-1] of a [B,T,V] tensor
+  MaskView mask = {};            // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
+  Vector<const float> class_weights = {};  // [classes] float32; c_j, stride 1; default 1
+  Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
+  Vector<float> loss = {};                 // [1] or [N] float32; [N] with reduction or aggregation none
+  Vector<float> logp = {};                 // [N] float32; log softmax at the label
+  Vector<float> lse = {};                  // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};              // [N] float32; nats
+  Vector<std::int64_t> argmax = {};        // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};       // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};     // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -292,27 +307,30 @@ struct SparseDistillationArgs {
   static constexpr const char* kFunction = "sparse_distillation";
   static constexpr const char* kLinearFunction = "linear_sparse_distillation";
 
-  LogitsView logits = {};            // [N,V] float, BFloat16, Float16
-  IdsView teacher_ids = {};          // [N,K] int32, int64: distinct columns of each row; negative: none
-  LogitsView teacher_logprobs = {};  // [N,K] float, BFloat16, Float16: their log q
-  LabelsView labels = {};            // [N] int32, int64
-  MaskView mask = {};                // [N] uint8, int32, int64 or float; 0: neither read nor counted; absent: all are in use
-  Vector<const float> token_weights = {};   // [N] w_i; absent: 1
-  Vector<const float> loss_grad = {};       // upstream gradient, [1], or [N] for a loss a row; absent: 1
-  Vector<float> loss = {};                  // [1], or [N] with reduction or aggregation none
-  Vector<float> divergence = {};            // [N] the divergence alone
-  Vector<float> teacher_entropy = {};       // [N] nats, of the classes that the divergence sees
-  Vector<std::uint8_t> agreement = {};      // [N] whether both have the same argmax
-  Vector<float> logp = {};                  // [N] log softmax at the label
-  Vector<float> lse = {};                   // [N] log sum_j exp(z_j)
-  Vector<float> entropy = {};               // [N] nats
-  Vector<std::int64_t> argmax = {};         // [N] lowest index on ties; -1 if the row holds a NaN
-  Vector<std::uint8_t> correct = {};        // [N] argmax == label
-  Vector<float> log_sum_sq_probs = {};      // [N] log sum_j p_j^2
-  Vector<float> mean_logit = {};            // [N] mean of z over the valid columns
-  MutableLogitsView dlogits = {};           // out: [N,V] of the logits' type; may be the logits themselves
-  tileloss_row_state* row_state = nullptr;  // out of a forward, into a backward; distillation and soft labels refuse it
-  tileloss_row_groups row_groups = {};      // for logits like x[:, :-1] of a [B,T,V] tensor
+  LogitsView logits = {};                  // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  IdsView teacher_ids = {};                // [N,K] int32, int64; distinct columns of each row, in any order; negative: none
+  LogitsView teacher_logprobs = {};        // [N,K] float32, bfloat16, float16; their log q, <= 0 but for rounding, as they are
+  LabelsView labels = {};                  // [N] int32, int64
+  MaskView mask = {};                      // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
+  Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
+  Vector<float> loss = {};                 // [1] or [N] float32; [N] with reduction or aggregation none
+  Vector<float> divergence = {};           // [N] float32; out: the divergence alone, neither weighted nor scaled
+  Vector<float> teacher_entropy = {};      // [N] float32; out: nats, of the classes that the divergence sees
+  Vector<std::uint8_t> agreement = {};     // [N] uint8; out: whether both have the same argmax
+  Vector<float> logp = {};                 // [N] float32; log softmax at the label
+  Vector<float> lse = {};                  // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};              // [N] float32; nats
+  Vector<std::int64_t> argmax = {};        // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};       // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};     // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;

@@ -455,59 +455,63 @@ typedef struct tileloss_row_groups {
 typedef struct tileloss_args {
   size_t struct_size;
 
+  // generated: arguments, by ./dev generate from src/schema/table.toml
   // Inputs.
   tileloss_matrix logits;         // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
   tileloss_vector labels;         // [N] int32, int64
-  tileloss_vector token_weights;  // [N] float32 w_i; default 1
-  tileloss_vector class_weights;  // [classes] float32 c_j, stride 1; default 1
+  tileloss_vector token_weights;  // [N] float32; w_i; default 1
+  tileloss_vector class_weights;  // [classes] float32; c_j, stride 1; default 1
 
-  // Upstream gradients, float32; absent: 1 for a loss, 0 for row outputs.
-  tileloss_vector loss_grad;  // [1], or [N] with reduction none
-  tileloss_vector logp_grad;  // [N] (logprobs)
-  tileloss_vector lse_grad;
-  tileloss_vector entropy_grad;
-  tileloss_vector mean_logit_grad;
+  // Upstream gradients.
+  tileloss_vector loss_grad;        // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
+  tileloss_vector logp_grad;        // [N] float32; upstream gradient; absent: 0
+  tileloss_vector lse_grad;         // [N] float32; upstream gradient; absent: 0
+  tileloss_vector entropy_grad;     // [N] float32; upstream gradient; absent: 0
+  tileloss_vector mean_logit_grad;  // [N] float32; upstream gradient; absent: 0
 
   // Outputs. Rows that are ignored give 0 (argmax -1).
-  tileloss_vector loss;              // [1], or [N] with reduction none, float32
+  tileloss_vector loss;              // [1] or [N] float32; [N] with reduction or aggregation none
   tileloss_vector logp;              // [N] float32; log softmax at the label
-  tileloss_vector lse;               // [N] float32
-  tileloss_vector entropy;           // [N] float32, nats
-  tileloss_vector argmax;            // [N] int64, lowest index on ties; -1 if the row holds a NaN
-  tileloss_vector correct;           // [N] uint8, argmax == label
-  tileloss_vector log_sum_sq_probs;  // [N] float32, log sum_j p_j^2
-  tileloss_vector mean_logit;        // [N] float32, mean of z over the valid columns; not together with class_weights
-  tileloss_matrix dlogits;           // [N,V], the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  tileloss_vector lse;               // [N] float32; log sum_j exp(z_j)
+  tileloss_vector entropy;           // [N] float32; nats
+  tileloss_vector argmax;            // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  tileloss_vector correct;           // [N] uint8; argmax == label
+  tileloss_vector log_sum_sq_probs;  // [N] float32; log sum_j p_j^2
+  tileloss_vector mean_logit;        // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  tileloss_matrix dlogits;
 
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none.
-  // A backward without it sweeps the logits twice.
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state;
 
   // Policy losses. Rows (tokens) belong to sequences: B of them, back to back. Rows with mask 0 are neither read nor counted.
-  tileloss_vector mask;              // [N] uint8, int32, int64 or float32; 0: not in use; default: all rows are
+  tileloss_vector mask;              // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
   tileloss_vector old_logp;          // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
-  tileloss_vector ref_logp;          // [N] float32, of the reference model; of NaN here or in old_logp: docs/users/losses.md
-  tileloss_vector sampler_logp;      // [N] float32, of the engine that sampled the tokens; NaN: no difference
-  tileloss_vector advantages;        // [B] or [N] float32, as options.advantage_level says
-  tileloss_vector sequence_offsets;  // [B+1] int32, int64: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
-  tileloss_vector metrics;           // out: [TILELOSS_POLICY_METRICS] float32, or its first so many
+  tileloss_vector ref_logp;          // [N] float32; of the reference model; of NaN here or in old_logp: docs/users/losses.md
+  tileloss_vector sampler_logp;      // [N] float32; of the engine that sampled the tokens; NaN: no difference
+  tileloss_vector advantages;        // [B] or [N] float32; as options.advantage_level says
+  tileloss_vector sequence_offsets;  // [B+1] int32, int64; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
+  tileloss_vector metrics;           // [TILELOSS_POLICY_METRICS] float32; out: or its first so many, indexed by TILELOSS_METRIC_*
   int64_t sequence_length;           // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
 
   // Fused with the LM head (the functions linear_*), in place of logits and dlogits: logits = hidden head^T + bias, never stored.
   tileloss_matrix hidden;  // [N,H] float32, bfloat16, float16
   tileloss_matrix head;    // [V,H] float32, bfloat16, float16; any strides: one that lies as [H,V] has row_stride 1, col_stride V
   tileloss_vector bias;    // [V] float32, bfloat16, float16; default none
-  tileloss_matrix dhidden;  // out: [N,H] float32 or hidden's dtype; any subset of the three gradients
-  tileloss_matrix dhead;    // out: [V,H] float32 or head's dtype, accumulated in float32; any strides; scratch until it is stored
-  tileloss_vector dbias;    // out: [V] float32 or bias's dtype, accumulated in float32
+  tileloss_matrix dhidden;  // [N,H] float32, bfloat16, float16; out: float32 or hidden's dtype; any subset of the three gradients
+  // [V,H] float32, bfloat16, float16; out: float32 or head's dtype, accumulated in float32; any strides; scratch until it is
+  // stored
+  tileloss_matrix dhead;
+  tileloss_vector dbias;  // [V] float32, bfloat16, float16; out: float32 or bias's dtype, accumulated in float32
 
-  tileloss_row_groups row_groups;
+  tileloss_row_groups row_groups;  // for logits like x[:, :-1] of a [B,T,V] tensor
 
   // Distillation. The teacher's logits are never written, and have no gradient.
-  tileloss_matrix teacher_logits;   // [N,V], the logits' dtype; any row stride >= V, column stride 1
-  tileloss_vector divergence;       // out: [N] float32, the divergence alone, neither weighted nor scaled
-  tileloss_vector teacher_entropy;  // out: [N] float32, nats
-  tileloss_vector agreement;        // out: [N] uint8, whether both have the same argmax
+  tileloss_matrix teacher_logits;   // [N,V] float32, bfloat16, float16; the logits' dtype; any row stride >= V, column stride 1
+  tileloss_vector divergence;       // [N] float32; out: the divergence alone, neither weighted nor scaled
+  tileloss_vector teacher_entropy;  // [N] float32; out: nats, of the classes that the divergence sees
+  tileloss_vector agreement;        // [N] uint8; out: whether both have the same argmax
 
   // The teacher's LM head, with linear_distillation, in place of its logits. G: its own width.
   tileloss_matrix teacher_hidden;  // [N,G] float32, bfloat16, float16
@@ -515,14 +519,15 @@ typedef struct tileloss_args {
   tileloss_vector teacher_bias;    // [V] float32, bfloat16, float16; default none
 
   // Soft labels, with soft_cross_entropy.
-  tileloss_matrix target_probs;  // [N,V] float32, bfloat16, float16 q_j; any row stride >= V, column stride 1
+  tileloss_matrix target_probs;  // [N,V] float32, bfloat16, float16; q_j, need not sum to 1; any row stride >= V, column stride 1
 
   // A teacher of which K columns are known, with sparse_distillation.
-  tileloss_matrix teacher_ids;       // [N,K] int32, int64: distinct columns of each row, in any order; negative: none
-  tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16: their log q, <= 0 but for rounding, as they are
+  tileloss_matrix teacher_ids;       // [N,K] int32, int64; distinct columns of each row, in any order; negative: none
+  tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16; their log q, <= 0 but for rounding, as they are
 
   // With distillation and soft_cross_entropy on a shard of the vocabulary, beside row_state.
   tileloss_pair_state* pair_state;
+  // end of generated
 } tileloss_args;
 
 static inline void tileloss_args_init(tileloss_args* args) { tileloss_struct_init(args, sizeof *args); }

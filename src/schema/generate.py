@@ -35,6 +35,7 @@ WITH_REGIONS = (
     "include/tileloss/tileloss.hpp",
     "include/tileloss/arguments.hpp",
     "docs/users/losses.md",
+    "src/schema/tensors.cpp",
     "src/support/oracle_options.cpp",
     *(
         f"frontends/python/tileloss/{name}.py"
@@ -55,6 +56,8 @@ WITH_REGIONS = (
 )
 REGIONS: dict[str, Callable[[Table], str]] = {
     "options": write_c.header_options,
+    "arguments": write_c.header_arguments,
+    "tensors": write_c.tensor_slots,
     "functions": write_c.header_functions,
     "options in C++": write_c.cpp_options,
     "arguments in C++": write_c.cpp_arguments,

@@ -13,6 +13,31 @@ TABLE = Path(__file__).with_name("table.toml")
 STATE_ARRAYS = ("entropy_sum", "collision_sum", "smoothing_sum", "argmax")
 # Not for callers: those of a vocabulary cut into shards, which the front ends find themselves.
 NOT_PUBLIC = ("vocab_start", "vocab_total")
+DTYPES = {
+    "float32": ("float32",),
+    "floats": ("float32", "bfloat16", "float16"),
+    "integers": ("int32", "int64"),
+    "numbers": ("uint8", "int32", "int64", "float32"),
+    "int64": ("int64",),
+    "uint8": ("uint8",),
+}
+# The letters of tileloss_tensor.shape, and the enumerators of tensors.h's Shape.
+SHAPES = {
+    "N": "Rows",
+    "C": "Classes",
+    "V": "Columns",
+    "L": "Losses",
+    "B+1": "SequenceOffsets",
+    "B|N": "Advantages",
+    "M": "Metrics",
+    "N,V": "Logits",
+    "N,H": "Hidden",
+    "V,H": "Head",
+    "N,G": "TeacherHidden",
+    "V,G": "TeacherHead",
+    "N,K": "TeacherColumns",
+}
+ROLES = ("input", "upstream", "output", "row_output", "gradient")
 NUMBERS = ("double", "scalar", "int64")
 _RANGE = re.compile(r"(>=?) (\S+)|([\[(])(\S+), (\S+)\]")
 
@@ -97,11 +122,43 @@ class Struct:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A member of a function's arguments in C++."""
+    """A member of a function's arguments; one without a shape has a type of its own."""
 
     name: str
-    type: str
     doc: str
+    type: str = ""
+    shape: str = ""
+    dtypes: str = ""
+    role: str = "input"
+    group: str = ""
+    required: bool = False
+    passes: str = ""
+    needs: tuple[str, ...] = ()
+
+    @property
+    def is_matrix(self) -> bool:
+        return "," in self.shape
+
+    @property
+    def said(self) -> str:
+        """Shape, types and meaning."""
+        sizes = {
+            "L": "[1] or [N]",
+            "C": "[classes]",
+            "B|N": "[B] or [N]",
+            "M": "[TILELOSS_POLICY_METRICS]",
+        }
+        size = sizes.get(self.shape, f"[{self.shape}]")
+        types = f"{size} {', '.join(DTYPES[self.dtypes])}" if self.shape else ""
+        return "; ".join(filter(None, [types, self.doc]))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Of tileloss_args."""
+
+    doc: str
+    members: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -130,6 +187,8 @@ class Table:
     enums: dict[str, Enum]
     logit: Struct
     linear: Struct
+    arguments: tuple[Section, ...]
+    tensors: tuple[Tensor, ...]  # in the order in which they are checked and told of
     functions: tuple[Function, ...]
 
     @property
@@ -153,7 +212,9 @@ def read(text: str) -> Table:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TableError(f"table.toml: {error}") from None
-    _check_keys("table.toml", raw, ("enum", "shared", "tensor", "function"), optional=())
+    _check_keys(
+        "table.toml", raw, ("enum", "shared", "tensor_order", "arguments", "function"), optional=()
+    )
     _check_keys("shared", raw["shared"], ("tensors", "logit", "linear"), optional=())
     enums = {name: _enum(name, entry) for name, entry in raw["enum"].items()}
     structs = dict[str, Struct]()
@@ -161,13 +222,18 @@ def read(text: str) -> Table:
     for place, entries in (("shared", shared), ("function", raw["function"])):
         for name, entry in entries.items():
             structs[name] = _struct(f"{place}.{name}", name, entry, enums, structs)
-    tensors = {name: _tensor(name, entry) for name, entry in raw["tensor"].items()}
+    sections = tuple(map(_section, raw["arguments"]))
+    tensors = {member.name: member for section in sections for member in section.members}
+    order = raw["tensor_order"]
+    if sorted(order) != sorted(name for name, tensor in tensors.items() if tensor.shape):
+        raise TableError("tensor_order: expected the names of all tensors of arguments, once each")
     last = _tensors("shared", raw["shared"]["tensors"], tensors)
     functions = tuple(
         _function(name, entry, structs[name], tensors, last)
         for name, entry in raw["function"].items()
     )
-    return Table(enums, structs["logit"], structs["linear"], functions)
+    ordered = tuple(tensors[name] for name in order)
+    return Table(enums, structs["logit"], structs["linear"], sections, ordered, functions)
 
 
 def _check_keys(place: str, entry: Any, needed: Sequence[str], optional: Sequence[str]) -> None:
@@ -252,18 +318,13 @@ def _option(place: str, name: str, given: Mapping[str, Any], enums: Mapping[str,
             raise TableError(f"{place}: absent: expected none beside a default, got {absent!r}")
     if "range" in given and kind not in NUMBERS:
         raise TableError(f"{place}: range: expected none of a {kind}, got {given['range']!r}")
-    needs = tuple(given.get("needs", ()))
-    if unknown := [array for array in needs if array not in STATE_ARRAYS]:
-        raise TableError(
-            f"{place}: needs: expected {', '.join(STATE_ARRAYS)}, got {', '.join(unknown)}"
-        )
     return Option(
         name=name,
         type=kind,
         default=default,
         absent=absent,
         range=_range(place, given["range"]) if "range" in given else Range(),
-        needs=needs,
+        needs=_needs(place, given),
         doc=given.get("doc", ""),
         in_python=given.get("in_python", f"{default}"),
         count=given.get("count", 0),
@@ -283,14 +344,48 @@ def _range(place: str, text: str) -> Range:
     return Range(f"in {text}", float(low), float(high), bracket == "(")
 
 
-def _tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
-    _check_keys(f"tensor.{name}", entry, ("type", "doc"), optional=())
-    return Tensor(name, entry["type"], entry["doc"])
+def _section(entry: Mapping[str, Any]) -> Section:
+    _check_keys("arguments", entry, ("members",), optional=("doc",))
+    members = tuple(
+        _tensor(f"arguments.{name}", name, given) for name, given in entry["members"].items()
+    )
+    return Section(entry.get("doc", ""), members)
+
+
+def _tensor(place: str, name: str, given: Mapping[str, Any]) -> Tensor:
+    if "type" in given:
+        _check_keys(place, given, ("type",), optional=("doc",))
+        return Tensor(name, given.get("doc", ""), given["type"])
+    optional = ("role", "group", "required", "passes", "needs", "doc")
+    _check_keys(place, given, ("shape", "dtypes"), optional)
+    for key, known in (
+        ("shape", tuple(SHAPES)),
+        ("dtypes", tuple(DTYPES)),
+        ("role", ROLES),
+        ("passes", ("vocabulary",)),
+    ):
+        if key in given and given[key] not in known:
+            raise TableError(
+                f"{place}: {key}: expected one of {', '.join(known)}, got {given[key]!r}"
+            )
+    needs = _needs(place, given)
+    return Tensor(**{"name": name, "doc": "", **given, "needs": needs})
+
+
+def _needs(place: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    needs = tuple(given.get("needs", ()))
+    if unknown := [array for array in needs if array not in STATE_ARRAYS]:
+        raise TableError(
+            f"{place}: needs: expected {', '.join(STATE_ARRAYS)}, got {', '.join(unknown)}"
+        )
+    return needs
 
 
 def _tensors(place: str, names: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     if unknown := [name for name in names if name not in known]:
-        raise TableError(f"{place}.tensors: expected names in [tensor], got {', '.join(unknown)}")
+        raise TableError(
+            f"{place}.tensors: expected members of arguments, got {', '.join(unknown)}"
+        )
     return tuple(known[name] for name in names)
 
 

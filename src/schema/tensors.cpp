@@ -21,77 +21,52 @@ constexpr std::uint32_t kMaxSumTarget = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM 
 
 using A = tileloss_args;
 
-constexpr TensorSlot input(const char* name, tileloss_vector A::*member, std::uint32_t dtypes, Shape shape, std::uint32_t groups,
-                           bool is_required = false) {
-  return {name, member, nullptr, TILELOSS_ROLE_INPUT, dtypes, shape, groups, kAll, is_required};
-}
-constexpr TensorSlot upstream(const char* name, tileloss_vector A::*member, Shape shape, std::uint32_t groups) {
-  return {name, member, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, shape, groups, kAll};
-}
-constexpr TensorSlot matrix(const char* name, tileloss_matrix A::*member, Shape shape, std::uint32_t group,
-                            std::uint32_t dtypes = kAnyFloat) {
-  return {name, nullptr, member, TILELOSS_ROLE_INPUT, dtypes, shape, group, kWithVocabulary, true};
-}
-constexpr TensorSlot gradient(const char* name, tileloss_matrix A::*member, Shape shape, std::uint32_t group, bool is_required) {
-  return {name, nullptr, member, TILELOSS_ROLE_GRADIENT, kAnyFloat, shape, group, kWithGradient, is_required};
-}
-// A number of each row, made of these arrays of the row state besides max, sum and target.
-constexpr TensorSlot row_output(const char* name, tileloss_vector A::*member, tileloss_dtype dtype, std::uint32_t arrays,
-                                std::uint32_t groups = 0) {
-  return {name,
-          member,
-          nullptr,
-          TILELOSS_ROLE_ROW_OUTPUT,
-          dtype_bit(dtype),
-          Shape::kRows,
-          groups,
-          kWithValue | kBackward,
-          false,
-          kMaxSumTarget | arrays};
-}
-
 constexpr TensorSlot kSlots[] = {
-    matrix("logits", &A::logits, Shape::kLogits, kFromLogits),
-    gradient("dlogits", &A::dlogits, Shape::kLogits, kFromLogits, true),
-    matrix("hidden", &A::hidden, Shape::kHidden, kFromHidden),
-    matrix("head", &A::head, Shape::kHead, kFromHidden),
-    gradient("dhidden", &A::dhidden, Shape::kHidden, kFromHidden, false),
-    gradient("dhead", &A::dhead, Shape::kHead, kFromHidden, false),
-    input("labels", &A::labels, kInteger, Shape::kRows, 0, true),
-    input("token_weights", &A::token_weights, kFloat, Shape::kRows, kTokenWeights),
-    input("class_weights", &A::class_weights, kFloat, Shape::kClasses, kClassWeights),
-    upstream("loss_grad", &A::loss_grad, Shape::kLosses, kLossGrad),
-    upstream("logp_grad", &A::logp_grad, Shape::kRows, kRowGrads),
-    upstream("lse_grad", &A::lse_grad, Shape::kRows, kRowGrads),
-    upstream("entropy_grad", &A::entropy_grad, Shape::kRows, kRowGrads),
-    upstream("mean_logit_grad", &A::mean_logit_grad, Shape::kRows, kRowGrads),
-    input("mask", &A::mask, kAnyMask, Shape::kRows, kMask),
-    input("old_logp", &A::old_logp, kFloat, Shape::kRows, kPolicyLogps),
-    input("ref_logp", &A::ref_logp, kFloat, Shape::kRows, kPolicyLogps),
-    input("sampler_logp", &A::sampler_logp, kFloat, Shape::kRows, kPolicyLogps),
-    input("advantages", &A::advantages, kFloat, Shape::kAdvantages, kAdvantages, true),
-    input("sequence_offsets", &A::sequence_offsets, kInteger, Shape::kSequenceOffsets, kSequences),
-    {"bias", &A::bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kFromHidden, kWithVocabulary},
-    {"dbias", &A::dbias, nullptr, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kColumns, kFromHidden, kWithGradient},
-    {"loss", &A::loss, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kLosses, kLosses, kAll},
-    row_output("logp", &A::logp, TILELOSS_FLOAT32, 0),
-    row_output("lse", &A::lse, TILELOSS_FLOAT32, 0),
-    row_output("entropy", &A::entropy, TILELOSS_FLOAT32, TILELOSS_STATE_ENTROPY_SUM),
-    row_output("argmax", &A::argmax, TILELOSS_INT64, TILELOSS_STATE_ARGMAX),
-    row_output("correct", &A::correct, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX),
-    row_output("log_sum_sq_probs", &A::log_sum_sq_probs, TILELOSS_FLOAT32, TILELOSS_STATE_COLLISION_SUM),
-    row_output("mean_logit", &A::mean_logit, TILELOSS_FLOAT32, TILELOSS_STATE_SMOOTHING_SUM),
-    matrix("teacher_logits", &A::teacher_logits, Shape::kLogits, kTeacherLogits),
-    matrix("teacher_hidden", &A::teacher_hidden, Shape::kTeacherHidden, kTeacherHead),
-    matrix("teacher_head", &A::teacher_head, Shape::kTeacherHead, kTeacherHead),
-    matrix("target_probs", &A::target_probs, Shape::kLogits, kTargetProbs),
-    matrix("teacher_ids", &A::teacher_ids, Shape::kTeacherColumns, kTeacherColumns, kInteger),
-    matrix("teacher_logprobs", &A::teacher_logprobs, Shape::kTeacherColumns, kTeacherColumns),
-    {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kTeacherHead, kWithVocabulary},
-    row_output("divergence", &A::divergence, TILELOSS_FLOAT32, 0, kDivergence),
-    row_output("teacher_entropy", &A::teacher_entropy, TILELOSS_FLOAT32, TILELOSS_STATE_ENTROPY_SUM, kDivergence),
-    row_output("agreement", &A::agreement, TILELOSS_UINT8, TILELOSS_STATE_ARGMAX, kDivergence),
-    {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll},
+    // clang-format off
+    // generated: tensors, by ./dev generate from src/schema/table.toml
+    {"logits", nullptr, &A::logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kFromLogits, kWithVocabulary, true, 0},
+    {"dlogits", nullptr, &A::dlogits, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kLogits, kFromLogits, kWithGradient, true, 0},
+    {"hidden", nullptr, &A::hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHidden, kFromHidden, kWithVocabulary, true, 0},
+    {"head", nullptr, &A::head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHead, kFromHidden, kWithVocabulary, true, 0},
+    {"dhidden", nullptr, &A::dhidden, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHidden, kFromHidden, kWithGradient, false, 0},
+    {"dhead", nullptr, &A::dhead, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHead, kFromHidden, kWithGradient, false, 0},
+    {"labels", &A::labels, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kRows, 0, kAll, true, 0},
+    {"token_weights", &A::token_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kTokenWeights, kAll, false, 0},
+    {"class_weights", &A::class_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kClasses, kClassWeights, kAll, false, 0},
+    {"loss_grad", &A::loss_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kLosses, kLossGrad, kAll, false, 0},
+    {"logp_grad", &A::logp_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
+    {"lse_grad", &A::lse_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
+    {"entropy_grad", &A::entropy_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
+    {"mean_logit_grad", &A::mean_logit_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
+    {"mask", &A::mask, nullptr, TILELOSS_ROLE_INPUT, kAnyMask, Shape::kRows, kMask, kAll, false, 0},
+    {"old_logp", &A::old_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kPolicyLogps, kAll, false, 0},
+    {"ref_logp", &A::ref_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kPolicyLogps, kAll, false, 0},
+    {"sampler_logp", &A::sampler_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kPolicyLogps, kAll, false, 0},
+    {"advantages", &A::advantages, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kAdvantages, kAdvantages, kAll, true, 0},
+    {"sequence_offsets", &A::sequence_offsets, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kSequenceOffsets, kSequences, kAll, false, 0},
+    {"bias", &A::bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kFromHidden, kWithVocabulary, false, 0},
+    {"dbias", &A::dbias, nullptr, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kColumns, kFromHidden, kWithGradient, false, 0},
+    {"loss", &A::loss, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kLosses, kLosses, kAll, false, 0},
+    {"logp", &A::logp, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget},
+    {"lse", &A::lse, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget},
+    {"entropy", &A::entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ENTROPY_SUM},
+    {"argmax", &A::argmax, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_INT64), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ARGMAX},
+    {"correct", &A::correct, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ARGMAX},
+    {"log_sum_sq_probs", &A::log_sum_sq_probs, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_COLLISION_SUM},
+    {"mean_logit", &A::mean_logit, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_SMOOTHING_SUM},
+    {"teacher_logits", nullptr, &A::teacher_logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kTeacherLogits, kWithVocabulary, true, 0},
+    {"teacher_hidden", nullptr, &A::teacher_hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHidden, kTeacherHead, kWithVocabulary, true, 0},
+    {"teacher_head", nullptr, &A::teacher_head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHead, kTeacherHead, kWithVocabulary, true, 0},
+    {"target_probs", nullptr, &A::target_probs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kTargetProbs, kWithVocabulary, true, 0},
+    {"teacher_ids", nullptr, &A::teacher_ids, TILELOSS_ROLE_INPUT, kInteger, Shape::kTeacherColumns, kTeacherColumns, kWithVocabulary, true, 0},
+    {"teacher_logprobs", nullptr, &A::teacher_logprobs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherColumns, kTeacherColumns, kWithVocabulary, true, 0},
+    {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kTeacherHead, kWithVocabulary, false, 0},
+    {"divergence", &A::divergence, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumTarget},
+    {"teacher_entropy", &A::teacher_entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ENTROPY_SUM},
+    {"agreement", &A::agreement, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ARGMAX},
+    {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll, false, 0},
+    // end of generated
+    // clang-format on
 };
 
 constexpr StateArray kStateArrays[] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from option_table import Enum, Function, Option, Struct, Table
+from option_table import SHAPES, Enum, Function, Option, Struct, Table, Tensor
 
 WIDTH = 130
 NOTE = "// Written by ./dev generate from src/schema/table.toml, which is the file to edit.\n"
@@ -159,6 +159,17 @@ def header_options(table: Table) -> str:
     return "\n".join([*parts, inits])
 
 
+def header_arguments(table: Table) -> str:
+    parts = []
+    for section in table.arguments:
+        rows = []
+        for tensor in section.members:
+            kind = "tileloss_matrix" if tensor.is_matrix else tensor.type or "tileloss_vector"
+            rows.append((f"  {kind} {tensor.name};", tensor.said))
+        parts.append(comment(section.doc, "  ") + aligned(rows))
+    return "\n".join(parts)
+
+
 def parameters(function: Function) -> list[str]:
     options = f"const tileloss_{function.name}_options* options"
     return [
@@ -218,20 +229,27 @@ def cpp_arguments(table: Table) -> str:
     return "\n".join(map(cpp_struct, table.functions))
 
 
+def cpp_type(tensor: Tensor) -> str:
+    if not tensor.shape:
+        return tensor.type.replace("int64_t", "std::int64_t")
+    if tensor.role == "gradient":
+        return "MutableLogitsView"
+    if tensor.is_matrix:
+        return "IdsView" if tensor.dtypes == "integers" else "LogitsView"
+    if tensor.dtypes in ("integers", "numbers"):
+        return "LabelsView" if tensor.dtypes == "integers" else "MaskView"
+    kind = {"int64": "std::int64_t", "uint8": "std::uint8_t"}.get(tensor.dtypes, "float")
+    return f"Vector<{kind}>" if "output" in tensor.role else f"Vector<const {kind}>"
+
+
 def cpp_struct(function: Function) -> str:
     members, copies = list[tuple[str, str]](), ""
     for tensor in function.tensors:
-        is_view = "View" in tensor.type or "Vector" in tensor.type
-        absent = (
-            " = nullptr"
-            if tensor.type.endswith("*")
-            else " = 0"
-            if "int64_t" in tensor.type and not is_view
-            else " = {}"
-        )
+        kind, is_view = cpp_type(tensor), bool(tensor.shape)
+        absent = {"*": " = nullptr", "t": " = 0"}.get(kind[-1], " = {}")
         if tensor.name == "labels" and function.needs_labels:
             absent = ""
-        members.append((f"  {tensor.type} {tensor.name}{absent};", tensor.doc))
+        members.append((f"  {kind} {tensor.name}{absent};", tensor.said))
         copies += f"    args.{tensor.name} = {tensor.name}{'.c()' if is_view else ''};\n"
     return f"""struct {camel(function.name)}Args {{
   using Options = {camel(function.name)}Options;
@@ -318,6 +336,38 @@ def fields_header(table: Table) -> str:
         if function.presets:
             parts.append(presets(function, name))
     return FIELDS_HEADER.replace("PARTS", "\n".join(filter(None, parts)))
+
+
+SLOT_DTYPES = {
+    "float32": "kFloat",
+    "floats": "kAnyFloat",
+    "integers": "kInteger",
+    "numbers": "kAnyMask",
+}
+
+
+def tensor_slots(table: Table) -> str:
+    return "".join(map(_slot, table.tensors))
+
+
+def _slot(tensor: Tensor) -> str:
+    places = f"nullptr, &A::{tensor.name}" if tensor.is_matrix else f"&A::{tensor.name}, nullptr"
+    dtypes = SLOT_DTYPES.get(tensor.dtypes, f"dtype_bit(TILELOSS_{tensor.dtypes.upper()})")
+    passes = {"gradient": "kWithGradient", "row_output": "kWithValue | kBackward"}.get(
+        tensor.role, "kAll"
+    )
+    if tensor.role == "input" and (tensor.is_matrix or tensor.passes):
+        passes = "kWithVocabulary"
+    states = " | ".join(
+        ["kMaxSumTarget", *(f"TILELOSS_STATE_{array.upper()}" for array in tensor.needs)]
+    )
+    if tensor.role != "row_output":
+        states = "0"
+    group = f"k{camel(tensor.group)}" if tensor.group else "0"
+    return (
+        f'    {{"{tensor.name}", {places}, TILELOSS_ROLE_{tensor.role.upper()}, {dtypes}, Shape::k{SHAPES[tensor.shape]}, '
+        f"{group}, {passes}, {str(tensor.required).lower()}, {states}}},\n"
+    )
 
 
 def presets(function: Function, name: str) -> str:

@@ -86,10 +86,8 @@ RECIPES = {
     ),
     "mean_logit": (
         {
-            "include/tileloss/tileloss.h",
-            "src/schema/tensors.cpp",
-            "src/losses/row_outputs.h",
             "src/schema/table.toml",
+            "src/losses/row_outputs.h",
             "frontends/python/tileloss/torch/_apply.py",
         },
         # gradcheck_run.cpp: it has an upstream gradient.
@@ -100,7 +98,11 @@ RECIPES = {
             "src/check/gradcheck_run.cpp",
         },
         {"frontends/python/tileloss/jax/_rows/stats.py"},
-        {"include/tileloss/arguments.hpp"},  # generated
+        {
+            "include/tileloss/tileloss.h",
+            "include/tileloss/arguments.hpp",
+            "src/schema/tensors.cpp",
+        },  # generated
     ),
 }
 # Give TileLoss's outputs under somebody else's names.

@@ -176,7 +176,7 @@ class Recipes(LintTest):
 
     def test_the_recipes_are_no_longer_than_promised(self):
         self.assertLessEqual(len(lint.RECIPES["kl_clamp"][0]), 2)
-        self.assertLessEqual(len(lint.RECIPES["mean_logit"][0]), 5)
+        self.assertLessEqual(len(lint.RECIPES["mean_logit"][0]), 3)
 
 
 class Sizes(LintTest):
