@@ -36,13 +36,6 @@ std::int64_t wanted_size(const Problem& p, const TensorSlot& slot, const tilelos
   }
 }
 
-// The device of a tensor beside the first one's, which chose the backend.
-Status check_device(const Problem& p, const std::string& name, tileloss_device_type device_type) {
-  if (device_type == p.device_type) return {};
-  return expected(name + ".device_type", std::string("the first tensor's device, ") + device_name(p.device_type),
-                  to_string(device_type));
-}
-
 Status check_vector(const Problem& p, const TensorSlot& slot) {
   const tileloss_vector& v = p.args.*slot.vector;
   const std::string name = slot.name;
@@ -51,7 +44,7 @@ Status check_vector(const Problem& p, const TensorSlot& slot) {
   const bool known = v.dtype > TILELOSS_NONE && v.dtype <= TILELOSS_UINT8;
   if (!known || (slot.dtypes & dtype_bit(v.dtype)) == 0)
     return expected(name + ".dtype", dtype_names(slot.dtypes), dtype_name(v.dtype));
-  if (Status s = check_device(p, name, v.device_type); !s.ok()) return s;
+  if (Status s = check_device(p, name, device_of(v)); !s.ok()) return s;
   if (v.reserved != 0) return expected(name + ".reserved", "0", to_string(v.reserved));
   const std::int64_t size = wanted_size(p, slot, v);
   if (v.size != size) return expected(name + ".size", to_string(size), to_string(v.size));
@@ -107,11 +100,27 @@ const char* device_name(tileloss_device_type device_type) {
   return backend == nullptr ? "none" : backend->name();
 }
 
-Status choose_device(Problem& p, const char* name, tileloss_device_type device_type) {
-  p.device_type = device_type;
-  if (find_backend(device_type) != nullptr) return {};
+Status choose_device(Problem& p, const char* name, Device device) {
+  p.device_type = device.type;
+  p.device_index = device.index;
+  if (find_backend(device.type) != nullptr) return check_index(name, device);
   return {TILELOSS_UNSUPPORTED, std::string(name) + ".device_type: expected a device of this build (" + all_devices() +
-                                    "), got " + to_string(device_type)};
+                                    "), got " + to_string(device.type)};
+}
+
+Status check_device(const Problem& p, const std::string& name, Device device) {
+  if (device.type != p.device_type) {
+    return expected(name + ".device_type", std::string("the first tensor's device, ") + device_name(p.device_type),
+                    to_string(device.type));
+  }
+  if (device.index == p.device_index) return {};
+  return expected(name + ".device_index", "the first tensor's, " + to_string(p.device_index), to_string(device.index));
+}
+
+Status check_index(const std::string& name, Device device) {
+  const std::int32_t count = find_backend(device.type)->device_count();
+  if (device.index >= 0 && device.index < count) return {};
+  return expected(name + ".device_index", count == 1 ? "0" : "0 to " + to_string(count - 1), to_string(device.index));
 }
 
 Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout) {
@@ -122,7 +131,7 @@ Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m
 }
 
 Status check_shape(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout) {
-  if (Status s = check_device(p, name, m.device_type); !s.ok()) return s;
+  if (Status s = check_device(p, name, device_of(m)); !s.ok()) return s;
   if (m.reserved != 0) return expected(std::string(name) + ".reserved", "0", to_string(m.reserved));
   if (m.rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(m.rows));
   if (m.cols < 1) return expected(std::string(name) + ".cols", ">= 1", to_string(m.cols));

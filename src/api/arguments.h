@@ -15,8 +15,20 @@ namespace tileloss::impl::api {
 // The name of the backend for a device type, "none" where there is none.
 const char* device_name(tileloss_device_type device_type);
 std::string all_devices();  // of this build
+struct Device {
+  tileloss_device_type type;
+  std::int32_t index;
+};
+template <class On>
+Device device_of(const On& on) {  // a view, or a row state
+  return {on.device_type, on.device_index};
+}
 // Takes the first tensor's device for the call's: TILELOSS_UNSUPPORTED where no backend serves it.
-Status choose_device(Problem& p, const char* name, tileloss_device_type device_type);
+Status choose_device(Problem& p, const char* name, Device device);
+// Whether another lies on the call's.
+Status check_device(const Problem& p, const std::string& name, Device device);
+// Whether the backend, which there is, has it.
+Status check_index(const std::string& name, Device device);
 
 enum class Layout { kRows, kAnyStrides };  // columns side by side, or any strides that keep the elements apart
 Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout = Layout::kRows);

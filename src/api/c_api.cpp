@@ -257,6 +257,8 @@ tileloss_status tileloss_row_state_merge(tileloss_row_state* into, const tilelos
     if (sum.rows != more.rows) return expected("from.rows", std::to_string(sum.rows), std::to_string(more.rows));
     if (sum.device_type != more.device_type)
       return expected("from.device_type", device_name(sum.device_type), device_name(more.device_type));
+    if (sum.device_index != more.device_index)
+      return expected("from.device_index", std::to_string(sum.device_index), std::to_string(more.device_index));
     if (Status s = find_backend(sum.device_type)->merge(&sum, more); !s.ok()) return s;
     sum.smoothing_weight += more.smoothing_weight;
     fill_struct(sum, into);

@@ -35,7 +35,7 @@ Status resolve_head(Problem& p) {
   }
   if (!present(a.hidden)) return expected("hidden", "a float32, bfloat16 or float16 matrix [N,H]", "none");
   if (!present(a.head)) return expected("head", "a float32, bfloat16 or float16 matrix [V,H]", "none");
-  if (Status s = choose_device(p, "hidden", a.hidden.device_type); !s.ok()) return s;
+  if (Status s = choose_device(p, "hidden", device_of(a.hidden)); !s.ok()) return s;
   if (Status s = check_matrix(p, "hidden", a.hidden, Layout::kAnyStrides); !s.ok()) return s;
   if (Status s = check_matrix(p, "head", a.head, Layout::kAnyStrides); !s.ok()) return s;
   if (a.head.rows < 1) return expected("head.rows", ">= 1", to_string(a.head.rows));

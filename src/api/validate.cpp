@@ -18,10 +18,7 @@ using std::to_string;
 Status check_row_state(const Problem& p, bool is_input, bool needs_entropy) {
   const tileloss_row_state& s = p.row_state;
   if (s.rows != p.rows) return expected("row_state.rows", to_string(p.rows), to_string(s.rows));
-  if (s.device_type != p.device_type) {
-    return expected("row_state.device_type", std::string("the first tensor's device, ") + device_name(p.device_type),
-                    to_string(s.device_type));
-  }
+  if (Status device = check_device(p, "row_state", device_of(s)); !device.ok()) return device;
   if (is_input && (s.max == nullptr || s.sum == nullptr || s.target == nullptr) && p.rows > 0) {
     return expected("row_state", "max, sum and target, saved by a forward", "a null array");
   }
@@ -101,7 +98,7 @@ Status resolve_from_row_state(Problem& p) {
   }
   const bool has_labels = present(a.labels) || !p.has_pair_state;
   if (Status s =
-          has_labels ? choose_device(p, "labels", a.labels.device_type) : choose_device(p, "row_state", p.row_state.device_type);
+          has_labels ? choose_device(p, "labels", device_of(a.labels)) : choose_device(p, "row_state", device_of(p.row_state));
       !s.ok()) {
     return s;
   }
@@ -167,7 +164,7 @@ Status resolve_matrices(Problem& p) {
   if (p.linear.compute_dtype != TILELOSS_NONE)
     return expected("compute_dtype", "none, as " + p.loss->name + " makes no product", dtype_name(p.linear.compute_dtype));
   if (!present(a.logits)) return expected("logits", "a float32, bfloat16 or float16 matrix", "none");
-  if (Status s = choose_device(p, "logits", a.logits.device_type); !s.ok()) return s;
+  if (Status s = choose_device(p, "logits", device_of(a.logits)); !s.ok()) return s;
   if (Status s = check_matrix(p, "logits", a.logits); !s.ok()) return s;
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
@@ -192,8 +189,7 @@ Status resolve_matrices(Problem& p) {
 // A state that all shards have a part in.
 Status check_whole_state(const Problem& p, const char* name, const tileloss_row_state& s, std::uint32_t sums) {
   if (s.rows != p.rows) return expected(std::string(name) + ".rows", to_string(p.rows), to_string(s.rows));
-  if (s.device_type != p.device_type)
-    return expected(std::string(name) + ".device_type", device_name(p.device_type), to_string(s.device_type));
+  if (Status device = check_device(p, name, device_of(s)); !device.ok()) return device;
   constexpr std::uint32_t kAlways = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
   const std::uint32_t held = present_arrays(s);
   if (p.rows == 0 || ((held & kAlways) == kAlways && (sums & ~sums_of(held)) == 0)) return {};
@@ -340,7 +336,7 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
     return expected(name, "the arrays max, sum and target", "a null one");
   if (find_backend(whole->device_type) == nullptr)
     return expected(std::string(name) + ".device_type", "one of " + all_devices(), to_string(whole->device_type));
-  return {};
+  return check_index(name, device_of(*whole));
 }
 
 std::uint64_t fingerprint(const Problem& p) {
@@ -349,6 +345,7 @@ std::uint64_t fingerprint(const Problem& p) {
   h.add(p.pass);
   hash_tensors(p, h);
   h.add(p.device_type);
+  h.add(p.device_index);
   h.add(p.rows);
   h.add(p.sums);
   h.add(p.needs_forward);

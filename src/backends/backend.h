@@ -59,6 +59,8 @@ class Backend {
 
   virtual tileloss_device_type device_type() const = 0;
   virtual const char* name() const = 0;  // "cpu", "cuda", ...
+  // Their device_index is below it.
+  virtual std::int32_t device_count() const { return 1; }
 
   // Fills in workspace_bytes, predicted_ms, the buffers and the backend's own part of a zeroed plan; touches no data. The
   // function, the pass, the device and the fingerprint are there. `wishes` is complete; executor may be null.

@@ -22,6 +22,7 @@ struct Problem {
   const RegisteredLoss* loss = nullptr;
   tileloss_pass pass = TILELOSS_FORWARD;
   tileloss_device_type device_type = TILELOSS_CPU;
+  std::int32_t device_index = 0;
   tileloss_args args{};  // as given, later members zero if the caller's struct is older
   tileloss_row_state row_state{};
   bool has_row_state = false;

@@ -106,6 +106,13 @@ TEST_F(OnTheDevice, TensorsOfTwoDevicesAreRefused) {
   args_.labels.device_type = TILELOSS_CPU;
   EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "labels.device_type: expected the first tensor's device, toy, got 0"));
+  args_.labels.device_type = kToyDevice;
+  args_.labels.device_index = 1;
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "labels.device_index: expected the first tensor's, 0, got 1"));
+  args_.logits.device_index = 2;
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "logits.device_index: expected 0 to 1, got 2"));
 }
 
 TEST(ToyDevice, MergesRowStates) {
@@ -129,7 +136,10 @@ TEST(ToyDevice, MergesRowStates) {
   memory.synchronise();
   memory.release(floats);
   EXPECT_EQ(max, 3);
+  b.device_index = 1;
+  EXPECT_TRUE(refused(tileloss_row_state_merge(&a, &b), TILELOSS_INVALID_ARGUMENT, "from.device_index: expected 0, got 1"));
   b.device_type = TILELOSS_CPU;
+  b.device_index = 0;
   EXPECT_TRUE(refused(tileloss_row_state_merge(&a, &b), TILELOSS_INVALID_ARGUMENT, "from.device_type: expected toy, got cpu"));
 }
 
