@@ -269,7 +269,8 @@ TEST(DistillationArguments, ThatCannotBeAreNamed) {
             "labels: expected a vector, as alpha is not 0, got none");
   EXPECT_EQ(message([](Args& a, Options&) { a.labels = {}, a.lse = {}; }), "labels: expected a vector, for logp, got none");
   EXPECT_EQ(message([](Args&, Options& o) { o.logit.vocab_total = 200; }),
-            "vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary, got 200 and 0");
+            "vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary without pair_state, got "
+            "200 and 0");
   EXPECT_EQ(message([](Args&, Options& o) { o.teacher_temperature.value = 0; }),
             "teacher_temperature: expected a number > 0, got 0");
   EXPECT_EQ(

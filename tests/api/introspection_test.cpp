@@ -99,6 +99,7 @@ TEST(Introspection, ALossIsThereTwiceAndSaysSo) {
     EXPECT_EQ(info.row_state_offset, offsetof(tileloss_args, row_state));
     EXPECT_EQ(info.sequence_length_offset, offsetof(tileloss_args, sequence_length));
     EXPECT_EQ(info.row_groups_offset, offsetof(tileloss_args, row_groups));
+    EXPECT_EQ(info.pair_state_offset, offsetof(tileloss_args, pair_state));
   }
 }
 
@@ -107,7 +108,8 @@ TEST(Introspection, TensorsAreTheMembersOfTheArguments) {
   std::map<std::size_t, std::size_t> members = {{0, sizeof(std::size_t)},
                                                 {offsetof(tileloss_args, row_state), sizeof(tileloss_row_state*)},
                                                 {offsetof(tileloss_args, sequence_length), sizeof(std::int64_t)},
-                                                {offsetof(tileloss_args, row_groups), sizeof(tileloss_row_groups)}};
+                                                {offsetof(tileloss_args, row_groups), sizeof(tileloss_row_groups)},
+                                                {offsetof(tileloss_args, pair_state), sizeof(tileloss_pair_state*)}};
   for (const auto& [name, info] : functions()) {
     for (const auto& [tensor, t] : tensors_of(info)) {
       members[t.offset] = t.rank == 2 ? sizeof(tileloss_matrix) : sizeof(tileloss_vector);

@@ -247,7 +247,8 @@ TEST(LinearDistillationArguments, ThatCannotBeAreNamed) {
   EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits = a.hidden; }),
             "teacher_logits: expected none: linear_distillation does not take it, got a matrix");
   EXPECT_EQ(message([](Args&, Options& o) { o.logit.vocab_total = 200; }),
-            "vocab_total: expected -1, and vocab_start 0: linear_distillation takes no shards of the vocabulary, got 200 and 0");
+            "vocab_total: expected -1, and vocab_start 0: linear_distillation takes no shards of the vocabulary without "
+            "pair_state, got 200 and 0");
   EXPECT_EQ(message([](Args& a, Options&) { a.dhead.data = const_cast<void*>(static_cast<const void*>(a.teacher_head.data)); }),
             "dhead.data: expected a buffer apart from teacher_head, got one that overlaps it");
 }

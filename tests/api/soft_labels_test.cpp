@@ -313,7 +313,8 @@ TEST(WantedArguments, ThatCannotBeAreNamed) {
   EXPECT_EQ(soft([](Args& a, Soft&) { a.target_probs = a.dlogits; }),
             "dlogits.data: expected a buffer apart from target_probs, got one that overlaps it");
   EXPECT_EQ(soft([](Args&, Soft& o) { o.logit.vocab_total = 200; }),
-            "vocab_total: expected -1, and vocab_start 0: soft_cross_entropy takes no shards of the vocabulary, got 200 and 0");
+            "vocab_total: expected -1, and vocab_start 0: soft_cross_entropy takes no shards of the vocabulary without "
+            "pair_state, got 200 and 0");
   EXPECT_EQ(soft([](Args&, Soft& o) { o.label_smoothing = 2; }), "label_smoothing: expected a number >= 0 and <= 1, got 2");
 
   std::vector<std::int64_t> ids;
