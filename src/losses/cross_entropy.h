@@ -78,8 +78,8 @@ class CrossEntropy {
     return {};
   }
 
-  const LossContext context_;
-  const Options options_;
+  LossContext context_;
+  Options options_;
   double class_weight_sum_;
   double ce_scale_ = 1, z_scale_ = 1;
 };

@@ -84,8 +84,8 @@ class DistillationOf {
     const double t = options_.scale_by_temperature_squared != 0 ? scalar_value(context_.temperature) : 1.0;
     return t * t;
   }
-  const LossContext context_;
-  const Options options_;
+  LossContext context_;
+  Options options_;
   double scale_ = 1;
 };
 

@@ -34,7 +34,7 @@ class Logprobs {
   }
 
  private:
-  const LossContext context_;
+  LossContext context_;
 };
 
 }  // namespace tileloss::impl

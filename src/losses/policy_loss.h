@@ -339,9 +339,9 @@ class PolicyLoss {
     return r;
   }
 
-  const LossContext context_;
-  const Options options_;
-  const policy::Scratch scratch_;
+  LossContext context_;
+  Options options_;
+  policy::Scratch scratch_;
   policy::Numbers numbers_;
   AggregationCounts counts_;
   double entropy_threshold_ = 0;

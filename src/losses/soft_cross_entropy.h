@@ -57,8 +57,8 @@ class SoftCrossEntropy {
     return on_logprob ? "temperature_on: expected logits, got logprob" : "";
   }
 
-  const LossContext context_;
-  const Options options_;
+  LossContext context_;
+  Options options_;
   double scale_ = 1;
 };
 

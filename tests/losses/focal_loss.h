@@ -67,8 +67,8 @@ class FocalLoss {
   }
 
  private:
-  const LossContext context_;
-  const FocalOptions options_;
+  LossContext context_;
+  FocalOptions options_;
   double scale_ = 1;
 };
 
