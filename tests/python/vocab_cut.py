@@ -47,18 +47,15 @@ class Whole:
 
     def __init__(self, name: str, widths: list[int] | None = None, **more: Any) -> None:
         self._function, self._is_linear = getattr(td, name), name.startswith("linear_")
-        self._name = name.removeprefix("linear_") if "policy" in name else name
+        self._has_teacher_head = name == "linear_distillation"
         self._widths, self._more = widths, more
 
     def _cut_floats(self, given: Iterable[Any]) -> Iterator[Any]:
         """Class probabilities, a teacher's logits or its head, which have no gradient."""
+        place, dim = (2, 0) if self._has_teacher_head else (int(self._is_linear), -1)
         for number, x in enumerate(given):
-            is_cut = isinstance(x, Tensor) and x.is_floating_point() and self._name != "policy_loss"
-            if self._is_linear and self._name.endswith("distillation"):
-                dim = 0 if number == 2 else None
-            else:
-                dim = -1 if number == int(self._is_linear) else None
-            yield cut(x, dim, self._widths) if is_cut and dim is not None else x
+            is_cut = number == place and isinstance(x, Tensor) and x.is_floating_point()
+            yield cut(x, dim, self._widths) if is_cut else x
 
     def __call__(self, input: Tensor, *given: Any, **options: Any) -> Any:
         given = tuple(self._cut_floats(given))
