@@ -14,10 +14,10 @@ from tileloss._core.structs import BACKWARD
 from tileloss.torch._autograd import Ctx, once, rescaled
 from tileloss.torch._call import Call
 from tileloss.torch._define import row_grads
-from tileloss.torch._ops_linear import new_head_gradients
-from tileloss.torch._tensors import check_in_place, new_gradient, set_row_state
+from tileloss.torch._tensors import set_row_state
 from tileloss.torch.distributed._fused import ValueAndGradient
-from tileloss.torch.distributed._meeting import Group, Sum
+from tileloss.torch.distributed._gradients import gradients_of
+from tileloss.torch.distributed._meeting import Group
 from tileloss.torch.distributed._request import Operands, Request
 from tileloss.torch.distributed._states import State, gathered, loss_of, merge, rows_of
 
@@ -97,9 +97,11 @@ def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return ()
     *flat, state = ctx.saved_tensors
     given = request.operands(flat)
-    if request.is_linear:
-        return _head_gradients(request, given, upstream, state, needs, ctx.group)
-    return (_dlogits(request, given, upstream, state, ctx.in_place),) if needs[0] else ()
+
+    def run(call: Call) -> None:
+        _run_backward(request, call, upstream, state)
+
+    return gradients_of(request, given, needs, ctx.group, ctx.in_place, run)
 
 
 def _run_backward(request: Request, call: Call, upstream: Upstream, state: Tensor) -> None:
@@ -114,53 +116,6 @@ def _run_backward(request: Request, call: Call, upstream: Upstream, state: Tenso
         call.vector("loss_grad", upstream[0])
         set_row_state(call.args, state)
     call.run(BACKWARD, request.workspace_bytes)
-
-
-def _dlogits(
-    request: Request, given: Operands, upstream: Upstream, state: Tensor, in_place: bool
-) -> Tensor:
-    logits = given.matrices[0]
-    assert logits is not None
-    if request.shards.mine.columns == 0:
-        return torch.zeros_like(logits)
-    if in_place:
-        check_in_place(logits)
-        dlogits = logits = logits.detach()
-        given = given._replace(matrices=(logits,))
-    else:
-        dlogits = new_gradient(logits, "dlogits")
-    _run_backward(request, request.backward(given, dlogits), upstream, state)
-    if in_place:
-        torch.autograd.graph.increment_version(logits)
-    return dlogits
-
-
-def _head_gradients(
-    request: Request,
-    given: Operands,
-    upstream: Upstream,
-    state: Tensor,
-    needs: Sequence[bool],
-    group: Group,
-) -> tuple[Tensor | None, ...]:
-    """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own."""
-    hidden = given.matrices[0]
-    assert hidden is not None
-    dhidden = Sum(hidden.shape, group) if needs[0] else None
-    try:
-        if request.shards.mine.columns == 0:
-            gradients: Any = [None if x is None else torch.zeros_like(x) for x in given.matrices]
-        else:
-            call, part = request.backward(given), None if dhidden is None else dhidden.part
-            gradients = list(new_head_gradients(call, given.matrices, needs, part))
-            _run_backward(request, call, upstream, state)
-    except Exception as error:
-        if dhidden is not None:
-            dhidden.collect(error)
-        raise
-    if dhidden is not None:
-        gradients[0] = dhidden.collect().to(hidden.dtype)
-    return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
 
 
 class _WithGradient(torch.autograd.Function):

@@ -21,9 +21,9 @@ from tileloss._core.structs import BACKWARD, FORWARD, FROM_ROW_STATE, PairState
 from tileloss.torch._autograd import Ctx, once
 from tileloss.torch._call import Call
 from tileloss.torch._define import empty, new_loss
-from tileloss.torch._ops_linear import new_head_gradients
-from tileloss.torch._tensors import CPU, check_in_place, new_gradient
-from tileloss.torch.distributed._meeting import Group, Sum, gather, raise_together, ranks_of
+from tileloss.torch._tensors import CPU
+from tileloss.torch.distributed._gradients import gradients_of
+from tileloss.torch.distributed._meeting import Group, gather, raise_together, ranks_of
 from tileloss.torch.distributed._request import Operands, Request, Tensors
 from tileloss.torch.distributed._shards import Piece
 from tileloss.torch.distributed._states import State, gathered, merge, set_state
@@ -217,67 +217,12 @@ def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     sides = [None if x is None else State(x, nothing) for x in (student, teacher, label)]
     whole = _Whole(tuple(sides), sums)
     needs = ctx.needs_input_grad[4 : 7 if request.whole.is_linear else 5]
-    if request.whole.is_linear:
-        return _head_gradients(request, given, grads[0], whole, needs, ctx.group)
-    return (_dlogits(request, given, grads[0], whole, ctx.in_place),) if needs[0] else ()
 
+    def run(call: Call) -> None:
+        _set_labels(request, call)
+        _set_wanted(request, call, given, slice(None))
+        whole.set(request, call)
+        call.vector("loss_grad", grads[0])
+        call.run(BACKWARD, request.whole.workspace_bytes)
 
-def _run_backward(
-    request: PairRequest, call: Call, given: PairOperands, upstream: Tensor, whole: _Whole
-) -> None:
-    _set_labels(request, call)
-    _set_wanted(request, call, given, slice(None))
-    whole.set(request, call)
-    call.vector("loss_grad", upstream)
-    call.run(BACKWARD, request.whole.workspace_bytes)
-
-
-def _dlogits(
-    request: PairRequest, given: PairOperands, upstream: Tensor, whole: _Whole, in_place: bool
-) -> Tensor:
-    logits = given.given.matrices[0]
-    assert logits is not None
-    if request.whole.shards.mine.columns == 0:
-        return torch.zeros_like(logits)
-    if in_place:
-        check_in_place(logits)
-        dlogits = logits = logits.detach()
-        given = given._replace(given=given.given._replace(matrices=(logits,)))
-    else:
-        dlogits = new_gradient(logits, "dlogits")
-    _run_backward(request, request.whole.backward(given.given, dlogits), given, upstream, whole)
-    if in_place:
-        torch.autograd.graph.increment_version(logits)
-    return dlogits
-
-
-def _head_gradients(
-    request: PairRequest,
-    given: PairOperands,
-    upstream: Tensor,
-    whole: _Whole,
-    needs: Sequence[bool],
-    group: Group,
-) -> tuple[Tensor | None, ...]:
-    """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own."""
-    matrices = given.given.matrices
-    hidden = matrices[0]
-    assert hidden is not None
-    dhidden = Sum(hidden.shape, group) if needs[0] else None
-    try:
-        if request.whole.shards.mine.columns == 0:
-            gradients: Any = [None if x is None else torch.zeros_like(x) for x in matrices]
-        else:
-            call, part = (
-                request.whole.backward(given.given),
-                None if dhidden is None else dhidden.part,
-            )
-            gradients = list(new_head_gradients(call, matrices, needs, part))
-            _run_backward(request, call, given, upstream, whole)
-    except Exception as error:
-        if dhidden is not None:
-            dhidden.collect(error)
-        raise
-    if dhidden is not None:
-        gradients[0] = dhidden.collect().to(hidden.dtype)
-    return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
+    return gradients_of(request.whole, given.given, needs, ctx.group, ctx.in_place, run)
