@@ -17,7 +17,7 @@ import pytest
 
 import tileloss
 import tileloss.jax as tileloss_jax
-from tileloss.check import jax_case
+from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_tensors
 from tileloss.check.command import run
 from tileloss.jax import cross_entropy, logprobs
@@ -54,6 +54,10 @@ def gradcheck(config: str, *values: str, flags: tuple[str, ...] = ()) -> int:
         ("gradcheck_linear_safetensors", "head_layout=hv"),
         ("gradcheck_linear_ce_qwen2.5_1.5b", *SMALL, "hidden_size=24", "bias=random"),
         ("gradcheck_linear_grpo_qwen2.5_1.5b", *SMALL, "hidden_size=24", "gradients=[dhidden]"),
+        ("gradcheck_distillation", "vocab_size=127"),
+        ("gradcheck_linear_distillation", *SMALL, "head_layout=hv"),
+        ("gradcheck_soft_cross_entropy", "vocab_size=127"),
+        ("gradcheck_sparse_distillation", "vocab_size=127"),
     ],
     ids=lambda case: " ".join(case),
 )
@@ -111,17 +115,18 @@ def test_a_wrong_row_output_is_rejected(
 
 
 def test_in_place_donates_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    given = []
 
-    class Kept(jax_case.Call):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            made.append(self)
+    def kept(case: Case) -> dict[str, jax.Array]:
+        given.append(operands(case))
+        return given[-1]
 
-    monkeypatch.setattr(jax_case, "Call", Kept)
+    operands = Case.jax_operands
+    monkeypatch.setattr(Case, "jax_operands", kept)
     for in_place in ("true", "false"):
         assert gradcheck(*EDGES, f"kernel.in_place={in_place}") == 0
-    assert [call.operands["logits"].is_deleted() for call in made] == [True, False]
+    # Of each check the forward's and the step's.
+    assert [each["logits"].is_deleted() for each in given] == [False, True, False, False]
 
 
 def test_the_results_line_is_the_programs(tmp_path: Path) -> None:

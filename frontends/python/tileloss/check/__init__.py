@@ -13,7 +13,7 @@ config.py       the keys of a config that the compiled program leaves to this pa
 program.py      the compiled program as a child
 results.py      result files
 files.py        where an output may go, and whole files
-printable.py    text from outside as messages show it; "did you mean"
+printable.py    text from outside as messages show it; tables; "did you mean"
 progress.py     how far the work is
 trackers.py     result lines to wandb, Trackio, TensorBoard
 case.py         a case, and helpers for implementations
@@ -22,9 +22,8 @@ outputs.py      what an implementation returned, as the judge reads it
 models.py       what a causal LM hands to its loss
 model_case.py   a case of that
 architectures.py  full-size models by name, for random weights
-jax_case.py     a case's outputs by tileloss.jax
 jax_bench.py    the bench's inputs and steps in JAX
-memory.py       the peak memory of this process
+timing.py       time and peak memory of a call
 
 The compiled program draws the inputs, holds the outputs against the oracle and measures the roofs; nothing is judged here.
 """

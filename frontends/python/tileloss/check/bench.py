@@ -7,31 +7,17 @@ import argparse
 import json
 import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tileloss
+from tileloss.check.printable import print_columns
 from tileloss.check.program import without_secrets
 from tileloss.check.results import ResultWriter
 
 # Of the flags, those that the program is to check and draw the options from.
 _SHARED = ("loss", "preset", "tokens", "vocab", "dtype", "hidden", "head_layout", "seed")
 _OF_THE_ROOFS = ("in_place_ms", "copy_ms", "read_ms", "exp_ms", "roofs_difference", "roofs_steady")
-
-
-class Roofs(NamedTuple):
-    """What `tileloss bench --json` says of one run, by pass: "forward", "value_and_grad"."""
-
-    options: dict[str, Any]
-    lines: dict[str, dict[str, Any]]
-
-    def ms(self, timed: str) -> float:
-        """The roof of a pass of jax_bench."""
-        if timed == "forward":
-            return self.lines["forward"]["roof_ms"]
-        gradient = self.lines["value_and_grad"]
-        if timed == "value_and_grad" or gradient["hidden"]:
-            return gradient["roof_ms"]
-        return max(gradient["in_place_ms"], gradient["exp_ms"])
+Line = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,24 +58,30 @@ def run(program: Path, options: argparse.Namespace) -> int:
 
         from tileloss.check.jax_bench import time_passes
 
-        timings = [
-            {"tool": "bench", "version": tileloss.__version__} | line
-            for line in time_passes(roofs, options)
-        ]
-        for line in timings:
-            _add_roofs(line, roofs)
-            writer.write(line)
+        lines = []
+        for line in time_passes(roofs["value_and_grad"], options):
+            lines.append({"tool": "bench", "version": tileloss.__version__} | line)
+            _add_roofs(lines[-1], roofs)
+            writer.write(lines[-1])
     if options.json:
-        for line in timings:
+        for line in lines:
             print(json.dumps(line))
     else:
-        _print_table(timings, roofs)
+        _print_table(lines)
     return 0
 
 
-def _add_roofs(line: dict[str, Any], roofs: Roofs) -> None:
-    line |= {name: roofs.lines["forward"][name] for name in _OF_THE_ROOFS}
-    line["roof_ms"] = roofs.ms(line["pass"])
+def _add_roofs(line: Line, roofs: dict[str, Line]) -> None:
+    gradient, name = roofs["value_and_grad"], line["pass"]
+    line |= {each: gradient[each] for each in _OF_THE_ROOFS}
+    if name in roofs:
+        line["roof_ms"] = roofs[name]["roof_ms"]
+    elif gradient["hidden"]:
+        line["roof_ms"] = gradient["roof_ms"]
+    else:  # donated logits are written over; a teacher's are read
+        teachers = line["loss"] == "distillation"
+        memory = gradient["in_place_ms"] + teachers * gradient["read_ms"]
+        line["roof_ms"] = max(memory, (1 + teachers) * gradient["exp_ms"])
     line["ratio_to_roof"] = line["median_ms"] / line["roof_ms"]
 
 
@@ -100,8 +92,8 @@ def _count(text: str) -> int:
     return value
 
 
-def _measure_roofs(program: Path, options: argparse.Namespace) -> Roofs | int:
-    """The program looks at the flags as well: its exit code where it refuses them."""
+def _measure_roofs(program: Path, options: argparse.Namespace) -> dict[str, Line] | int:
+    """What `tileloss bench --json` says, by pass. The program looks at the flags as well: its exit code where it refuses them."""
     command = [str(program), "bench", "--json", "--iters=1", "--warmup=0"]
     for name in _SHARED:
         value = getattr(options, name)
@@ -114,10 +106,10 @@ def _measure_roofs(program: Path, options: argparse.Namespace) -> Roofs | int:
     if done.returncode:
         return done.returncode
     forward, gradient = map(json.loads, done.stdout.splitlines())
-    return Roofs(forward["options"], {"forward": forward, "value_and_grad": gradient})
+    return {"forward": forward, "value_and_grad": gradient}
 
 
-def _cells(line: dict[str, Any]) -> dict[str, str]:
+def _cells(line: Line) -> dict[str, str]:
     cells = {
         "pass": line["pass"],
         "impl": line["impl"],
@@ -135,8 +127,8 @@ def _cells(line: dict[str, Any]) -> dict[str, str]:
     return cells
 
 
-def _print_table(timings: list[dict[str, Any]], roofs: Roofs) -> None:
-    first = timings[0]
+def _print_table(lines: list[Line]) -> None:
+    first = lines[0]
     shape = f"[{first['tokens']}, {first['vocab']}]"
     if first["hidden"]:
         shape += f" of hidden {first['hidden']}"
@@ -145,15 +137,8 @@ def _print_table(timings: list[dict[str, Any]], roofs: Roofs) -> None:
         f"{first['loss']}{preset} {shape} {first['dtype']}, jax {first['jax']} on {first['platform']}, "
         f"{first['iters']} iterations after {first['warmup']}"
     )
-    if roofs.options:
-        print(f"options {json.dumps(roofs.options)}")
-    rows = [_cells(line) for line in timings]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    print("\n" + "  ".join(name.ljust(width) for name, width in widths.items()).rstrip())
-    print("  ".join("-" * width for width in widths.values()))
-    for row in rows:
-        texts = {
-            name: row[name].ljust(w) if name in ("pass", "impl") else row[name].rjust(w)
-            for name, w in widths.items()
-        }
-        print("  ".join(texts.values()).rstrip())
+    if first["options"]:
+        print(f"options {json.dumps(first['options'])}")
+    rows = [_cells(line) for line in lines]
+    print()
+    print_columns(list(rows[0]), [list(row.values()) for row in rows], num_texts=2)

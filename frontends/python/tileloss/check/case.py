@@ -76,6 +76,11 @@ class Case:
             return self.tensors["logits"].shape[1]
         return self.tensors["head"].shape[0]
 
+    @property
+    def differentiated(self) -> list[str]:
+        """The outputs that have an upstream gradient in the case."""
+        return [name.removesuffix("_grad") for name in self.tensors if name.endswith("_grad")]
+
     def asked(self, rows: Mapping[str, _T]) -> dict[str, _T]:
         """Of row outputs by name those that the case asks for."""
         return {name: row for name, row in rows.items() if name in self.outputs}
@@ -170,7 +175,7 @@ class Case:
     def _torch_upstream(self, name: str) -> Tensor:
         import torch
 
-        return torch.from_numpy(np.array(self._upstream(name)))
+        return torch.from_numpy(np.array(self.upstream(name)))
 
     # ----------------------------------------------------------------------------------------------------------------- JAX
 
@@ -180,40 +185,51 @@ class Case:
 
         return jnp.array(self.tensors[name])
 
-    def jax_outputs(
+    def jax_operands(self) -> dict[str, Array]:
+        return {name: self.jax(name) for name in _MATRICES if name in self.tensors}
+
+    def jax_step(
         self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]
-    ) -> dict[str, Array]:
-        """The outputs that `compute` gives by name, of the operands (logits, or hidden, head and bias) by name; and the gradients
-        that the case asks for, by jax.vjp under jit from those that have an upstream gradient."""
+    ) -> Callable[[dict[str, Array]], dict[str, Array]]:
+        """A function of the operands (logits, or hidden, head and bias) by name. It returns the outputs that `compute` gives of
+        them, and the gradients that the case asks for, by jax.vjp from the outputs that have an upstream gradient."""
         import jax
         import jax.numpy as jnp
 
-        operands = {name: self.jax(name) for name in _MATRICES if name in self.tensors}
-        wanted = {name: x for name, x in operands.items() if f"d{name}" in self.gradients}
+        def step(operands: dict[str, Array]) -> dict[str, Array]:
+            moving = {name: x for name, x in operands.items() if f"d{name}" in self.gradients}
 
-        def run(wanted: dict[str, Array]) -> tuple[Any, Any]:
-            found = compute(operands | wanted)
-            return {n: x for n, x in found.items() if self._is_differentiated(n)}, found
+            def run(moving: dict[str, Array]) -> tuple[Any, Any]:
+                found = compute(operands | moving)
+                return {n: x for n, x in found.items() if self._is_differentiated(n)}, found
 
-        def step(wanted: dict[str, Array]) -> dict[str, Array]:
-            moving, pull, found = jax.vjp(run, wanted, has_aux=True)
+            results, pull, found = jax.vjp(run, moving, has_aux=True)
             upstream = {
                 name: jnp.broadcast_to(
-                    jnp.reshape(self._upstream(name), -1).astype(x.dtype), x.size
+                    jnp.reshape(self.upstream(name), -1).astype(x.dtype), x.size
                 ).reshape(x.shape)
-                for name, x in moving.items()
+                for name, x in results.items()
             }
             for _ in range(self.backwards):
                 (gradients,) = pull(upstream)
             return {**found, **{f"d{name}": x for name, x in gradients.items()}}
 
-        return dict(jax.jit(step)(wanted))
+        return step
+
+    def jax_outputs(
+        self, compute: Callable[[dict[str, Array]], Mapping[str, Array]], donates: bool = False
+    ) -> dict[str, Array]:
+        """Of `jax_step`, jitted. ``donates``: the operands' memory may be written over."""
+        import jax
+
+        step = jax.jit(self.jax_step(compute), donate_argnums=0 if donates else ())
+        return dict(step(self.jax_operands()))
 
     # ------------------------------------------------------------------------------------------------------------ upstream
 
     def _is_differentiated(self, name: str) -> bool:
         return name == "loss" or f"{name}_grad" in self.tensors
 
-    def _upstream(self, name: str) -> np.ndarray:
+    def upstream(self, name: str) -> np.ndarray:
         """The gradient of an output, float32 [N] or one value; 1 for a loss where the case has none."""
         return self.tensors.get(f"{name}_grad", np.ones(1, np.float32))

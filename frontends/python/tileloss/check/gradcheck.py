@@ -144,9 +144,9 @@ def _check(job: _Job, name: str, options: argparse.Namespace, folder: Path) -> i
 def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None]:
     """What was returned and who made it; None in the latter's place where the implementation raised, which is said."""
     if name == "tileloss-jax":
-        from tileloss.check import jax_case
+        from tileloss.check.implementations import own
 
-        return jax_case.compute(case, variant), jax_case.producer(variant)
+        return own.of_jax(case, variant), own.jax_producer(variant)
 
     from tileloss.check.case import Refused
     from tileloss.check.implementations import load

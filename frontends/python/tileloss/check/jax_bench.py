@@ -1,71 +1,71 @@
-"""The passes of tileloss.jax in time: inputs, steps, clock and peak memory."""
+"""The passes of tileloss.jax in time: inputs and steps."""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import statistics
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tileloss._core.functions import FUNCTIONS
-from tileloss.check.bench import Roofs
 from tileloss.check.case import Case
-from tileloss.check.jax_case import Call
-from tileloss.check.memory import reset_peak, resident
+from tileloss.check.implementations.own import Call, jax_call
+from tileloss.check.timing import Timed, peak_bytes, time_in_turns
 
 _PASSES = ("forward", "value_and_grad", "value_and_grad, donated")
 _SEQUENCE_LENGTH = 256
 _DRAWN_ROWS = 64  # of the logits; repeated down the matrix
-_T = TypeVar("_T")
 _NOISE = 0.1  # of the other policies' logp
+_SHOWN = ("loss", "preset", "tokens", "vocab", "hidden", "dtype", "options", "seed")
+Operands = dict[str, jax.Array]
+_ready: Any = jax.block_until_ready  # without types
 
 
-def time_passes(roofs: Roofs, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line of results for each pass, without its roof.
+def time_passes(like: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A line of results for each pass, without its roof, of the case that ``like`` describes: a line of the compiled program's.
 
     Raises:
         TypeError, ValueError: as the functions of tileloss.jax.
     """
-    like = roofs.lines["value_and_grad"]
     case = _make_case(like, options)
-    call = Call(case, options.implementation)
     described = {
         "impl": f"jax {options.implementation or 'default'}",
         "jax": jax.__version__,
         "platform": jax.default_backend(),
-        **{name: like[name] for name in ("loss", "preset", "tokens", "vocab", "hidden", "dtype")},
-        "options": roofs.options,
-        "seed": like["seed"],
+        **{name: like[name] for name in _SHOWN},
         "warmup": options.warmup,
         "iters": options.iters,
     }
-    return [described | _time_pass(call, name, like, options) for name in _PASSES]
+
+    def call(operands: Operands) -> Call:
+        return jax_call(case, operands, options.implementation)
+
+    return [described | _time_pass(case, call, name, like, options) for name in _PASSES]
 
 
 def _make_case(like: dict[str, Any], options: argparse.Namespace) -> Case:
-    """Logits that are normal numbers, or hidden states that are and a head normal / sqrt(H)."""
+    """Logits that are normal numbers, or hidden states that are and a head normal / sqrt(H); a teacher's likewise."""
     random, dtype = np.random.default_rng(like["seed"]), jnp.dtype(like["dtype"])
     tokens, vocab, hidden = like["tokens"], like["vocab"], like["hidden"]
-    function = FUNCTIONS[like["loss"]]
+    function, layout = FUNCTIONS[like["loss"]], options.head_layout or "vh"
 
     def normal(*shape: int, std: float = 1.0) -> np.ndarray:
         return (std * random.standard_normal(shape, np.float32)).astype(dtype)
 
-    tensors = {"labels": random.integers(0, vocab, tokens)}
-    if function.is_linear:
-        tensors |= {
-            "hidden": normal(tokens, hidden),
-            "head": normal(vocab, hidden, std=hidden**-0.5),
-        }
-    else:
+    def side(prefix: str) -> dict[str, np.ndarray]:
+        if function.is_linear:
+            size = (hidden, vocab) if layout == "hv" else (vocab, hidden)
+            head = normal(*size, std=hidden**-0.5)
+            return {f"{prefix}hidden": normal(tokens, hidden), f"{prefix}head": head}
         drawn = normal(min(tokens, _DRAWN_ROWS), vocab)
-        tensors["logits"] = drawn[np.arange(tokens) % len(drawn)]
+        return {f"{prefix}logits": drawn[np.arange(tokens) % len(drawn)]}
+
+    tensors = {"labels": random.integers(0, vocab, tokens)} | side("")
+    if function.loss == "distillation":
+        tensors |= side("teacher_")
     if not function.is_loss:
         tensors["logp_grad"] = np.ones(tokens, np.float32)
     case = Case(
@@ -78,10 +78,11 @@ def _make_case(like: dict[str, Any], options: argparse.Namespace) -> Case:
         mutants=False,
         in_place=False,
         gradients=("dhidden", "dhead") if function.is_linear else ("dlogits",),
-        head_layout=options.head_layout or "vh",
+        head_layout=layout,
     )
     if function.metrics:
         tensors |= _policy_tensors(case, random)
+    case.outputs.clear()
     return case
 
 
@@ -92,8 +93,8 @@ def _policy_tensors(case: Case, random: np.random.Generator) -> dict[str, np.nda
     has_token_advantages = case.options.get("advantage_level") == "token"
     size = tokens if has_token_advantages else len(offsets) - 1
     made = {"sequence_offsets": offsets, "advantages": random.standard_normal(size, np.float32)}
-    call = Call(case, None)
-    logp = np.asarray(jax.jit(call.row_outputs)(call.operands)["logp"])
+    rows = jax.jit(lambda operands: jax_call(case, operands, None).rows())
+    logp = np.asarray(rows(case.jax_operands())["logp"])
     names = ["old_logp"]
     names += ["ref_logp"] if case.options.get("beta") else []
     names += ["sampler_logp"] if "sampler_correction" in case.options else []
@@ -101,61 +102,53 @@ def _policy_tensors(case: Case, random: np.random.Generator) -> dict[str, np.nda
 
 
 def _time_pass(
-    call: Call, name: str, like: dict[str, Any], options: argparse.Namespace
+    case: Case,
+    call: Callable[[Operands], Call],
+    name: str,
+    like: dict[str, Any],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     is_donated, is_forward = name.endswith("donated"), name == "forward"
-    if is_forward:
-        step: Callable[..., Any] = jax.jit(lambda operands: call.forward(operands)[0])
-    else:
-        step = jax.jit(call.value_and_grad, donate_argnums=0 if is_donated else ())
 
-    def fresh() -> Any:
-        """The operands, in memory that may be given away."""
-        if not is_donated:
-            return call.operands
-        return _ready(jax.tree.map(jnp.copy, call.operands))
+    def compute(operands: Operands) -> Operands:
+        return call(operands).outputs()
 
-    first = _seconds(step, fresh())
+    def forward(operands: Operands) -> Operands:
+        return {name: x for name, x in compute(operands).items() if name != "metrics"}
+
+    step = jax.jit(
+        forward if is_forward else case.jax_step(compute), donate_argnums=0 if is_donated else ()
+    )
+    kept = case.jax_operands()
+    given = _ready(jax.tree.map(jnp.copy, kept)) if is_donated else kept
+
+    def restore() -> None:
+        """New operands for those that were given away, in their place in memory."""
+        if is_donated:
+            given.update(_ready(jax.tree.map(jnp.copy, kept)))
+
+    timed = Timed(lambda: _ready(step(given)), restore)
+    first = timed.once()
     for _ in range(options.warmup):
-        _seconds(step, fresh())
-    times = [1000 * _seconds(step, fresh()) for _ in range(options.iters)]
-    operands = fresh()
-    before = reset_peak()
-    outputs = _ready(step(operands))
-    peak = resident("VmHWM") - before
-    held = 0 if is_donated else sum(array.nbytes for array in jax.tree.leaves(outputs))
-    return {
-        "pass": name,
-        "first_call_s": first,
-        "median_ms": statistics.median(times),
-        "min_ms": min(times),
-        "mean_ms": statistics.mean(times),
-        "mem_scratch": max(0, peak - held),
-    } | _rates(like, is_forward, statistics.median(times))
+        timed.once()
+    time_in_turns([timed], options.iters)
+
+    def outputs_bytes(outputs: Operands) -> int:
+        return 0 if is_donated else sum(array.nbytes for array in outputs.values())
+
+    scratch = peak_bytes(timed.run, outputs_bytes)
+    found = timed.statistics()
+    rates = _rates(like, is_forward, found["median_ms"])
+    return {"pass": name, "first_call_s": first} | found | {"mem_scratch": scratch} | rates
 
 
 def _rates(like: dict[str, Any], is_forward: bool, ms: float) -> dict[str, float]:
-    """Of useful work: each logit read once and written once, or the products of each gradient once."""
+    """Of useful work: each logit read once and written once, or the products of each gradient once; a teacher's forward alone."""
     size = like["tokens"] * like["vocab"]
+    teachers = FUNCTIONS[like["loss"]].loss == "distillation"
     if like["hidden"]:
-        tflops = 2 * size * like["hidden"] * (1 if is_forward else 3) / ms / 1e9
+        products = (1 if is_forward else 3) + teachers
+        tflops = 2 * size * like["hidden"] * products / ms / 1e9
         return {"tflops": tflops, "roof_share": tflops / like["roof_tflops"]}
     item = jnp.dtype(like["dtype"]).itemsize
-    return {"gb_per_s": size * item * (1 if is_forward else 2) / ms / 1e6}
-
-
-def _ready(arrays: _T) -> _T:
-    """The same, once they have been computed."""
-    for array in jax.tree.leaves(arrays):
-        array.block_until_ready()
-    return arrays
-
-
-def _seconds(step: Callable[..., Any], operands: Any) -> float:
-    """What the call allocates is freed after the clock stopped."""
-    gc.collect()
-    begin = time.perf_counter()
-    outputs = _ready(step(operands))
-    seconds = time.perf_counter() - begin
-    del outputs
-    return seconds
+    return {"gb_per_s": size * item * ((1 if is_forward else 2) + teachers) / ms / 1e6}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tileloss.check.printable import escaped
+from tileloss.check.printable import escaped, print_columns
 
 if TYPE_CHECKING:
     from tileloss.check.audit.cases import AuditCase
@@ -107,15 +107,6 @@ def what_failed(line: Mapping[str, Any]) -> str:
     others = len(line["message"].split(", ")) if line["message"] else 0
     more = f", and {others} more" if others else ""
     return f"{line['gate']} {value} > {line['limit']:.4g}{more}"
-
-
-def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    rows = [[escaped(cell) for cell in row] for row in rows]
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    for row in [head, ["-" * width for width in widths], *rows]:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
 
 
 def _counts(lines: Sequence[Mapping[str, Any]]) -> str:
