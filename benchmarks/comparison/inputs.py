@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from comparison.jax_contestants import OwnLogits
 
 SEED = 7
 LOGIT_STD = 2.0
@@ -32,6 +30,30 @@ class Shape:
     def sequences(self) -> int:
         """B of the [B, T, V] that policy losses are given: 8, or 1 where 8 does not divide N."""
         return 8 if self.tokens % 8 == 0 else 1
+
+
+class OwnLogits:
+    """The logits in memory of XLA's own, which alone can be given away: a copy, put back after each step as torch's are."""
+
+    def __init__(self, pristine: torch.Tensor) -> None:
+        self.pristine = of_torch(pristine)
+        self.restore()
+
+    def restore(self) -> None:
+        import jax.numpy as jnp
+
+        self.array = jnp.array(self.pristine, copy=True).block_until_ready()
+        self.place: int = self.array.unsafe_buffer_pointer()
+
+    @property
+    def is_given_away(self) -> bool:
+        return self.array.is_deleted()
+
+
+def of_torch(tensor: torch.Tensor) -> Any:
+    import jax
+
+    return jax.dlpack.from_dlpack(tensor.detach())
 
 
 @dataclass

@@ -12,35 +12,11 @@ from typing import Any
 import torch
 
 from comparison.contestants import OURS, Output, Step, contestant
-from comparison.inputs import EPSILON, Inputs
+from comparison.inputs import EPSILON, Inputs, OwnLogits, of_torch
 from tileloss.jax._sweeps.cpu import is_built
 
 # Of tileloss.jax, those that run on a CPU.
 IMPLEMENTATIONS = ("cpu", "xla") if is_built() else ("xla",)
-
-
-class OwnLogits:
-    """The logits in memory of XLA's own."""
-
-    def __init__(self, pristine: torch.Tensor) -> None:
-        self.pristine = of_torch(pristine)
-        self.restore()
-
-    def restore(self) -> None:
-        import jax.numpy as jnp
-
-        self.array = jnp.array(self.pristine, copy=True).block_until_ready()
-        self.place: int = self.array.unsafe_buffer_pointer()
-
-    @property
-    def is_given_away(self) -> bool:
-        return self.array.is_deleted()
-
-
-def of_torch(tensor: torch.Tensor) -> Any:
-    import jax
-
-    return jax.dlpack.from_dlpack(tensor.detach())
 
 
 def outputs_of(found: tuple[Any, tuple[Any, ...]]) -> Output:

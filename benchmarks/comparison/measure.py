@@ -7,7 +7,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -18,7 +17,7 @@ import comparison.tensor_parallel  # noqa: F401  registers them, as the line abo
 from comparison import distillation, training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
-from tileloss.check.memory import reset_peak, resident
+from tileloss.check.timing import Timed, peak_bytes, time_in_turns
 from tileloss.torch import empty_cache
 
 MEASURE_PEAK = "--measure-peak"  # what the child process is told
@@ -118,16 +117,6 @@ def check(contestant: Contestant, output: Output, truth: Truth, inputs: Inputs) 
 # --------------------------------------------------------------------------------------------------------------- time
 
 
-def time_step(step: Step) -> float:
-    """Seconds of one step. What the step allocates is freed after the clock stopped."""
-    gc.collect()
-    begin = time.perf_counter()
-    output = step()
-    seconds = time.perf_counter() - begin
-    del output
-    return seconds
-
-
 def checked_step(measurement: Measurement, inputs: Inputs, truth: Truth) -> Step:
     """A contestant that is set up, warm and right."""
     step = measurement.contestant.setup(inputs)
@@ -143,31 +132,24 @@ def time_group(
     measurements: Sequence[Measurement],
     log: Callable[[str], None],
 ) -> None:
-    """Fills errors and times. Rounds are interleaved, and each round starts with another contestant, so that a
-    noisy moment meets all of them."""
+    """Fills errors and times."""
     inputs = group_inputs(group, shape)
     truth = group_truth(group, inputs)
-    steps: list[Step] = []
+    calls = []
     for measurement in measurements:
+        entry = measurement.contestant
         inputs.workspace_bytes = measurement.workspace_bytes
-        steps.append(checked_step(measurement, inputs, truth))
-        log(f"{measurement.contestant.key}: right ({measurement.errors})")
-    for current in range(rounds):
-        for offset in range(len(steps)):
-            index = (current + offset) % len(steps)
-            measurement = measurements[index]
-            limit = measurement.contestant.max_rounds
-            if limit is not None and current >= limit:
-                continue
-            # Timed on its second step in a row, as in training. Idle pages go back to a virtual machine's host after some
-            # seconds: after another contestant's turn a fresh 622 MB gradient costs 0.9 s instead of 0.08.
-            for is_timed in (True,) if group.linear or group.of_model else (False, True):
-                seconds = time_step(steps[index])
-                if measurement.contestant.in_place:
-                    inputs.restore()
-                if is_timed:
-                    measurement.times.append(seconds)
-        log(f"{group.name}: round {current + 1} of {rounds}")
+        call = Timed(checked_step(measurement, inputs, truth), most=entry.max_rounds)
+        call.times = measurement.times
+        if entry.in_place:
+            call.restore = inputs.restore
+        # Timed on its second step in a row, as in training. Idle pages go back to a virtual machine's host after some
+        # seconds: after another contestant's turn a fresh 622 MB gradient costs 0.9 s instead of 0.08.
+        if not group.linear and not group.of_model:
+            call.calls = 2
+        calls.append(call)
+        log(f"{entry.key}: right ({measurement.errors})")
+    time_in_turns(calls, rounds, lambda done: log(f"{group.name}: round {done} of {rounds}"))
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -189,12 +171,13 @@ def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | No
     inputs.restore()
     gc.collect()
     empty_cache()
-    before = reset_peak()
-    _, gradients = step()
-    held = inputs.places()
-    fresh = [gradient for gradient in gradients if gradient.data_ptr() not in held]
-    outputs = 0 if group.of_model else sum(gradient.nbytes for gradient in fresh)
-    return max(0, resident("VmHWM") - before - outputs)
+
+    def outputs_bytes(output: Output) -> int:
+        held = inputs.places()
+        fresh = [gradient for gradient in output[1] if gradient.data_ptr() not in held]
+        return 0 if group.of_model else sum(gradient.nbytes for gradient in fresh)
+
+    return peak_bytes(step, outputs_bytes)
 
 
 def peak_in_child(
