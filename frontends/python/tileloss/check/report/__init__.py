@@ -3,7 +3,7 @@
 fields.py       result lines, and reading their fields
 blocks.py       what sections are made of
 checks.py, audits.py, invariances.py, comparisons.py, times.py, sweeps.py    a section each
-bars.py, grids.py, style.py    the pictures
+sheet.py, bars.py, grids.py, style.py    the pictures
 page.py         which line goes where; the page and the files
 """
 

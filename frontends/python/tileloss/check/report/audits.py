@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tileloss.check.report import fields
+from tileloss.check.report import blocks
 from tileloss.check.report.blocks import (
     Block,
     Cell,
+    Columns,
     Fold,
     Mark,
     Section,
     Table,
-    digits,
-    figure,
-    joined,
+    known,
     plain,
 )
 
@@ -32,55 +31,57 @@ STATUSES = {
 }
 
 
+def status_cell(status: str, title: str = "", word: str = "") -> Cell:
+    mark, usual = STATUSES.get(status, (Mark.WARN, status))
+    return Cell(word or usual, mark, title=title)
+
+
 @dataclass(frozen=True)
 class Audited:
-    """A case that an implementation was given."""
+    """A line: a case that an implementation was given."""
 
     implementation: str
-    package: str
     case: str
     status: str
-    gate: str
-    value: float
-    limit: float
-    message: str
-    seconds: float
+    package: str = ""
+    gate: str = ""
+    value: float = math.nan
+    limit: float = math.nan
+    message: str = ""
+    seconds: float = math.nan
 
     @property
-    def mark(self) -> Mark:
-        return STATUSES.get(self.status, (Mark.WARN, ""))[0]
-
-    @property
-    def word(self) -> str:
-        return STATUSES.get(self.status, (Mark.WARN, self.status))[1]
+    def cell(self) -> Cell:
+        return status_cell(self.status)
 
     @property
     def who(self) -> str:
         return f"{self.implementation} ({self.package})" if self.package else self.implementation
 
 
-def read(line: fields.Line) -> Audited:
-    """Raises ValueError where a field is missing or of another type."""
-    return Audited(
-        fields.text(line, "implementation"),
-        fields.text(line, "package", ""),
-        fields.text(line, "case"),
-        fields.text(line, "status"),
-        fields.text(line, "gate", ""),
-        fields.number(line, "value", math.nan),
-        fields.number(line, "limit", math.nan),
-        fields.text(line, "message", ""),
-        fields.number(line, "seconds", math.nan),
-    )
+_DETAILS: Columns[Audited] = {
+    "implementation": lambda each: plain(each.who),
+    "case": lambda each: plain(each.case),
+    "result": lambda each: each.cell,
+    "gate": lambda each: plain(each.gate),
+    "value": lambda each: known(each.value),
+    "limit": lambda each: known(each.limit),
+    "message": lambda each: plain(each.message),
+}
 
 
 def section(audited: Sequence[Audited]) -> Section:
-    counts = Counter(each.word for each in audited)
-    summary = joined(f"{number} {word}" for word, number in counts.items())
-    is_failed = any(each.mark is Mark.FAIL for each in audited)
-    mark = Mark.FAIL if is_failed else Mark.PASS if counts["pass"] else Mark.NONE
-    blocks: list[Block] = [_matrix(audited), *_details(audited)]
-    return Section("audit", "Audit of implementations", len(audited), mark, summary, blocks)
+    counts = Counter(each.cell.text for each in audited)
+    summary = blocks.joined(f"{number} {word}" for word, number in counts.items())
+    failed = [each for each in audited if each.cell.mark is Mark.FAIL]
+    others = [each for each in audited if each.cell.mark is Mark.WARN]
+    mark = Mark.FAIL if failed else Mark.PASS if counts["pass"] else Mark.NONE
+    found: list[Block] = [_matrix(audited)]
+    if failed:
+        found.append(blocks.table(failed, _DETAILS, "All that failed"))
+    if others:
+        found.append(Fold("All that was refused", Mark.NONE, (blocks.table(others, _DETAILS),)))
+    return Section("audit", "Audit of implementations", len(audited), mark, summary, found)
 
 
 def _matrix(audited: Sequence[Audited]) -> Table:
@@ -90,44 +91,9 @@ def _matrix(audited: Sequence[Audited]) -> Table:
     rows = []
     for case in dict.fromkeys(each.case for each in audited):
         found = [cells.get((who, case)) for who in implementations]
-        rows.append((plain(case), *(_audit_cell(each) for each in found)))
+        rows.append((plain(case), *(plain("") if each is None else _cell(each) for each in found)))
     return Table(("case", *implementations), tuple(rows))
 
 
-def _audit_cell(each: Audited | None) -> Cell:
-    if each is None:
-        return plain("")
-    word = each.gate if each.status == "failed" and each.gate else each.word
-    return Cell(word, each.mark, title=each.message)
-
-
-def _details(audited: Sequence[Audited]) -> list[Block]:
-    failed = [each for each in audited if each.mark is Mark.FAIL]
-    others = [each for each in audited if each.mark is Mark.WARN]
-    blocks: list[Block] = []
-    if failed:
-        blocks.append(_detail_table(failed, "All that failed"))
-    if others:
-        blocks.append(Fold("All that was refused", Mark.NONE, (_detail_table(others, ""),)))
-    return blocks
-
-
-def _detail_table(audited: Sequence[Audited], caption: str) -> Table:
-    rows = [
-        (
-            plain(each.who),
-            plain(each.case),
-            Cell(each.word, each.mark),
-            plain(each.gate),
-            figure(_known(each.value)),
-            figure(_known(each.limit)),
-            plain(each.message),
-        )
-        for each in audited
-    ]
-    heads = ("implementation", "case", "result", "gate", "value", "limit", "message")
-    return Table(heads, tuple(rows), caption)
-
-
-def _known(value: float) -> str:
-    return digits(value) if math.isfinite(value) else ""
+def _cell(each: Audited) -> Cell:
+    return status_cell(each.status, each.message, each.gate if each.status == "failed" else "")

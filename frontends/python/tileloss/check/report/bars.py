@@ -8,24 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from tileloss.check.report.blocks import Plot
-from tileloss.check.report.sheet import Sheet, titles_height
-from tileloss.check.report.style import (
-    SMALL,
-    TEXT,
-    TITLE,
-    Palette,
-    fitted,
-    settings,
-    text_width,
-    wrapped,
-)
+from tileloss.check.report.sheet import Sheet, title_lines, titles_height
+from tileloss.check.report.style import SMALL, TEXT, Palette, fitted, text_width
 
 _GAP = 14.0  # between panels
 _HEAD_HEIGHT, _TICK_HEIGHT, _GROUP_GAP = 20.0, 20.0, 16.0
@@ -80,45 +71,35 @@ class Group:
 
 
 def bar_chart(groups: list[Group]) -> Plot:
-    def draw(width: float, palette: Palette) -> Figure:
-        with settings():
-            return _Chart(groups, width, palette).figure
-
-    return draw
+    return partial(_Bars, groups)
 
 
-class _Chart:
+class _Bars(Sheet):
     def __init__(self, groups: list[Group], width: float, palette: Palette) -> None:
-        self.palette, self.width = palette, width
-        self.is_narrow = width < 500
+        super().__init__(width, palette)
         self.row_height = 35.0 if self.is_narrow else 21.0
         labels = [text_width(_signed(row), TEXT, True) for group in groups for row in group.rows]
         self.label_width = 0.0 if self.is_narrow else min(max(labels) + 12, 0.42 * width)
-        height = sum(map(self._height, groups)) + _GROUP_GAP * (len(groups) - 1)
-        self.sheet = Sheet(width, height, palette)
-        self.figure = self.sheet.figure
+        self.open(sum(map(self._height, groups)) + _GROUP_GAP * (len(groups) - 1))
         top = 0.0
         for group in groups:
             self._group(group, top)
             top += self._height(group) + _GROUP_GAP
 
-    def _title(self, group: Group) -> list[str]:
-        return wrapped(group.title, self.width, TITLE, is_bold=True)
-
     def _height(self, group: Group) -> float:
         ticks = _TICK_HEIGHT if group.has_axis else 0
         rows = len(group.rows) * self.row_height
-        return titles_height(self._title(group)) + _HEAD_HEIGHT + rows + ticks
+        return titles_height(title_lines(group.title, self.width)) + _HEAD_HEIGHT + rows + ticks
 
     def _group(self, group: Group, top: float) -> None:
-        top = self.sheet.titles(self._title(group), top)
+        top = self.titles(title_lines(group.title, self.width), top)
         # The first number of an axis is centered below its end.
         margin = 16.0 if self.is_narrow and group.has_axis else self.label_width
         panel_width = (self.width - margin + _GAP) / len(group.panels) - _GAP
         for number, panel in enumerate(group.panels):
             left = margin + number * (panel_width + _GAP)
             title = fitted(panel.title, panel_width, SMALL)
-            self.sheet.text(left, top + 8, title, color=self.palette.muted)
+            self.text(left, top + 8, title, color=self.palette.muted)
             self._panel(group, number, (left, top + _HEAD_HEIGHT, panel_width))
         for number, row in enumerate(group.rows):
             y = top + _HEAD_HEIGHT + number * self.row_height
@@ -126,14 +107,14 @@ class _Chart:
             label = fitted(_signed(row), room, TEXT, row.is_strong)
             weight = "bold" if row.is_strong else "normal"
             down = 9.0 if self.is_narrow else self.row_height / 2
-            self.sheet.text(0, y + down, label, fontsize=TEXT, fontweight=weight)
+            self.text(0, y + down, label, fontsize=TEXT, fontweight=weight)
 
     def _panel(self, group: Group, place: int, where: tuple[float, float, float]) -> None:
         left, top, width = where
         panel, bars = group.panels[place], [row.bars[place] for row in group.rows]
         texts = max(text_width(bar.text, SMALL) for bar in bars) + 8
         height = len(bars) * self.row_height
-        axes = self.sheet.axes(left, top, max(width - texts, 30.0), height)
+        axes = self.axes(left, top, max(width - texts, 30.0), height)
         low, high = _range(panel, bars)
         axes.set_xscale("log" if panel.is_log else "linear")
         axes.set_xlim(low, high)
@@ -187,7 +168,7 @@ class _Chart:
 
     def _axis(self, axes: Axes, panel: Panel) -> None:
         has_numbers = panel.limit is not None
-        self.sheet.scale(axes, "x" if has_numbers and not self.is_narrow else "")
+        self.scale(axes, "x" if has_numbers and not self.is_narrow else "")
         axes.set_yticks([])
         axes.spines["left"].set_visible(not self.is_narrow)
         axes.spines["left"].set_color(self.palette.muted)

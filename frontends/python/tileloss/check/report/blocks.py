@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
-from matplotlib.figure import Figure
-
+from tileloss.check.report.sheet import Sheet
 from tileloss.check.report.style import Palette
 
 # Draws for a width in pixels, in the colours of a palette.
-Plot = Callable[[float, Palette], Figure]
+Plot = Callable[[float, Palette], Sheet]
+_T = TypeVar("_T")
 
 
 class Mark(Enum):
@@ -47,6 +48,15 @@ class Table:
     heads: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+
+
+Columns = Mapping[str, Callable[[_T], Cell]]
+
+
+def table(items: Iterable[_T], columns: Columns[_T], caption: str = "") -> Table:
+    """A row for each item, of what the columns make of it."""
+    rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+    return Table(tuple(columns), rows, caption)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,11 @@ def outcome(passed: bool, word: str = "") -> Cell:
 
 def digits(value: float, count: int = 3) -> str:
     return f"{value:.{count}g}" if math.isfinite(value) else "not finite"
+
+
+def known(value: float, write: Callable[[float], str] = digits) -> Cell:
+    """A number; nothing where it is NaN or infinite, as no line says it."""
+    return figure(write(value) if math.isfinite(value) else "")
 
 
 def seconds(value: float) -> str:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from tileloss.check.report import fields
+from tileloss.check.report import blocks, fields
 from tileloss.check.report.bars import Bar, Group, Look, Panel, Row, bar_chart
 from tileloss.check.report.blocks import (
     Block,
     Cell,
+    Columns,
     Fold,
     Mark,
     Picture,
     Section,
-    Table,
     count,
     digits,
     figure,
@@ -26,6 +26,7 @@ from tileloss.check.report.blocks import (
     outcome,
     plain,
 )
+from tileloss.check.report.fields import Line
 
 # Of single checks, and of checks in one picture, those that fail first; the tables have all.
 _MOST_PICTURES, _MOST_ROWS = 12, 40
@@ -35,10 +36,10 @@ _MOST_PICTURES, _MOST_ROWS = 12, 40
 class Gate:
     """Of gates whose limit is 0 nothing may be wrong at all: they have no share of it."""
 
+    passed: bool
     name: str
     value: float
     limit: float
-    passed: bool
 
     @property
     def share(self) -> float:
@@ -51,30 +52,30 @@ class Gate:
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    is_planted: bool
-    caught_by: tuple[str, ...]
+    planted: bool
+    caught_by: list[str]
 
     @property
     def is_missed(self) -> bool:
-        return self.is_planted and not self.caught_by
+        return self.planted and not self.caught_by
 
 
 @dataclass(frozen=True)
 class Check:
     """A line. `scalars`: everything else that it says."""
 
-    tool: str
-    config: str
     loss: str
-    dtype: str
-    producer: str
     passed: bool
-    gates: tuple[Gate, ...]
-    mutants: tuple[Mutant, ...]
-    findings: tuple[str, ...]
-    trace: fields.Line
-    stages: list[fields.Line]
+    gates: list[Gate]
+    mutants: list[Mutant]
+    findings: list[str]
+    stages: list[Line]
     scalars: dict[str, Any]
+    tool: str
+    dtype: str
+    trace: Line
+    config: str = ""
+    producer: str = ""
 
     @property
     def label(self) -> str:
@@ -99,28 +100,21 @@ class Check:
         names += [f"mutant {mutant.name}" for mutant in self.mutants if mutant.is_missed]
         return names + (["strict"] if self.findings else [])
 
+    @property
+    def caught(self) -> str:
+        """How many of the planted mutants."""
+        planted = [mutant for mutant in self.mutants if mutant.planted]
+        missed = sum(mutant.is_missed for mutant in planted)
+        return f"{len(planted) - missed} of {len(planted)}" if self.mutants else ""
 
-def read(line: fields.Line) -> Check:
+
+def read(line: Line) -> Check:
     """Raises ValueError where a field is missing or of another type."""
     gates = [
-        Gate(
-            fields.text(gate, "name"),
-            fields.number(gate, "value"),
-            fields.number(gate, "limit"),
-            fields.flag(gate, "pass"),
-        )
-        for gate in fields.tables(line, "gates")
+        fields.read(Gate, gate, passed=fields.value(gate, "pass", "bool"))
+        for gate in fields.value(line, "gates", "list[Line]")
     ]
-    mutants = [
-        Mutant(
-            fields.text(mutant, "name"),
-            fields.flag(mutant, "planted"),
-            tuple(fields.texts(mutant, "caught_by")),
-        )
-        for mutant in fields.tables(line, "mutants")
-    ]
-    strict = fields.table(line, "strict")
-    trace = fields.table(line, "trace")
+    trace = fields.value(line, "trace", "Line")
     if not gates and not trace:
         raise ValueError("gates: expected a list with at least one gate, or a trace")
     known = ("tool", "version", "config", "loss", "preset", "dtype", "producer", "pass")
@@ -129,78 +123,53 @@ def read(line: fields.Line) -> Check:
         for name, value in line.items()
         if name not in known and isinstance(value, str | int | float)
     }
-    options = fields.table(line, "options")
-    if options:
+    if options := fields.value(line, "options", "Line"):
         scalars["options"] = json.dumps(options)
-    return Check(
-        fields.text(line, "tool"),
-        fields.text(line, "config", ""),
-        joined((fields.text(line, "loss"), fields.text(line, "preset", ""))).replace(",", ""),
-        fields.text(line, "dtype"),
-        fields.text(line, "producer", ""),
-        fields.flag(line, "pass"),
-        tuple(gates),
-        tuple(mutants),
-        tuple(fields.texts(strict, "findings")),
-        trace,
-        fields.tables(trace, "stages"),
-        scalars,
+    words = fields.value(line, "loss", "str"), fields.value(line, "preset", "str", "")
+    return fields.read(
+        Check,
+        line,
+        loss=joined(words).replace(",", ""),
+        passed=fields.value(line, "pass", "bool"),
+        gates=gates,
+        mutants=[fields.read(Mutant, m) for m in fields.value(line, "mutants", "list[Line]")],
+        findings=fields.value(fields.value(line, "strict", "Line"), "findings", "list[str]"),
+        stages=fields.value(trace, "stages", "list[Line]"),
+        scalars=scalars,
     )
+
+
+_Numbered = tuple[int, Check]
+_OVERVIEW: Columns[_Numbered] = {
+    "": lambda each: figure(str(each[0])),
+    "result": lambda each: outcome(each[1].passed),
+    "config": lambda each: plain(each[1].label, title=each[1].config),
+    "loss": lambda each: plain(each[1].loss),
+    "dtype": lambda each: plain(each[1].dtype),
+    "shape": lambda each: plain(each[1].shape),
+    "nearest gate": lambda each: plain(each[1].worst.name if each[1].worst else ""),
+    "of its limit": lambda each: figure(_share(each[1].worst) if each[1].worst else ""),
+    "mutants": lambda each: plain(each[1].caught),
+    "made by": lambda each: plain(each[1].producer or str(each[1].scalars.get("kernel/isa", ""))),
+    "tool": lambda each: plain(each[1].tool),
+}
 
 
 def section(checks: Sequence[Check]) -> Section:
     failed = [check for check in checks if not check.passed]
     passed = len(checks) - len(failed)
-    planted = [m for check in checks for m in check.mutants if m.is_planted]
+    planted = [m for check in checks for m in check.mutants if m.planted]
     summary = f"{passed} of {count(len(checks), 'check')} pass"
     if planted:
         caught = sum(not mutant.is_missed for mutant in planted)
         summary += f"; {caught} of {count(len(planted), 'planted bug')} caught"
     mark = Mark.FAIL if failed else Mark.PASS
     numbered = list(enumerate(checks, start=1))
-    blocks: list[Block] = [_overview(numbered), *_worst_gates(numbered)]
     by_need = sorted(numbered, key=lambda each: each[1].passed)
     pictured = {number for number, _ in by_need[:_MOST_PICTURES]}
-    blocks += [_fold(number, check, number in pictured) for number, check in numbered]
-    return Section("checks", "Checks against the oracle", len(checks), mark, summary, blocks)
-
-
-def _overview(checks: list[tuple[int, Check]]) -> Table:
-    heads = (
-        "",
-        "result",
-        "config",
-        "loss",
-        "dtype",
-        "shape",
-        "nearest gate",
-        "of its limit",
-        "mutants",
-        "made by",
-        "tool",
-    )
-    rows = []
-    for number, check in checks:
-        worst = check.worst
-        caught = sum(bool(mutant.caught_by) for mutant in check.mutants)
-        planted = sum(mutant.is_planted for mutant in check.mutants)
-        made_by = check.producer or str(check.scalars.get("kernel/isa", ""))
-        rows.append(
-            (
-                figure(str(number)),
-                outcome(check.passed),
-                plain(check.label, title=check.config),
-                plain(check.loss),
-                plain(check.dtype),
-                plain(check.shape),
-                plain(worst.name if worst else ""),
-                figure(_share(worst) if worst else ""),
-                plain(f"{caught} of {planted}" if check.mutants else ""),
-                plain(made_by),
-                plain(check.tool),
-            )
-        )
-    return Table(heads, tuple(rows))
+    found: list[Block] = [blocks.table(numbered, _OVERVIEW), *_worst_gates(numbered)]
+    found += [_fold(number, check, number in pictured) for number, check in numbered]
+    return Section("checks", "Checks against the oracle", len(checks), mark, summary, found)
 
 
 def _share(gate: Gate) -> str:
@@ -220,7 +189,7 @@ def _chart(name: str, caption: str, rows: list[Row]) -> Picture:
     return Picture(name, caption, says, bar_chart([Group("", (panel,), tuple(rows))]))
 
 
-def _worst_gates(checks: list[tuple[int, Check]]) -> list[Picture]:
+def _worst_gates(checks: list[_Numbered]) -> list[Picture]:
     worst = [(number, check, check.worst) for number, check in checks]
     found = [(number, check, gate) for number, check, gate in worst if gate is not None]
     if len(found) < 2:
@@ -239,63 +208,66 @@ def _finite(share: float) -> float:
 
 
 def _fold(number: int, check: Check, is_pictured: bool) -> Fold:
-    blocks: list[Block] = []
+    found: list[Block] = []
     if check.failures:
-        blocks.append(f"Failed: {', '.join(check.failures)}.")
+        found.append(f"Failed: {', '.join(check.failures)}.")
     measured = [gate for gate in check.gates if gate.limit > 0 or not gate.passed]
     if measured and is_pictured:
         rows = [_gate_row(gate.name, gate) for gate in measured]
         exact = len(check.gates) - len(measured)
         caption = f"{count(exact, 'more gate')} without allowance: all 0." if exact else ""
-        blocks.append(_chart(f"gates-{number}", caption, rows))
+        found.append(_chart(f"gates-{number}", caption, rows))
     if check.gates:
-        blocks.append(_gate_table(check.gates))
+        found.append(blocks.table(check.gates, _GATES, "Gates"))
     if check.mutants:
-        blocks.append(_mutant_table(check.mutants))
+        found.append(blocks.table(check.mutants, _MUTANTS, "Bugs planted on purpose"))
     if check.findings:
-        blocks.append(Table(("strict",), tuple((plain(each),) for each in check.findings)))
+        found.append(blocks.table(check.findings, {"strict": plain}))
     if check.trace:
-        blocks.append(_trace_table(check))
-    figures = [(plain(name), figure(_written(value))) for name, value in check.scalars.items()]
-    if figures:
-        blocks.append(Table(("figure", "value"), tuple(figures), "Errors, times, sizes"))
+        caption = f"Row {check.trace.get('row')}, label {check.trace.get('label')}"
+        found.append(blocks.table(check.stages, _STAGES, caption))
+    if check.scalars:
+        found.append(blocks.table(check.scalars.items(), _FIGURES, "Errors, times, sizes"))
     title = joined((f"{number}. {check.label}", check.loss, check.dtype, check.shape))
     mark = Mark.PASS if check.passed else Mark.FAIL
-    return Fold(title, mark, tuple(blocks), is_open=not check.passed)
+    return Fold(title, mark, tuple(found), is_open=not check.passed)
 
 
-def _gate_table(gates: Sequence[Gate]) -> Table:
-    rows = [
-        (outcome(g.passed), plain(g.name), figure(digits(g.value)), figure(digits(g.limit)))
-        for g in gates
-    ]
-    return Table(("result", "gate", "value", "limit"), tuple(rows), "Gates")
+def _verdict(mutant: Mutant) -> Cell:
+    if not mutant.planted:
+        return Cell("without effect here", Mark.NONE)
+    return outcome(not mutant.is_missed, "not caught" if mutant.is_missed else "caught")
 
 
-def _mutant_table(mutants: Sequence[Mutant]) -> Table:
-    def verdict(mutant: Mutant) -> Cell:
-        if not mutant.is_planted:
-            return Cell("without effect here", Mark.NONE)
-        return outcome(not mutant.is_missed, "not caught" if mutant.is_missed else "caught")
-
-    rows = [(verdict(m), plain(m.name), plain(", ".join(m.caught_by))) for m in mutants]
-    return Table(("result", "mutant", "caught by"), tuple(rows), "Bugs planted on purpose")
-
-
-def _trace_table(check: Check) -> Table:
-    heads = ("column", "kernel", "oracle", "difference", "allowed")
-    rows = []
-    for stage in check.stages:
-        cells = [figure(_written(stage.get(name))) for name in heads]
-        passed = stage.get("pass") is True
-        rows.append((outcome(passed), plain(stage.get("stage", "")), *cells))
-    caption = f"Row {check.trace.get('row')}, label {check.trace.get('label')}"
-    return Table(("result", "stage", *heads), tuple(rows), caption)
-
-
-def _written(value: object) -> str:
+def _written(value: object) -> Cell:
     if value is None:
-        return "-"
+        return figure("-")
     if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return figure(str(value).lower())
+    return figure(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
+def _stage_part(name: str) -> Callable[[Line], Cell]:
+    return lambda stage: _written(stage.get(name))
+
+
+_GATES: Columns[Gate] = {
+    "result": lambda gate: outcome(gate.passed),
+    "gate": lambda gate: plain(gate.name),
+    "value": lambda gate: figure(digits(gate.value)),
+    "limit": lambda gate: figure(digits(gate.limit)),
+}
+_MUTANTS: Columns[Mutant] = {
+    "result": _verdict,
+    "mutant": lambda mutant: plain(mutant.name),
+    "caught by": lambda mutant: plain(", ".join(mutant.caught_by)),
+}
+_STAGES: Columns[Line] = {
+    "result": lambda stage: outcome(stage.get("pass") is True),
+    "stage": lambda stage: plain(stage.get("stage", "")),
+    **{name: _stage_part(name) for name in ("column", "kernel", "oracle", "difference", "allowed")},
+}
+_FIGURES: Columns[tuple[str, Any]] = {
+    "figure": lambda each: plain(each[0]),
+    "value": lambda each: _written(each[1]),
+}

@@ -6,38 +6,38 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tileloss.check.report import fields
+from tileloss.check.report import blocks, fields
 from tileloss.check.report.bars import Bar, Group, Look, Panel, Row, bar_chart
 from tileloss.check.report.blocks import (
     Block,
+    Columns,
     Mark,
     Picture,
     Section,
-    Table,
     bytes_of,
-    count,
     digits,
     figure,
     joined,
     plain,
     seconds,
 )
+from tileloss.check.report.fields import Amount, Line, Positive
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant's median time in seconds, and its peak memory in bytes."""
+    """A contestant's median time in seconds, and its peak memory in bytes; `memory`: above what."""
 
-    group: str
     title: str
-    memory_title: str
-    name: str
-    median: float
-    rounds: int
-    peak: float
     loss_error: float
     gradient_error: float
     machine: str
+    group: str
+    name: str
+    median_s: Positive
+    peak_bytes: Amount
+    times_s: list[float]
+    memory: str = "memory"
 
     @property
     def is_ours(self) -> bool:
@@ -50,49 +50,42 @@ class Entry:
         return self.name if is_compiled else self.name.partition(",")[0]
 
 
-def read(line: fields.Line) -> Entry:
+def read(line: Line) -> Entry:
     """Raises ValueError where a field is missing or of another type."""
-    errors = fields.table(line, "errors")
-    group = fields.text(line, "group")
-    versions = fields.table(line, "versions")
+    errors = fields.value(line, "errors", "Line")
+    versions = fields.value(line, "versions", "Line")
     packages = [f"{name} {found}" for name, found in versions.items() if found]
-    threads = f"{line['threads']} threads" if "threads" in line else ""
-    words = [fields.text(line, "title", group), fields.text(line, "sizes", "")]
-    return Entry(
-        group,
-        joined((*words, fields.text(line, "dtype", ""))),
-        fields.text(line, "memory", "memory"),
-        fields.text(line, "name"),
-        fields.positive(line, "median_s"),
-        len(fields.numbers(line, "times_s")),
-        fields.amount(line, "peak_bytes"),
-        fields.number(errors, "loss", math.nan),
-        fields.number(errors, "gradient", math.nan),
-        joined(
-            (fields.text(line, "machine", ""), fields.text(line, "isa", ""), threads, *packages)
-        ),
+    title = fields.value(line, "title", "str", fields.value(line, "group", "str"))
+    sizes, dtype, machine, isa = (
+        fields.value(line, name, "str", "") for name in ("sizes", "dtype", "machine", "isa")
+    )
+    return fields.read(
+        Entry,
+        line,
+        title=joined((title, sizes, dtype)),
+        loss_error=fields.value(errors, "loss", "float", math.nan),
+        gradient_error=fields.value(errors, "gradient", "float", math.nan),
+        machine=joined((machine, isa, fields.threads(line), *packages)),
     )
 
 
 def section(entries: Sequence[Entry]) -> Section:
     """Groups in the order of the lines, contestants by time."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in sorted(entries, key=lambda each: each.median):
-        groups.setdefault(entry.group, []).append(entry)
-    ordered = {entry.group: groups[entry.group] for entry in entries}
+    groups: dict[str, list[Entry]] = {entry.group: [] for entry in entries}
+    for entry in sorted(entries, key=lambda each: each.median_s):
+        groups[entry.group].append(entry)
     machines = " ".join(dict.fromkeys(entry.machine for entry in entries))
-    blocks: list[Block] = [f"{machines}. Medians; a step is a forward and a backward."]
-    best = {group: _best_of_families(found) for group, found in ordered.items()}
-    blocks.append(_picture("compare", "The fastest variant of each, in each group.", best))
-    for group, found in ordered.items():
-        if len(found) > len(best[group]):
-            blocks.append(_picture(f"compare-{group}", "All variants.", {group: found}))
-        blocks.append(_table(found))
-    summary = "; ".join(filter(None, map(_gain, best.values()))) or count(
-        len(entries), "contestant"
-    )
+    found: list[Block] = [f"{machines}. Medians; a step is a forward and a backward."]
+    best = {group: _best_of_families(members) for group, members in groups.items()}
+    found.append(_picture("compare", "The fastest variant of each, in each group.", best))
+    for group, members in groups.items():
+        if len(members) > len(best[group]):
+            found.append(_picture(f"compare-{group}", "All variants.", {group: members}))
+        found.append(blocks.table(members, _columns(members[0]), members[0].title))
+    gains = "; ".join(filter(None, map(_gain, best.values())))
+    summary = gains or blocks.count(len(entries), "contestant")
     title = "Beside other implementations"
-    return Section("compare", title, len(entries), Mark.NONE, summary, blocks)
+    return Section("compare", title, len(entries), Mark.NONE, summary, found)
 
 
 def _best_of_families(entries: list[Entry]) -> list[Entry]:
@@ -109,22 +102,18 @@ def _gain(entries: list[Entry]) -> str:
     other = next((each for each in entries if not each.is_ours), None)
     if ours is None or other is None:
         return ""
-    title = ours.title.partition(",")[0]
-    return f"{title}: {_times(other.median / ours.median)} x as fast as {other.name}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+    ratio = other.median_s / ours.median_s
+    times = f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+    return f"{ours.title.partition(',')[0]}: {times} x as fast as {other.name}"
 
 
 def _picture(name: str, caption: str, groups: dict[str, list[Entry]]) -> Picture:
     charts = []
     for found in groups.values():
-        rows = tuple(_row(entry) for entry in found)
-        panels = Panel("time of a step"), Panel(found[0].memory_title)
-        charts.append(Group(found[0].title, panels, rows))
+        panels = Panel("time of a step"), Panel(found[0].memory)
+        charts.append(Group(found[0].title, panels, tuple(map(_row, found))))
     says = "; ".join(
-        f"{each.group}, {each.name}: {seconds(each.median)}, {bytes_of(each.peak)}"
+        f"{each.group}, {each.name}: {seconds(each.median_s)}, {bytes_of(each.peak_bytes)}"
         for found in groups.values()
         for each in found
     )
@@ -132,30 +121,19 @@ def _picture(name: str, caption: str, groups: dict[str, list[Entry]]) -> Picture
 
 
 def _row(entry: Entry) -> Row:
-    bars = Bar(entry.median, seconds(entry.median)), Bar(entry.peak, bytes_of(entry.peak))
+    time = Bar(entry.median_s, seconds(entry.median_s))
+    memory = Bar(entry.peak_bytes, bytes_of(entry.peak_bytes))
     look = Look.OURS if entry.is_ours else Look.OTHERS
-    return Row(entry.name, bars, look, is_strong=entry.is_ours)
+    return Row(entry.name, (time, memory), look, is_strong=entry.is_ours)
 
 
-def _table(entries: list[Entry]) -> Table:
-    heads = (
-        "contestant",
-        "time",
-        "x the fastest",
-        "rounds",
-        entries[0].memory_title,
-        "error of loss",
-        "of gradient",
-    )
-    rows = [
-        (
-            plain(each.name),
-            figure(seconds(each.median)),
-            figure(digits(each.median / entries[0].median)),
-            figure(str(each.rounds)),
-            figure(bytes_of(each.peak)),
-            *(figure(digits(error, 1)) for error in (each.loss_error, each.gradient_error)),
-        )
-        for each in entries
-    ]
-    return Table(heads, tuple(rows), entries[0].title)
+def _columns(fastest: Entry) -> Columns[Entry]:
+    return {
+        "contestant": lambda each: plain(each.name),
+        "time": lambda each: figure(seconds(each.median_s)),
+        "x the fastest": lambda each: figure(digits(each.median_s / fastest.median_s)),
+        "rounds": lambda each: figure(str(len(each.times_s))),
+        fastest.memory: lambda each: figure(bytes_of(each.peak_bytes)),
+        "error of loss": lambda each: figure(digits(each.loss_error, 1)),
+        "of gradient": lambda each: figure(digits(each.gradient_error, 1)),
+    }

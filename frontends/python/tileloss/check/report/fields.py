@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tileloss.check.printable import escaped
 from tileloss.check.results import read_results
 
 Line = dict[str, Any]
+Positive = float  # a time, by which others are divided
+Amount = float  # from 0 on
+_T = TypeVar("_T")
 
 
 class Record(NamedTuple):
@@ -45,86 +50,53 @@ def printable(value: Any) -> Any:
     return value
 
 
-def text(line: Line, key: str, default: str | None = None) -> str:
-    """Raises ValueError, as all here do, where the field is missing and has no default or is of another type."""
-    value = line.get(key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise _wrong(key, "a text", value)
-    return value
-
-
-def number(line: Line, key: str, default: float | None = None) -> float:
-    """null is what JSON has for a NaN."""
-    if key not in line and default is not None:
-        return default
-    value = line[key] if key in line else "nothing"
-    if value is None:
-        return math.nan
-    if not _is_number(value):
-        raise _wrong(key, "a number", value)
-    return float(value)
-
-
-def positive(line: Line, key: str) -> float:
-    """A time, by which others are divided."""
-    value = number(line, key)
-    if not 0 < value < math.inf:
-        raise _wrong(key, "a positive number", line[key])
-    return value
-
-
-def amount(line: Line, key: str) -> float:
-    value = number(line, key)
-    if not 0 <= value < math.inf:
-        raise _wrong(key, "a number from 0 on", line[key])
-    return value
-
-
-def flag(line: Line, key: str) -> bool:
-    value = line.get(key)
-    if not isinstance(value, bool):
-        raise _wrong(key, "true or false", value)
-    return value
-
-
-def table(line: Line, key: str) -> Line:
-    """An object, {} where there is none."""
-    value = line.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _wrong(key, "an object", value)
-    return value
-
-
-def tables(line: Line, key: str) -> list[Line]:
-    """A list of objects, [] where there is none."""
-    value = line.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise _wrong(key, "a list of objects", value)
-    return value
-
-
-def texts(line: Line, key: str) -> list[str]:
-    value = line.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise _wrong(key, "a list of texts", value)
-    return value
-
-
-def numbers(line: Line, key: str) -> list[float]:
-    value = line.get(key, [])
-    if not isinstance(value, list) or not all(map(_is_number, value)):
-        raise _wrong(key, "a list of numbers", value)
-    return [float(each) for each in value]
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _wrong(key: str, expected: str, value: object) -> ValueError:
-    given = repr(value)
-    return ValueError(f"{key}: expected {expected}, got {given[:60]}{'...' * (len(given) > 60)}")
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+# By the annotation of a dataclass's field: what the line is to have, in words and as a test, and what stands for nothing there.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
+    "str": ("a text", lambda value: isinstance(value, str), MISSING),
+    "bool": ("true or false", lambda value: isinstance(value, bool), MISSING),
+    "float": ("a number", _is_number, MISSING),
+    "Positive": ("a positive number", lambda v: _is_number(v) and 0 < v < math.inf, MISSING),
+    "Amount": ("a number from 0 on", lambda v: _is_number(v) and 0 <= v < math.inf, MISSING),
+    "Line": ("an object", lambda value: isinstance(value, dict), {}),
+    "list[Line]": ("a list of objects", _list_of(lambda value: isinstance(value, dict)), []),
+    "list[str]": ("a list of texts", _list_of(lambda value: isinstance(value, str)), []),
+    "list[float]": ("a list of numbers", _list_of(_is_number), []),
+}
+
+
+def value(line: Line, key: str, kind: str, default: Any = MISSING) -> Any:
+    """Raises ValueError where the field is missing and nothing stands for it, or is of another kind. null is what JSON has for a
+    NaN."""
+    expected, fits, usual = _KINDS[kind]
+    found: Any = line.get(key)
+    if found is None and kind == "float" and key in line:
+        return math.nan
+    if found is None and (default is not MISSING or usual is not MISSING):
+        return usual if default is MISSING else default
+    if not fits(found):
+        given = repr(found if key in line else "nothing")
+        shown = given[:60] + "..." * (len(given) > 60)
+        raise ValueError(f"{key}: expected {expected}, got {shown}")
+    return float(found) if kind in ("float", "Positive", "Amount") else found
+
+
+def read(kind: type[_T], line: Line, **given: Any) -> _T:
+    """A dataclass of the line's fields of the same names, but for those that are given."""
+    found = {
+        each.name: value(line, each.name, str(each.type), each.default)
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.name not in given
+    }
+    return kind(**found, **given)
+
+
+def threads(line: Line) -> str:
+    return f"{line['threads']} threads" if "threads" in line else ""

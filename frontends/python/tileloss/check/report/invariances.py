@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tileloss.check.report import fields
-from tileloss.check.report.audits import STATUSES
+from tileloss.check.report import blocks, fields
+from tileloss.check.report.audits import status_cell
 from tileloss.check.report.blocks import (
     Block,
     Cell,
+    Columns,
     Fold,
     Mark,
     Picture,
     Section,
     Table,
     digits,
-    figure,
     joined,
-    outcome,
+    known,
     plain,
 )
+from tileloss.check.report.fields import Line
 from tileloss.check.report.grids import Range, range_chart
 
 _MEASURED = "measured"
@@ -31,20 +32,20 @@ _MOST_RANGES = 24
 @dataclass(frozen=True)
 class Invariance:
     """How a quantity moves when only `varied` changes. `quantiles`: of the ratio of probabilities to the unchanged ones, by their
-    shares; `difference`: of a gradient, relative in the norm. NaN and {} where the line has none."""
+    shares; `relative_difference`: of a gradient, in the norm. NaN and {} where the line has none."""
 
-    implementation: str
-    package: str
-    status: str
-    level: str
-    varied: str
-    quantity: str
-    dtype: str
-    same_bits: bool
     quantiles: dict[float, float]
     outside: float
-    difference: float
-    message: str
+    same_bits: bool
+    varied: str
+    quantity: str
+    implementation: str
+    package: str = ""
+    status: str = _MEASURED
+    level: str = ""
+    dtype: str = ""
+    relative_difference: float = math.nan
+    message: str = ""
 
     @property
     def who(self) -> tuple[str, str, str]:
@@ -54,31 +55,27 @@ class Invariance:
     def moved(self) -> float:
         """The largest, as a share; NaN where nothing says it."""
         found = [abs(value - 1) for value in self.quantiles.values() if math.isfinite(value)]
-        return max(found) if found else self.difference
+        return max(found) if found else self.relative_difference
 
     @property
     def is_measured(self) -> bool:
         return self.status == _MEASURED
 
 
-def read(line: fields.Line) -> Invariance:
+def read(line: Line) -> Invariance:
     """Raises ValueError where a field is missing or of another type."""
-    status = fields.text(line, "status", _MEASURED)
-    is_measured = status == _MEASURED
-    quantiles = fields.table(line, "ratio_quantiles")
-    return Invariance(
-        fields.text(line, "implementation"),
-        fields.text(line, "package", ""),
-        status,
-        fields.text(line, "level", ""),
-        fields.text(line, "varied", None if is_measured else ""),
-        fields.text(line, "quantity", None if is_measured else ""),
-        fields.text(line, "dtype", ""),
-        fields.flag(line, "same_bits") if is_measured else False,
-        {float(share): fields.number(quantiles, share) for share in sorted(quantiles, key=float)},
-        fields.number(line, "outside_1e-3", math.nan),
-        fields.number(line, "relative_difference", math.nan),
-        fields.text(line, "message", ""),
+    is_measured = fields.value(line, "status", "str", _MEASURED) == _MEASURED
+    default = () if is_measured else ("",)
+    quantiles = fields.value(line, "ratio_quantiles", "Line")
+    shares = sorted(quantiles, key=float)
+    return fields.read(
+        Invariance,
+        line,
+        quantiles={float(share): fields.value(quantiles, share, "float") for share in shares},
+        outside=fields.value(line, "outside_1e-3", "float", math.nan),
+        same_bits=is_measured and fields.value(line, "same_bits", "bool"),
+        varied=fields.value(line, "varied", "str", *default),
+        quantity=fields.value(line, "quantity", "str", *default),
     )
 
 
@@ -88,10 +85,10 @@ def section(found: Sequence[Invariance]) -> Section:
     summary = f"{kept} of {len(measured)} keep every bit"
     others = len(found) - len(measured)
     summary += f", {others} not measured" if others else ""
-    blocks: list[Block] = [_matrix(found), *_ranges(measured)]
-    blocks.append(Fold("All figures", Mark.NONE, (_table(found),)))
+    shown: list[Block] = [_matrix(found), *_ranges(measured)]
+    shown.append(Fold("All figures", Mark.NONE, (blocks.table(found, _columns(found)),)))
     title = "Invariance to batch, order, threads and shards"
-    return Section("invariance", title, len(found), Mark.NONE, summary, blocks)
+    return Section("invariance", title, len(found), Mark.NONE, summary, shown)
 
 
 def _matrix(found: Sequence[Invariance]) -> Table:
@@ -113,10 +110,9 @@ def _cell(found: list[Invariance]) -> Cell:
         return plain("")
     other = next((each for each in found if not each.is_measured), None)
     if other is not None:
-        mark, word = STATUSES.get(other.status, (Mark.WARN, other.status))
-        return Cell(word, mark, title=other.message)
+        return status_cell(other.status, other.message)
     moved = [f"{each.quantity} {digits(each.moved, 1)}" for each in found if not each.same_bits]
-    return Cell(joined(moved), Mark.WARN) if moved else outcome(True, "same")
+    return Cell(joined(moved), Mark.WARN) if moved else blocks.outcome(True, "same")
 
 
 def _ranges(measured: Sequence[Invariance]) -> list[Picture]:
@@ -139,38 +135,27 @@ def _ranges(measured: Sequence[Invariance]) -> list[Picture]:
     return [Picture("invariance", caption, says, plot)]
 
 
-def _table(found: Sequence[Invariance]) -> Table:
+def _columns(found: Sequence[Invariance]) -> Columns[Invariance]:
     shares = sorted({share for each in found for share in each.quantiles})
-    heads = ("implementation", "level", "dtype", "varied", "quantity", "bits")
-    rows = []
-    for each in found:
-        quantiles = [_written(each.quantiles.get(share, math.nan), 7) for share in shares]
-        share = f"{100 * each.outside:.3g} %" if math.isfinite(each.outside) else ""
-        rows.append(
-            (
-                plain(each.implementation, title=each.package),
-                plain(each.level),
-                plain(each.dtype),
-                plain(each.varied.replace("_", " ")),
-                plain(each.quantity),
-                _bits(each),
-                *map(figure, quantiles),
-                figure(share),
-                figure(_written(each.difference, 2)),
-                plain(each.message),
-            )
-        )
-    quantile_heads = (f"q {share:g}" for share in shares)
-    last = ("outside 1 ± 0.001", "difference", "message")
-    return Table((*heads, *quantile_heads, *last), tuple(rows))
+    return {
+        "implementation": lambda each: plain(each.implementation, title=each.package),
+        "level": lambda each: plain(each.level),
+        "dtype": lambda each: plain(each.dtype),
+        "varied": lambda each: plain(each.varied.replace("_", " ")),
+        "quantity": lambda each: plain(each.quantity),
+        "bits": _bits,
+        **{f"q {share:g}": _quantile(share) for share in shares},
+        "outside 1 ± 0.001": lambda each: known(each.outside, lambda x: f"{100 * x:.3g} %"),
+        "difference": lambda each: known(each.relative_difference, lambda x: digits(x, 2)),
+        "message": lambda each: plain(each.message),
+    }
+
+
+def _quantile(share: float) -> Callable[[Invariance], Cell]:
+    return lambda each: known(each.quantiles.get(share, math.nan), lambda x: digits(x, 7))
 
 
 def _bits(each: Invariance) -> Cell:
     if not each.is_measured:
-        mark, word = STATUSES.get(each.status, (Mark.WARN, each.status))
-        return Cell(word, mark)
-    return outcome(True, "same") if each.same_bits else Cell("differ", Mark.WARN)
-
-
-def _written(value: float, count: int) -> str:
-    return digits(value, count) if math.isfinite(value) else ""
+        return status_cell(each.status)
+    return blocks.outcome(True, "same") if each.same_bits else Cell("differ", Mark.WARN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,33 +18,27 @@ from tileloss.check.report import (
     blocks,
     checks,
     comparisons,
+    fields,
     invariances,
     style,
     sweeps,
     times,
 )
-from tileloss.check.report.blocks import Block, Fold, Mark, Picture, Section, Table, count
+from tileloss.check.report.blocks import Block, Fold, Mark, Picture, Section, plain
 from tileloss.check.report.fields import Line, Record, printable
 
 _SHOWN_TEXT = 160  # characters of a line that is not understood
 
 
-@dataclass(frozen=True)
-class Kind:
-    """`read` makes an item of a line or raises ValueError; `section` shows the items."""
-
-    read: Callable[[Record], Any]
-    section: Callable[[Sequence[Any]], Section]
-
-
-# In the order of the page. bench's lines have no tool.
-KINDS = {
-    "check": Kind(lambda record: checks.read(record.line), checks.section),
-    "audit": Kind(lambda record: audits.read(record.line), audits.section),
-    "invariance": Kind(lambda record: invariances.read(record.line), invariances.section),
-    "compare": Kind(lambda record: comparisons.read(record.line), comparisons.section),
-    "bench": Kind(lambda record: times.read(record.line), times.section),
-    "sweep": Kind(sweeps.read, sweeps.section),
+# A section's name, in the order of the page: what makes an item of a line or raises ValueError, and what shows the items. bench's
+# lines have no tool.
+KINDS: dict[str, tuple[Callable[[Record], Any], Callable[[Sequence[Any]], Section]]] = {
+    "check": (lambda record: checks.read(record.line), checks.section),
+    "audit": (lambda record: fields.read(audits.Audited, record.line), audits.section),
+    "invariance": (lambda record: invariances.read(record.line), invariances.section),
+    "compare": (lambda record: comparisons.read(record.line), comparisons.section),
+    "bench": (lambda record: times.read(record.line), times.section),
+    "sweep": (sweeps.read, sweeps.section),
 }
 _TOOLS = {"gradcheck": "check", "judge": "check"}
 
@@ -74,27 +69,21 @@ def make_report(records: list[Record], title: str) -> Report:
     """Lines that no section understands get one of their own."""
     items: dict[str, list[Any]] = {name: [] for name in KINDS}
     unknown: list[tuple[Record, str]] = []
-    for record in map(printable_record, records):
+    for given in records:
+        record = Record(printable(given.file), given.number, printable(given.line))
         name = kind_of(record.line)
         if name not in KINDS:
             unknown.append((record, f"no section for {name}"))
             continue
         try:
-            items[name].append(KINDS[name].read(record))
+            items[name].append(KINDS[name][0](record))
         except ValueError as error:
             unknown.append((record, f"{name}: {error}"))
-    sections = [KINDS[name].section(found) for name, found in items.items() if found]
+    sections = [KINDS[name][1](found) for name, found in items.items() if found]
     if unknown:
         sections.append(_unknown_section(unknown))
-    files: dict[str, int] = {}
-    for record in records:
-        file = printable(record.file)
-        files[file] = files.get(file, 0) + 1
+    files = Counter(printable(record.file) for record in records)
     return Report(printable(title), sections, files)
-
-
-def printable_record(record: Record) -> Record:
-    return Record(printable(record.file), record.number, printable(record.line))
 
 
 def kind_of(line: Line) -> str:
@@ -106,15 +95,18 @@ def kind_of(line: Line) -> str:
 
 
 def _unknown_section(unknown: list[tuple[Record, str]]) -> Section:
-    rows = []
-    for record, why in unknown:
-        text = str(record.line)
-        shown = text[:_SHOWN_TEXT] + "…" * (len(text) > _SHOWN_TEXT)
-        where = blocks.plain(f"{record.file}:{record.number}")
-        rows.append((where, blocks.plain(why), blocks.plain(shown)))
-    summary = f"{count(len(unknown), 'line')} not understood"
-    found: list[Block] = [Table(("line", "why", "text"), tuple(rows))]
+    columns: blocks.Columns[tuple[Record, str]] = {
+        "line": lambda each: plain(f"{each[0].file}:{each[0].number}"),
+        "why": lambda each: plain(each[1]),
+        "text": lambda each: plain(_shortened(str(each[0].line))),
+    }
+    found: list[Block] = [blocks.table(unknown, columns)]
+    summary = f"{blocks.count(len(unknown), 'line')} not understood"
     return Section("unknown", "Lines not understood", len(unknown), Mark.WARN, summary, found)
+
+
+def _shortened(text: str) -> str:
+    return text[:_SHOWN_TEXT] + "…" * (len(text) > _SHOWN_TEXT)
 
 
 def _pictures(found: Sequence[Block]) -> list[Picture]:
@@ -151,7 +143,7 @@ def _drawings(picture: Picture) -> list[tuple[str, Markup]]:
     found = []
     for name, width in (("wide", style.WIDE), ("narrow", style.NARROW)):
         with style.settings():
-            drawn = style.svg(picture.plot(width, style.VARIABLES), f"{picture.name}-{name}")
+            drawn = style.svg(picture.plot(width, style.VARIABLES).figure, f"{picture.name}-{name}")
         found.append((name, Markup(drawn)))
     return found
 
@@ -170,8 +162,8 @@ def write_images(report: Report, folder: Path, inputs: Sequence[Path] = ()) -> l
     for picture in report.pictures:
         for theme, palette in (("light", style.LIGHT), ("dark", style.DARK)):
             with style.settings():
-                drawn = style.svg(picture.plot(style.WIDE, palette), picture.name)
+                drawn = style.svg(picture.plot(style.WIDE, palette).figure, picture.name)
             write(f"{picture.name}-{theme}.svg", drawn + "\n")
         with style.settings():
-            write(f"{picture.name}.png", style.png(picture.plot(style.WIDE, style.LIGHT)))
+            write(f"{picture.name}.png", style.png(picture.plot(style.WIDE, style.LIGHT).figure))
     return written

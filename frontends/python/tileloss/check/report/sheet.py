@@ -7,15 +7,23 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tileloss.check.report.style import SMALL, TITLE, Palette
+from tileloss.check.report.style import SMALL, TITLE, Palette, wrapped
 
 _TITLE_LINE = 20.0
 
 
 class Sheet:
-    def __init__(self, width: float, height: float, palette: Palette) -> None:
-        self.width, self.height, self.palette = width, height, palette
-        self.figure = Figure(figsize=(width / 72, height / 72))
+    """A chart's base. On a phone labels stand above what they name, not left of it."""
+
+    def __init__(self, width: float, palette: Palette, title: str = "") -> None:
+        self.width, self.palette, self.is_narrow = width, palette, width < 500
+        self.lines = title_lines(title, width)
+
+    def open(self, height: float) -> None:
+        """Below the title there is room for so much."""
+        self.height = titles_height(self.lines) + height
+        self.figure = Figure(figsize=(self.width / 72, self.height / 72))
+        self.titles(self.lines)
 
     def x(self, pixels: float) -> float:
         """In the figure's own coordinates, as those of y."""
@@ -50,6 +58,10 @@ class Sheet:
         axes.set_axisbelow(True)
         for spine in axes.spines.values():
             spine.set_visible(False)
+
+
+def title_lines(text: str, width: float) -> list[str]:
+    return wrapped(text, width, TITLE, is_bold=True)
 
 
 def titles_height(lines: list[str]) -> float:

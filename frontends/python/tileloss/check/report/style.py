@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -57,39 +57,26 @@ class Palette:
         return self.a, self.b, self.c, self.d, self.e, self.f
 
 
-LIGHT = Palette(
-    ink="#1b1f24",
-    muted="#59636e",
-    grid="#d9dee3",
-    paper="#ffffff",
-    ours="#0072b2",
-    others="#a3abb5",
-    fail="#c44e00",
-    a="#0072b2",
-    b="#d55e00",
-    c="#009e73",
-    d="#b0578f",
-    e="#8a6d00",
-    f="#3b3f46",
-)
-DARK = Palette(
-    ink="#e6e9ec",
-    muted="#a2acb7",
-    grid="#3a424b",
-    paper="#14181d",
-    ours="#56b4e9",
-    others="#6c7682",
-    fail="#ff8b3d",
-    a="#56b4e9",
-    b="#ff8b3d",
-    c="#2fc79a",
-    d="#e39ac6",
-    e="#e6c229",
-    f="#d4d8dd",
+_COLOURS = {  # light, dark
+    "ink": ("#1b1f24", "#e6e9ec"),
+    "muted": ("#59636e", "#a2acb7"),
+    "grid": ("#d9dee3", "#3a424b"),
+    "paper": ("#ffffff", "#14181d"),
+    "ours": ("#0072b2", "#56b4e9"),
+    "others": ("#a3abb5", "#6c7682"),
+    "fail": ("#c44e00", "#ff8b3d"),
+    "a": ("#0072b2", "#56b4e9"),
+    "b": ("#d55e00", "#ff8b3d"),
+    "c": ("#009e73", "#2fc79a"),
+    "d": ("#b0578f", "#e39ac6"),
+    "e": ("#8a6d00", "#e6c229"),
+    "f": ("#3b3f46", "#d4d8dd"),
+}
+LIGHT, DARK = (
+    Palette(**{name: colours[theme] for name, colours in _COLOURS.items()}) for theme in (0, 1)
 )
 # Colours that nothing else has stand for the variables while a figure is drawn.
-_NAMES = [each.name for each in fields(Palette)]
-_SENTINELS = {name: f"#0102{number:02x}" for number, name in enumerate(_NAMES)}
+_SENTINELS = {name: f"#0102{number:02x}" for number, name in enumerate(_COLOURS)}
 VARIABLES = Palette(**_SENTINELS)
 
 

@@ -8,19 +8,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tileloss.check.report import fields
+from tileloss.check.report import blocks, fields
 from tileloss.check.report.blocks import (
     Block,
+    Columns,
     Fold,
     Mark,
     Picture,
     Section,
     Table,
-    count,
     digits,
     figure,
     joined,
-    outcome,
     plain,
     seconds,
 )
@@ -53,12 +52,14 @@ class Case:
 def read(record: fields.Record) -> Case:
     """Raises ValueError where a field is missing or of another type."""
     line = record.line
-    parameters = {name: _written(value) for name, value in fields.table(line, "case").items()}
+    given = fields.value(line, "case", "Line")
+    parameters = {name: _written(value) for name, value in given.items()}
     if not parameters:
         raise ValueError("case: expected an object with the parameters, got nothing")
-    status = fields.text(line, "status")
-    median = fields.positive(line, "median_ms") if status == "ok" else math.nan
-    return Case(record.file, parameters, status, median, fields.text(line, "message", ""))
+    status = fields.value(line, "status", "str")
+    message = fields.value(line, "message", "str", "")
+    median = fields.value(line, "median_ms", "Positive") if status == "ok" else math.nan
+    return Case(record.file, parameters, status, median, message)
 
 
 def _written(value: object) -> str:
@@ -69,25 +70,27 @@ def _written(value: object) -> str:
 
 def section(cases: Sequence[Case]) -> Section:
     statuses = Counter(case.status for case in cases)
-    summary = joined(f"{number} {status}" for status, number in statuses.items())
-    failed = [case for case in cases if not case.is_ok]
-    blocks: list[Block] = []
-    sweeps = list(dict.fromkeys(case.sweep for case in cases))
-    for number, sweep in enumerate(sweeps, start=1):
-        blocks += _sweep(number, sweep, [case for case in cases if case.sweep == sweep])
-    mark = Mark.FAIL if failed else Mark.NONE
-    summary = f"{count(len(cases), 'case')}: {summary}"
-    return Section("sweep", "Sweeps", len(cases), mark, summary, blocks)
+    counts = joined(f"{number} {status}" for status, number in statuses.items())
+    sweeps: dict[str, list[Case]] = {}
+    for case in cases:
+        sweeps.setdefault(case.sweep, []).append(case)
+    found: list[Block] = []
+    for number, (name, members) in enumerate(sweeps.items(), start=1):
+        found += _sweep(number, name, members)
+    mark = Mark.NONE if all(case.is_ok for case in cases) else Mark.FAIL
+    summary = f"{blocks.count(len(cases), 'case')}: {counts}"
+    return Section("sweep", "Sweeps", len(cases), mark, summary, found)
 
 
 def _sweep(number: int, name: str, cases: Sequence[Case]) -> list[Block]:
     """Of one file. `number` makes the names of its pictures unique."""
     works = _works(cases)
     pictures = [*_curves(works, f"sweep-{number}"), *_heat_maps(works, f"sweep-{number}-map")]
-    blocks: list[Block] = [_best_table(works, name), *pictures[:_MOST_PICTURES]]
+    best = blocks.table(works, _BEST, f"The best of {name}")
+    found: list[Block] = [best, *pictures[:_MOST_PICTURES]]
     if len(pictures) > _MOST_PICTURES:
-        blocks.append(f"{len(pictures) - _MOST_PICTURES} more pictures are left out.")
-    return [*blocks, _all_cases(cases)]
+        found.append(f"{len(pictures) - _MOST_PICTURES} more pictures are left out.")
+    return [*found, _all_cases(cases)]
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,40 @@ class Work:
     cases: list[Case]
 
     @property
-    def best(self) -> Case | None:
-        measured = [case for case in self.cases if case.is_ok]
-        return min(measured, key=lambda case: case.median, default=None)
+    def compares_sizes(self) -> bool:
+        """Sizes are no choice: of them none is the best."""
+        return any(axis in _SIZES for axis in self.axes)
 
     @property
-    def compares_sizes(self) -> bool:
-        return any(axis in _SIZES for axis in self.axes)
+    def measured(self) -> list[Case]:
+        return [case for case in self.cases if case.is_ok]
+
+    @property
+    def best(self) -> Case | None:
+        return min(self.measured, key=lambda case: case.median, default=None)
+
+    @property
+    def best_axes(self) -> str:
+        given = self.best.parameters if self.best and not self.compares_sizes else None
+        return joined(f"{a} {_shown(a, given.get(a, ''))}" for a in self.axes) if given else ""
+
+    @property
+    def spread(self) -> str:
+        if self.compares_sizes or len(self.measured) < 2:
+            return ""
+        medians = [case.median for case in self.measured]
+        return f"{digits(max(medians) / min(medians))} x"
+
+
+_BEST: Columns[Work] = {
+    "work": lambda work: plain(work.label),
+    "best case": lambda work: plain(work.best_axes),
+    "least time": lambda work: figure(
+        seconds(work.best.median / 1000) if work.best else "none was measured"
+    ),
+    "the slowest takes": lambda work: figure(work.spread),
+    "cases": lambda work: figure(str(len(work.cases))),
+}
 
 
 def _varied(cases: Sequence[Case], names: Iterable[str]) -> list[str]:
@@ -154,30 +184,6 @@ def _places(work: Work, axis: str) -> tuple[str, ...]:
             return True, 0.0, value
 
     return tuple(sorted(values, key=order))
-
-
-def _described(case: Case, axes: tuple[str, ...]) -> str:
-    return joined(f"{axis} {_shown(axis, case.parameters.get(axis, ''))}" for axis in axes)
-
-
-def _best_table(works: list[Work], name: str) -> Table:
-    """Sizes are no choice: of them none is the best."""
-    rows = []
-    for work in works:
-        measured = [case.median for case in work.cases if case.is_ok]
-        best = "" if work.compares_sizes or not work.best else _described(work.best, work.axes)
-        spread = f"{digits(max(measured) / min(measured))} x" if len(measured) > 1 else ""
-        rows.append(
-            (
-                plain(work.label),
-                plain(best),
-                figure(seconds(min(measured) / 1000) if measured else "none was measured"),
-                figure("" if work.compares_sizes else spread),
-                figure(str(len(work.cases))),
-            )
-        )
-    heads = ("work", "best case", "least time", "the slowest takes", "cases")
-    return Table(heads, tuple(rows), f"The best of {name}")
 
 
 def _curves(works: list[Work], start: str) -> list[Picture]:
@@ -258,6 +264,6 @@ def _all_cases(cases: Sequence[Case]) -> Fold:
     rows = []
     for case in cases:
         values = [plain(_shown(name, case.parameters.get(name, ""))) for name in varied]
-        time = seconds(case.median / 1000) if case.is_ok else ""
-        rows.append((*values, figure(time), outcome(case.is_ok, case.status), plain(case.message)))
+        time = figure(seconds(case.median / 1000) if case.is_ok else "")
+        rows.append((*values, time, blocks.outcome(case.is_ok, case.status), plain(case.message)))
     return Fold("All cases", Mark.NONE, (Table((*varied, "time", "status", ""), tuple(rows)),))

@@ -6,82 +6,98 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tileloss.check.report import fields
+from tileloss.check.report import blocks, fields
 from tileloss.check.report.bars import Bar, Group, Panel, Row, bar_chart
 from tileloss.check.report.blocks import (
     Block,
+    Columns,
     Fold,
     Mark,
     Picture,
     Section,
     Table,
     bytes_of,
-    count,
-    digits,
     figure,
-    joined,
+    known,
     plain,
     seconds,
 )
+from tileloss.check.report.fields import Line, Positive
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A pass. Milliseconds, bytes; `planned`: NaN where no plan says."""
+    """A pass. Milliseconds, bytes; `workspace_bytes`: as planned, NaN where no plan says."""
 
     case: str
     name: str
-    implementation: str
-    median: float
-    least: float
-    roof: float
     rate: str
-    scratch: float
-    planned: float
-    buffers: tuple[tuple[str, float], ...]
     runs_as: str
+    buffers: dict[str, float]
     is_steady: bool
+    impl: str
+    median_ms: Positive
+    min_ms: Positive
+    roof_ms: Positive
+    mem_scratch: float = math.nan
+    workspace_bytes: float = math.nan
 
     @property
     def label(self) -> str:
         words = self.name.replace("_", " ")
-        return words if self.implementation == "kernel" else f"{words}, {self.implementation}"
+        return words if self.impl == "kernel" else f"{words}, {self.impl}"
+
+    @property
+    def ratio(self) -> float:
+        return self.median_ms / self.roof_ms
 
 
-def read(line: fields.Line) -> Timing:
+def read(line: Line) -> Timing:
     """Raises ValueError where a field is missing or of another type."""
     hidden = line.get("hidden")
-    case = f"{fields.text(line, 'loss')} {fields.text(line, 'preset', '')}".strip()
-    case += f" [{fields.number(line, 'tokens'):.0f}, {fields.number(line, 'vocab'):.0f}]"
-    case += f" hidden {hidden}" if hidden else ""
-    case += f" {fields.text(line, 'dtype')}" + (" in place" if line.get("in_place") else "")
-    options = fields.table(line, "options")
+    case = f"{fields.value(line, 'loss', 'str')} {fields.value(line, 'preset', 'str', '')}".strip()
+    tokens, vocab = (fields.value(line, name, "float") for name in ("tokens", "vocab"))
+    case += f" [{tokens:.0f}, {vocab:.0f}]" + (f" hidden {hidden}" if hidden else "")
+    in_place = " in place" if line.get("in_place") else ""
+    case += f" {fields.value(line, 'dtype', 'str')}{in_place}"
+    options = fields.value(line, "options", "Line")
     case += "".join(f" {name}={value}" for name, value in options.items())
-    tflops, gb = (fields.number(line, name, math.nan) for name in ("tflops", "gb_per_s"))
-    buffers = fields.table(line, "buffers")
-    threads = f"{line['threads']} threads" if "threads" in line else ""
-    return Timing(
-        case,
-        fields.text(line, "pass"),
-        fields.text(line, "impl"),
-        fields.positive(line, "median_ms"),
-        fields.positive(line, "min_ms"),
-        fields.positive(line, "roof_ms"),
-        f"{tflops:.3g} TFLOP/s" if math.isfinite(tflops) else f"{gb:.3g} GB/s",
-        fields.number(line, "mem_scratch", math.nan),
-        fields.number(line, "workspace_bytes", math.nan),
-        tuple((name, fields.amount(buffers, name)) for name in buffers),
-        joined((fields.text(line, "isa", ""), fields.text(line, "schedule", ""), threads)),
-        line.get("roofs_steady") is not False,
+    tflops, gb = (fields.value(line, name, "float", math.nan) for name in ("tflops", "gb_per_s"))
+    buffers = fields.value(line, "buffers", "Line")
+    runs_as = [fields.value(line, name, "str", "") for name in ("isa", "schedule")]
+    return fields.read(
+        Timing,
+        line,
+        case=case,
+        name=fields.value(line, "pass", "str"),
+        rate=f"{tflops:.3g} TFLOP/s" if math.isfinite(tflops) else f"{gb:.3g} GB/s",
+        buffers={name: fields.value(buffers, name, "Amount") for name in buffers},
+        runs_as=blocks.joined([*runs_as, fields.threads(line)]),
+        is_steady=line.get("roofs_steady") is not False,
     )
+
+
+_COLUMNS: Columns[Timing] = {
+    "case": lambda t: plain(t.case),
+    "pass": lambda t: plain(t.label),
+    "median": lambda t: figure(seconds(t.median_ms / 1000)),
+    "min": lambda t: figure(seconds(t.min_ms / 1000)),
+    "roof": lambda t: figure(seconds(t.roof_ms / 1000)),
+    "ratio": lambda t: figure(blocks.digits(t.ratio)),
+    "rate": lambda t: figure(t.rate),
+    "memory": lambda t: known(t.mem_scratch, bytes_of),
+    "planned": lambda t: known(t.workspace_bytes, bytes_of),
+    "runs as": lambda t: plain(t.runs_as),
+    "roofs steady": lambda t: plain("yes" if t.is_steady else "no"),
+}
 
 
 def section(timings: Sequence[Timing]) -> Section:
     cases = list(dict.fromkeys(timing.case for timing in timings))
     groups = [_group(case, [t for t in timings if t.case == case]) for case in cases]
-    nearest = min(timings, key=lambda timing: timing.median / timing.roof)
+    nearest = min(timings, key=lambda timing: timing.ratio)
     summary = (
-        f"{count(len(timings), 'time')}; the nearest to its roof, {nearest.median / nearest.roof:.2f} x: "
+        f"{blocks.count(len(timings), 'time')}; the nearest to its roof, {nearest.ratio:.2f} x: "
         f"{nearest.case}, {nearest.label}"
     )
     caption = (
@@ -89,68 +105,31 @@ def section(timings: Sequence[Timing]) -> Section:
         "call was measured to take above its inputs and outputs, the short line what its plan asked for."
     )
     details = tuple(f"{t.case}, {t.label}: {_time(t)}" for t in timings)
-    blocks: list[Block] = [
-        Picture("bench", caption, "; ".join(details), bar_chart(groups)),
-        _table(timings),
-    ]
+    found: list[Block] = []
     if not all(timing.is_steady for timing in timings):
-        blocks.insert(
-            0,
-            "The roofs at the start and at the end of a run differed by more than 15 %: the machine was not quiet.",
+        found.append(
+            "The roofs at the start and at the end of a run differed by more than 15 %: the machine was not quiet."
         )
-    blocks += _buffers(timings)
+    found.append(Picture("bench", caption, "; ".join(details), bar_chart(groups)))
+    found += [blocks.table(timings, _COLUMNS), *_buffers(timings)]
     title = "Times against the machine's roofs"
-    return Section("bench", title, len(timings), Mark.NONE, summary, blocks, details)
+    return Section("bench", title, len(timings), Mark.NONE, summary, found, details)
 
 
 def _time(timing: Timing) -> str:
-    return f"{seconds(timing.median / 1000)}, {timing.median / timing.roof:.2f} x roof"
-
-
-def _memory(value: float) -> str:
-    return bytes_of(value) if math.isfinite(value) else ""
+    return f"{seconds(timing.median_ms / 1000)}, {timing.ratio:.2f} x roof"
 
 
 def _group(case: str, timings: list[Timing]) -> Group:
-    panels = Panel("time"), Panel("memory")
     rows = []
     for timing in timings:
-        scratch = timing.scratch if math.isfinite(timing.scratch) else 0.0
-        planned = timing.planned if math.isfinite(timing.planned) else None
-        time = Bar(timing.median, _time(timing), timing.roof)
-        rows.append(Row(timing.label, (time, Bar(scratch, _memory(timing.scratch), planned))))
-    return Group(case, panels, tuple(rows))
-
-
-def _table(timings: Sequence[Timing]) -> Table:
-    heads = (
-        "case",
-        "pass",
-        "median",
-        "min",
-        "roof",
-        "ratio",
-        "rate",
-        "memory",
-        "planned",
-        "runs as",
-        "roofs steady",
-    )
-    rows = [
-        (
-            plain(t.case),
-            plain(t.label),
-            *(figure(seconds(ms / 1000)) for ms in (t.median, t.least, t.roof)),
-            figure(digits(t.median / t.roof)),
-            figure(t.rate),
-            figure(_memory(t.scratch)),
-            figure(_memory(t.planned)),
-            plain(t.runs_as),
-            plain("yes" if t.is_steady else "no"),
+        scratch = timing.mem_scratch if math.isfinite(timing.mem_scratch) else 0.0
+        planned = timing.workspace_bytes if math.isfinite(timing.workspace_bytes) else None
+        memory = Bar(scratch, known(timing.mem_scratch, bytes_of).text, planned)
+        rows.append(
+            Row(timing.label, (Bar(timing.median_ms, _time(timing), timing.roof_ms), memory))
         )
-        for t in timings
-    ]
-    return Table(heads, tuple(rows))
+    return Group(case, (Panel("time"), Panel("memory")), tuple(rows))
 
 
 def _buffers(timings: Sequence[Timing]) -> list[Fold]:
@@ -158,9 +137,7 @@ def _buffers(timings: Sequence[Timing]) -> list[Fold]:
     rows = [
         (plain(t.case), plain(t.label), plain(name), figure(bytes_of(size)))
         for t in timings
-        for name, size in sorted(t.buffers, key=lambda each: -each[1])
+        for name, size in sorted(t.buffers.items(), key=lambda each: -each[1])
     ]
-    if not rows:
-        return []
     table = Table(("case", "pass", "buffer", "bytes"), tuple(rows))
-    return [Fold("What the memory is for", Mark.NONE, (table,))]
+    return [Fold("What the memory is for", Mark.NONE, (table,))] if rows else []
