@@ -1,16 +1,19 @@
-"""Who takes part: one registration each. To add one, write a function of the inputs that returns its step."""
+"""Who takes part: one registration each. To add one, write a function of the inputs that returns its loss, or its step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from comparison.inputs import EPSILON, Inputs, LossOfLogp, cross_entropy_of_logp, grpo_of_logp
 
-# A forward and a backward: the loss, and the gradients of the group's inputs in order.
+# A loss of the group's operands: the logits, or hidden states and head.
+Loss = Callable[..., torch.Tensor]
+# A forward and a backward: the loss, and the gradients of the operands in order.
 Output = tuple[torch.Tensor, tuple[torch.Tensor, ...]]
 Step = Callable[[], Output]
 Setup = Callable[[Inputs], Step]
@@ -79,24 +82,24 @@ GROUPS = {
 OURS = 0.01  # what a bfloat16 gradient is off by, three times
 
 
-def contestant(
-    group: str,
-    name: str,
-    *,
-    in_place: bool = False,
-    tolerance: float = 0.05,
-    max_rounds: int | None = None,
-    quarter_of: str | None = None,
-    loss_tolerance: float | None = None,
-) -> Callable[[Setup], Setup]:
-    """Registers a setup function."""
+def contestant(group: str, name: str, **more: Any) -> Callable[[Setup], Setup]:
+    """Registers a function of the inputs that returns a step. ``more``: of Contestant."""
 
     def register(setup: Setup) -> Setup:
-        entry = Contestant(
-            name, group, setup, in_place, tolerance, max_rounds, quarter_of, loss_tolerance
-        )
-        GROUPS[group].contestants.append(entry)
+        GROUPS[group].contestants.append(Contestant(name, group, setup, **more))
         return setup
+
+    return register
+
+
+def torch_loss(
+    group: str, name: str, **more: Any
+) -> Callable[[Callable[[Inputs], Loss]], Callable[[Inputs], Loss]]:
+    """Registers a function of the inputs that returns a loss of the operands."""
+
+    def register(loss_of: Callable[[Inputs], Loss]) -> Callable[[Inputs], Loss]:
+        contestant(group, name, **more)(lambda inputs: step_of(inputs, loss_of(inputs)))
+        return loss_of
 
     return register
 
@@ -107,112 +110,82 @@ def by_key(key: str) -> Contestant:
     return next(entry for entry in GROUPS[group].contestants if entry.name == name)
 
 
-def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def compiled(function: Loss) -> Loss:
     """torch.compile for these very shapes, which is when it is fastest."""
     return torch.compile(function, dynamic=False)
 
 
-def logits_step(inputs: Inputs, loss: Callable[[torch.Tensor], torch.Tensor]) -> Step:
-    """Of a loss of the logits. autograd.grad, not backward: no .grad, so that nothing is copied or added."""
-    logits = inputs.logits
-    assert logits is not None
+def step_of(inputs: Inputs, loss: Loss) -> Step:
+    """autograd.grad, not backward: no .grad, so that nothing is copied or added."""
+    operands = inputs.operands
 
     def step() -> Output:
-        value = loss(logits)
-        return value, torch.autograd.grad(value, (logits,))
+        value = loss(*operands)
+        return value, torch.autograd.grad(value, operands)
 
     return step
 
 
-def linear_step(inputs: Inputs, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Step:
-    """Of a loss of hidden and head: both gradients."""
-    hidden, head = inputs.hidden, inputs.head
-    assert hidden is not None and head is not None
+def register_torch(
+    group: str,
+    loss_of: Callable[[Inputs, torch.dtype], Loss],
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32),
+) -> None:
+    """torch eager and torch.compile, in the logits' type and in float32."""
+    for name in ("torch eager", "torch.compile"):
+        for dtype in dtypes:
 
-    def step() -> Output:
-        value = loss(hidden, head)
-        return value, torch.autograd.grad(value, (hidden, head))
+            def loss(inputs: Inputs, name: str = name, dtype: torch.dtype = dtype) -> Loss:
+                eager = loss_of(inputs, dtype)
+                return eager if name == "torch eager" else compiled(eager)
 
-    return step
+            suffix = ", float32 logits" if dtype == torch.float32 else ""
+            torch_loss(group, name + suffix)(loss)
 
 
 # ----------------------------------------------------------------------------------------------------- cross-entropy
 
 
-def our_cross_entropy(inputs: Inputs, **options: bool) -> Step:
-    from tileloss.torch import cross_entropy
+def register_ours(name: str, **options: bool) -> None:
+    in_place = "inplace_backward" in options
 
-    return logits_step(inputs, lambda logits: cross_entropy(logits, inputs.labels, **options))
+    @torch_loss("cross_entropy", f"TileLoss, {name}", in_place=in_place, tolerance=OURS)
+    def _(inputs: Inputs) -> Loss:
+        from tileloss.torch import cross_entropy
 
-
-@contestant("cross_entropy", "TileLoss, in place", in_place=True, tolerance=OURS)
-def _(inputs: Inputs) -> Step:
-    return our_cross_entropy(inputs, inplace_backward=True)
-
-
-@contestant("cross_entropy", "TileLoss, gradient in the forward", in_place=True, tolerance=OURS)
-def _(inputs: Inputs) -> Step:
-    return our_cross_entropy(inputs, grad_in_forward=True, inplace_backward=True)
+        return lambda logits: cross_entropy(logits, inputs.labels, **options)
 
 
-@contestant("cross_entropy", "TileLoss, fresh gradient", tolerance=OURS)
-def _(inputs: Inputs) -> Step:
-    return our_cross_entropy(inputs)
-
-
-def torch_cross_entropy(inputs: Inputs) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda logits: F.cross_entropy(logits, inputs.labels)
-
-
-def torch_cross_entropy_float32(inputs: Inputs) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda logits: F.cross_entropy(logits.float(), inputs.labels)
-
-
-@contestant("cross_entropy", "torch eager")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, torch_cross_entropy(inputs))
-
-
-@contestant("cross_entropy", "torch eager, float32 logits")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, torch_cross_entropy_float32(inputs))
-
-
-@contestant("cross_entropy", "torch.compile")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, compiled(torch_cross_entropy(inputs)))
-
-
-@contestant("cross_entropy", "torch.compile, float32 logits")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, compiled(torch_cross_entropy_float32(inputs)))
+register_ours("in place", inplace_backward=True)
+register_ours("gradient in the forward", grad_in_forward=True, inplace_backward=True)
+register_ours("fresh gradient")
+register_torch(
+    "cross_entropy",
+    lambda inputs, dtype: lambda logits: F.cross_entropy(logits.to(dtype), inputs.labels),
+)
 
 
 # -------------------------------------------------------------------------------------------------------------- GRPO
 
 
-@contestant("grpo", "TileLoss, in place", in_place=True, tolerance=OURS)
-def _(inputs: Inputs) -> Step:
+@torch_loss("grpo", "TileLoss, in place", in_place=True, tolerance=OURS)
+def _(inputs: Inputs) -> Loss:
     from tileloss.torch import policy_loss
 
     labels, old_logp = inputs.sequence(inputs.labels), inputs.sequence(inputs.old_logp)
-
-    def loss(logits: torch.Tensor) -> torch.Tensor:
-        return policy_loss(
-            inputs.sequence(logits),
-            labels,
-            inputs.advantages,
-            old_logp=old_logp,
-            preset="grpo",
-            epsilon_low=EPSILON,
-            epsilon_high=EPSILON,
-            inplace_backward=True,
-        )
-
-    return logits_step(inputs, loss)
+    return lambda logits: policy_loss(
+        inputs.sequence(logits),
+        labels,
+        inputs.advantages,
+        old_logp=old_logp,
+        preset="grpo",
+        epsilon_low=EPSILON,
+        epsilon_high=EPSILON,
+        inplace_backward=True,
+    )
 
 
-def torch_grpo(inputs: Inputs, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+def torch_grpo(inputs: Inputs, dtype: torch.dtype) -> Loss:
     """log_softmax in `dtype`, the label's entry, ratio, clip. (TRL's selective_log_softmax does as much, one
     sequence after the other.)"""
 
@@ -223,94 +196,55 @@ def torch_grpo(inputs: Inputs, dtype: torch.dtype) -> Callable[[torch.Tensor], t
     return loss
 
 
-@contestant("grpo", "torch eager")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, torch_grpo(inputs, torch.bfloat16))
-
-
-@contestant("grpo", "torch eager, float32 logits")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, torch_grpo(inputs, torch.float32))
-
-
-@contestant("grpo", "torch.compile")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, compiled(torch_grpo(inputs, torch.bfloat16)))
-
-
-@contestant("grpo", "torch.compile, float32 logits")
-def _(inputs: Inputs) -> Step:
-    return logits_step(inputs, compiled(torch_grpo(inputs, torch.float32)))
+register_torch("grpo", torch_grpo)
 
 
 # ------------------------------------------------------------------------------------- cross-entropy with the LM head
 
 
-def our_linear_cross_entropy(inputs: Inputs, workspace_bytes: int | None) -> Step:
+def our_linear_cross_entropy(inputs: Inputs) -> Loss:
     from tileloss.torch import linear_cross_entropy
 
-    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        return linear_cross_entropy(hidden, head, inputs.labels, workspace_bytes=workspace_bytes)
-
-    return linear_step(inputs, loss)
-
-
-@contestant("linear_cross_entropy", "TileLoss", tolerance=OURS)
-def _(inputs: Inputs) -> Step:
-    return our_linear_cross_entropy(inputs, None)
+    budget = inputs.workspace_bytes
+    return lambda hidden, head: linear_cross_entropy(
+        hidden, head, inputs.labels, workspace_bytes=budget
+    )
 
 
-@contestant(
+torch_loss("linear_cross_entropy", "TileLoss", tolerance=OURS)(our_linear_cross_entropy)
+torch_loss(
     "linear_cross_entropy",
     "TileLoss, a quarter of torch.compile's memory",
     tolerance=OURS,
     quarter_of="linear_cross_entropy/torch.compile",
+)(our_linear_cross_entropy)
+register_torch(
+    "linear_cross_entropy",
+    lambda inputs, _: lambda hidden, head: F.cross_entropy(F.linear(hidden, head), inputs.labels),
+    dtypes=(torch.bfloat16,),
 )
-def _(inputs: Inputs) -> Step:
-    return our_linear_cross_entropy(inputs, inputs.workspace_bytes)
-
-
-def torch_linear_cross_entropy(
-    inputs: Inputs,
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return lambda hidden, head: F.cross_entropy(F.linear(hidden, head), inputs.labels)
-
-
-@contestant("linear_cross_entropy", "torch eager")
-def _(inputs: Inputs) -> Step:
-    return linear_step(inputs, torch_linear_cross_entropy(inputs))
-
-
-@contestant("linear_cross_entropy", "torch.compile")
-def _(inputs: Inputs) -> Step:
-    return linear_step(inputs, compiled(torch_linear_cross_entropy(inputs)))
 
 
 # The same work as torch eager: two rounds show that.
-@contestant("linear_cross_entropy", "torch linear_cross_entropy", max_rounds=2)
-def _(inputs: Inputs) -> Step:
-    return linear_step(
-        inputs, lambda hidden, head: F.linear_cross_entropy(hidden, head, inputs.labels)
-    )
+@torch_loss("linear_cross_entropy", "torch linear_cross_entropy", max_rounds=2)
+def _(inputs: Inputs) -> Loss:
+    return lambda hidden, head: F.linear_cross_entropy(hidden, head, inputs.labels)
 
 
 # Its loss is a sum of 64 chunks at the LM head of Qwen2.5-1.5B, made in bfloat16: 5 % off.
-@contestant(
+@torch_loss(
     "linear_cross_entropy",
     "torch linear_cross_entropy, chunked",
     max_rounds=1,
     loss_tolerance=0.25,
 )
-def _(inputs: Inputs) -> Step:
+def _(inputs: Inputs) -> Loss:
     options = torch.nn.LinearCrossEntropyOptions()
-    return linear_step(
-        inputs,
-        lambda hidden, head: F.linear_cross_entropy(hidden, head, inputs.labels, options=options),
-    )
+    return lambda hidden, head: F.linear_cross_entropy(hidden, head, inputs.labels, options=options)
 
 
-@contestant("linear_cross_entropy", "TRL chunked", max_rounds=3)
-def _(inputs: Inputs) -> Step:
+@torch_loss("linear_cross_entropy", "TRL chunked", max_rounds=3)
+def _(inputs: Inputs) -> Loss:
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, _ChunkedLogProbFunction
 
     # As add_fused_lm_head calls it for SFT: log-probabilities alone, no bias, no softcap.
@@ -322,4 +256,4 @@ def _(inputs: Inputs) -> Step:
         )[0]
         return -logp.mean()
 
-    return linear_step(inputs, loss)
+    return loss

@@ -7,20 +7,12 @@ and the teacher's q; 0 stands for KL(q || p). The loss is the mean over the rows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from comparison import contestants
-from comparison.contestants import (
-    GROUPS,
-    OURS,
-    Step,
-    contestant,
-    linear_step,
-    logits_step,
-)
+from comparison.contestants import GROUPS, OURS, Loss, torch_loss
 from comparison.inputs import SAMPLES, SEED, Inputs, Truth, logits_of, row_chunks
 
 
@@ -93,27 +85,21 @@ def teachers_logits(inputs: Inputs) -> torch.Tensor:
     return inputs.teacher.pristine
 
 
-def our_distillation(inputs: Inputs, beta: float, inplace_backward: bool) -> Step:
+def our_distillation(inputs: Inputs, beta: float, inplace_backward: bool) -> Loss:
     from tileloss.torch import distillation
 
     teacher, divergence = teachers_logits(inputs), "jsd" if beta else "forward_kl"
-
-    def loss(logits: torch.Tensor) -> torch.Tensor:
-        found = distillation(
-            logits,
-            teacher,
-            divergence=divergence,
-            beta=beta or 0.5,
-            inplace_backward=inplace_backward,
-            grad_in_forward=True,
-        )
-        assert isinstance(found, torch.Tensor)
-        return found
-
-    return logits_step(inputs, loss)
+    return lambda logits: distillation(
+        logits,
+        teacher,
+        divergence=divergence,
+        beta=beta or 0.5,
+        inplace_backward=inplace_backward,
+        grad_in_forward=True,
+    )
 
 
-def trl_divergence(inputs: Inputs, beta: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def trl_divergence(inputs: Inputs, beta: float) -> Loss:
     """The formula of TRL's `GKDTrainer.generalized_jsd_loss`, in the logits' type as there."""
     teacher, rows = teachers_logits(inputs), inputs.shape.tokens
 
@@ -134,22 +120,22 @@ def trl_divergence(inputs: Inputs, beta: float) -> Callable[[torch.Tensor], torc
 def register(group: str, beta: float) -> None:
     """The same contestants for each divergence."""
 
-    @contestant(group, "TileLoss, in place", in_place=True, tolerance=OURS)
-    def _(inputs: Inputs) -> Step:
+    @torch_loss(group, "TileLoss, in place", in_place=True, tolerance=OURS)
+    def _(inputs: Inputs) -> Loss:
         return our_distillation(inputs, beta, inplace_backward=True)
 
-    @contestant(group, "TileLoss, fresh gradient", tolerance=OURS)
-    def _(inputs: Inputs) -> Step:
+    @torch_loss(group, "TileLoss, fresh gradient", tolerance=OURS)
+    def _(inputs: Inputs) -> Loss:
         return our_distillation(inputs, beta, inplace_backward=False)
 
     # Log-probabilities in bfloat16: gradients of the JSD are 5 to 6 % off. Eager takes 0.8 s for each 64 rows there.
-    @contestant(group, "torch eager", tolerance=0.15, max_rounds=2)
-    def _(inputs: Inputs) -> Step:
-        return logits_step(inputs, trl_divergence(inputs, beta))
+    @torch_loss(group, "torch eager", tolerance=0.15, max_rounds=2)
+    def _(inputs: Inputs) -> Loss:
+        return trl_divergence(inputs, beta)
 
-    @contestant(group, "torch.compile", tolerance=0.15)
-    def _(inputs: Inputs) -> Step:
-        return logits_step(inputs, contestants.compiled(trl_divergence(inputs, beta)))
+    @torch_loss(group, "torch.compile", tolerance=0.15)
+    def _(inputs: Inputs) -> Loss:
+        return contestants.compiled(trl_divergence(inputs, beta))
 
 
 for entry in list(GROUPS.values()):
@@ -167,22 +153,16 @@ def teachers_head(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     return teacher.hidden, teacher.head
 
 
-@contestant("linear_distillation", "TileLoss", tolerance=OURS)
-def _(inputs: Inputs) -> Step:
+@torch_loss("linear_distillation", "TileLoss", tolerance=OURS)
+def _(inputs: Inputs) -> Loss:
     from tileloss.torch import linear_distillation
 
     teacher = teachers_head(inputs)
-
-    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        found = linear_distillation(hidden, head, *teacher)
-        assert isinstance(found, torch.Tensor)
-        return found
-
-    return linear_step(inputs, loss)
+    return lambda hidden, head: linear_distillation(hidden, head, *teacher)
 
 
-@contestant("linear_distillation", "TRL chunked", max_rounds=2)
-def _(inputs: Inputs) -> Step:
+@torch_loss("linear_distillation", "TRL chunked", max_rounds=2)
+def _(inputs: Inputs) -> Loss:
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
     teacher_hidden, teacher_head = teachers_head(inputs)
@@ -193,4 +173,4 @@ def _(inputs: Inputs) -> Step:
         )
         return divergence.mean()
 
-    return linear_step(inputs, loss)
+    return loss

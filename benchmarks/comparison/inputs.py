@@ -78,6 +78,11 @@ class Inputs:
     own_logits: OwnLogits | None = None  # of the contestants that donate them
     model: PreTrainedModel | None = None
 
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """The logits, or hidden states and head."""
+        return tuple(x for x in (self.logits, self.hidden, self.head) if x is not None)
+
     def restore(self) -> None:
         """Undoes what an in-place backward wrote."""
         if self.own_logits is not None and self.own_logits.is_given_away:
@@ -87,8 +92,7 @@ class Inputs:
 
     def places(self) -> set[int]:
         """Where the operands lie: a gradient there needs no memory of its own."""
-        tensors = (self.logits, self.hidden, self.head)
-        places = {tensor.data_ptr() for tensor in tensors if tensor is not None}
+        places = {tensor.data_ptr() for tensor in self.operands}
         return places | ({self.own_logits.place} if self.own_logits is not None else set())
 
     def sequence(self, per_token: torch.Tensor) -> torch.Tensor:
@@ -137,9 +141,8 @@ def make_inputs(shape: Shape, *, linear: bool, policy: bool, distils: bool = Fal
         inputs.teacher = teacher
     if inputs.pristine is not None:
         inputs.logits = inputs.pristine.clone()
-    for tensor in (inputs.logits, inputs.hidden, inputs.head):
-        if tensor is not None:
-            tensor.requires_grad_()
+    for tensor in inputs.operands:
+        tensor.requires_grad_()
     if policy:
         inputs.old_logp += true_logp(inputs)[0].float()
     return inputs

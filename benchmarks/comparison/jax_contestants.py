@@ -27,44 +27,24 @@ def outputs_of(found: tuple[Any, tuple[Any, ...]]) -> Output:
     return torch.from_dlpack(loss), tuple(torch.from_dlpack(gradient) for gradient in gradients)
 
 
-def logits_step(inputs: Inputs, loss: Callable[..., Any], is_donated: bool) -> Step:
-    """Of loss(logits, labels)."""
+def step_of(inputs: Inputs, loss: Callable[..., Any], is_donated: bool = False) -> Step:
+    """Of loss(logits, labels), or loss(hidden, head, labels) with the head [V, H]; the gradients of all but the labels."""
     import jax
     import jax.numpy as jnp
 
-    assert inputs.logits is not None and inputs.pristine is not None
+    operands = tuple(map(of_torch, inputs.operands))
     labels = jnp.asarray(inputs.labels.numpy())
-    if not is_donated:
-        logits = of_torch(inputs.logits)
-        run = jax.jit(jax.value_and_grad(loss)).lower(logits, labels).compile()
+    if is_donated:
+        assert inputs.pristine is not None
+        inputs.own_logits = inputs.own_logits or OwnLogits(inputs.pristine)
 
-        def step() -> Output:
-            value, gradient = run(logits, labels)
-            return outputs_of((value, (gradient,)))
+    def given() -> tuple[Any, ...]:
+        return (inputs.own_logits.array,) if is_donated else operands
 
-        return step
-    own = inputs.own_logits = inputs.own_logits or OwnLogits(inputs.pristine)
-    jitted = jax.jit(jax.value_and_grad(loss), donate_argnums=0)
-    donating = jitted.lower(own.array, labels).compile()
-
-    def donating_step() -> Output:
-        value, gradient = donating(own.array, labels)
-        return outputs_of((value, (gradient,)))
-
-    return donating_step
-
-
-def linear_step(inputs: Inputs, loss: Callable[..., Any]) -> Step:
-    """Of loss(hidden, head, labels), the head [V, H]: both gradients."""
-    import jax
-    import jax.numpy as jnp
-
-    assert inputs.hidden is not None and inputs.head is not None
-    hidden, head = of_torch(inputs.hidden), of_torch(inputs.head)
-    labels = jnp.asarray(inputs.labels.numpy())
-    jitted = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
-    run = jitted.lower(hidden, head, labels).compile()
-    return lambda: outputs_of(run(hidden, head, labels))
+    gradients = jax.value_and_grad(loss, argnums=tuple(range(len(operands))))
+    jitted = jax.jit(gradients, donate_argnums=0 if is_donated else ())
+    run = jitted.lower(*given(), labels).compile()
+    return lambda: outputs_of(run(*given(), labels))
 
 
 def on_logits(
@@ -74,11 +54,11 @@ def on_logits(
 
     @contestant(group, f"JAX: {name}", **more)
     def _(inputs: Inputs) -> Step:
-        return logits_step(inputs, loss_of(inputs), is_donated=False)
+        return step_of(inputs, loss_of(inputs))
 
     @contestant(group, f"JAX: {name}, donated", in_place=True, **more)
     def _(inputs: Inputs) -> Step:
-        return logits_step(inputs, loss_of(inputs), is_donated=True)
+        return step_of(inputs, loss_of(inputs), is_donated=True)
 
 
 # ----------------------------------------------------------------------------------------------------- cross-entropy
@@ -170,7 +150,7 @@ on_logits("grpo", "plain", plain_grpo)
 def our_linear_cross_entropy(inputs: Inputs, implementation: str) -> Step:
     from tileloss.jax import linear_cross_entropy
 
-    return linear_step(
+    return step_of(
         inputs,
         lambda hidden, head, labels: linear_cross_entropy(
             hidden, head, labels, head_layout="VH", implementation=implementation
@@ -187,7 +167,7 @@ for each in IMPLEMENTATIONS:
 # XLA's products in bfloat16 on a CPU take some 40 s a step at the LM head of Qwen2.5-1.5B.
 @contestant("linear_cross_entropy", "JAX: plain", max_rounds=2)
 def _(inputs: Inputs) -> Step:
-    return linear_step(
+    return step_of(
         inputs, lambda hidden, head, labels: plain_cross_entropy(hidden @ head.T, labels)
     )
 
@@ -198,7 +178,7 @@ def _(inputs: Inputs) -> Step:
     from tokamax import linear_softmax_cross_entropy_loss
 
     flags.FLAGS.mark_as_parsed()  # or tokamax would parse this process's command line
-    return linear_step(
+    return step_of(
         inputs,
         lambda hidden, head, labels: linear_softmax_cross_entropy_loss(
             hidden, labels, head.T, reduction="mean"
