@@ -18,26 +18,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
+from tileloss.check.arguments import count
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="compare", description=(__doc__ or "").split("\n", maxsplit=1)[0]
     )
-    parser.add_argument("--tokens", type=positive, default=2048, metavar="N")
-    parser.add_argument("--vocab", type=positive, default=151936, metavar="V")
-    parser.add_argument("--hidden", type=positive, default=1536, metavar="H")
+    parser.add_argument("--tokens", type=count, default=2048, metavar="N")
+    parser.add_argument("--vocab", type=count, default=151936, metavar="V")
+    parser.add_argument("--hidden", type=count, default=1536, metavar="H")
     parser.add_argument(
-        "--rounds", type=positive, default=5, help="of each contestant; the slowest have fewer"
+        "--rounds", type=count, default=5, help="of each contestant; the slowest have fewer"
     )
     parser.add_argument(
-        "--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all CPUs"
+        "--threads", type=count, default=len(os.sched_getaffinity(0)), help="default: all CPUs"
     )
     parser.add_argument(
         "--only",

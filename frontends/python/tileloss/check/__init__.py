@@ -1,6 +1,7 @@
 """What of the command `tileloss` needs Python.
 
 command.py      the subcommands, errors and exit codes
+arguments.py    arguments that several of them have
 gradcheck.py    a case's inputs from the compiled program or a model, outputs by an implementation, and back to be judged
 sweep.py        the program's sweep, with a tracker
 bench.py        the times of the front end's passes, beside the machine's roofs

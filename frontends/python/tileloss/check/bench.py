@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tileloss
+from tileloss.check import arguments
 from tileloss.check.printable import print_columns
 from tileloss.check.program import without_secrets
 from tileloss.check.results import ResultWriter
@@ -22,9 +23,7 @@ Line = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frontend", required=True, choices=["jax"], help="who computes")
-    parser.add_argument(
-        "--implementation", metavar="NAME", help="of tileloss.jax; default: its own choice"
-    )
+    arguments.implementation(parser)
     parser.add_argument("--loss", default="cross_entropy", help="cross_entropy, logprobs, ...")
     parser.add_argument("--preset", help="of a policy loss: grpo, gspo, ...")
     parser.add_argument("--tokens", default="2048", help="rows")
@@ -35,19 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head-layout", choices=["vh", "hv"], help="the head lies as [V,H] or [H,V]"
     )
     parser.add_argument("--seed", default="0", help="of the inputs")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the loss: label_smoothing=0.1 (repeatable)",
-    )
-    parser.add_argument("--iters", type=_count, default=20, help="timed calls")
-    parser.add_argument("--warmup", type=_count, default=3, help="calls before them")
+    arguments.repeatable(parser, "--set", "KEY=VALUE", "an option of the loss: label_smoothing=0.1")
+    parser.add_argument("--iters", type=arguments.count, default=20, help="timed calls")
+    parser.add_argument("--warmup", type=arguments.count, default=3, help="calls before them")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="append the same lines to this results file"
-    )
+    arguments.output(parser, "append the same lines to this results file")
 
 
 def run(program: Path, options: argparse.Namespace) -> int:
@@ -83,13 +74,6 @@ def _add_roofs(line: Line, roofs: dict[str, Line]) -> None:
         memory = gradient["in_place_ms"] + teachers * gradient["read_ms"]
         line["roof_ms"] = max(memory, (1 + teachers) * gradient["exp_ms"])
     line["ratio_to_roof"] = line["median_ms"] / line["roof_ms"]
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
 
 
 def _measure_roofs(program: Path, options: argparse.Namespace) -> dict[str, Line] | int:

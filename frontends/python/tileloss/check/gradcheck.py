@@ -6,17 +6,17 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tileloss.check import trackers
+from tileloss.check import arguments, trackers
 from tileloss.check.config import Config, translate_old_keys
 from tileloss.check.printable import escaped
 from tileloss.check.program import run_program
 from tileloss.check.progress import Progress
 
 _OWN = "tileloss"  # the program's own kernels
-_ERROR = 3  # what a tracker is told where no exit code came about
 
 
 class _Job(NamedTuple):
@@ -25,12 +25,12 @@ class _Job(NamedTuple):
     program: Path
     case: list[str]  # arguments
     facts: dict[str, Any]
-    tracker: trackers.Tracker
+    log: Callable[[dict[str, Any]], None]  # where result lines go
     is_quiet: bool
 
     def run(self, subcommand: str, *more: str) -> int:
         own = [f"--facts={json.dumps(self.facts)}", *(["--quiet"] if self.is_quiet else [])]
-        return run_program(self.program, [subcommand, *self.case, *own, *more], self.tracker.log)
+        return run_program(self.program, [subcommand, *self.case, *own, *more], self.log)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,17 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="who computes: a name of `tileloss audit --list`, module:function or FILE.py:function (docs/users/audit.md)",
     )
-    parser.add_argument(
-        "--implementation", metavar="NAME", help="of tileloss.jax; default: its own choice"
-    )
-    parser.add_argument("--config", required=True, type=Path, help="YAML file")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key: seq_len=33 (repeatable)",
-    )
+    arguments.implementation(parser)
+    arguments.config(parser, "seq_len=33")
     parser.add_argument(
         "--mutants",
         action="store_true",
@@ -60,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--strict", action="store_true", help="on guard pages as well")
     own.add_argument("--row", metavar="N", help="show one row at every stage")
     own.add_argument("--column", metavar="N", help="with --row: the gradient at this column")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    arguments.quiet(parser)
 
 
 def run(program: Path, options: argparse.Namespace) -> int:
@@ -81,22 +72,21 @@ def run(program: Path, options: argparse.Namespace) -> int:
     )
     if code:
         return code
-    tracker, code = trackers.start(settings), _ERROR
-    try:
+
+    def work(log: Callable[[dict[str, Any]], None]) -> int:
         with (
             tempfile.TemporaryDirectory(prefix="tileloss-") as folder,
             Progress("gradcheck", quiet=options.quiet) as progress,
         ):
-            facts: dict[str, Any] = {}
+            sets, facts = overrides, {}
             if has_model:
                 made = model_case.make(config, Path(folder), progress)
-                overrides, facts = overrides + made.overrides, made.facts
+                sets, facts = overrides + made.overrides, made.facts
             progress.step("judging")
-            job = _Job(program, config.arguments(*overrides), facts, tracker, options.quiet)
-            code = _check(job, name, options, Path(folder))
-    finally:
-        tracker.finish(code)
-    return code
+            job = _Job(program, config.arguments(*sets), facts, log, options.quiet)
+            return _check(job, name, options, Path(folder))
+
+    return trackers.run(settings, work)
 
 
 def _name(options: argparse.Namespace) -> str:

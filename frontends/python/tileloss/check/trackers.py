@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from tileloss.check.config import Config
 
 _NAMES = ("wandb", "trackio", "tensorboard", "none")
 _MODES = ("online", "offline", "disabled")
 _KEY = "WANDB_API_KEY"
+_ERROR = 3  # the exit code where none came about
 
 Line = dict[str, Any]
 
@@ -31,16 +32,6 @@ class Settings(NamedTuple):
     name: str | None
     mode: str
     config: dict[str, Any]  # the whole of it, as text by dotted keys
-
-
-class Tracker(Protocol):
-    """A run that has begun."""
-
-    def log(self, line: Line) -> None:
-        """A line of results."""
-
-    def finish(self, code: int) -> None:
-        """``code``: the exit code that the command ends with."""
 
 
 def read_settings(config: Config) -> Settings:
@@ -60,10 +51,10 @@ def read_settings(config: Config) -> Settings:
         mode=config.choice("wandb_mode", _MODES, "online"),
         config={"config": str(config.file), **config.everything()},
     )
-    if settings.tracker in ("wandb", "trackio"):
-        importlib.import_module(settings.tracker)
-    elif settings.tracker == "tensorboard":
-        importlib.import_module("tensorboardX")
+    if settings.tracker != "none":
+        importlib.import_module(
+            {"tensorboard": "tensorboardX"}.get(settings.tracker, settings.tracker)
+        )
     if settings.tracker == "wandb" and settings.mode == "online" and not os.environ.get(_KEY):
         raise OSError(
             f"wandb_mode: online needs {_KEY} in the environment; or use wandb_mode: offline"
@@ -71,53 +62,41 @@ def read_settings(config: Config) -> Settings:
     return settings
 
 
-def start(settings: Settings) -> Tracker:
-    """A tracker that fails, here or later, is told on stderr, once, and left out from there on."""
-    makers: dict[str, Callable[[Settings], Tracker]] = {
-        "wandb": _Wandb,
-        "trackio": _Trackio,
-        "tensorboard": _TensorBoard,
-        "none": _None,
-    }
-    return _Guarded(settings.tracker, lambda: makers[settings.tracker](settings))
+def run(settings: Settings, work: Callable[[Callable[[Line], None]], int]) -> int:
+    """The exit code of ``work``, which is given where its result lines go."""
+    tracker, code = _Guarded(settings), _ERROR
+    try:
+        code = work(tracker.log)
+        return code
+    finally:
+        tracker.finish(code)
 
 
 class _Guarded:
-    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
-        self._name = name
-        self._tracker: Tracker | None = None
-        self._attempt(make)
+    """A tracker that fails is told on stderr, once, and left out from there on."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._name = settings.tracker
+        make = _TRACKERS.get(settings.tracker)
+        self._tracker: Any = None if make is None else self._attempt(lambda: make(settings))
 
     def log(self, line: Line) -> None:
         if self._tracker is not None:
-            tracker = self._tracker
-            self._attempt(lambda: tracker.log(line))
+            self._attempt(lambda: self._tracker.log(line))
 
     def finish(self, code: int) -> None:
         if self._tracker is not None:
-            tracker = self._tracker
-            self._attempt(lambda: tracker.finish(code))
+            self._attempt(lambda: self._tracker.finish(code))
 
-    def _attempt(self, action: Callable[[], Tracker | None]) -> None:
+    def _attempt(self, action: Callable[[], Any]) -> Any:
         try:
-            self._tracker = action() or self._tracker
+            return action()
         except Exception as error:
             self._tracker = None
             print(
                 f"tileloss: warning: {self._name} failed and is left out: {type(error).__name__}: {error}",
                 file=sys.stderr,
             )
-
-
-class _None:
-    def __init__(self, _: Settings) -> None:
-        pass
-
-    def log(self, line: Line) -> None:
-        pass
-
-    def finish(self, code: int) -> None:
-        pass
 
 
 class _Wandb:
@@ -186,6 +165,10 @@ class _TensorBoard:
 
     def finish(self, code: int) -> None:
         self._writer.close()
+
+
+# A tracker's run begins with it. `log` gets each line, `finish` the exit code that the command ends with.
+_TRACKERS: dict[str, Any] = {"wandb": _Wandb, "trackio": _Trackio, "tensorboard": _TensorBoard}
 
 
 def numbers(line: Line) -> dict[str, float]:

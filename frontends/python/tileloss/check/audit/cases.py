@@ -71,35 +71,26 @@ _POLICY: Settings = {
 }  # fmt: skip
 
 
-def _ce(name: str, shows: str, backwards: int = 1, **settings: Any) -> AuditCase:
-    return AuditCase(
-        f"ce/{name}", shows, {**_LOGITS, "loss": "cross_entropy", **settings}, backwards
-    )
-
-
 def _drawn(distribution: str) -> Settings:
     return {"kind": "synthetic", "distribution": distribution}
 
 
-def _rows(name: str, shows: str, **settings: Any) -> AuditCase:
-    usual = {**_LOGITS, "loss": "logprobs", "outputs": ["logp"], "upstream": "per_row"}
-    return AuditCase(f"logprobs/{name}", shows, {**usual, **settings})
+def _family(prefix: str, usual: Settings) -> Callable[..., AuditCase]:
+    def case(
+        name: str, shows: str, preset: str = "", backwards: int = 1, **settings: Any
+    ) -> AuditCase:
+        settings |= {"preset": preset} if preset else {}
+        return AuditCase(f"{prefix}/{name}", shows, {**usual, **settings}, backwards)
+
+    return case
 
 
-def _policy(name: str, shows: str, preset: str, **settings: Any) -> AuditCase:
-    return AuditCase(f"policy/{name}", shows, {**_LOGITS, **_POLICY, "preset": preset, **settings})
-
-
-def _linear(name: str, shows: str, backwards: int = 1, **settings: Any) -> AuditCase:
-    usual = {**_HIDDEN, "loss": "cross_entropy", **settings}
-    return AuditCase(f"linear/{name}", shows, usual, backwards)
-
-
-def _linear_policy(name: str, shows: str, preset: str, **settings: Any) -> AuditCase:
-    usual = {**_HIDDEN, **_POLICY, "preset": preset, **settings}
-    return AuditCase(f"linear-policy/{name}", shows, usual)
-
-
+_ROWS: Settings = {"loss": "logprobs", "outputs": ["logp"], "upstream": "per_row"}
+_ce = _family("ce", {**_LOGITS, "loss": "cross_entropy"})
+_rows = _family("logprobs", _LOGITS | _ROWS)
+_policy = _family("policy", _LOGITS | _POLICY)
+_linear = _family("linear", {**_HIDDEN, "loss": "cross_entropy"})
+_linear_policy = _family("linear-policy", _HIDDEN | _POLICY)
 _KL: Settings = {"beta": 0.1, "ref_logp_noise_scale": 0.2}
 CASES = (
     _ce("fp32", "1000 classes, a fifth of the rows ignored"),
@@ -116,7 +107,7 @@ CASES = (
     _ce("sum", "reduction sum, upstream gradient not 1", reduction="sum", upstream="random"),
     _ce("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
     _ce("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1, expect_mostly_zero=True),
-    _ce("second-backward", "the gradient of a second backward, upstream not 1", 2, upstream="random"),
+    _ce("second-backward", "the gradient of a second backward, upstream not 1", backwards=2, upstream="random"),
     _ce("smoothing", "label smoothing 0.1", label_smoothing=0.1),
     _ce("class-weights", "a weight a class", class_weights="random"),
     _ce("token-weights", "a weight a row", token_weights="random"),
@@ -151,14 +142,14 @@ CASES = (
     _linear("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
     _linear("only-dhidden", "a frozen head", gradients=["dhidden"]),
     _linear("only-dhead", "frozen hidden states", gradients=["dhead"]),
-    _linear("second-backward", "the gradient of a second backward, upstream not 1", 2, upstream="random"),
+    _linear("second-backward", "the gradient of a second backward, upstream not 1", backwards=2, upstream="random"),
     _linear("bias", "a bias and its gradient", bias="random", gradients=["dhidden", "dhead", "dbias"]),
     _linear("softcap", "logits capped at 5", softcap=5),
     _linear("smoothing", "label smoothing 0.1", label_smoothing=0.1),
     _linear("class-weights", "a weight a class", class_weights="random"),
     _linear("z-loss", "1e-3 lse^2", z_loss=1e-3),
     _linear("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1),
-    _linear("logprobs", "log-probabilities, an upstream gradient a row", loss="logprobs", outputs=["logp"], upstream="per_row"),
+    _linear("logprobs", "log-probabilities, an upstream gradient a row", **_ROWS),
     _linear_policy("grpo", "clipped ratios, some tokens masked", "grpo"),
     _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),
     _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **_KL),

@@ -9,11 +9,12 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tileloss
+from tileloss.check import arguments
 from tileloss.check.audit.cases import CASES, AuditCase
 from tileloss.check.audit.child import Child
 from tileloss.check.audit.table import print_invariance, print_list, print_table
@@ -45,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure in place of judging: which results keep their bits when only the work is divided differently",
     )
     parser.add_argument("--list", action="store_true", help="print cases and implementations, stop")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON a cell")
+    arguments.output(parser, "append a line of JSON a cell")
     parser.add_argument("--json", action="store_true", help="print these lines in place of tables")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    arguments.quiet(parser)
     parser.add_argument(
         "--time-limit",
         type=_seconds,
@@ -70,19 +71,17 @@ def run(program: Path, options: argparse.Namespace) -> int:
         return _invariance(options)
     cases = _chosen(options.case)
     total = len(options.impl) * len(cases)
-    lines = []
     with (
-        ResultWriter(options.output) as writer,
         tempfile.TemporaryDirectory(prefix="tileloss-") as folder,
         Progress("audit", total, quiet=options.quiet) as progress,
     ):
-        prepared = [(case, _prepare(program, case, Path(folder))) for case in cases]
-        for name in options.impl:
-            for line in audit(program, name, prepared, options.time_limit, progress):
-                lines.append(line)
-                writer.write(line)
-                if options.json:
-                    print(json.dumps(line), flush=True)
+
+        def found() -> Iterator[Line]:
+            prepared = [(case, _prepare(program, case, Path(folder))) for case in cases]
+            for name in options.impl:
+                yield from audit(program, name, prepared, options.time_limit, progress)
+
+        lines = _written(found(), options)
     if not options.json:
         print_table(lines)
     return 0 if all(line["status"] in GOOD for line in lines) else 1
@@ -95,22 +94,26 @@ def _invariance(options: argparse.Namespace) -> int:
     from tileloss.check.audit.invariance import LEVELS, measure, measure_model
 
     names = [name for name in options.impl if name != NATIVE]
-    lines = []
-    with (
-        ResultWriter(options.output) as writer,
-        Progress("invariance", LEVELS * len(names) + 1, quiet=options.quiet) as progress,
-    ):
+    with Progress("invariance", LEVELS * len(names) + 1, quiet=options.quiet) as progress:
         found = [measure(name, options.time_limit, progress) for name in names]
-        for line in itertools.chain(*found, measure_model(options.time_limit, progress)):
-            if line["status"] == "refused":
-                continue
+        found.append(measure_model(options.time_limit, progress))
+        every = itertools.chain.from_iterable(found)
+        lines = _written((line for line in every if line["status"] != "refused"), options)
+    if not options.json:
+        print_invariance(lines)
+    return 1 if any(line["status"] in ("crashed", "timeout") for line in lines) else 0
+
+
+def _written(found: Iterable[Line], options: argparse.Namespace) -> list[Line]:
+    """Each line as soon as it is there."""
+    lines = []
+    with ResultWriter(options.output) as writer:  # before the work
+        for line in found:
             lines.append(line)
             writer.write(line)
             if options.json:
                 print(json.dumps(line), flush=True)
-    if not options.json:
-        print_invariance(lines)
-    return 1 if any(line["status"] in ("crashed", "timeout") for line in lines) else 0
+    return lines
 
 
 def audit(

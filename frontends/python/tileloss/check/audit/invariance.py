@@ -62,11 +62,13 @@ def measure(name: str, seconds: float, progress: Progress) -> Iterator[Line]:
 def measure_model(seconds: float, progress: Progress) -> Iterator[Line]:
     """Head against body of a causal LM (invariance_model.py); a line that says so where a package is missing."""
     progress.step("transformers")
+
+    def failed(status: str, message: str) -> Line:
+        return describe("transformers", "", status=status, message=message)
+
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
-        yield describe(
-            "transformers", "", status="not_installed", message=f"{missing[0]} is not installed"
-        )
+        yield failed("not_installed", f"{missing[0]} is not installed")
         return
     command = [sys.executable, "-m", "tileloss.check.audit.invariance_model"]
     try:
@@ -74,13 +76,11 @@ def measure_model(seconds: float, progress: Progress) -> Iterator[Line]:
             command, capture_output=True, text=True, timeout=seconds, env=environment(), check=False
         )
     except subprocess.TimeoutExpired:
-        yield describe("transformers", "", status="timeout", message=f"no answer in {seconds:g} s")
+        yield failed("timeout", f"no answer in {seconds:g} s")
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        yield describe(
-            "transformers", "", status="crashed", message=f"exit code {done.returncode}: {last}"
-        )
+        yield failed("crashed", f"exit code {done.returncode}: {last}")
         return
     yield from map(json.loads, done.stdout.splitlines())
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tileloss.check.case import Case, Refused
-from tileloss.check.implementations.loss_types import OPTIONS, loss_type
+from tileloss.check.implementations.loss_types import OPTIONS, trl_arguments
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
@@ -64,19 +64,10 @@ def _policy(case: Case) -> dict[str, Any]:
     )
     options, shape = case.options, (case.batch_size, case.seq_len)
     loss = LigerFusedLinearGRPOLoss(
-        beta=options.get("beta", 0.0),
         compiled=False,
         use_ref_model="beta" in options,
-        epsilon_low=options.get("epsilon_low", 0.2),
-        epsilon_high=options.get("epsilon_high", options.get("epsilon_low", 0.2)),
-        loss_type=loss_type(options),
-        max_completion_length=options.get("max_length", case.seq_len),
-        importance_sampling_level=options.get("ratio_level", "token"),
-        sapo_temperature_pos=options.get("tau_pos", 1.0),
-        sapo_temperature_neg=options.get("tau_neg", 1.05),
         temperature=options.get("temperature", 1.0),
-        delta=options.get("delta"),
-        use_bias_correction_kl=options.get("kl_importance") in (True, "true"),
+        **trl_arguments(case),
         **{name: options[name] for name in options if name.startswith("vespo_")},
     )
 

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax_and_entropy
 
 from tileloss.check.case import Case, Refused
-from tileloss.check.implementations.loss_types import OPTIONS, loss_type
+from tileloss.check.implementations.loss_types import OPTIONS, trl_arguments
 
 _HEAD = ("softcap", "logit_scale")
 
@@ -118,23 +118,10 @@ def _loss(case: Case, logp: Tensor, entropy: Tensor) -> Tensor:
 
 def _trainer(case: Case, logp: Tensor, entropy: Tensor) -> Any:
     """What GRPOTrainer._compute_loss reads of a trainer in one process, without accumulation."""
-    options = case.options
-    args = SimpleNamespace(
-        delta=options.get("delta"),
-        use_bias_correction_kl=options.get("kl_importance") in (True, "true"),
-        sapo_temperature_pos=options.get("tau_pos", 1.0),
-        sapo_temperature_neg=options.get("tau_neg", 1.05),
-        steps_per_generation=1,
-        **{
-            f"vespo_{name}": options.get(f"vespo_{name}", usual)
-            for name, usual in (
-                ("k_pos", 2.0),
-                ("lambda_pos", 3.0),
-                ("k_neg", 3.0),
-                ("lambda_neg", 2.0),
-            )
-        },
-    )
+    options, arguments = case.options, trl_arguments(case)
+    vespo = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+    gates = {f"vespo_{name}": options.get(f"vespo_{name}", x) for name, x in vespo.items()}
+    args = SimpleNamespace(steps_per_generation=1, **arguments, **gates)
     accelerator = SimpleNamespace(
         num_processes=1,
         sync_gradients=False,
@@ -145,12 +132,7 @@ def _trainer(case: Case, logp: Tensor, entropy: Tensor) -> Any:
         args=args,
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
-        loss_type=loss_type(options),
-        importance_sampling_level=options.get("ratio_level", "token"),
-        epsilon_low=options.get("epsilon_low", 0.2),
-        epsilon_high=options.get("epsilon_high", options.get("epsilon_low", 0.2)),
-        beta=options.get("beta", 0.0),
-        max_completion_length=options.get("max_length", case.seq_len),
+        **arguments,
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,

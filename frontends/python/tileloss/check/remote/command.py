@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tileloss.check import arguments
 from tileloss.check.remote import scripts, state
 from tileloss.check.remote.git import Checkout
 from tileloss.check.remote.ssh import ConnectionLost, Host, call
@@ -49,64 +50,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REMOTE_DIR",
         help="the folder there; a relative one starts at the home folder; default: %(default)s",
     )
-    start.add_argument(
-        "--secret",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a variable of the environment here that the command gets there (repeatable)",
-    )
-    start.add_argument(
-        "--ssh-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="as ssh -o: Port=2222 (repeatable)",
-    )
-    start.add_argument("--quiet", action="store_true", help="print the id alone")
+    secret = "a variable of the environment here that the command gets there"
+    arguments.repeatable(start, "--secret", "NAME", secret)
+    arguments.repeatable(start, "--ssh-option", "NAME=VALUE", "as ssh -o: Port=2222")
+    arguments.quiet(start, "print the id alone")
 
     follow = _action(actions, "follow", _follow, "the log, to the run's end; exits with its code")
-    _add_id(follow)
     follow.add_argument(
         "--all", action="store_true", help="from the log's beginning, not from where it was left"
     )
-    follow.add_argument(
-        "--retry-for",
-        type=_seconds,
-        default=3600,
-        metavar="SECONDS",
-        help="how long to try after the connection was lost; default: %(default)s",
-    )
-    follow.add_argument("--quiet", action="store_true", help="say nothing of lost connections")
+    _add_seconds(follow, "--retry-for", 3600, "how long to try after the connection was lost")
+    arguments.quiet(follow, "say nothing of lost connections")
 
     status = _action(actions, "status", _status, "running, ended or lost")
-    _add_id(status)
     status.add_argument("--json", action="store_true", help="one JSON object")
 
     fetch = _action(actions, "fetch", _fetch, "log, exit code and results")
-    _add_id(fetch)
     fetch.add_argument(
         "-o", "--output", required=True, type=Path, metavar="DIR", help="made where it is missing"
     )
-    fetch.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        help="a file or folder of the run's tree besides *.jsonl and *report*.html (repeatable)",
-    )
+    path = "a file or folder of the run's tree besides *.jsonl and *report*.html"
+    arguments.repeatable(fetch, "--path", "PATH", path)
 
     stop = _action(actions, "stop", _stop, "end the run's processes: TERM, then KILL")
-    _add_id(stop)
-    stop.add_argument(
-        "--grace",
-        type=_seconds,
-        default=10,
-        metavar="SECONDS",
-        help="between the two; default: %(default)s",
-    )
+    _add_seconds(stop, "--grace", 10, "between the two")
 
-    remove = _action(actions, "remove", _remove, "delete an ended run's folder there, and its id")
-    _add_id(remove)
+    _action(actions, "remove", _remove, "delete an ended run's folder there, and its id")
 
     listing = _action(actions, "list", _list, "the runs that were started from this machine")
     listing.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -125,11 +94,14 @@ def _action(actions: Any, name: str, action: Any, summary: str) -> argparse.Argu
         name, help=summary, description=summary, allow_abbrev=False
     )
     parser.set_defaults(action=action)
+    if name not in ("start", "list"):
+        parser.add_argument("id", metavar="ID", help="what start printed")
     return parser
 
 
-def _add_id(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="what start printed")
+def _add_seconds(parser: argparse.ArgumentParser, flag: str, default: int, summary: str) -> None:
+    summary += "; default: %(default)s"
+    parser.add_argument(flag, type=_seconds, default=default, metavar="SECONDS", help=summary)
 
 
 def _seconds(text: str) -> int:
