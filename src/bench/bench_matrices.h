@@ -5,8 +5,8 @@
 #include <tileloss/tileloss.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bench/matmul_roof.h"
@@ -17,61 +17,6 @@
 
 namespace tileloss::tools {
 
-// Buffers are on huge pages, and every page is touched. `needs` says what the matrices of that size will hold: to be checked
-// before they are made.
-class BenchMatrices {
- public:
-  virtual ~BenchMatrices() = default;
-
-  // Sets the inputs, and with `gradients` the outputs too.
-  virtual void add_to(tileloss_args& args, bool gradients) const = 0;
-  // Whether a call with gradients overwrites the inputs, and how they are put back.
-  virtual bool gradient_is_in_place() const { return false; }
-  virtual void restore() {}
-
-  // Of one pass: bytes of these matrices that have to be read or written, and floating point operations of the products.
-  virtual double traffic_bytes(bool gradients) const = 0;
-  virtual double flops(bool /*gradients*/) const { return 0; }
-
-  // On these buffers; puts back what it overwrites. `isa`: the kernel's.
-  virtual Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa) = 0;
-  // The longest of the things that a pass cannot avoid.
-  virtual double roof_ms(const Roofs& roofs, bool gradients) const = 0;
-};
-
-class LogitsMatrices : public BenchMatrices {
- public:
-  // With a teacher: its logits too, drawn apart from the student's.
-  static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place,
-                                       bool has_teacher);
-  LogitsMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, bool in_place, bool has_teacher, uint64_t seed,
-                 ThreadTeam& team);
-
-  void add_to(tileloss_args& args, bool gradients) const override;
-  bool gradient_is_in_place() const override { return dlogits_.empty(); }
-  void restore() override;
-  double traffic_bytes(bool gradients) const override {
-    return static_cast<double>(logits_.bytes()) * (gradients ? 2 : 1) + static_cast<double>(teacher_.bytes());
-  }
-  Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa) override;
-  double roof_ms(const Roofs& roofs, bool gradients) const override;
-
-  char* logits() const { return logits_.data(); }
-  char* dlogits() const { return dlogits_.empty() ? logits_.data() : dlogits_.data(); }
-
- private:
-  void repeat_pattern(HugeBuffer& matrix);
-
-  int64_t rows_;
-  int64_t columns_;
-  reference::NumberFormat format_;
-  ThreadTeam& team_;
-  HugeBuffer logits_;
-  HugeBuffer dlogits_;         // separate output only
-  HugeBuffer teacher_;         // with a teacher
-  std::vector<char> pattern_;  // the first rows of the logits, repeated down the matrix
-};
-
 struct HeadSettings {
   int64_t hidden = 0;          // H; 0: the function takes logits
   bool is_transposed = false;  // the head lies as [H,V]
@@ -81,33 +26,68 @@ struct HeadSettings {
   bool is_given() const { return hidden > 0 || is_transposed || is_frozen || dhead_dtype != reference::NumberFormat::kFloat32; }
 };
 
-class HeadMatrices : public BenchMatrices {
- public:
-  static std::vector<MemoryNeed> needs(int64_t rows, int64_t columns, reference::NumberFormat format,
-                                       const HeadSettings& settings, bool has_teacher);
-  HeadMatrices(int64_t rows, int64_t columns, reference::NumberFormat format, const HeadSettings& settings, bool has_teacher,
-               uint64_t seed, ThreadTeam& team);
+// Logits [rows, columns], or hidden states [rows, H] and a head [columns, H].
+struct MatricesSpec {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  reference::NumberFormat format = reference::NumberFormat::kBfloat16;
+  bool is_linear = false;
+  bool in_place = false;     // of logits: dlogits lie where they lie
+  bool has_teacher = false;  // a second side, drawn apart from the student's
+  HeadSettings head;
+  uint64_t seed = 0;
 
-  void add_to(tileloss_args& args, bool gradients) const override;
-  double traffic_bytes(bool gradients) const override;
-  // Of what is useful: one product a side forward, and one more for each gradient. A kernel that computes z twice does more.
-  double flops(bool gradients) const override;
-  Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa) override;
-  double roof_ms(const Roofs& roofs, bool gradients) const override;
+  // What the matrices will hold: to be checked before they are made.
+  std::vector<MemoryNeed> needs() const;
+};
+
+// Buffers are on huge pages, and every page is touched.
+class BenchMatrices {
+ public:
+  BenchMatrices(const MatricesSpec& spec, ThreadTeam& team);
+
+  // Sets the inputs, and with `gradients` the outputs too.
+  void add_to(tileloss_args& args, bool gradients) const;
+  // Puts back the student's side, where a call with gradients overwrites it.
+  void restore();
+
+  // Of one pass: bytes of these matrices that have to be read or written, and floating point operations of the products. Of what
+  // is useful: one product a side forward, and one more for each gradient. A kernel that computes z twice does more.
+  double traffic_bytes(bool gradients) const;
+  double flops(bool gradients) const;
+
+  // On these buffers; puts back what it overwrites. `isa`: the kernel's.
+  Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa);
+  // The longest of the things that a pass cannot avoid.
+  double roof_ms(const Roofs& roofs, bool gradients) const;
+
+  char* logits() const { return find("logits")->data(); }
+  char* dlogits() const { return find(spec_.in_place ? "logits" : "dlogits")->data(); }
 
  private:
-  void fill_head(HugeBuffer& head, uint64_t seed);
-  tileloss_matrix head_view(const HugeBuffer& buffer, reference::NumberFormat format) const;
+  // One of the call's matrices by its name in tileloss_args.
+  struct Matrix {
+    const char* name;
+    tileloss_matrix tileloss_args::*slot;
+    bool is_gradient, is_head;
+    int64_t rows, columns;
+    reference::NumberFormat format;
+    HugeBuffer memory;  // made by BenchMatrices
+  };
+  friend MatricesSpec;
+  static std::vector<Matrix> list(const MatricesSpec& spec);
 
-  int64_t rows_;
-  int64_t columns_;
-  reference::NumberFormat format_;
-  HeadSettings settings_;
-  uint64_t seed_;
+  const HugeBuffer* find(const std::string& name) const;  // null: the spec has none
+  void fill_random(char* data, int64_t rows, int64_t columns, double std, uint64_t seed, int64_t first_draw);
+  void fill_head(const char* name, uint64_t seed);
+  void draw_pattern(uint64_t seed);
+  void repeat_pattern(const char* name);
+  int sides() const { return spec_.has_teacher ? 2 : 1; }
+
+  MatricesSpec spec_;
   ThreadTeam& team_;
-  HugeBuffer hidden_, head_, dhidden_;
-  HugeBuffer dhead_;                          // empty with a frozen head
-  HugeBuffer teacher_hidden_, teacher_head_;  // with a teacher
+  std::vector<Matrix> matrices_;
+  std::vector<char> pattern_;  // the first rows of the logits, repeated down the matrix
   std::optional<MatmulRoof> matmul_roof_;
 };
 

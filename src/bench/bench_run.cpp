@@ -68,6 +68,11 @@ void check(const BenchSettings& settings, const Function& function) {
   }
 }
 
+MatricesSpec matrices_spec(const BenchSettings& settings, const Function& function) {
+  return {settings.tokens,   settings.vocab,         settings.dtype, function.is_linear(),
+          settings.in_place, function.has_teacher(), settings.head,  settings.seed};
+}
+
 int thread_count(const BenchSettings& settings) {
   return settings.kernel.threads > 0 ? static_cast<int>(settings.kernel.threads) : tileloss_default_threads();
 }
@@ -102,10 +107,7 @@ std::vector<std::string> timed_functions() {
 }
 
 std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function) {
-  const int64_t tokens = settings.tokens, vocab = settings.vocab;
-  std::vector<MemoryNeed> needs =
-      function.is_linear() ? HeadMatrices::needs(tokens, vocab, settings.dtype, settings.head, function.has_teacher())
-                           : LogitsMatrices::needs(tokens, vocab, settings.dtype, settings.in_place, function.has_teacher());
+  std::vector<MemoryNeed> needs = matrices_spec(settings, function).needs();
   const auto rows = static_cast<double>(settings.tokens);
   needs.push_back({"labels", rows * sizeof(int64_t)});
   const int row_arrays = 6 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
@@ -124,13 +126,14 @@ double gb_per_s(const Timing& timing) { return timing.traffic_bytes / timing.med
 double tflops(const Timing& timing) { return timing.flops / timing.median_ms / 1e9; }
 
 Json to_json(const Timing& timing) {
+  const tileloss_cpu_plan cpu = timing.plan ? timing.plan->cpu : tileloss_cpu_plan{};
   Json json = {{"pass", timing.pass},
-               {"isa", timing.isa},
+               {"isa", timing.isa()},
                {"threads", timing.threads},
-               {"schedule", timing.schedule},
-               {"row_block", timing.row_block},
-               {"vocab_block", timing.vocab_block},
-               {"workspace_bytes", timing.workspace_bytes},
+               {"schedule", timing.schedule()},
+               {"row_block", cpu.row_block},
+               {"vocab_block", cpu.vocab_block},
+               {"workspace_bytes", timing.workspace_bytes()},
                {"iters", timing.iterations},
                {"first_call_s", timing.first_call_s},
                {"median_ms", timing.median_ms},
@@ -140,15 +143,15 @@ Json to_json(const Timing& timing) {
                {"mem_peak", timing.mem_peak},
                {"mem_scratch", timing.mem_scratch},
                {"gb_per_s", gb_per_s(timing)}};
-  if (timing.implementation == "kernel") {
-    json["predicted_ms"] = timing.predicted_ms;
+  if (timing.plan) {
+    json["predicted_ms"] = timing.plan->predicted_ms;
     json["buffers"] = Json::object();
-    for (const tileloss_plan_buffer& buffer : timing.buffers) json["buffers"][buffer.name] = buffer.bytes;
+    for (const tileloss_plan_buffer& buffer : timing.buffers()) json["buffers"][buffer.name] = buffer.bytes;
   }
   if (timing.flops > 0) {
     json["tflops"] = tflops(timing);
-    json["kept_columns"] = timing.kept_columns;
-    json["kept_rows"] = timing.kept_rows;
+    json["kept_columns"] = cpu.kept_columns;
+    json["kept_rows"] = cpu.kept_rows;
   }
   return json;
 }
@@ -161,15 +164,7 @@ Bench::Bench(const BenchSettings& settings)
       roofs_(threads_) {
   check(settings, function_);
   check_memory(memory_needs(settings, function_));
-  if (function_.is_linear()) {
-    matrices_ = std::make_unique<HeadMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.head,
-                                               function_.has_teacher(), settings.seed, team_);
-  } else {
-    auto logits = std::make_unique<LogitsMatrices>(settings.tokens, settings.vocab, settings.dtype, settings.in_place,
-                                                   function_.has_teacher(), settings.seed, team_);
-    logits_ = logits.get();
-    matrices_ = std::move(logits);
-  }
+  matrices_ = std::make_unique<BenchMatrices>(matrices_spec(settings, function_), team_);
   const auto rows = static_cast<size_t>(settings.tokens);
   LabelsSpec labels;
   labels.vocab = settings.vocab;
@@ -265,7 +260,7 @@ Timing Bench::time(const std::function<void()>& run, tileloss_pass pass, int ite
   timing.traffic_bytes = matrices_->traffic_bytes(timing.gradients);
   timing.flops = matrices_->flops(timing.gradients);
   timing.iterations = iterations;
-  const bool restore = timing.gradients && matrices_->gradient_is_in_place();
+  const bool restore = timing.gradients && settings_.in_place;
   timing.mem_after_alloc = resident_bytes();
   reset_peak();
   const Timer first;
@@ -304,16 +299,8 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   Timing timing = time([&] { call(function_, pass, args, plan, &run); }, pass, settings_.iterations);
   timing.mem_scratch = timing.mem_peak_data - mem_before;
   timing.implementation = "kernel";
-  timing.isa = tileloss_isa_name(plan.cpu.isa);
-  timing.schedule = tileloss_schedule_name(plan.cpu.schedule);
+  timing.plan = plan;
   timing.threads = plan.cpu.threads;
-  timing.row_block = plan.cpu.row_block;
-  timing.vocab_block = plan.cpu.vocab_block;
-  timing.workspace_bytes = plan.workspace_bytes;
-  timing.kept_columns = plan.cpu.kept_columns;
-  timing.kept_rows = plan.cpu.kept_rows;
-  timing.predicted_ms = plan.predicted_ms;
-  timing.buffers.assign(plan.buffers, plan.buffers + plan.buffer_count);
   return timing;
 }
 
@@ -328,9 +315,9 @@ void Bench::make_reference() {
 Timing Bench::time_reference(tileloss_pass pass) {
   const auto run = [&] {
     if (pass != TILELOSS_FORWARD) {
-      baseline_->value_and_grad(logits_->logits(), labels_.data(), logits_->dlogits());
+      baseline_->value_and_grad(matrices_->logits(), labels_.data(), matrices_->dlogits());
     } else {
-      baseline_->forward(logits_->logits(), labels_.data());
+      baseline_->forward(matrices_->logits(), labels_.data());
     }
   };
   Timing timing = time(run, pass, std::min(settings_.iterations, kMaxReferenceIterations));

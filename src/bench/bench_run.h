@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,16 +56,16 @@ struct Timing {
   int64_t mem_peak = 0;
   int64_t mem_peak_data = 0;  // without the code that the call brought in
   int64_t mem_scratch = 0;    // mem_peak_data above inputs and outputs: the workspace, and the pages of the threads' stacks
-  // Of the kernel's plan.
-  std::string isa = "-";
-  std::string schedule = "-";
+  std::optional<tileloss_plan> plan;  // the kernel's
   int threads = 0;
-  int64_t row_block = 0;
-  int64_t vocab_block = 0;
-  int64_t workspace_bytes = 0;
-  int64_t kept_columns = 0, kept_rows = 0;  // with the LM head, as the plan has them
-  double predicted_ms = 0;
-  std::vector<tileloss_plan_buffer> buffers;  // the workspace's parts
+
+  std::string isa() const { return plan ? tileloss_isa_name(plan->cpu.isa) : "-"; }
+  std::string schedule() const { return plan ? tileloss_schedule_name(plan->cpu.schedule) : "-"; }
+  int64_t workspace_bytes() const { return plan ? plan->workspace_bytes : 0; }
+  std::span<const tileloss_plan_buffer> buffers() const {
+    if (!plan) return {};
+    return {plan->buffers, static_cast<size_t>(plan->buffer_count)};
+  }
 };
 
 double gb_per_s(const Timing& timing);
@@ -110,7 +112,6 @@ class Bench {
   ThreadTeam team_;
   RoofMeter roofs_;
   std::unique_ptr<BenchMatrices> matrices_;
-  LogitsMatrices* logits_ = nullptr;  // the matrices, if they are these
   std::vector<int64_t> labels_;
   PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;

@@ -1,5 +1,7 @@
 #include "bench/sweep.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -7,15 +9,47 @@
 
 #include "bench/sweep_case.h"
 #include "bench/sweep_file.h"
-#include "bench/sweep_progress.h"
 #include "bench/sweep_report.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
+#include "support/progress.h"
 #include "support/signals.h"
+#include "support/standard_streams.h"
+#include "support/timer.h"
 
 namespace tileloss::tools {
 namespace {
+
+// Where a sweep stands, on stderr: a bar on a terminal, a line a case otherwise.
+class SweepProgress {
+ public:
+  // `done` of the `total` cases have results from an earlier run.
+  SweepProgress(int64_t done, int64_t total)
+      : terminal_(isatty(STDERR_FILENO) == 1), done_before_(done), done_(done), total_(total) {}
+  // Takes the bar away.
+  ~SweepProgress() {
+    if (terminal_) clear_bar();
+  }
+  SweepProgress(const SweepProgress&) = delete;
+  SweepProgress& operator=(const SweepProgress&) = delete;
+
+  void starting(const std::string& description) {
+    if (terminal_) show_bar(done_, total_, done_before_, since_start_, description);
+  }
+  // Failures stay on the terminal, above the bar.
+  void finished(const std::string& description, const Json& result) {
+    ++done_;
+    if (terminal_ && result.at("status") == "ok") return;
+    if (terminal_) clear_bar();
+    write_stderr(formatted("[{}/{}] {}: {}\n", done_, total_, description, describe_result(result)));
+  }
+
+ private:
+  bool terminal_;
+  int64_t done_before_, done_, total_;
+  Timer since_start_;
+};
 
 int64_t count_done(const SweepConfig& config, const SweepFile& file) {
   return std::count_if(config.cases.begin(), config.cases.end(), [&](const Json& c) { return file.find(c) != nullptr; });

@@ -7,7 +7,6 @@
 
 #include "bench/roofs.h"
 #include "bench/sweep_case.h"
-#include "bench/sweep_progress.h"
 #include "support/format.h"
 #include "support/table.h"
 
@@ -89,6 +88,12 @@ std::string effect_text(const std::vector<Json>& lines, const std::string& axis)
 }
 
 }  // namespace
+
+std::string describe_result(const Json& result) {
+  const auto status = result.at("status").get<std::string>();
+  if (status == "ok") return formatted("{:.4g} ms", median_ms(result));
+  return status + ": " + result.value("message", "");
+}
 
 std::string sweep_report(const std::vector<Json>& lines) {
   std::vector<Json> cases;

@@ -13,6 +13,9 @@ namespace tileloss::tools {
 // parameter that was varied, how much it matters. `lines`: a result of each case.
 std::string sweep_report(const std::vector<Json>& lines);
 
+// "12.34 ms", or the status and what is known of it.
+std::string describe_result(const Json& result);
+
 }  // namespace tileloss::tools
 
 #endif  // TILELOSS_BENCH_SWEEP_REPORT_H_

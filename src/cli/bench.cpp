@@ -55,15 +55,15 @@ std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Tim
   const double roof = bench.roof_ms(report.roofs, timing);
   std::vector<Cell> cells = {{"pass", timing.pass},
                              {"impl", timing.implementation},
-                             {"isa", timing.isa},
-                             {"schedule", timing.schedule},
+                             {"isa", timing.isa()},
+                             {"schedule", timing.schedule()},
                              {"first s", formatted("{:.3f}", timing.first_call_s)},
                              {"median ms", formatted("{:.2f}", timing.median_ms)},
                              {"min ms", formatted("{:.2f}", timing.min_ms)},
                              {"mean ms", formatted("{:.2f}", timing.mean_ms)}};
   if (bench.function().is_linear()) {
-    cells.emplace_back("kept columns", formatted("{}", timing.kept_columns));
-    cells.emplace_back("rows in dhead", formatted("{}", timing.kept_rows));
+    cells.emplace_back("kept columns", formatted("{}", timing.plan->cpu.kept_columns));
+    cells.emplace_back("rows in dhead", formatted("{}", timing.plan->cpu.kept_rows));
     cells.emplace_back("TFLOP/s", formatted("{:.3f}", tflops(timing)));
     cells.emplace_back("of roof", formatted("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
   } else {
@@ -71,7 +71,7 @@ std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Tim
   }
   cells.emplace_back("roof ms", formatted("{:.2f}", roof));
   cells.emplace_back("ratio", formatted("{:.2f}", timing.median_ms / roof));
-  cells.emplace_back("workspace MB", megabytes(timing.workspace_bytes));
+  cells.emplace_back("workspace MB", megabytes(timing.workspace_bytes()));
   cells.emplace_back("measured MB", megabytes(timing.mem_scratch));
   cells.emplace_back("peak MB", formatted("{:.0f}", static_cast<double>(timing.mem_peak) / 1e6));
   return cells;
@@ -80,7 +80,7 @@ std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Tim
 void print_workspaces(const BenchReport& report) {
   Table table({"pass", "part of its workspace", "MB"});
   for (const Timing& timing : report.timings) {
-    for (const tileloss_plan_buffer& buffer : timing.buffers) {
+    for (const tileloss_plan_buffer& buffer : timing.buffers()) {
       table.add({timing.pass, buffer.name, formatted("{:.2f}", static_cast<double>(buffer.bytes) / 1e6)});
     }
   }
