@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,8 @@ def read_case(path: Path) -> Case:
 
 def write_case(path: Path, case: Case) -> None:
     """As `tileloss judge --write-inputs` does, so that read_case gives the case back; without knobs and number of backwards."""
-    names = (
-        "function",
-        "options",
-        "batch_size",
-        "seq_len",
-        "outputs",
-        "mutants",
-        "in_place",
-        "gradients",
-        "head_layout",
-    )
+    left_out = ("tensors", "backwards", "knobs", "_handed_out")
+    names = [each.name for each in fields(case) if each.name not in left_out]
     described = {name: getattr(case, name) for name in names}
     write_tensors(path, case.tensors, {"case": json.dumps(described)})
 

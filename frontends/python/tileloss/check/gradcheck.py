@@ -136,7 +136,7 @@ def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None
     if name == "tileloss-jax":
         from tileloss.check.implementations import own
 
-        return own.of_jax(case, variant), own.jax_producer(variant)
+        return own.through_jax(case, variant), own.jax_producer(variant)
 
     from tileloss.check.case import Refused
     from tileloss.check.implementations import load

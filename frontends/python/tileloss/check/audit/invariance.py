@@ -180,17 +180,10 @@ def _first_that_is_offered(level: str, dtype: str, ask: Run) -> tuple[Case, Arra
     except Unable as error:
         if error.status != "refused":
             raise
-    upstream = logprobs.tensors["logp_grad"]
-    tensors = {n: x for n, x in logprobs.tensors.items() if n != "logp_grad"} | {
-        "loss_grad": -upstream
-    }
-    losses = replace(
-        logprobs,
-        function=f"{prefix}cross_entropy",
-        tensors=tensors,
-        options={"reduction": "none"},
-        outputs=[],
-    )
+    tensors = dict(logprobs.tensors)
+    tensors["loss_grad"] = -tensors.pop("logp_grad")
+    function, options = f"{prefix}cross_entropy", {"reduction": "none"}
+    losses = replace(logprobs, function=function, tensors=tensors, options=options, outputs=[])
     return losses, ask(losses)
 
 
@@ -228,14 +221,14 @@ def _in_parts(case: Case, ask: Run) -> Arrays:
         ask(_rows_of(case, np.arange(end - size, end)))
         for end, size in zip(ends, PARTS, strict=True)
     ]
-    return {
-        name: np.sum([part[name].astype(np.float32) for part in parts], 0).astype(
-            parts[0][name].dtype
-        )
-        if name == "dhead"
-        else np.concatenate([part[name] for part in parts])
-        for name in parts[0]
-    }
+    found = {}
+    for name, first in parts[0].items():
+        arrays = [part[name] for part in parts]
+        if name == "dhead":
+            found[name] = np.sum(arrays, 0, np.float32).astype(first.dtype)
+        else:
+            found[name] = np.concatenate(arrays)
+    return found
 
 
 def _reordered(case: Case, ask: Run) -> Arrays:

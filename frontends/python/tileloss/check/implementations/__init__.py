@@ -82,8 +82,10 @@ KNOWN = {
     "jax": _jax("plain", "jax.nn.log_softmax in float32"),
     "optax": _jax("optax", "optax's cross-entropy, in the logits' dtype", "optax"),
     "tokamax": _jax("tokamax", "tokamax.linear_softmax_cross_entropy_loss", "tokamax"),
-    "tileloss-torch": Known("own", "of_torch", ("torch",), ("torch",), "tileloss.torch", False),
-    "tileloss-jax": Known("own", "of_jax", ("jax",), ("jax",), "tileloss.jax", False),
+    "tileloss-torch": Known(
+        "own", "through_torch", ("torch",), ("torch",), "tileloss.torch", False
+    ),
+    "tileloss-jax": Known("own", "through_jax", ("jax",), ("jax",), "tileloss.jax", False),
 }
 # Of Case.knobs those that an implementation has, with values that should all give the same. Chunks: with the LM head.
 KNOBS: dict[str, dict[str, tuple[int, ...]]] = {

@@ -53,27 +53,23 @@ class Call:
         self.tensors = [name for name in case.tensors if not name.endswith("_grad")]
         if "target_probs" in self.tensors:
             self.tensors.remove("labels")
-        fields = front_end.module.DistillationRows._fields
-        has_teacher = any(name.startswith("teacher_") for name in self.tensors)
-        self.own_rows = [name for name in case.outputs if has_teacher and name in fields]
+        # Row outputs that the function itself returns: those of distillation, and where it is no loss those with a gradient.
+        self.own_rows = [] if self.described.is_loss else case.differentiated
+        if any(name.startswith("teacher_") for name in self.tensors):
+            fields = front_end.module.DistillationRows._fields
+            self.own_rows = [name for name in case.outputs if name in fields]
 
     def outputs(self) -> dict[str, Any]:
-        """By name what the case's function returns: loss, metrics, its own row outputs; of a function that is no loss the outputs
-        that have an upstream gradient."""
+        """By name what the case's function returns: loss, metrics, its own row outputs."""
         function = self.front_end.function(self.case.function.replace("soft_", ""))
         arguments = [self._shaped(name) for name in _POSITIONAL if name in self.tensors]
         named = [name for name in self.tensors if name not in _POSITIONAL]
         keywords = self._named(named) | self._options() | self.more
-        if (
-            self.described.is_loss
-            and not self.is_linear
-            and (self.case.upstream("loss") != 1).any()
-        ):
-            keywords["grad_in_forward"] = (
-                False  # or a gradient of 16 bits is rounded once more where it is scaled
-            )
         if not self.described.is_loss:
-            return self._rows(function, arguments, self.case.differentiated, keywords)
+            return self._rows(function, arguments, self.own_rows, keywords)
+        # Made in the forward, a gradient of 16 bits would be rounded once more where it is scaled.
+        if not self.is_linear and (self.case.upstream("loss") != 1).any():
+            keywords["grad_in_forward"] = False
         if self.own_rows:
             loss, rows = function(*arguments, outputs=self.own_rows, **keywords)
             return {"loss": loss} | {name: getattr(rows, name) for name in self.own_rows}
@@ -124,7 +120,7 @@ class Call:
         return options
 
 
-def of_torch(case: Case) -> dict[str, Any]:
+def through_torch(case: Case) -> dict[str, Any]:
     import torch
 
     import tileloss.torch
@@ -137,7 +133,7 @@ def of_torch(case: Case) -> dict[str, Any]:
     return call.rows() | case.torch_outputs(**call.outputs())
 
 
-def of_jax(case: Case, implementation: str | None = None) -> dict[str, Any]:
+def through_jax(case: Case, implementation: str | None = None) -> dict[str, Any]:
     """Row outputs come from a jitted forward, the rest from one jitted step of value and gradient, whose operands are donated
     where the case is in place.
 
