@@ -1,36 +1,27 @@
-"""Runs a function of tileloss.torch on logits, forward and backward, and holds all it gives against the oracle.
+"""Runs a function of tileloss.torch, forward and backward, and holds all that it gives against definitions.py.
 
-Inputs are leaves; a check reads their .grad. Bad answers fail with the figures in multiples of what is
-allowed (metric.py).
+How exact the kernels are is what the C++ suites and `tileloss judge` say. Here an argument that goes astray has to show, and one
+rounding too many: float32 to some units in the last place, a narrower type to its one rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from metric import assert_passes, judge_dlogits, judge_values
-from oracle import (
-    IDENTITY,
-    Answer,
-    CrossEntropy,
-    Gradient,
-    LossOfRows,
-    Policy,
-    RowValues,
-    SoftmaxRows,
-    Transform,
-    row_values,
-    softmax_rows,
-    solve,
-    value_errors,
-)
-from tileloss.torch import cross_entropy, logprobs, policy_loss
+import definitions
+from tileloss import torch as tl
 
 View = Callable[[Tensor], Tensor]
+Leaves = Sequence[Tensor | None]
+Found = dict[str, Tensor]
+RELATIVE = 4e-5  # of float32
+ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+MODES = ("grad_in_forward", "inplace_backward", "workspace_bytes")
 
 
 def as_is(x: Tensor) -> Tensor:
@@ -41,191 +32,175 @@ def leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_()
 
 
-def transform_options(transform: Transform) -> dict[str, float]:
-    return dict(vars(transform))
+def wide(x: Any) -> Any:
+    return x.detach().double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def judge_loss(loss: Tensor, used: Tensor, answer: Answer) -> dict[str, float]:
-    """A scalar loss, or one per row: 0 exactly where a row is not in use."""
-    if answer.loss.dim() == 0:
-        return {"loss": judge_values(loss.detach(), answer.loss, answer.magnitude)}
-    flat = loss.detach().reshape(-1)
-    assert (flat[~used] == 0).all(), "a row that is not in use has a loss"
-    return {"loss": judge_values(flat[used], answer.loss, answer.magnitude)}
+def named(result: Any) -> Found:
+    """What a function of tileloss.torch or definitions.py gives, by name."""
+    if isinstance(result, Tensor):
+        return {"loss": result}
+    if not isinstance(result, tl.RowOutputs):
+        loss, rows = result
+        return {"loss": loss} | named_rows(rows)
+    return named_rows(result)
 
 
-def judge_row_gradients(
-    gradient: Tensor, used: Tensor, rows: SoftmaxRows, by: Gradient
-) -> dict[str, float]:
-    flat = gradient.reshape(-1, gradient.shape[-1])
-    assert (flat[~used] == 0).all(), "a row that is not in use has a gradient"
-    return judge_dlogits(flat[used], rows, by)
+def named_rows(rows: Any) -> Found:
+    return {name: x for name, x in rows._asdict().items() if x is not None}
 
 
-# --------------------------------------------------------------------------------------------- from logits
+class Exact(NamedTuple):
+    """In float64: the outputs, the gradients of the leaves, the logits with theirs, and the operands of a head."""
+
+    outputs: Found
+    gradients: list[Tensor | None]
+    logits: Tensor
+    operands: list[Tensor]
 
 
-def check_cross_entropy(
-    x: Tensor,
-    labels: Tensor,
-    *,
+def solve(
+    name: str,
+    leaves: Leaves,
+    *args: Any,
+    upstream: Tensor | dict[str, Tensor] | None = None,
     view: View = as_is,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    transform: Transform = IDENTITY,
-    token_weights: Tensor | None = None,
-    upstream: Tensor | None = None,
-    grad_in_forward: bool = False,
-    inplace_backward: bool = False,
     **options: Any,
-) -> None:
-    """x: a leaf; the logits are view(x), [..., V]. options: oracle.CrossEntropy's. upstream: of the loss."""
-    exact = view(x.detach()).double().reshape(-1, view(x).shape[-1])
-    used = (labels != ignore_index).reshape(-1)
-    flat = labels.reshape(-1)[used]
-    loss = cross_entropy(
-        view(x),
-        labels,
-        weight,
-        ignore_index=ignore_index,
-        token_weights=token_weights,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-        **options,
-        **transform_options(transform),
-    )
-    loss.backward(upstream)
-    rows = softmax_rows(exact[used], flat, transform)
-    used_weights = None if token_weights is None else token_weights.reshape(-1)[used]
-    loss_of = CrossEntropy(**options).loss_of(flat, weight, exact.shape[1], used_weights)
-    answer = solve(rows, loss_of, class_weights=weight, upstream=upstream_of_rows(upstream, used))
-    assert x.grad is not None
-    figures = judge_loss(loss, used, answer)
-    assert_passes(figures | judge_row_gradients(view(x.grad), used, rows, answer.dlogits))
+) -> Exact:
+    """``leaves``: logits, or hidden states, head and bias or None, of which the function is given ``view`` of the first;
+    ``upstream``: the gradient of the loss, or by name those of the outputs."""
+    exact = [None if x is None else wide(x).requires_grad_() for x in leaves]
+    operands = [view(exact[0]), *(x for x in exact[1:] if x is not None)]
+    logits = F.linear(*operands) if name.startswith("linear_") else operands[0] * 1
+    logits.retain_grad()
+    args = tuple(map(wide, args))
+    options = {n: wide(x) for n, x in options.items() if n not in MODES and x is not None}
+    if name == "linear_distillation":
+        args = (F.linear(*args[:2], options.pop("teacher_bias", None)), *args[2:])
+    found = named(getattr(definitions, name.removeprefix("linear_"))(logits, *args, **options))
+    backward(found, upstream)
+    gradients = [None if x is None else x.grad for x in exact]
+    return Exact({n: x.detach() for n, x in found.items()}, gradients, logits, operands)
 
 
-def upstream_of_rows(upstream: Tensor | None, used: Tensor) -> Tensor | None:
-    """Of the rows in use, in float64; a scalar's as it is; none given: 1."""
-    if upstream is None:
-        return None
-    return upstream.double() if upstream.dim() == 0 else upstream.double().reshape(-1)[used]
+def backward(found: Found, upstream: Tensor | dict[str, Tensor] | None) -> None:
+    if not isinstance(upstream, dict):
+        upstream = {next(iter(found)): torch.ones(()) if upstream is None else upstream}
+    pairs = [(found[name], grad.to(found[name].dtype)) for name, grad in upstream.items()]
+    torch.autograd.backward([x for x, _ in pairs], [g.expand(x.shape) for x, g in pairs])
 
 
-def weighted_rows(upstream: dict[str, Tensor], used: Tensor) -> LossOfRows:
-    """sum over rows and outputs of upstream * output: what autograd makes of upstream gradients."""
-    each = {name: grad.double().reshape(-1)[used] for name, grad in upstream.items()}
-
-    def loss(values: RowValues) -> Tensor:
-        return torch.stack(
-            [(grad * getattr(values, name)).sum() for name, grad in each.items()]
-        ).sum()
-
-    return loss
-
-
-def check_logprobs(
-    x: Tensor,
-    labels: Tensor,
-    upstream: dict[str, Tensor],
-    *,
+def check(
+    name: str,
+    leaves: Tensor | Leaves,
+    *args: Any,
+    upstream: Tensor | dict[str, Tensor] | None = None,
     view: View = as_is,
-    transform: Transform = IDENTITY,
-    ignore_index: int = -100,
-) -> None:
-    """upstream: gradients of the outputs by name (logp, lse, entropy), which are also what is asked for."""
-    exact = view(x.detach()).double().reshape(-1, view(x).shape[-1])
-    used = (labels != ignore_index).reshape(-1)
-    outputs = logprobs(
-        view(x),
-        labels,
-        outputs=tuple(upstream),
-        ignore_index=ignore_index,
-        **transform_options(transform),
-    )
-    torch.autograd.backward([getattr(outputs, n) for n in upstream], list(upstream.values()))
-    rows = softmax_rows(exact[used], labels.reshape(-1)[used], transform)
-    answer = solve(rows, weighted_rows(upstream, used))
-    assert x.grad is not None
-    figures = judge_outputs(
-        outputs, upstream, used, rows, value_errors(rows, torch.ones(1).double())
-    )
-    assert_passes(figures | judge_row_gradients(view(x.grad), used, rows, answer.dlogits))
+    relative: float = RELATIVE,
+    **options: Any,
+) -> Found:
+    """What the function of tileloss.torch gives, once it was held against `solve` of the same arguments."""
+    leaves = [leaves] if isinstance(leaves, Tensor) else list(leaves)
+    operands = (view(leaves[0]), *leaves[1:2])
+    bias = {"linear_bias": leaves[2]} if len(leaves) > 2 and leaves[2] is not None else {}
+    found = named(getattr(tl, name)(*operands, *args, **bias, **options))
+    backward(found, upstream)
+    exact = solve(name, leaves, *args, upstream=upstream, view=view, **options)
+    hold_outputs(found, exact)
+    for x in leaves:
+        assert x is None or (x.grad is not None) == x.requires_grad
+    both = all(x.dtype == torch.bfloat16 for x in leaves[:2] if x is not None)
+    compute = torch.bfloat16 if both else torch.float32
+    gradients = [None if x is None else x.grad for x in leaves]
+    hold_gradients(gradients, exact, compute, view, relative)
+    return found
 
 
-def judge_outputs(
-    outputs: Any, names: dict[str, Tensor], used: Tensor, rows: SoftmaxRows, errors: RowValues
-) -> dict[str, float]:
-    values = row_values(rows, torch.ones(rows.z.shape[1]).double())
-    return {
-        name: judge_values(
-            getattr(outputs, name).detach().reshape(-1)[used],
-            getattr(values, name),
-            2.0**22 * getattr(errors, name),
-        )
-        for name in names
-    }
+def hold_outputs(found: Found, exact: Exact) -> None:
+    assert found.keys() == exact.outputs.keys()
+    slack = logit_error(exact)
+    size = float(exact.logits.detach().abs().max()) + 1 if exact.logits.numel() else 1.0
+    for name, value in found.items():
+        right = exact.outputs[name]
+        assert value.shape == right.shape, name
+        if not right.is_floating_point():
+            assert torch.equal(value, right), name
+            continue
+        assert value.dtype == torch.float32, name
+        allowed = 2.0**-18 * right.abs() + (2.0**-21 + slack) * size
+        # 0: of a row that is not in use, or next to it in float64.
+        assert_within(value.detach(), right, allowed.where(right != 0, 2.0**-50 * size), name)
 
 
-def check_policy(
-    x: Tensor,
-    labels: Tensor,
-    advantages: Tensor,
-    *,
+def logit_error(exact: Exact) -> float:
+    """What float32's sums may put a logit of a head off."""
+    if len(exact.operands) < 2:
+        return 0.0
+    hidden, head, *_ = exact.operands
+    return 2.0**-22 * float((hidden.detach().abs() @ head.detach().abs().T).max())
+
+
+def hold_gradients(
+    gradients: Leaves,
+    exact: Exact,
+    compute: torch.dtype = torch.float32,
     view: View = as_is,
-    policy: Policy,
-    mask: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_ratio: Tensor | None = None,
-    temperature: float = 1.0,
-    upstream: Tensor | None = None,
-    inplace_backward: bool = False,
+    relative: float = RELATIVE,
 ) -> None:
-    """The logits view(x) are [B, T, V], labels, mask and logps [B, T], advantages [B] or [B, T].
-
-    sampler_ratio [B, T], exp(old - sampler logp) in float32, multiplies each token's loss.
-    """
-    given, sampler_ratio = policy_arguments(policy, old_logp, sampler_ratio)
-    loss = policy_loss(
-        view(x),
-        labels,
-        advantages,
-        mask=mask,
-        old_logp=old_logp,
-        ref_logp=ref_logp,
-        temperature=temperature,
-        inplace_backward=inplace_backward,
-        **given,
-    )
-    exact = view(x.detach()).double().reshape(-1, view(x).shape[-1])
-    loss.backward(upstream)
-    used = used_tokens(labels, mask)
-    rows = softmax_rows(exact[used.reshape(-1)], labels[used], Transform(temperature=temperature))
-    loss_of = policy.loss_of(used, per_token(advantages), old_logp, ref_logp, sampler_ratio)
-    answer = solve(rows, loss_of, upstream=upstream_of_rows(upstream, used.reshape(-1)))
-    assert x.grad is not None
-    figures = judge_loss(loss, used.reshape(-1), answer)
-    assert_passes(
-        figures | judge_row_gradients(view(x.grad), used.reshape(-1), rows, answer.dlogits)
-    )
+    """``compute``: what the products with a head see."""
+    (first, *others), (right, *_) = gradients, exact.gradients
+    if first is not None and right is not None:
+        assert not first[right == 0].any() or first.numel() == 1, "a row not in use has a gradient"
+        first, right = view(first), view(right)
+    if len(exact.operands) == 1:
+        hold_dlogits(first, right, relative)
+        return
+    hidden, head = (x.detach().reshape(-1, x.shape[-1]) for x in exact.operands[:2])
+    dlogits = exact.logits.grad.reshape(-1, len(head))
+    slack = relative + logit_error(exact)
+    factors = ((dlogits, head), (dlogits.T, hidden), (dlogits.T, None))
+    expected = (right, *exact.gradients[1:])
+    for gradient, right, (terms, factor) in zip((first, *others), expected, factors, strict=False):
+        if gradient is not None:
+            hold_product(gradient, right, terms, factor, compute, slack)
 
 
-def used_tokens(labels: Tensor, mask: Tensor | None) -> Tensor:
-    return (labels != -100) & (torch.ones_like(labels) if mask is None else mask).bool()
+def hold_dlogits(gradient: Tensor, right: Tensor, relative: float = RELATIVE) -> None:
+    """Each component to its rounding, and to what float32 makes of the terms that it is the difference of."""
+    kind = torch.finfo(gradient.dtype)
+    size = right.abs().amax(-1, keepdim=True)
+    allowed = (relative + ROUNDING[gradient.dtype]) * right.abs() + 2.0**-22 * size
+    allowed += 2.0**-50 * right.abs().max() + max(2.0**-126, kind.smallest_normal * kind.eps / 2)
+    assert_within(gradient, right, allowed)
 
 
-def per_token(advantages: Tensor) -> Tensor:
-    return advantages[:, None] if advantages.dim() == 1 else advantages
+def hold_product(
+    gradient: Tensor,
+    right: Tensor,
+    terms: Tensor,
+    factor: Tensor | None,
+    compute: torch.dtype,
+    slack: float,
+) -> None:
+    """right = terms @ factor, or the terms' sums. The whole is at most 1.5 times as far off as if each term was rounded once to
+    ``compute`` and each result once, or float32's errors ``slack``; a row no more than its terms' roundings make it."""
+    factor = torch.ones(terms.shape[1], 1).double() if factor is None else factor
+    value, right = (x.reshape(len(terms), -1).double() for x in (gradient, right))
+    ideal = (terms.to(compute).double() @ factor).to(gradient.dtype).double() - right
+    length = factor.norm(dim=-1)
+    # A term is a difference of terms, whose size is not known here: of an average one.
+    of_float32 = slack * ((terms.abs() + terms.abs().mean()) @ length) + ROUNDING[
+        gradient.dtype
+    ] * right.norm(dim=-1)
+    of_terms = 1.5 * ROUNDING[compute] * terms.norm(dim=-1) * length.max()
+    error = (value - right).norm(dim=-1)
+    assert_within(error, 0, torch.maximum(of_terms, 1.5 * ideal.norm(dim=-1)) + of_float32)
+    assert_within(error.norm(), 0, torch.maximum(1.5 * ideal.norm(), of_float32.norm()))
 
 
-def policy_arguments(
-    policy: Policy, old_logp: Tensor | None, sampler_ratio: Tensor | None
-) -> tuple[dict[str, Any], Tensor | None]:
-    """policy_loss's options; and the sampler's ratio as the sampler's logp, rounded to float32, has it."""
-    given = {name: value for name, value in vars(policy).items() if value is not None}
-    if sampler_ratio is None:
-        return given, None
-    assert old_logp is not None
-    given["sampler_correction"] = "truncate"
-    given["sampler_logp"] = old_logp - sampler_ratio.log()
-    return given, torch.exp(old_logp.double() - given["sampler_logp"].double())
+def assert_within(
+    value: Tensor, right: Tensor | float, allowed: Tensor, name: str = "a gradient"
+) -> None:
+    error = (value.double() - right).abs()
+    times = error.div(allowed).where(error > 0, 0).max() if error.numel() else 0
+    assert times <= 1, f"{name} is off by {times} times what is allowed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -40,38 +39,42 @@ def call(problem: Problem, head_layout: str, operands: Operands, *rest: Any, **n
 
 
 def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
-    """What the public functions make of a problem, jitted. ``how``: grad_in_forward."""
+    """What the public functions make of a problem, with its gradients in one jitted step. ``how``: grad_in_forward."""
     tensors = {name: jnp.asarray(array) for name, array in problem.tensors.items()}
     operands, labels = operands_of(problem, head_layout), jnp.asarray(problem.labels)
-    of = partial(call, problem, head_layout)
     grads = {n: tensors.pop(n) for n in list(tensors) if n.endswith("_grad")}
+    named: dict[str, Any] = {**problem.options, **how}
     if problem.function == "logprobs":
-        named = {**problem.options, "outputs": OUTPUTS}
-        rows, pull = jax.vjp(jax.jit(lambda x: of(x, labels, **named)), operands)
-        upstream = [_upstream(getattr(rows, name), grads.get(f"{name}_grad")) for name in OUTPUTS]
-        outputs = {name: np.asarray(getattr(rows, name)) for name in OUTPUTS}
-        gradients = pull(type(rows)(**dict(zip(OUTPUTS, upstream, strict=True))))[0]
-        return _witness(problem, head_layout, outputs, None, None, gradients)
-
-    metrics = None
-    if problem.function == "cross_entropy":
-        named = {
-            "weight": tensors.get("class_weights"),
-            "token_weights": tensors.get("token_weights"),
-            **problem.options,
-            **how,
-        }
-        loss, pull = jax.vjp(jax.jit(lambda x: of(x, labels, **named)), operands)
+        named["outputs"] = OUTPUTS
+    elif problem.function == "cross_entropy":
+        named["weight"] = tensors.get("class_weights")
+        named["token_weights"] = tensors.get("token_weights")
     else:
-        named = {"preset": problem.preset, **tensors, **problem.options, **how}
+        named |= {"preset": problem.preset, "return_metrics": True, **tensors}
         if length := problem.sequence_length:
             operands = (operands[0].reshape(-1, length, operands[0].shape[-1]), *operands[1:])
             labels = labels.reshape(-1, length)
-        step = jax.jit(lambda x: of(x, labels, return_metrics=True, **named))
-        loss, pull, metrics = jax.vjp(step, operands, has_aux=True)
-        metrics = np.asarray([metrics[name] for name in POLICY.metrics])  # jit sorts a dict
-    upstream = grads.get("loss_grad", jnp.ones(loss.size)).reshape(loss.shape)
-    return _witness(problem, head_layout, {}, loss, metrics, pull(upstream)[0])
+
+    @jax.jit
+    def step(operands: Operands) -> tuple[Any, Any]:
+        found, pull = jax.vjp(lambda x: call(problem, head_layout, x, labels, **named), operands)
+        upstream = jax.tree.map(lambda x: _upstream(x, None), found)
+        if problem.function == "logprobs":
+            given = {n: _upstream(getattr(found, n), grads.get(f"{n}_grad")) for n in OUTPUTS}
+            return found, pull(type(found)(**given))[0]
+        loss = jax.tree.leaves(found)[0]
+        of_loss = grads.get("loss_grad", jnp.ones(loss.size)).reshape(loss.shape)
+        return found, pull((of_loss, *upstream[1:]) if isinstance(found, tuple) else of_loss)[0]
+
+    found, gradients = step(operands)
+    if problem.function == "logprobs":
+        outputs = {name: np.asarray(getattr(found, name)) for name in OUTPUTS}
+        return _witness(problem, head_layout, outputs, None, None, gradients)
+    if problem.function == "cross_entropy":
+        return _witness(problem, head_layout, {}, found, None, gradients)
+    loss, metrics = found
+    metrics = np.asarray([metrics[name] for name in POLICY.metrics])  # jit sorts a dict
+    return _witness(problem, head_layout, {}, loss, metrics, gradients)
 
 
 def _upstream(output: Any, given: Any) -> Any:

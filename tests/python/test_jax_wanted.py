@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_exact import exact, relative
 from tileloss._core.functions import FUNCTIONS
 from tileloss.jax import (
     DistillationRows,
@@ -34,37 +35,6 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of "xla", whose programs take their time to compile: a loop over rows and none over columns."""
     monkeypatch.setattr(xla, "TILE", 256)
     monkeypatch.setattr(xla_pair_rows, "ROWS", 5)
-
-
-def relative(got: Any, wanted: Any) -> float:
-    error = np.asarray(got, np.float64) - wanted
-    return float(np.linalg.norm(error) / np.linalg.norm(wanted))
-
-
-def wide(x: Any) -> Any:
-    """In float64; under `jax.enable_x64`."""
-    return jnp.asarray(np.asarray(x, np.float64))
-
-
-def divergence_of(log_p: Any, log_q: Any, kind: str, beta: float = 0.5) -> Any:
-    """Over the last dimension, in the arrays' own dtype."""
-    p, q = jnp.exp(log_p), jnp.exp(log_q)
-
-    def mixed(share_of_q: float) -> Any:
-        return jnp.log(share_of_q * q + (1 - share_of_q) * p)
-
-    m = mixed(beta)
-    forward, reverse = q * (log_q - log_p), p * (log_p - log_q)
-    terms = {
-        "forward_kl": forward,
-        "reverse_kl": reverse,
-        "jeffreys": forward + reverse,
-        "jsd": beta * q * (log_q - m) + (1 - beta) * p * (log_p - m),
-        "skew_forward_kl": q * (log_q - m),
-        "skew_reverse_kl": p * (log_p - mixed(1 - beta)),
-        "total_variation": abs(p - q) / 2,
-    }
-    return terms[kind].sum(-1)
 
 
 # ------------------------------------------------------------------------------------------------------------ two LM heads
@@ -92,28 +62,6 @@ def labels_of_rows() -> Any:
     return jnp.asarray(labels, jnp.int32)
 
 
-def wanted_of_heads(
-    arrays: dict[str, Any], labels: Any, kind: str, upstream: Any, label_temperature: float
-) -> Any:
-    """The loss of each row with alpha 0.3, and the gradients of what ``upstream`` makes of them, in float64."""
-    with jax.enable_x64(True):
-        fixed = {name: wide(x) for name, x in arrays.items()}
-        teacher = fixed["teacher_hidden"] @ fixed["teacher_head"] + fixed["teacher_bias"]
-        log_q = jax.nn.log_softmax(teacher)
-        columns, used = jnp.maximum(np.asarray(labels), 0)[..., None], np.asarray(labels) != -100
-
-        def loss(hidden: Any, head: Any, bias: Any) -> Any:
-            z = hidden @ head + bias
-            rows = 0.7 * divergence_of(jax.nn.log_softmax(z), log_q, kind)
-            at_label = jax.nn.log_softmax(z / label_temperature)
-            rows = (rows - 0.3 * jnp.take_along_axis(at_label, columns, -1)[..., 0]) * used
-            return (rows * np.asarray(upstream, np.float64)).sum(), rows
-
-        student = [fixed[name] for name in STUDENT]
-        (_, rows), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*student)
-        return np.asarray(rows), [np.asarray(g) for g in gradients]
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("of", "dtype", "kind", "how"),
@@ -135,7 +83,14 @@ def test_two_heads_are_autograd_s(
     per_row = "reduction" in how
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if per_row else np.full((2, 5), 1 / 8)
     label_temperature = 0.5 if kind == "jsd" else 1.0
-    rows, gradients = wanted_of_heads(arrays, labels, kind, upstream, label_temperature)
+    student = [arrays["hidden"], arrays["head"].T, arrays["bias"]]
+    wanted, gradients = exact(
+        "linear_distillation", student, arrays["teacher_hidden"], arrays["teacher_head"].T, labels,
+        teacher_bias=arrays["teacher_bias"], divergence=kind, alpha=0.3,
+        label_temperature=label_temperature, reduction="none", upstream=upstream,
+    )  # fmt: skip
+    rows = wanted["loss"]
+    gradients[1] = gradients[1].T
     turned = {name: x.T for name, x in arrays.items() if name.endswith("head") and per_row}
 
     def ours(student: dict[str, Any]) -> Any:
@@ -254,12 +209,6 @@ def test_two_heads_that_do_not_fit_are_named(
 # ------------------------------------------------------------------------------------------------------------- soft labels
 
 
-def soft_reference(z: Any, q: Any, c: Any = 1.0, smoothing: float = 0.0) -> Any:
-    """Of each row, as `torch.nn.functional.cross_entropy` has it."""
-    smooth = (1 - smoothing) * wide(q) + smoothing / z.shape[-1]
-    return -(np.asarray(c, np.float64) * smooth * jax.nn.log_softmax(z)).sum(-1)
-
-
 @pytest.mark.parametrize(
     ("dtype", "probs_dtype", "reduction", "smoothing", "has_weights"),
     [
@@ -284,26 +233,16 @@ def test_class_probabilities_are_autograd_s(
     w = jnp.linspace(0.5, 1.5, 10).reshape(2, 5)
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if reduction == "none" else 3.0
 
-    with jax.enable_x64(True):
-
-        def wanted(x: Any) -> Any:
-            of = wide(x[..., :valid]) if isinstance(x, np.ndarray) else x[..., :valid]
-            rows = wide(w) * soft_reference(of, q[..., :valid], 1.0 if c is None else c, smoothing)
-            if reduction == "mean":
-                rows = rows / wide(w).sum()
-            loss = rows if reduction == "none" else rows.sum()
-            return (loss * upstream).sum(), loss
-
-        (_, expected), slopes = jax.value_and_grad(wanted, has_aux=True)(wide(x))
-        expected, slopes = np.asarray(expected), np.asarray(slopes)
+    options = {"label_smoothing": smoothing, "reduction": reduction, "valid_vocab": valid}
+    given = {"token_weights": w, "upstream": np.asarray(upstream), **options}
+    expected, (slopes,) = exact("cross_entropy", [x], q, c, **given)
 
     def ours(x: Any, q: Any) -> Any:
-        options = {"label_smoothing": smoothing, "reduction": reduction, "valid_vocab": valid}
         loss = cross_entropy(x, q, c, token_weights=w, **options)
         return (loss * jnp.asarray(upstream, jnp.float32)).sum(), loss
 
     (_, loss), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(x, q)
-    np.testing.assert_allclose(loss, expected, rtol=2e-5)
+    np.testing.assert_allclose(loss, expected["loss"], rtol=2e-5)
     assert gradient.dtype == dtype and not gradient[..., valid:].any()
     limit = {jnp.float32: 3e-6, jnp.bfloat16: 4e-3, jnp.float16: 1e-3}[dtype]
     assert relative(gradient, slopes) < limit
@@ -314,13 +253,11 @@ def test_class_probabilities_with_a_head(implementation: str) -> None:
     hidden, head = arrays["hidden"], arrays["head"]
     q = jax.nn.softmax(jnp.asarray(np.random.default_rng(6).normal(size=(2, 5, V)), jnp.float32))
     c = jnp.linspace(0.5, 1.5, V)
-    with jax.enable_x64(True):
-        wanted = jax.value_and_grad(lambda h, w: soft_reference(h @ w, q, c).mean(), (0, 1))
-        value, gradients = jax.tree.map(np.asarray, wanted(wide(hidden), wide(head)))
+    wanted, (dhidden, dhead) = exact("linear_cross_entropy", [hidden, head.T], q, c)
     step = jax.jit(jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, q, weight=c), (0, 1)))
     loss, slopes = step(hidden, head)
-    assert abs(loss - value) < 2e-5
-    assert all(relative(a, b) < 3e-6 for a, b in zip(slopes, gradients, strict=True))
+    assert abs(loss - wanted["loss"]) < 2e-5
+    assert all(relative(*pair) < 3e-6 for pair in zip(slopes, (dhidden, dhead.T), strict=True))
 
 
 def test_special_values_beside_class_probabilities(implementation: str) -> None:
@@ -359,23 +296,6 @@ def test_class_probabilities_that_cannot_be_are_named() -> None:
 TAILS = FUNCTIONS["sparse_distillation"].options["tail"].choices
 
 
-def sparse_reference(z: Any, ids: Any, log_q: Any, tail: str, kind: str) -> Any:
-    """D of each row of z in float64; no id is missing."""
-    log_z = jax.nn.log_softmax(z)
-    ids = np.asarray(ids)
-    log_p, log_q = jnp.take_along_axis(log_z, ids, -1), wide(log_q)
-    if tail == "renormalise":
-        return divergence_of(jax.nn.log_softmax(log_p), jax.nn.log_softmax(log_q), kind)
-    if tail == "lump":
-        known = np.zeros(z.shape, bool)
-        np.put_along_axis(known, ids, True, -1)
-        rest = jax.nn.logsumexp(jnp.where(known, -1e300, log_z), axis=-1, keepdims=True)
-        log_p = jnp.concatenate([log_p, rest], -1)
-        left = jnp.log1p(-jnp.exp(log_q).sum(-1, keepdims=True))
-        log_q = jnp.concatenate([log_q, left], -1)
-    return divergence_of(log_p, log_q, kind)
-
-
 def sparse_teacher(*rows: int, k: int = 12) -> tuple[Any, Any]:
     teacher = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(7), (*rows, V)))
     log_q, ids = jax.lax.top_k(teacher, k)
@@ -397,32 +317,16 @@ def test_sparse_teachers_are_autograd_s(
     x = 2 * jax.random.normal(jax.random.key(6), (2, 5, V))
     ids, log_q = sparse_teacher(2, 5)
     labels = jnp.stack([ids[0, :, 3], jnp.arange(5)]).at[1, 1].set(-100)
-    used = np.asarray(labels) != -100
-    label_temperature = 0.5 if kind == "jsd" else 2.0
-
-    with jax.enable_x64(True):
-
-        def wanted(x: Any) -> Any:
-            log_p = jax.nn.log_softmax(x / label_temperature)
-            of_labels = np.asarray(labels)[..., None] * used[..., None]
-            logp = jnp.take_along_axis(log_p, of_labels, -1)[..., 0]
-            divergence = sparse_reference(x / 2, ids, log_q, tail, kind)
-            loss = ((0.25 * -logp + 0.75 * divergence) * used).sum() / used.sum()
-            return loss, divergence * used
-
-        (value, divergence), slopes = jax.value_and_grad(wanted, has_aux=True)(wide(x))
-        value, divergence, slopes = jax.tree.map(np.asarray, (value, divergence, slopes))
+    options = {"tail": tail, "divergence": kind, "alpha": 0.25, "temperature": 2.0}
+    options |= {"label_temperature": 0.5 if kind == "jsd" else 2.0, "outputs": "divergence"}
+    wanted, (slopes,) = exact("sparse_distillation", [x], ids, log_q, labels, **options)
 
     def ours(x: Any) -> Any:
-        options = {"tail": tail, "divergence": kind, "alpha": 0.25, "temperature": 2.0}
-        options["label_temperature"] = label_temperature
-        return sparse_distillation(
-            x, ids, log_q, labels, outputs="divergence", implementation=of, **options
-        )
+        return sparse_distillation(x, ids, log_q, labels, implementation=of, **options)
 
     (loss, rows), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(x)
-    assert abs(loss - value) < 1e-5
-    np.testing.assert_allclose(rows.divergence, divergence, rtol=2e-5, atol=1e-5)
+    assert abs(loss - wanted["loss"]) < 1e-5
+    np.testing.assert_allclose(rows.divergence, wanted["divergence"], rtol=2e-5, atol=1e-5)
     assert relative(gradient, slopes) < 1e-5
     assert not gradient[1, 1].any()
 
@@ -431,18 +335,17 @@ def test_sparse_teachers_are_autograd_s(
 def test_sparse_teachers_with_a_head(implementation: str, kind: str, tail: str) -> None:
     arrays = heads()
     student, (ids, log_q) = (arrays["hidden"], arrays["head"]), sparse_teacher(2, 5)
-    with jax.enable_x64(True):
-        wanted = jax.value_and_grad(
-            lambda h, w: sparse_reference(h @ w, ids, log_q, tail, kind).mean(), (0, 1)
-        )
-        value, gradients = jax.tree.map(np.asarray, wanted(*map(wide, student)))
+    options = {"tail": tail, "divergence": kind}
+    wanted, (dhidden, dhead) = exact(
+        "linear_sparse_distillation", [student[0], student[1].T], ids, log_q, **options
+    )
 
     def ours(hidden: Any, head: Any) -> Any:
-        return linear_sparse_distillation(hidden, head, ids, log_q, tail=tail, divergence=kind)
+        return linear_sparse_distillation(hidden, head, ids, log_q, **options)
 
     loss, slopes = jax.jit(jax.value_and_grad(ours, (0, 1)))(*student)
-    assert abs(loss - value) < 1e-5
-    assert all(relative(a, b) < 1e-5 for a, b in zip(slopes, gradients, strict=True))
+    assert abs(loss - wanted["loss"]) < 1e-5
+    assert all(relative(*pair) < 1e-5 for pair in zip(slopes, (dhidden, dhead.T), strict=True))
 
 
 @pytest.mark.full

@@ -1,25 +1,37 @@
-"""Shapes and options of other projects' own suites for losses on logits, under our metric and tolerances.
+"""Shapes and options of other projects' own suites, of losses on logits and fused with the LM head, under our tolerances.
 
-Those suites allow much (bfloat16 gradients to 5e-2 and more); here every component is held to about one unit
-in the last place (metric.py). Where a shape is large, tokens are left out and never a class: CAP
-elements a case, so that the whole file takes some 20 s on one core.
+Those suites allow much (bfloat16 gradients to 5e-2 and more); here every component of a gradient of logits is held to about one
+unit in the last place, and a product with the head to 1.5 times the error of one whose terms are rounded once (checks.py).
+Where a shape is large, tokens are left out, and of the largest heads classes too; hidden sizes are never changed.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from checks import check_cross_entropy, check_logprobs, check_policy, leaf
-from oracle import Policy, Transform
+from checks import check, leaf
+from tileloss.torch import linear_cross_entropy
 
-CAP = 1 << 18
+CAP = 1 << 18  # elements a case
+PRODUCTS = 1 << 26  # with a head
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+DTYPES = pytest.mark.parametrize("dtype", [BF16, F16, F32])
+TWO_DTYPES = pytest.mark.parametrize("dtype", [BF16, F32])
+REDUCTIONS = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+BIAS = pytest.mark.parametrize("bias", [True, False])
+Options = dict[str, Any]
 
 
 def capped(tokens: int, vocab: int) -> int:
     return min(tokens, max(2, CAP // vocab))
+
+
+def capped_with_head(tokens: int, hidden: int, vocab: int) -> int:
+    return min(tokens, max(2, PRODUCTS // (hidden * vocab)))
 
 
 def some_ignored(labels: Tensor, ignore_index: int, share: float = 0.25) -> Tensor:
@@ -31,6 +43,19 @@ def some_ignored(labels: Tensor, ignore_index: int, share: float = 0.25) -> Tens
     return labels.masked_fill(ignored, ignore_index)
 
 
+def per_row(reduction: str, labels: Tensor) -> Tensor | None:
+    """The upstream gradient of a loss a row."""
+    return torch.randn(labels.shape) if reduction == "none" else None
+
+
+def name_of(options: Options) -> str:
+    return "-".join(f"{k}={v}" for k, v in options.items()) or "plain"
+
+
+def normal(dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
+    return leaf((scale * torch.randn(shape)).to(dtype))
+
+
 # ------------------------------------------------------------------------------------------------ PyTorch
 # module_inputs_torch_nn_CrossEntropyLoss and sample_inputs_cross_entropy in torch.testing: the class is
 # dimension 1 there, so that our [..., V] is a view whose last stride is not 1.
@@ -38,7 +63,7 @@ def some_ignored(labels: Tensor, ignore_index: int, share: float = 0.25) -> Tens
 TORCH_SHAPES = [
     (3,), (2, 3), (2, 3, 5), (2, 3, 5, 5), (2, 3, 5, 5, 2, 2), (2, 3, 1), (2, 3, 1, 2), (2, 3, 1, 2, 3)
 ]  # fmt: skip
-TORCH_OPTIONS = [
+TORCH_OPTIONS: list[Options] = [
     {},
     {"weight": torch.tensor([0.5, 2.0, 1.25])},
     {"ignore_index": 1},
@@ -51,92 +76,137 @@ def class_last(x: Tensor) -> Tensor:
     return x if x.dim() == 1 else x.movedim(1, -1)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@REDUCTIONS
 @pytest.mark.parametrize("options", TORCH_OPTIONS, ids=lambda options: "-".join(options) or "plain")
 @pytest.mark.parametrize("shape", TORCH_SHAPES, ids=str)
-def test_torch_cross_entropy(shape: tuple[int, ...], options: dict, reduction: str) -> None:
-    x = leaf(9 * torch.randn(shape))
-    rows = class_last(x).shape[:-1]
-    labels = torch.randint(0, 3, rows)
+def test_torch_cross_entropy(shape: tuple[int, ...], options: Options, reduction: str) -> None:
+    x = normal(F32, *shape, scale=9)
+    labels = torch.randint(0, 3, class_last(x).shape[:-1])
     if "ignore_index" in options and (labels == 1).all():
         labels.view(-1)[0] = 2  # an ignored batch has a mean of 0 here and of NaN in torch
-    upstream = torch.randn(rows) if reduction == "none" else None
-    check_cross_entropy(
-        x, labels, view=class_last, reduction=reduction, upstream=upstream, **options
+    upstream = per_row(reduction, labels)
+    given = {"reduction": reduction, "upstream": upstream, "view": class_last, **options}
+    check("cross_entropy", x, labels, **given)
+
+
+# module_inputs_torch_nn_LinearCrossEntropyLoss and sample_inputs_linear_cross_entropy.
+@DTYPES
+@REDUCTIONS
+@pytest.mark.parametrize("ignore_index", [-100, 1, 9])  # (C - 1) // 2 and C + 5
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(8, 5, 4), (1, 8, 4), (8, 3, 4), (8, 8, 8)], ids=str)
+def test_torch_linear(
+    shape: tuple[int, int, int],
+    weighted: bool,
+    smoothing: float,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype,
+) -> None:
+    tokens, hidden, vocab = shape
+    labels = torch.randint(0, vocab, (tokens,))
+    if ignore_index < vocab:
+        labels = some_ignored(labels, ignore_index)
+    bias = normal(F32, vocab) if shape == (8, 5, 4) else None
+    check(
+        "linear_cross_entropy",
+        (normal(dtype, tokens, hidden), normal(dtype, vocab, hidden), bias),
+        labels,
+        weight=torch.exp(torch.randn(vocab)) if weighted else None,
+        ignore_index=ignore_index,
+        label_smoothing=smoothing,
+        reduction=reduction,
+        upstream=per_row(reduction, labels),
     )
+
+
+@DTYPES
+@pytest.mark.parametrize("peaked", [False, True])
+def test_torch_large_logits(peaked: bool, dtype: torch.dtype) -> None:
+    """A bias of 256 on all classes; a head of -8 to 8 whose largest logit is the label's."""
+    hidden = (2 * torch.rand(16, 8) - 1) * (9 if peaked else 1)
+    head = (2 * torch.rand(64, 8) - 1) * (8 if peaked else 1)
+    hidden, head = leaf(hidden.to(dtype)), leaf(head.to(dtype))
+    labels = (hidden.detach().float() @ head.detach().float().T).argmax(1)
+    bias = None if peaked else leaf(torch.full((64,), 256.0))
+    check("linear_cross_entropy", (hidden, head, bias), labels)
+
+
+def test_torch_all_ignored() -> None:
+    """512 tokens, H 16, V 128, every label ignored: gradients of 0, and a mean of 0 (torch's is NaN)."""
+    hidden, head = normal(F32, 512, 16), normal(F32, 128, 16)
+    for reduction in ("mean", "sum", "none"):
+        loss = linear_cross_entropy(
+            hidden, head, torch.full((512,), -1), ignore_index=-1, reduction=reduction
+        )
+        loss.sum().backward()
+        assert (loss == 0).all()
+    assert (hidden.grad == 0).all()
+    assert (head.grad == 0).all()
 
 
 # -------------------------------------------------------------------------------------------------- Liger
 # test/transformers/test_cross_entropy.py: (2, 4096, 32000) and (3, 423, 32000), standard normal logits,
-# bfloat16 and float32.
+# bfloat16 and float32; functional: predicted tokens.
 
 LIGER = [(2 * 4096, 32000), (3 * 423, 32000)]
-LIGER_SMALL = [
-    (2 * 2, 8),
-    (9 * 7, 41),
-    (2 * 128, 512),
-    (3 * 47, 31),
-]  # functional, predicted tokens
-LIGER_OPTIONS = [
+LIGER_SMALL = [(2 * 2, 8), (9 * 7, 41), (2 * 128, 512), (3 * 47, 31)]
+LIGER_OPTIONS: list[Options] = [
     {},
     {"ignore_index": 2},
     {"ignore_index": -123},
     {"label_smoothing": 0.1},
     {"ignore_index": 1, "label_smoothing": 0.1},
     {"ignore_index": -300, "label_smoothing": 0.2},
-    {"transform": Transform(softcap=30.0)},
+    {"softcap": 30.0},
     {"z_loss": 1e-4},
     {"z_loss": 1e-5},
     {"z_loss": 1e-4, "label_smoothing": 0.1, "ignore_index": 42},
     {"z_loss": 1e-5, "label_smoothing": 0.2, "ignore_index": -42},
     {"weight": True},
-    {"weight": True, "z_loss": 1e-4, "label_smoothing": 0.1, "transform": Transform(softcap=30.0)},
+    {"weight": True, "z_loss": 1e-4, "label_smoothing": 0.1, "softcap": 30.0},
     {
         "weight": True,
         "ignore_index": 42,
         "z_loss": 1e-5,
         "label_smoothing": 0.2,
-        "transform": Transform(softcap=40.0),
+        "softcap": 40.0,
     },
 ]
 
 
-def name_of(options: dict) -> str:
-    return "-".join(f"{k}={getattr(v, 'softcap', v)}" for k, v in options.items()) or "plain"
-
-
-def liger_case(
-    tokens: int, vocab: int, dtype: torch.dtype, options: dict
-) -> tuple[Tensor, Tensor, dict]:
-    x = leaf(torch.randn(capped(tokens, vocab), vocab).to(dtype))
-    ignore_index = options.get("ignore_index", -100)
-    labels = some_ignored(torch.randint(0, vocab, (len(x),)), ignore_index)
+def check_liger(
+    tokens: int, vocab: int, dtype: torch.dtype, options: Options, upstream: bool = True
+) -> None:
+    x = normal(dtype, capped(tokens, vocab), vocab)
+    labels = torch.randint(0, vocab, (len(x),))
+    labels = some_ignored(labels, options.get("ignore_index", -100))
     if options.get("weight"):
         options = options | {"weight": torch.rand(vocab)}
-    return x, labels, options
+    if upstream:  # "not last layer": the upstream gradient is not 1
+        given = per_row(options["reduction"], labels)
+        options = options | {"upstream": torch.tensor(-2.5) if given is None else given}
+    check("cross_entropy", x, labels, **options)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+@TWO_DTYPES
+@REDUCTIONS
 @pytest.mark.parametrize("options", LIGER_OPTIONS, ids=name_of)
 @pytest.mark.parametrize(("tokens", "vocab"), LIGER[1:])
 def test_liger_cross_entropy(
-    tokens: int, vocab: int, options: dict, reduction: str, dtype: torch.dtype
+    tokens: int, vocab: int, options: Options, reduction: str, dtype: torch.dtype
 ) -> None:
-    x, labels, options = liger_case(tokens, vocab, dtype, options)
-    # "not last layer": the upstream gradient is not 1.
-    upstream = torch.randn(labels.shape) if reduction == "none" else torch.tensor(-2.5)
-    check_cross_entropy(x, labels, reduction=reduction, upstream=upstream, **options)
+    check_liger(tokens, vocab, dtype, options | {"reduction": reduction})
 
 
-@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@DTYPES
 @pytest.mark.parametrize("options", [{}, LIGER_OPTIONS[-2]], ids=name_of)
 @pytest.mark.parametrize(("tokens", "vocab"), [LIGER[0], *LIGER_SMALL])
 def test_liger_cross_entropy_in_one_pass(
-    tokens: int, vocab: int, options: dict, dtype: torch.dtype
+    tokens: int, vocab: int, options: Options, dtype: torch.dtype
 ) -> None:
-    x, labels, options = liger_case(tokens, vocab, dtype, options)
-    check_cross_entropy(x, labels, grad_in_forward=True, **options)
+    check_liger(tokens, vocab, dtype, options | {"grad_in_forward": True}, upstream=False)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -147,22 +217,88 @@ def test_liger_confident_predictions(dtype: torch.dtype, smoothing: float, reduc
     x = torch.randn(2 * 64, 4096)
     labels = torch.randint(0, 4096, (len(x),))
     x.scatter_(1, labels[:, None], x.amax(-1, keepdim=True) + 10)
-    check_cross_entropy(leaf(x.to(dtype)), labels, reduction=reduction, label_smoothing=smoothing)
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    check("cross_entropy", leaf(x.to(dtype)), labels, **options)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32])
+@TWO_DTYPES
 @pytest.mark.parametrize(
     "options", [{}, {"ignore_index": 0}, {"label_smoothing": 0.1}], ids=name_of
 )
 @pytest.mark.parametrize("shape", [(8, 2, 128), (16, 4, 4096), (32, 1, 32000)], ids=str)
-def test_liger_megatron(shape: tuple[int, int, int], options: dict, dtype: torch.dtype) -> None:
+def test_liger_megatron(shape: tuple[int, int, int], options: Options, dtype: torch.dtype) -> None:
     """test/megatron/test_cross_entropy.py: [sequence, batch, vocabulary], a loss a token."""
     sequence = capped(shape[0] * shape[1], shape[2]) // shape[1]
-    x = leaf(torch.randn(sequence, *shape[1:]).to(dtype))
-    labels = some_ignored(
-        torch.randint(0, shape[2], x.shape[:2]), options.get("ignore_index", -100)
+    x = normal(dtype, sequence, *shape[1:])
+    labels = torch.randint(0, shape[2], x.shape[:2])
+    labels = some_ignored(labels, options.get("ignore_index", -100))
+    check(
+        "cross_entropy", x, labels, reduction="none", upstream=torch.randn(labels.shape), **options
     )
-    check_cross_entropy(x, labels, reduction="none", upstream=torch.randn(labels.shape), **options)
+
+
+# test/transformers/test_fused_linear_cross_entropy.py: heads of rand (all logits of a row lie far from 0,
+# close together), standard normal hidden states.
+@DTYPES
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@BIAS
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"label_smoothing": 0.1, "ignore_index": 42, "z_loss": 1e-4, "softcap": 30.0}],
+    ids=["plain", "all options"],
+)
+@pytest.mark.parametrize(("tokens", "hidden", "vocab"), [(8 * 128, 1024, 4096), (4 * 47, 31, 123)])
+def test_liger_linear(
+    tokens: int,
+    hidden: int,
+    vocab: int,
+    options: Options,
+    bias: bool,
+    reduction: str,
+    dtype: torch.dtype,
+) -> None:
+    tokens = capped_with_head(tokens, hidden, vocab)
+    labels = some_ignored(torch.randint(0, vocab, (tokens,)), options.get("ignore_index", -100))
+    head, added = leaf(torch.rand(vocab, hidden).to(dtype)), leaf(torch.rand(vocab))
+    check(
+        "linear_cross_entropy",
+        (normal(dtype, tokens, hidden), head, added if bias else None),
+        labels,
+        weight=torch.rand(vocab) if options else None,
+        reduction=reduction,
+        **options,
+    )
+
+
+@TWO_DTYPES
+@pytest.mark.parametrize("weighted", [True, False])
+@BIAS
+@pytest.mark.parametrize("shape", [(2 * 2, 8, 8), (9 * 7, 41, 41)], ids=str)
+def test_liger_functional(
+    shape: tuple[int, int, int], bias: bool, weighted: bool, dtype: torch.dtype
+) -> None:
+    """Class weights there are normal; of both signs they may sum to about 0, so here they are not."""
+    tokens, hidden, vocab = shape
+    added = normal(F32, vocab) if bias else None
+    check(
+        "linear_cross_entropy",
+        (normal(dtype, tokens, hidden), normal(dtype, vocab, hidden), added),
+        torch.randint(0, vocab, (tokens,)),
+        weight=torch.rand(vocab) + 0.1 if weighted else None,
+        z_loss=1e-4,
+        label_smoothing=0.1,
+        softcap=30.0,
+    )
+
+
+@BIAS
+@pytest.mark.parametrize("shape", [(2 * 16, 32, 64), (32, 64, 128)], ids=str)
+def test_liger_a_gradient_per_token(shape: tuple[int, int, int], bias: bool) -> None:
+    tokens, hidden, vocab = shape
+    shapes = ((tokens, hidden), (vocab, hidden), *[(vocab,)] * bias)
+    labels, upstream = torch.randint(0, vocab, (tokens,)), torch.rand(tokens) + 0.5
+    leaves = [normal(F32, *each, scale=0.1) for each in shapes]
+    check("linear_cross_entropy", leaves, labels, reduction="none", upstream=upstream)
 
 
 # -------------------------------------------------------------------------------------------------- quack
@@ -173,40 +309,41 @@ QUACK_VOCABS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@DTYPES
 @pytest.mark.parametrize("tokens", [1, 77, 289])
 @pytest.mark.parametrize("vocab", QUACK_VOCABS)
 def test_quack_cross_entropy(vocab: int, tokens: int, dtype: torch.dtype) -> None:
     if tokens > 1 and capped(289, vocab) < 77 and dtype == F16:
         tokens = 1  # the capped shape was 77's and 289's alike
-    x = leaf((0.1 * torch.randn(capped(tokens, vocab), vocab)).to(dtype))
+    x = normal(dtype, capped(tokens, vocab), vocab, scale=0.1)
     labels = torch.randint(0, vocab, (len(x),))
-    check_cross_entropy(x, labels, reduction="none", upstream=torch.randn(len(x)))
+    check("cross_entropy", x, labels, reduction="none", upstream=torch.randn(len(x)))
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@DTYPES
+@REDUCTIONS
 @pytest.mark.parametrize("last_ignored", [False, True])
 @pytest.mark.parametrize(("tokens", "vocab"), [(1, 192), (77, 1024), (289, 32768), (77, 128256)])
 def test_quack_class_weights(
     tokens: int, vocab: int, last_ignored: bool, reduction: str, dtype: torch.dtype
 ) -> None:
-    x = leaf((0.1 * torch.randn(capped(tokens, vocab), vocab)).to(dtype))
+    x = normal(dtype, capped(tokens, vocab), vocab, scale=0.1)
     labels = torch.randint(0, vocab - 1, (len(x),))
     ignore_index = vocab - 1 if last_ignored else -100
     if last_ignored:
         labels = some_ignored(labels, ignore_index, 0.3)
-    check_cross_entropy(
+    check(
+        "cross_entropy",
         x,
         labels,
         weight=torch.rand(vocab) + 0.1,
         ignore_index=ignore_index,
         reduction=reduction,
-        upstream=torch.randn(len(x)) if reduction == "none" else None,
+        upstream=per_row(reduction, labels),
     )
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@DTYPES
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tokens", [1, 77, 289])
 @pytest.mark.parametrize("vocab", [192, 1024, 32768, 128256])
@@ -214,19 +351,13 @@ def test_quack_gradient_in_forward(
     vocab: int, tokens: int, in_place: bool, dtype: torch.dtype
 ) -> None:
     """test_cross_entropy_fwd_with_grad_weight; in place the logits are a copy that is not looked at again."""
-    x = leaf((0.1 * torch.randn(capped(tokens, vocab), vocab)).to(dtype))
-    check_cross_entropy(
-        x,
-        torch.randint(0, vocab, (len(x),)),
-        view=Tensor.clone,
-        weight=torch.rand(vocab) + 0.1,
-        reduction="sum",
-        grad_in_forward=True,
-        inplace_backward=in_place,
-    )
+    x = normal(dtype, capped(tokens, vocab), vocab, scale=0.1)
+    labels = torch.randint(0, vocab, (len(x),))
+    modes = {"grad_in_forward": True, "inplace_backward": in_place, "reduction": "sum"}
+    check("cross_entropy", x, labels, view=Tensor.clone, weight=torch.rand(vocab) + 0.1, **modes)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@DTYPES
 @pytest.mark.parametrize("what", ["10", "-10", "one-hot", "+100", "first", "last"])
 def test_quack_values(what: str, dtype: torch.dtype) -> None:
     """Equal logits, one class 20 above the rest, a common offset, labels at both ends."""
@@ -239,152 +370,115 @@ def test_quack_values(what: str, dtype: torch.dtype) -> None:
         x += 100
     else:
         labels = torch.full_like(labels, 0 if what == "first" else 1023)
-    check_cross_entropy(leaf(x.to(dtype)), labels, reduction="none", upstream=torch.ones(16))
+    check("cross_entropy", leaf(x.to(dtype)), labels, reduction="none", upstream=torch.ones(16))
 
 
-# ---------------------------------------------------------------------------------------------------- TRL
-# tests/test_utils.py: selective_log_softmax.
+# --------------------------------------------------------------------------------- Apple's cut cross-entropy
+# tests/test_cce_loss_forward.py and test_cce_loss_backward.py: (tokens, V, H), in 4 sequences; half of the
+# head's rows are hidden states, so that some labels are confident.
+
+CCE = [(256, 512, 128), (252, 507, 128), (252, 507, 123)]
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
-def test_trl_selective_log_softmax(dtype: torch.dtype) -> None:
-    x = leaf(torch.randn(4, 32, 1024).to(dtype))
-    labels = torch.randint(0, 1024, (4, 32))
-    check_logprobs(x, labels, {"logp": torch.randn(4, 32), "entropy": torch.randn(4, 32)})
+def cce_inputs(
+    shape: tuple[int, int, int], dtype: torch.dtype, bias: bool, invalids: bool
+) -> tuple[list[Tensor], Tensor]:
+    tokens, vocab, width = shape
+    hidden = (torch.randn(tokens, width) / width**0.5).to(dtype)
+    head = torch.randn(vocab, width).to(dtype)
+    half = min(tokens, vocab) // 2
+    head[:half] = hidden[:half]
+    labels = torch.randint(0, vocab, (tokens,))
+    if invalids:
+        labels = some_ignored(labels, -100, 0.2)
+    leaves = [leaf(hidden.view(4, -1, width)), leaf(head)]
+    return leaves + [normal(F32, vocab, scale=0.02)] * bias, labels.view(4, -1)
 
 
-# ------------------------------------------------------------------------------------------ Liger's GRPO
-# test/transformers/test_grpo_loss.py. The logits are [B, T + 1, V], of which the last position is left out.
-
-LIGER_GRPO = [(1, 1024, 151936), (2, 128, 1000)]
-
-
-def all_but_last(x: Tensor) -> Tensor:
-    return x[:, :-1]
-
-
-class Rollout:
-    """Labels, mask, logps near the logits' own and advantages of both signs, for [B, T + 1, V] logits."""
-
-    def __init__(
-        self, batch: int, tokens: int, vocab: int, dtype: torch.dtype, temperature: float
-    ) -> None:
-        tokens = capped(batch * tokens, vocab) // batch
-        self.x = leaf(torch.randn(batch, tokens + 1, vocab).to(dtype))
-        self.labels = torch.randint(0, vocab - 1, (batch, tokens))
-        z = all_but_last(self.x.detach()).float() / temperature
-        logp = torch.log_softmax(z, -1).gather(-1, self.labels[..., None])[..., 0]
-        self.old_logp = logp + 0.3 * torch.randn_like(logp)
-        self.ref_logp = logp + 0.2 * torch.randn_like(logp)
-        self.mask = torch.ones(batch, tokens, dtype=torch.int32)
-        self.mask[:, tokens - tokens // 8 :] = 0
-        self.advantages = torch.randn(batch)
-        self.advantages[:2] = torch.tensor([-0.7, 1.3])[:batch]
-        self.temperature = temperature
-
-    def check(self, policy: Policy, *, old: bool = True, ratio: Tensor | None = None) -> None:
-        check_policy(
-            self.x,
-            self.labels,
-            self.advantages,
-            view=all_but_last,
-            policy=policy,
-            mask=self.mask,
-            old_logp=self.old_logp if old else None,
-            ref_logp=self.ref_logp if policy.beta else None,
-            sampler_ratio=ratio,
-            temperature=self.temperature,
-        )
-
-
-@pytest.mark.parametrize("temperature, vocab", [(0.9, 64000), (0.7, 151936)])
-def test_liger_selective_log_softmax(temperature: float, vocab: int) -> None:
-    x = leaf(torch.randn(1, 5, vocab).to(BF16))
-    labels = torch.randint(0, vocab - 1, (1, 4))
-    check_logprobs(
-        x,
+@DTYPES
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+@BIAS
+@pytest.mark.parametrize("shift", [0, 1, 2])
+@REDUCTIONS
+@pytest.mark.parametrize("shape", CCE, ids=str)
+def test_cce(
+    shape: tuple[int, int, int],
+    reduction: str,
+    shift: int,
+    bias: bool,
+    softcap: float,
+    dtype: torch.dtype,
+) -> None:
+    leaves, labels = cce_inputs(shape, dtype, bias, invalids=shift != 1)
+    labels = labels[:, shift:]
+    count = (labels != -100).sum()
+    upstream = {"none": torch.full(labels.shape, 1 / labels.numel()), "sum": 1 / count}
+    check(
+        "linear_cross_entropy",
+        leaves,
         labels,
-        {"logp": torch.randn(1, 4)},
-        view=all_but_last,
-        transform=Transform(temperature=temperature),
+        softcap=softcap,
+        reduction=reduction,
+        view=lambda x: x[:, : x.shape[1] - shift],
+        upstream=upstream.get(reduction),
+        # A gradient that the forward made and rounded would be rounded again by that upstream gradient.
+        grad_in_forward=reduction == "mean",
     )
 
 
-@pytest.mark.parametrize("iterations", [1, 5])  # 1: no old_logp
-@pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(epsilon_high=0.4),
-        Policy(epsilon_high=0.4, delta=1.5),
-        Policy(epsilon_high=0.4, delta=2.0),
-        Policy(kind="cispo", epsilon_high=5.0, aggregation="token_mean"),
-        Policy(kind="sapo"),
-    ],
-    ids=["grpo", "delta 1.5", "delta 2", "cispo", "sapo"],
+    "wanted", [(True, False, True), (False, True, False), (False, False, True)]
 )
-@pytest.mark.parametrize("shape", LIGER_GRPO, ids=str)
-def test_liger_grpo(
-    shape: tuple[int, int, int], policy: Policy, beta: float, iterations: int
-) -> None:
-    policy = Policy(**{**vars(policy), "beta": beta})
-    Rollout(*shape, BF16, 0.7).check(policy, old=iterations > 1)
+def test_cce_partial_gradients(wanted: tuple[bool, bool, bool]) -> None:
+    leaves, labels = cce_inputs(CCE[0], BF16, True, False)
+    for tensor, needed in zip(leaves, wanted, strict=True):
+        tensor.requires_grad_(needed)
+    check("linear_cross_entropy", leaves, labels)
 
 
-AGGREGATIONS = {
-    "grpo": Policy(),
-    "bnpo": Policy(aggregation="token_mean"),
-    "dr_grpo": Policy(aggregation="seq_mean_token_sum_norm", max_length=128),
-    "dapo": Policy(aggregation="token_mean", num_items=200.0),
-    "luspo": Policy(aggregation="seq_mean_token_sum", ratio_level="sequence"),
-    "vespo": Policy(kind="vespo", aggregation="token_mean"),
-}
+# ---------------------------------------------------------------------------------------------------- TRL
+# tests/test_utils.py: selective_log_softmax and TestChunkedLogProbFunction.
 
 
-@pytest.mark.parametrize("beta, importance", [(0.0, False), (0.04, False), (0.04, True)])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("delta", [None, 1.5])
-@pytest.mark.parametrize("name", AGGREGATIONS)
-def test_liger_against_trl(
-    name: str, delta: float | None, level: str, beta: float, importance: bool
-) -> None:
-    """test_grpo_loss_vs_trl: float32 logits, temperature 0.9. Its skipped pairs work here as well."""
-    chosen = vars(AGGREGATIONS[name]) | {"epsilon_high": 0.4, "beta": beta}
-    chosen |= {"kl_importance": importance, "ratio_level": level}
-    if chosen["kind"] == "clip":
-        chosen["delta"] = delta
-    Rollout(2, 128, 1000, F32, 0.9).check(Policy(**chosen))
+@DTYPES
+def test_trl_selective_log_softmax(dtype: torch.dtype) -> None:
+    labels, names = torch.randint(0, 1024, (4, 32)), ("logp", "entropy")
+    upstream = {name: torch.randn(4, 32) for name in names}
+    check("logprobs", normal(dtype, 4, 32, 1024), labels, outputs=names, upstream=upstream)
 
 
-@pytest.mark.parametrize("low", [0.5, 0.001])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("kind", ["clip", "cispo", "sapo"])
-def test_liger_sampler_ratio(kind: str, level: str, beta: float, low: float) -> None:
-    """test_grpo_loss_with_vllm_is_ratio: 0.5 to 1.5, and 0.001 to 1, a token."""
-    rollout = Rollout(2, 128, 1000, BF16, 0.7)
-    ratio = low + torch.rand(rollout.labels.shape) * (1 if low == 0.5 else 0.999)
-    high = 5.0 if kind == "cispo" else 0.4
-    rollout.check(Policy(kind=kind, ratio_level=level, beta=beta, epsilon_high=high), ratio=ratio)
+@TWO_DTYPES
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_trl_chunked(entropy: bool, temperature: float, dtype: torch.dtype) -> None:
+    upstream = {"logp": torch.ones(64)} | ({"entropy": torch.randn(64)} if entropy else {})
+    head, labels = (normal(dtype, 64, 32), normal(dtype, 128, 32)), torch.randint(0, 128, (64,))
+    given = {"outputs": tuple(upstream), "upstream": upstream, "temperature": temperature}
+    check("linear_logprobs", head, labels, **given)
 
 
 # --------------------------------------------------------------------------------------------------- verl
-# tests/trainer/ppo/test_core_algos_on_cpu.py: 2 sequences of 4, a normal advantage a token, any old logp.
+# tests/utils/test_linear_cross_entropy.py: uniform operands, temperature 1.5, gradients of logp and entropy.
+# The heads have 3e8 elements and more there: a 64th of the classes, and 4 tokens.
+
+VERL = [
+    (1937, 3584, 152064),
+    (2169, 896, 151936),
+    (1530, 2048, 32256),
+    (1388, 4096, 102400),
+    (8192, 4096, 102400),
+]
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(kind="cispo", cispo_cap="one_plus", cap_low=0.8, aggregation="token_mean"),
-        Policy(dual_clip=3.0, aggregation="token_mean"),
-    ],
-    ids=["cispo", "dual clip"],
-)
-def test_verl_policy_losses(policy: Policy, dtype: torch.dtype) -> None:
-    x = leaf(torch.randn(2, 4, 152).to(dtype))
-    labels = torch.randint(0, 152, (2, 4))
-    logp = torch.log_softmax(x.detach().float(), -1).gather(-1, labels[..., None])[..., 0]
-    old = logp + torch.randn(2, 4)
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
-    check_policy(x, labels, torch.randn(2, 4), policy=policy, mask=mask, old_logp=old)
+@TWO_DTYPES
+@pytest.mark.parametrize(("tokens", "hidden", "vocab"), VERL)
+def test_verl(tokens: int, hidden: int, vocab: int, dtype: torch.dtype) -> None:
+    vocab, tokens = vocab // 64, min(4, tokens)
+    leaves = [
+        leaf((torch.rand(shape) - 0.5).to(dtype))
+        for shape in ((1, tokens, hidden), (vocab, hidden))
+    ]
+    labels = torch.randint(0, vocab, (1, tokens))
+    upstream = {"logp": 2 * torch.rand(1, tokens) - 1, "entropy": torch.rand(1, tokens) - 0.5}
+    given = {"outputs": ("logp", "entropy"), "upstream": upstream, "temperature": 1.5}
+    check("linear_logprobs", leaves, labels, **given)

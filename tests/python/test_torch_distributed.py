@@ -21,20 +21,19 @@ Results = dict[int, list[dict[str, Any]]]  # of each rank, by the number of rank
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All numbers of ranks, one after another: starting takes longer than the cases do."""
-    program, found = Path(__file__).with_name("vocab_ranks.py"), {}
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    for count in COUNTS:
-        folder = tmp_path_factory.mktemp("ranks")
-        done = subprocess.run(
-            [sys.executable, str(program), str(count), str(folder)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        found[count] = [torch.load(folder / f"{rank}.pt") for rank in range(count)]
-    return found
+    program, folder = Path(__file__).with_name("vocab_ranks.py"), tmp_path_factory.mktemp("ranks")
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder), *map(str, COUNTS)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        count: [torch.load(folder / f"{count}-{rank}.pt") for rank in range(count)]
+        for count in COUNTS
+    }
 
 
 @pytest.mark.parametrize("case", [*CASES, *vocab_checks.CHECKS])

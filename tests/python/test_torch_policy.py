@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks import leaf
+from checks import check, leaf
+from policy_definition import PRESETS
 from tileloss.torch import linear_policy_loss, policy_loss
-from torch_definitions import PRESETS, PolicyDefinition, Tokens, hold, sequence_of_rows
 
 B, T, V = 4, 9, 67
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,32 +75,21 @@ class Rollout:
         self.labels[0, 2] = -100
         self.used = self.mask & (self.labels != -100)
 
-    def tensors(self, options: dict[str, Any], *, old: bool = True) -> dict[str, Tensor]:
+    def tensors(self, options: dict[str, Any]) -> dict[str, Tensor]:
         """What policy_loss takes besides, of what the options use."""
-        chosen = {"mask": self.mask}
-        if old:
-            chosen["old_logp"] = self.old
+        chosen = {"mask": self.mask, "old_logp": self.old}
         if "beta" in options:
             chosen["ref_logp"] = self.ref
         if "sampler_correction" in options:
             chosen["sampler_logp"] = self.sampler
         return chosen
 
-    def definition(
-        self, options: dict[str, Any], *, old: bool = True, advantages: Tensor | None = None
-    ) -> PolicyDefinition:
-        per_token = self.advantages[:, None].expand(B, T) if advantages is None else advantages
-        chosen = {n: t[self.used].double() for n, t in self.tensors(options, old=old).items()}
-        tokens = Tokens(
-            sequence_of_rows([T] * B).view(B, T)[self.used], B, T, per_token[self.used].double(),
-            chosen.get("old_logp"), chosen.get("ref_logp"), chosen.get("sampler_logp"),
-        )  # fmt: skip
-        return PolicyDefinition(tokens, options)
-
-    def check(self, options: dict[str, Any], loss: Tensor, definition: PolicyDefinition) -> None:
+    def check(self, options: dict[str, Any], **more: Any) -> None:
+        """policy_loss of the rollout, or with `more` in place of its own tensors, against the definition."""
         upstream = torch.randn(B, T) if options.get("aggregation") == "none" else torch.tensor(0.7)
-        loss.backward(upstream)
-        hold(self.x, self.x.grad, loss, self.labels, self.used, definition, upstream=upstream)
+        advantages = more.pop("advantages", self.advantages)
+        given = {**self.tensors(options), **options, **more}
+        check("policy_loss", self.x, self.labels, advantages, upstream=upstream, **given)
 
 
 def options_of(preset: str) -> dict[str, Any]:
@@ -111,22 +100,15 @@ def options_of(preset: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset(preset: str, dtype: torch.dtype, old: bool) -> None:
-    rollout, options = Rollout(dtype), options_of(preset)
-    chosen = {**PRESETS[preset], **options}
-    loss = policy_loss(
-        rollout.x, rollout.labels, rollout.advantages, preset=preset,
-        **rollout.tensors(chosen, old=old), **options,
-    )  # fmt: skip
-    rollout.check(chosen, loss, rollout.definition(chosen, old=old))
+    rollout = Rollout(dtype)
+    given = {"old_logp": rollout.old if old else None}
+    rollout.check(options_of(preset), preset=preset, **given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option(name: str, dtype: torch.dtype) -> None:
-    rollout, options = Rollout(dtype), OPTIONS[name]
-    tensors = rollout.tensors(options)
-    loss = policy_loss(rollout.x, rollout.labels, rollout.advantages, **tensors, **options)
-    rollout.check(options, loss, rollout.definition(options))
+    Rollout(dtype).check(OPTIONS[name])
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -149,22 +131,12 @@ def test_every_option_matters(name: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_options_go_on_top_of_a_preset(preset: str) -> None:
-    rollout = Rollout()
-    options = {"beta": 0.1, "epsilon_high": 1.2, "aggregation": "sum"}
-    chosen = {**PRESETS[preset], **options}
-    tensors = rollout.tensors(chosen)
-    loss = policy_loss(
-        rollout.x, rollout.labels, rollout.advantages, preset=preset, **tensors, **options
-    )
-    rollout.check(chosen, loss, rollout.definition(chosen))
+    Rollout().check({"beta": 0.1, "epsilon_high": 1.2, "aggregation": "sum"}, preset=preset)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_advantages_of_tokens(level: str) -> None:
-    rollout, options = Rollout(), {"ratio_level": level}
-    advantages = torch.randn(B, T)
-    loss = policy_loss(rollout.x, rollout.labels, advantages, **rollout.tensors({}), **options)
-    rollout.check(options, loss, rollout.definition(options, advantages=advantages))
+    Rollout().check({"ratio_level": level}, advantages=torch.randn(B, T))
 
 
 @pytest.mark.parametrize("shape", [(B,), (B, 1)], ids=str)
@@ -183,13 +155,11 @@ def test_sequences_by_offsets(name: str, dtype: torch.dtype) -> None:
     kept = rollout.mask
     offsets = torch.cat([torch.zeros(1), kept.sum(-1).cumsum(0)]).to(dtype)
     tensors = {n: t[kept] for n, t in rollout.tensors(options).items() if n != "mask"}
-    x = leaf(rollout.x.detach()[kept])
-    loss = policy_loss(
-        x, rollout.labels[kept], rollout.advantages, sequence_offsets=offsets, **tensors, **options
-    )
-    loss.backward(torch.tensor(0.7))
-    definition, used = rollout.definition(options), rollout.used[kept]
-    hold(x, x.grad, loss, rollout.labels[kept], used, definition, upstream=torch.tensor(0.7))
+    given = (rollout.labels[kept], rollout.advantages)
+    check(
+        "policy_loss", leaf(rollout.x.detach()[kept]), *given, upstream=torch.tensor(0.7),
+        sequence_offsets=offsets, **tensors, **options,
+    )  # fmt: skip
 
 
 INTEGERS = [torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -201,21 +171,17 @@ INTEGERS = [torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch
 )
 def test_masks_of_every_type(dtype: torch.dtype, value: float) -> None:
     rollout, value = Rollout(), value if dtype.is_floating_point else 1
-    mask = rollout.mask.to(dtype) * value
-    loss = policy_loss(rollout.x, rollout.labels, rollout.advantages, mask=mask)
-    rollout.check({}, loss, rollout.definition({}, old=False))
+    rollout.check({}, old_logp=None, mask=rollout.mask.to(dtype) * value)
 
 
 def test_masked_tokens_are_never_read() -> None:
-    rollout, options = Rollout(), OPTIONS["everything"]
+    rollout = Rollout()
     out = ~rollout.used
-    tensors = rollout.tensors(options)
     with torch.no_grad():
         for tensor in (rollout.x, rollout.old, rollout.ref, rollout.sampler):
             tensor[out] = float("nan")
     rollout.labels[~rollout.mask] = 10**9
-    loss = policy_loss(rollout.x, rollout.labels, rollout.advantages, **tensors, **options)
-    rollout.check(options, loss, rollout.definition(options))
+    rollout.check(OPTIONS["everything"])
 
 
 @pytest.mark.parametrize(

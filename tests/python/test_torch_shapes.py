@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks import check_cross_entropy, check_logprobs, leaf
-from linear_checks import check_linear_cross_entropy
+from checks import check, leaf
 from tileloss import torch as tl
 from torch_problems import (
     FUNCTIONS,
@@ -60,7 +59,7 @@ def labels_of(shape: tuple[int, ...]) -> Tensor:
 def test_any_leading_shape(shape: tuple[int, ...], reduction: str) -> None:
     upstream = torch.randn(shape) if reduction == "none" else None
     x = leaf(3 * torch.randn(*shape, V))
-    check_cross_entropy(x, labels_of(shape), reduction=reduction, upstream=upstream)
+    check("cross_entropy", x, labels_of(shape), reduction=reduction, upstream=upstream)
     loss = tl.cross_entropy(x, labels_of(shape), reduction=reduction)
     assert loss.shape == (shape if reduction == "none" else ())
 
@@ -68,7 +67,7 @@ def test_any_leading_shape(shape: tuple[int, ...], reduction: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_leading_shape_with_the_head(shape: tuple[int, ...]) -> None:
     hidden, weight = leaf(torch.randn(*shape, H)), leaf(torch.randn(V, H))
-    check_linear_cross_entropy(hidden, weight, labels_of(shape))
+    check("linear_cross_entropy", (hidden, weight), labels_of(shape))
     assert tl.linear_logprobs(hidden, weight, labels_of(shape)).logp.shape == shape
 
 
@@ -189,11 +188,12 @@ UPSTREAMS: dict[str, Callable[[], Tensor]] = {
 def test_upstream_gradients_of_rows(name: str, dtype: torch.dtype) -> None:
     upstream, labels = UPSTREAMS[name](), labels_of((3, 5))
     x = leaf((2 * torch.randn(3, 5, V)).to(dtype))
-    check_cross_entropy(x, labels, reduction="none", upstream=upstream)
+    check("cross_entropy", x, labels, reduction="none", upstream=upstream)
     x.grad = None
-    check_logprobs(x, labels, {"logp": upstream, "entropy": upstream})
-    hidden, weight = leaf(torch.randn(3, 5, H)), leaf(torch.randn(V, H))
-    check_linear_cross_entropy(hidden, weight, labels, reduction="none", upstream=upstream)
+    names = ("logp", "entropy")
+    check("logprobs", x, labels, outputs=names, upstream=dict.fromkeys(names, upstream))
+    head = leaf(torch.randn(3, 5, H)), leaf(torch.randn(V, H))
+    check("linear_cross_entropy", head, labels, reduction="none", upstream=upstream)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -254,7 +254,8 @@ def test_hidden_and_head_of_different_types(dtypes: tuple[torch.dtype, torch.dty
         leaf(torch.randn(9, H).to(dtypes[0])),
         leaf((0.3 * torch.randn(V, H)).to(dtypes[1])),
     )
-    check_linear_cross_entropy(hidden, weight, labels_of((9,)), leaf(torch.randn(V)))
+    head = (hidden, weight, leaf(torch.randn(V)))
+    check("linear_cross_entropy", head, labels_of((9,)))
     assert (hidden.grad.dtype, weight.grad.dtype) == dtypes
 
 

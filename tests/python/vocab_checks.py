@@ -1,4 +1,4 @@
-"""Checks that every rank of vocab_ranks.py makes: the oracle, DTensors, errors on all ranks at once, what travels, adapters."""
+"""Checks that every rank of vocab_ranks.py makes: definitions, DTensors, errors on all ranks at once, what travels, adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import checks
-from oracle import Policy, Transform
 from tileloss import torch as tl
 from tileloss.torch import distributed as td
 from tileloss.torch.distributed import _fused, _pairs, adapters
@@ -44,30 +43,26 @@ def is_last() -> bool:
     return dist.get_rank() == dist.get_world_size() - 1
 
 
-def against_the_oracle() -> None:
+def against_the_definitions() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("cross_entropy", "logprobs", "policy_loss"):
-            patch.setattr(checks, name, Whole(name))
+            patch.setattr(checks.tl, name, Whole(name))
         for dtype in (torch.float32, torch.bfloat16):
             *_, x, labels = problem()
-            logits = x.detach().to(dtype).requires_grad_()
-            checks.check_cross_entropy(logits, labels, label_smoothing=0.1, z_loss=1e-3)
-            logits.grad = None
-            checks.check_cross_entropy(
-                logits, labels, reduction="sum", transform=Transform(softcap=20, temperature=0.7)
-            )
-            logits.grad = None
+            logits = x.detach().to(dtype)
             upstream = {name: torch.rand(N) + 0.5 for name in ("logp", "lse", "entropy")}
-            checks.check_logprobs(logits, labels, upstream)
-        tokens = 2 * torch.randn(2, 6, V)
-        checks.check_policy(
-            tokens.requires_grad_(),
-            torch.randint(0, V, (2, 6)),
-            torch.tensor([1.0, -0.5]),
-            policy=Policy(ratio_level="sequence", beta=0.1),
-            old_logp=torch.randn(2, 6) - 4,
-            ref_logp=torch.randn(2, 6) - 4,
-        )
+            for name, options in (
+                ("cross_entropy", {"label_smoothing": 0.1, "z_loss": 1e-3}),
+                ("cross_entropy", {"reduction": "sum", "softcap": 20.0, "temperature": 0.7}),
+                ("logprobs", {"outputs": tuple(upstream), "upstream": upstream}),
+            ):
+                checks.check(name, checks.leaf(logits), labels, **options)
+        given = {"preset": "gspo", "beta": 0.1, "old_logp": torch.randn(2, 6) - 4}
+        tokens, labels = 2 * torch.randn(2, 6, V), torch.randint(0, V, (2, 6))
+        checks.check(
+            "policy_loss", checks.leaf(tokens), labels, torch.tensor([1.0, -0.5]),
+            ref_logp=torch.randn(2, 6) - 4, **given,
+        )  # fmt: skip
 
 
 def in_place() -> None:
@@ -385,7 +380,7 @@ def megatron() -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        against_the_oracle, nothing_in_use, in_place, backward_twice, of_dtensors, a_group_of_some, given_starts,
+        against_the_definitions, nothing_in_use, in_place, backward_twice, of_dtensors, a_group_of_some, given_starts,
         refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger, torchtitan, megatron,
     )
 }  # fmt: skip

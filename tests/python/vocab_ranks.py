@@ -1,6 +1,6 @@
-"""A program: `vocab_ranks.py COUNT FOLDER` runs COUNT gloo ranks through all cases, each of which leaves RANK.pt in the folder.
+"""A program: `vocab_ranks.py FOLDER COUNT...` runs COUNT gloo ranks through all cases, each of which leaves COUNT-RANK.pt there.
 
-There: {case: (None or what went wrong, what it gave, its gradients)}.
+In it: {case: (None or what went wrong, what it gave, its gradients)}.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import vocab_checks
+from tileloss import torch as tl
 from vocab_cases import CASES
 
 
-def run(rank: int, count: int, folder: str) -> None:
+def run(rank: int, count: int, folder: str, of_one_process: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/store",
+        init_method=f"file://{folder}/store-{count}",
         rank=rank,
         world_size=count,
         timeout=datetime.timedelta(seconds=40),
@@ -34,7 +35,7 @@ def run(rank: int, count: int, folder: str) -> None:
     results: dict[str, Any] = {}
     for name, case in CASES.items():
         try:
-            results[name] = (None, *case.check(count))
+            results[name] = (None, *case.check(count, of_one_process[name]))
         except Exception:
             results[name] = (traceback.format_exc(), {}, {})
     for name, check in vocab_checks.CHECKS.items():
@@ -43,11 +44,16 @@ def run(rank: int, count: int, folder: str) -> None:
             results[name] = (None, {}, {})
         except Exception:
             results[name] = (traceback.format_exc(), {}, {})
-    torch.save(results, Path(folder) / f"{rank}.pt")
+    torch.save(results, Path(folder) / f"{count}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    size, place = int(sys.argv[1]), sys.argv[2]
-    torch.multiprocessing.start_processes(run, (size, place), nprocs=size, start_method="fork")
+    torch.set_num_threads(1)
+    place, *counts = sys.argv[1:]
+    expected = {name: case.run(getattr(tl, case.function)) for name, case in CASES.items()}
+    for size in map(int, counts):
+        torch.multiprocessing.start_processes(
+            run, (size, place, expected), nprocs=size, start_method="fork"
+        )

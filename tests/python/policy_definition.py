@@ -1,18 +1,13 @@
-"""Policy losses as plain torch functions of the tokens in use, after docs/users/losses.md, for `hold` to compare with."""
+"""Policy losses as plain torch functions of the tokens in use, after docs/users/losses.md."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from checks import judge_loss, judge_row_gradients, upstream_of_rows
-from metric import assert_passes
-from oracle import LossOfRows, RowValues, Transform, softmax_rows, solve
 
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -158,8 +153,7 @@ class PolicyDefinition:
             return sums.sum() / (self.num_items or 1)
         return loss
 
-    def __call__(self, values: RowValues) -> Tensor:
-        logp, entropy = values.logp, values.entropy
+    def __call__(self, logp: Tensor, entropy: Tensor) -> Tensor:
         old = logp.detach() if self.tokens.old is None else self.tokens.old
         log_ratio = (logp - old).clamp(-self.log_ratio_clamp, self.log_ratio_clamp)
         level = log_ratio
@@ -173,28 +167,3 @@ class PolicyDefinition:
             return self.aggregate(loss - self.entropy_coef * surprising * entropy)
         bonus = (surprising * entropy).sum() / surprising.sum().clamp(min=1)
         return self.aggregate(loss) - self.entropy_coef * bonus
-
-
-def hold(
-    x: Tensor,
-    gradient: Tensor,
-    loss: Tensor,
-    labels: Tensor,
-    used: Tensor,
-    loss_of: LossOfRows,
-    *,
-    transform: Transform = Transform(),  # noqa: B008
-    upstream: Tensor | None = None,
-) -> None:
-    """Judges a loss of logits x [..., V] and its gradient, of x's shape. used: [...], the rows that count."""
-    used, exact = used.reshape(-1), x.detach().double().reshape(-1, x.shape[-1])
-    rows = softmax_rows(exact[used], labels.reshape(-1)[used].long(), transform)
-    answer = solve(rows, loss_of, upstream=upstream_of_rows(upstream, used))
-    assert_passes(
-        judge_loss(loss, used, answer) | judge_row_gradients(gradient, used, rows, answer.dlogits)
-    )
-
-
-def sequence_of_rows(lengths: Sequence[int]) -> Tensor:
-    """[0, 0, 1, 1, 1, ...]: of which sequence each row is."""
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
