@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tileloss.jax._sweeps import tpu
-from tileloss.jax._sweeps.operands import LmHead, Spec, Sums
+from tileloss.jax._sweeps.operands import LmHead, Spec, Sums, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 from tpu_checks import SweepProblem, assert_head_agrees, head_problem, strict, use_small_blocks
 
@@ -47,9 +47,9 @@ def test_agrees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_is_wanted_is_computed(wanted: tuple[bool, ...]) -> None:
     problem = head_problem("VH", jnp.float32, jnp.float32, has_bias=True)
     spec = problem.spec._replace(wanted=wanted)
-    rows = problem.rows()
+    given, rows = problem.held_against(), problem.rows()
     shapes = jax.eval_shape(
-        lambda x: tpu.backward(x, rows, problem.transform, spec, None), problem.operand
+        lambda x: tpu.backward(x, given, rows, problem.transform, spec), problem.operand
     )
     assert tuple(x is not None for x in shapes) == wanted
 
@@ -57,9 +57,8 @@ def test_only_what_is_wanted_is_computed(wanted: tuple[bool, ...]) -> None:
 def test_what_it_cannot_do_is_refused_in_words() -> None:
     def refusal(dtype: object, hidden: int = 8) -> str:
         given = LmHead(jnp.zeros((4, hidden), dtype), jnp.zeros((9, hidden), dtype), None)
-        return tpu.refusal(
-            given, Spec(9, head_layout="VH", compute_dtype=np.dtype("float32")), False
-        )
+        spec = Spec(9, head_layout="VH", compute_dtype=np.dtype("float32"))
+        return tpu.refusal(given, spec, Target(jnp.zeros(4, jnp.int32), {}))
 
     assert refusal(jnp.float32) == ""
     assert refusal(jnp.float16) == "has no float16 (hidden, head)"

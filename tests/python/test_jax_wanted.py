@@ -23,7 +23,7 @@ from tileloss.jax import (
     linear_sparse_distillation,
     sparse_distillation,
 )
-from tileloss.jax._sweeps import xla, xla_pair_rows
+from tileloss.jax._sweeps import xla, xla_targets_head
 
 KINDS = FUNCTIONS["distillation"].options["divergence"].choices
 V, H, G = 203, 24, 16
@@ -34,7 +34,7 @@ STUDENT = ("hidden", "head", "bias")
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of "xla", whose programs take their time to compile: a loop over rows and none over columns."""
     monkeypatch.setattr(xla, "TILE", 256)
-    monkeypatch.setattr(xla_pair_rows, "ROWS", 5)
+    monkeypatch.setattr(xla_targets_head, "ROWS", 5)
 
 
 # ------------------------------------------------------------------------------------------------------------ two LM heads
@@ -78,7 +78,7 @@ def test_two_heads_are_autograd_s(
     monkeypatch: pytest.MonkeyPatch, of: str, dtype: Any, kind: str, how: dict[str, Any]
 ) -> None:
     if "reduction" in how:  # a tail of rows too
-        monkeypatch.setattr(xla_pair_rows, "ROWS", 4)
+        monkeypatch.setattr(xla_targets_head, "ROWS", 4)
     arrays, labels = heads(dtype), labels_of_rows()
     per_row = "reduction" in how
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if per_row else np.full((2, 5), 1 / 8)

@@ -18,7 +18,16 @@ from tileloss.jax import _implementations
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps import tpu
-from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Logits, Operand, Spec, Sums
+from tileloss.jax._sweeps.operands import (
+    UNUSED,
+    BackwardRows,
+    LmHead,
+    Logits,
+    Operand,
+    Spec,
+    Sums,
+    Target,
+)
 from tileloss.jax._sweeps.tpu import calls, head, logits
 from tileloss.jax._sweeps.tpu.blocks import Blocks
 from tileloss.jax._sweeps.transform import LogitTransform
@@ -109,7 +118,6 @@ class SweepProblem:
         log_sum = np.log(np.exp(self.z - self.z.max(axis=1)[:, None]).sum(axis=1))
         coefficients = (self.target, self.prob_plus_target, self.prob_logp, self.uniform)
         rows = BackwardRows(
-            labels=self.labels.astype(np.int32),
             used=self.used,
             state=RowState(*(state[i].astype(np.float32) for i in range(3))),
             log_sum=log_sum.astype(np.float32),
@@ -133,18 +141,18 @@ class SweepProblem:
         found[:, : self.spec.columns] = np.where(self.used[:, None], d * self.slope, 0)
         return found
 
+    def held_against(self) -> Target:
+        weights = {} if self.weights is None else {"class_weights": self.weights}
+        arrays = {name: jnp.asarray(c, jnp.float32) for name, c in weights.items()}
+        return Target(jnp.asarray(self.labels, jnp.int32), arrays)
+
     def run_forward(self) -> RowState:
-        weights = None if self.weights is None else jnp.asarray(self.weights, jnp.float32)
-        labels = jnp.asarray(self.labels, jnp.int32)
-        return jax.jit(lambda x: tpu.forward(x, labels, self.transform, self.spec, weights))(
-            self.operand
-        )
+        given = self.held_against()
+        return jax.jit(lambda x: tpu.forward(x, given, self.transform, self.spec))(self.operand)
 
     def run_backward(self) -> Operand:
-        weights, rows = None, self.rows()
-        if self.weights is not None:
-            weights = jnp.asarray(self.weights, jnp.float32)
-        return jax.jit(lambda x: tpu.backward(x, rows, self.transform, self.spec, weights))(
+        given, rows = self.held_against(), self.rows()
+        return jax.jit(lambda x: tpu.backward(x, given, rows, self.transform, self.spec))(
             self.operand
         )
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps import tpu
-from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand, Spec, Sums
+from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand, Spec, Sums, Target
 from tileloss.jax._sweeps.tpu import calls
 from tileloss.jax._sweeps.transform import LogitTransform
 
@@ -76,9 +76,13 @@ def _transform(temperature: Any) -> LogitTransform:
     return LogitTransform(1.0, 30.0, temperature)
 
 
+def _target(labels: Any, weights: Any) -> Target:
+    return Target(labels, {} if weights is None else {"class_weights": weights})
+
+
 def forward(chip: str, operand: Operand, spec: Spec, rows: int = ROWS) -> Any:
     def run(x: Operand, labels: Any, temperature: Any, weights: Any) -> RowState:
-        return tpu.forward(x, labels, _transform(temperature), spec, weights)
+        return tpu.forward(x, _target(labels, weights), _transform(temperature), spec)
 
     return compiled(chip, run, operand, shape(jnp.int32, rows), *_options(spec))
 
@@ -86,19 +90,21 @@ def forward(chip: str, operand: Operand, spec: Spec, rows: int = ROWS) -> Any:
 def backward(
     chip: str, operand: Operand, spec: Spec, rows: int = ROWS, donated: bool = False
 ) -> Any:
-    def run(x: Operand, given: BackwardRows, temperature: Any, weights: Any) -> Operand:
-        return tpu.backward(x, given, _transform(temperature), spec, weights)
+    def run(
+        x: Operand, labels: Any, given: BackwardRows, temperature: Any, weights: Any
+    ) -> Operand:
+        return tpu.backward(x, _target(labels, weights), given, _transform(temperature), spec)
 
     floats = shape(jnp.float32, rows)
     given = BackwardRows(
-        labels=shape(jnp.int32, rows),
         used=shape(jnp.bool_, rows),
         state=RowState(floats, floats, floats),
         log_sum=floats,
         coefficients=RowCoefficients(floats, floats, floats, floats),
         at_label=floats,
     )
-    return compiled(chip, run, operand, given, *_options(spec), donated=(0,) if donated else ())
+    of_rows = (shape(jnp.int32, rows), given)
+    return compiled(chip, run, operand, *of_rows, *_options(spec), donated=(0,) if donated else ())
 
 
 def logits(dtype: Any = jnp.bfloat16) -> Logits:

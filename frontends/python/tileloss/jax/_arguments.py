@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from math import prod
+from operator import and_
 from typing import Any
 
 import jax
@@ -120,20 +122,16 @@ def _checked_offsets(name: str, given: Any, rows: int) -> tuple[Array, list[Arra
     return offsets, []
 
 
-def spoiled_unless(are_right: list[Array], labels: Array, options: Options) -> Array:
-    """The labels; one that is no class in place of each that counts where not all of ``are_right`` are."""
+def wrong_unless(are_right: list[Array], labels: Array, options: Options) -> Array:
+    """The labels [N]; one that is no class in place of each that counts where not all of ``are_right``, bool [] or [N], are."""
     if not are_right:
         return labels
     if labels.dtype.itemsize < 4:
         labels = labels.astype(jnp.int32)
     limits, ignored = np.iinfo(labels.dtype), options.integer("ignore_index")
     wrong = next(x for x in (-1, -2, limits.max, limits.max - 1) if limits.min <= x != ignored)
-    is_spoiled = is_used(labels, options) & ~all_of(are_right)
-    return jnp.where(is_spoiled, jnp.asarray(wrong, labels.dtype), labels)
-
-
-def all_of(are_right: list[Array]) -> Array:
-    return jnp.stack(are_right).all()
+    is_wrong = is_used(labels, options) & ~reduce(and_, are_right)
+    return jnp.where(is_wrong, jnp.asarray(wrong, labels.dtype), labels)
 
 
 def _flat_head(

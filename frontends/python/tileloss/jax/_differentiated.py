@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.custom_derivatives import CustomVJPPrimal
 
 from tileloss.jax._sweeps.operands import Operand
 
@@ -27,7 +26,7 @@ def _is_primal(leaf: Any) -> bool:
 
 
 # By their names in tileloss_args, as the public functions have them.
-_SHOWN = {"class_weights": "weight", "target_probs": "labels"}
+SHOWN = {"class_weights": "weight", "target_probs": "labels"}
 
 
 def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
@@ -42,7 +41,7 @@ def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
         is_float = jnp.issubdtype(leaf.value.dtype, jnp.floating)
         # A teacher is a constant whatever it is made of.
         if leaf.perturbed and is_float and not name.startswith("teacher_"):
-            shown = _SHOWN.get(name, name)
+            shown = SHOWN.get(name, name)
             raise ValueError(
                 f"{shown}: expected an array without gradient, as it is not differentiated (jax.lax.stop_gradient), got one "
                 "that is to be differentiated"
@@ -67,9 +66,3 @@ def with_results_checked(
         return found
 
     return cast(_Function, checked)
-
-
-def instantiated(gradient: Array | SymbolicZero) -> Array:
-    if isinstance(gradient, SymbolicZero):
-        return jnp.zeros(gradient.shape, gradient.dtype)
-    return gradient

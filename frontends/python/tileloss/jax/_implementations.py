@@ -11,47 +11,37 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tileloss._core.functions import Function
 from tileloss.jax._devices import may_be_cut, varying_alike
-from tileloss.jax._sweeps import (
-    cpu,
-    cpu_pairs,
-    tpu,
-    xla,
-    xla_head,
-    xla_known_columns,
-    xla_pair_rows,
-    xla_pairs,
-    xla_soft_labels,
-)
-from tileloss.jax._sweeps.operands import Logits, Operand, Spec
-from tileloss.jax._sweeps.pairs import Pair
+from tileloss.jax._sweeps import cpu, tpu, xla, xla_head, xla_targets, xla_targets_head
+from tileloss.jax._sweeps.operands import Logits, Operand, Spec, Target
 
 
 class Implementation(NamedTuple):
-    """Two sweeps, as jax/_sweeps/operands.py has them; or those over a pair, of jax/_sweeps/pairs.py."""
+    """Two sweeps, as jax/_sweeps/operands.py has them."""
 
     name: str
     platform: str | None  # where it runs: "cpu", "tpu", ...; None: everywhere
     forward: Callable[..., Any]
     backward: Callable[..., Any]
-    # The whole of a scalar loss with its gradient in one pass, where there is more to it than the sweeps; over a pair a sweep
-    # that gives both.
+    # The gradient in one pass with the whole of a scalar loss where there is more to it than the sweeps; where the target is not
+    # labels, with the rows' outputs.
     value_and_grad: Callable[..., Any] | None
     # What it cannot do of a call, in words that end a sentence "implementation ...: "; "": nothing.
     refusal: Callable[..., str]
 
 
-def _by_operand(of_logits: Callable[..., Any], of_head: Callable[..., Any]) -> Callable[..., Any]:
-    """One sweep made of two."""
+def _by_operand(name: str, of_logits: Any, of_head: Any) -> Callable[..., Any]:
+    """One function made of two modules'."""
 
-    def sweep(operand: Operand, *arguments: Any) -> Any:
-        return (of_logits if isinstance(operand, Logits) else of_head)(operand, *arguments)
+    def call(operand: Operand, *arguments: Any) -> Any:
+        return getattr(of_logits if isinstance(operand, Logits) else of_head, name)(
+            operand, *arguments
+        )
 
-    return sweep
+    return call
 
 
-def _refuses_nothing(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
+def _refuses_nothing(operand: Operand, spec: Spec, target: Target) -> str:
     return ""
 
 
@@ -61,41 +51,26 @@ IMPLEMENTATIONS = (
     Implementation(
         "xla",
         None,
-        _by_operand(xla.forward, xla_head.forward),
-        _by_operand(xla.backward, xla_head.backward),
+        _by_operand("forward", xla, xla_head),
+        _by_operand("backward", xla, xla_head),
         None,
         _refuses_nothing,
     ),
 )
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 DEFAULT = tuple(_BY_NAME)  # in order of preference
-_PAIRS_ON_CPU = Implementation(
-    "cpu",
-    "cpu",
-    cpu_pairs.forward,
-    cpu_pairs.backward,
-    cpu_pairs.value_and_grad,
-    cpu_pairs.refusal,
-)
-# Of the functions from logits, by name, the modules with the sweeps in plain XLA.
-_XLA_PAIRS: dict[str, xla_pair_rows.OfLogits] = {
-    "distillation": xla_pairs,
-    "soft_cross_entropy": xla_soft_labels,
-    "sparse_distillation": xla_known_columns,
+# Of the targets that are not labels.
+_OF_TARGETS = {
+    "cpu": _BY_NAME["cpu"]._replace(value_and_grad=cpu.rows_and_grad),
+    "xla": Implementation(
+        "xla",
+        None,
+        _by_operand("forward", xla_targets, xla_targets_head),
+        _by_operand("backward", xla_targets, xla_targets_head),
+        _by_operand("rows_and_grad", xla_targets, xla_targets_head),
+        _refuses_nothing,
+    ),
 }
-
-
-def _of_pairs(function: Function) -> dict[str, Implementation]:
-    of: Any = _XLA_PAIRS[function.loss]
-    sweeps = (of.forward, of.backward, of.value_and_grad)
-    if function.is_linear:
-        by_rows = xla_pair_rows
-        sweeps = (
-            partial(by_rows.forward, of),
-            partial(by_rows.backward, of),
-            partial(by_rows.value_and_grad, of),
-        )
-    return {"cpu": _PAIRS_ON_CPU, "xla": Implementation("xla", None, *sweeps, lambda pair: "")}
 
 
 def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -133,12 +108,12 @@ class Choice(NamedTuple):
 
     by_platform: tuple[tuple[str, Implementation], ...]
     otherwise: Implementation | None
-    # Whether one pass may do the whole of a loss: it needs all rows and the whole vocabulary in one place.
+    # Whether one pass may be taken: of labels it needs all rows and the whole vocabulary in one place.
     may_be_whole: bool
     plain: Implementation  # in plain XLA: what second derivatives are made of
 
     def run(self, sweep: str, *arguments: Any) -> Any:
-        """``sweep``: "forward" or "backward", of a pair also "value_and_grad", with its arguments."""
+        """``sweep``: "forward" or "backward", with its arguments."""
 
         def of_any(*arguments: Any) -> Any:
             branches = {
@@ -163,7 +138,10 @@ class Choice(NamedTuple):
                 platform: partial(in_one_pass, f, *arguments)
                 for platform, f in self._passes().items()
             }
-            return _by_platform(passes, partial(by_sweeps, *arguments))
+            default = partial(by_sweeps, *arguments)
+            if self.may_be_whole and self.otherwise and self.otherwise.value_and_grad:
+                default = partial(in_one_pass, self.otherwise.value_and_grad, *arguments)
+            return _by_platform(passes, default)
 
         return _differentiated_as(by_sweeps, of_any, arguments)
 
@@ -225,27 +203,18 @@ def _by_platform(
     return lax.platform_dependent(default=alike(default) if default else None, **of_platforms)
 
 
-def choose(names: tuple[str, ...], operand: Operand, spec: Spec, has_class_weights: bool) -> Choice:
+def choose(names: tuple[str, ...], operand: Operand, spec: Spec, target: Target) -> Choice:
     """Raises ValueError when none of ``names`` can do the call."""
-    return _choose(names, _BY_NAME, operand, spec, has_class_weights)
-
-
-def choose_for_pair(names: tuple[str, ...], function: Function, pair: Pair) -> Choice:
-    """Raises ValueError when none of ``names`` can do the call."""
-    return _choose(names, _of_pairs(function), pair)
-
-
-def _choose(
-    names: tuple[str, ...], table: Mapping[str, Implementation], operand: Any, *others: Any
-) -> Choice:
     by_platform: dict[str, Implementation] = {}
     refusals = []
-    may_be_whole = not may_be_cut(operand)
+    is_of_labels = target.options is None
+    table = _BY_NAME if is_of_labels else _OF_TARGETS
+    may_be_whole = not is_of_labels or not may_be_cut(operand)
     for name in names:
         one = table.get(name)
         if one is None:
             refusals.append(f"{name} has no kernels of this loss")
-        elif refusal := one.refusal(operand, *others):
+        elif refusal := one.refusal(operand, spec, target):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:
             return Choice(tuple(by_platform.items()), one, may_be_whole, table["xla"])

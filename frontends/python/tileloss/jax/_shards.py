@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from tileloss.jax._devices import varying, varying_alike
 from tileloss.jax._rows.state import RowState, identity, merge
-from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec
+from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 
 SLICES = 8
@@ -37,33 +37,26 @@ class Shards:
     classes: int  # of the whole vocabulary, padding excluded
 
     def forward(
-        self,
-        run: _Run,
-        operand: Operand,
-        labels: Array,
-        transform: LogitTransform,
-        spec: Spec,
-        class_weights: Array | None,
+        self, run: _Run, operand: Operand, target: Target, transform: LogitTransform, spec: Spec
     ) -> RowState:
-        """The state of the whole vocabulary. ``labels``: classes, or ELSEWHERE or UNUSED. ``class_weights``: [classes]."""
+        """The state of the whole vocabulary, and so are the target's classes and weights."""
         total = self.count * self.width
         slices = SLICES if SLICES % self.count == 0 and total % SLICES == 0 else self.count
         of_shard, width = slices // self.count, total // slices
         shard = lax.axis_index(self.axis)
-        operand, labels, transform = self._here(operand, labels, transform)
+        operand, target, transform = self._here(operand, target, transform)
 
         def state_of(i: int) -> RowState:
             start = shard * self.width + i * width
-            here, weights = _columns_here(labels, start, width), self._weights(class_weights, start)
+            here = self._columns_from(target, start, width)
 
             def sweep(columns: int) -> RowState:
                 if columns == 0:
-                    empty = identity(labels.shape[0], **spec.sums._asdict())
-                    return varying_alike((empty, here))[0]
+                    empty = identity(target.labels.shape[0], **spec.sums._asdict())
+                    return varying_alike((empty, here.labels))[0]
                 part = spec._replace(first=i * width, columns=columns)
-                of_columns = None if weights is None else weights[:columns]
-                found = run("forward", operand, here, transform, part, of_columns)
-                return varying_alike((found, here))[0]
+                found = run("forward", operand, _first(here, columns), transform, part)
+                return varying_alike((found, here.labels))[0]
 
             state: RowState = self._by_columns(start, width, sweep)
             if state.argmax is None:
@@ -89,17 +82,16 @@ class Shards:
         self,
         run: _Run,
         operand: Operand,
+        target: Target,
         rows: BackwardRows,
         transform: LogitTransform,
         spec: Spec,
-        class_weights: Array | None,
     ) -> Operand:
         """The gradient of this shard's columns, and of all hidden states: summed over the shards in float32."""
         start = lax.axis_index(self.axis) * self.width
         whole = operand
-        operand, rows, transform = self._here(operand, rows, transform)
-        rows = rows._replace(labels=_columns_here(rows.labels, start, self.width))
-        weights = self._weights(class_weights, start)
+        operand, (target, rows), transform = self._here(operand, (target, rows), transform)
+        here = self._columns_from(target, start, self.width)
         spec = spec._replace(dhidden_dtype=jnp.float32)
 
         def sweep(columns: int) -> Operand:
@@ -108,8 +100,7 @@ class Shards:
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
                 return varying_alike((zeros, operand))[0]
             part = spec._replace(columns=columns)
-            of_columns = None if weights is None else weights[:columns]
-            return run("backward", operand, rows, transform, part, of_columns)
+            return run("backward", operand, _first(here, columns), rows, transform, part)
 
         gradient: Operand = self._by_columns(start, self.width, sweep)
         if isinstance(gradient, Logits) or isinstance(operand, Logits) or gradient.hidden is None:
@@ -142,12 +133,13 @@ class Shards:
     def _is_checked(self, operand: Operand) -> bool:
         return any(self.axis in varying(x) for x in jax.tree.leaves(operand))
 
-    def _weights(self, class_weights: Array | None, start: Array) -> Array | None:
-        """Those of this shard's columns from class ``start`` on, 0 for the padding."""
-        if class_weights is None:
-            return None
-        padded = jnp.pad(class_weights, (0, (self.count + 1) * self.width - self.classes))
-        return lax.dynamic_slice_in_dim(padded, start, self.width)
+    def _columns_from(self, target: Target, start: Array, width: int) -> Target:
+        """The target as columns from class ``start`` on, with weights of at least ``width``: 0 in the padding."""
+        arrays, weights = target.arrays, target.class_weights
+        if weights is not None:
+            padded = jnp.pad(weights, (0, (self.count + 1) * self.width - self.classes))
+            arrays = {"class_weights": lax.dynamic_slice_in_dim(padded, start, self.width)}
+        return target._replace(labels=_columns_here(target.labels, start, width), arrays=arrays)
 
     def _by_columns(self, start: Array, width: int, sweep: Callable[[int], Any]) -> Any:
         """sweep(columns): ``width`` of them from class ``start`` on, less those of the padding."""
@@ -157,6 +149,11 @@ class Shards:
         counts = sorted({0, self.classes % width, width})
         which = jnp.searchsorted(jnp.array(counts), here)
         return lax.switch(which, [partial(sweep, c) for c in counts])
+
+
+def _first(target: Target, columns: int) -> Target:
+    """The target with the weights of so many columns."""
+    return target._replace(arrays={name: x[:columns] for name, x in target.arrays.items()})
 
 
 def _columns_here(labels: Array, start: Array, width: int) -> Array:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss.jax._apply import loss_of, rows_of
+from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
-from tileloss.jax._soft_labels import is_probabilities, soft_cross_entropy
-from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
 
 
 def cross_entropy(
@@ -85,42 +84,7 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    given: dict[str, Any] = {
-        # generated: values of cross_entropy
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
-    vectors = {"class_weights": weight, "token_weights": token_weights}
-    if is_probabilities(labels):
-        return soft_cross_entropy(
-            Logits(logits),
-            labels,
-            vectors,
-            given,
-            grad_in_forward=grad_in_forward,
-            implementation=implementation,
-            vocab_axis=vocab_axis,
-        )
-    loss, _ = loss_of(
-        "cross_entropy",
-        Logits(logits),
-        labels,
-        vectors,
-        given,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-    )
-    return loss
+    return _cross_entropy(locals())
 
 
 def linear_cross_entropy(
@@ -165,45 +129,7 @@ def linear_cross_entropy(
     dtypes; one that is not asked for costs nothing. Those of head and bias are summed in float32 and rounded once; a row whose
     label is out of range makes them NaN.
     """
-    given: dict[str, Any] = {
-        # generated: values of cross_entropy
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
-    vectors = {"class_weights": weight, "token_weights": token_weights}
-    spec = Spec(0, head_layout=head_layout, compute_dtype=compute_dtype)
-    if is_probabilities(labels):
-        return soft_cross_entropy(
-            LmHead(hidden, head, bias),
-            labels,
-            vectors,
-            given,
-            head=spec,
-            grad_in_forward=grad_in_forward,
-            implementation=implementation,
-            vocab_axis=vocab_axis,
-        )
-    loss, _ = loss_of(
-        "linear_cross_entropy",
-        LmHead(hidden, head, bias),
-        labels,
-        vectors,
-        given,
-        head=spec,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-    )
-    return loss
+    return _cross_entropy(locals())
 
 
 def logprobs(
@@ -242,25 +168,7 @@ def logprobs(
     Returns:
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
     """
-    given = {
-        # generated: values of logprobs
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
-    return rows_of(
-        "logprobs",
-        Logits(logits),
-        labels,
-        outputs,
-        given,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-    )
+    return RowOutputs(**apply("logprobs", locals()))
 
 
 def linear_logprobs(
@@ -287,23 +195,22 @@ def linear_logprobs(
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
-    given = {
-        # generated: values of logprobs
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
-    return rows_of(
-        "linear_logprobs",
-        LmHead(hidden, head, bias),
-        labels,
-        outputs,
-        given,
-        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-    )
+    return RowOutputs(**apply("logprobs", locals()))
+
+
+def _cross_entropy(arguments: Mapping[str, Any]) -> Array:
+    """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
+    own."""
+    labels = arguments["labels"]
+    if not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
+        loss: Array = apply("cross_entropy", arguments)["loss"]
+        return loss
+    for name, needed in (("vocab_axis", None), ("z_loss", 0)):
+        if arguments[name] != needed:
+            raise ValueError(
+                f"{name}: expected {needed} with class probabilities, got {arguments[name]!r}"
+            )
+    loss = apply("soft_cross_entropy", {**arguments, "target_probs": labels, "labels": None})[
+        "loss"
+    ]
+    return loss

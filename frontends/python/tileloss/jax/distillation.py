@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss.jax._apply_pair import pair_loss_of
-from tileloss.jax._beside import teacher_head as checked_head
-from tileloss.jax._beside import teacher_logits
+from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
-from tileloss.jax._rows.distillation import DistillationRows
-from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
+from tileloss.jax._rows.distillation import DistillationRows, with_rows
 
 
 def distillation(
@@ -104,37 +99,7 @@ def distillation(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    given: dict[str, Any] = {
-        # generated: values of distillation but temperature_on
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        # end of generated
-    }
-    loss, found = pair_loss_of(
-        "distillation",
-        Logits(logits),
-        partial(teacher_logits, teacher),
-        labels,
-        {"mask": mask, "token_weights": token_weights},
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-    )
-    return (loss, DistillationRows(**found)) if found else loss
+    return with_rows(apply("distillation", locals()))
 
 
 def linear_distillation(
@@ -190,35 +155,4 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head and bias, in their dtypes;
     one that is not asked for costs nothing. The teacher's are 0.
     """
-    given: dict[str, Any] = {
-        # generated: values of distillation but temperature_on
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        # end of generated
-    }
-    loss, found = pair_loss_of(
-        "linear_distillation",
-        LmHead(hidden, head, bias),
-        partial(checked_head, teacher_hidden, teacher_head, teacher_bias, compute_dtype),
-        labels,
-        {"mask": mask, "token_weights": token_weights},
-        given,
-        outputs,
-        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-    )
-    return (loss, DistillationRows(**found)) if found else loss
+    return with_rows(apply("distillation", locals()))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss._core.functions import FUNCTIONS
-from tileloss.jax._apply import loss_of
-from tileloss.jax._differentiated import with_results_checked
+from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
 
 # fmt: off
@@ -195,68 +191,7 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
-    options = {
-        # generated: values of policy_loss
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "kind": kind,
-        "ratio_level": ratio_level,
-        "aggregation": aggregation,
-        "advantage_level": advantage_level,
-        "cispo_cap": cispo_cap,
-        "epsilon_low": epsilon_low,
-        "epsilon_high": epsilon_high,
-        "delta": delta,
-        "dual_clip": dual_clip,
-        "cap_low": cap_low,
-        "tau_pos": tau_pos,
-        "tau_neg": tau_neg,
-        "vespo_k_pos": vespo_k_pos,
-        "vespo_lambda_pos": vespo_lambda_pos,
-        "vespo_k_neg": vespo_k_neg,
-        "vespo_lambda_neg": vespo_lambda_neg,
-        "log_ratio_clamp": log_ratio_clamp,
-        "sampler_correction": sampler_correction,
-        "sampler_level": sampler_level,
-        "sampler_min": sampler_min,
-        "sampler_max": sampler_max,
-        "off_policy_threshold": off_policy_threshold,
-        "entropy_quantile": entropy_quantile,
-        "entropy_threshold": entropy_threshold,
-        "beta": beta,
-        "kl_estimator": kl_estimator,
-        "kl_importance": kl_importance,
-        "kl_log_ratio_clamp": kl_log_ratio_clamp,
-        "kl_clamp": kl_clamp,
-        "entropy_coef": entropy_coef,
-        "entropy_reduction": entropy_reduction,
-        "num_items": num_items,
-        "max_length": max_length,
-        # end of generated
-    }
-    return _policy_loss(
-        "policy_loss",
-        Logits(logits),
-        labels,
-        advantages,
-        {
-            "mask": mask,
-            "old_logp": old_logp,
-            "ref_logp": ref_logp,
-            "sampler_logp": sampler_logp,
-            "sequence_offsets": sequence_offsets,
-        },
-        options,
-        preset=preset,
-        return_metrics=return_metrics,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-    )
+    return _policy_loss(locals())
 
 
 # fmt: off
@@ -371,106 +306,15 @@ def linear_policy_loss(
     Args: the head's as `tileloss.jax.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
     tokens. Tokens that are masked or ignored may hold NaN.
     """
-    options = {
-        # generated: values of policy_loss
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "kind": kind,
-        "ratio_level": ratio_level,
-        "aggregation": aggregation,
-        "advantage_level": advantage_level,
-        "cispo_cap": cispo_cap,
-        "epsilon_low": epsilon_low,
-        "epsilon_high": epsilon_high,
-        "delta": delta,
-        "dual_clip": dual_clip,
-        "cap_low": cap_low,
-        "tau_pos": tau_pos,
-        "tau_neg": tau_neg,
-        "vespo_k_pos": vespo_k_pos,
-        "vespo_lambda_pos": vespo_lambda_pos,
-        "vespo_k_neg": vespo_k_neg,
-        "vespo_lambda_neg": vespo_lambda_neg,
-        "log_ratio_clamp": log_ratio_clamp,
-        "sampler_correction": sampler_correction,
-        "sampler_level": sampler_level,
-        "sampler_min": sampler_min,
-        "sampler_max": sampler_max,
-        "off_policy_threshold": off_policy_threshold,
-        "entropy_quantile": entropy_quantile,
-        "entropy_threshold": entropy_threshold,
-        "beta": beta,
-        "kl_estimator": kl_estimator,
-        "kl_importance": kl_importance,
-        "kl_log_ratio_clamp": kl_log_ratio_clamp,
-        "kl_clamp": kl_clamp,
-        "entropy_coef": entropy_coef,
-        "entropy_reduction": entropy_reduction,
-        "num_items": num_items,
-        "max_length": max_length,
-        # end of generated
-    }
-    return _policy_loss(
-        "linear_policy_loss",
-        LmHead(hidden, head, bias),
-        labels,
-        advantages,
-        {
-            "mask": mask,
-            "old_logp": old_logp,
-            "ref_logp": ref_logp,
-            "sampler_logp": sampler_logp,
-            "sequence_offsets": sequence_offsets,
-        },
-        options,
-        preset=preset,
-        return_metrics=return_metrics,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
-    )
+    return _policy_loss(locals())
 
 
-# Metrics may be NaN.
-@partial(with_results_checked, results=lambda found: found[0] if type(found) is tuple else found)
-def _policy_loss(
-    function: str,
-    operand: Operand,
-    labels: Array,
-    advantages: Array,
-    vectors: Mapping[str, Array | None],
-    options: Mapping[str, Any],
-    *,
-    preset: str | None,
-    return_metrics: bool,
-    grad_in_forward: bool | None,
-    implementation: str | Iterable[str] | None,
-    vocab_axis: str | None,
-    head: Spec | None = None,
-) -> Array | tuple[Array, dict[str, Array]]:
-    advantages, given = jnp.asarray(advantages), dict(options)
-    if given.get("advantage_level") is None:
+def _policy_loss(arguments: dict[str, Any]) -> Array | tuple[Array, dict[str, Array]]:
+    if arguments["advantage_level"] is None:
         # [B, 1] of [B, 1] labels: either.
-        per_token = jnp.ndim(labels) > 1 and advantages.shape == jnp.shape(labels)
-        given["advantage_level"] = "token" if per_token else "sequence"
-    loss, metrics = loss_of(
-        function,
-        operand,
-        labels,
-        {**vectors, "advantages": advantages},
-        given,
-        head=head,
-        preset=preset or "",
-        wants_metrics=return_metrics,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-    )
-    if metrics is None:
-        return loss
-    return loss, dict(zip(FUNCTIONS[function].metrics, metrics, strict=True))
+        labels, advantages = (jnp.shape(arguments[name]) for name in ("labels", "advantages"))
+        arguments["advantage_level"] = (
+            "token" if len(labels) > 1 and advantages == labels else "sequence"
+        )
+    found = apply("policy_loss", arguments)
+    return (found["loss"], found["metrics"]) if "metrics" in found else found["loss"]

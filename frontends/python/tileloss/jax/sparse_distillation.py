@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 from jax import Array
 from jax.typing import DTypeLike
 
-from tileloss.jax._apply_pair import pair_loss_of
-from tileloss.jax._beside import teacher_columns
+from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
-from tileloss.jax._rows.distillation import DistillationRows
-from tileloss.jax._sweeps.operands import LmHead, Logits, Spec
+from tileloss.jax._rows.distillation import DistillationRows, with_rows
 
 
 def sparse_distillation(
@@ -78,35 +74,7 @@ def sparse_distillation(
     The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
     there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
     """
-    given: dict[str, Any] = {
-        # generated: values of sparse_distillation but temperature_on
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        "tail": tail,
-        # end of generated
-    }
-    loss, found = pair_loss_of(
-        "sparse_distillation",
-        Logits(logits),
-        partial(teacher_columns, teacher_ids, teacher_logprobs),
-        labels,
-        {"mask": mask, "token_weights": token_weights},
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-    )
-    return (loss, DistillationRows(**found)) if found else loss
+    return with_rows(apply("sparse_distillation", locals()))
 
 
 def linear_sparse_distillation(
@@ -144,33 +112,4 @@ def linear_sparse_distillation(
 
     Arguments: `linear_distillation`, `sparse_distillation`.
     """
-    given: dict[str, Any] = {
-        # generated: values of sparse_distillation but temperature_on
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        "tail": tail,
-        # end of generated
-    }
-    loss, found = pair_loss_of(
-        "linear_sparse_distillation",
-        LmHead(hidden, head, bias),
-        partial(teacher_columns, teacher_ids, teacher_logprobs),
-        labels,
-        {"mask": mask, "token_weights": token_weights},
-        given,
-        outputs,
-        head=Spec(0, head_layout=head_layout, compute_dtype=compute_dtype),
-        grad_in_forward=grad_in_forward,
-        implementation=implementation,
-    )
-    return (loss, DistillationRows(**found)) if found else loss
+    return with_rows(apply("sparse_distillation", locals()))

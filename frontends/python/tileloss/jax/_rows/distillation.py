@@ -7,6 +7,7 @@ mean divides by the sum of w_i of the rows in use, or by num_items when given; a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -30,6 +31,12 @@ class DistillationRows(NamedTuple):
     lse: Array | None = None
 
 
+def with_rows(found: dict[str, Array]) -> Array | tuple[Array, DistillationRows]:
+    """A loss, with what else was asked for."""
+    loss = found.pop("loss")
+    return (loss, DistillationRows(**found)) if found else loss
+
+
 class PairCoefficients(NamedTuple):
     """dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j), float32 [N] each."""
 
@@ -46,6 +53,44 @@ class RowWeights(NamedTuple):
     @property
     def of_rows(self) -> Array:
         return self.token * self.factor
+
+
+class WeightedRows(NamedTuple):
+    """The rows of a loss whose target is not labels, [N]."""
+
+    used: Array  # bool
+    wrong: Array  # bool: used, but with a label or a teacher's columns that cannot be
+    weights: RowWeights
+
+    @property
+    def factors(self) -> Array:
+        """What the sweeps are to multiply each row's gradient by."""
+        return jnp.where(self.wrong, jnp.nan, self.weights.of_rows)
+
+    def results(
+        self,
+        options: Options,
+        found: dict[str, Array],
+        names: Iterable[str],
+        *,
+        is_weighted: bool = False,
+    ) -> dict[str, Array]:
+        """The loss, and those of the row outputs ``found`` by the sweeps that ``names`` names. ``is_weighted``: whether a "loss"
+        among them is times `factors`."""
+        if "loss" in found:
+            weighted = found["loss"] if is_weighted else self.weights.of_rows * found["loss"]
+            loss = jnp.where(self.weights.factor == 0, 0.0, weighted)
+        else:
+            loss = row_losses(options, found["divergence"], found.get("logp"), self.weights)
+        loss = self._of_used(loss)
+        named = {name: self._of_used(found[name]) for name in names}
+        return {"loss": loss if options.is_per_row else jnp.sum(loss), **named}
+
+    def _of_used(self, x: Array) -> Array:
+        """0 where a row does not count, NaN where it is wrong."""
+        if x.dtype == jnp.bool_:
+            return x & self.used & ~self.wrong
+        return jnp.where(self.used, jnp.where(self.wrong, jnp.nan, x), 0.0)
 
 
 def row_weights(options: Options, used: Array, token_weights: Array | None) -> RowWeights:

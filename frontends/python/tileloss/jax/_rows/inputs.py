@@ -31,10 +31,7 @@ def read_rows(
 
     A row in use with a label outside [0, classes) is NaN throughout: a device finds out too late to raise.
     """
-    used = is_used(labels, options, mask)
-    if labels.dtype.itemsize < 4:
-        labels = labels.astype(jnp.int32)  # which holds the number of classes
-    wrong = used & ((labels < 0) | (labels >= classes))
+    labels, used, wrong = read_labels(labels, options, classes, mask)
 
     def read(x: Array, otherwise: float | int, of_wrong: float | int) -> Array:
         return jnp.where(
@@ -64,6 +61,16 @@ def read_rows(
         stats=row_stats(clean),
         logp_divisor=options.number("temperature") if on_logprob else 1.0,
     )
+
+
+def read_labels(
+    labels: Array, options: Options, classes: int, mask: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """The labels in a type that holds the number of classes; bool [N], which rows count, and which of those are wrong."""
+    used = is_used(labels, options, mask)
+    if labels.dtype.itemsize < 4:
+        labels = labels.astype(jnp.int32)
+    return labels, used, used & ((labels < 0) | (labels >= classes))
 
 
 def is_used(labels: Array, options: Options, mask: Array | None = None) -> Array:

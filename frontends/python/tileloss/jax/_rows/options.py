@@ -140,7 +140,7 @@ def check(
     rows: int,
     columns: int,
     vectors: Mapping[str, int] | None = None,
-    beside: Mapping[str, Sequence[int]] | None = None,
+    target: Mapping[str, Sequence[int]] | None = None,
     sequence_length: int = 0,
     has_labels: bool = True,
     outputs: Iterable[str] = (),
@@ -149,7 +149,7 @@ def check(
 
     It is planned as a forward of float32 logits [rows, columns], or of a head that makes them, without data. ``vectors``: the
     sizes of the inputs besides labels, by their names in tileloss_args (mask, old_logp, advantages, class_weights, ...).
-    ``beside``: the shapes of what says more of a row than its label, likewise (teacher_logits, teacher_head, ...).
+    ``target``: the shapes of what the rows are held against besides, likewise (teacher_logits, teacher_head, ...).
     ``outputs``: of a loss, names of row outputs.
 
     Raises:
@@ -161,7 +161,7 @@ def check(
         views.set_matrix(args, "head", 0, FLOAT32, (columns, 1), (1, 1))
     else:
         views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
-    for name, shape in (beside or {}).items():
+    for name, shape in (target or {}).items():
         _plan_tensor(args, name, shape, columns)
     of_labels = {"labels": rows} if has_labels else {}
     for name, size in {**of_labels, **(vectors or {}), **dict.fromkeys(outputs, rows)}.items():

@@ -1,17 +1,13 @@
 """The sweeps over the vocabulary, by implementation.
 
-operands.py   what they go over, and what they are told and give
+operands.py   what they go over and against what, and what they are told and give
 transform.py  the logit transform
-xla.py        "xla" from logits
+divergence.py the divergences, column by column
+xla.py        "xla" from logits, held against labels
+xla_head.py   "xla" from hidden states and the LM head, held against labels
+xla_targets.py  "xla" from logits, held against a teacher's logits, some of its columns, or class probabilities
+xla_targets_head.py  the same with the LM head
 cpu.py        "cpu", by XLA FFI calls of the C++ library
 by_rows.py    custom calls that may be cut by rows over devices
-xla_head.py   "xla" from hidden states and the LM head
-pairs.py      what sweeps over a student and what it is held against are told and give
-divergence.py the divergences, column by column
-xla_pairs.py  "xla" over a student's and a teacher's logits
-xla_pair_rows.py  "xla" over pairs with the student's LM head
-xla_known_columns.py  "xla" over logits and some columns of a teacher
-xla_soft_labels.py  "xla" over logits and class probabilities
-cpu_pairs.py  "cpu" over pairs
 tpu/          "pallas_tpu"
 """

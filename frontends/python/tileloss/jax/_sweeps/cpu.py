@@ -32,8 +32,16 @@ from tileloss.jax._sweeps.operands import (
     Logits,
     Operand,
     Spec,
+    Swept,
+    Target,
+    TargetRows,
+    TeacherState,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
+from tileloss.jax._sweeps.transform import (
+    LogitTransform,
+    make_label_transform,
+    make_teacher_transform,
+)
 
 _TARGET = "tileloss_call"
 _FILE = "libtileloss_xla.so"
@@ -56,8 +64,8 @@ def _register() -> None:
     jax.ffi.register_ffi_target(_TARGET, capsule, platform="cpu")
 
 
-def refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
-    if has_class_weights and spec.sums.smoothing_sum:
+def refusal(operand: Operand, spec: Spec, target: Target) -> str:
+    if target.options is None and target.class_weights is not None and spec.sums.smoothing_sum:
         return missing() or "has no class weights together with label_smoothing"
     return missing()
 
@@ -70,13 +78,13 @@ def missing() -> str:
 
 
 def forward(
-    operand: Operand,
-    labels: Array,
-    transform: LogitTransform,
-    spec: Spec,
-    class_weights: Array | None,
-) -> RowState:
-    assert class_weights is None or not spec.sums.smoothing_sum
+    operand: Operand, target: Target, transform: LogitTransform, spec: Spec
+) -> RowState | Swept:
+    labels = target.labels
+    if target.options is not None:
+        results = _outputs(target, spec)
+        found = _of_target(operand, target, spec).run(FORWARD, results)
+        return Swept(dict(zip(results, found, strict=True)), _no_state(target))
     call = _sweep(operand, labels, transform, spec)
     names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
     results = {
@@ -90,12 +98,22 @@ def forward(
 
 def backward(
     operand: Operand,
-    rows: BackwardRows,
+    target: Target,
+    rows: BackwardRows | TargetRows,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
 ) -> Operand:
-    call = _sweep(operand, rows.labels, transform, spec)
+    if isinstance(rows, TargetRows):
+        call = _of_target(operand, target, spec)
+        call.operands["token_weights"] = rows.weights
+    else:
+        call = _sweep(operand, target.labels, transform, spec)
+        _set_coefficients(call, rows, spec)
+    found = call.run(BACKWARD, gradients(operand, spec), aliases=in_place(operand, 0))
+    return operand_of(operand, spec, found)
+
+
+def _set_coefficients(call: Call, rows: BackwardRows, spec: Spec) -> None:
     call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
     c, state = rows.coefficients, rows.state
     call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "target")}
@@ -110,29 +128,40 @@ def backward(
     if spec.sums.smoothing_sum:
         # The library's mean is over the columns and the class that stands for all other shards.
         call.operands["mean_logit_grad"] = c.uniform * (spec.columns + 1)
-    found = call.run(BACKWARD, gradients(operand, spec), aliases=in_place(operand, 0))
-    return operand_of(operand, spec, found)
+
+
+def rows_and_grad(
+    operand: Operand, target: Target, weights: Array, transform: LogitTransform, spec: Spec
+) -> tuple[dict[str, Array], Operand]:
+    """Of a target that is not labels: the rows' outputs, "loss" times its weight, and the gradient."""
+    call = _of_target(operand, target, spec)
+    call.operands["token_weights"] = weights
+    of_operand, outputs = gradients(operand, spec), _outputs(target, spec)
+    found = call.run(VALUE_AND_GRAD, of_operand | outputs, aliases=in_place(operand, 0))
+    named = dict(zip(outputs, found[len(of_operand) :], strict=True))
+    return named, operand_of(operand, spec, found)
 
 
 def value_and_grad(
     options: Options,
     operand: Operand,
-    labels: Array,
+    target: Target,
     tensors: dict[str, Array],
     spec: Spec,
     *,
     sequence_length: int,
     wants_metrics: bool,
-) -> tuple[Array, Array | None, Operand]:
+) -> tuple[dict[str, Array], Operand]:
     """A scalar loss, its metrics if wanted, and its gradient in one pass, with the row stage in C++.
 
-    ``labels``: as a sweep's; one that is ELSEWHERE is out of range, which makes all results NaN. ``tensors``: the other inputs
-    by their names in tileloss_args.
+    ``target``: a label that is ELSEWHERE is out of range, which makes all results NaN. ``tensors``: the other inputs by their
+    names in tileloss_args.
     """
     function = options.function
     call = Call(function.name, operand, spec)
-    call.operands["labels"] = labels
-    call.operands |= {name: _accepted(name, tensor) for name, tensor in tensors.items()}
+    call.operands["labels"] = target.labels
+    others = target.arrays | tensors
+    call.operands |= {name: _accepted(name, tensor) for name, tensor in others.items()}
     call.operands |= {f"option:{name}": number for name, number in options.arrays.items()}
     call.options |= options.numbers() | {"ignore_index": UNUSED}
     results = {"loss": like((), jnp.float32)}
@@ -144,8 +173,8 @@ def value_and_grad(
         aliases=in_place(operand, len(results)),
         sequence_length=sequence_length,
     )
-    metrics = found[1] if wants_metrics else None
-    return found[0], metrics, operand_of(operand, spec, found[len(results) :])
+    count = len(results)
+    return dict(zip(results, found, strict=False)), operand_of(operand, spec, found[count:])
 
 
 class Call:
@@ -226,6 +255,47 @@ def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spe
     else:
         call.options["temperature"] = transform.temperature
     return call
+
+
+def _of_target(operand: Operand, target: Target, spec: Spec) -> Call:
+    """A loss whose target is not labels: its row outputs and gradient. A call makes a row's sums and its gradient while both
+    sides are in cache."""
+    options = target.options
+    assert options is not None
+    call = Call(options.function.name, operand, spec)
+    words = {"teacher_head": "T:teacher_head"} if spec.head_layout == "HV" else {}
+    call.operands |= {words.get(name, name): x for name, x in target.arrays.items()}
+    call.operands["labels"] = target.labels
+    # The weights have the reduction in them.
+    given = {name: x for name, x in options.arrays.items() if name != "num_items"}
+    # The library takes a NaN behind a pointer for a number.
+    if "teacher_temperature" in given:
+        given["teacher_temperature"] = jnp.asarray(make_teacher_transform(options).temperature)
+    if "label_temperature" in given and (label := make_label_transform(options)):
+        given["label_temperature"] = jnp.asarray(label.temperature)
+    call.operands |= {f"option:{name}": x for name, x in given.items()}
+    numbers = {name: x for name, x in options.numbers().items() if name != "num_items"}
+    per_row = options.function.choice("reduction", "none")
+    call.options |= numbers | {"reduction": per_row, "ignore_index": UNUSED}
+    return call
+
+
+def _outputs(target: Target, spec: Spec) -> dict[str, Any]:
+    shape = target.labels.shape
+    return {
+        name: like(shape, jnp.bool_ if name == "agreement" else jnp.float32)
+        for name in spec.outputs
+    }
+
+
+def _no_state(target: Target) -> TeacherState | tuple[()]:
+    if "teacher_logits" not in target.arrays:
+        return ()
+    assert target.options is not None
+    nothing = jnp.zeros_like(target.labels, jnp.float32)
+    side = RowState(nothing, nothing, nothing)
+    label = side if make_label_transform(target.options) else None
+    return TeacherState(side, side, label, nothing, nothing)
 
 
 def _has_rows(word: str, x: Any) -> bool:

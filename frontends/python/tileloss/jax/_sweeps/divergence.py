@@ -1,7 +1,7 @@
-"""The divergences, column by column (src/backends/cpu/sweep/divergence_forms.h, src/core/divergence.h).
+"""The divergences, column by column (src/core/divergence.h).
 
-dD/dz_j = p_j (g_j - mean), mean = sum_k p_k g_k, for a g that is chosen so that p = q gives 0 in every digit. That of the forward
-KL, 1 - q/p, has no mean.
+dD/dz_j = p_j (g_j - mean), mean = sum_k p_k g_k, for g = dD/dp_j or that and any number: over a softmax one that gives 0 in every
+digit where p = q. That of the forward KL, 1 - q/p, has no mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Divergence(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A column's share of D, and p (g - what g is shifted by)."""
+    """A column's share of D, and p g."""
 
     value: Array
     form: Array
@@ -50,8 +50,51 @@ def times(weight: Array, x: Array) -> Array:
     return jnp.where(weight == 0, 0.0, weight * x)
 
 
+class _Column(NamedTuple):
+    """The numbers that the formulas are made of."""
+
+    p: Array
+    q: Array
+    difference: Array  # p - q
+    log_ratio: Array  # log p - log q: infinite where one of them is 0, NaN where both are
+    log_p: Array  # log(p/m)
+    log_q: Array  # log(q/m)
+    by_mixture: Array  # (p - q)/m, but of classes p/m
+    # False: classes whose p need not sum to 1, so that their g is dD/dp itself.
+    is_softmax: bool = True
+
+
+def _terms(d: Divergence, x: _Column) -> Terms:
+    """Each divergence: its value, g over a softmax, and dD/dp."""
+    p, q, beta, is_softmax = x.p, x.q, d.beta, x.is_softmax
+    if d.kind == "total_variation":
+        return Terms(jnp.abs(x.difference) / 2, p * jnp.sign(x.difference) / 2)
+    if d.kind == "forward_kl":
+        return Terms(times(q, -x.log_ratio), x.difference if is_softmax else -q)
+    if d.kind == "reverse_kl":
+        value = times(p, x.log_ratio)
+        return Terms(value, value if is_softmax else value + p)
+    if d.kind == "jeffreys":
+        value = times(p, x.log_ratio)
+        form = value + x.difference if is_softmax else value + p - q
+        return Terms(value + times(q, -x.log_ratio), form)
+    if d.kind == "jsd":
+        form = times((1 - beta) * p, x.log_p)
+        return Terms(form + times(beta * q, x.log_q), form)
+    if d.kind == "skew_forward_kl":  # over a softmax (1 - beta) (1 - q/m) = (1 - beta)^2 (p - q)/m
+        value = times(q, x.log_q)
+        if is_softmax:
+            return Terms(value, times(p, (1 - beta) ** 2 * x.by_mixture))
+        return Terms(value, -(1 - beta) * q * x.by_mixture)
+    # Over a softmax log(p/m) + beta (1 - p/m) = log(p/m) - beta (1 - beta) (p - q)/m.
+    value = times(p, x.log_p)
+    if is_softmax:
+        return Terms(value, value - times(p, beta * (1 - beta) * x.by_mixture))
+    return Terms(value, value + p - beta * p * x.by_mixture)
+
+
 def column_terms(d: Divergence, p: Array, q: Array, log_ratio: Array) -> Terms:
-    """``log_ratio``: log p - log q, infinite where one of them is 0, NaN where both are."""
+    """Of a softmax's columns; ``log_ratio``: log p - log q."""
     # The one of p and q of which m has the larger share is near, the other, of which it has w <= 1/2, far: m = a (1 + rest) with
     # a = near, to which the far one's share is a correction, or its part w far where that is more.
     is_student_near = d.share <= 0.5
@@ -65,16 +108,9 @@ def column_terms(d: Divergence, p: Array, q: Array, log_ratio: Array) -> Terms:
     log_of_mixture = jnp.log1p(rest)
     log_near = jnp.where(is_near, 0.0, -math.log(w) - log_far) - log_of_mixture
     log_far = jnp.where(is_near, log_far, -math.log(w)) - log_of_mixture
-    return _terms(
-        d,
-        p,
-        q,
-        difference=p - q,
-        log_ratio=log_ratio,
-        log_p=log_near if is_student_near else log_far,
-        log_q=log_far if is_student_near else log_near,
-        by_mixture=(p - q) / (divisor * (1 + rest)),
-    )
+    log_p, log_q = (log_near, log_far) if is_student_near else (log_far, log_near)
+    by_mixture = (p - q) / (divisor * (1 + rest))
+    return _terms(d, _Column(p, q, p - q, log_ratio, log_p, log_q, by_mixture))
 
 
 def label_terms(d: Divergence, student: RowStats, teacher: RowStats, is_same: Array) -> Terms:
@@ -93,68 +129,16 @@ def label_terms(d: Divergence, student: RowStats, teacher: RowStats, is_same: Ar
     def unless_same(x: Array) -> Array:
         return jnp.where(is_same, 0.0, x)
 
-    return _terms(
-        d,
-        p,
-        q,
-        difference=difference,
-        log_ratio=unless_same(student.logp - teacher.logp),
-        log_p=unless_same(student.logp - log_m),
-        log_q=unless_same(teacher.logp - log_m),
-        by_mixture=jnp.where(m == 0, 0.0, difference / m),
-    )
-
-
-def _terms(
-    d: Divergence,
-    p: Array,
-    q: Array,
-    *,
-    difference: Array,
-    log_ratio: Array,
-    log_p: Array,
-    log_q: Array,
-    by_mixture: Array,
-) -> Terms:
-    """``difference``: p - q. ``log_p``, ``log_q``: log(p/m), log(q/m). ``by_mixture``: (p - q)/m."""
-    beta = d.beta
-    if d.kind == "total_variation":
-        return Terms(jnp.abs(difference) / 2, p * jnp.sign(difference) / 2)
-    if d.kind == "forward_kl":
-        return Terms(times(q, -log_ratio), difference)
-    if d.kind == "reverse_kl":
-        reverse = times(p, log_ratio)
-        return Terms(reverse, reverse)
-    if d.kind == "jeffreys":
-        reverse = times(p, log_ratio)
-        return Terms(reverse + times(q, -log_ratio), reverse + difference)
-    if d.kind == "jsd":
-        form = times((1 - beta) * p, log_p)
-        return Terms(form + times(beta * q, log_q), form)
-    if d.kind == "skew_forward_kl":  # g = (1 - beta) (1 - q/m) = (1 - beta)^2 (p - q)/m
-        return Terms(times(q, log_q), times(p, (1 - beta) ** 2 * by_mixture))
-    # g = log(p/m) + beta (1 - p/m) = log(p/m) - beta (1 - beta) (p - q)/m
-    value = times(p, log_p)
-    return Terms(value, value - times(p, beta * (1 - beta) * by_mixture))
+    log_ratio = unless_same(student.logp - teacher.logp)
+    log_p, log_q = unless_same(student.logp - log_m), unless_same(teacher.logp - log_m)
+    by_mixture = jnp.where(m == 0, 0.0, difference / m)
+    return _terms(d, _Column(p, q, difference, log_ratio, log_p, log_q, by_mixture))
 
 
 def class_terms(d: Divergence, p: Array, q: Array, log_p: Array, log_q: Array) -> Terms:
-    """Classes' shares of D, and p dD/dp: of classes whose p need not sum to 1, as those that a sparse teacher knows."""
-    beta, share = d.beta, d.share
-    forward, reverse = times(q, log_q - log_p), times(p, log_p - log_q)
-    if d.kind == "total_variation":
-        return Terms(jnp.abs(p - q) / 2, p * jnp.sign(p - q) / 2)
-    if d.kind == "forward_kl":
-        return Terms(forward, -q)
-    if d.kind == "reverse_kl":
-        return Terms(reverse, reverse + p)
-    if d.kind == "jeffreys":
-        return Terms(forward + reverse, reverse + p - q)
-    m = p + share * (q - p) if share <= 0.5 else q + d.share_of_p * (p - q)
-    of_p, of_q = times(p, log_p - jnp.log(m)), times(q, log_q - jnp.log(m))
-    if d.kind == "jsd":
-        return Terms((1 - beta) * of_p + beta * of_q, (1 - beta) * of_p)
-    p_over_m = jnp.where(m == 0, 0.0, p / jnp.where(m == 0, 1.0, m))
-    if d.kind == "skew_forward_kl":
-        return Terms(of_q, -(1 - beta) * q * p_over_m)
-    return Terms(of_p, of_p + p - beta * p * p_over_m)
+    """Of classes whose p need not sum to 1, as those that a sparse teacher knows."""
+    m = p + d.share * (q - p) if d.share <= 0.5 else q + d.share_of_p * (p - q)
+    log_m = jnp.log(m)
+    of_p = jnp.where(m == 0, 0.0, p / jnp.where(m == 0, 1.0, m))
+    column = _Column(p, q, p - q, log_p - log_q, log_p - log_m, log_q - log_m, of_p, False)
+    return _terms(d, column)

@@ -1,24 +1,23 @@
 """What a sweep goes over, and what it is told and gives: the same for every implementation.
 
-An implementation is two functions:
+An implementation is two functions, and for some calls a third that does the whole in one pass:
 
-    forward(operand, labels, transform, spec, class_weights) -> RowState
-    backward(operand, rows, transform, spec, class_weights) -> an operand of gradients
+    forward(operand, target, transform, spec) -> RowState, or Swept where the target is not labels
+    backward(operand, target, rows, transform, spec) -> an operand of gradients
 
-The columns swept are those from spec.first on, spec.columns of them; what follows is padding: not read, gradient 0. ``labels``:
-int32 [N], which of them is the row's label; ELSEWHERE: none (of another shard, or wrong), so that the state's target is
--inf; UNUSED: the row does not count, and its state may hold anything. ``class_weights``: float32 [spec.columns] or None, of the
-smoothing sum and its gradient.
+``transform``: of the operand's logits. ``rows``: BackwardRows, or TargetRows where the target is not labels. The columns swept
+are those from spec.first on, spec.columns of them; what follows is padding: not read, gradient 0.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss.jax._rows.coefficients import RowCoefficients
+from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
 
 # Labels that are no column.
@@ -36,12 +35,30 @@ class LmHead(NamedTuple):
 
     hidden: Array | None  # [N, H]
     head: Array | None  # [V, H], or [H, V] where spec.head_layout says so
-    bias: (
-        Array | None
-    )  # [V]; None: there is none. Of gradients, None also stands for "not asked for"
+    # [V]; None: there is none. Of gradients, None also stands for "not asked for".
+    bias: Array | None
 
 
 Operand = Logits | LmHead
+
+
+class Target(NamedTuple):
+    """What the rows are held against: labels; or a teacher's logits, some of its columns, or class probabilities, and labels as
+    the columns whose share is computed to more digits and which the loss's cross-entropy is about where it has any."""
+
+    # int32 [N]. UNUSED: the row does not count, its logits may hold anything, and so may what is made of them, but its gradient
+    # is 0. ELSEWHERE, where the target is labels: none (of another shard, or wrong), so that the state's target is -inf.
+    labels: Array
+    # By their names in tileloss_args: class_weights, float32 [columns], of the smoothing sum; teacher_logits [N, V] of the
+    # student's dtype; teacher_hidden [N, G], teacher_head, which lies as the student's, and perhaps teacher_bias [V];
+    # target_probs [N, V]; teacher_ids, int32 [N, K], distinct in a row or negative, and teacher_logprobs [N, K].
+    arrays: dict[str, Array]
+    # Of the loss, where the target is not labels; the sweeps take from them all but the reduction.
+    options: Options | None = None
+
+    @property
+    def class_weights(self) -> Array | None:
+        return self.arrays.get("class_weights")
 
 
 class Sums(NamedTuple):
@@ -59,10 +76,11 @@ class Spec(NamedTuple):
     columns: int  # how many of the operand's columns are swept
     first: int = 0  # the first of them (forward only): a slice of the vocabulary
     sums: Sums = Sums()
+    # Of a forward where the target is not labels: names of row outputs, "loss" for class probabilities.
+    outputs: tuple[str, ...] = ()
     head_layout: str = "HV"  # of an LmHead: "HV" [H, V] or "VH" [V, H]
-    compute_dtype: DTypeLike | None = (
-        None  # of an LmHead: what the products see, bfloat16 or float32
-    )
+    # Of an LmHead: what the products see, bfloat16 or float32.
+    compute_dtype: DTypeLike | None = None
     dhidden_dtype: DTypeLike | None = None  # backward: of an LmHead's dhidden; None: hidden's own
     wanted: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
     # Backward: whether that coefficient can be other than 0 in any row.
@@ -75,9 +93,35 @@ class Spec(NamedTuple):
 class BackwardRows(NamedTuple):
     """What a backward sweep knows of each row, [N]."""
 
-    labels: Array  # as the forward's
     used: Array  # bool: the gradient of the others is exactly 0, whatever their logits hold
     state: RowState  # of the whole vocabulary; where not used it may hold anything
     log_sum: Array  # log p_j = (z_j - state.max) - log_sum
     coefficients: RowCoefficients  # 0 where not used, NaN where the label is wrong
     at_label: Array  # dL/dz at the label, which has its own rounding rule
+
+
+class Swept(NamedTuple):
+    """What a forward gives where the target is not labels."""
+
+    outputs: dict[str, Array]  # [N], by the names in spec.outputs
+    state: Any  # for the backward: a TeacherState of logits held against logits, else ()
+
+
+class TeacherState(NamedTuple):
+    """[N] arrays. "cpu" leaves zeros, as it makes all sums again."""
+
+    student: RowState
+    teacher: RowState
+    label: RowState | None  # the student at its label's temperature, where that is one of its own
+    # Over the columns but the label's: the divergence, and the mean in its gradient (divergence.py).
+    divergence: Array
+    mean: Array
+
+
+class TargetRows(NamedTuple):
+    """What a backward knows of each row where the target is not labels."""
+
+    # float32 [N], of the row's loss, reduction and upstream gradient included; NaN makes its gradient NaN. They wait for the
+    # forward, as the gradient may lie over the logits.
+    weights: Array
+    state: Any

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from tileloss.jax._devices import varying_alike
 from tileloss.jax._rows.state import RowState, identity, merge, relative_to
-from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums
+from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Sums, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 
 TILE = 2048  # columns of a step
@@ -25,55 +25,57 @@ _WIDENS_BFLOAT16 = jax.__version_info__ < (0, 11)
 _Carry = TypeVar("_Carry")
 
 
-def forward(
-    operand: Logits,
-    labels: Array,
-    transform: LogitTransform,
-    spec: Spec,
-    class_weights: Array | None,
-) -> RowState:
+def forward(operand: Logits, target: Target, transform: LogitTransform, spec: Spec) -> RowState:
     """The row states of the columns that ``spec`` names."""
 
     def logits_of(column: Array | int, width: int) -> Array:
         return tile(operand.logits, column, width).astype(jnp.float32)
 
-    return state_over_tiles(TILE, logits_of, labels, transform, spec, class_weights)
+    return state_over_tiles(TILE, logits_of, target, transform, spec)
 
 
 def backward(
-    operand: Logits,
-    rows: BackwardRows,
+    operand: Logits, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
+) -> Logits:
+    def gradient_of(x: Array, start: Array | int, width: int) -> Array:
+        return tile_gradient(transform.value(x), target, rows, start, spec)
+
+    return gradient_over_tiles(operand.logits, rows.used, transform, spec, gradient_of)
+
+
+def gradient_over_tiles(
+    logits: Array,
+    used: Array,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
+    gradient_of: Callable[[Array, Array | int, int], Array],
 ) -> Logits:
-    """dL/dlogits; in the logits' memory where XLA finds that nobody reads them later."""
+    """dL/dlogits; in the logits' memory where XLA finds that nobody reads them later. ``gradient_of(x, start, width)``: dL/dz
+    [N, width] of logits x, float32."""
 
     def step(buffer: Array, start: Array | int, width: int) -> Array:
-        x = tile_to_replace(buffer, start, width, operand.logits.dtype).astype(jnp.float32)
-        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
-        gradient = tile_gradient(transform.value(x), rows, start, weights, spec)
-        gradient = gradient * transform.derivative(x)
-        gradient = jnp.where(rows.used[:, None], gradient, 0.0).astype(operand.logits.dtype)
+        x = tile_to_replace(buffer, start, width, logits.dtype).astype(jnp.float32)
+        gradient = gradient_of(x, start, width) * transform.derivative(x)
+        gradient = jnp.where(used[:, None], gradient, 0.0).astype(logits.dtype)
         return stored(buffer, gradient, start)
 
-    gradient = in_place(lambda buffer: over_tiles(spec.columns, TILE, step, buffer), operand.logits)
+    gradient = in_place(lambda buffer: over_tiles(spec.columns, TILE, step, buffer), logits)
     return Logits(gradient.at[:, spec.columns :].set(0))
 
 
 def state_over_tiles(
     width: int,
     logits_of: Callable[[Array | int, int], Array],
-    labels: Array,
+    target: Target,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
 ) -> RowState:
     """A forward sweep in tiles of ``width`` columns. ``logits_of(column, width)``: float32 [N, width]."""
+    labels = target.labels
 
     def step(state: RowState, start: Array | int, width: int) -> RowState:
         z = transform.value(logits_of(spec.first + start, width))
-        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
+        weights = weights_of_tile(target, start, width)
         return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
 
     empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
@@ -97,6 +99,11 @@ def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
         # Not ahead of the loop then, as it has to wait for ``start``, and so no more of x than the slice.
         x, start = lax.optimization_barrier((x, start))  # type: ignore[no-untyped-call]
     return lax.dynamic_slice_in_dim(x, start, width, axis)
+
+
+def weights_of_tile(target: Target, start: Array | int, width: int) -> Array | None:
+    weights = target.class_weights
+    return None if weights is None else tile(weights, start, width, axis=0)
 
 
 def tile_to_replace(buffer: Array, start: Array | int, width: int, dtype: DTypeLike) -> Array:
@@ -181,14 +188,10 @@ def tile_state(
 
 
 def tile_gradient(
-    z: Array,
-    rows: BackwardRows,
-    start: Array | int,
-    weights: Array | None,
-    spec: Spec,
+    z: Array, target: Target, rows: BackwardRows, start: Array | int, spec: Spec
 ) -> Array:
     """dL/dz [N, width] of one tile z, float32; rows that are not used may hold anything."""
-    c = rows.coefficients
+    c, width = rows.coefficients, z.shape[1]
     log_p = (z - rows.state.max[:, None]) - rows.log_sum[:, None]
     p = jnp.exp(log_p)
     factor = c.prob[:, None]
@@ -197,6 +200,7 @@ def tile_gradient(
         factor += jnp.where(has_none, 0.0, c.prob_logp[:, None] * log_p)
     gradient = p * factor
     if spec.has_uniform:
+        weights = weights_of_tile(target, start, width)
         gradient += c.uniform[:, None] * (1.0 if weights is None else weights)
-    is_label = jnp.arange(z.shape[1]) == (rows.labels - start)[:, None]
+    is_label = jnp.arange(width) == (target.labels - start)[:, None]
     return jnp.where(is_label, rows.at_label[:, None], gradient)

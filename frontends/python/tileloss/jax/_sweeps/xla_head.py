@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from tileloss.jax._devices import varying_alike
 from tileloss.jax._rows.state import RowState
-from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Spec
+from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Spec, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 from tileloss.jax._sweeps.xla import (
     in_place,
@@ -26,31 +26,21 @@ from tileloss.jax._sweeps.xla import (
 TILE = 2048  # columns of a step
 
 
-def forward(
-    operand: LmHead,
-    labels: Array,
-    transform: LogitTransform,
-    spec: Spec,
-    class_weights: Array | None,
-) -> RowState:
+def forward(operand: LmHead, target: Target, transform: LogitTransform, spec: Spec) -> RowState:
     """The row states of the columns that ``spec`` names."""
     hidden, head, bias = operand
     assert hidden is not None and head is not None
     seen = as_seen(hidden, spec)
 
-    def logits_of(column: Array | int, width: int) -> Array:
+    def of_columns(column: Array | int, width: int) -> Array:
         of_bias = None if bias is None else tile(bias, column, width, axis=0)
-        return _logits(seen, _head_tile(head, column, width, spec), of_bias, spec)
+        return logits_of(seen, _head_tile(head, column, width, spec), of_bias, spec)
 
-    return state_over_tiles(TILE, logits_of, labels, transform, spec, class_weights)
+    return state_over_tiles(TILE, of_columns, target, transform, spec)
 
 
 def backward(
-    operand: LmHead,
-    rows: BackwardRows,
-    transform: LogitTransform,
-    spec: Spec,
-    class_weights: Array | None,
+    operand: LmHead, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> LmHead:
     """dhidden, dhead and dbias, those that ``spec.wanted`` names; each in its tensor's dtype."""
     hidden, head, bias = operand
@@ -62,9 +52,8 @@ def backward(
     def step(sums: LmHead, start: Array | int, width: int) -> LmHead:
         of_head = _head_tile(head, start, width, spec)
         of_bias = None if bias is None else tile(bias, start, width, axis=0)
-        weights = None if class_weights is None else tile(class_weights, start, width, axis=0)
-        x = _logits(seen, of_head, of_bias, spec)
-        dx = tile_gradient(transform.value(x), rows, start, weights, spec)
+        x = logits_of(seen, of_head, of_bias, spec)
+        dx = tile_gradient(transform.value(x), target, rows, start, spec)
         dx = dx * transform.derivative(x)
         dx = jnp.where(used, dx, 0.0)
         dhidden, dhead, dbias = sums
@@ -97,7 +86,7 @@ def _head_tile(head: Array, start: Array | int, width: int, spec: Spec) -> Array
     return as_seen(tile(head, start, width, axis=spec.head_layout.index("V")), spec)
 
 
-def _logits(hidden: Array, head: Array, bias: Array | None, spec: Spec) -> Array:
+def logits_of(hidden: Array, head: Array, bias: Array | None, spec: Spec) -> Array:
     """x of one tile, float32 [N, width]."""
     x = product(f"nh,{spec.head_layout.lower()}->nv", hidden, head, spec)
     return x if bias is None else x + bias.astype(jnp.float32)

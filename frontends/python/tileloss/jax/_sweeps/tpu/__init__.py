@@ -19,7 +19,7 @@ from jax import Array
 
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.by_rows import map_by_rows
-from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand, Spec
+from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand, Spec, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 
 try:
@@ -30,41 +30,33 @@ else:
     _MISSING = ""
 
 
-def forward(
-    operand: Operand,
-    labels: Array,
-    transform: LogitTransform,
-    spec: Spec,
-    class_weights: Array | None,
-) -> RowState:
+def forward(operand: Operand, target: Target, transform: LogitTransform, spec: Spec) -> RowState:
     """The row states of the columns that ``spec`` names."""
 
-    def sweep(operand: Operand, labels: Array, scale: LogitTransform, weights: Any) -> RowState:
+    def sweep(operand: Operand, target: Target, rows: None, scale: LogitTransform) -> RowState:
         of: Any = logits.forward if isinstance(operand, Logits) else head.forward
-        state: RowState = of(operand, labels, scale, spec, weights)
+        state: RowState = of(operand, target, scale, spec)
         return state._replace(smoothing_weight=None)
 
     names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
     found: Any = RowState(**dict.fromkeys(names, True))  # type: ignore[arg-type]
-    state: RowState = _by_rows(sweep, (operand, labels, transform, class_weights), found, spec)
-    weight = None
+    state: RowState = _by_rows(sweep, (operand, target, None, transform), found, spec)
+    weight, weights = None, target.class_weights
     if spec.sums.smoothing_sum:
-        weight = jnp.float32(spec.columns) if class_weights is None else jnp.sum(class_weights)
+        weight = jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
     return state._replace(smoothing_weight=weight)
 
 
 def backward(
-    operand: Operand,
-    rows: BackwardRows,
-    transform: LogitTransform,
-    spec: Spec,
-    class_weights: Array | None,
+    operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> Operand:
     """dL/dlogits, in their memory where nobody reads them later; or dhidden, dhead and dbias as ``spec.wanted`` names them."""
 
-    def sweep(operand: Operand, rows: BackwardRows, scale: LogitTransform, weights: Any) -> Operand:
+    def sweep(
+        operand: Operand, target: Target, rows: BackwardRows, scale: LogitTransform
+    ) -> Operand:
         of: Any = logits.backward if isinstance(operand, Logits) else head.backward
-        gradient: Operand = of(operand, rows, scale, spec, weights)
+        gradient: Operand = of(operand, target, rows, scale, spec)
         return gradient
 
     kind: Any = type(operand)
@@ -72,10 +64,9 @@ def backward(
     if isinstance(operand, LmHead):
         wanted = zip(operand, spec.wanted, found, strict=True)
         found = LmHead(*(cut if x is not None and asked else None for x, asked, cut in wanted))
-    arguments: Any = (operand, rows, transform, class_weights)
-    gradient: Any = _by_rows(sweep, arguments, found, spec)
+    gradient: Any = _by_rows(sweep, (operand, target, rows, transform), found, spec)
     if spec.row_axes is not None:  # a sum over devices is rounded once it is made
-        pairs = zip(gradient, arguments[0], strict=True)
+        pairs: Any = zip(gradient, operand, strict=True)
         gradient = kind(*(None if g is None else g.astype(x.dtype) for g, x in pairs))
     result: Operand = gradient
     return result
@@ -85,24 +76,24 @@ def _by_rows(sweep: Callable[..., Any], arguments: tuple[Any, ...], found: Any, 
     """sweep(*arguments), on every device of a mesh for its rows. ``found``: a tree as the result's, whether an array has rows."""
     if spec.row_axes is None:
         return sweep(*arguments)
-    operand, rows, transform, weights = arguments
+    operand, target, rows, transform = arguments
     traced = transform.temperature if isinstance(transform.temperature, Array) else None
-    arrays, tree = jax.tree.flatten((operand, rows, traced, weights))
-    has_rows = [x.ndim > 0 for x in jax.tree.leaves(rows)]
+    arrays, tree = jax.tree.flatten((operand, (target.labels, rows), target.arrays, traced))
+    has_rows = [x.ndim > 0 for x in jax.tree.leaves((target.labels, rows))]
     of_operand = [True, *[False] * (len(jax.tree.leaves(operand)) - 1)]
     others = [False] * (len(arrays) - len(of_operand) - len(has_rows))
 
     def call(*arrays: Array) -> Sequence[Array]:
-        operand, rows, traced, weights = jax.tree.unflatten(tree, arrays)
+        operand, (labels, rows), of_columns, traced = jax.tree.unflatten(tree, arrays)
         scale = transform if traced is None else transform._replace(temperature=traced)
-        return jax.tree.leaves(sweep(operand, rows, scale, weights))
+        return jax.tree.leaves(sweep(operand, Target(labels, of_columns), rows, scale))
 
     flags, tree_of_found = jax.tree.flatten(found)
     mapped = map_by_rows(call, spec.row_axes, [*of_operand, *has_rows, *others], flags)
     return jax.tree.unflatten(tree_of_found, mapped(*arrays))
 
 
-def refusal(operand: Operand, spec: Spec, has_class_weights: bool) -> str:
+def refusal(operand: Operand, spec: Spec, target: Any) -> str:
     """What stands in the way of a call, in words that end a sentence; "": nothing."""
     if _MISSING:
         return _MISSING

@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from tileloss.jax._rows.state import RowState
-from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Spec
+from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Spec, Target
 from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for, can_fit, chip
 from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, Index, call, shaped
 from tileloss.jax._sweeps.tpu.logits import step_forward
@@ -89,28 +89,27 @@ class _Products(NamedTuple):
 
 def forward(
     operand: LmHead,
-    labels: Array,
+    target: Target,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
     blocks: Blocks | None = None,
 ) -> RowState:
     """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
     if spec.first:  # a copy, as blocks begin at their multiples
         operand = _columns_from(operand, spec)
-    rows = labels.shape[0]
+    rows = target.labels.shape[0]
     if not rows or not spec.columns:
         return empty_state(rows, spec.sums)
     bt, bv = blocks or blocks_for(call_of("head_forward", operand, spec))
     shapes = state_shape(rows, spec.sums)
-    weights = class_weights if spec.sums.smoothing_sum else None
+    weights = target.class_weights if spec.sums.smoothing_sum else None
     tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
     in_kernel, scale = tile_transform(transform)
     of_row, of_class = _indices(rows_axis=0)
     (state,) = call(
         partial(_head_forward, tiles=tiles, products=_products(spec), transform=in_kernel),
         (
-            *_operands(operand, labels, spec, bt, tiles, rows_axis=0),
+            *_operands(operand, target.labels, spec, bt, tiles, rows_axis=0),
             Blocked(of_classes(weights, tiles), (1, bv), of_class),
             Blocked(scale),
         ),
@@ -144,10 +143,10 @@ def _head_forward(
 
 def backward(
     operand: LmHead,
+    target: Target,
     rows: BackwardRows,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
     blocks: tuple[Blocks, Blocks] | None = None,
 ) -> LmHead:
     """dhidden, dhead and dbias, those that ``spec.wanted`` names. ``blocks``: dhidden's and dhead's instead of the chip's."""
@@ -159,7 +158,7 @@ def backward(
     if not hidden.size or not spec.columns:
         return jax.tree.map(jnp.zeros_like, wanted)
     of_dhidden, of_dhead = blocks or (None, None)
-    given = (operand, rows, transform, spec, class_weights)
+    given = (operand, target, rows, transform, spec)
     dhidden = dhead = dbias = None
     if wanted.hidden is not None:
         dhidden = _run_dhidden(*given, of_dhidden)
@@ -170,10 +169,10 @@ def backward(
 
 def _run_dhidden(
     operand: LmHead,
+    target: Target,
     rows: BackwardRows,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
     blocks: Blocks | None,
 ) -> Array:
     hidden = operand.hidden
@@ -184,11 +183,11 @@ def _run_dhidden(
     tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
     in_kernel, scale = tile_transform(transform)
     of_row, of_class = _indices(rows_axis=0)
-    weights = class_weights if spec.has_uniform else None
+    weights = target.class_weights if spec.has_uniform else None
     (dhidden,) = call(
         partial(_head_dhidden, tiles=tiles, products=_products(spec), transform=in_kernel),
         (
-            *_operands(operand, rows.labels, spec, bt, tiles, rows_axis=0),
+            *_operands(operand, target.labels, spec, bt, tiles, rows_axis=0),
             Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), of_row),
             Blocked(of_classes(weights, tiles), (1, bv), of_class),
             Blocked(scale),
@@ -243,10 +242,10 @@ def _head_dhidden(
 def _run_dhead(
     wanted: LmHead,
     operand: LmHead,
+    target: Target,
     rows: BackwardRows,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
     blocks: Blocks | None,
 ) -> tuple[Array | None, Array | None]:
     hidden, head = operand.hidden, operand.head
@@ -256,7 +255,7 @@ def _run_dhead(
     tiles = Tiles(spec.columns, bv, pl.cdiv(vocab, bv))
     in_kernel, scale = tile_transform(transform)
     of_row, of_class = _indices(rows_axis=1)
-    weights = class_weights if spec.has_uniform else None
+    weights = target.class_weights if spec.has_uniform else None
     block = (bv, width) if spec.head_layout == "VH" else (width, bv)
     of_head = of_class if spec.head_layout == "HV" else _transposed(of_class)
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), wanted)
@@ -265,7 +264,7 @@ def _run_dhead(
     dhead, dbias = call(
         partial(_head_dhead, tiles=tiles, products=_products(spec), transform=in_kernel),
         (
-            *_operands(operand, rows.labels, spec, bt, tiles, rows_axis=1),
+            *_operands(operand, target.labels, spec, bt, tiles, rows_axis=1),
             Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), of_row),
             Blocked(of_classes(weights, tiles), (1, bv), of_class),
             Blocked(scale),

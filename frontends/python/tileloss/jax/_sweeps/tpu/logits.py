@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tileloss.jax._rows.state import RowState
-from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec
+from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Target
 from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for, chip
 from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, call, shaped
 from tileloss.jax._sweeps.tpu.rows import (
@@ -43,10 +43,9 @@ from tileloss.jax._sweeps.transform import LogitTransform
 
 def forward(
     operand: Logits,
-    labels: Array,
+    target: Target,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
     blocks: Blocks | None = None,
 ) -> RowState:
     """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
@@ -59,13 +58,13 @@ def forward(
     shapes = state_shape(rows, spec.sums)
     bt, bv = blocks or blocks_for(call_of("logits_forward", operand, spec))
     tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
-    weights = class_weights if spec.sums.smoothing_sum else None
+    weights = target.class_weights if spec.sums.smoothing_sum else None
     in_kernel, scale = tile_transform(transform)
     (state,) = call(
         partial(_logits_forward, tiles=tiles, transform=in_kernel),
         (
             Blocked(x, (bt, bv), lambda i, j: (i, j)),
-            Blocked(labels_of_rows(labels, bt), (bt, LANES), _of_row),
+            Blocked(labels_of_rows(target.labels, bt), (bt, LANES), _of_row),
             Blocked(of_classes(weights, tiles), (1, bv), lambda i, j: (0, j)),
             Blocked(scale),
         ),
@@ -123,10 +122,10 @@ def step_forward(
 
 def backward(
     operand: Logits,
+    target: Target,
     rows: BackwardRows,
     transform: LogitTransform,
     spec: Spec,
-    class_weights: Array | None,
     blocks: Blocks | None = None,
 ) -> Logits:
     """dL/dlogits; in the logits' memory where nobody reads them later. ``blocks``: instead of the chip's."""
@@ -135,13 +134,13 @@ def backward(
         return operand
     bt, bv = blocks or blocks_for(call_of("logits_backward", operand, spec))
     tiles = Tiles(spec.columns, bv, pl.cdiv(x.shape[1], bv))
-    weights = class_weights if spec.has_uniform else None
+    weights = target.class_weights if spec.has_uniform else None
     in_kernel, scale = tile_transform(transform)
     (dx,) = call(
         partial(_logits_backward, tiles=tiles, transform=in_kernel),
         (
             Blocked(x, (bt, bv), lambda i, j: (i, j)),
-            Blocked(labels_of_rows(rows.labels, bt), (bt, LANES), _of_row),
+            Blocked(labels_of_rows(target.labels, bt), (bt, LANES), _of_row),
             Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), _of_row),
             Blocked(of_classes(weights, tiles), (1, bv), lambda i, j: (0, j)),
             Blocked(scale),

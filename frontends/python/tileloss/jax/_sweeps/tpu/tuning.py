@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.state import RowState
-from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Spec
+from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Spec, Target
 from tileloss.jax._sweeps.tpu import blocks, head, logits, store
 from tileloss.jax._sweeps.tpu.blocks import Blocks, Call
 from tileloss.jax._sweeps.transform import LogitTransform
@@ -114,15 +113,15 @@ def seconds(run: Callable[[], Any], repeats: int) -> float:
 
 def _of_logits(rows: int, vocab: int, dtype: DTypeLike) -> list[tuple[Call, Run]]:
     x = Logits(jax.random.normal(jax.random.key(0), (rows, vocab), dtype))
-    labels, given = _rows(rows, vocab)
+    target, given = _rows(rows, vocab)
     spec = Spec(vocab, has_prob_logp=False, has_uniform=False)
 
     def forward(candidate: Blocks) -> Callable[[], Any]:
-        step = jax.jit(lambda x: logits.forward(x, labels, _PLAIN, spec, None, candidate))
+        step = jax.jit(lambda x: logits.forward(x, target, _PLAIN, spec, candidate))
         return partial(step, x)
 
     def backward(candidate: Blocks) -> Callable[[], Any]:
-        step = jax.jit(lambda x: logits.backward(x, given, _PLAIN, spec, None, candidate))
+        step = jax.jit(lambda x: logits.backward(x, target, given, _PLAIN, spec, candidate))
         return partial(step, x)
 
     return [
@@ -141,7 +140,7 @@ def _of_head(
         jax.random.normal(keys[1], sizes, dtype) / hidden**0.5,
         None,
     )
-    labels, given = _rows(rows, vocab)
+    target, given = _rows(rows, vocab)
     spec = Spec(
         vocab,
         head_layout=layout,
@@ -151,12 +150,12 @@ def _of_head(
     )
 
     def forward(candidate: Blocks) -> Callable[[], Any]:
-        step = jax.jit(lambda x: head.forward(x, labels, _PLAIN, spec, None, candidate))
+        step = jax.jit(lambda x: head.forward(x, target, _PLAIN, spec, candidate))
         return partial(step, x)
 
     def backward(wanted: tuple[bool, ...], candidate: Blocks) -> Callable[[], Any]:
         one, both = spec._replace(wanted=wanted), (candidate, candidate)
-        step = jax.jit(lambda x: head.backward(x, given, _PLAIN, one, None, both))
+        step = jax.jit(lambda x: head.backward(x, target, given, _PLAIN, one, both))
         return partial(step, x)
 
     return [
@@ -166,12 +165,12 @@ def _of_head(
     ]
 
 
-def _rows(rows: int, vocab: int) -> tuple[Array, BackwardRows]:
+def _rows(rows: int, vocab: int) -> tuple[Target, BackwardRows]:
     """Labels, and what a cross-entropy would tell the backward of rows that are about as likely."""
     labels = jnp.arange(rows, dtype=jnp.int32) % vocab
     ones, zeros = jnp.ones(rows, jnp.float32), jnp.zeros(rows, jnp.float32)
     state = RowState(max=zeros, sum=vocab * ones, target=zeros)
     coefficients = RowCoefficients(-ones, zeros, zeros, zeros)
-    return labels, BackwardRows(
-        labels, jnp.ones(rows, bool), state, jnp.log(vocab * ones), coefficients, -ones
+    return Target(labels, {}), BackwardRows(
+        jnp.ones(rows, bool), state, jnp.log(vocab * ones), coefficients, -ones
     )

@@ -1,0 +1,135 @@
+"""The sweeps of the targets that are not labels with the student's LM head, in plain XLA: for ROWS rows at a time their logits
+are made, and those of a teacher with a head of its own, and swept by the functions over logits. Any platform.
+
+Scratch is a few float32 arrays [ROWS, V], dhidden [N, H] and dhead, as large as the head, in float32, and of a head that is not
+in the type which the products see a copy that is. Nothing is left to a backward, which makes all of it again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tileloss.jax._devices import varying_alike
+from tileloss.jax._sweeps import xla_targets
+from tileloss.jax._sweeps.operands import LmHead, Logits, Spec, Swept, Target, TargetRows
+from tileloss.jax._sweeps.transform import LogitTransform
+from tileloss.jax._sweeps.xla import over_tiles, stored, tile
+from tileloss.jax._sweeps.xla_head import as_seen, logits_of, product
+
+ROWS = 128  # of a step
+Outputs = dict[str, Array]
+
+
+def forward(operand: LmHead, target: Target, transform: LogitTransform, spec: Spec) -> Swept:
+    heads = _Heads(operand, target, spec)
+
+    def step(outputs: Outputs, start: Array | int, rows: int) -> Outputs:
+        swept = xla_targets.forward(*heads.rows(start, rows), transform, spec)
+        return _stored_rows(outputs, swept.outputs, start)
+
+    labels = target.labels
+    return Swept(over_tiles(labels.shape[0], ROWS, step, _no_outputs(labels, spec)), ())
+
+
+def backward(
+    operand: LmHead, target: Target, rows: TargetRows, transform: LogitTransform, spec: Spec
+) -> LmHead:
+    return rows_and_grad(operand, target, rows.weights, transform, spec)[1]
+
+
+class _Carry(NamedTuple):
+    outputs: Outputs
+    sums: LmHead  # of the gradients, float32
+
+
+def rows_and_grad(
+    operand: LmHead, target: Target, weights: Array, transform: LogitTransform, spec: Spec
+) -> tuple[Outputs, LmHead]:
+    assert operand.hidden is not None
+    labels, layout = target.labels, spec.head_layout.lower()
+    used = (labels >= 0)[:, None]
+    # 0 times the NaN of a row that is not used would be in dhead.
+    hidden = jnp.where(used, operand.hidden, 0)
+    heads = _Heads(operand._replace(hidden=hidden), target, spec)
+
+    def step(carry: _Carry, start: Array | int, rows: int) -> _Carry:
+        of_rows = tile(weights, start, rows, axis=0)
+        found, (gradient,) = xla_targets.rows_and_grad(
+            *heads.rows(start, rows), of_rows, transform, spec
+        )
+        dx = as_seen(gradient, spec)
+        dhidden, dhead, dbias = carry.sums
+        if dhidden is not None:
+            of_tile = product(f"nv,{layout}->nh", dx, heads.head, spec)
+            dhidden = stored(dhidden, of_tile, start, axis=0)
+        if dhead is not None:
+            seen = as_seen(tile(hidden, start, rows, axis=0), spec)
+            dhead += product(f"nv,nh->{layout}", dx, seen, spec)
+        if dbias is not None:
+            dbias += jnp.sum(gradient, axis=0)
+        return _Carry(_stored_rows(carry.outputs, found, start), LmHead(dhidden, dhead, dbias))
+
+    sums = LmHead(
+        *(
+            jnp.zeros(x.shape, jnp.float32) if x is not None and wanted else None
+            for x, wanted in zip(operand, spec.wanted, strict=True)
+        )
+    )
+    sums, _ = varying_alike((sums, labels))
+    carry = _Carry(_no_outputs(labels, spec), sums)
+    outputs, sums = over_tiles(labels.shape[0], ROWS, step, carry)
+    if sums.hidden is not None:
+        # Where the head holds NaN or inf, 0 times it is in rows that are not used.
+        sums = sums._replace(hidden=jnp.where(used, sums.hidden, 0.0))
+    rounded = (
+        None if x is None or total is None else total.astype(x.dtype)
+        for x, total in zip(operand, sums, strict=True)
+    )
+    return outputs, LmHead(*rounded)
+
+
+class _Heads:
+    """Both sides' logits, some rows at a time."""
+
+    def __init__(self, operand: LmHead, target: Target, spec: Spec) -> None:
+        assert operand.head is not None
+        arrays = dict(target.arrays)
+        self.spec, self.target = spec, target
+        self.head = as_seen(operand.head, spec)
+        self.student, self.teacher = operand._replace(head=self.head), None
+        if "teacher_head" in arrays:
+            hidden, head = arrays.pop("teacher_hidden"), as_seen(arrays.pop("teacher_head"), spec)
+            self.teacher = LmHead(hidden, head, arrays.pop("teacher_bias", None))
+        self.of_columns = {n: arrays.pop(n) for n in ("class_weights",) if n in arrays}
+        self.of_rows = arrays
+
+    def rows(self, start: Array | int, rows: int) -> tuple[Logits, Target]:
+        def part(x: Array) -> Array:
+            return tile(x, start, rows, axis=0)
+
+        def logits(side: LmHead) -> Array:
+            assert side.hidden is not None and side.head is not None
+            return logits_of(as_seen(part(side.hidden), self.spec), side.head, side.bias, self.spec)
+
+        arrays = jax.tree.map(part, self.of_rows) | self.of_columns
+        if self.teacher is not None:
+            arrays["teacher_logits"] = logits(self.teacher)
+        labels = part(self.target.labels)
+        return Logits(logits(self.student)), self.target._replace(labels=labels, arrays=arrays)
+
+
+def _no_outputs(labels: Array, spec: Spec) -> Outputs:
+    outputs = {
+        name: jnp.zeros(labels.shape, jnp.bool_ if name == "agreement" else jnp.float32)
+        for name in spec.outputs
+    }
+    outputs, _ = varying_alike((outputs, labels))
+    return outputs
+
+
+def _stored_rows(outputs: Outputs, found: Outputs, start: Array | int) -> Outputs:
+    return {name: stored(x, found[name], start, axis=0) for name, x in outputs.items()}
