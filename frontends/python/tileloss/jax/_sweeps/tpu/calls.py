@@ -62,9 +62,13 @@ class Blocked(NamedTuple):
         return jax.tree.map(lambda _: spec, self.tree)
 
 
+def _of_blocked(function: Callable[[Blocked], Any], tree: Any) -> Any:
+    return jax.tree.map(function, tree, is_leaf=lambda x: isinstance(x, Blocked))
+
+
 def call(
     kernel: partial[None],
-    operands: tuple[Blocked, ...],
+    operands: Any,
     outputs: tuple[Blocked, ...],
     *,
     grid: tuple[int, int],
@@ -73,20 +77,20 @@ def call(
     scratch: tuple[Any, ...] = (),
     aliases: Mapping[int, int] | None = None,
 ) -> Any:
-    """pallas_call: the kernel gets the operands', the outputs' and the scratch's references, trees as they were.
+    """pallas_call: the kernel gets the operands', the outputs' and the scratch's references, trees as they were. ``operands``: a
+    tuple of trees of Blocked.
 
     ``aliases``: the operand in whose memory an output lies. The interpreter cannot do that with an array that is no whole number
     of blocks.
     """
     if _settings.interpret:
         aliases = None
-    axes: frozenset[str] = frozenset().union(
-        *(_varying(x) for operand in operands for x in jax.tree.leaves(operand.tree))
-    )
+    arrays = _of_blocked(lambda operand: operand.tree, operands)
+    axes: frozenset[str] = frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
     return pl.pallas_call(
         kernel,
         grid=grid,
-        in_specs=[operand.specs for operand in operands],
+        in_specs=_of_blocked(lambda operand: operand.specs, operands),
         out_specs=tuple(output.specs for output in outputs),
         out_shape=tuple(
             jax.tree.map(partial(_varying_over, axes=axes), output.tree) for output in outputs
@@ -98,7 +102,7 @@ def call(
         ),
         interpret=_settings.interpret,
         name=f"tileloss_{kernel.func.__name__.strip('_')}",
-    )(*(jax.tree.map(partial(_varied, axes=axes), operand.tree) for operand in operands))
+    )(*jax.tree.map(partial(_varied, axes=axes), arrays))
 
 
 # Within shard_map all operands of a kernel must differ between the shards of the same mesh axes, and its outputs do.

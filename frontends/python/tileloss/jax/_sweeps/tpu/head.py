@@ -11,7 +11,7 @@ up to whole blocks too: 0 times their NaN would be in dhead. The same holds for 
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +22,21 @@ from jax.typing import DTypeLike
 
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, LmHead, Spec, Target
-from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for, can_fit, chip
-from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, Index, call, shaped
+from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for, can_fit
+from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
 from tileloss.jax._sweeps.tpu.logits import step_forward
 from tileloss.jax._sweeps.tpu.rows import (
+    Cut,
     empty_state,
     gradient_rows,
-    labels_of_rows,
     merged,
-    of_classes,
     padded,
     state_shape,
-    tile_transform,
 )
 from tileloss.jax._sweeps.tpu.tiles import (
     LANES,
     Columns,
-    GradientRows,
+    Given,
     Ref,
     Tiles,
     TileTransform,
@@ -100,24 +98,18 @@ def forward(
     rows = target.labels.shape[0]
     if not rows or not spec.columns:
         return empty_state(rows, spec.sums)
-    bt, bv = blocks or blocks_for(call_of("head_forward", operand, spec))
-    shapes = state_shape(rows, spec.sums)
+    blocks = blocks or blocks_for(call_of("head_forward", operand, spec))
+    cut = Cut(blocks, _tiles(blocks, spec, spec.columns), rows)
     weights = target.class_weights if spec.sums.smoothing_sum else None
-    tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
-    in_kernel, scale = tile_transform(transform)
-    of_row, of_class = _indices(rows_axis=0)
-    (state,) = call(
-        partial(_head_forward, tiles=tiles, products=_products(spec), transform=in_kernel),
-        (
-            *_operands(operand, target.labels, spec, bt, tiles, rows_axis=0),
-            Blocked(of_classes(weights, tiles), (1, bv), of_class),
-            Blocked(scale),
-        ),
-        (Blocked(shapes, (bt, LANES), of_row),),
-        grid=(pl.cdiv(rows, bt), tiles.number),
+    (state,) = cut.run(
+        partial(_head_forward, products=_products(spec)),
+        _operands(operand, target, spec, cut),
+        target,
+        transform,
+        (cut.rows_of(state_shape(rows, spec.sums)),),
+        weights=weights,
         order=(PARALLEL, IN_ORDER),
-        vmem_limit=chip().vmem_limit,
-        scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM((1, LANES), jnp.float32)),
+        scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((1, LANES), jnp.float32)),
     )
     return merged(state, weights, spec.columns)
 
@@ -126,9 +118,7 @@ def _head_forward(
     hidden: Ref,
     head: Ref,
     bias: Ref | None,
-    labels: Ref,
-    weights: Ref | None,
-    scale: Ref | None,
+    given: Given,
     state: RowState,
     tile: Ref,
     seen: Ref,
@@ -138,7 +128,7 @@ def _head_forward(
     transform: TileTransform,
 ) -> None:
     tile[...] = products.logits(hidden, head, bias)
-    step_forward(tile, labels, weights, state, seen, tiles, transform.read(scale))
+    step_forward(tile, given, state, seen, tiles, transform)
 
 
 def backward(
@@ -158,12 +148,11 @@ def backward(
     if not hidden.size or not spec.columns:
         return jax.tree.map(jnp.zeros_like, wanted)
     of_dhidden, of_dhead = blocks or (None, None)
-    given = (operand, target, rows, transform, spec)
     dhidden = dhead = dbias = None
     if wanted.hidden is not None:
-        dhidden = _run_dhidden(*given, of_dhidden)
+        dhidden = _run_dhidden(operand, target, rows, transform, spec, of_dhidden)
     if wanted.head is not None or wanted.bias is not None:
-        dhead, dbias = _run_dhead(wanted, *given, of_dhead)
+        dhead, dbias = _run_dhead(wanted, operand, target, rows, transform, spec, of_dhead)
     return LmHead(dhidden, dhead, dbias)
 
 
@@ -177,26 +166,20 @@ def _run_dhidden(
 ) -> Array:
     hidden = operand.hidden
     assert hidden is not None
-    bt, bv = blocks or blocks_for(call_of("head_dhidden", operand, spec))
+    blocks = blocks or blocks_for(call_of("head_dhidden", operand, spec))
     count, width = hidden.shape
-    dtype = spec.dhidden_dtype or hidden.dtype
-    tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
-    in_kernel, scale = tile_transform(transform)
-    of_row, of_class = _indices(rows_axis=0)
-    weights = target.class_weights if spec.has_uniform else None
-    (dhidden,) = call(
-        partial(_head_dhidden, tiles=tiles, products=_products(spec), transform=in_kernel),
-        (
-            *_operands(operand, target.labels, spec, bt, tiles, rows_axis=0),
-            Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), of_row),
-            Blocked(of_classes(weights, tiles), (1, bv), of_class),
-            Blocked(scale),
-        ),
-        (Blocked(shaped((count, width), dtype), (bt, width), of_row),),
-        grid=(pl.cdiv(count, bt), tiles.number),
+    cut = Cut(blocks, _tiles(blocks, spec, spec.columns), count)
+    shape = shaped((count, width), spec.dhidden_dtype or hidden.dtype)
+    (dhidden,) = cut.run(
+        partial(_head_dhidden, products=_products(spec)),
+        _operands(operand, target, spec, cut),
+        target,
+        transform,
+        (Blocked(shape, (blocks.rows, width), cut.of_row),),
+        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
-        vmem_limit=chip().vmem_limit,
-        scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM((bt, width), jnp.float32)),
+        scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((blocks.rows, width), jnp.float32)),
+        rows=gradient_rows(rows, transform, spec, blocks.rows),
     )
     return dhidden
 
@@ -205,10 +188,7 @@ def _head_dhidden(
     hidden: Ref,
     head: Ref,
     bias: Ref | None,
-    labels: Ref,
-    rows: GradientRows,
-    weights: Ref | None,
-    scale: Ref | None,
+    given: Given,
     dhidden: Ref,
     tile: Ref,
     sums: Ref,
@@ -227,7 +207,7 @@ def _head_dhidden(
 
     def step(left: Array | int | None) -> None:
         columns = Columns(j * tiles.width, left)
-        gradient(tile, tile, labels, rows, columns, transform.read(scale), weights)
+        gradient(tile, tile, given, columns, transform)
         sums[...] += products.dhidden(tile[...], products.valid(head[...], left))
 
     tiles.visit(j, step)
@@ -235,7 +215,7 @@ def _head_dhidden(
     @pl.when(j == tiles.number - 1)
     def _() -> None:
         # Where the head holds NaN, 0 times it is in rows that are not used.
-        is_used = labels[:, :1] != UNUSED
+        is_used = given.labels[:, :1] != UNUSED
         dhidden[...] = jnp.where(is_used, sums[...], 0.0).astype(dhidden.dtype)
 
 
@@ -250,30 +230,23 @@ def _run_dhead(
 ) -> tuple[Array | None, Array | None]:
     hidden, head = operand.hidden, operand.head
     assert hidden is not None and head is not None
-    bt, bv = blocks or blocks_for(call_of("head_dhead", operand, spec))
+    blocks = blocks or blocks_for(call_of("head_dhead", operand, spec))
     width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
-    tiles = Tiles(spec.columns, bv, pl.cdiv(vocab, bv))
-    in_kernel, scale = tile_transform(transform)
-    of_row, of_class = _indices(rows_axis=1)
-    weights = target.class_weights if spec.has_uniform else None
-    block = (bv, width) if spec.head_layout == "VH" else (width, bv)
-    of_head = of_class if spec.head_layout == "HV" else _transposed(of_class)
+    cut = Cut(blocks, _tiles(blocks, spec, vocab), hidden.shape[0], rows_axis=1)
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), wanted)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
-    dhead, dbias = call(
-        partial(_head_dhead, tiles=tiles, products=_products(spec), transform=in_kernel),
-        (
-            *_operands(operand, target.labels, spec, bt, tiles, rows_axis=1),
-            Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), of_row),
-            Blocked(of_classes(weights, tiles), (1, bv), of_class),
-            Blocked(scale),
-        ),
-        (Blocked(shapes.head, block, of_head), Blocked(shapes.bias, (1, bv), of_class)),
-        grid=(tiles.number, pl.cdiv(hidden.shape[0], bt)),
+    of_head: Any = _of_head(shapes.head, width, spec, cut)
+    dhead, dbias = cut.run(
+        partial(_head_dhead, products=_products(spec)),
+        _operands(operand, target, spec, cut),
+        target,
+        transform,
+        (of_head, Blocked(shapes.bias, (1, blocks.columns), cut.of_class)),
+        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
-        vmem_limit=chip().vmem_limit,
-        scratch=(pltpu.VMEM((bt, bv), jnp.float32), pltpu.VMEM(block, jnp.float32)),
+        scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM(of_head.block, jnp.float32)),
+        rows=gradient_rows(rows, transform, spec, blocks.rows),
     )
     if dbias is not None and wanted.bias is not None:
         dbias = dbias[0].astype(_summed_in(wanted.bias, spec))
@@ -289,10 +262,7 @@ def _head_dhead(
     hidden: Ref,
     head: Ref,
     bias: Ref | None,
-    labels: Ref,
-    rows: GradientRows,
-    weights: Ref | None,
-    scale: Ref | None,
+    given: Given,
     dhead: Ref | None,
     dbias: Ref | None,
     tile: Ref,
@@ -314,7 +284,7 @@ def _head_dhead(
 
     def step(left: Array | int | None) -> None:
         columns = Columns(j * tiles.width, left)
-        gradient(tile, tile, labels, rows, columns, transform.read(scale), weights)
+        gradient(tile, tile, given, columns, transform)
 
     tiles.visit(j, step)
     if dbias is not None:
@@ -369,33 +339,25 @@ def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
     return LmHead(hidden, head, None if bias is None else cut(bias))
 
 
-def _operands(
-    operand: LmHead, labels: Array, spec: Spec, bt: int, tiles: Tiles, rows_axis: int
-) -> tuple[Blocked, ...]:
-    """Hidden states, head, bias and labels, in a grid whose axis ``rows_axis`` goes by blocks of rows and whose other by blocks
-    of columns."""
+def _tiles(blocks: Blocks, spec: Spec, columns: int) -> Tiles:
+    return Tiles(spec.columns, blocks.columns, pl.cdiv(columns, blocks.columns))
+
+
+def _of_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:
+    if spec.head_layout == "HV":
+        return Blocked(head, (width, cut.blocks.columns), cut.of_class)
+    return Blocked(head, (cut.blocks.columns, width), lambda *at: cut.of_class(*at)[::-1])
+
+
+def _operands(operand: LmHead, target: Target, spec: Spec, cut: Cut) -> tuple[Blocked, ...]:
+    """Hidden states, head and bias."""
     hidden, head, bias = operand
     assert hidden is not None
-    bv, width = tiles.width, hidden.shape[1]
-    of_row, of_class = _indices(rows_axis)
-    is_used = (labels != UNUSED)[:, None]
-    seen = padded(jnp.where(is_used, hidden, 0).astype(spec.compute_dtype), bt)
-    if spec.head_layout == "VH":
-        of_head = Blocked(head, (bv, width), _transposed(of_class))
-    else:
-        of_head = Blocked(head, (width, bv), of_class)
+    rows, width = cut.blocks.rows, hidden.shape[1]
+    is_used = (target.labels != UNUSED)[:, None]
+    seen = padded(jnp.where(is_used, hidden, 0).astype(spec.compute_dtype), rows)
     return (
-        Blocked(seen, (bt, width), of_row),
-        of_head,
-        Blocked(of_classes(bias, tiles), (1, bv), of_class),
-        Blocked(labels_of_rows(labels, bt), (bt, LANES), of_row),
+        Blocked(seen, (rows, width), cut.of_row),
+        _of_head(head, width, spec, cut),
+        cut.classes_of(bias),
     )
-
-
-def _indices(rows_axis: int) -> tuple[Index, Index]:
-    """The block of a row's array [N, ...] and of a class's [1, V] at a grid step."""
-    return lambda *at: (at[rows_axis], 0), lambda *at: (0, at[1 - rows_axis])
-
-
-def _transposed(index: Index) -> Index:
-    return lambda *at: index(*at)[::-1]

@@ -15,21 +15,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Target
-from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for, chip
-from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, call, shaped
-from tileloss.jax._sweeps.tpu.rows import (
-    empty_state,
-    gradient_rows,
-    labels_of_rows,
-    merged,
-    of_classes,
-    state_shape,
-    tile_transform,
-)
+from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for
+from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
+from tileloss.jax._sweeps.tpu.rows import Cut, empty_state, gradient_rows, merged, state_shape
 from tileloss.jax._sweeps.tpu.tiles import (
     LANES,
     Columns,
-    GradientRows,
+    Given,
     Ref,
     Tiles,
     TileTransform,
@@ -55,46 +47,32 @@ def forward(
     rows = x.shape[0]
     if not rows or not spec.columns:
         return empty_state(rows, spec.sums)
-    shapes = state_shape(rows, spec.sums)
-    bt, bv = blocks or blocks_for(call_of("logits_forward", operand, spec))
-    tiles = Tiles(spec.columns, bv, pl.cdiv(spec.columns, bv))
+    blocks = blocks or blocks_for(call_of("logits_forward", operand, spec))
+    tiles = Tiles(spec.columns, blocks.columns, pl.cdiv(spec.columns, blocks.columns))
+    cut = Cut(blocks, tiles, rows)
     weights = target.class_weights if spec.sums.smoothing_sum else None
-    in_kernel, scale = tile_transform(transform)
-    (state,) = call(
-        partial(_logits_forward, tiles=tiles, transform=in_kernel),
-        (
-            Blocked(x, (bt, bv), lambda i, j: (i, j)),
-            Blocked(labels_of_rows(target.labels, bt), (bt, LANES), _of_row),
-            Blocked(of_classes(weights, tiles), (1, bv), lambda i, j: (0, j)),
-            Blocked(scale),
-        ),
-        (Blocked(shapes, (bt, LANES), _of_row),),
-        grid=(pl.cdiv(rows, bt), tiles.number),
+    (state,) = cut.run(
+        partial(_logits_forward),
+        (Blocked(x, blocks, _of_tile),),
+        target,
+        transform,
+        (cut.rows_of(state_shape(rows, spec.sums)),),
+        weights=weights,
         order=(PARALLEL, IN_ORDER),
-        vmem_limit=chip().vmem_limit,
         scratch=(pltpu.VMEM((1, LANES), jnp.float32),),
     )
     return merged(state, weights, spec.columns)
 
 
 def _logits_forward(
-    x: Ref,
-    labels: Ref,
-    weights: Ref | None,
-    scale: Ref | None,
-    state: RowState,
-    seen: Ref,
-    *,
-    tiles: Tiles,
-    transform: TileTransform,
+    x: Ref, given: Given, state: RowState, seen: Ref, *, tiles: Tiles, transform: TileTransform
 ) -> None:
-    step_forward(x, labels, weights, state, seen, tiles, transform.read(scale))
+    step_forward(x, given, state, seen, tiles, transform)
 
 
 def step_forward(
     tile: Ref,
-    labels: Ref,
-    weights: Ref | None,
+    given: Given,
     state: RowState,
     seen: Ref,
     tiles: Tiles,
@@ -112,12 +90,12 @@ def step_forward(
 
     def with_left(left: Array | int | None) -> None:
         before = seen[...] if state.smoothing_sum is not None else 0.0
-        gather(tile, labels, state, Columns(j * width, left), transform, weights, before)
+        gather(tile, given, state, Columns(j * width, left), transform, before)
 
     tiles.visit(j, with_left)
     if state.smoothing_sum is not None:
         # The last tile's may count columns too many: nobody looks at them.
-        seen[...] += width / LANES if weights is None else lane_sum(weights)
+        seen[...] += width / LANES if given.weights is None else lane_sum(given.weights)
 
 
 def backward(
@@ -132,44 +110,31 @@ def backward(
     x = operand.logits
     if not x.size:
         return operand
-    bt, bv = blocks or blocks_for(call_of("logits_backward", operand, spec))
-    tiles = Tiles(spec.columns, bv, pl.cdiv(x.shape[1], bv))
-    weights = target.class_weights if spec.has_uniform else None
-    in_kernel, scale = tile_transform(transform)
-    (dx,) = call(
-        partial(_logits_backward, tiles=tiles, transform=in_kernel),
-        (
-            Blocked(x, (bt, bv), lambda i, j: (i, j)),
-            Blocked(labels_of_rows(target.labels, bt), (bt, LANES), _of_row),
-            Blocked(gradient_rows(rows, transform, spec, bt), (bt, LANES), _of_row),
-            Blocked(of_classes(weights, tiles), (1, bv), lambda i, j: (0, j)),
-            Blocked(scale),
-        ),
-        (Blocked(shaped(x.shape, x.dtype), (bt, bv), lambda i, j: (i, j)),),
-        grid=(pl.cdiv(x.shape[0], bt), tiles.number),
+    blocks = blocks or blocks_for(call_of("logits_backward", operand, spec))
+    tiles = Tiles(spec.columns, blocks.columns, pl.cdiv(x.shape[1], blocks.columns))
+    cut = Cut(blocks, tiles, x.shape[0])
+    (dx,) = cut.run(
+        partial(_logits_backward),
+        (Blocked(x, blocks, _of_tile),),
+        target,
+        transform,
+        (Blocked(shaped(x.shape, x.dtype), blocks, _of_tile),),
+        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, PARALLEL),
-        vmem_limit=chip().vmem_limit,
         aliases={0: 0},
+        rows=gradient_rows(rows, transform, spec, blocks.rows),
     )
     return Logits(dx)
 
 
 def _logits_backward(
-    x: Ref,
-    labels: Ref,
-    rows: GradientRows,
-    weights: Ref | None,
-    scale: Ref | None,
-    dx: Ref,
-    *,
-    tiles: Tiles,
-    transform: TileTransform,
+    x: Ref, given: Given, dx: Ref, *, tiles: Tiles, transform: TileTransform
 ) -> None:
     j, width = pl.program_id(1), tiles.width
 
     def with_left(left: Array | int | None) -> None:
         columns = Columns(j * width, left)
-        gradient(x, dx, labels, rows, columns, transform.read(scale), weights)
+        gradient(x, dx, given, columns, transform)
 
     tiles.visit(j, with_left)
 
@@ -182,5 +147,5 @@ def call_of(kernel: str, operand: Logits, spec: Spec) -> Call:
     return Call(kernel, rows, columns, operand.logits.dtype.itemsize, row_arrays=arrays)
 
 
-def _of_row(i: Array, j: Array) -> tuple[Array, int]:
-    return i, 0
+def _of_tile(i: Array, j: Array) -> tuple[Array, Array]:
+    return i, j

@@ -6,17 +6,79 @@ A number of a row is there in every lane: in memory [N, 1] takes as much, and a 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental import pallas as pl
 
 from tileloss.jax._rows.state import RowState, identity, merge_all
-from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, Spec, Sums
-from tileloss.jax._sweeps.tpu.calls import shaped
-from tileloss.jax._sweeps.tpu.tiles import LANES, GradientRows, Tiles, TileTransform
+from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, Spec, Sums, Target
+from tileloss.jax._sweeps.tpu.blocks import Blocks, chip
+from tileloss.jax._sweeps.tpu.calls import Blocked, Order, call, shaped
+from tileloss.jax._sweeps.tpu.tiles import LANES, Given, GradientRows, Tiles, TileTransform
 from tileloss.jax._sweeps.transform import LogitTransform
+
+
+class Cut(NamedTuple):
+    """How rows and columns are cut into blocks. The grid goes by blocks of rows along ``rows_axis``, by blocks of columns along
+    the other."""
+
+    blocks: Blocks
+    tiles: Tiles
+    rows: int
+    rows_axis: int = 0
+
+    def of_row(self, *at: Any) -> tuple[Any, Any]:
+        """The block of a row's array [N, ...] at a grid step."""
+        return at[self.rows_axis], 0
+
+    def of_class(self, *at: Any) -> tuple[Any, Any]:
+        """The block of a class's array [1, V] at a grid step."""
+        return 0, at[1 - self.rows_axis]
+
+    def rows_of(self, tree: Any) -> Blocked:
+        """Arrays [N, LANES]."""
+        return Blocked(tree, (self.blocks.rows, LANES), self.of_row)
+
+    def classes_of(self, x: Array | None) -> Blocked:
+        """An array [V]."""
+        return Blocked(of_classes(x, self.tiles), (1, self.blocks.columns), self.of_class)
+
+    def run(
+        self,
+        kernel: partial[None],
+        operands: tuple[Blocked, ...],
+        target: Target,
+        transform: LogitTransform,
+        outputs: tuple[Blocked, ...],
+        *,
+        weights: Array | None,
+        order: tuple[Order, Order],
+        scratch: tuple[Any, ...] = (),
+        aliases: Mapping[int, int] | None = None,
+        rows: GradientRows | None = None,
+    ) -> Any:
+        """The kernel's outputs: it gets its operands, Given, outputs and scratch."""
+        in_kernel, scale = tile_transform(transform)
+        labels = labels_of_rows(target.labels, self.blocks.rows)
+        of_rows: Any = None if rows is None else self.rows_of(rows)
+        given: Any = Given(self.rows_of(labels), self.classes_of(weights), Blocked(scale), of_rows)
+        by_rows = (pl.cdiv(self.rows, self.blocks.rows), self.tiles.number)
+        return call(
+            partial(kernel, tiles=self.tiles, transform=in_kernel),
+            (*operands, given),
+            outputs,
+            grid=by_rows[::-1] if self.rows_axis else by_rows,
+            order=order,
+            vmem_limit=chip().vmem_limit,
+            scratch=scratch,
+            aliases=aliases,
+        )
+
 
 _FLOAT32_ARRAYS = ("entropy_sum", "collision_sum", "smoothing_sum")
 

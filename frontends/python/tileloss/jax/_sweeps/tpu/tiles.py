@@ -75,24 +75,43 @@ class Columns(NamedTuple):
     left: Array | int | None = None  # this many of them count; None: all
 
 
+class GradientRows(NamedTuple):
+    """What the gradient of a tile is made of, float32 [rows, LANES]; rows.py says how they come about:
+    dL/dx = (scale + slope (z - max)) exp(z - max) + uniform u, and at_label at the label."""
+
+    max: Ref
+    scale: Ref
+    at_label: Ref
+    slope: Ref | None = None  # None: 0 in every row
+    uniform: Ref | None = None
+
+
+class Given(NamedTuple):
+    """What a kernel is given besides what makes a tile."""
+
+    labels: Ref  # int32 [rows, LANES] classes
+    weights: Ref | None  # float32 [1, columns], of the smoothing sum
+    scale: Ref | None  # the transform's where it is traced, float32 [1]
+    rows: GradientRows | None = None  # of a gradient
+
+
 def gather(
     tile: Ref,
-    labels: Ref,
+    given: Given,
     state: RowState,
     columns: Columns,
     transform: TileTransform,
-    weights: Ref | None = None,
     seen: Array | float = 0.0,
 ) -> None:
     """Merges a tile [rows, columns] into the row states, references to float32 (argmax: int32) [rows, LANES].
 
-    ``labels``: int32 [rows, LANES] classes. ``weights``: float32 [1, columns] of the smoothing sum. ``seen``: the sum of the
-    weights of the columns before, [] or [1, LANES].
+    ``seen``: the sum of the weights of the columns before, [] or [1, LANES].
     """
+    transform, weights = transform.read(given.scale), given.weights
 
     def group(rows: Any) -> None:
         lane = _lanes()
-        label = labels[rows, :] - columns.start
+        label = given.labels[rows, :] - columns.start
         z = [
             _valid_or(transform.value(x), lane, columns.left, k, -jnp.inf)
             for k, x in enumerate(_slices(tile, rows))
@@ -155,34 +174,16 @@ def clear(state: RowState, columns: int) -> None:
         ref[...] = value
 
 
-class GradientRows(NamedTuple):
-    """What the gradient of a tile is made of, float32 [rows, LANES]; rows.py says how they come about:
-    dL/dx = (scale + slope (z - max)) exp(z - max) + uniform u, and at_label at the label."""
-
-    max: Ref
-    scale: Ref
-    at_label: Ref
-    slope: Ref | None = None  # None: 0 in every row
-    uniform: Ref | None = None
-
-
-def gradient(
-    tile: Ref,
-    out: Ref,
-    labels: Ref,
-    given: GradientRows,
-    columns: Columns,
-    transform: TileTransform,
-    weights: Ref | None = None,
-) -> None:
+def gradient(tile: Ref, out: Ref, given: Given, columns: Columns, transform: TileTransform) -> None:
     """dL/dx of a tile, in ``out``'s dtype; exactly 0 in rows with the label UNUSED and in columns that do not count."""
+    transform, weights = transform.read(given.scale), given.weights
 
     def group(rows: Any) -> None:
         lane = _lanes()
-        label = labels[rows, :]
+        label = given.labels[rows, :]
         is_used = label != UNUSED
         label = label - columns.start
-        row: GradientRows = jax.tree.map(lambda ref: ref[rows, :], given)
+        row: GradientRows = jax.tree.map(lambda ref: ref[rows, :], given.rows)
         for k, x in enumerate(_slices(tile, rows)):
             shifted = transform.value(x) - row.max
             factor = row.scale
