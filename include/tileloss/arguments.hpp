@@ -24,6 +24,7 @@ using PolicyLossOptions = tileloss_policy_loss_options;
 using DistillationOptions = tileloss_distillation_options;
 using SoftCrossEntropyOptions = tileloss_soft_cross_entropy_options;
 using SparseDistillationOptions = tileloss_sparse_distillation_options;
+using SweepOptions = tileloss_sweep_options;
 // end of generated
 
 // The defaults, and on top of them "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "gspo", "luspo", "vespo" or "reinforce": a
@@ -346,6 +347,56 @@ struct SparseDistillationArgs {
     args.divergence = divergence.c();
     args.teacher_entropy = teacher_entropy.c();
     args.agreement = agreement.c();
+    args.logp = logp.c();
+    args.lse = lse.c();
+    args.entropy = entropy.c();
+    args.argmax = argmax.c();
+    args.correct = correct.c();
+    args.log_sum_sq_probs = log_sum_sq_probs.c();
+    args.mean_logit = mean_logit.c();
+    args.dlogits = dlogits.c();
+    args.row_state = row_state;
+    args.row_groups = row_groups;
+    return args;
+  }
+};
+
+struct SweepArgs {
+  using Options = SweepOptions;
+  static constexpr const char* kFunction = "sweep";
+  static constexpr const char* kLinearFunction = "linear_sweep";
+
+  LogitsView logits = {};                          // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  LabelsView labels;                               // [N] int32, int64
+  Vector<const float> class_weights = {};          // [classes] float32; c_j, stride 1; default 1
+  Vector<const float> target_coef = {};            // [N] float32; target
+  Vector<const float> prob_plus_target_coef = {};  // [N] float32; prob + target
+  Vector<const float> prob_logp_coef = {};         // [N] float32; prob_logp
+  Vector<const float> uniform_coef = {};           // [N] float32; uniform
+  Vector<float> logp = {};                         // [N] float32; log softmax at the label
+  Vector<float> lse = {};                          // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};                      // [N] float32; nats
+  Vector<std::int64_t> argmax = {};                // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  Vector<std::uint8_t> correct = {};               // [N] uint8; argmax == label
+  Vector<float> log_sum_sq_probs = {};             // [N] float32; log sum_j p_j^2
+  Vector<float> mean_logit = {};  // [N] float32; mean of z over the valid columns; not together with class_weights
+  // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
+  MutableLogitsView dlogits = {};
+  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
+  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  tileloss_row_state* row_state = nullptr;
+  tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+
+  [[nodiscard]] tileloss_args c() const noexcept {
+    tileloss_args args;
+    tileloss_args_init(&args);
+    args.logits = logits.c();
+    args.labels = labels.c();
+    args.class_weights = class_weights.c();
+    args.target_coef = target_coef.c();
+    args.prob_plus_target_coef = prob_plus_target_coef.c();
+    args.prob_logp_coef = prob_logp_coef.c();
+    args.uniform_coef = uniform_coef.c();
     args.logp = logp.c();
     args.lse = lse.c();
     args.entropy = entropy.c();

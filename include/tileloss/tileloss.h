@@ -418,6 +418,12 @@ typedef struct tileloss_sparse_distillation_options {
   tileloss_tail tail TILELOSS_DEFAULT(TILELOSS_TAIL_LUMP);  // what becomes of the columns that are not known; default lump
 } tileloss_sparse_distillation_options;
 
+typedef struct tileloss_sweep_options {
+  size_t struct_size TILELOSS_SIZE(tileloss_sweep_options);
+  tileloss_logit_options logit TILELOSS_DEFAULT({});
+  tileloss_linear_options linear TILELOSS_DEFAULT({});
+} tileloss_sweep_options;
+
 static inline void tileloss_logprobs_options_init(tileloss_logprobs_options* options) {
   (void)tileloss_options_init("logprobs", options, sizeof *options);
 }
@@ -435,6 +441,9 @@ static inline void tileloss_soft_cross_entropy_options_init(tileloss_soft_cross_
 }
 static inline void tileloss_sparse_distillation_options_init(tileloss_sparse_distillation_options* options) {
   (void)tileloss_options_init("sparse_distillation", options, sizeof *options);
+}
+static inline void tileloss_sweep_options_init(tileloss_sweep_options* options) {
+  (void)tileloss_options_init("sweep", options, sizeof *options);
 }
 // end of generated
 
@@ -527,6 +536,13 @@ typedef struct tileloss_args {
 
   // With distillation and soft_cross_entropy on a shard of the vocabulary, beside row_state.
   tileloss_pair_state* pair_state;
+
+  // The sweeps alone: the coefficients of tileloss_backward_sweep, absent: 0. prob is held as its sum with target: at a confident
+  // label the sum is all that is left of the two.
+  tileloss_vector target_coef;            // [N] float32; target
+  tileloss_vector prob_plus_target_coef;  // [N] float32; prob + target
+  tileloss_vector prob_logp_coef;         // [N] float32; prob_logp
+  tileloss_vector uniform_coef;           // [N] float32; uniform
   // end of generated
 } tileloss_args;
 
@@ -760,6 +776,15 @@ TILELOSS_API tileloss_status tileloss_sparse_distillation_value_and_grad(const t
                                                                          const tileloss_sparse_distillation_options* options,
                                                                          const tileloss_plan* plan, const tileloss_run* run);
 
+// The two sweeps alone, for a loss that is computed elsewhere: forward into row_state, with the arrays that are there, and
+// backward from row_state and four coefficients of each row,
+//   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j
+// A label that is no class is one of another shard, and no error: the state's target is -inf then. By name: "sweep".
+TILELOSS_API tileloss_status tileloss_forward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                                    const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_backward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                                     const tileloss_plan* plan, const tileloss_run* run);
+
 // The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
 // subset) for dlogits. The logits exist a tile at a time; docs/users/memory.md says what is held instead and how workspace_bytes
 // chooses. With options.linear.compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once,
@@ -829,6 +854,10 @@ TILELOSS_API tileloss_status tileloss_linear_sparse_distillation_backward(const 
 TILELOSS_API tileloss_status
 tileloss_linear_sparse_distillation_value_and_grad(const tileloss_args* args, const tileloss_sparse_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_forward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                                           const tileloss_plan* plan, const tileloss_run* run);
+TILELOSS_API tileloss_status tileloss_linear_backward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                                            const tileloss_plan* plan, const tileloss_run* run);
 // end of generated
 
 // ----------------------------------------------------------------------------------------------------------- introspection

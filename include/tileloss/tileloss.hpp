@@ -356,6 +356,17 @@ inline Status sparse_distillation_value_and_grad(const SparseDistillationArgs& a
   return detail::call("sparse_distillation", Pass::kValueAndGrad, args.c(), options, run);
 }
 
+// The two sweeps alone, for a loss that is computed elsewhere: forward into row_state, with the arrays that are there, and
+// backward from row_state and four coefficients of each row,
+//   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j
+// A label that is no class is one of another shard, and no error: the state's target is -inf then. By name: "sweep".
+inline Status forward_sweep(const SweepArgs& args, const SweepOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("sweep", Pass::kForward, args.c(), options, run);
+}
+inline Status backward_sweep(const SweepArgs& args, const SweepOptions& options = {}, const RunOptions& run = {}) noexcept {
+  return detail::call("sweep", Pass::kBackward, args.c(), options, run);
+}
+
 inline Status linear_logprobs(const LinearHead& head, const LogprobsArgs& args, const LogprobsOptions& options = {},
                               const RunOptions& run = {}) noexcept {
   return detail::call("linear_logprobs", Pass::kForward, head.c(args), options, run);
@@ -444,6 +455,15 @@ inline Status linear_sparse_distillation_value_and_grad(const LinearHead& head, 
                                                         const SparseDistillationOptions& options = {},
                                                         const RunOptions& run = {}) noexcept {
   return detail::call("linear_sparse_distillation", Pass::kValueAndGrad, head.c(args), options, run);
+}
+
+inline Status linear_forward_sweep(const LinearHead& head, const SweepArgs& args, const SweepOptions& options = {},
+                                   const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sweep", Pass::kForward, head.c(args), options, run);
+}
+inline Status linear_backward_sweep(const LinearHead& head, const SweepArgs& args, const SweepOptions& options = {},
+                                    const RunOptions& run = {}) noexcept {
+  return detail::call("linear_sweep", Pass::kBackward, head.c(args), options, run);
 }
 // end of generated
 

@@ -88,6 +88,14 @@ tileloss_status tileloss_sparse_distillation_value_and_grad(const tileloss_args*
                                                             const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("sparse_distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
 }
+tileloss_status tileloss_forward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                       const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("sweep", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_backward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                        const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("sweep", TILELOSS_BACKWARD, args, options, plan, run);
+}
 tileloss_status tileloss_linear_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                          const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_logprobs", TILELOSS_FORWARD, args, options, plan, run);
@@ -175,6 +183,14 @@ tileloss_status tileloss_linear_sparse_distillation_value_and_grad(const tilelos
                                                                    const tileloss_sparse_distillation_options* options,
                                                                    const tileloss_plan* plan, const tileloss_run* run) {
   return tileloss_call("linear_sparse_distillation", TILELOSS_VALUE_AND_GRAD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_forward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                              const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_sweep", TILELOSS_FORWARD, args, options, plan, run);
+}
+tileloss_status tileloss_linear_backward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
+                                               const tileloss_plan* plan, const tileloss_run* run) {
+  return tileloss_call("linear_sweep", TILELOSS_BACKWARD, args, options, plan, run);
 }
 
 }  // extern "C"

@@ -27,6 +27,10 @@ LossContext make_context(const Problem& p) {
   c.lse_grad = RowInput(a.lse_grad, 0);
   c.entropy_grad = RowInput(a.entropy_grad, 0);
   c.mean_logit_grad = RowInput(a.mean_logit_grad, 0);
+  c.target_coef = RowInput(a.target_coef, 0);
+  c.prob_plus_target_coef = RowInput(a.prob_plus_target_coef, 0);
+  c.prob_logp_coef = RowInput(a.prob_logp_coef, 0);
+  c.uniform_coef = RowInput(a.uniform_coef, 0);
   c.old_logp = RowInput(a.old_logp, 0);
   c.ref_logp = RowInput(a.ref_logp, 0);
   c.sampler_logp = RowInput(a.sampler_logp, 0);

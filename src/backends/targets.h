@@ -13,19 +13,21 @@ inline constexpr std::int64_t kBadTarget = -3;
 struct Targets {
   Labels labels;
   std::int64_t classes = 0, first = 0, columns = 0;
+  bool may_be_elsewhere = false;
 
   explicit Targets(const Problem& p)
       : labels(p.args.labels, p.logit.ignore_index, p.args.mask),
         classes(p.classes),
         first(p.logit.vocab_start),
-        columns(p.columns) {}
+        columns(p.columns),
+        may_be_elsewhere(p.loss->info.may_be_elsewhere) {}
 
   // A column, kIgnoredRow, kTargetElsewhere or kBadTarget.
   TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const {
     if (!labels.is_used(i)) return kIgnoredRow;
     if (!labels.are_given()) return kTargetElsewhere;
     const std::int64_t label = labels[i], column = label - first;
-    if (label < 0 || label >= classes) return kBadTarget;
+    if (label < 0 || label >= classes) return may_be_elsewhere ? kTargetElsewhere : kBadTarget;
     return column >= 0 && column < columns ? column : kTargetElsewhere;
   }
 };

@@ -9,6 +9,7 @@
 #include "losses/logprobs.h"
 #include "losses/policy_loss.h"
 #include "losses/soft_cross_entropy.h"
+#include "losses/sweep.h"
 
 namespace tileloss::impl {
 
@@ -20,7 +21,7 @@ struct LossList {
     (visit.template operator()<Losses>(), ...);
   }
 };
-using AllLosses = LossList<Logprobs, CrossEntropy, PolicyLoss, Distillation, SoftCrossEntropy, SparseDistillation>;
+using AllLosses = LossList<Logprobs, CrossEntropy, PolicyLoss, Distillation, SoftCrossEntropy, SparseDistillation, Sweep>;
 
 // visit.template operator()<Loss>() for the one of that name. False: there is none.
 template <class Visit>

@@ -34,6 +34,7 @@ struct LossContext {
   RowInput class_weights;
   RowInput loss_grad;
   RowInput logp_grad, lse_grad, entropy_grad, mean_logit_grad;
+  RowInput target_coef, prob_plus_target_coef, prob_logp_coef, uniform_coef;
   RowInput old_logp, ref_logp, sampler_logp, advantages;
   Sequences sequences;
   tileloss_vector metrics{};     // absent in a backward
@@ -95,6 +96,8 @@ struct LossInfo {
   TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of Teacher::kLogits
   // Of a loss with a teacher: the temperature of its label's cross-entropy; not given: that of the logits.
   tileloss_scalar (*label_temperature)(const void* options) = nullptr;
+  // Whether a label that is no class is one of a column elsewhere, rather than an error.
+  bool may_be_elsewhere = false;
 };
 
 }  // namespace tileloss::impl

@@ -167,6 +167,7 @@ class Function:
     is_loss: bool
     has_row_state: bool
     needs_labels: bool
+    is_pass_first: bool  # in its names: forward_sweep
     tensors: tuple[Tensor, ...]
     doc: str
     linear_doc: str
@@ -397,7 +398,7 @@ def _function(
     last: tuple[Tensor, ...],
 ) -> Function:
     place = f"function.{name}"
-    optional = ("linear_doc", "options_doc", "options", "presets", "metrics")
+    optional = ("linear_doc", "options_doc", "options", "presets", "metrics", "pass_first")
     _check_keys(place, entry, ("is_loss", "row_state", "needs_labels", "tensors", "doc"), optional)
     presets, choices = entry.get("presets", {}), {o.name: o.choices for o in struct.options}
     for preset, values in presets.items():
@@ -412,6 +413,7 @@ def _function(
         entry["is_loss"],
         entry["row_state"],
         entry["needs_labels"],
+        entry.get("pass_first", False),
         (*_tensors(place, entry["tensors"], tensors), *last),
         entry["doc"],
         entry.get("linear_doc", ""),

@@ -31,6 +31,7 @@ enum TensorGroups : std::uint32_t {
   kTeacherColumns = 32768,  // teacher_ids, teacher_logprobs
   kTargetProbs = 65536,     // target_probs
   kDivergence = 131072,     // what is reported of a student and a teacher
+  kCoefficients = 262144,   // target_coef, prob_plus_target_coef, prob_logp_coef, uniform_coef
 };
 
 // The rule for a tensor's size; tileloss_tensor has the letters.

@@ -181,28 +181,26 @@ def parameters(function: Function) -> list[str]:
 
 
 def c_functions(table: Table) -> Iterable[tuple[Function, str, str, str]]:
-    """(function, name in C, name for tileloss_call, pass) of every typed function."""
+    """(function, name in C less tileloss_, name for tileloss_call, pass) of every typed function."""
     for prefix in ("", "linear_"):
         for function in table.functions:
             for which in function.passes:
                 name = f"{prefix}{function.name}"
-                yield (
-                    function,
-                    f"tileloss_{name}{'' if which == 'forward' else f'_{which}'}",
-                    name,
-                    which,
-                )
+                typed = name if which == "forward" else f"{name}_{which}"
+                if function.is_pass_first:
+                    typed = f"{prefix}{which}_{function.name}"
+                yield function, typed, name, which
 
 
 def header_functions(table: Table) -> str:
     text = ""
-    for function, c_name, name, which in c_functions(table):
+    for function, typed, name, which in c_functions(table):
         doc = function.linear_doc if name.startswith("linear_") else function.doc
         if which == "forward":
             text += "\n" * bool(text and doc) + comment(doc)
             if name == f"linear_{table.functions[0].name}":
                 text += "\n" + comment(LINEAR)
-        text += filled(f"TILELOSS_API tileloss_status {c_name}", parameters(function), ";")
+        text += filled(f"TILELOSS_API tileloss_status tileloss_{typed}", parameters(function), ";")
     return text
 
 
@@ -268,7 +266,7 @@ def cpp_struct(function: Function) -> str:
 
 def cpp_functions(table: Table) -> str:
     text = ""
-    for function, _, name, which in c_functions(table):
+    for function, typed, name, which in c_functions(table):
         args, c_args = f"{camel(function.name)}Args", "args.c()"
         takes = [
             f"const {args}& args",
@@ -286,8 +284,7 @@ def cpp_functions(table: Table) -> str:
             text += "\n" * bool(text) + comment(
                 "" if takes[0].startswith("const Linear") else function.doc
             )
-        suffix = "" if which == "forward" else f"_{which}"
-        text += filled(f"inline Status {name}{suffix}", takes, " noexcept {")
+        text += filled(f"inline Status {typed}", takes, " noexcept {")
         text += (
             f'  return detail::call("{name}", Pass::k{camel(which)}, {c_args}, options, run);\n}}\n'
         )
@@ -413,7 +410,7 @@ def copies(options: Sequence[Option], function: Function) -> list[str]:
 def named_functions(table: Table) -> str:
     text = f"// A function of its own for every name and pass that tileloss_call knows.\n{NOTE}"
     text += '#include <tileloss/tileloss.h>\n\nextern "C" {\n\n'
-    for function, c_name, name, which in c_functions(table):
-        text += filled(f"tileloss_status {c_name}", parameters(function), " {")
+    for function, typed, name, which in c_functions(table):
+        text += filled(f"tileloss_status tileloss_{typed}", parameters(function), " {")
         text += f'  return tileloss_call("{name}", TILELOSS_{which.upper()}, args, options, plan, run);\n}}\n'
     return text + '\n}  // extern "C"\n'

@@ -135,6 +135,7 @@ TEST(Options, DefaultsAreThoseOfTheAbi) {
   expect_library_defaults<DistillationOptions>("linear_distillation");
   expect_library_defaults<SoftCrossEntropyOptions>("linear_soft_cross_entropy");
   expect_library_defaults<SparseDistillationOptions>("linear_sparse_distillation");
+  expect_library_defaults<SweepOptions>("linear_sweep");
 }
 
 // p = (1/4, 3/4), q = (1/2, 1/2): log 2 - (log 3)/2 of the forward KL, gradient p - q.

@@ -262,11 +262,11 @@ def test_the_choice_of_an_implementation() -> None:
     assert calls_the_library(implementation="cpu")
     assert calls_the_library(implementation=("cpu", "xla"))
     assert not calls_the_library(implementation=("xla", "cpu"))
-    hard = {"weight": weight, "label_smoothing": 0.1}
-    assert not calls_the_library(implementation=("cpu", "xla"), **hard)
-    message = "none of those named can do this: cpu has no class weights together with label_smooth"
+    assert calls_the_library(implementation=("cpu", "xla"), weight=weight, label_smoothing=0.1)
+    assert not calls_the_library(implementation=("pallas_tpu", "xla"))
+    message = "none of those named can do this: pallas_tpu has no float16 .logits."
     with pytest.raises(ValueError, match=message):
-        cross_entropy(x, y, implementation="cpu", **hard)
+        cross_entropy(x.astype(jnp.float16), y, implementation="pallas_tpu")
 
 
 @pytest.mark.parametrize("implementation", ["cpu"], indirect=True)

@@ -25,7 +25,6 @@ from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.by_rows import cut_by_rows
 from tileloss.jax._sweeps.operands import (
-    ELSEWHERE,
     UNUSED,
     BackwardRows,
     LmHead,
@@ -65,8 +64,6 @@ def _register() -> None:
 
 
 def refusal(operand: Operand, spec: Spec, target: Target) -> str:
-    if target.options is None and target.class_weights is not None and spec.sums.smoothing_sum:
-        return missing() or "has no class weights together with label_smoothing"
     return missing()
 
 
@@ -80,19 +77,21 @@ def missing() -> str:
 def forward(
     operand: Operand, target: Target, transform: LogitTransform, spec: Spec
 ) -> RowState | Swept:
-    labels = target.labels
     if target.options is not None:
         results = _outputs(target, spec)
         found = _of_target(operand, target, spec).run(FORWARD, results)
         return Swept(dict(zip(results, found, strict=True)), _no_state(target))
-    call = _sweep(operand, labels, transform, spec)
+    call, shape = _sweep(operand, target, transform, spec), target.labels.shape
     names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
     results = {
-        f"state:{name}": like(labels.shape, jnp.int32 if name == "argmax" else jnp.float32)
+        f"state:{name}": like(shape, jnp.int32 if name == "argmax" else jnp.float32)
         for name in names
     }
     found = call.run(FORWARD, results, first=spec.first, columns=spec.columns)
-    weight = jnp.float32(spec.columns) if spec.sums.smoothing_sum else None
+    weight = None
+    if spec.sums.smoothing_sum:
+        weights = target.class_weights
+        weight = jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
     return RowState(**dict(zip(names, found, strict=True)), smoothing_weight=weight)
 
 
@@ -107,27 +106,17 @@ def backward(
         call = _of_target(operand, target, spec)
         call.operands["token_weights"] = rows.weights
     else:
-        call = _sweep(operand, target.labels, transform, spec)
-        _set_coefficients(call, rows, spec)
+        call = _sweep(operand, target, transform, spec)
+        call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
+        c, state = rows.coefficients, rows.state
+        call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "target")}
+        call.operands |= {"target_coef": c.target, "prob_plus_target_coef": c.prob_plus_target}
+        if spec.has_prob_logp:
+            call.operands["prob_logp_coef"] = c.prob_logp
+        if spec.has_uniform:
+            call.operands["uniform_coef"] = c.uniform
     found = call.run(BACKWARD, gradients(operand, spec), aliases=in_place(operand, 0))
     return operand_of(operand, spec, found)
-
-
-def _set_coefficients(call: Call, rows: BackwardRows, spec: Spec) -> None:
-    call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
-    c, state = rows.coefficients, rows.state
-    call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "target")}
-    lse_grad = c.prob_plus_target
-    if state.entropy_sum is not None:
-        # The library makes -g_H H of the entropy by itself.
-        total = state.sum + jnp.exp(state.target - state.max)
-        entropy = rows.log_sum - state.entropy_sum / total
-        lse_grad = lse_grad - jnp.where(c.prob_logp == 0, 0.0, c.prob_logp * entropy)
-        call.operands |= {"state:entropy_sum": state.entropy_sum, "entropy_grad": -c.prob_logp}
-    call.operands |= {"logp_grad": c.target, "lse_grad": lse_grad}
-    if spec.sums.smoothing_sum:
-        # The library's mean is over the columns and the class that stands for all other shards.
-        call.operands["mean_logit_grad"] = c.uniform * (spec.columns + 1)
 
 
 def rows_and_grad(
@@ -239,16 +228,16 @@ class Call:
         return call(*operands)
 
 
-def _sweep(operand: Operand, labels: Array, transform: LogitTransform, spec: Spec) -> Call:
-    """logprobs of the columns, as a shard of a vocabulary with one class more: that of labels which are no column here."""
-    is_head = isinstance(operand, LmHead)
-    call = Call("linear_logprobs" if is_head else "logprobs", operand, spec)
-    call.operands["labels"] = jnp.where(labels == ELSEWHERE, spec.columns, labels)
+def _sweep(operand: Operand, target: Target, transform: LogitTransform, spec: Spec) -> Call:
+    """A label that is ELSEWHERE is no column, and so to the library as well."""
+    call = Call("linear_sweep" if isinstance(operand, LmHead) else "sweep", operand, spec)
+    call.operands["labels"] = target.labels
+    if spec.sums.smoothing_sum and target.class_weights is not None:
+        call.operands["class_weights"] = target.class_weights
     call.options |= {
         "logit_scale": transform.logit_scale,
         "softcap": transform.softcap,
         "ignore_index": UNUSED,
-        "vocab_total": spec.columns + 1,
     }
     if isinstance(transform.temperature, Array):
         call.operands["option:temperature"] = transform.temperature

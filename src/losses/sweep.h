@@ -1,0 +1,48 @@
+// sweep: no loss, the two sweeps alone, for losses that are computed elsewhere. Forward the row state; backward, of coefficients
+// that the caller gives for each row,
+//   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j       (core/row_coefficients.h)
+// A row's label is a column of this matrix; of any other label the target is elsewhere.
+#ifndef TILELOSS_LOSSES_SWEEP_H_
+#define TILELOSS_LOSSES_SWEEP_H_
+
+#include <string>
+
+#include "losses/loss.h"
+
+namespace tileloss::impl {
+
+class Sweep {
+ public:
+  explicit Sweep(const LossContext& context) : context_(context) {}
+
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats&) const {
+    return {0,
+            {.target = context_.target_coef[i],
+             .prob_plus_target = context_.prob_plus_target_coef[i],
+             .prob_logp = context_.prob_logp_coef[i],
+             .uniform = context_.uniform_coef[i]}};
+  }
+
+  static LossInfo info() {
+    return {.name = "sweep",
+            .is_loss = false,
+            .options_size = sizeof(tileloss_sweep_options),
+            .fields = {},
+            .tensors = kCoefficients | kClassWeights,
+            .make = &make_stage<Sweep>,
+            .check = &check,
+            .is_per_row = nullptr,
+            .may_be_elsewhere = true};
+  }
+
+ private:
+  static std::string check(const LossContext& context) {
+    return context.temperature_on_logprob ? "temperature_on: expected logits, got logprob" : "";
+  }
+
+  LossContext context_;
+};
+
+}  // namespace tileloss::impl
+
+#endif  // TILELOSS_LOSSES_SWEEP_H_
