@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tileloss.check.arguments import count
+from tileloss.check.arguments import count, output
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -42,12 +42,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the contestants and stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write a line a contestant, for `tileloss report`",
-    )
+    output(parser, "write a line a contestant, for `tileloss report`")
     parser.add_argument(
         "--page",
         type=Path,
@@ -140,12 +135,11 @@ def compare(options: argparse.Namespace) -> int:
     verdicts = bars.judge({each.contestant.key: each for each in measurements}, isa)
     table = report.table(measurements, shape, options.threads, options.rounds)
     print(table)
+    settings = report.settings(shape, options.threads, isa)
     if options.json:
-        figures = report.as_json(measurements, verdicts, shape, options.threads, isa)
-        report.write_json(places["json"], figures)
+        report.write_json(places["json"], measurements, verdicts, settings)
     if options.output:
-        lines = report.as_lines(measurements, shape, options.threads, isa)
-        report.write_lines(places["output"], lines)
+        report.write_lines(places["output"], report.as_lines(measurements, shape, settings))
     if options.page:
         report.write_page(places["page"], table)
     print(bars.last_line(verdicts, shape))

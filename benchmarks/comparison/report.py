@@ -122,7 +122,7 @@ def settings(shape: Shape, threads: int, isa: str) -> dict[str, object]:
 
 
 def as_lines(
-    measurements: Sequence[Measurement], shape: Shape, threads: int, isa: str
+    measurements: Sequence[Measurement], shape: Shape, settings: dict[str, object]
 ) -> list[dict[str, object]]:
     """A result line a contestant, each with all that it needs to be understood alone."""
     lines = []
@@ -130,24 +130,20 @@ def as_lines(
         group = GROUPS[each.contestant.group]
         words = {"title": group.title, "sizes": sizes(group, shape), "memory": group.memory}
         start = {"tool": "compare", "version": tileloss.__version__}
-        lines.append(start | figures_of(each) | words | settings(shape, threads, isa))
+        lines.append(start | figures_of(each) | words | settings)
     return lines
 
 
-def as_json(
+def write_json(
+    path: Path,
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
-    shape: Shape,
-    threads: int,
-    isa: str,
-) -> dict[str, object]:
-    return settings(shape, threads, isa) | {
+    settings: dict[str, object],
+) -> None:
+    content = settings | {
         "contestants": [figures_of(each) for each in measurements],
         "bars": [verdict.as_json() for verdict in verdicts],
     }
-
-
-def write_json(path: Path, content: dict[str, object]) -> None:
     write_whole(path, json.dumps(content, indent=2) + "\n")
 
 

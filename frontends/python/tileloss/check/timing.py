@@ -63,20 +63,20 @@ def peak_bytes(run: Callable[[], Any], kept_bytes: Callable[[Any], int]) -> int:
     """What a call needs at most above what it is given and what it returns, of which ``kept_bytes`` tells the size."""
     before = _reset_peak()
     result = run()
-    return max(0, _resident("VmHWM") - before - kept_bytes(result))
+    return max(0, _peak_resident() - before - kept_bytes(result))
 
 
-def _resident(field: str) -> int:
-    """VmRSS or VmHWM of this process, bytes, as the kernel counts it."""
-    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+def _peak_resident() -> int:
+    """VmHWM of this process, bytes, as the kernel counts it."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise OSError(f"/proc/self/status has no {field}")
+        raise OSError("/proc/self/status has no VmHWM")
     return int(found[1]) * 1024
 
 
 def _reset_peak() -> int:
-    """Gives free memory back to the kernel, sets VmHWM to VmRSS, returns it."""
+    """Gives free memory back to the kernel, sets VmHWM to what is resident, returns it."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return _resident("VmHWM")
+    return _peak_resident()

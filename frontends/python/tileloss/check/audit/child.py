@@ -67,18 +67,12 @@ class Child:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The reply, with a status; "crashed" and "timeout" are told here. What ended at its start is not started again."""
-        if self._process is None:
-            if self._greeting and self._greeting["status"] != "ready":
-                return self._greeting
+        if self._process is None and self._greeting.get("status", "ready") == "ready":
             self._start()
-            greeting = self._read()
-            if greeting["status"] in ("crashed", "timeout"):
+            self._greeting = self._read()
+            if self._greeting["status"] in ("crashed", "timeout"):
                 self._end()
-            if greeting["status"] != "ready":
-                self._greeting = greeting
-                return greeting
-            self._greeting = greeting
-        return self._exchange(request)
+        return self._exchange(request) if self._greeting["status"] == "ready" else self._greeting
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin is not None
