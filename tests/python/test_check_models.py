@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import forks
 import tileloss
 from tileloss.check import architectures, models
 from tileloss.check.command import SUBCOMMANDS, run
@@ -321,7 +321,9 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_documents_commands_run(command: list[str], tmp_path: Path) -> None:
     arguments = [str(ROOT / each) if each.startswith("configs/") else each for each in command[1:]]
-    subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+    assert arguments[:2] == ["-m", "tileloss"]
+    code = "import runpy, sys; sys.argv = {!r}; runpy.run_module('tileloss', run_name='__main__')"
+    forks.run(code.format(arguments[1:]), tmp_path)
 
 
 def test_the_documents_have_models_and_trackers() -> None:

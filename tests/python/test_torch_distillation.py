@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import tileloss.torch as tl
+from checks import check, leaf
 from tileloss._core.functions import FUNCTIONS
 
 KINDS = FUNCTIONS["distillation"].options["divergence"].choices
 V = 1003
-
-
-def reference(
-    x: Tensor, teacher: Tensor, kind: str, beta: float, temperature: float = 1.0
-) -> Tensor:
-    """D of each row, in float64."""
-    log_p = (x.double() / temperature).log_softmax(-1)
-    log_q = (teacher.double() / temperature).log_softmax(-1)
-
-    def kl(a: Tensor, b: Tensor) -> Tensor:
-        return (a.exp() * (a - b)).sum(-1)
-
-    def mixed(share_of_q: float) -> Tensor:
-        return (share_of_q * log_q.exp() + (1 - share_of_q) * log_p.exp()).log()
-
-    if kind == "forward_kl":
-        return kl(log_q, log_p)
-    if kind == "reverse_kl":
-        return kl(log_p, log_q)
-    if kind == "jeffreys":
-        return kl(log_q, log_p) + kl(log_p, log_q)
-    if kind == "jsd":
-        return beta * kl(log_q, mixed(beta)) + (1 - beta) * kl(log_p, mixed(beta))
-    if kind == "skew_forward_kl":
-        return kl(log_q, mixed(beta))
-    if kind == "skew_reverse_kl":
-        return kl(log_p, mixed(1 - beta))
-    return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
 
 
 def batch(dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,137 +27,104 @@ def batch(dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return x, teacher, labels
 
 
-def relative(got: Tensor, wanted: Tensor) -> float:
-    return ((got.double() - wanted).norm() / wanted.norm()).item()
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_value_and_gradient_are_autograd_s(dtype: torch.dtype, kind: str, reduction: str) -> None:
     logits, teacher, labels = batch(dtype)
-    weights = torch.linspace(0.5, 1.5, 10).view(2, 5)
-    used = labels != -100
-    wide = logits.double().requires_grad_()
-    label_temperature = {"none": None, "sum": 0.7, "mean": 1.0}[reduction]
-    cross_entropy = (
-        -(wide / (label_temperature or 2))
-        .log_softmax(-1)
-        .gather(-1, labels.clamp(0)[..., None])[..., 0]
-    )
-    divergence = reference(wide, teacher, kind, 0.3, 2.0)
-    rows = weights * used * (0.25 * cross_entropy + 0.75 * 4 * divergence)
-    wanted = rows if reduction == "none" else rows.sum()
-    if reduction == "mean":
-        wanted = wanted / (weights * used).sum()
-    (wanted.sum() * 3).backward()
     for in_forward in (None, False):
         for in_place in (False, True):
-            leaf = logits.clone().requires_grad_()
-            loss = tl.distillation(
-                leaf * 1,
+            # -1: a gradient that the forward has rounded is not rounded again.
+            check(
+                "distillation",
+                leaf(logits),
                 teacher,
                 labels,
+                view=lambda x: x * 1,
+                upstream=torch.randn(2, 5) if reduction == "none" else torch.tensor(-1.0),
                 divergence=kind,
                 beta=0.3,
                 alpha=0.25,
-                label_temperature=label_temperature,
+                label_temperature={"none": None, "sum": 0.7, "mean": 1.0}[reduction],
                 temperature=2.0,
                 scale_by_temperature_squared=True,
-                token_weights=weights,
+                token_weights=torch.linspace(0.5, 1.5, 10).view(2, 5),
                 reduction=reduction,
                 grad_in_forward=in_forward,
                 inplace_backward=in_place,
             )
-            assert isinstance(loss, Tensor)
-            (loss.sum() * 3).backward()
-            assert leaf.grad is not None and wide.grad is not None
-            assert torch.allclose(loss.double(), wanted.detach(), rtol=1e-5, atol=1e-6)
-            limit = 2e-6 if dtype == torch.float32 else 4e-3
-            assert relative(leaf.grad, wide.grad) < limit, (in_forward, in_place)
-            assert not leaf.grad[1, 2].any()
+
+
+def hold(
+    of: Callable[[Tensor], Tensor], *pair: Tensor, relative: float = 2e-6, **options: Any
+) -> None:
+    """distillation of a student and a teacher (and labels) against another's loss ``of`` the student's logits in float64."""
+    x, *rest = pair
+    exact, ours = x.double().requires_grad_(), leaf(x)
+    wanted, loss = of(exact), tl.distillation(ours, *rest, **options)
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=2e-6)
+    error = (ours.grad.double() - exact.grad).norm()
+    assert error < relative * exact.grad.norm()
+
+
+def of_beta(beta: float) -> dict[str, Any]:
+    """A generalised JSD's ends are KLs."""
+    return {0.0: {"divergence": "forward_kl"}, 1.0: {"divergence": "reverse_kl"}}.get(
+        beta, {"divergence": "jsd", "beta": beta}
+    )
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
 def test_is_liger_s_jsd(beta: float) -> None:
     liger = pytest.importorskip("liger_kernel.chunked_loss.jsd_loss", reason="NOT RUN: no Liger")
-    logits, teacher, labels = batch(torch.float32, 2)
-    leaf = logits.double().requires_grad_()
-    wanted = liger.LigerFusedLinearJSDFunction.distillation_loss_fn(
-        leaf, teacher.double(), beta, labels, -100
-    )
-    wanted.backward()
-    kind = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
-    ours = logits.clone().requires_grad_()
-    mixture = beta if kind == "jsd" else 0.5
-    loss = tl.distillation(ours, teacher, labels, divergence=kind, beta=mixture, reduction="sum")
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    assert ours.grad is not None and leaf.grad is not None
-    assert abs(loss.item() - wanted.item()) < 1e-5 * abs(wanted.item())
-    assert relative(ours.grad, leaf.grad) < 2e-6
+    pair = batch(torch.float32, 2)
+    theirs = liger.LigerFusedLinearJSDFunction.distillation_loss_fn
+    _, teacher, labels = pair
+    hold(
+        lambda x: theirs(x, teacher.double(), beta, labels, -100),
+        *pair, reduction="sum", **of_beta(beta),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
 def test_is_torch_s_kl_div(kind: str) -> None:
     logits, teacher, _ = batch(torch.float32, 3)
-    leaf, ours = logits.double().requires_grad_(), logits.clone().requires_grad_()
-    log_p, log_q = leaf.log_softmax(-1), teacher.double().log_softmax(-1)
-    pair = (log_p, log_q) if kind == "forward_kl" else (log_q, log_p)
-    wanted = torch.nn.functional.kl_div(*pair, reduction="sum", log_target=True)
-    wanted.backward()
-    loss = tl.distillation(ours, teacher, divergence=kind, reduction="sum")
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    assert ours.grad is not None and leaf.grad is not None
-    assert abs(loss.item() - wanted.item()) < 1e-5 * abs(wanted.item())
-    assert relative(ours.grad, leaf.grad) < 2e-6
+    log_q = teacher.double().log_softmax(-1)
+
+    def wanted(x: Tensor) -> Tensor:
+        pair = (x.log_softmax(-1), log_q)
+        pair = pair if kind == "forward_kl" else pair[::-1]
+        return torch.nn.functional.kl_div(*pair, reduction="sum", log_target=True)
+
+    hold(wanted, logits, teacher, divergence=kind, reduction="sum")
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
 def test_is_trl_s_generalised_jsd(beta: float) -> None:
     gkd = pytest.importorskip("trl.experimental.gkd", reason="NOT RUN: no TRL")
-    logits, teacher, labels = batch(torch.float32, 1)
-    leaf = logits.double().requires_grad_()
-    wanted = gkd.GKDTrainer.generalized_jsd_loss(
-        leaf, teacher.double(), labels=labels, beta=beta, temperature=0.7
-    )
-    wanted.backward()
-    kind = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
-    ours = logits.clone().requires_grad_()
-    loss = tl.distillation(
-        ours, teacher, labels, divergence=kind, beta=beta or 0.5, temperature=0.7
-    )
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    assert leaf.grad is not None and ours.grad is not None
-    assert loss.item() == pytest.approx(wanted.item(), rel=2e-6)
-    assert relative(ours.grad, leaf.grad) < 1e-5
+    pair = batch(torch.float32, 1)
+    theirs = gkd.GKDTrainer.generalized_jsd_loss
+    _, teacher, labels = pair
+    hold(
+        lambda x: theirs(x, teacher.double(), labels=labels, beta=beta, temperature=0.7),
+        *pair, relative=1e-5, temperature=0.7, **of_beta(beta),
+    )  # fmt: skip
 
 
 def test_row_outputs() -> None:
     logits, teacher, labels = batch(torch.float32)
     names = ("divergence", "entropy", "teacher_entropy", "agreement", "logp")
-    loss, rows = tl.distillation(logits, teacher, labels, divergence="jsd", outputs=names)
-    used = labels != -100
-    log_q = teacher.double().log_softmax(-1)
-    entropy = -(log_q.exp() * log_q).sum(-1) * used
-    assert rows.divergence is not None and rows.teacher_entropy is not None
-    assert torch.allclose(rows.divergence.double(), reference(logits, teacher, "jsd", 0.5) * used)
-    assert torch.allclose(rows.teacher_entropy.double(), entropy)
-    assert rows.agreement is not None and rows.agreement.dtype == torch.bool
-    assert torch.equal(rows.agreement, (logits.argmax(-1) == teacher.argmax(-1)) & used)
-    assert rows.lse is None
-    assert loss.item() == pytest.approx(rows.divergence.sum().item() / int(used.sum()))
+    found = check("distillation", leaf(logits), teacher, labels, divergence="jsd", outputs=names)
+    assert found.keys() == {"loss", *names}
+    assert found["agreement"].dtype == torch.bool
 
 
 def test_a_mask_and_no_labels() -> None:
     logits, teacher, _ = batch(torch.float32)
     mask = torch.rand(2, 5, generator=torch.Generator().manual_seed(3)) < 0.5
-    loss = tl.distillation(logits, teacher, mask=mask, divergence="reverse_kl")
-    wanted = reference(logits, teacher, "reverse_kl", 0.5)[mask].mean()
-    assert isinstance(loss, Tensor)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    check("distillation", leaf(logits), teacher, mask=mask, divergence="reverse_kl")
 
 
 def test_compiled_gives_the_same_bits() -> None:

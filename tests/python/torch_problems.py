@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import definitions
 from tileloss import torch as tl
 
 B, T, V, H = 3, 5, 67, 16
@@ -66,13 +67,13 @@ def of_rows(rows: tl.RowOutputs, p: Problem) -> Tensor:
     return (p.row_weights * (rows.logp - 0.3 * rows.lse + 0.2 * rows.entropy)).sum()
 
 
-def run(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
-    """The function's loss of `leaves` (logits, or hidden, weight and bias); of row outputs a weighted sum."""
+def run(name: str, p: Problem, *leaves: Tensor, of: Any = tl, **options: Any) -> Tensor:
+    """The function's loss of `leaves` (logits, or hidden, weight and bias); of row outputs a weighted sum. ``of``: its module."""
     head = leaves[:2] if "linear" in name else leaves
     given = {"linear_bias": leaves[2], **options} if "linear" in name else options
     if name.endswith(TEACHER_FUNCTIONS):
-        return of_teacher(name, p, *head, **given)
-    function = getattr(tl, name)
+        return of_teacher(name, p, *head, of=of, **given)
+    function = getattr(of, name)
     if name.endswith("logprobs"):
         return of_rows(function(*head, p.labels, outputs=ROWS, **given), p)
     if name.endswith("policy_loss"):
@@ -82,10 +83,10 @@ def run(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
     return result
 
 
-def of_teacher(name: str, p: Problem, *head: Tensor, **options: Any) -> Tensor:
+def of_teacher(name: str, p: Problem, *head: Tensor, of: Any = tl, **options: Any) -> Tensor:
     kind = name.removeprefix("linear_")
     if kind == "soft_labels":
-        function = getattr(tl, name.replace("soft_labels", "cross_entropy"))
+        function = getattr(of, name.replace("soft_labels", "cross_entropy"))
         return function(*head, p.teacher.float().softmax(-1), **options)
     teacher: tuple[Tensor, ...] = (p.teacher,)
     if kind == "sparse_distillation":
@@ -93,44 +94,19 @@ def of_teacher(name: str, p: Problem, *head: Tensor, **options: Any) -> Tensor:
         teacher = (ids, logprobs)
     elif "linear" in name:
         teacher = (p.teacher_hidden, p.weight.detach())
-    result: Tensor = getattr(tl, name)(*head, *teacher, p.labels, **options)
+    result: Tensor = getattr(of, name)(*head, *teacher, p.labels, **options)
     return result
 
 
-def plain_divergence(name: str, p: Problem, x: Tensor) -> Tensor:
-    """Forward KL to the whole teacher, or to its four largest columns and one of the others; or cross-entropy to all of it."""
-    teacher = F.linear(p.teacher_hidden.double(), p.weight.detach().double())
-    log_q = (p.teacher.double() if "linear_dist" not in name else teacher).log_softmax(-1)
-    log_p = torch.log_softmax(x, -1)
-    if name.endswith("soft_labels"):
-        return -(log_q.exp() * log_p).sum(-1).mean()
-    if name.endswith("sparse_distillation"):
-        log_q, ids = log_q.topk(4)
-        others = torch.ones_like(log_p, dtype=torch.bool).scatter(-1, ids, False)
-        rest = log_p.masked_fill(~others, -1e300).logsumexp(-1, keepdim=True)
-        log_p = torch.cat([log_p.gather(-1, ids), rest], -1)
-        log_q = torch.cat([log_q, (-log_q.exp().sum(-1, keepdim=True)).log1p()], -1)
-    return (log_q.exp() * (log_q - log_p)).sum(-1)[p.labels != -100].mean()
-
-
 def plain(name: str, p: Problem, *leaves: Tensor) -> Tensor:
-    """The same of plain torch, in float64."""
-    exact = [x.double() for x in leaves]
-    x = F.linear(*exact) if "linear" in name else exact[0]
-    used = p.labels != -100
-    if name.endswith(TEACHER_FUNCTIONS):
-        return plain_divergence(name, p, x)
-    if name.endswith("cross_entropy"):
-        return F.cross_entropy(x.flatten(0, -2), p.labels.flatten())
-    log_p = torch.log_softmax(x, -1)
-    logp = log_p.gather(-1, p.labels.clamp(min=0)[..., None])[..., 0]
-    if name.endswith("logprobs"):
-        entropy = -(log_p.exp() * log_p).sum(-1)
-        rows = p.row_weights * (logp - 0.3 * x.logsumexp(-1) + 0.2 * entropy)
-        return rows[used].sum()
-    rho, a = (logp - p.old_logp).exp(), p.advantages[:, None]
-    loss = -torch.minimum(rho * a, rho.clamp(0.8, 1.2) * a) * used
-    return (loss.sum(-1) / used.sum(-1)).mean()
+    """The same of definitions.py, in float64."""
+    kind, x = name.removeprefix("linear_"), leaves[0].double()
+    if name != kind:
+        x = F.linear(x, *(each.double() for each in leaves[1:]))
+    if name == "linear_distillation":
+        teacher = F.linear(p.teacher_hidden.double(), p.weight.detach().double())
+        return definitions.distillation(x, teacher, p.labels)
+    return run(kind, p, x, of=definitions)
 
 
 def gradients(
