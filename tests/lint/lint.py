@@ -88,7 +88,7 @@ RECIPES = {
         {
             "src/schema/table.toml",
             "src/losses/row_outputs.h",
-            "frontends/python/tileloss/torch/_apply.py",
+            "frontends/python/tileloss/torch/_outputs.py",
         },
         # gradcheck_run.cpp: it has an upstream gradient.
         {

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloss._core import calls, views
+from tileloss._core import calls
 from tileloss._core.functions import FUNCTIONS
 from tileloss._core.slots import SLOTS
 from tileloss._core.structs import (
@@ -102,14 +102,14 @@ class _Call:
     def matrix(self, slot: str, array: np.ndarray) -> np.ndarray:
         self.alive.append(array)
         strides = (max(array.shape[1], 1), 1)
-        views.set_matrix(self.args, slot, array.ctypes.data, FLOAT32, array.shape, strides)
+        calls.set_matrix(self.args, slot, array.ctypes.data, FLOAT32, array.shape, strides)
         return array
 
     def vector(self, slot: str, array: np.ndarray) -> np.ndarray:
         array = np.ascontiguousarray(array)
         self.alive.append(array)
         dtype = _TYPES[array.dtype.name]
-        views.set_vector(self.args, slot, array.ctypes.data, dtype, array.size, 1)
+        calls.set_vector(self.args, slot, array.ctypes.data, dtype, array.size, 1)
         return array
 
     def row_state(self, rows: int) -> Arrays:

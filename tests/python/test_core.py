@@ -18,7 +18,7 @@ import torch
 import tileloss
 from tileloss import _core
 from tileloss import torch as tl
-from tileloss._core import calls, library, options, slots, structs, views
+from tileloss._core import calls, functions, library, slots, structs, views
 from tileloss._core.functions import FUNCTIONS, Function
 
 HEADER = (Path(__file__).parents[2] / "include" / "tileloss" / "tileloss.h").read_text()
@@ -124,8 +124,8 @@ def test_sizes_are_the_librarys(struct: type[ctypes.Structure]) -> None:
 @pytest.mark.parametrize(
     ("packed", "struct"),
     [
-        (views.MATRIX, structs.Matrix),
-        (views.VECTOR, structs.Vector),
+        (calls.MATRIX, structs.Matrix),
+        (calls.VECTOR, structs.Vector),
     ],
 )
 def test_packed_views_are_the_structs(packed: Struct, struct: type[ctypes.Structure]) -> None:
@@ -176,7 +176,7 @@ def planned(function: str, call_pass: int, slot: str, dtype: int) -> str:
     needed = ["hidden", "head"] if "linear" in function else ["logits"]
     if call_pass == structs.BACKWARD:
         needed += [f"d{needed[0]}"]
-        views.set_row_state(args, address + 4096, 4, N)
+        calls.set_row_state(args, address + 4096, 4, N)
     if "policy" in function:
         needed += ["advantages"]
     given = {"labels": structs.INT64} | dict.fromkeys(needed, structs.FLOAT32) | {slot: dtype}
@@ -185,9 +185,9 @@ def planned(function: str, call_pass: int, slot: str, dtype: int) -> str:
         if "," in shape:
             rows, cols = (sizes[letter] for letter in shape.split(","))
             lie = (rows, cols)
-            views.set_matrix(args, name, place, kind, lie, (lie[1], 1))
+            calls.set_matrix(args, name, place, kind, lie, (lie[1], 1))
         else:
-            views.set_vector(args, name, place, kind, sizes[shape], 1)
+            calls.set_vector(args, name, place, kind, sizes[shape], 1)
     struct = FUNCTIONS[function].new_options("")
     pointers = (ctypes.byref(args), struct, None, None, ctypes.byref(plan))
     status = library.lib.tileloss_make_plan(function.encode(), call_pass, *pointers)
@@ -205,7 +205,10 @@ PASS_OF_ROLES = {
 @pytest.mark.parametrize("name", [s.name for s in slots.SLOTS.values() if s.role in PASS_OF_ROLES])
 def test_types_and_functions_are_the_librarys(name: str) -> None:
     slot = slots.SLOTS[name]
-    for function in slots.ROWS + slots.LOSSES:
+    of_labels = [
+        f for f in FUNCTIONS if not slots.ARGUMENTS[f].target and not FUNCTIONS[f].is_linear
+    ]
+    for function in of_labels:
         for prefix in ("", "linear_"):
             for dtype in map(structs.__dict__.get, DTYPES):
                 message = planned(f"{prefix}{function}", PASS_OF_ROLES[slot.role], name, dtype)
@@ -232,18 +235,18 @@ def numpy_cross_entropy(
     def run(call_pass: int, gradient: np.ndarray | None, **vectors: np.ndarray) -> None:
         args, lie = calls.new_args(), views.layout(x.shape, strides_of(x))
         assert lie is not None
-        views.set_logits(args, x.ctypes.data, structs.FLOAT32, x.shape[-1], lie)
+        calls.set_logits(args, x.ctypes.data, structs.FLOAT32, x.shape[-1], lie)
         if gradient is not None:
             address = gradient.ctypes.data
-            views.set_dlogits(args, address, structs.FLOAT32, x.shape[-1], lie, in_place=False)
-        views.set_vector(args, "labels", y.ctypes.data, structs.INT64, y.size, 1)
+            calls.set_dlogits(args, address, structs.FLOAT32, x.shape[-1], lie, in_place=False)
+        calls.set_vector(args, "labels", y.ctypes.data, structs.INT64, y.size, 1)
         if weight is not None:
             vectors["class_weights"] = weight
         for slot, array in vectors.items():
-            views.set_vector(args, slot, array.ctypes.data, structs.FLOAT32, array.size, 1)
+            calls.set_vector(args, slot, array.ctypes.data, structs.FLOAT32, array.size, 1)
         if call_pass != structs.VALUE_AND_GRAD:
-            views.set_row_state(args, state.ctypes.data, *state.shape)
-        struct = options.to_struct(function, *options.encode(function, given))
+            calls.set_row_state(args, state.ctypes.data, *state.shape)
+        struct = functions.to_struct(function, *functions.encode(function, given))
         calls.call(function, call_pass, args, struct)
 
     run(structs.VALUE_AND_GRAD, dlogits, loss=loss)
@@ -279,14 +282,14 @@ def test_numpy_and_torch_give_the_same_bits(given: dict[str, Any], cut: bool) ->
 
 def test_scalars_are_read_where_they_lie() -> None:
     function = FUNCTIONS["cross_entropy"]
-    names, values = options.encode(function, {"z_loss": 0.5}, scalars=["temperature"])
+    names, values = functions.encode(function, {"z_loss": 0.5}, scalars=["temperature"])
     assert (names, values) == (":z_loss;temperature", [0.5])
     number = ctypes.c_float(0.7)
-    struct = options.to_struct(function, names, values, ctypes.addressof(number))
+    struct = functions.to_struct(function, names, values, ctypes.addressof(number))
     place = structs.Scalar.from_buffer(struct, function.options["temperature"].offset)
     assert place.pointer == ctypes.addressof(number)
     # The struct that calls share has no address of this call.
-    shared = options.to_struct(function, names, values)
+    shared = functions.to_struct(function, names, values)
     assert not structs.Scalar.from_buffer(shared, function.options["temperature"].offset).pointer
 
 
@@ -294,15 +297,15 @@ def test_only_what_differs_from_the_default_travels() -> None:
     function = FUNCTIONS["linear_policy_loss"]
     usual = {name: option.usual for name, option in function.options.items()}
     given = {name: value for name, value in usual.items() if value == value}
-    assert options.encode(function, given) == (":;", [])
+    assert functions.encode(function, given) == (":;", [])
     # On top of a preset a default says something too.
-    assert options.encode(function, {"kind": "clip"}, "cispo") == ("cispo:kind;", [0])
+    assert functions.encode(function, {"kind": "clip"}, "cispo") == ("cispo:kind;", [0])
     assert (
-        options.encode(function, {"ignore_index": 2**53 + 1})[0]
+        functions.encode(function, {"ignore_index": 2**53 + 1})[0]
         == ":ignore_index=9007199254740993;"
     )
-    assert not options.is_per_row(function, *options.encode(function, {"aggregation": "sum"}))
-    assert options.is_per_row(function, *options.encode(function, {"aggregation": "none"}))
+    assert not functions.is_per_row(function, *functions.encode(function, {"aggregation": "sum"}))
+    assert functions.is_per_row(function, *functions.encode(function, {"aggregation": "none"}))
 
 
 def test_an_option_that_the_library_gains_is_known_at_once() -> None:
@@ -317,7 +320,7 @@ def test_an_option_that_the_library_gains_is_known_at_once() -> None:
     info.fields, info.num_fields, info.options_size = fields, len(fields), place + 8
     function = Function(info)
     assert function.options["mood"].usual == "bold"
-    names_given, values = options.encode(function, {"mood": "calm", "beta": 0.0})
+    names_given, values = functions.encode(function, {"mood": "calm", "beta": 0.0})
     assert (names_given, values) == (":mood;", [0])
     with pytest.raises(ValueError, match="^mood: expected one of calm, bold, got 'sad'$"):
-        options.encode(function, {"mood": "sad"})
+        functions.encode(function, {"mood": "sad"})

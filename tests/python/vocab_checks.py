@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import checks
 from tileloss import torch as tl
 from tileloss.torch import distributed as td
-from tileloss.torch.distributed import _fused, _pairs, adapters
+from tileloss.torch.distributed import _fused, _states, adapters
 from tileloss.torch.distributed._request import Request
 from vocab_cut import Whole, bounds, cut
 
@@ -254,11 +254,11 @@ def failures_after_the_meeting() -> None:
     with pytest.MonkeyPatch.context() as patch:
         if one:
             patch.setattr(Request, "backward", fails)
-            patch.setattr(_fused, "loss_of", fails)
+            patch.setattr(_fused, "results_of", fails)
         raises(kind, message, lambda: torch.autograd.grad(loss, hidden))
         raises(kind, message, lambda: td.linear_cross_entropy(hidden, rows, labels))
         if one:
-            patch.setattr(_pairs, "_sweep", fails)
+            patch.setattr(_states.Met, "set", fails)
         raises(
             kind,
             message,

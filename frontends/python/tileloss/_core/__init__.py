@@ -2,10 +2,10 @@
 
 library.py    finds and loads libtileloss.so, turns its statuses into exceptions
 structs.py    the C ABI's structs and numbers
-slots.py      the one table of tensors: their places in the arguments, types, roles; what row outputs and row state there are
-functions.py  functions and their options, as the library itself describes them
-options.py    options by name: checked, encoded as a string and numbers, and as the library's struct
-views.py      addresses, shapes and strides as the ABI's views
-calls.py      plan and call
+functions.py  functions and their options, as the library itself describes them; options by name, and as the library's struct
+slots.py      the one table of tensors: their places in the arguments, types, roles; each function's; what row state there is
+views.py      how rows lie in memory, in the ABI's words
+calls.py      the arguments of a call, plan and call
+row_states.py row states of parts of a vocabulary
 pages.py      memory on huge pages
 """

@@ -1,9 +1,17 @@
-"""The library's functions and their options, as the library itself describes them (tileloss_get_function_info)."""
+"""The library's functions and their options, as the library itself describes them (tileloss_get_function_info).
+
+Options travel as a string of names beside a list of numbers, as a framework's operators have no place for a dictionary:
+"preset:names of values;names of scalars". The numbers are ``values``, which a tracer may hold symbolically, so that the struct is
+made no sooner than the call; what the caller gave as tensors of one element is a float32 array of ``scalars``. An integer too
+large for a double is part of its name: "ignore_index=9223372036854775807".
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from ctypes import c_char, c_double, c_int32, c_int64
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tileloss._core.library import lib, raise_on_error
@@ -11,6 +19,7 @@ from tileloss._core.structs import FunctionInfo, Scalar
 
 _TYPES: dict[int, type] = {0: c_double, 1: c_int64, 2: Scalar, 3: c_int32}
 FLAG = ("false", "true")
+Struct = ctypes.Array[c_char]
 _EXACT = 2**53  # integers up to here are doubles
 
 
@@ -103,7 +112,7 @@ class Function:
         """Whether a double holds the value: an integer beyond 2^53 may be none."""
         return self.options[name].kind is not c_int64 or -_EXACT <= value <= _EXACT
 
-    def new_options(self, preset: str) -> ctypes.Array[c_char]:
+    def new_options(self, preset: str) -> Struct:
         """An options struct: the defaults, or those of ``preset`` when it is not ""."""
         options = ctypes.create_string_buffer(self.options_size)
         size = self.options_size
@@ -114,11 +123,11 @@ class Function:
         raise_on_error(status)
         return options
 
-    def _place(self, options: ctypes.Array[c_char], name: str) -> Any:
+    def _place(self, options: Struct, name: str) -> Any:
         option = self.option(name)
         return option.kind.from_buffer(options, option.offset)  # type: ignore[attr-defined]
 
-    def set_value(self, options: ctypes.Array[c_char], name: str, value: float) -> None:
+    def set_value(self, options: Struct, name: str, value: float) -> None:
         place = self._place(options, name)
         if isinstance(place, (c_int32, c_int64)):
             if value != int(value):
@@ -126,7 +135,7 @@ class Function:
             value = int(value)
         place.value = value
 
-    def set_pointer(self, options: ctypes.Array[c_char], name: str, address: int) -> None:
+    def set_pointer(self, options: Struct, name: str, address: int) -> None:
         """Has the library read the option where ``address`` points: one float32."""
         place = self._place(options, name)
         if not isinstance(place, Scalar):
@@ -158,3 +167,110 @@ PUBLIC_OPTIONS = {
     name: dict.fromkeys(option for option in function.options if option not in _NOT_PUBLIC)
     for name, function in FUNCTIONS.items()
 }
+
+
+# ------------------------------------------------------------------------------------------------ options by name
+
+
+def encode(
+    function: Function,
+    given: Mapping[str, Any],
+    preset: str = "",
+    scalars: Sequence[str] = (),
+    numbers: tuple[type[Any], ...] = (int, float),
+) -> tuple[str, list[float]]:
+    """(names, values). ``given``: options by name; None: the default, or the preset's. ``scalars``: the names of what travels
+    apart. ``numbers``: the types that pass for one."""
+    names: list[str] = []
+    values: list[float] = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        option = function.options.get(name) or function.option(name)
+        if not preset and type(value) is type(option.usual) and value == option.usual:
+            continue
+        number = function.number(name, value, numbers)
+        if not function.is_exact(name, number):
+            names.append(f"{name}={number}")
+        elif preset or number != option.default:
+            names.append(name)
+            values.append(number)
+    return f"{preset}:{','.join(names)};{','.join(scalars)}", values
+
+
+class _Key(NamedTuple):
+    preset: str
+    names: tuple[str, ...]
+    integers: tuple[tuple[str, int], ...]  # those that are not among the values
+    scalars: tuple[str, ...]
+    given: frozenset[str]  # all of these
+
+
+@lru_cache(maxsize=256)
+def _parse(names: str) -> _Key:
+    preset, _, rest = names.partition(":")
+    plain, _, others = rest.partition(";")
+    named = [name.partition("=") for name in plain.split(",") if name]
+    scalars = tuple(filter(None, others.split(",")))
+    return _Key(
+        preset,
+        tuple(name for name, _, value in named if not value),
+        tuple((name, int(value)) for name, _, value in named if value),
+        scalars,
+        frozenset((*(name for name, _, _ in named), *scalars)),
+    )
+
+
+@lru_cache(maxsize=256)
+def _struct(function: Function, names: str, values: tuple[float, ...]) -> Struct:
+    key = _parse(names)
+    options = function.new_options(key.preset)
+    for name, value in (*zip(key.names, values, strict=True), *key.integers):
+        function.set_value(options, name, value)
+    return options
+
+
+def to_struct(
+    function: Function, names: str, values: Sequence[float], scalars: int | None = None
+) -> Struct:
+    """The options struct, not to be written to. ``scalars``: where their float32 numbers are, which must outlive the call."""
+    options = _struct(function, names, tuple(values))
+    if scalars is None:
+        return options
+    options = copied(options)
+    for i, name in enumerate(_parse(names).scalars):
+        function.set_pointer(options, name, scalars + 4 * i)
+    return options
+
+
+def copied(options: Struct) -> Struct:
+    return type(options).from_buffer_copy(options)
+
+
+def given_names(names: str) -> frozenset[str]:
+    """The options that were given by name, a preset's apart."""
+    return _parse(names).given
+
+
+def by_name(
+    function: Function, names: str, values: Sequence[float], scalars: Sequence[float]
+) -> dict[str, object]:
+    """The options that were given, as a caller writes them."""
+    key = _parse(names)
+    found: dict[str, object] = {
+        **dict(key.integers),
+        **dict(zip(key.scalars, scalars, strict=True)),
+    }
+    for name, value in zip(key.names, values, strict=True):
+        choices = function.option(name).choices
+        found[name] = choices[int(value)] if choices else value
+    return found
+
+
+def is_per_row(function: Function, names: str, values: Sequence[float]) -> bool:
+    """Whether the loss is one number a row: reduction or aggregation "none". Touches no struct, as ``values`` may be symbolic."""
+    name = "reduction" if "reduction" in function.options else "aggregation"
+    plain = _parse(names).names
+    if name not in plain:
+        return False
+    return function.option(name).choices[int(values[plain.index(name)])] == "none"

@@ -8,7 +8,7 @@ from ctypes import byref
 
 from tileloss._core.functions import Function
 from tileloss._core.library import lib, raise_on_error
-from tileloss._core.slots import ROW_OUTPUTS, SLOTS, STATE
+from tileloss._core.slots import ROW_OUTPUTS, SLOTS
 from tileloss._core.structs import RowState
 
 # tileloss_row_state's arrays, as its bits number them: float32, and the last int64.
@@ -40,17 +40,12 @@ def bits_of_loss(function: Function, options: Iterable[str], wants_metrics: bool
 
 
 def float_arrays(bits: int) -> tuple[str, ...]:
-    """The names of the float32 arrays among these, in the ABI's order: a backward's, STATE's, come first."""
+    """The names of the float32 arrays among these, in the ABI's order."""
     return tuple(name for name in ARRAYS[:-1] if bits & _BITS[name])
 
 
 def has_argmax(bits: int) -> bool:
     return bool(bits & _BITS["argmax"])
-
-
-def backward_arrays(bits: int) -> int:
-    """How many of `float_arrays` a backward reads."""
-    return sum(name in STATE for name in float_arrays(bits))
 
 
 def new_row_state(rows: int, addresses: Mapping[str, int], smoothing_weight: float) -> RowState:

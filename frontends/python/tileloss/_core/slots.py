@@ -9,7 +9,7 @@ from collections.abc import Container
 from ctypes import Structure, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
-from tileloss._core.functions import FUNCTIONS
+from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.structs import (
     BFLOAT16,
     FLOAT16,
@@ -22,25 +22,13 @@ from tileloss._core.structs import (
     Vector,
 )
 
-# What says more of a row than its label, which may then be left out: matrices, by the functions from logits that take them.
-_WANTED = ("teacher_logits", "target_probs", "teacher_ids", "teacher_logprobs")
-WANTED = {
-    f.name: tuple(name for name in _WANTED if name in f.tensors)
-    for f in FUNCTIONS.values()
-    if not f.is_linear and any(name in f.tensors for name in _WANTED)
-}
-# The functions by their names from logits: losses of labels, those with a teacher's logits beside, and row outputs alone.
-PAIRS = tuple(name for name, wanted in WANTED.items() if "teacher_logits" in wanted)
-LOSSES = tuple(
-    f.name for f in FUNCTIONS.values() if f.is_loss and not f.is_linear and f.name not in WANTED
-)
-ROWS = tuple(f.name for f in FUNCTIONS.values() if not f.is_loss and not f.is_linear)
-
 # What a tensor is to a call, as the ABI numbers it; an operand is an input that is there in every call of its level: the
 # matrices, the bias and the labels.
 INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = range(5)
 OPERAND = -1
 _OPERANDS = ("labels", "bias", "teacher_bias")
+# The operands of the side that learns, from logits and fused with the LM head; the others, but the labels, are of the target.
+MATRICES = {False: ("logits",), True: ("hidden", "head", "bias")}
 # What an input becomes of a type that its slot does not take: the first of these that it does.
 _PREFERENCE = (UINT8, FLOAT32, BFLOAT16, FLOAT16, INT64, INT32)
 
@@ -123,19 +111,34 @@ def _readers(array: int) -> frozenset[str]:
 STATE_READERS = {name: _readers(array) for array, name in enumerate(STATE) if array >= 3}
 
 
-def names_of(role: int, function: str) -> tuple[str, ...]:
-    return tuple(s.name for s in SLOTS.values() if s.role == role and function in s.functions)
+class Arguments(NamedTuple):
+    """The tensors of a function's calls, by what they are to it."""
+
+    matrices: tuple[str, ...]
+    target: tuple[
+        str, ...
+    ]  # what the rows are held against where that is more than labels, which may then be left out
+    inputs: tuple[str, ...]  # what else goes with the rows
+    row_outputs: tuple[str, ...]
+    slots: tuple[str, ...]  # what an operator takes, in its order
 
 
-INPUTS = {function: names_of(INPUT, function) for function in (*LOSSES, *WANTED, *ROWS)}
-# Row outputs, first those that have a gradient, which is the slot "<name>_grad".
-ROW_OUTPUTS = tuple(sorted(names_of(ROW_OUTPUT, ROWS[0]), key=lambda n: f"{n}_grad" not in SLOTS))
-PAIR_OUTPUTS = names_of(ROW_OUTPUT, PAIRS[0])
-# Fused with the LM head, where a teacher's logits are made by a head of its own.
-LINEAR_WANTED = {
-    name: wanted if name not in PAIRS else ("teacher_hidden", "teacher_head", "teacher_bias")
-    for name, wanted in WANTED.items()
-}
+def _arguments(function: Function) -> Arguments:
+    matrices = MATRICES[function.is_linear]
+
+    def of(role: int) -> tuple[str, ...]:
+        return tuple(name for name in function.tensors if SLOTS[name].role == role)
+
+    target = tuple(name for name in of(OPERAND) if name not in (*matrices, "labels"))
+    slots = (*matrices, *target, "labels", *of(INPUT))
+    return Arguments(matrices, target, of(INPUT), of(ROW_OUTPUT), slots)
+
+
+ARGUMENTS = {name: _arguments(function) for name, function in FUNCTIONS.items()}
+# logprobs' row outputs, first those that have a gradient, which is the slot "<name>_grad".
+ROW_OUTPUTS = tuple(
+    sorted(ARGUMENTS["logprobs"].row_outputs, key=lambda name: f"{name}_grad" not in SLOTS)
+)
 DIFFERENTIABLE = tuple(name for name in ROW_OUTPUTS if f"{name}_grad" in SLOTS)
 
 

@@ -20,7 +20,7 @@ from tileloss.integrations._forward_plan import MASKED, MEAN, SHIFTED, ForwardPl
 from tileloss.integrations._heads import HeadPlan
 from tileloss.integrations._model_checks import check_model, logit_scale, resolve
 from tileloss.torch import cross_entropy, linear_cross_entropy
-from tileloss.torch._tensors import autocast_dtype
+from tileloss.torch._arguments import autocast_dtype
 
 STATE = "_tileloss_patch"  # the attribute of a patched model that holds its PatchState
 

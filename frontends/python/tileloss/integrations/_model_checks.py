@@ -12,7 +12,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from tileloss.integrations import _heads
 from tileloss.integrations._forward_plan import GIVEN, MASKED, SHIFTED, ForwardPlan
 from tileloss.integrations._heads import HeadPlan
-from tileloss.torch._tensors import FLOATS
+from tileloss.torch._arguments import FLOATS
 
 _LOSSES = {SHIFTED: ForCausalLMLoss, GIVEN: ForCausalLMLoss, MASKED: ForMaskedLMLoss}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tileloss.torch._tensors import autocast_dtype
+from tileloss.torch._arguments import autocast_dtype
 
 INTEGRATION = "tileloss.integrations.trl"
 _KNOWN_VERSIONS = r"1\.16\.\d+"  # a pre-release of 1.16 could be anything between 1.15 and 1.16

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from tileloss._core.functions import PUBLIC_OPTIONS
-from tileloss._core.slots import DIFFERENTIABLE, INPUTS, SLOTS
+from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, SLOTS
 from tileloss.jax._arguments import checked_labels, flat, flat_vectors, wrong_unless
 from tileloss.jax._devices import Leading, axes_of_rows, varying_alike
 from tileloss.jax._differentiated import SHOWN
@@ -97,7 +97,7 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
     vocab = shards * width
     options, are_right = options.within_ranges()
     vectors, of_vectors = flat_vectors(
-        {name: arguments.get(SHOWN.get(name, name)) for name in INPUTS[loss]},
+        {name: arguments.get(SHOWN.get(name, name)) for name in ARGUMENTS[loss].inputs},
         leading,
         vocab,
         options,

@@ -7,9 +7,8 @@ head, hidden states [..., H] and linear_weight [V, H], so that the logits are ne
 """
 
 from tileloss._core.calls import call_counts
-from tileloss.torch._apply import RowOutputs
+from tileloss.torch._outputs import DistillationRows, RowOutputs
 from tileloss.torch._pages import empty_cache
-from tileloss.torch._wanted import DistillationRows
 from tileloss.torch.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,

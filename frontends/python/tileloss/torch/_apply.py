@@ -1,290 +1,289 @@
-"""From a public function's arguments to the operator that serves them: forward, value and gradient, or in place."""
+"""The operator that serves a call, and the operators' formulas of autograd.
+
+The forward of an operator f saves its row state (3 or 4 floats a row), from which f_backward computes the gradient at one
+exponential an element. An operator f_value_and_grad has computed the gradients with the value; its backward multiplies them by
+the upstream gradient, in place, and gives them as they are when that is 1; while the graph is retained it gives copies.
+Double backward is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, overload
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS
-from tileloss._core.slots import INPUTS, ROW_OUTPUTS, SLOTS
-from tileloss.torch._autograd import apply
-from tileloss.torch._call import ARGUMENT_NAMES
-from tileloss.torch._define import is_traced
-from tileloss.torch._dtensor import local_rows, whole_parameter
-from tileloss.torch._options import Value, encode, refuse_gradient
-from tileloss.torch._tensors import (
-    DTYPES,
-    autocast_dtype,
-    check_cpu,
-    check_float,
-    check_last_dimension,
-    check_rows,
-    check_vector,
-    checked_labels,
-    refuse_transforms,
+from tileloss.torch._arguments import (
+    Student,
+    Value,
+    checked_tensors,
+    encode,
+    is_per_row,
+    refuse_duals,
+)
+from tileloss.torch._operators import OPERATORS, Operators, is_batched, is_traced, run
+
+Ctx = Any
+Gradients = tuple[Tensor | None, ...]  # of the first inputs; the others have none
+Setup = Callable[[Ctx, Sequence[Any], Any], None]
+Backward = Callable[..., Gradients]
+
+# Whether the caller passed retain_graph=True. A private name of torch 2.10 and newer; without it gradients are copied.
+_keeps_graph: Callable[[], bool] = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_NO_SECOND = "tileloss: double backward is not supported: the gradients of these losses cannot be differentiated again"
 
 
-class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+class _Final(torch.autograd.Function):
+    """Gradients as they are, which cannot be differentiated. `sources` are what they were made of: every way back to those
+    leads through here, also that of callers who take "not used" for a zero (torch.autograd.functional.hessian)."""
 
-    logp: Tensor | None = None  # float32: log softmax at the label
-    lse: Tensor | None = None  # float32: log sum_j exp(z_j)
-    entropy: Tensor | None = None  # float32, nats
-    argmax: Tensor | None = None  # int64: lowest index on ties, -1 if the row holds a NaN
-    correct: Tensor | None = None  # bool: argmax == label
-    log_sum_sq_probs: Tensor | None = None  # float32: log sum_j p_j^2
-    mean_logit: Tensor | None = None  # float32: mean of z over the valid columns
+    @staticmethod
+    def forward(ctx: Ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # An input as it is would be a view, which the caller could not change in place.
+        return tuple(t.detach() for t in tensors[:count])
 
-
-class Head(NamedTuple):
-    """The LM head's side of a fused call."""
-
-    hidden: Tensor
-    head: Tensor
-    bias: Tensor | None
-    compute_dtype: int
-    workspace_bytes: int
+    @staticmethod
+    def backward(ctx: Ctx, *grads: Any) -> Any:
+        raise RuntimeError(_NO_SECOND)
 
 
-def make_head(
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    compute_dtype: torch.dtype | None,
-    workspace_bytes: int | None,
-) -> Head:
-    hidden, head = local_rows("input", input), whole_parameter("linear_weight", linear_weight)
-    bias = whole_parameter("linear_bias", linear_bias)
-    check_float("input", hidden)
-    check_float("linear_weight", head)
-    check_last_dimension(hidden)
-    if head.dim() != 2 or head.shape[1] != hidden.shape[-1]:
-        raise ValueError(
-            f"linear_weight: expected shape [V, {hidden.shape[-1]}], as input's last dimension, got {list(head.shape)}"
+def once(backward: Backward) -> Backward:
+    """Runs without recording, and makes a second differentiation (create_graph=True) an error that says so. What is saved has
+    to lead back to every input that may ask for a gradient: it is that input, or an output of the same function."""
+
+    @wraps(backward)
+    def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
+        refuse_duals(*grads)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        if is_batched():  # torch takes the batch apart below autograd, where the way back is lost
+            raise RuntimeError(f"{_NO_SECOND}; call without create_graph=True or is_grads_batched")
+        sources = [t for t in (*ctx.saved_tensors, *grads) if t is not None and t.requires_grad]
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        given = [r for r in results if r is not None]
+        final = iter(_Final.apply(len(given), *given, *sources))
+        return tuple(None if r is None else next(final) for r in results)
+
+    return wrapper
+
+
+def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
+    """gradient * upstream (a scalar). When the graph is not needed again: `gradient` itself, written over unless the factor is 1.
+    A graph that is kept never gives its own tensor away: the caller may change what he got, and a later backward would.
+
+    While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet; of a batch (is_grads_batched) it has
+    several."""
+    if not in_place or is_traced() or type(upstream) is not Tensor or is_batched():
+        return gradient * upstream  # of the gradient's type, but the factor is not rounded to it
+    if _keeps_graph():
+        return gradient * upstream.item()
+    factor = upstream.item()
+    return gradient if factor == 1 else gradient.mul_(factor)
+
+
+def _never_in_place(setup: Setup) -> Setup:
+    """What torch.compile plans is never written in place."""
+
+    def wrapper(ctx: Ctx, inputs: Sequence[Any], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        setup(ctx, inputs, output)
+        ctx.in_place, ctx.num_inputs = False, len(inputs)
+
+    return wrapper
+
+
+def _padded(backward: Backward) -> Backward:
+    def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
+        gradients = backward(ctx, *grads)
+        return *gradients, *(None,) * (ctx.num_inputs - len(gradients))
+
+    return wrapper
+
+
+_functions: dict[str, type[torch.autograd.Function]] = {}
+
+
+def _define_function(name: str, setup: Setup, backward: Backward) -> None:
+    """A torch.autograd.Function around the operator ``name``, for eager calls. Its last input is whether the backward may
+    write in place."""
+
+    def forward(ctx: Ctx, *inputs: Any) -> Any:
+        output = run(name, *inputs[:-1])
+        ctx.set_materialize_grads(False)
+        setup(ctx, inputs[:-1], output)
+        ctx.in_place, ctx.num_inputs = inputs[-1], len(inputs)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(_padded(once(backward)))}
+    _functions[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
+
+
+def _register_operator(name: str, setup: Setup, backward: Backward) -> None:
+    """The same formula for the operator itself, as torch.compile sees it."""
+    torch.library.register_autograd(
+        f"tileloss::{name}", _padded(once(backward)), setup_context=_never_in_place(setup)
+    )
+
+
+def _register_two_passes(op: Operators) -> None:
+    """f, whose backward is an operator of its own."""
+
+    def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[len(op.upstream) :])
+        tensors, (options, values, scalars) = (
+            inputs[: op.num_tensors],
+            inputs[op.num_tensors : op.end_of_options],
         )
-    if bias is not None:
-        check_float("linear_bias", bias)
-        if bias.shape != head.shape[:1]:
-            raise ValueError(
-                f"linear_bias: expected shape [{head.shape[0]}], got {list(bias.shape)}"
-            )
-    refuse_transforms(hidden, head, bias)
-    if workspace_bytes is not None:
-        if not isinstance(workspace_bytes, int):
-            raise TypeError(f"workspace_bytes: expected an integer >= 1, got {workspace_bytes!r}")
-        if not 1 <= workspace_bytes < 2**63:
-            raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
-    dtype = compute_dtype if compute_dtype is not None else autocast_dtype()
-    if compute_dtype is None and dtype == torch.float16:
-        # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing.
-        dtype = torch.float32
-    if dtype is not None and dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
-            f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}"
-        )
-    code = 0 if dtype is None else DTYPES[dtype]
-    return Head(hidden, head, bias, code, workspace_bytes or 0)
+        state = output[-1] if op.has_state else None
+        ctx.save_for_backward(*tensors, scalars, state)
+        ctx.options, ctx.of_head = (options, values), inputs[op.end_of_options : op.end]
+
+    def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
+        upstream, needs = grads[: len(op.upstream)], ctx.needs_input_grad
+        if upstream[0] is None and all(g is None for g in upstream):
+            return ()
+        first, *tensors, scalars, state = ctx.saved_tensors
+        rest = (*tensors, *ctx.options, scalars, *ctx.of_head)
+        if op.has_state:
+            rest = (*rest, state)
+        if op.is_linear:
+            asked = [name for name, need in zip(op.gradients, needs, strict=False) if need]
+            found = run(f"{op.name}_backward", *upstream, first, *rest, ",".join(asked))
+            return tuple(g if need else None for g, need in zip(found, needs, strict=False))
+        if not needs[0]:
+            return ()
+        if ctx.in_place:
+            first = first.detach()
+            run(f"{op.name}_backward_", *upstream, first, *rest, "dlogits")
+            return (first,)
+        return (run(f"{op.name}_backward", *upstream, first, *rest, "dlogits"),)
+
+    _register_operator(op.name, setup, backward)
+    _define_function(op.name, setup, backward)
 
 
-def extra_inputs(
+def _register_one_pass(op: Operators) -> None:
+    """f_value_and_grad; at the logits level also the one that writes its gradient over the logits."""
+    name, count = f"{op.name}_value_and_grad", op.num_matrices
+
+    def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        # The gradients pass for outputs with a gradient, which nobody is given: so they lead back (see once) without an input
+        # that lives on for it.
+        ctx.mark_non_differentiable(*output[1 + count :])
+        ctx.save_for_backward(*output[1 : 1 + count])
+
+    def setup_operator(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        # The inputs lead back; a compiled backward, which reads none of them, does not keep them.
+        ctx.save_for_backward(*output[1 : 1 + count], *inputs[:count])
+
+    def setup_in_place(ctx: Ctx, inputs: Sequence[Any], output: Tensor | Sequence[Tensor]) -> None:
+        if not isinstance(output, Tensor):
+            ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0])
+
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
+        return _scaled(ctx, grad, count)
+
+    _define_function(name, setup, backward)
+    _register_operator(name, setup_operator, backward)
+    if not op.is_linear:
+        # An operator that writes its input can have no formula of its own; torch.compile gets the functional one.
+        _define_function(f"{name}_", setup_in_place, backward)
+
+
+def _scaled(ctx: Ctx, grad: Tensor | None, count: int) -> Gradients:
+    """The gradients that a forward computed."""
+    if grad is None:
+        return ()
+    try:
+        gradients = ctx.saved_tensors[:count]
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise RuntimeError(
+            "tileloss: the gradients that the forward computed (with inplace_backward they lie where the logits were) have been "
+            "changed by an inplace operation before the backward; call without inplace_backward"
+        ) from error
+    needed = zip(gradients, ctx.needs_input_grad, strict=False)
+    return tuple(rescaled(g.detach(), grad, ctx.in_place) if needs else None for g, needs in needed)
+
+
+for _op in OPERATORS.values():
+    _register_two_passes(_op)
+    if _op.function.is_loss:
+        _register_one_pass(_op)
+
+
+# ---------------------------------------------------------------------------------------------------------- from a function
+
+
+def results_of(
     function: str,
-    extra: Mapping[str, Tensor | None],
-    labels: Tensor,
-    vocab: int,
-    given: Mapping[str, Value],
-) -> list[Tensor | None]:
-    """The tensors that go with the labels, by their names in the ABI: in its order, checked and detached."""
-    inputs: list[Tensor | None] = []
-    for name in INPUTS[function]:
-        shown, shape = ARGUMENT_NAMES.get(name, name), SLOTS[name].shape
-        tensor = local_rows(shown, extra.get(name))
-        if tensor is None:
-            inputs.append(None)
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{shown}: expected a Tensor, got {type(tensor).__name__}")
-        check_cpu(shown, tensor)
-        if tensor.dtype not in _INTEGERS and not tensor.is_floating_point():
-            raise TypeError(f"{shown}: expected numbers, got {tensor.dtype}")
-        refuse_gradient(shown, tensor)
-        if shape == "C":
-            check_vector(shown, tensor)
-            valid = given.get("valid_vocab")
-            if isinstance(valid, int) and 0 < valid < vocab == tensor.shape[0]:
-                tensor = tensor[:valid]
-        elif shape == "B+1":
-            check_vector(shown, tensor)
-            if tensor.dtype not in _INTEGERS or tensor.dtype == torch.bool:
-                raise TypeError(f"{shown}: expected integers, got {tensor.dtype}")
-        elif shape == "B|N" and given.get("advantage_level") != "token":
-            _check_sequences(shown, tensor, labels)
-        else:
-            check_rows(shown, tensor, labels)
-        inputs.append(tensor.detach())
-    return inputs
-
-
-def _check_sequences(name: str, tensor: Tensor, labels: Tensor) -> None:
-    """One for each sequence, [B] or [B, 1]."""
-    if tensor.dim() != 1 and (tensor.dim() != 2 or tensor.shape[1] != 1):
-        raise ValueError(
-            f"{name}: expected [B] or [B, 1] of sequences, or target's shape {list(labels.shape)}, got {list(tensor.shape)}"
-        )
-
-
-def loss_of_logits(
-    function: str,
-    logits: Tensor,
-    labels: Tensor,
-    extra: Mapping[str, Tensor | None],
+    student: Student,
+    tensors: Mapping[str, Any],
     given: Mapping[str, Value],
     *,
     preset: str = "",
-    wants_metrics: bool = False,
-    grad_in_forward: bool | None,
-    inplace_backward: bool,
-) -> tuple[Tensor, Tensor]:
-    """(loss, metrics); metrics is empty unless asked for."""
-    logits, labels = checked_logits(logits, labels)
-    tensors = extra_inputs(function, extra, labels, logits.shape[-1], given)
-    inputs = (labels, *tensors, *encode(function, given, preset))
-    wants_grad = torch.is_grad_enabled() and logits.requires_grad
-    if wants_grad and grad_in_forward:
-        refuse_per_row(given)
-        if inplace_backward and not is_traced():
-            loss, metrics = apply(
-                f"{function}_value_and_grad_", (logits, *inputs, wants_metrics), True, True
-            )
-            return loss, metrics
-        loss, _, metrics = apply(
-            f"{function}_value_and_grad", (logits, *inputs, wants_metrics), True, True
-        )
-        return loss, metrics
-    loss, _, metrics = apply(
-        function, (logits, *inputs, wants_grad, wants_metrics), wants_grad, inplace_backward
-    )
-    return loss, metrics
+    outputs: tuple[str, ...] = (),
+    grad_in_forward: bool | None = False,
+    inplace_backward: bool = False,
+) -> dict[str, Tensor]:
+    """The loss, and the outputs that were asked for, by their names in the ABI; others are empty. ``function``: its name from
+    logits. ``tensors``: all but the student's, by their names in the ABI. ``given``: options."""
+    op = OPERATORS[student.name_of(function)]
+    checked = checked_tensors(function, student, tensors, given)
+    inputs = (*student.matrices, *checked, *encode(op.name, given, preset), *student.of_head)
+    needs = student.needs()
+    wants_grad, in_place = True in needs, inplace_backward and not is_traced()
+    if wants_grad and _is_in_forward(grad_in_forward, op, student, given, in_place):
+        wanted = [name for name, need in zip(op.gradients, needs, strict=True) if need]
+        name = f"{op.name}_value_and_grad{'_' * in_place}"
+        results = _apply(name, (*inputs, ",".join((*wanted, *outputs))), True, True)
+        gradients = () if in_place else op.gradients
+        names = (op.results[0], *gradients, *op.results[1:])
+    else:
+        asked = (*outputs, "row_state") if wants_grad and op.has_state else outputs
+        results = _apply(op.name, (*inputs, ",".join(asked)), wants_grad, in_place)
+        names = op.kept_results
+    results = (results,) if isinstance(results, Tensor) else results
+    return dict(zip(names, results, strict=True))
 
 
-@overload
-def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
-@overload
-def checked_logits(logits: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
-def checked_logits(logits: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    logits = local_rows("input", logits)
-    check_float("input", logits)
-    refuse_transforms(logits)
-    check_last_dimension(logits)
-    if labels is None:
-        return logits, None
-    return logits, checked_labels(local_rows("target", labels), logits)
-
-
-def is_per_row(given: Mapping[str, Value]) -> bool:
-    # No preset aggregates by none.
-    return "none" in (given.get("reduction"), given.get("aggregation"))
-
-
-def refuse_per_row(given: Mapping[str, Value]) -> None:
-    if is_per_row(given):
+def _is_in_forward(
+    asked: bool | None,
+    op: Operators,
+    student: Student,
+    given: Mapping[str, Value],
+    in_place: bool,
+) -> bool:
+    """Whether the gradient is made with the loss. That is the default with a head, where it saves a product, and of a target that
+    is more than labels, where a backward of its own makes all of the forward's sums again; but not for float16, which AMP's scale
+    would reach too late, and not in place, where the logits are the caller's until the backward. A loss per row with a head takes
+    the two-pass way whatever is asked."""
+    if asked is None and op.has_state and not op.is_linear:
+        return False
+    per_row = is_per_row(given)
+    if asked is None:
+        by_default = op.is_linear or not (in_place or per_row)
+        asked = by_default and not student.has_float16_gradient()
+    if asked and per_row and not op.is_linear:
         raise ValueError(
             "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
             "has to be known, got True"
         )
+    return asked and not per_row
 
 
-def loss_of_hidden(
-    function: str,
-    head: Head,
-    labels: Tensor,
-    extra: Mapping[str, Tensor | None],
-    given: Mapping[str, Value],
-    *,
-    preset: str = "",
-    wants_metrics: bool = False,
-    grad_in_forward: bool | None,
-) -> tuple[Tensor, Tensor]:
-    """(loss, metrics); metrics is empty unless asked for. A loss per row takes the two-pass way whatever is asked."""
-    labels = checked_labels(local_rows("target", labels), head.hidden)
-    of_labels = extra_inputs(function, extra, labels, head.head.shape[0], given)
-    name = f"linear_{function}"
-    options = encode(name, given, preset)
-    tensors = (head.hidden, head.head, head.bias, labels, *of_labels, *options)
-    head_options = (head.compute_dtype, head.workspace_bytes)
-    needs = needs_of(head)
-    if grad_in_forward is None:
-        grad_in_forward = not has_float16_gradient(head, needs)
-    if any(needs) and grad_in_forward and not is_per_row(given):
-        inputs = (*tensors, *head_options, *needs, wants_metrics)
-        loss, _, _, _, metrics = apply(f"{name}_value_and_grad", inputs, True, True)
-        return loss, metrics
-    wants_grad = any(needs)
-    inputs = (*tensors, *head_options, wants_grad, wants_metrics)
-    loss, _, metrics = apply(name, inputs, wants_grad, False)
-    return loss, metrics
-
-
-def needs_of(head: Head) -> list[bool]:
-    """Whether gradients of hidden, head and bias are asked for."""
-    enabled = torch.is_grad_enabled()
-    return [enabled and t is not None and t.requires_grad for t in head[:3]]
-
-
-def has_float16_gradient(head: Head, needs: Sequence[bool]) -> bool:
-    """In float16 a gradient that is stored before it is multiplied by AMP's scale loses what the scale is there to save."""
-    tensors = zip(head[:3], needs, strict=True)
-    return any(need and t is not None and t.dtype == torch.float16 for t, need in tensors)
-
-
-def wanted_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
-    names = () if isinstance(outputs, str) or not isinstance(outputs, Iterable) else tuple(outputs)
-    unknown = [name for name in names if name not in ROW_OUTPUTS]
-    if unknown or not names:
-        shown = names or outputs
-        raise ValueError(f"outputs: expected names among {', '.join(ROW_OUTPUTS)}, got {shown!r}")
-    return names
-
-
-def row_outputs(results: Sequence[Tensor], outputs: Sequence[str]) -> RowOutputs:
-    named = {name: r for name, r in zip(ROW_OUTPUTS, results, strict=False) if name in outputs}
-    for name, result in named.items():
-        if result.dtype == torch.uint8:  # the ABI's truth values
-            named[name] = result.view(torch.bool)
-    return RowOutputs(**named)
-
-
-def rows_of_logits(
-    logits: Tensor,
-    labels: Tensor,
-    outputs: Iterable[str],
-    given: Mapping[str, Value],
-    *,
-    inplace_backward: bool,
-) -> RowOutputs:
-    logits, labels = checked_logits(logits, labels)
-    names = wanted_outputs(outputs)
-    wants_grad = torch.is_grad_enabled() and logits.requires_grad
-    inputs = (logits, labels, *encode("logprobs", given), ",".join(names), wants_grad)
-    return row_outputs(apply("logprobs", inputs, wants_grad, inplace_backward), names)
-
-
-def rows_of_hidden(
-    head: Head, labels: Tensor, outputs: Iterable[str], given: Mapping[str, Value]
-) -> RowOutputs:
-    labels = checked_labels(local_rows("target", labels), head.hidden)
-    names = wanted_outputs(outputs)
-    wants_grad = any(needs_of(head))
-    tensors = (head.hidden, head.head, head.bias, labels, *encode("linear_logprobs", given))
-    head_options = (head.compute_dtype, head.workspace_bytes)
-    inputs = (*tensors, *head_options, ",".join(names), wants_grad)
-    return row_outputs(apply("linear_logprobs", inputs, wants_grad, False), names)
-
-
-def metrics_by_name(function: str, metrics: Tensor) -> dict[str, Tensor]:
-    return dict(zip(FUNCTIONS[function].metrics, metrics.unbind(), strict=True))
+def _apply(name: str, inputs: Sequence[Any], wants_grad: bool, in_place: bool) -> Any:
+    """The operator ``name``, with autograd where that is asked for. ``in_place``: whether its backward may write over its
+    inputs, or over the gradients that its forward computed; not so where torch plans memory itself."""
+    if is_traced():
+        return getattr(torch.ops.tileloss, name)(*inputs)
+    return _functions[name].apply(*inputs, in_place) if wants_grad else run(name, *inputs)

@@ -1,4 +1,4 @@
-"""One call of the library on tensors: what every operator's kernel comes down to."""
+"""One call of the library on tensors, which are the C ABI's views: no copy where strides can say it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._core import calls, options, views
+from tileloss._core import calls, functions, structs, views
 from tileloss._core.functions import FUNCTIONS, Function
-from tileloss._core.slots import INPUTS, SLOTS
-from tileloss.torch import _tensors
+from tileloss._core.slots import ARGUMENTS, SLOTS, Args
+from tileloss._core.views import Layout
+from tileloss.torch import _pages
 
+DTYPES = {
+    torch.float32: structs.FLOAT32,
+    torch.bfloat16: structs.BFLOAT16,
+    torch.float16: structs.FLOAT16,
+    torch.int32: structs.INT32,
+    torch.int64: structs.INT64,
+    torch.bool: structs.UINT8,
+    torch.uint8: structs.UINT8,
+}
+_OF_CODES = {code: dtype for dtype, code in DTYPES.items()}
+# An output's type, and what an input becomes of a type that the slot does not take.
+SLOT_DTYPES = {name: _OF_CODES[slot.dtypes[0]] for name, slot in SLOTS.items()}
+_TAKEN = {
+    name: frozenset(dtype for dtype, code in DTYPES.items() if code in slot.dtypes)
+    for name, slot in SLOTS.items()
+}
+_VECTORS = frozenset(name for name, slot in SLOTS.items() if slot.rank == 1)
+CPU = torch.device("cpu")  # where outputs are made, whatever torch.set_default_device says
 # The ABI's names of what the public functions name as torch does.
 ARGUMENT_NAMES = {
     "logits": "input",
     "hidden": "input",
     "head": "linear_weight",
     "bias": "linear_bias",
+    "teacher_logits": "teacher",
     "teacher_hidden": "teacher_input",
     "teacher_head": "teacher_weight",
     "labels": "target",
+    "target_probs": "target",
     "class_weights": "weight",
 }
 
@@ -36,77 +57,64 @@ class Call:
         self.args = calls.new_args()
         self.alive: list[Any] = [scalars]
         address = None if scalars is None else scalars.data_ptr()
-        self.options = options.to_struct(self.function, names, values, address)
+        self.options = functions.to_struct(self.function, names, values, address)
         self.names, self.values = names, values
 
-    def logits(self, logits: Tensor, dlogits: Tensor | None = None) -> None:
-        self.alive.append(_tensors.set_logits(self.args, logits, dlogits))
-
-    def head(self, hidden: Tensor, head: Tensor, bias: Tensor | None, compute_dtype: int) -> None:
-        self._head("", hidden, head, bias)
-        if compute_dtype:
-            self.set_options(compute_dtype=compute_dtype)
-
-    def teacher_head(self, hidden: Tensor, head: Tensor, bias: Tensor | None) -> None:
-        self._head("teacher_", hidden, head, bias)
-
-    def wanted(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """What says more of a row than its label, after the logits or the head."""
-        for slot, tensor in zip(slots, tensors, strict=True):
-            if SLOTS[slot].shape == "N,V" and self.args.logits.rows:
-                self.alive.append(_tensors.set_beside_logits(self.args, slot, tensor))
+    def set_tensors(
+        self, tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None] = ()
+    ) -> None:
+        """``tensors``: those of ARGUMENTS, in its order. ``gradients``: where those of the matrices are to lie."""
+        arguments = ARGUMENTS[self.function.name]
+        for slot, tensor in zip(arguments.slots, tensors, strict=True):
+            if tensor is None:
                 continue
-            rows = _tensors.without_overlap(
-                tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
-            )
-            if SLOTS[slot].shape == "N,V" and rows.stride(-1) != 1:
-                rows = rows.contiguous()
-            self.alive.append(rows)
-            _tensors.set_strided_matrix(self.args, slot, rows)
-
-    def _head(self, side: str, hidden: Tensor, head: Tensor, bias: Tensor | None) -> None:
-        rows = _tensors.without_overlap(hidden.reshape(-1, hidden.shape[-1]))
-        head = head.resolve_neg()
-        self.alive += (rows, head)
-        _tensors.set_strided_matrix(self.args, f"{side}hidden", rows)
-        _tensors.set_strided_matrix(self.args, f"{side}head", head)
-        self.vector(f"{side}bias", bias)
-
-    def set_options(self, **values: int) -> None:
-        """Options that a front end sets besides those that were given."""
-        self.options = options.copied(self.options)
-        for name, value in values.items():
-            self.function.set_value(self.options, name, value)
-
-    def vector(self, slot: str, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            self.alive.append(_tensors.set_vector(self.args, slot, tensor))
-
-    def inputs(self, function: str, labels: Tensor | None, given: Sequence[Tensor | None]) -> None:
-        """``function``: its name from logits. ``given``: its INPUTS."""
-        self.vector("labels", labels)
-        names = INPUTS[function]
-        for name, tensor in zip(names, given, strict=True):
-            if tensor is not None:
-                # Class weights are looked up by label: the ABI wants them without gaps.
-                self.vector(name, tensor.contiguous() if SLOTS[name].shape == "C" else tensor)
-        if "sequence_offsets" in names and given[names.index("sequence_offsets")] is None:
+            if slot in _VECTORS:
+                kept = _set_vector(self.args, slot, tensor)
+            elif slot == "logits":
+                kept = _set_logits(self.args, tensor, gradients[0] if gradients else None)
+            else:
+                kept = _set_matrix(self.args, slot, tensor)
+            self.alive.append(kept)
+        if self.function.is_linear:
+            for slot, gradient in zip(arguments.matrices, gradients, strict=False):
+                if gradient is not None:
+                    setter = _set_vector if slot in _VECTORS else _set_matrix
+                    self.alive.append(setter(self.args, f"d{slot}", gradient))
+        if "sequence_offsets" in arguments.inputs and not self.args.sequence_offsets.dtype:
+            labels = tensors[arguments.slots.index("labels")]
+            assert labels is not None
             self.options, alive = calls.set_sequences(
-                self.args,
-                self.function,
-                self.names,
-                self.options,
-                labels.shape if labels is not None else (),
+                self.args, self.function, self.names, self.options, labels.shape
             )
             self.alive.append(alive)
 
+    def set_options(self, **values: int) -> None:
+        """Options that a front end sets besides those that were given."""
+        self.options = functions.copied(self.options)
+        for name, value in values.items():
+            self.function.set_value(self.options, name, value)
+
+    def set_upstream(self, slots: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+        """Upstream gradients. An output that was not asked for is empty, and so is its gradient where torch.compile makes one."""
+        for slot, gradient in zip(slots, gradients, strict=False):
+            if gradient is not None and (slot == "loss_grad" or gradient.numel()):
+                self.alive.append(_set_vector(self.args, slot, gradient))
+
     def new_output(self, slot: str, shape: Sequence[int]) -> Tensor:
-        dtype = _tensors.SLOT_DTYPES[slot]
-        output = torch.empty(shape, dtype=dtype, device=_tensors.CPU)
+        """What the call writes: an output, or the row state; "": nothing, for what was not asked for."""
+        dtype = SLOT_DTYPES.get(slot, torch.float32)
+        output = torch.empty(shape, dtype=dtype, device=CPU)
+        if slot == "row_state":
+            self.set_row_state(output)
+        elif slot:
+            code = DTYPES[dtype]
+            calls.set_vector(self.args, slot, output.data_ptr(), code, output.numel(), 1)
         self.alive.append(output)
-        code = _tensors.DTYPES[dtype]
-        views.set_vector(self.args, slot, output.data_ptr(), code, output.numel(), 1)
         return output
+
+    def set_row_state(self, state: Tensor) -> None:
+        """[K,N] float32: the first K of slots.STATE."""
+        calls.set_row_state(self.args, state.data_ptr(), *state.shape)
 
     def run(
         self, call_pass: int, workspace_bytes: int = 0, merge: Callable[[], None] | None = None
@@ -121,3 +129,99 @@ class Call:
             renamed=ARGUMENT_NAMES,
             merge=merge,
         )
+
+
+def new_gradient(like: Tensor, kind: str) -> Tensor:
+    """An uninitialised contiguous tensor. A large one lies on huge pages, in the memory that the last one of its kind had, if
+    that was freed (see _pages)."""
+    lent = _pages.lend(like, kind) if like.nbytes >= _pages.LARGE else None
+    return torch.empty(like.shape, dtype=like.dtype, device=CPU) if lent is None else lent
+
+
+def check_in_place(logits: Tensor) -> None:
+    if _layout(logits) is None:
+        raise ValueError(
+            "inplace_backward: expected logits whose rows can be written where they lie (last stride 1, no broadcast), "
+            f"got shape {list(logits.shape)} with strides {list(logits.stride())}{', negated' * logits.is_neg()}"
+        )
+
+
+def _layout(tensor: Tensor) -> Layout | None:
+    """How the rows of [..., C] lie, if the ABI can say it (also of x[:, :-1])."""
+    if tensor.is_neg():
+        return None
+    if tensor.is_contiguous() and (size := tensor.numel()) > 0:
+        cols = tensor.shape[-1]
+        return Layout(size // cols, cols)
+    return views.layout(tensor.shape, tensor.stride())
+
+
+# What follows returns what must outlive the call: the tensor, or a copy where the ABI cannot say how it lies, or the slot takes
+# other types.
+
+
+def _set_matrix(args: Args, slot: str, tensor: Tensor) -> Tensor:
+    shape = SLOTS[slot].shape
+    if shape == "N,V" and args.logits.rows:
+        return _set_rows_beside_logits(args, slot, tensor)
+    if shape[0] == "N":
+        tensor = tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).resolve_neg()
+        if not tensor.is_contiguous() and (
+            not views.lies_apart(tensor.shape, tensor.stride())
+            or (shape == "N,V" and tensor.stride(-1) != 1)
+        ):
+            tensor = tensor.contiguous()
+    else:
+        tensor = tensor.resolve_neg()
+    dtype = DTYPES[tensor.dtype]
+    calls.set_matrix(args, slot, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+    return tensor
+
+
+def _set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
+    """[..., V] as [N,V]. ``dlogits`` is contiguous, or the logits themselves."""
+    lie = _layout(logits)
+    if lie is None:
+        logits = logits.resolve_neg().contiguous()
+        lie = Layout(logits.numel() // logits.shape[-1], logits.shape[-1])
+    dtype, cols = DTYPES[logits.dtype], logits.shape[-1]
+    calls.set_logits(args, logits.data_ptr(), dtype, cols, lie)
+    if dlogits is not None:
+        calls.set_dlogits(args, dlogits.data_ptr(), dtype, cols, lie, dlogits is logits)
+    return logits
+
+
+def _set_rows_beside_logits(args: Args, slot: str, tensor: Tensor) -> Tensor:
+    """A teacher's logits, or class probabilities: [..., V] as [N,V], after the logits, whose groups of rows it shares."""
+    lie, groups, cols = _layout(tensor), args.row_groups, tensor.shape[-1]
+    if lie is None or (lie.group_rows and groups.rows and lie.group_rows != groups.rows):
+        tensor = tensor.resolve_neg().contiguous()
+        lie = Layout(tensor.numel() // cols, cols)
+    if lie.group_rows and not groups.rows:
+        groups.rows = lie.group_rows
+        groups.logits_stride = lie.group_rows * args.logits.row_stride
+        groups.dlogits_stride = lie.group_rows * args.dlogits.row_stride
+    if groups.rows:
+        own = groups.rows * lie.row_stride
+        groups.teacher_logits_stride = lie.group_stride if lie.group_rows else own
+    strides = (lie.row_stride, 1)
+    dtype = DTYPES[tensor.dtype]
+    calls.set_matrix(args, slot, tensor.data_ptr(), dtype, (lie.rows, cols), strides)
+    return tensor
+
+
+def _set_vector(args: Args, slot: str, tensor: Tensor) -> Tensor:
+    """[...] as [N] with one stride, 0 for a broadcast value."""
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if tensor.dtype not in _TAKEN[slot]:
+        wanted = SLOT_DTYPES[slot]
+        tensor = tensor.ne(0) if wanted == torch.uint8 else tensor.to(wanted)
+    if slot == "class_weights":  # looked up by label: the ABI wants them without gaps
+        tensor = tensor.contiguous()
+    if tensor.dim() != 1 and not tensor.is_contiguous():
+        tensor = tensor.reshape(-1)
+    stride = tensor.stride(0) if tensor.dim() == 1 else 1
+    address, dtype = tensor.data_ptr(), DTYPES[tensor.dtype]
+    calls.set_vector(args, slot, address, dtype, tensor.numel(), stride)
+    return tensor

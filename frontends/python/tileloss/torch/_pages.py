@@ -13,7 +13,6 @@ import mmap
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from torch import Tensor
 from tileloss._core import pages as huge
 
 LARGE = 8 << 20  # bytes from which a gradient's memory is managed here
-Kind = Literal["dlogits", "dhidden", "dhead"]
 # The last one of a kind that was freed. append and pop of a deque are atomic: any thread may free.
-_kept: dict[Kind, deque[mmap.mmap]] = {kind: deque(maxlen=1) for kind in get_args(Kind)}
+_kept: dict[str, deque[mmap.mmap]] = {
+    kind: deque(maxlen=1) for kind in ("dlogits", "dhidden", "dhead", "dbias")
+}
 
 
 def empty_cache() -> None:
@@ -35,7 +35,7 @@ def empty_cache() -> None:
         kept.clear()
 
 
-def lend(like: Tensor, kind: Kind) -> Tensor | None:
+def lend(like: Tensor, kind: str) -> Tensor | None:
     """An uninitialised contiguous tensor of ``like``'s shape and dtype whose memory comes back here when it is freed, or None
     if the system has no such memory. Its storage cannot be resized."""
     kept = _kept[kind]

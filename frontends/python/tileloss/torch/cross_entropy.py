@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tileloss.torch._apply import (
-    RowOutputs,
+from tileloss.torch._apply import results_of
+from tileloss.torch._arguments import (
+    Student,
+    Value,
+    checked_head,
     checked_logits,
-    loss_of_hidden,
-    loss_of_logits,
-    make_head,
-    rows_of_hidden,
-    rows_of_logits,
+    is_probabilities,
+    without_z_loss,
 )
-from tileloss.torch._options import Value
-from tileloss.torch._soft_labels import checked_probabilities, is_probabilities, soft_options
-from tileloss.torch._wanted import of_hidden, of_logits
+from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 
 Number = float | Tensor
 
@@ -111,30 +110,14 @@ def cross_entropy(
         "reduction": reduction,
         # end of generated
     }
-    extra = {"class_weights": weight, "token_weights": token_weights}
-    if is_probabilities(target):
-        logits, _ = checked_logits(input, None)
-        loss, _ = of_logits(
-            "soft_cross_entropy",
-            logits,
-            (checked_probabilities(target, logits.shape, given),),
-            None,
-            extra,
-            soft_options(given),
-            grad_in_forward=grad_in_forward,
-            inplace_backward=inplace_backward,
-        )
-        return loss
-    loss, _ = loss_of_logits(
-        "cross_entropy",
-        input,
+    return _cross_entropy(
+        checked_logits(input),
         target,
-        extra,
+        {"class_weights": weight, "token_weights": token_weights},
         given,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
     )
-    return loss
 
 
 def linear_cross_entropy(
@@ -189,7 +172,7 @@ def linear_cross_entropy(
     given for those of input, linear_weight and linear_bias that ask for them; linear_weight's is summed in float32 and rounded
     once.
     """
-    given = {
+    given: dict[str, Value] = {
         # generated: values of cross_entropy
         "logit_scale": logit_scale,
         "softcap": softcap,
@@ -203,24 +186,26 @@ def linear_cross_entropy(
         "reduction": reduction,
         # end of generated
     }
-    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    extra = {"class_weights": weight, "token_weights": token_weights}
-    if is_probabilities(target):
-        probs = checked_probabilities(target, (*head.hidden.shape[:-1], head.head.shape[0]), given)
-        loss, _ = of_hidden(
-            "soft_cross_entropy",
-            head,
-            (probs,),
-            None,
-            extra,
-            soft_options(given),
-            grad_in_forward=grad_in_forward,
-        )
-        return loss
-    loss, _ = loss_of_hidden(
-        "cross_entropy", head, target, extra, given, grad_in_forward=grad_in_forward
+    return _cross_entropy(
+        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        target,
+        {"class_weights": weight, "token_weights": token_weights},
+        given,
+        grad_in_forward=grad_in_forward,
     )
-    return loss
+
+
+def _cross_entropy(
+    student: Student,
+    target: Tensor,
+    tensors: dict[str, Tensor | None],
+    given: dict[str, Value],
+    **how: Any,
+) -> Tensor:
+    if is_probabilities(target):
+        tensors, given = {"target_probs": target, **tensors}, without_z_loss(given)
+        return results_of("soft_cross_entropy", student, tensors, given, **how)["loss"]
+    return results_of("cross_entropy", student, {"labels": target, **tensors}, given, **how)["loss"]
 
 
 def logprobs(
@@ -258,7 +243,7 @@ def logprobs(
     Returns:
         RowOutputs: tensors of target's shape, None for what was not asked for.
     """
-    given = {
+    given: dict[str, Value] = {
         # generated: values of logprobs
         "logit_scale": logit_scale,
         "softcap": softcap,
@@ -268,7 +253,16 @@ def logprobs(
         "ignore_index": ignore_index,
         # end of generated
     }
-    return rows_of_logits(input, target, outputs, given, inplace_backward=inplace_backward)
+    names = checked_outputs(RowOutputs, outputs)
+    results = results_of(
+        "logprobs",
+        checked_logits(input),
+        {"labels": target},
+        given,
+        outputs=names,
+        inplace_backward=inplace_backward,
+    )
+    return rows_of(RowOutputs, results, names)
 
 
 def linear_logprobs(
@@ -293,7 +287,7 @@ def linear_logprobs(
 
     Arguments: `linear_cross_entropy`, `logprobs`.
     """
-    given = {
+    given: dict[str, Value] = {
         # generated: values of logprobs
         "logit_scale": logit_scale,
         "softcap": softcap,
@@ -303,5 +297,7 @@ def linear_logprobs(
         "ignore_index": ignore_index,
         # end of generated
     }
-    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    return rows_of_hidden(head, target, outputs, given)
+    student = checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
+    names = checked_outputs(RowOutputs, outputs)
+    results = results_of("logprobs", student, {"labels": target}, given, outputs=names)
+    return rows_of(RowOutputs, results, names)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tileloss.torch._apply import Head, checked_logits, make_head
-from tileloss.torch._dtensor import local_rows, whole_parameter
-from tileloss.torch._options import Value, refuse_gradient
-from tileloss.torch._tensors import check_float, has_shape, refuse_transforms
-from tileloss.torch._wanted import DistillationRows, of_hidden, of_logits
+from tileloss.torch._apply import results_of
+from tileloss.torch._arguments import Student, Value, checked_head, checked_logits
+from tileloss.torch._outputs import DistillationRows, checked_outputs, rows_of
 
 Number = float | Tensor
 
@@ -122,19 +121,15 @@ def distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
-    logits, labels = checked_logits(input, target)
-    loss, rows = of_logits(
+    return loss_and_rows(
         "distillation",
-        logits,
-        (checked_teacher(teacher, logits),),
-        labels,
-        {"mask": mask, "token_weights": token_weights},
+        checked_logits(input),
+        {"teacher_logits": teacher, "labels": target, "mask": mask, "token_weights": token_weights},
         given,
-        outputs=outputs,
+        outputs,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
     )
-    return (loss, rows) if outputs else loss
 
 
 def linear_distillation(
@@ -211,54 +206,33 @@ def linear_distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
-    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    teacher = checked_teacher_head(teacher_input, teacher_weight, teacher_bias, head)
-    loss, rows = of_hidden(
+    return loss_and_rows(
         "distillation",
-        head,
-        teacher,
-        target,
-        {"mask": mask, "token_weights": token_weights},
+        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        {
+            "teacher_hidden": teacher_input,
+            "teacher_head": teacher_weight,
+            "teacher_bias": teacher_bias,
+            "labels": target,
+            "mask": mask,
+            "token_weights": token_weights,
+        },
         given,
-        outputs=outputs,
+        outputs,
         grad_in_forward=grad_in_forward,
     )
-    return (loss, rows) if outputs else loss
 
 
-def checked_teacher_head(
-    input: Tensor, weight: Tensor, bias: Tensor | None, student: Head
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    input = local_rows("teacher_input", input)
-    weight, bias = whole_parameter("teacher_weight", weight), whole_parameter("teacher_bias", bias)
-    vocab, rows = student.head.shape[0], list(student.hidden.shape[:-1])
-    check_float("teacher_input", input)
-    check_float("teacher_weight", weight)
-    if list(input.shape[:-1]) != rows or input.dim() == 0 or input.shape[-1] == 0:
-        shape = ", ".join(str(n) for n in [*rows, "G"])
-        raise ValueError(f"teacher_input: expected shape [{shape}], got {list(input.shape)}")
-    if weight.dim() != 2 or list(weight.shape) != [vocab, input.shape[-1]]:
-        raise ValueError(
-            f"teacher_weight: expected shape [{vocab}, {input.shape[-1]}], got {list(weight.shape)}"
-        )
-    if bias is not None:
-        check_float("teacher_bias", bias)
-        if list(bias.shape) != [vocab]:
-            raise ValueError(f"teacher_bias: expected shape [{vocab}], got {list(bias.shape)}")
-    refuse_transforms(input, weight, bias)
-    refuse_gradient("teacher_input", input)
-    # A frozen model's parameters may still say that they require a gradient.
-    return input.detach(), weight.detach(), None if bias is None else bias.detach()
-
-
-def checked_teacher(teacher: Tensor, logits: Tensor) -> Tensor:
-    teacher = local_rows("teacher", teacher)
-    check_float("teacher", teacher)
-    refuse_gradient("teacher", teacher)
-    if teacher.dtype != logits.dtype:
-        raise TypeError(f"teacher: expected input's dtype {logits.dtype}, got {teacher.dtype}")
-    if teacher.dim() != logits.dim() or not has_shape(teacher, logits.shape):
-        raise ValueError(
-            f"teacher: expected input's shape {list(logits.shape)}, got {list(teacher.shape)}"
-        )
-    return teacher.detach()
+def loss_and_rows(
+    function: str,
+    student: Student,
+    tensors: Mapping[str, Tensor | None],
+    given: Mapping[str, Value],
+    outputs: Iterable[str],
+    **how: Any,
+) -> Tensor | tuple[Tensor, DistillationRows]:
+    names = checked_outputs(DistillationRows, outputs)
+    results = results_of(function, student, tensors, given, outputs=names, **how)
+    return (
+        (results["loss"], rows_of(DistillationRows, results, names)) if names else results["loss"]
+    )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from tileloss.torch._apply import loss_of_hidden, loss_of_logits, make_head, metrics_by_name
-from tileloss.torch._options import Value
-from tileloss.torch._tensors import may_have_shape
+from tileloss.torch._apply import results_of
+from tileloss.torch._arguments import (
+    Student,
+    Value,
+    checked_head,
+    checked_logits,
+    may_have_shape,
+)
+from tileloss.torch._outputs import metrics_of
 
 Number = float | Tensor
 
 
 def policy_options(
-    options: Mapping[str, Value], target: Tensor, advantages: Tensor
+    options: Mapping[str, Value], target: Tensor | None, advantages: Tensor | None
 ) -> dict[str, Value]:
     """The options that were given, and how the advantages lie, which their shape says where nothing else does."""
     given = dict(options)
@@ -250,25 +256,23 @@ def policy_loss(
         "max_length": max_length,
         # end of generated
     }
-    loss, metrics = loss_of_logits(
-        "policy_loss",
-        input,
-        target,
+    return _policy_loss(
+        checked_logits(input),
         {
+            "labels": target,
+            "advantages": advantages,
             "mask": mask,
             "old_logp": old_logp,
             "ref_logp": ref_logp,
             "sampler_logp": sampler_logp,
-            "advantages": advantages,
             "sequence_offsets": sequence_offsets,
         },
-        policy_options(options, target, advantages),
-        preset=preset or "",
-        wants_metrics=return_metrics,
+        options,
+        preset,
+        return_metrics,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
     )
-    return (loss, metrics_by_name("policy_loss", metrics)) if return_metrics else loss
 
 
 # fmt: off
@@ -425,22 +429,42 @@ def linear_policy_loss(
         "max_length": max_length,
         # end of generated
     }
-    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    loss, metrics = loss_of_hidden(
-        "policy_loss",
-        head,
-        target,
+    return _policy_loss(
+        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
         {
+            "labels": target,
+            "advantages": advantages,
             "mask": mask,
             "old_logp": old_logp,
             "ref_logp": ref_logp,
             "sampler_logp": sampler_logp,
-            "advantages": advantages,
             "sequence_offsets": sequence_offsets,
         },
-        policy_options(options, target, advantages),
-        preset=preset or "",
-        wants_metrics=return_metrics,
+        options,
+        preset,
+        return_metrics,
         grad_in_forward=grad_in_forward,
     )
-    return (loss, metrics_by_name("linear_policy_loss", metrics)) if return_metrics else loss
+
+
+def _policy_loss(
+    student: Student,
+    tensors: dict[str, Tensor | None],
+    options: dict[str, Value],
+    preset: str | None,
+    return_metrics: bool,
+    **how: Any,
+) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    given = policy_options(options, tensors["labels"], tensors["advantages"])
+    results = results_of(
+        "policy_loss",
+        student,
+        tensors,
+        given,
+        preset=preset or "",
+        outputs=("metrics",) if return_metrics else (),
+        **how,
+    )
+    return (
+        (results["loss"], metrics_of("policy_loss", results)) if return_metrics else results["loss"]
+    )

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tileloss.torch._apply import checked_logits, make_head
-from tileloss.torch._dtensor import local_rows
-from tileloss.torch._options import Value, refuse_gradient
-from tileloss.torch._tensors import check_cpu, check_float
-from tileloss.torch._wanted import DistillationRows, of_hidden, of_logits
+from tileloss.torch._arguments import Value, checked_head, checked_logits
+from tileloss.torch._outputs import DistillationRows
+from tileloss.torch.distillation import loss_and_rows
 
 Number = float | Tensor
 
@@ -95,19 +93,21 @@ def sparse_distillation(
         "tail": tail,
         # end of generated
     }
-    logits, labels = checked_logits(input, target)
-    loss, rows = of_logits(
+    return loss_and_rows(
         "sparse_distillation",
-        logits,
-        _checked_columns(teacher_ids, teacher_logprobs, logits.shape[:-1]),
-        labels,
-        {"mask": mask, "token_weights": token_weights},
+        checked_logits(input),
+        {
+            "teacher_ids": teacher_ids,
+            "teacher_logprobs": teacher_logprobs,
+            "labels": target,
+            "mask": mask,
+            "token_weights": token_weights,
+        },
         given,
-        outputs=outputs,
+        outputs,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
     )
-    return (loss, rows) if outputs else loss
 
 
 def linear_sparse_distillation(
@@ -161,34 +161,17 @@ def linear_sparse_distillation(
         "tail": tail,
         # end of generated
     }
-    head = make_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
-    loss, rows = of_hidden(
+    return loss_and_rows(
         "sparse_distillation",
-        head,
-        _checked_columns(teacher_ids, teacher_logprobs, head.hidden.shape[:-1]),
-        target,
-        {"mask": mask, "token_weights": token_weights},
+        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        {
+            "teacher_ids": teacher_ids,
+            "teacher_logprobs": teacher_logprobs,
+            "labels": target,
+            "mask": mask,
+            "token_weights": token_weights,
+        },
         given,
-        outputs=outputs,
+        outputs,
         grad_in_forward=grad_in_forward,
     )
-    return (loss, rows) if outputs else loss
-
-
-def _checked_columns(ids: Tensor, logprobs: Tensor, rows: torch.Size) -> tuple[Tensor, Tensor]:
-    ids, logprobs = local_rows("teacher_ids", ids), local_rows("teacher_logprobs", logprobs)
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"teacher_ids: expected a Tensor, got {type(ids).__name__}")
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"teacher_ids: expected int64 or int32, got {ids.dtype}")
-    check_cpu("teacher_ids", ids)
-    check_float("teacher_logprobs", logprobs)
-    if ids.dim() == 0 or ids.shape[:-1] != rows or ids.shape[-1] == 0:
-        shape = ", ".join(str(n) for n in [*rows, "K"])
-        raise ValueError(f"teacher_ids: expected shape [{shape}], got {list(ids.shape)}")
-    if logprobs.shape != ids.shape:
-        raise ValueError(
-            f"teacher_logprobs: expected teacher_ids' shape {list(ids.shape)}, got {list(logprobs.shape)}"
-        )
-    refuse_gradient("teacher_logprobs", logprobs)
-    return ids, logprobs.detach()

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tileloss._core import calls, options, views
-from tileloss._core.functions import FLAG, FUNCTIONS, Function
+from tileloss._core import calls
+from tileloss._core.functions import FLAG, FUNCTIONS, Function, Struct, copied
 from tileloss._core.library import lib, raise_on_error
 from tileloss._core.slots import SLOTS, Args
 from tileloss._core.structs import FLOAT32, FORWARD, Plan, Scalar
@@ -26,7 +26,7 @@ class Options(NamedTuple):
     """The options of one call: choices and plain numbers known while tracing, scalars perhaps traced."""
 
     function: Function
-    struct: options.Struct  # what was given as Python numbers; not to be written to
+    struct: Struct  # what was given as Python numbers; not to be written to
     arrays: dict[str, Array]  # float32 [] of the scalars that were given as arrays
 
     def number(self, name: str) -> Number:
@@ -157,10 +157,10 @@ def check(
     """
     function, args = given.function, calls.new_args()
     if function.is_linear:
-        views.set_matrix(args, "hidden", 0, FLOAT32, (rows, 1), (1, 1))
-        views.set_matrix(args, "head", 0, FLOAT32, (columns, 1), (1, 1))
+        calls.set_matrix(args, "hidden", 0, FLOAT32, (rows, 1), (1, 1))
+        calls.set_matrix(args, "head", 0, FLOAT32, (columns, 1), (1, 1))
     else:
-        views.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
+        calls.set_matrix(args, "logits", 0, FLOAT32, (rows, columns), (max(columns, 1), 1))
     for name, shape in (target or {}).items():
         _plan_tensor(args, name, shape, columns)
     of_labels = {"labels": rows} if has_labels else {}
@@ -172,7 +172,7 @@ def check(
         _plan_vector(args, "logp", rows)
     if sequence_length:
         args.sequence_length = sequence_length
-    struct, place = options.copied(given.struct), c_float(1)
+    struct, place = copied(given.struct), c_float(1)
     for name in given.arrays:
         function.set_pointer(struct, name, addressof(place))
     plan = Plan(sizeof(Plan))
@@ -187,8 +187,8 @@ def _plan_tensor(args: Args, name: str, shape: Sequence[int], columns: int) -> N
         return _plan_vector(args, name, shape[0])
     if name == "teacher_head":  # either way round
         shape = (columns, sum(shape) - columns)
-    views.set_matrix(args, name, 0, SLOTS[name].dtypes[0], shape, (max(shape[1], 1), 1))
+    calls.set_matrix(args, name, 0, SLOTS[name].dtypes[0], shape, (max(shape[1], 1), 1))
 
 
 def _plan_vector(args: Args, name: str, size: int) -> None:
-    views.set_vector(args, name, 0, SLOTS[name].dtypes[0], size, 1)
+    calls.set_vector(args, name, 0, SLOTS[name].dtypes[0], size, 1)

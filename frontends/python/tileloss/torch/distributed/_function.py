@@ -8,49 +8,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._core.row_states import MEAN_OUTPUT, backward_arrays, float_arrays
-from tileloss._core.slots import DIFFERENTIABLE, ROW_OUTPUTS
+from tileloss._core.row_states import MEAN_OUTPUT, float_arrays
 from tileloss._core.structs import BACKWARD
-from tileloss.torch._autograd import Ctx, once, rescaled
-from tileloss.torch._call import Call
-from tileloss.torch._define import row_grads
-from tileloss.torch._tensors import set_row_state
+from tileloss.torch._apply import Ctx, once, rescaled
+from tileloss.torch._call import CPU, Call
+from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._fused import ValueAndGradient
 from tileloss.torch.distributed._gradients import gradients_of
 from tileloss.torch.distributed._meeting import Group
 from tileloss.torch.distributed._request import Operands, Request
-from tileloss.torch.distributed._states import State, gathered, loss_of, merge, rows_of
+from tileloss.torch.distributed._states import Met, State, gathered, merge, results_of, summed
 
 Upstream = Sequence[Tensor | None]
-_IGNORED = -100  # the default label of rows that do not count
-_MEAN = ROW_OUTPUTS.index(MEAN_OUTPUT)
+IGNORED = -100  # the default label of rows that do not count
 
 
 def compute(
     request: Request, given: Operands, group: Group, wants_grad: bool, in_place: bool
-) -> tuple[Tensor, ...]:
-    """(loss, metrics), or the row outputs in the order of ROW_OUTPUTS; what was not asked for is empty."""
-    if wants_grad:
-        function = _WithGradient if request.grad_in_forward else _Sharded
-        results: tuple[Tensor, ...] = function.apply(request, group, in_place, *given.flat())
-        return results[:2] if request.grad_in_forward else results
-    return _forward(request, given, group)[0]
-
-
-def _forward(request: Request, given: Operands, group: Group) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The results, and the state that a backward reads."""
-    bits = request.bits()
-    parts = gathered(request, given, bits, group)
-    own_mean = _mean_of_shard(request, given, parts, bits) if request.mean_of_shard else None
-    state = merge(request, given, parts, bits)
-    if request.outputs:
-        results = rows_of(request, given, state, bits, ROW_OUTPUTS)
-        if own_mean is not None:
-            results = (*results[:_MEAN], own_mean, *results[_MEAN + 1 :])
+) -> dict[str, Tensor]:
+    """The results of the function by name; what was not asked for is empty."""
+    if not wants_grad:
+        results = _forward(request, given, group)[0]
     else:
-        results = loss_of(request, given, state, bits)
-    # Not a part of what was gathered, which would live as long.
-    return results, state.floats[: backward_arrays(bits)].clone()
+        function = _WithGradient if request.grad_in_forward else _Sharded
+        results = function.apply(request, group, in_place, *given.flat())
+    return dict(zip(request.results, results, strict=False))
+
+
+def _forward(request: Request, given: Operands, group: Group) -> tuple[tuple[Tensor, ...], Met]:
+    """The results, and what a backward reads."""
+    states: list[State | None] = []
+    own_mean = None
+    for each in request.all_sides(given):
+        if each is None:
+            states.append(None)
+            continue
+        side, operands = each
+        bits = side.bits()
+        parts = gathered(side, operands, bits, group)
+        if request.mean_of_shard:
+            own_mean = _mean_of_shard(request, given, parts, bits)
+        state = merge(side, operands, parts, bits)
+        # Not a part of what was gathered, which would live as long.
+        states.append(State(state.floats.clone(), state.argmax.clone()))
+    met = Met(tuple(states))
+    if request.sides:
+        met = met._replace(sums=summed(request, given, met.states, group))
+    results = results_of(request, given, met)
+    if own_mean is not None:
+        place = request.results.index(MEAN_OUTPUT)
+        results = (*results[:place], own_mean, *results[place + 1 :])
+    return results, met
 
 
 def _mean_of_shard(request: Request, given: Operands, parts: list[Any], bits: int) -> Tensor:
@@ -63,7 +71,7 @@ def _mean_of_shard(request: Request, given: Operands, parts: list[Any], bits: in
     ]
     floats = merge(request, given, own, bits).floats.double()
     largest, rest = floats[0], floats[float_arrays(bits).index("smoothing_sum")]
-    used = given.labels.flatten() != _IGNORED
+    used = given.labels.flatten() != IGNORED
     mean = torch.where(used, largest + rest / mine.columns, 0.0)
     return mean.float().view(given.labels.shape)
 
@@ -73,11 +81,11 @@ class _Sharded(torch.autograd.Function):
     def forward(
         ctx: Ctx, request: Request, group: Group, in_place: bool, *flat: Tensor | None
     ) -> tuple[Tensor, ...]:
-        results, state = _forward(request, request.operands(flat), group)
+        results, met = _forward(request, request.operands(flat), group)
         ctx.set_materialize_grads(False)
-        with_gradient = len(DIFFERENTIABLE) if request.outputs else 1
-        ctx.mark_non_differentiable(*results[with_gradient:])
-        ctx.save_for_backward(*flat, state)
+        ctx.mark_non_differentiable(*results[len(OPERATORS[request.name].upstream) :])
+        floats = [None if state is None else state.floats for state in met.states]
+        ctx.save_for_backward(*flat, *floats, met.sums)
         ctx.request, ctx.group, ctx.in_place = request, group, in_place
         return results
 
@@ -91,31 +99,33 @@ class _Sharded(torch.autograd.Function):
 @once
 def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     request: Request = ctx.request
-    upstream = grads[: len(DIFFERENTIABLE)] if request.outputs else grads[:1]
-    needs = ctx.needs_input_grad[3 : 6 if request.is_linear else 4]
+    names = OPERATORS[request.name].upstream
+    upstream = grads[: len(names)]
     if all(grad is None for grad in upstream):
         return ()
-    *flat, state = ctx.saved_tensors
-    given = request.operands(flat)
+    *flat, sums = ctx.saved_tensors
+    end, nothing = -len(request.all_bits()), torch.empty(0, dtype=torch.int64, device=CPU)
+    states = tuple(None if floats is None else State(floats, nothing) for floats in flat[end:])
+    needs = ctx.needs_input_grad[3 : 3 + len(request.arguments.matrices)]
 
     def run(call: Call) -> None:
-        _run_backward(request, call, upstream, state)
+        call.set_upstream(names, _of_all_classes(request, upstream))
+        Met(states, sums).set(request, call)
+        call.run(BACKWARD, request.workspace_bytes)
 
+    given = request.operands(flat[:end])
     return gradients_of(request, given, needs, ctx.group, ctx.in_place, run)
 
 
-def _run_backward(request: Request, call: Call, upstream: Upstream, state: Tensor) -> None:
-    if request.mean_of_shard and (grad := upstream[_MEAN]) is not None:
-        # The library divides by the number of all classes.
-        shards = request.shards
-        scaled = grad * (shards.classes / shards.mine.columns)
-        upstream = (*upstream[:_MEAN], scaled, *upstream[_MEAN + 1 :])
-    if request.outputs:
-        row_grads(call, upstream, state)
-    else:
-        call.vector("loss_grad", upstream[0])
-        set_row_state(call.args, state)
-    call.run(BACKWARD, request.workspace_bytes)
+def _of_all_classes(request: Request, upstream: Upstream) -> Upstream:
+    """The library divides a mean's gradient by the number of all classes."""
+    if not request.mean_of_shard:
+        return upstream
+    place, shards = request.results.index(MEAN_OUTPUT), request.shards
+    if (grad := upstream[place]) is None:
+        return upstream
+    scaled = grad * (shards.classes / shards.mine.columns)
+    return *upstream[:place], scaled, *upstream[place + 1 :]
 
 
 class _WithGradient(torch.autograd.Function):
@@ -131,12 +141,11 @@ class _WithGradient(torch.autograd.Function):
         assert hidden is not None
         found = ValueAndGradient(request, given, ctx.needs_input_grad[3:6], group)
         found.run()
-        loss, metrics = found.results
         dhidden = None if found.dhidden is None else found.dhidden.collect().to(hidden.dtype)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(metrics)
+        ctx.mark_non_differentiable(*found.results[1:])
         ctx.save_for_backward(dhidden, found.dhead, found.dbias)
-        return loss, metrics, dhidden, found.dhead, found.dbias
+        return *found.results, dhidden, found.dhead, found.dbias
 
     @staticmethod
     def backward(ctx: Ctx, *grads: Tensor | None) -> Any:

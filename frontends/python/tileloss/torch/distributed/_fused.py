@@ -7,22 +7,19 @@ begins, and the innermost one meets the other ranks. Then come the backwards, fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tileloss._core.structs import VALUE_AND_GRAD
-from tileloss.torch._call import Call
-from tileloss.torch._tensors import new_gradient, set_strided_matrix
+from tileloss.torch._call import new_gradient
 from tileloss.torch.distributed._meeting import Group, Sum
 from tileloss.torch.distributed._request import Operands, Request
-from tileloss.torch.distributed._shards import Piece
-from tileloss.torch.distributed._states import Exchange, State, loss_of, merge, set_state
+from tileloss.torch.distributed._states import Exchange, Met, State, merge, results_of, set_state
 
 
 class ValueAndGradient:
-    """Of a loss. After `run`: `results`, (loss, metrics); dhidden, of this rank's columns alone; dhead and dbias."""
+    """Of a loss. After `run`: `results`, the request's; dhidden, of this rank's columns alone; dhead and dbias."""
 
     results: tuple[Tensor, ...]
 
@@ -68,9 +65,10 @@ class ValueAndGradient:
             return self._meet()
         piece = self._exchange.pieces[number]
         own = self._exchange.own.of(number)
-        call = self._request.sweep(self._given, piece)
+        columns = slice(piece.column, piece.column + piece.columns)
+        of_head = [None if x is None else x[columns] for x in (self.dhead, self.dbias)]
+        call = self._request.sweep(self._given, piece, (self._part, *of_head))
         set_state(call, own, self._exchange.bits)
-        self._set_gradients(call, piece)
 
         def merge_states() -> None:
             self._piece(number + 1)
@@ -90,16 +88,4 @@ class ValueAndGradient:
         parts = self._exchange.collect(failure)
         self._goes_on = True
         self._state: State = merge(self._request, self._given, parts, self._exchange.bits)
-        self.results = loss_of(self._request, self._given, self._state, self._exchange.bits)
-
-    def _set_gradients(self, call: Call, piece: Piece) -> None:
-        columns = slice(piece.column, piece.column + piece.columns)
-        matrices: list[tuple[str, Any]] = []
-        if self._part is not None:
-            matrices.append(("dhidden", self._part.view(-1, self._part.shape[-1])))
-        if self.dhead is not None:
-            matrices.append(("dhead", self.dhead[columns]))
-        for slot, matrix in matrices:
-            set_strided_matrix(call.args, slot, matrix)
-        if self.dbias is not None:
-            call.vector("dbias", self.dbias[columns])
+        self.results = results_of(self._request, self._given, Met((self._state,)))

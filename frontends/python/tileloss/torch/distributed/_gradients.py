@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tileloss.torch._call import Call
-from tileloss.torch._ops_linear import new_head_gradients
-from tileloss.torch._tensors import check_in_place, new_gradient
+from tileloss.torch._call import Call, check_in_place, new_gradient
 from tileloss.torch.distributed._meeting import Group, Sum
 from tileloss.torch.distributed._request import Operands, Request
 
@@ -33,19 +30,19 @@ def gradients_of(
 def _of_logits(
     request: Request, given: Operands, in_place: bool, run: Callable[[Call], None]
 ) -> Tensor:
-    logits = given.matrices[0]
+    (logits,) = given.matrices
     assert logits is not None
     if request.shards.mine.columns == 0:
         return torch.zeros_like(logits)
     if in_place:
         check_in_place(logits)
-        dlogits = logits = logits.detach()
-        given = given._replace(matrices=(logits,))
+        dlogits = logits.detach()
+        given = given._replace(matrices=(dlogits,))
     else:
         dlogits = new_gradient(logits, "dlogits")
-    run(request.backward(given, dlogits))
+    run(request.backward(given, (dlogits,)))
     if in_place:
-        torch.autograd.graph.increment_version(logits)
+        torch.autograd.graph.increment_version(dlogits)
     return dlogits
 
 
@@ -57,20 +54,21 @@ def _of_head(
     run: Callable[[Call], None],
 ) -> tuple[Tensor | None, ...]:
     """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own."""
-    hidden = given.matrices[0]
-    assert hidden is not None
+    hidden, head, bias = given.matrices
+    assert hidden is not None and head is not None
     dhidden = Sum(hidden.shape, group) if needs[0] else None
+    dhead = new_gradient(head, "dhead") if needs[1] else None
+    dbias = new_gradient(bias, "dbias") if needs[2] and bias is not None else None
     try:
         if request.shards.mine.columns == 0:
-            gradients: Any = [None if x is None else torch.zeros_like(x) for x in given.matrices]
+            for gradient in (dhead, dbias):
+                if gradient is not None:
+                    gradient.zero_()
         else:
-            call, part = request.backward(given), None if dhidden is None else dhidden.part
-            gradients = list(new_head_gradients(call, given.matrices, needs, part))
-            run(call)
+            part = None if dhidden is None else dhidden.part
+            run(request.backward(given, (part, dhead, dbias)))
     except Exception as error:
         if dhidden is not None:
             dhidden.collect(error)
         raise
-    if dhidden is not None:
-        gradients[0] = dhidden.collect().to(hidden.dtype)
-    return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
+    return None if dhidden is None else dhidden.collect().to(hidden.dtype), dhead, dbias

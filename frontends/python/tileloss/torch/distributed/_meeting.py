@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tileloss.torch._tensors import CPU
+from tileloss.torch._call import CPU
 
 Group = dist.ProcessGroup | None
 _T = TypeVar("_T")

@@ -8,29 +8,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS
-from tileloss._core.options import by_name
-from tileloss._core.slots import INPUTS, SLOTS
-from tileloss.torch._apply import (
-    Head,
-    extra_inputs,
-    has_float16_gradient,
+from tileloss._core.functions import FUNCTIONS, by_name
+from tileloss._core.slots import ARGUMENTS, SLOTS
+from tileloss.torch._arguments import (
+    Options,
+    Student,
+    Value,
+    checked_head,
+    checked_logits,
+    checked_tensors,
+    encode,
     is_per_row,
-    make_head,
-    needs_of,
-    wanted_outputs,
 )
-from tileloss.torch._call import ARGUMENT_NAMES
-from tileloss.torch._define import is_traced
-from tileloss.torch._dtensor import local_rows
-from tileloss.torch._options import Options, Value, encode
-from tileloss.torch._soft_labels import checked_probabilities
-from tileloss.torch._tensors import CPU, DTYPES, check_float, checked_labels, refuse_transforms
-from tileloss.torch._wanted import checked_outputs
-from tileloss.torch.distillation import checked_teacher, checked_teacher_head
-from tileloss.torch.distributed import _pairs, _shards
+from tileloss.torch._call import ARGUMENT_NAMES, CPU, DTYPES
+from tileloss.torch._operators import is_traced
+from tileloss.torch._outputs import DistillationRows, RowOutputs, checked_outputs
+from tileloss.torch.distributed import _shards
 from tileloss.torch.distributed._edge import Shard, group_of, local_shard
-from tileloss.torch.distributed._function import compute
+from tileloss.torch.distributed._function import IGNORED, compute
 from tileloss.torch.distributed._meeting import (
     Details,
     Facts,
@@ -42,21 +37,20 @@ from tileloss.torch.distributed._meeting import (
 )
 from tileloss.torch.distributed._request import Operands, Request
 
-_IGNORED = -100  # where there are no labels
-
 
 class Given(NamedTuple):
     """A call's arguments, nothing of them looked at. From logits ``linear_weight`` and what follows it have no meaning."""
 
-    function: str
+    function: str  # its name from logits
     input: Any
-    target: Any
+    tensors: Mapping[
+        str, Any
+    ]  # all but the student's, by their names in the ABI; labels may be None beside another target
     group: Any
     vocab_start: int | None
     options: Callable[[], Mapping[str, Value]]  # called where a refusal reaches every rank
-    extra: Mapping[str, Any] = {}  # by their names in the ABI
     preset: str | None = None
-    outputs: Iterable[str] | None = None
+    outputs: Iterable[str] | None = None  # names of row outputs; None: there are none to ask for
     wants_metrics: bool = False
     mean_of_shard: bool = False
     inplace_backward: bool = False
@@ -65,28 +59,30 @@ class Given(NamedTuple):
     compute_dtype: torch.dtype | None = None
     workspace_bytes: int | None = None
     grad_in_forward: bool | None = False
-    # What says more of a row than its label, by the arguments' names; target may be None then.
-    wanted: Mapping[str, Any] = {}
+    is_linear: bool = False
 
     @property
-    def is_linear(self) -> bool:
-        return FUNCTIONS[self.function].is_linear
+    def name(self) -> str:
+        return f"linear_{self.function}" if self.is_linear else self.function
 
     @property
-    def loss(self) -> str:
-        """The function's name from logits."""
-        return FUNCTIONS[self.function].loss
+    def target(self) -> tuple[str, ...]:
+        """The slots of what the rows are held against besides labels."""
+        return ARGUMENTS[self.name].target
 
-    def shards(self) -> list[Shard]:
-        along = {"teacher_weight": 0, "teacher_bias": 0, "teacher": -1, "target": -1}
-        wanted = [Shard(n, self.wanted[n], dim) for n, dim in along.items() if n in self.wanted]
-        if not self.is_linear:
-            return [Shard("input", self.input, -1), *wanted]
-        return [
-            Shard("linear_weight", self.linear_weight, 0),
-            Shard("linear_bias", self.linear_bias, 0),
-            *wanted,
-        ]
+    def shards(self) -> dict[str, Shard]:
+        """What is cut along the vocabulary, by its name here or in the ABI."""
+        found = {"input": Shard("input", self.input, -1)}
+        if self.is_linear:
+            found = {
+                "linear_weight": Shard("linear_weight", self.linear_weight, 0),
+                "linear_bias": Shard("linear_bias", self.linear_bias, 0),
+            }
+        for slot in self.target:
+            if "V" in (shape := SLOTS[slot].shape):
+                dim = 0 if shape[0] == "V" else -1
+                found[slot] = Shard(ARGUMENT_NAMES.get(slot, slot), self.tensors[slot], dim)
+        return found
 
 
 def names_of(outputs: Iterable[str]) -> Any:
@@ -95,24 +91,24 @@ def names_of(outputs: Iterable[str]) -> Any:
 
 
 class _Arguments(NamedTuple):
+    student: Student
     operands: Operands
-    head: Head | None
     options: Options
     valid_vocab: int | None
     outputs: tuple[str, ...]
     grad_in_forward: bool
-    wanted: tuple[Tensor | None, ...]
     sides: tuple[Options | None, ...]  # of a student, its teacher, its label
+    side_outputs: tuple[tuple[str, ...], ...]
 
 
-def call(given: Given) -> tuple[Tensor, ...]:
-    """(loss, metrics), or the row outputs in the order of ROW_OUTPUTS; what was not asked for is empty."""
+def call(given: Given) -> dict[str, Tensor]:
+    """The results of the function by name; what was not asked for is empty."""
     if is_traced():
         raise NotImplementedError(
             "tileloss.torch.distributed: torch.compile and torch.jit.trace are not supported: call it in a function under "
             "torch.compiler.disable"
         )
-    group = group_of(given.group, given.shards())
+    group = group_of(given.group, list(given.shards().values()))
     prepared, everyone = meet(group, lambda: _prepare(_of_this_rank(given, group)))
     rank, _ = ranks_of(group)
     shards = _shards.cut(
@@ -121,58 +117,42 @@ def call(given: Given) -> tuple[Tensor, ...]:
         prepared.valid_vocab,
         rank,
     )
-    operands = _with_class_weights(given.loss, prepared.operands, shards)
-    head = prepared.head
+    operands = _with_class_weights(given, prepared.operands, shards)
+    compute_dtype, workspace_bytes = prepared.student.of_head or (0, 0)
     request = Request(
-        given.loss,
+        given.function,
         given.is_linear,
         prepared.options.names,
         prepared.options.values,
         shards,
-        compute_dtype=0 if head is None else head.compute_dtype,
-        workspace_bytes=0 if head is None else head.workspace_bytes,
+        compute_dtype=compute_dtype,
+        workspace_bytes=workspace_bytes,
         outputs=prepared.outputs,
-        wants_metrics=given.wants_metrics,
+        has_labels=given.tensors.get("labels") is not None,
         mean_of_shard=given.mean_of_shard,
         grad_in_forward=prepared.grad_in_forward,
     )
-    wants_grad = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in operands.matrices
-    )
-    if not given.wanted:
-        return compute(request, operands, group, wants_grad, given.inplace_backward)
-    pair = _pair_request(request, prepared, given.target is not None)
-    both = _pairs.PairOperands(operands, prepared.wanted)
-    return _pairs.compute(pair, both, group, wants_grad, given.inplace_backward)
-
-
-def _pair_request(request: Request, arguments: _Arguments, has_labels: bool) -> _pairs.PairRequest:
-    outputs = arguments.outputs
-    agreement = ("argmax",) if "agreement" in outputs else ()
-    of_sides = (
-        (*agreement, *(("entropy",) if "entropy" in outputs else ())),
-        (*agreement, *(("entropy",) if "teacher_entropy" in outputs else ())),
-        (),
-    )
-    student, teacher, label = (
+    sides = tuple(
         None
         if options is None
         else request._replace(
-            function="logprobs", options=options.names, values=options.values, outputs=names
+            function="logprobs",
+            options=options.names,
+            values=options.values,
+            outputs=outputs,
+            has_labels=True,
         )
-        for options, names in zip(arguments.sides, of_sides, strict=True)
+        for options, outputs in zip(prepared.sides, prepared.side_outputs, strict=True)
     )
-    assert student is not None
-    scalars = tuple(None if options is None else options.scalars for options in arguments.sides)
-    return _pairs.PairRequest(
-        request._replace(outputs=()), student, teacher, label, scalars, outputs, has_labels
-    )
+    wants_grad = True in prepared.student.needs()
+    request = request._replace(sides=sides)
+    return compute(request, operands, group, wants_grad, given.inplace_backward)
 
 
 def _of_this_rank(given: Given, group: Group) -> Given:
-    local = {shard.name: local_shard(shard, group) for shard in given.shards()}
-    wanted = {name: local.pop(name, x) for name, x in given.wanted.items()}
-    return given._replace(wanted=wanted, **local)
+    local = {name: local_shard(shard, group) for name, shard in given.shards().items()}
+    tensors = {slot: local.pop(slot, x) for slot, x in given.tensors.items()}
+    return given._replace(tensors=tensors, **local)
 
 
 def _prepare(given: Given) -> Prepared:
@@ -184,83 +164,64 @@ def _prepare(given: Given) -> Prepared:
             raise ValueError(
                 f"{name}: expected an integer >= {least}, of 64 bits, or None, got {value!r}"
             )
-    head = None
     if given.is_linear:
         weight, bias = given.linear_weight, given.linear_bias
-        head = make_head(given.input, weight, bias, given.compute_dtype, given.workspace_bytes)
-        matrices: tuple[Tensor | None, ...] = tuple(head[:3])
+        student = checked_head(
+            given.input, weight, bias, given.compute_dtype, given.workspace_bytes
+        )
     else:
-        check_float("input", given.input)
-        refuse_transforms(given.input)
-        matrices = (given.input,)
-    first = matrices[0]
-    assert first is not None
-    if given.target is None:
-        labels = torch.zeros(first.shape[:-1], dtype=torch.int64, device=CPU)
-    else:
-        labels = checked_labels(local_rows("target", given.target), first)
-    wanted = _checked_wanted(given, first, head, options) if given.wanted else ()
-    extra = {n: local_rows(ARGUMENT_NAMES.get(n, n), x) for n, x in given.extra.items()}
-    tensors = extra_inputs(given.loss, extra, labels, -1, options)
-    encoded = encode(given.function, options, given.preset or "")
+        student = checked_logits(given.input, least_columns=0)
+    checked = checked_tensors(given.function, student, given.tensors, options)
+    place = len(given.target)
+    target, labels, inputs = checked[:place], checked[place], checked[place + 1 :]
+    ignored: Any = IGNORED if labels is None else options.get("ignore_index", IGNORED)
+    if labels is None:
+        labels = torch.zeros(student.first.shape[:-1], dtype=torch.int64, device=CPU)
+    if target and (mask := inputs[ARGUMENTS[given.name].inputs.index("mask")]) is not None:
+        # What the mask leaves out is not read: logprobs, which makes the states, knows no mask.
+        labels = labels.to(torch.int64).masked_fill(mask.reshape(labels.shape) == 0, ignored)
+    encoded = encode(given.name, options, given.preset or "")
+    sides = _sides(given, options, ignored) if target else ()
+    scalars = (encoded.scalars, *(None if side is None else side.scalars for side in sides))
+    outputs = _outputs(given)
+    agreement = ("argmax",) if "agreement" in outputs else ()
+    of_student = ("entropy",) if "entropy" in outputs else ()
+    of_teacher = ("entropy",) if "teacher_entropy" in outputs else ()
     arguments = _Arguments(
-        Operands(matrices, labels, tensors, encoded.scalars),
-        head,
+        student,
+        Operands(student.matrices, target, labels, inputs, scalars),
         encoded,
         valid_vocab if isinstance(valid_vocab, int) else None,
-        _outputs(given),
-        head is not None and not wanted and _has_grad_in_forward(given, head, options),
-        wanted,
-        _sides(given, options) if wanted else (),
+        outputs,
+        given.is_linear and not target and _has_grad_in_forward(given, student, options),
+        sides,
+        ((*agreement, *of_student), (*agreement, *of_teacher), ())[: len(sides)],
     )
-    if wanted and (mask := extra.get("mask")) is not None:
-        # What the mask leaves out is not read: logprobs, which makes the states, knows no mask.
-        unused: Any = _IGNORED if given.target is None else options["ignore_index"]
-        masked = labels.to(torch.int64).masked_fill(mask.reshape(labels.shape) == 0, unused)
-        arguments = arguments._replace(operands=arguments.operands._replace(labels=masked))
     details = _details(given, arguments)
     return Prepared(arguments, _facts(given, arguments, details), details)
 
 
 def _outputs(given: Given) -> tuple[str, ...]:
+    metrics = ("metrics",) if given.wants_metrics else ()
     if given.outputs is None:
-        return ()
-    return checked_outputs(given.outputs) if given.wanted else wanted_outputs(given.outputs)
+        return metrics
+    kind: Any = DistillationRows if FUNCTIONS[given.function].is_loss else RowOutputs
+    return *checked_outputs(kind, given.outputs), *metrics
 
 
-def _checked_wanted(
-    given: Given, first: Tensor, head: Head | None, options: Mapping[str, Value]
-) -> tuple[Tensor | None, ...]:
-    wanted = given.wanted
-    if "target" in wanted:
-        shape = [*first.shape[:-1], first.shape[-1] if head is None else head.head.shape[0]]
-        return (checked_probabilities(wanted["target"], shape, options),)
-    if head is None:
-        return (checked_teacher(wanted["teacher"], first),)
-    return checked_teacher_head(
-        wanted["teacher_input"], wanted["teacher_weight"], wanted["teacher_bias"], head
-    )
-
-
-def _sides(given: Given, options: Mapping[str, Value]) -> tuple[Options | None, ...]:
+def _sides(
+    given: Given, options: Mapping[str, Value], ignored: Value
+) -> tuple[Options | None, ...]:
     """logprobs' options of the student, of a teacher's logits, and of the student at its label's temperature."""
-    name = "linear_logprobs" if given.is_linear else "logprobs"
-    ignored = _IGNORED if given.target is None else options["ignore_index"]
 
     def encoded(scale: Value, softcap: Value, temperature: Value) -> Options:
-        return encode(
-            name,
-            {
-                "logit_scale": scale,
-                "softcap": softcap,
-                "temperature": temperature,
-                "ignore_index": ignored,
-            },
-        )
+        transform = {"logit_scale": scale, "softcap": softcap, "temperature": temperature}
+        name = "linear_logprobs" if given.is_linear else "logprobs"
+        return encode(name, {**transform, "ignore_index": ignored})
 
     scale, softcap, temperature = map(options.get, ("logit_scale", "softcap", "temperature"))
     student, label = encoded(scale, softcap, temperature), options.get("label_temperature")
-    if "target" in given.wanted:
+    if "target_probs" in given.target:
         return student, None, None
     own = options["teacher_temperature"]
     teacher = encoded(
@@ -271,42 +232,42 @@ def _sides(given: Given, options: Mapping[str, Value]) -> tuple[Options | None, 
     return student, teacher, None if label is None else encoded(scale, softcap, label)
 
 
-def _has_grad_in_forward(given: Given, head: Head, options: Mapping[str, Value]) -> bool:
-    needs = needs_of(head)
-    if is_per_row(options) or not any(needs):
+def _has_grad_in_forward(given: Given, student: Student, options: Mapping[str, Value]) -> bool:
+    if is_per_row(options) or True not in student.needs():
         return False
     if given.grad_in_forward is None:
-        return given.workspace_bytes is None and not has_float16_gradient(head, needs)
+        return given.workspace_bytes is None and not student.has_float16_gradient()
     return given.grad_in_forward
 
 
 def _details(given: Given, arguments: _Arguments) -> Details:
     """What the ranks compare by digest."""
-    head, labels = arguments.head, arguments.operands.labels
+    labels, of_head = arguments.operands.labels, arguments.student.of_head
     names, values, scalars = arguments.options
     numbers = () if scalars is None else scalars.tolist()
 
     def options() -> dict[str, object]:
         return {
-            "function": given.function,
+            "function": given.name,
             "preset": given.preset,
-            **by_name(FUNCTIONS[given.function], names, values, numbers),
+            **by_name(FUNCTIONS[given.name], names, values, numbers),
             "valid_vocab": arguments.valid_vocab,
             "outputs": arguments.outputs,
-            "return_metrics": given.wants_metrics,
             "grad_in_forward": arguments.grad_in_forward,
-            "compute_dtype": None if head is None else head.compute_dtype,
+            "compute_dtype": of_head[0] if of_head else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
-            "target is given": given.target is not None,
+            "target is given": given.tensors.get("labels") is not None,
             **{
-                name: None if x is None else f"{x.dtype}, {list(x.shape[:-1])} rows"
-                for name, x in given.wanted.items()
-                if name in ("teacher", "teacher_input", "target")
+                ARGUMENT_NAMES.get(slot, slot): None
+                if x is None
+                else f"{x.dtype}, {list(x.shape[:-1])} rows"
+                for slot, x in zip(given.target, arguments.operands.target, strict=True)
+                if SLOTS[slot].shape[0] == "N"
             },
         }
 
     def tensors() -> dict[str, object]:
-        found = zip(INPUTS[given.loss], arguments.operands.extra, strict=True)
+        found = zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True)
         return {
             ARGUMENT_NAMES.get(name, name): None
             if tensor is None
@@ -322,29 +283,28 @@ def _details(given: Given, arguments: _Arguments) -> Details:
 
 
 def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:
-    head, labels = arguments.head, arguments.operands.labels
-    first = arguments.operands.matrices[0]
-    assert first is not None
+    student, labels = arguments.student, arguments.operands.labels
+    head, bias = student.matrices[1:] if given.is_linear else (None, None)
     return Facts(
-        columns=first.shape[-1] if head is None else head.head.shape[0],
+        columns=student.vocab,
         vocab_start=-1 if given.vocab_start is None else given.vocab_start,
         rows=labels.numel(),
-        width=0 if head is None else first.shape[-1],
-        dtype=DTYPES[first.dtype],
-        head_dtype=0 if head is None else DTYPES[head.head.dtype],
-        has_bias=int(head is not None and head.bias is not None),
-        needs_dhidden=int(head is not None and torch.is_grad_enabled() and first.requires_grad),
+        width=0 if head is None else student.first.shape[-1],
+        dtype=DTYPES[student.first.dtype],
+        head_dtype=0 if head is None else DTYPES[head.dtype],
+        has_bias=int(bias is not None),
+        needs_dhidden=int(head is not None and student.needs()[0]),
         options=digest(sorted(details["options"]().items())),
         labels=digest([labels]),
         tensors=digest(details["tensors"]().values()),
     )
 
 
-def _with_class_weights(function: str, operands: Operands, shards: _shards.Shards) -> Operands:
+def _with_class_weights(given: Given, operands: Operands, shards: _shards.Shards) -> Operands:
     """Class weights are of the whole vocabulary on every rank: one for each class, or for each column."""
-    extra = list(operands.extra)
-    for number, name in enumerate(INPUTS[function]):
-        tensor = extra[number]
+    inputs = list(operands.inputs)
+    for number, name in enumerate(ARGUMENTS[given.name].inputs):
+        tensor = inputs[number]
         if SLOTS[name].shape != "C" or tensor is None:
             continue
         if tensor.shape[0] not in (shards.classes, shards.columns):
@@ -352,5 +312,5 @@ def _with_class_weights(function: str, operands: Operands, shards: _shards.Shard
                 f"{ARGUMENT_NAMES.get(name, name)}: expected [{shards.columns}] of the columns of all shards, or "
                 f"[{shards.classes}] of the classes, got {list(tensor.shape)}"
             )
-        extra[number] = tensor[: shards.classes].float()
-    return operands._replace(extra=extra)
+        inputs[number] = tensor[: shards.classes].float()
+    return operands._replace(inputs=inputs)

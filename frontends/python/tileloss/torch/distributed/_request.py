@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS
-from tileloss._core.options import given_names
+from tileloss._core.functions import FUNCTIONS, given_names
 from tileloss._core.row_states import bits_of_loss, bits_of_outputs
-from tileloss._core.slots import INPUTS
+from tileloss._core.slots import ARGUMENTS, SLOTS, Arguments
 from tileloss.torch._call import Call
+from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._shards import Piece, Shards
 
 Tensors = Sequence[Tensor | None]
@@ -21,12 +21,13 @@ class Operands(NamedTuple):
     """This rank's shard, and what goes with the rows on every rank."""
 
     matrices: Tensors  # logits; or hidden, head and bias
-    labels: Tensor
-    extra: Tensors  # the function's INPUTS
-    scalars: Tensor | None
+    target: Tensors  # what the rows are held against besides labels
+    labels: Tensor  # what states leave out of their sums; zeros where there are none
+    inputs: Tensors
+    scalars: Tensors  # of the function's options, then of each side's
 
     def flat(self) -> tuple[Tensor | None, ...]:
-        return (*self.matrices, self.labels, *self.extra, self.scalars)
+        return (*self.matrices, *self.target, self.labels, *self.inputs, *self.scalars)
 
 
 class Request(NamedTuple):
@@ -39,73 +40,98 @@ class Request(NamedTuple):
     shards: Shards
     compute_dtype: int = 0
     workspace_bytes: int = 0
-    outputs: tuple[str, ...] = ()  # of row outputs
-    wants_metrics: bool = False
-    grad_in_forward: bool = False  # of a loss with a head
+    outputs: tuple[str, ...] = ()
+    has_labels: bool = True
+    grad_in_forward: bool = False  # of a loss of labels with a head
     # MEAN_OUTPUT is that of this rank's columns, which Megatron-LM's label smoothing takes. With the default ignore_index.
     mean_of_shard: bool = False
+    # Of a target that is more than labels: what the states are made of, logprobs of the student, of the teacher, and of the
+    # student at its label's temperature, None where there is none.
+    sides: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"linear_{self.function}" if self.is_linear else self.function
+
+    @property
+    def arguments(self) -> Arguments:
+        return ARGUMENTS[self.name]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of what a call gives."""
+        return OPERATORS[self.name].results
 
     def operands(self, flat: Tensors) -> Operands:
         """Of `Operands.flat`."""
-        count = 3 if self.is_linear else 1
-        labels = flat[count]
+        of, first = self.arguments, len(self.arguments.matrices)
+        place, end = first + len(of.target), len(of.slots)
+        labels = flat[place]
         assert labels is not None
-        return Operands(flat[:count], labels, flat[count + 1 : -1], flat[-1])
+        return Operands(flat[:first], flat[first:place], labels, flat[place + 1 : end], flat[end:])
+
+    def all_sides(self, given: Operands) -> list[tuple[Request, Operands] | None]:
+        """What the ranks gather states of: the request itself, or its sides."""
+        if not self.sides:
+            return [(self, given)]
+        matrices = (given.matrices, given.target, given.matrices)
+        return [
+            None
+            if side is None
+            else (side, Operands(own, (), given.labels, (), given.scalars[number : number + 1]))
+            for number, (side, own) in enumerate(zip(self.sides, matrices, strict=True), start=1)
+        ]
 
     def bits(self) -> int:
         """The arrays of the row state that are gathered."""
-        if self.outputs:
-            return bits_of_outputs(self.outputs)
         function = FUNCTIONS[self.function]
-        return bits_of_loss(function, given_names(self.options), self.wants_metrics)
+        if not function.is_loss:
+            return bits_of_outputs(self.outputs)
+        return bits_of_loss(function, given_names(self.options), "metrics" in self.outputs)
+
+    def all_bits(self) -> list[int]:
+        return [0 if side is None else side.bits() for side in self.sides or (self,)]
 
     def class_weights(self, given: Operands) -> Tensor | None:
-        names = INPUTS[self.function]
-        if "class_weights" not in names:
-            return None
-        return given.extra[names.index("class_weights")]
+        names = self.arguments.inputs
+        return given.inputs[names.index("class_weights")] if "class_weights" in names else None
 
-    def new_call(self, given: Operands) -> Call:
-        """Of the row stage alone: no vocabulary is in sight."""
-        return self._call(self.function, given, Piece(0, self.shards.classes, 0))
+    def row_stage(self, given: Operands) -> Call:
+        """The row stage alone: no vocabulary is in sight."""
+        call = self._new_call(self.function, given, Piece(0, self.shards.classes, 0))
+        nothing = [None] * ARGUMENTS[self.function].slots.index("labels")
+        call.set_tensors((*nothing, *self._with_rows(given)))
+        return call
 
-    def sweep(self, given: Operands, piece: Piece) -> Call:
-        """A forward of the columns of one piece."""
+    def sweep(self, given: Operands, piece: Piece, gradients: Tensors = ()) -> Call:
+        """Of the columns of one piece."""
+        call = self._new_call(self.name, given, piece)
         columns = slice(piece.column, piece.column + piece.columns)
-        first, *head = given.matrices
-        call = self._call(self._name(), given, piece)
-        if self.is_linear:
-            weight, bias = (None if x is None else x[columns] for x in head)
-            self._set_head(call, first, weight, bias)
-        else:
-            assert first is not None
-            call.logits(first[..., columns])
+        slots = zip(self.arguments.slots, (*given.matrices, *given.target), strict=False)
+        cut = [_columns(slot, x, columns) for slot, x in slots]
+        call.set_tensors((*cut, *self._with_rows(given)), gradients)
         return call
 
-    def backward(self, given: Operands, dlogits: Tensor | None = None) -> Call:
+    def backward(self, given: Operands, gradients: Tensors) -> Call:
         """Of the whole shard, whose columns that are no classes get gradients of 0."""
-        mine = self.shards.mine
-        first, *head = given.matrices
-        call = self._call(self._name(), given, mine)
-        call.set_options(valid_vocab=mine.columns)
-        if self.is_linear:
-            self._set_head(call, first, *head)
-        else:
-            assert first is not None
-            call.logits(first, dlogits)
+        call = self._new_call(self.name, given, self.shards.mine)
+        call.set_options(valid_vocab=self.shards.mine.columns)
+        call.set_tensors((*given.matrices, *given.target, *self._with_rows(given)), gradients)
         return call
 
-    def _name(self) -> str:
-        return f"linear_{self.function}" if self.is_linear else self.function
+    def _with_rows(self, given: Operands) -> Tensors:
+        return given.labels if self.has_labels else None, *given.inputs
 
-    def _set_head(
-        self, call: Call, hidden: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> None:
-        assert hidden is not None and weight is not None
-        call.head(hidden, weight, bias, self.compute_dtype)
-
-    def _call(self, name: str, given: Operands, piece: Piece) -> Call:
-        call = Call(name, self.options, self.values, given.scalars)
+    def _new_call(self, name: str, given: Operands, piece: Piece) -> Call:
+        call = Call(name, self.options, self.values, given.scalars[0])
         call.set_options(vocab_start=piece.first, vocab_total=self.shards.classes)
-        call.inputs(self.function, given.labels, given.extra)
+        if FUNCTIONS[name].is_linear and self.compute_dtype:
+            call.set_options(compute_dtype=self.compute_dtype)
         return call
+
+
+def _columns(slot: str, x: Tensor | None, columns: slice) -> Tensor | None:
+    shape = SLOTS[slot].shape
+    if x is None or "V" not in shape:
+        return x
+    return x[columns] if shape[0] == "V" else x[..., columns]

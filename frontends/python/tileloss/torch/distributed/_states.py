@@ -1,7 +1,13 @@
-"""The forward: a rank sweeps its pieces, the states of all pieces are gathered and merged, and the row stage works on those."""
+"""The forward: a rank sweeps its pieces, the states of all pieces are gathered and merged, and the row stage works on those.
+
+Of a target that is more than labels there are states of each side, and, as a column's divergence is relative to those, the ranks
+meet once more for the sums of all pieces. All are merged in the vocabulary's order, so that they have the same bits on every rank
+and for any number of ranks.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from math import prod
 from typing import NamedTuple
 
@@ -9,10 +15,9 @@ import torch
 from torch import Tensor
 
 from tileloss._core import row_states
-from tileloss._core.structs import FORWARD, FROM_ROW_STATE, RowState
-from tileloss.torch._call import Call
-from tileloss.torch._define import empty, new_loss, new_metrics
-from tileloss.torch._tensors import CPU
+from tileloss._core.structs import FORWARD, FROM_ROW_STATE, PairState, RowState
+from tileloss.torch._call import CPU, Call
+from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._meeting import Group, gather, raise_together, ranks_of
 from tileloss.torch.distributed._request import Operands, Request
 from tileloss.torch.distributed._shards import Piece
@@ -101,25 +106,64 @@ def merge(request: Request, given: Operands, parts: list[tuple[State, Piece]], b
     return first
 
 
-def loss_of(request: Request, given: Operands, state: State, bits: int) -> tuple[Tensor, Tensor]:
-    """(loss, metrics) of the whole vocabulary's state."""
-    call = request.new_call(given)
-    set_state(call, state, bits)
-    loss = new_loss(call, given.labels)
-    metrics = new_metrics(call, request.wants_metrics)
-    call.run(FROM_ROW_STATE)
-    return loss, metrics
+class Met(NamedTuple):
+    """What all ranks know of all rows: states of each side, the request's own or a student's, its teacher's and its label's; of
+    a target that is more than labels also the sums, float64 [2, N]."""
+
+    states: tuple[State | None, ...]
+    sums: Tensor | None = None
+
+    def set(self, request: Request, call: Call) -> None:
+        (state, *others), (bits, *other_bits) = self.states, request.all_bits()
+        assert state is not None
+        set_state(call, state, bits)
+        if self.sums is None:
+            return
+        pair = PairState(struct_size=ctypes.sizeof(PairState), rows=self.sums.shape[1])
+        for name, other, bits in zip(("teacher", "label"), others, other_bits, strict=True):
+            if other is not None:
+                struct = other.as_struct(bits)
+                setattr(pair, name, row_states.address_of(struct))
+                call.alive += (struct, other)
+        pair.divergence, pair.mean = (row.data_ptr() for row in self.sums)
+        call.args.pair_state = ctypes.addressof(pair)
+        call.alive += (pair, self.sums)
 
 
-def rows_of(
-    request: Request, given: Operands, state: State, bits: int, names: tuple[str, ...]
-) -> tuple[Tensor, ...]:
-    """Row outputs in the order of ``names``, empty where they were not asked for."""
-    call = request.new_call(given)
-    set_state(call, state, bits)
-    results = tuple(
-        call.new_output(name, given.labels.shape) if name in request.outputs else empty()
-        for name in names
-    )
+def summed(
+    request: Request, given: Operands, states: tuple[State | None, ...], group: Group
+) -> Tensor:
+    """The second meeting: the sums of all pieces."""
+    shards, (rank, count) = request.shards, ranks_of(group)
+    pieces, rows = shards.pieces[rank], given.labels.numel()
+    most = max(map(len, shards.pieces))
+    # The last number says that this rank has failed.
+    buffer = torch.zeros(most * 2 * rows + 1, dtype=torch.float64, device=CPU)
+    own = buffer[:-1].view(most, 2, rows)
+    failure = None
+    try:
+        for number, piece in enumerate(pieces):
+            call = request.sweep(given, piece)
+            Met(states, own[number]).set(request, call)
+            call.run(FORWARD, request.workspace_bytes)
+    except Exception as error:
+        failure = error
+    buffer[-1] = failure is not None
+    everyone = gather(buffer, group, count)
+    raise_together(failure, everyone[:, -1].tolist(), group)
+    parts = everyone[:, :-1].view(count, most, 2, rows)
+    total = torch.zeros(2, rows, dtype=torch.float64, device=CPU)
+    for of_rank, number, _ in shards.in_order():
+        total += parts[of_rank, number]
+    return total
+
+
+def results_of(request: Request, given: Operands, met: Met) -> tuple[Tensor, ...]:
+    """What the row stage makes of it, `request.results`; what was not asked for is empty."""
+    call, op = request.row_stage(given), OPERATORS[request.function]
+    met.set(request, call)
+    outputs, rows = ",".join(request.outputs), given.labels.shape
+    names, options, values = request.results, request.options, request.values
+    results = op.new_results(names, rows, options, values, outputs, call.new_output)
     call.run(FROM_ROW_STATE)
-    return results
+    return tuple(results)

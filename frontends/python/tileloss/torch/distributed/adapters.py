@@ -10,9 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tileloss._core.row_states import MEAN_OUTPUT
-from tileloss._core.slots import ROW_OUTPUTS
-from tileloss.torch._options import Value
-from tileloss.torch._tensors import check_float
+from tileloss.torch._arguments import Value, check_float
 from tileloss.torch.distributed._meeting import ranks_of
 from tileloss.torch.distributed._prepare import Given, call
 from tileloss.torch.distributed.functions import cross_entropy, linear_logprobs
@@ -85,7 +83,7 @@ def loss_parallel_cross_entropy(
             )
         return {"reduction": reduction}
 
-    return call(Given("cross_entropy", logits, labels, tp_group, None, options))[0]
+    return call(Given("cross_entropy", logits, {"labels": labels}, tp_group, None, options))["loss"]
 
 
 def vocab_parallel_cross_entropy(
@@ -122,14 +120,14 @@ def vocab_parallel_cross_entropy(
     given = Given(
         "logprobs",
         vocab_parallel_logits,
-        target,
+        {"labels": target},
         tp_group,
         None,
         options,
         outputs=("logp", "lse", MEAN_OUTPUT),
         mean_of_shard=True,
     )
-    rows = dict(zip(ROW_OUTPUTS, call(given), strict=True))
+    rows = call(given)
     columns = vocab_parallel_logits.shape[-1]
     smoothing = label_smoothing * columns / (columns - 1)
     mean_logp = rows[MEAN_OUTPUT] - rows["lse"]

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tileloss.torch._options import Value
-from tileloss.torch._wanted import DistillationRows, checked_outputs, rows_by_name
+from tileloss.torch._arguments import Value
+from tileloss.torch._outputs import DistillationRows, checked_outputs, rows_of
 from tileloss.torch.distributed._prepare import Given, call, names_of
 
 Group = dist.ProcessGroup | None
@@ -92,14 +92,12 @@ def distillation(
     given = Given(
         "distillation",
         input,
-        target,
+        {"teacher_logits": teacher, "labels": target, "mask": mask, "token_weights": token_weights},
         group,
         vocab_start,
         lambda: options,
-        {"mask": mask, "token_weights": token_weights},
         outputs=names_of(outputs),
         inplace_backward=inplace_backward,
-        wanted={"teacher": teacher},
     )
     return _results(given)
 
@@ -171,28 +169,32 @@ def linear_distillation(
         # end of generated
     }
     given = Given(
-        "linear_distillation",
+        "distillation",
         input,
-        target,
+        {
+            "teacher_hidden": teacher_input,
+            "teacher_head": teacher_weight,
+            "teacher_bias": teacher_bias,
+            "labels": target,
+            "mask": mask,
+            "token_weights": token_weights,
+        },
         group,
         vocab_start,
         lambda: options,
-        {"mask": mask, "token_weights": token_weights},
         outputs=names_of(outputs),
         linear_weight=linear_weight,
         linear_bias=linear_bias,
         compute_dtype=compute_dtype,
         workspace_bytes=workspace_bytes,
-        wanted={
-            "teacher_input": teacher_input,
-            "teacher_weight": teacher_weight,
-            "teacher_bias": teacher_bias,
-        },
+        is_linear=True,
     )
     return _results(given)
 
 
 def _results(given: Given) -> Tensor | tuple[Tensor, DistillationRows]:
-    loss, *found = call(given)
-    names = checked_outputs(given.outputs or ())
-    return (loss, rows_by_name(given.loss, found, names)) if names else loss
+    results = call(given)
+    names = checked_outputs(DistillationRows, given.outputs or ())
+    return (
+        (results["loss"], rows_of(DistillationRows, results, names)) if names else results["loss"]
+    )

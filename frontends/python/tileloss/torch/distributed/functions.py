@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tileloss._core.slots import ROW_OUTPUTS
-from tileloss.torch._apply import RowOutputs, row_outputs
+from tileloss.torch._arguments import Value, is_probabilities, without_z_loss
 from tileloss.torch._dtensor import is_dtensor
-from tileloss.torch._options import Value
-from tileloss.torch._soft_labels import is_probabilities, refuse_z_loss, soft_options
+from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch.distributed._prepare import Given, call, names_of
 
 Group = dist.ProcessGroup | None
@@ -80,18 +78,16 @@ def cross_entropy(
         "reduction": reduction,
         # end of generated
     }
-    extra = {"class_weights": weight, "token_weights": token_weights}
     given = Given(
         "cross_entropy",
         input,
-        target,
+        {"labels": target, "class_weights": weight, "token_weights": token_weights},
         group,
         vocab_start,
         lambda: options,
-        extra,
         inplace_backward=inplace_backward,
     )
-    return call(_with_probabilities(given))[0]
+    return call(_with_probabilities(given))["loss"]
 
 
 def linear_cross_entropy(
@@ -151,40 +147,33 @@ def linear_cross_entropy(
         "reduction": reduction,
         # end of generated
     }
-    extra = {"class_weights": weight, "token_weights": token_weights}
     given = Given(
-        "linear_cross_entropy",
+        "cross_entropy",
         input,
-        target,
+        {"labels": target, "class_weights": weight, "token_weights": token_weights},
         group,
         vocab_start,
         lambda: options,
-        extra,
         linear_weight=linear_weight,
         linear_bias=linear_bias,
         compute_dtype=compute_dtype,
         workspace_bytes=workspace_bytes,
         grad_in_forward=grad_in_forward,
+        is_linear=True,
     )
-    return call(_with_probabilities(given))[0]
+    return call(_with_probabilities(given))["loss"]
 
 
 def _with_probabilities(given: Given) -> Given:
     """Class probabilities, this rank's columns of them, may stand for the labels."""
-    target = given.target
+    tensors, options = dict(given.tensors), given.options
+    target = tensors.pop("labels")
     if not is_probabilities(target.to_local() if is_dtensor(target) else target):
         return given
-    options = given.options
-
-    def of_soft_labels() -> Mapping[str, Value]:
-        refuse_z_loss(found := options())
-        return soft_options(found)
-
     return given._replace(
-        function=given.function.replace("cross_entropy", "soft_cross_entropy"),
-        target=None,
-        options=of_soft_labels,
-        wanted={"target": target},
+        function="soft_cross_entropy",
+        tensors={"target_probs": target, **tensors},
+        options=lambda: without_z_loss(options()),
     )
 
 
@@ -222,7 +211,7 @@ def logprobs(
     given = Given(
         "logprobs",
         input,
-        target,
+        {"labels": target},
         group,
         vocab_start,
         lambda: options,
@@ -264,9 +253,9 @@ def linear_logprobs(
         # end of generated
     }
     given = Given(
-        "linear_logprobs",
+        "logprobs",
         input,
-        target,
+        {"labels": target},
         group,
         vocab_start,
         lambda: options,
@@ -275,9 +264,10 @@ def linear_logprobs(
         linear_bias=linear_bias,
         compute_dtype=compute_dtype,
         workspace_bytes=workspace_bytes,
+        is_linear=True,
     )
     return _rows(given, names)
 
 
 def _rows(given: Given, names: Any) -> RowOutputs:
-    return row_outputs(call(given)[: len(ROW_OUTPUTS)], names)
+    return rows_of(RowOutputs, call(given), checked_outputs(RowOutputs, names))

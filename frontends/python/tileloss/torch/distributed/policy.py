@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss.torch._apply import metrics_by_name
-from tileloss.torch._options import Value
+from tileloss.torch._arguments import Value
+from tileloss.torch._outputs import metrics_of
 from tileloss.torch.distributed._prepare import Given, call
 from tileloss.torch.distributed.functions import Group, Number
 from tileloss.torch.policy import policy_options
@@ -124,11 +124,18 @@ def policy_loss(
     given = Given(
         "policy_loss",
         input,
-        target,
+        {
+            "labels": target,
+            "advantages": advantages,
+            "mask": mask,
+            "old_logp": old_logp,
+            "ref_logp": ref_logp,
+            "sampler_logp": sampler_logp,
+            "sequence_offsets": sequence_offsets,
+        },
         group,
         vocab_start,
         lambda: policy_options(options, target, advantages),
-        _policy_tensors(advantages, mask, old_logp, ref_logp, sampler_logp, sequence_offsets),
         preset,
         wants_metrics=return_metrics,
         inplace_backward=inplace_backward,
@@ -242,13 +249,20 @@ def linear_policy_loss(
         # end of generated
     }
     given = Given(
-        "linear_policy_loss",
+        "policy_loss",
         input,
-        target,
+        {
+            "labels": target,
+            "advantages": advantages,
+            "mask": mask,
+            "old_logp": old_logp,
+            "ref_logp": ref_logp,
+            "sampler_logp": sampler_logp,
+            "sequence_offsets": sequence_offsets,
+        },
         group,
         vocab_start,
         lambda: policy_options(options, target, advantages),
-        _policy_tensors(advantages, mask, old_logp, ref_logp, sampler_logp, sequence_offsets),
         preset,
         wants_metrics=return_metrics,
         linear_weight=linear_weight,
@@ -256,28 +270,12 @@ def linear_policy_loss(
         compute_dtype=compute_dtype,
         workspace_bytes=workspace_bytes,
         grad_in_forward=grad_in_forward,
+        is_linear=True,
     )
     return _policy(given)
 
 
-def _policy_tensors(
-    advantages: Tensor,
-    mask: Tensor | None,
-    old_logp: Tensor | None,
-    ref_logp: Tensor | None,
-    sampler_logp: Tensor | None,
-    sequence_offsets: Tensor | None,
-) -> dict[str, Tensor | None]:
-    return {
-        "mask": mask,
-        "old_logp": old_logp,
-        "ref_logp": ref_logp,
-        "sampler_logp": sampler_logp,
-        "advantages": advantages,
-        "sequence_offsets": sequence_offsets,
-    }
-
-
 def _policy(given: Given) -> Any:
-    loss, metrics = call(given)
-    return (loss, metrics_by_name(given.function, metrics)) if given.wants_metrics else loss
+    results = call(given)
+    loss = results["loss"]
+    return (loss, metrics_of("policy_loss", results)) if given.wants_metrics else loss

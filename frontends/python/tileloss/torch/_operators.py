@@ -1,0 +1,296 @@
+"""The operators ``torch.ops.tileloss.*``: one set for each function of the library, from logits and fused with the LM head.
+
+For a loss f: f, f_value_and_grad and f_backward, and at the logits level f_value_and_grad_ and f_backward_, which write dlogits
+over the logits. Row outputs have a forward and a backward. All have a fake kernel for torch.compile; formulas for autograd are in
+_apply.py. An operator takes
+
+- a backward the upstream gradients first,
+- the tensors of the function, slots.ARGUMENTS,
+- the options as `tileloss._core.functions` has them: ``options`` (names), ``values`` and ``scalars``,
+- with a head compute_dtype and workspace_bytes,
+- a backward the row state, if the function has one,
+- ``outputs``: names of what is asked for besides the loss, as the ABI has them, with commas between.
+
+It gives the loss, the gradients of the matrices, and the function's outputs, in this order; what was not asked for is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tileloss._core.functions import FUNCTIONS, given_names, is_per_row
+from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, ROW_OUTPUTS, state_arrays
+from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
+from tileloss.torch._call import CPU, SLOT_DTYPES, Call, check_in_place, new_gradient
+
+Kernel = Callable[..., Any]
+Results = Tensor | tuple[Tensor, ...]
+Make = Callable[[str, Sequence[int]], Tensor]  # an output by its slot and shape; of "" an empty one
+
+
+class Operators:
+    """Those of one function: ``name`` at its level."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.function, arguments = name, FUNCTIONS[name], ARGUMENTS[name]
+        self.num_matrices, self.num_tensors = len(arguments.matrices), len(arguments.slots)
+        self.gradients = tuple(f"d{name}" for name in arguments.matrices)
+        self.is_linear = self.function.is_linear
+        self.end_of_options = self.num_tensors + 3
+        self.end = self.end_of_options + 2 * self.is_linear
+        self.place_of_labels = arguments.slots.index("labels")
+        # A loss of labels gives no row outputs here, and one of another target keeps no row state.
+        self.has_state = not arguments.target
+        rows = arguments.row_outputs if arguments.target else ()
+        self.results = (
+            *(("loss", *rows) if self.function.is_loss else ROW_OUTPUTS),
+            *(("metrics",) if self.function.metrics else ()),
+        )
+        self.kept_results = (*self.results, *(("row_state",) if self.has_state else ()))
+        self.upstream = (
+            ("loss_grad",)
+            if self.function.is_loss
+            else tuple(f"{name}_grad" for name in DIFFERENTIABLE)
+        )
+        self._define(arguments.slots, optional=(*arguments.inputs, "bias", "teacher_bias"))
+
+    def _define(self, slots: Sequence[str], optional: Sequence[str]) -> None:
+        if not self.has_state:
+            optional = (*optional, "labels")
+        tensors = ", ".join(f"Tensor{'?' * (slot in optional)} {slot}" for slot in slots)
+        inputs = f"{tensors}, str options, float[] values, Tensor? scalars"
+        if self.is_linear:
+            inputs += ", int compute_dtype, int workspace_bytes"
+        upstream = "".join(
+            f"Tensor{'?' * (name != 'loss_grad')} {name}, " for name in self.upstream
+        )
+        state = ", Tensor row_state" * self.has_state
+
+        def add(suffix: str, kernel: Kernel, fake: Kernel, results: int) -> None:
+            is_backward, in_place = "backward" in suffix, suffix.endswith("_")
+            taken = inputs.replace("Tensor logits", "Tensor(a!) logits") if in_place else inputs
+            if is_backward:
+                taken = f"{upstream}{taken}{state}"
+            schema = f"({taken}, str outputs) -> ({', '.join(['Tensor'] * results)})"
+            _define(f"{self.name}{suffix}", schema, kernel, fake, "logits" if in_place else None)
+
+        found = len(self.results)
+        add("", self._forward, self._fake_forward, len(self.kept_results))
+        add("_backward", self._backward, self._fake_backward, self.num_matrices)
+        if self.function.is_loss:
+            kernel, fake = self._value_and_grad, self._fake_value_and_grad
+            add("_value_and_grad", kernel, fake, found + self.num_matrices)
+        if not self.is_linear:
+            add("_backward_", self._backward_, lambda *_: None, 0)
+            if self.function.is_loss:
+                add("_value_and_grad_", self._value_and_grad_, self._fake_value_and_grad_, found)
+
+    # ------------------------------------------------------------------------------------------------------ kernels
+
+    def _call(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None] = ()) -> Call:
+        call = Call(self.name, *inputs[self.num_tensors : self.end_of_options])
+        if self.is_linear and (compute_dtype := inputs[self.end_of_options]):
+            call.set_options(compute_dtype=compute_dtype)
+        call.set_tensors(inputs[: self.num_tensors], gradients)
+        return call
+
+    def _run(self, call: Call, call_pass: int, inputs: Sequence[Any]) -> None:
+        call.run(call_pass, inputs[self.end - 1] if self.is_linear else 0)
+
+    def _forward(self, *inputs: Any) -> Results:
+        call = self._call(inputs)
+        results = self._results(inputs, self.kept_results, call.new_output)
+        self._run(call, FORWARD, inputs)
+        return _as_results(results)
+
+    def _value_and_grad(self, *inputs: Any) -> Results:
+        gradients = self._new_gradients(inputs)
+        loss, *others = self._value_into(gradients, inputs)
+        return loss, *_or_empty(gradients), *others
+
+    def _value_and_grad_(self, *inputs: Any) -> Results:
+        check_in_place(inputs[0])
+        return _as_results(self._value_into(inputs[:1], inputs))
+
+    def _value_into(
+        self, gradients: Sequence[Tensor | None], inputs: Sequence[Any]
+    ) -> list[Tensor]:
+        call = self._call(inputs, gradients)
+        results = self._results(inputs, self.results, call.new_output)
+        self._run(call, VALUE_AND_GRAD, inputs)
+        return results
+
+    def _backward(self, *arguments: Any) -> Results:
+        inputs = arguments[len(self.upstream) :]
+        gradients = self._new_gradients(inputs)
+        self._backward_into(gradients, arguments, inputs)
+        return _as_results(_or_empty(gradients))
+
+    def _backward_(self, *arguments: Any) -> None:
+        inputs = arguments[len(self.upstream) :]
+        check_in_place(inputs[0])
+        self._backward_into(inputs[:1], arguments, inputs)
+
+    def _backward_into(
+        self,
+        gradients: Sequence[Tensor | None],
+        upstream: Sequence[Tensor | None],
+        inputs: Sequence[Any],
+    ) -> None:
+        call = self._call(inputs, gradients)
+        call.set_upstream(self.upstream, upstream)
+        if self.has_state:
+            call.set_row_state(inputs[self.end])
+        self._run(call, BACKWARD, inputs)
+
+    def _new_gradients(self, inputs: Sequence[Any]) -> list[Tensor | None]:
+        """Of the matrices; None: not asked for."""
+        if not self.is_linear:
+            return [new_gradient(inputs[0], "dlogits")]
+        asked = inputs[-1].split(",")
+        return [
+            new_gradient(matrix, name) if name in asked and matrix is not None else None
+            for name, matrix in zip(self.gradients, inputs, strict=False)
+        ]
+
+    # -------------------------------------------------------------------------------------------------------- fakes
+
+    def _fake_forward(self, *inputs: Any) -> Results:
+        return _as_results(self._results(inputs, self.kept_results, _fake_of(inputs[0])))
+
+    def _fake_value_and_grad(self, *inputs: Any) -> Results:
+        loss, *others = self._results(inputs, self.results, _fake_of(inputs[0]))
+        return loss, *self._fake_gradients(inputs), *others
+
+    def _fake_value_and_grad_(self, *inputs: Any) -> Results:
+        return _as_results(self._results(inputs, self.results, _fake_of(inputs[0])))
+
+    def _fake_backward(self, *arguments: Any) -> Results:
+        return _as_results(self._fake_gradients(arguments[len(self.upstream) :]))
+
+    def _fake_gradients(self, inputs: Sequence[Any]) -> list[Tensor]:
+        asked = inputs[-1].split(",")
+        return [
+            x.new_empty(x.shape)
+            if name in asked and x is not None
+            else inputs[0].new_empty((0,), dtype=torch.float32)
+            for name, x in zip(self.gradients, inputs, strict=False)
+        ]
+
+    # --------------------------------------------------------------------------------------------------------- both
+
+    def _results(self, inputs: Sequence[Any], names: Sequence[str], make: Make) -> list[Tensor]:
+        labels, place = inputs[self.place_of_labels], self.num_tensors
+        rows = inputs[0].shape[:-1] if labels is None else labels.shape
+        return self.new_results(names, rows, inputs[place], inputs[place + 1], inputs[-1], make)
+
+    def new_results(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        options: str,
+        values: Sequence[float],
+        outputs: str,
+        make: Make,
+    ) -> list[Tensor]:
+        """``names`` of what a call gives, with `make`; ``rows``: their shape."""
+        found, asked = [], outputs.split(",")
+        for name in names:
+            if name == "loss":
+                per_row = is_per_row(self.function, options, values)
+                found.append(make(name, rows if per_row else ()))
+            elif name not in asked:
+                found.append(make("", (0,)))
+            elif name == "row_state":
+                found.append(make(name, (_state_arrays(options, outputs), prod(rows))))
+            elif name == "metrics":
+                found.append(make(name, (len(self.function.metrics),)))
+            else:
+                found.append(make(name, rows))
+        return found
+
+
+@lru_cache(maxsize=256)
+def _state_arrays(options: str, outputs: str) -> int:
+    return state_arrays(given_names(options).union(outputs.split(",")))
+
+
+def _as_results(results: Sequence[Tensor]) -> Results:
+    """To torch one result is no tuple."""
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _or_empty(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    return [torch.empty(0, dtype=torch.float32, device=CPU) if g is None else g for g in gradients]
+
+
+def _fake_of(like: Tensor) -> Make:
+    return lambda slot, shape: like.new_empty(shape, dtype=SLOT_DTYPES.get(slot, torch.float32))
+
+
+# ----------------------------------------------------------------------------------------------------------- all of them
+
+
+class _Eager(NamedTuple):
+    kernel: Kernel
+    mutated: int | None  # which argument it writes
+
+
+_eager: dict[str, _Eager] = {}
+# What the arguments of an eager call are. Subclasses of Tensor have their own ideas of an operator.
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), str, list, bool, int, float})
+
+
+def _define(name: str, schema: str, kernel: Kernel, fake: Kernel, mutates: str | None) -> None:
+    operator = torch.library.custom_op(
+        f"tileloss::{name}",
+        kernel,
+        mutates_args=() if mutates is None else (mutates,),
+        device_types="cpu",
+        schema=schema,
+    )
+    operator.register_fake(fake)
+    arguments = [a.name for a in operator._opoverload._schema.arguments]
+    _eager[name] = _Eager(kernel, None if mutates is None else arguments.index(mutates))
+
+
+def is_traced() -> bool:
+    """Whether torch.compile or torch.jit.trace is looking: they get operators, with formulas that write nothing in place."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_batched() -> bool:
+    """Whether torch.autograd.grad(is_grads_batched=True) goes through a batch of upstream gradients in one backward."""
+    return torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+
+
+def run(name: str, *inputs: Any) -> Any:
+    """The operator ``name`` without autograd. Where nobody can be watching its kernel is called directly: the dispatcher
+    and custom_op's wrapping cost 20 us, and the first such call 1.4 s, as it imports torch._dynamo. Tracers, modes, functorch's
+    batching and tensor subclasses see the operator."""
+    if (
+        is_traced()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_batched()
+        or not _PLAIN.issuperset(map(type, inputs))
+    ):
+        return getattr(torch.ops.tileloss, name)(*inputs)
+    kernel, mutated = _eager[name]
+    result = kernel(*inputs)
+    if mutated is not None:
+        torch.autograd.graph.increment_version(inputs[mutated])
+    return result
+
+
+OPERATORS = {
+    name: Operators(name)
+    for name, function in FUNCTIONS.items()
+    if function.is_loss or function.loss == "logprobs"
+}

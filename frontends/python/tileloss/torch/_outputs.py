@@ -1,0 +1,65 @@
+"""What the public functions give besides a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from tileloss._core.functions import FUNCTIONS
+
+
+class RowOutputs(NamedTuple):
+    """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+
+    logp: Tensor | None = None  # float32: log softmax at the label
+    lse: Tensor | None = None  # float32: log sum_j exp(z_j)
+    entropy: Tensor | None = None  # float32, nats
+    argmax: Tensor | None = None  # int64: lowest index on ties, -1 if the row holds a NaN
+    correct: Tensor | None = None  # bool: argmax == label
+    log_sum_sq_probs: Tensor | None = None  # float32: log sum_j p_j^2
+    mean_logit: Tensor | None = None  # float32: mean of z over the valid columns
+
+
+class DistillationRows(NamedTuple):
+    """Numbers of each row, [...] as the rows lie; None: not asked for. None of them is differentiable."""
+
+    divergence: Tensor | None = None  # float32, neither weighted nor scaled
+    entropy: Tensor | None = (
+        None  # float32, nats; the student's, as all that follow but teacher_entropy and agreement
+    )
+    teacher_entropy: Tensor | None = None
+    agreement: Tensor | None = None  # bool: both have the same argmax
+    logp: Tensor | None = None
+    lse: Tensor | None = None
+
+
+Rows = TypeVar("Rows", RowOutputs, DistillationRows)
+
+
+def checked_outputs(kind: type[Rows], outputs: Iterable[str]) -> tuple[str, ...]:
+    """Names of what ``kind`` holds: a list of at least one; beside a loss also none, or a name by itself."""
+    is_loss = kind is DistillationRows
+    if isinstance(outputs, str):
+        outputs = (outputs,) if is_loss else ()
+    names = tuple(outputs) if isinstance(outputs, Iterable) else None
+    unknown = [name for name in names or () if name not in kind._fields]
+    if unknown or names is None or not (names or is_loss):
+        raise ValueError(
+            f"outputs: expected names among {', '.join(kind._fields)}, got {unknown or outputs!r}"
+        )
+    return names
+
+
+def rows_of(kind: type[Rows], results: Mapping[str, Tensor], names: tuple[str, ...]) -> Rows:
+    """The row outputs ``names``; the ABI's truth values are bool."""
+    named = {name: results[name] for name in names}
+    return kind(
+        **{n: t.view(torch.bool) if t.dtype == torch.uint8 else t for n, t in named.items()}
+    )
+
+
+def metrics_of(function: str, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(zip(FUNCTIONS[function].metrics, results["metrics"].unbind(), strict=True))
