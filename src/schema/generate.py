@@ -49,6 +49,9 @@ WITH_REGIONS = (
             "torch/distributed/functions",
             "torch/distributed/policy",
             "torch/distillation",
+            "torch/modules/cross_entropy",
+            "torch/modules/distillation",
+            "torch/modules/policy",
             "torch/policy",
             "torch/sparse_distillation",
         )

@@ -80,7 +80,12 @@ RECIPES = {
             "src/support/oracle_options.cpp",
             *(
                 f"frontends/python/tileloss/{name}.py"
-                for name in ("torch/policy", "torch/distributed/policy", "jax/policy")
+                for name in (
+                    "torch/policy",
+                    "torch/modules/policy",
+                    "torch/distributed/policy",
+                    "jax/policy",
+                )
             ),
         },  # generated
     ),

@@ -211,7 +211,7 @@ def test_modules_show_their_options() -> None:
         in shown["LinearPolicyLoss"]
     )
     assert shown["PolicyLoss"] == "PolicyLoss(preset='dapo', beta=0.0)"
-    assert "tail='ignore', alpha=0.3\n" in shown["LinearSparseDistillationLoss"]
+    assert "alpha=0.3, tail='ignore'\n" in shown["LinearSparseDistillationLoss"]
 
 
 def test_modules_change_type() -> None:
@@ -231,7 +231,9 @@ def test_modules_change_type() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_refuse_what_is_no_option_when_they_are_made(name: str, option: str) -> None:
     arguments: tuple[Any, ...] = (H, V) if "Linear" in name else ()
-    with pytest.raises(TypeError, match=f"^{name}: expected options among .*, got {option}$"):
+    with pytest.raises(
+        TypeError, match=rf"{name}\.__init__\(\) got an unexpected keyword argument '{option}'"
+    ):
         getattr(tl, name)(*arguments, **{option: 1.0})
 
 

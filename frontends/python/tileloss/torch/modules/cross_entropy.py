@@ -1,0 +1,124 @@
+"""Cross-entropy as modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy
+from tileloss.torch.modules._base import WithHead, WithOptions
+
+Number = float | Tensor
+
+
+class CrossEntropyLoss(WithOptions):
+    """`tileloss.torch.cross_entropy` with its options, as `torch.nn.CrossEntropyLoss`.
+
+    Args:
+        weight: [V] class weights, a buffer of the module.
+        The others: as `cross_entropy`.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        *,
+        grad_in_forward: bool | None = None,
+        inplace_backward: bool = False,
+        # generated: arguments of cross_entropy but num_items
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        temperature: Number = 1.0,
+        temperature_on: str = "logits",
+        valid_vocab: int | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        reduction: str = "mean",
+        # end of generated
+    ) -> None:
+        super().__init__(cross_entropy, locals())
+        self.register_buffer("weight", weight)
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Tensor:
+        """input [..., V], target [...] -> the loss, float32."""
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class LinearCrossEntropyLoss(WithHead):
+    """An LM head and its cross-entropy in one, as `torch.nn.LinearCrossEntropyLoss`: `tileloss.torch.linear_cross_entropy`.
+
+    Args:
+        in_features: H. num_classes: V. bias: whether the head has one.
+        device, dtype: of the head, which is drawn as `torch.nn.Linear` does.
+        weight: [V] class weights, a buffer of the module.
+        The others: as `linear_cross_entropy`.
+
+    The head is `linear`, with `linear.weight` [V, H] and `linear.bias` [V] or None; one that exists is shared by assigning it, or
+    its parameters. States are saved as torch's module saves them.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        compute_dtype: torch.dtype | None = None,
+        workspace_bytes: int | None = None,
+        grad_in_forward: bool | None = None,
+        # generated: arguments of cross_entropy but ignore_index, num_items
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        temperature: Number = 1.0,
+        temperature_on: str = "logits",
+        valid_vocab: int | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        reduction: str = "mean",
+        # end of generated
+    ) -> None:
+        super().__init__(linear_cross_entropy, locals())
+        self.register_buffer("weight", weight)
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Tensor:
+        """input [..., H], target [...] -> the loss, float32."""
+        return linear_cross_entropy(
+            input,
+            self.linear.weight,
+            target,
+            linear_bias=self.linear.bias,
+            weight=self.weight,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )

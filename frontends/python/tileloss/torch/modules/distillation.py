@@ -1,0 +1,247 @@
+"""Distillation as modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tileloss.torch.distillation import distillation, linear_distillation
+from tileloss.torch.modules._base import WithHead, WithOptions
+from tileloss.torch.sparse_distillation import linear_sparse_distillation, sparse_distillation
+
+Number = float | Tensor
+
+
+class DistillationLoss(WithOptions):
+    """`tileloss.torch.distillation` with its options, keyword arguments of that function."""
+
+    def __init__(
+        self,
+        *,
+        outputs: Iterable[str] = (),
+        grad_in_forward: bool | None = None,
+        inplace_backward: bool = False,
+        # generated: arguments of distillation but temperature_on, num_items
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        temperature: Number = 1.0,
+        valid_vocab: int | None = None,
+        ignore_index: int = -100,
+        divergence: str = "forward_kl",
+        reduction: str = "mean",
+        beta: float = 0.5,
+        alpha: Number = 0.0,
+        label_temperature: Number | None = None,
+        teacher_logit_scale: float = 1.0,
+        teacher_softcap: float = 0.0,
+        teacher_temperature: Number | None = None,
+        scale_by_temperature_squared: bool = False,
+        # end of generated
+    ) -> None:
+        super().__init__(distillation, locals())
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input, teacher [..., V] -> the loss, float32, or (loss, DistillationRows) if the options ask for outputs."""
+        return distillation(
+            input,
+            teacher,
+            target,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class LinearDistillationLoss(WithHead):
+    """The student's LM head and its distillation in one: `tileloss.torch.linear_distillation`.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: as `LinearCrossEntropyLoss`, and so is the student's head, `linear`.
+        The others: as `linear_distillation`.
+
+    The teacher's head is no part of the module, which would save it and show it to optimizers: it is given at every call.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        outputs: Iterable[str] = (),
+        compute_dtype: torch.dtype | None = None,
+        workspace_bytes: int | None = None,
+        grad_in_forward: bool | None = None,
+        # generated: arguments of distillation but temperature_on, num_items
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        temperature: Number = 1.0,
+        valid_vocab: int | None = None,
+        ignore_index: int = -100,
+        divergence: str = "forward_kl",
+        reduction: str = "mean",
+        beta: float = 0.5,
+        alpha: Number = 0.0,
+        label_temperature: Number | None = None,
+        teacher_logit_scale: float = 1.0,
+        teacher_softcap: float = 0.0,
+        teacher_temperature: Number | None = None,
+        scale_by_temperature_squared: bool = False,
+        # end of generated
+    ) -> None:
+        super().__init__(linear_distillation, locals())
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        target: Tensor | None = None,
+        *,
+        teacher_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., H], teacher_input [..., G], teacher_weight [V, G] -> the loss, or (loss, DistillationRows)."""
+        return linear_distillation(
+            input,
+            self.linear.weight,
+            teacher_input,
+            teacher_weight,
+            target,
+            linear_bias=self.linear.bias,
+            teacher_bias=teacher_bias,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class SparseDistillationLoss(WithOptions):
+    """`tileloss.torch.sparse_distillation` with its options, keyword arguments of that function."""
+
+    def __init__(
+        self,
+        *,
+        outputs: Iterable[str] = (),
+        grad_in_forward: bool | None = None,
+        inplace_backward: bool = False,
+        # generated: arguments of sparse_distillation but temperature_on, num_items
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        temperature: Number = 1.0,
+        valid_vocab: int | None = None,
+        ignore_index: int = -100,
+        divergence: str = "forward_kl",
+        reduction: str = "mean",
+        beta: float = 0.5,
+        alpha: Number = 0.0,
+        label_temperature: Number | None = None,
+        scale_by_temperature_squared: bool = False,
+        tail: str = "lump",
+        # end of generated
+    ) -> None:
+        super().__init__(sparse_distillation, locals())
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher_ids: Tensor,
+        teacher_logprobs: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., V], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss, DistillationRows)."""
+        return sparse_distillation(
+            input,
+            teacher_ids,
+            teacher_logprobs,
+            target,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
+
+
+class LinearSparseDistillationLoss(WithHead):
+    """The student's LM head and distillation from some columns of a teacher: `tileloss.torch.linear_sparse_distillation`.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: as `LinearCrossEntropyLoss`, and so is the head, `linear`.
+        The others: as `linear_sparse_distillation`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        outputs: Iterable[str] = (),
+        compute_dtype: torch.dtype | None = None,
+        workspace_bytes: int | None = None,
+        grad_in_forward: bool | None = None,
+        # generated: arguments of sparse_distillation but temperature_on, num_items
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        temperature: Number = 1.0,
+        valid_vocab: int | None = None,
+        ignore_index: int = -100,
+        divergence: str = "forward_kl",
+        reduction: str = "mean",
+        beta: float = 0.5,
+        alpha: Number = 0.0,
+        label_temperature: Number | None = None,
+        scale_by_temperature_squared: bool = False,
+        tail: str = "lump",
+        # end of generated
+    ) -> None:
+        super().__init__(linear_sparse_distillation, locals())
+
+    def forward(
+        self,
+        input: Tensor,
+        teacher_ids: Tensor,
+        teacher_logprobs: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., H], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss, DistillationRows)."""
+        return linear_sparse_distillation(
+            input,
+            self.linear.weight,
+            teacher_ids,
+            teacher_logprobs,
+            target,
+            linear_bias=self.linear.bias,
+            mask=mask,
+            token_weights=token_weights,
+            num_items=num_items,
+            **self.options,
+        )
