@@ -15,26 +15,18 @@ namespace {
 
 using std::to_string;
 
-Status check_row_state(const Problem& p, bool is_input, bool needs_entropy) {
-  const tileloss_row_state& s = p.row_state;
-  if (s.rows != p.rows) return expected("row_state.rows", to_string(p.rows), to_string(s.rows));
-  if (Status device = check_device(p, "row_state", device_of(s)); !device.ok()) return device;
-  if (is_input && (s.max == nullptr || s.sum == nullptr || s.target == nullptr) && p.rows > 0) {
-    return expected("row_state", "max, sum and target, saved by a forward", "a null array");
-  }
-  if (is_input && needs_entropy && s.entropy_sum == nullptr && p.rows > 0) {
-    return expected("row_state.entropy_sum", "the array that a forward filled (entropy and its gradient need it)", "null");
-  }
-  return {};
-}
+// What every saved state holds.
+constexpr std::uint32_t kSavedState = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
+constexpr int kFirstSum = 3;
 
 // A sum of the sweeps for each array of the row state beyond max, sum and target, in the same order.
 std::uint32_t sums_of(std::uint32_t arrays) {
-  constexpr int kShift = 3;
-  static_assert(kEntropySum << kShift == TILELOSS_STATE_ENTROPY_SUM && kCollisionSum << kShift == TILELOSS_STATE_COLLISION_SUM &&
-                kSmoothingSum << kShift == TILELOSS_STATE_SMOOTHING_SUM && kArgmax << kShift == TILELOSS_STATE_ARGMAX);
-  return arrays >> kShift;
+  static_assert(kEntropySum << kFirstSum == TILELOSS_STATE_ENTROPY_SUM &&
+                kCollisionSum << kFirstSum == TILELOSS_STATE_COLLISION_SUM &&
+                kSmoothingSum << kFirstSum == TILELOSS_STATE_SMOOTHING_SUM && kArgmax << kFirstSum == TILELOSS_STATE_ARGMAX);
+  return arrays >> kFirstSum;
 }
+std::uint32_t arrays_of(std::uint32_t sums) { return sums << kFirstSum; }
 
 // What the row outputs need: arrays of the row state.
 std::uint32_t output_arrays(const tileloss_args& a) {
@@ -53,14 +45,20 @@ const char* output_that_needs(const tileloss_args& a, std::uint32_t array) {
   return nullptr;
 }
 
-// `sums`: those that a row state given as an input must hold.
-Status check_state_holds(const Problem& p, std::uint32_t sums) {
+// A row state's rows and device, and that it holds `arrays`, TILELOSS_STATE_*.
+Status check_state(const Problem& p, const std::string& name, const tileloss_row_state& s, std::uint32_t arrays) {
   constexpr std::size_t kPrefix = std::string_view("row_state.").size();
-  const std::uint32_t missing = sums & ~sums_of(present_arrays(p.row_state));
+  if (s.rows != p.rows) return expected(name + ".rows", to_string(p.rows), to_string(s.rows));
+  if (Status device = check_device(p, name, device_of(s)); !device.ok()) return device;
+  const std::uint32_t missing = p.rows == 0 ? 0 : arrays & ~present_arrays(s);
+  if ((missing & kSavedState) != 0) return expected(name, "max, sum and target, saved by a forward", "a null array");
+  if ((missing & TILELOSS_STATE_ENTROPY_SUM) != 0) {
+    return expected(name + ".entropy_sum", "the array that a forward filled (entropy and its gradient need it)", "null");
+  }
   for (const StateArray& array : state_arrays()) {
-    if ((sums_of(array.bit) & missing) == 0) continue;
+    if ((array.bit & missing) == 0) continue;
     const char* const output = output_that_needs(p.args, array.bit);
-    return expected("row_state", std::string(array.name + kPrefix) + " for " + (output != nullptr ? output : "these options"),
+    return expected(name, std::string(array.name + kPrefix) + " for " + (output != nullptr ? output : "these options"),
                     "a null array");
   }
   return {};
@@ -123,20 +121,20 @@ Status resolve_target_probs(const Problem& p) {
   return expected("target_probs", "the logits' shape " + shape(p.rows, p.total_columns), shape(probs.rows, probs.cols));
 }
 
-// What says more of a row than its label: the other row of each pair, like the logits, with strides of its own, or made by
-// a head of its own; class probabilities; or some columns of a teacher.
-Status resolve_teacher(Problem& p) {
+// A target that is not labels: a teacher's logits, like the row's own, with strides of their own, or made by a head of their own;
+// class probabilities; or some columns of a teacher.
+Status resolve_target(Problem& p) {
   const tileloss_matrix &logits = p.args.logits, &teacher = p.args.teacher_logits;
   if (p.has_row_state && !p.has_pair_state)
     return expected("row_state", "none: " + p.loss->name + " does not take it", "a row state");
   if (!p.has_pair_state && (p.logit.vocab_total >= 0 || p.logit.vocab_start != 0)) {
     return expected("vocab_total",
                     "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary" +
-                        (p.loss->info.teacher == Teacher::kColumns ? "" : " without pair_state"),
+                        (p.loss->info.target == TargetKind::kColumns ? "" : " without pair_state"),
                     to_string(p.logit.vocab_total) + " and " + to_string(p.logit.vocab_start));
   }
-  if (p.loss->info.teacher == Teacher::kProbabilities) return resolve_target_probs(p);
-  if (p.loss->info.teacher == Teacher::kColumns) return resolve_teacher_columns(p);
+  if (p.loss->info.target == TargetKind::kProbabilities) return resolve_target_probs(p);
+  if (p.loss->info.target == TargetKind::kColumns) return resolve_teacher_columns(p);
   if (p.loss->is_linear) return resolve_teacher_head(p);
   if (!present(teacher)) return expected("teacher_logits", "a matrix like the logits", "none");
   if (Status s = check_matrix(p, "teacher_logits", teacher); !s.ok()) return s;
@@ -150,13 +148,13 @@ Status resolve_teacher(Problem& p) {
 
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
-  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->has_teacher() && (!p.has_pair_state || p.loss->is_linear))
+  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->looks_twice() && (!p.has_pair_state || p.loss->is_linear))
     return expected("pass", "forward, backward or value_and_grad: " + p.loss->name + " has no row state", "from_row_state");
   if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
   if (p.loss->is_linear) {
     if (Status s = resolve_head(p); !s.ok()) return s;
     if (Status s = check_matrices_taken(p); !s.ok()) return s;
-    return p.loss->has_teacher() ? resolve_teacher(p) : Status{};
+    return p.loss->looks_twice() ? resolve_target(p) : Status{};
   }
   if (Status s = check_matrices_taken(p); !s.ok()) return s;
   if (p.linear.accumulate != 0)
@@ -169,8 +167,8 @@ Status resolve_matrices(Problem& p) {
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
   p.storage = a.logits.dtype;
-  if (p.loss->has_teacher()) {
-    if (Status s = resolve_teacher(p); !s.ok()) return s;
+  if (p.loss->looks_twice()) {
+    if (Status s = resolve_target(p); !s.ok()) return s;
   }
   if (p.pass == TILELOSS_FORWARD) {
     if (present(a.dlogits)) return expected("dlogits", "none in a forward", "a matrix");
@@ -184,16 +182,6 @@ Status resolve_matrices(Problem& p) {
     return expected("dlogits", "the logits' shape " + shape(a.logits.rows, a.logits.cols), shape(a.dlogits.rows, a.dlogits.cols));
   }
   return {};
-}
-
-// A state that all shards have a part in.
-Status check_whole_state(const Problem& p, const char* name, const tileloss_row_state& s, std::uint32_t sums) {
-  if (s.rows != p.rows) return expected(std::string(name) + ".rows", to_string(p.rows), to_string(s.rows));
-  if (Status device = check_device(p, name, device_of(s)); !device.ok()) return device;
-  constexpr std::uint32_t kAlways = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
-  const std::uint32_t held = present_arrays(s);
-  if (p.rows == 0 || ((held & kAlways) == kAlways && (sums & ~sums_of(held)) == 0)) return {};
-  return expected(name, "max, sum and target, and what the row outputs are made of, merged over the shards", "a null array");
 }
 
 // A shard held against more than labels.
@@ -215,18 +203,20 @@ Status resolve_shard_of_pair(Problem& p) {
       return expected(slot.name, "none in a forward with pair_state: from_row_state gives it", "a vector");
     arrays |= slot.state_arrays;
   }
-  const std::uint32_t sums = p.pass == TILELOSS_FROM_ROW_STATE ? sums_of(arrays) : 0;
-  if (Status s = check_whole_state(p, "row_state", p.row_state, sums); !s.ok()) return s;
+  if (p.pass != TILELOSS_FROM_ROW_STATE) arrays = 0;
+  if (Status s = check_state(p, "row_state", p.row_state, arrays | kSavedState); !s.ok()) return s;
   const bool has_teacher = p.pair_state.teacher != nullptr, has_label = p.pair_state.label != nullptr;
-  if (has_teacher != p.loss->has_teacher_logits())
+  if (has_teacher != (p.loss->target() == TargetKind::kLogits))
     return expected("pair_state.teacher", has_teacher ? "null: there are no teacher's logits" : "the teacher's row state",
                     has_teacher ? "a row state" : "null");
   if (has_teacher) {
-    const std::uint32_t of_teacher = (present(a.teacher_entropy) ? kEntropySum : 0u) | (present(a.agreement) ? kArgmax : 0u);
-    if (Status s = check_whole_state(p, "pair_state.teacher", p.teacher_state, sums & of_teacher); !s.ok()) return s;
+    std::uint32_t read = kSavedState;
+    if (present(a.teacher_entropy)) read |= arrays & TILELOSS_STATE_ENTROPY_SUM;
+    if (present(a.agreement)) read |= arrays & TILELOSS_STATE_ARGMAX;
+    if (Status s = check_state(p, "pair_state.teacher", p.teacher_state, read); !s.ok()) return s;
   }
   if (make_label_transform(p) && !has_label) return expected("pair_state.label", "the row state at label_temperature", "null");
-  return has_label ? check_whole_state(p, "pair_state.label", p.label_state, 0) : Status{};
+  return has_label ? check_state(p, "pair_state.label", p.label_state, kSavedState) : Status{};
 }
 
 // Which sweeps run, and what the forward must gather.
@@ -245,11 +235,10 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   p.needs_forward = !state_is_input;
   p.sums = needed;
   if (given_state) {
-    if (Status s = check_row_state(p, state_is_input, (needed & kEntropySum) != 0); !s.ok()) return s;
+    const std::uint32_t saved = state_is_input ? kSavedState : 0;
+    const std::uint32_t read = state_is_input || p.merges_shards() ? arrays_of(needed) : 0;
+    if (Status s = check_state(p, "row_state", p.row_state, saved | read); !s.ok()) return s;
     if (!state_is_input) p.sums |= sums_of(present_arrays(p.row_state));
-    if ((state_is_input || p.merges_shards()) && p.rows > 0) {
-      if (Status s = check_state_holds(p, needed); !s.ok()) return s;
-    }
   }
   // The smoothing sum is weighted then.
   if (const char* output = output_that_needs(a, TILELOSS_STATE_SMOOTHING_SUM); output != nullptr && present(a.class_weights)) {
@@ -287,7 +276,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   }
   p.has_pair_state = p.args.pair_state != nullptr;
   if (p.has_pair_state) {
-    if (!p.loss->has_teacher() || p.loss->info.teacher == Teacher::kColumns)
+    if (!p.loss->looks_twice() || p.loss->info.target == TargetKind::kColumns)
       return expected("pair_state", std::string("none: ") + function + " does not take it", "a pair state");
     if (Status s = take_struct("pair_state", p.args.pair_state, &p.pair_state); !s.ok()) return s;
     if (Status s = take_struct("pair_state.teacher", p.pair_state.teacher, &p.teacher_state); !s.ok()) return s;

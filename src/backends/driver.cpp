@@ -3,12 +3,16 @@
 #include <string>
 
 namespace tileloss::impl {
+namespace {
 
+// Between forward and backward a shard's states are merged with the others' by the caller.
 Status merge_shards(const tileloss_run& run) {
   const tileloss_status status = run.merge(run.merge_context);
   if (status == TILELOSS_OK) return {};
   return {status, "run.merge: expected TILELOSS_OK, got " + std::to_string(status)};
 }
+
+}  // namespace
 
 Status run_call(const Backend& backend, const Problem& p, const tileloss_plan& plan, const tileloss_run& run) {
   std::unique_ptr<Call> call;

@@ -6,9 +6,6 @@
 
 namespace tileloss::impl {
 
-// Between forward and backward its states are merged with the other shards' by the caller.
-Status merge_shards(const tileloss_run& run);
-
 Status run_call(const Backend& backend, const Problem& problem, const tileloss_plan& plan, const tileloss_run& run);
 
 }  // namespace tileloss::impl

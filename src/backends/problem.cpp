@@ -111,7 +111,7 @@ Status check_transforms(const Problem& p, bool with_pointers) {
       return s;
     }
   }
-  if (!p.loss->has_teacher_logits()) return {};
+  if (p.loss->target() != TargetKind::kLogits) return {};
   const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());
   const double own = number(teacher.temperature);
   return check_transform({"teacher_logit_scale", "teacher_softcap", "teacher_temperature"}, teacher.logit_scale, teacher.softcap,

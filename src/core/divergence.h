@@ -1,5 +1,10 @@
-// What the sweeps over a pair of rows (a student's logits and a teacher's) compute, and what losses make of it. losses.md,
-// "Distillation: two inputs a row".
+// The divergences D of a student's distribution p from a teacher's q, column by column: losses.md, "Distillation: two inputs a
+// row". A formula stands here once, and is compiled for vectors of float (backends/cpu/sweep/vector_arithmetic.h), for one double
+// at a time (Scalar), and for devices.
+//
+// A divergence is a class that gets a column and gives its share of D and p (g - what g is shifted by), dD/dz_j = p_j (g_j -
+// mean) with mean = sum_k p_k g_k: g is known but for a number that all columns share. It is chosen such that p = q gives 0 in
+// every digit. slope() is p dD/dp, where p need not sum to 1.
 #ifndef TILELOSS_CORE_DIVERGENCE_H_
 #define TILELOSS_CORE_DIVERGENCE_H_
 
@@ -20,19 +25,7 @@ enum class DivergenceKind : std::int32_t {
   kSkewForwardKl,
   kSkewReverseKl,
   kTotalVariation,
-  kSoftLabels,  // no divergence: sum q (-log p), of a q that need not sum to 1
 };
-inline constexpr int kDivergenceKinds = 7;
-
-// What says what is wanted of a row, beside or instead of its label: a teacher's logits, class probabilities, or a teacher's
-// logarithms of probabilities of some columns.
-enum class Teacher { kNone, kLogits, kProbabilities, kColumns };
-
-// What a teacher of which some columns are known says of the others: tileloss_tail.
-enum class Tail : std::int32_t { kLump, kIgnore, kRenormalise };
-
-// Whether the g that a sweep chooses has a mean: the forward KL's is 1 - q/p.
-TILELOSS_HOST_DEVICE inline bool has_mean(DivergenceKind kind) { return kind != DivergenceKind::kForwardKl; }
 
 struct Divergence {
   DivergenceKind kind = DivergenceKind::kForwardKl;
@@ -46,84 +39,234 @@ struct Divergence {
   TILELOSS_HOST_DEVICE void shift_for(double p, double q) { shift = 2 * q > (1 - beta) * p + beta * q ? 1 : 0; }
 };
 
-// The divergence D, and the mean in its gradient dD/dz_j = p_j (g_j - mean), mean = sum_k p_k g_k, for whatever g the sweep has
-// chosen: it is known but for a number that all its columns share.
-struct PairSums {
-  double divergence = 0;
-  double mean = 0;
-};
-
-struct PairStats {
-  RowStats student, teacher;
-  RowStats label;  // the student's at the temperature of its label's cross-entropy
-  PairSums sums;
-};
-
-// A column's share of D, and p (g - what the sweep's g is shifted by).
+// A column's share of D, and p (g - what g is shifted by).
+template <class N>
 struct DivergenceTerm {
-  double value = 0;
-  double form = 0;
+  N value{}, form{};
 };
 
-// Of the label's column, in double: of a confident model it is what the row's divergence is made of.
-TILELOSS_HOST_DEVICE inline DivergenceTerm label_term(const Divergence& d, const RowStats& student, const RowStats& teacher) {
+// The arithmetic A of one double. A column is p, q, p - q, log p - log q (infinite where one of the two is 0, NaN where both are)
+// and the two logarithms; of a row's label also what both leave to the other columns, and p = q is then exact.
+struct Scalar {
+  using N = double;
+  struct Column {
+    double p, q, difference, log_ratio, log_p, log_q;
+    bool has_others = false;
+    double others_p = 0, others_q = 0;
+  };
+
+  TILELOSS_HOST_DEVICE static double set(double x) { return x; }
+  TILELOSS_HOST_DEVICE static double negate(double x) { return -x; }
+  TILELOSS_HOST_DEVICE static double abs(double x) { return std::fabs(x); }
+  TILELOSS_HOST_DEVICE static double add(double x, double y) { return x + y; }
+  TILELOSS_HOST_DEVICE static double sub(double x, double y) { return x - y; }
+  TILELOSS_HOST_DEVICE static double mul(double x, double y) { return x * y; }
+  TILELOSS_HOST_DEVICE static double fma(double x, double y, double z) { return x * y + z; }
+  // weight * log, 0 where the weight is: 0 log 0 = 0.
+  TILELOSS_HOST_DEVICE static double times(double weight, double log) { return weight == 0 ? 0.0 : weight * log; }
+  // x >= 0 with the sign of `like`, and 0 where that is 0.
+  TILELOSS_HOST_DEVICE static double sign_as(double x, double like) { return like == 0 ? 0.0 : std::copysign(x, like); }
+  TILELOSS_HOST_DEVICE static double difference(const Column& c) { return c.difference; }
+
+  // m = share_of_p p + share_of_q q, and the logarithms of p/m and q/m. Of the two, a vector's arithmetic calls the one with the
+  // larger share near and the other far; here near is the student.
+  struct Mixture {
+    double share_of_p, share_of_q;
+    struct Parts {
+      double near, far, m, log_near, log_far;  // near and far times their shares
+    };
+    TILELOSS_HOST_DEVICE static bool swaps() { return false; }
+    TILELOSS_HOST_DEVICE static double students(double near, double) { return near; }
+    TILELOSS_HOST_DEVICE static double teachers(double, double far) { return far; }
+    TILELOSS_HOST_DEVICE static double student(const Column& c) { return c.p; }
+    TILELOSS_HOST_DEVICE static double teacher(const Column& c) { return c.q; }
+    TILELOSS_HOST_DEVICE static double difference(const Column& c) { return c.difference; }
+    // shift p - q
+    TILELOSS_HOST_DEVICE static double shifted(const Column& c, double shift) { return shift == 0 ? -c.q : c.difference; }
+    TILELOSS_HOST_DEVICE static double over(double x, double m) { return m == 0 ? 0.0 : x / m; }
+    TILELOSS_HOST_DEVICE double m(const Column& c) const { return c.p - share_of_q * c.difference; }
+    TILELOSS_HOST_DEVICE Parts parts(const Column& c) const {
+      Parts r{share_of_p * c.p, share_of_q * c.q, m(c), 0, 0};
+      if (c.has_others && c.p == c.q) return r;
+      const bool is_near_1 = c.has_others && r.m > 0.5;
+      const double log_m = is_near_1 ? std::log1p(-((1 - share_of_q) * c.others_p + share_of_q * c.others_q)) : std::log(r.m);
+      r.log_near = c.log_p - log_m;
+      r.log_far = c.log_q - log_m;
+      return r;
+    }
+  };
+};
+
+template <class A>
+using NumberOf = typename A::N;
+template <class A>
+using ColumnOf = typename A::Column;
+template <class A>
+using TermOf = DivergenceTerm<typename A::N>;
+
+struct DivergenceForm {
+  static constexpr bool kHasMean = true;      // whether sum_j p_j g_j may differ from 0
+  static constexpr bool kHasMixture = false;  // whether it is made of m, and so of beta
+  // Whether a column is to have p and q, and log q - log p, in each other's place.
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE static bool swaps() { return false; }
+};
+
+// sum q log(q/p), g = 1 - q/p
+template <class A>
+struct ForwardKl : DivergenceForm {
+  static constexpr bool kHasMean = false;
+  TILELOSS_HOST_DEVICE explicit ForwardKl(const Divergence&) {}
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    return {A::negate(A::times(c.q, c.log_ratio)), A::difference(c)};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const { return -c.q; }
+};
+
+// sum p log(p/q), g = log p - log q
+template <class A>
+struct ReverseKl : DivergenceForm {
+  TILELOSS_HOST_DEVICE explicit ReverseKl(const Divergence&) {}
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    const NumberOf<A> value = A::times(c.p, c.log_ratio);
+    return {value, value};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const { return (*this)(c).form + c.p; }
+};
+
+// The sum of both.
+template <class A>
+struct Jeffreys : DivergenceForm {
+  TILELOSS_HOST_DEVICE explicit Jeffreys(const Divergence&) {}
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    const NumberOf<A> reverse = A::times(c.p, c.log_ratio);
+    return {A::sub(reverse, A::times(c.q, c.log_ratio)), A::add(reverse, A::difference(c))};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const { return Scalar::times(c.p, c.log_ratio) + c.p - c.q; }
+};
+
+// (1 - beta) sum p log(p/m) + beta sum q log(q/m), m = (1 - beta) p + beta q; g = (1 - beta) log(p/m)
+template <class A>
+struct JensenShannon : DivergenceForm {
+  static constexpr bool kHasMixture = true;
+  typename A::Mixture mixture;
+  TILELOSS_HOST_DEVICE explicit JensenShannon(const Divergence& d) : mixture{1 - d.beta, d.beta} {}
+  TILELOSS_HOST_DEVICE bool swaps() const { return mixture.swaps(); }
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    const auto m = mixture.parts(c);
+    const NumberOf<A> near = A::times(m.near, m.log_near), far = A::times(m.far, m.log_far);
+    return {A::add(near, far), mixture.students(near, far)};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const { return (*this)(c).form; }
+};
+
+// sum q log(q/m), the same m; g = (1 - beta) (shift - q/m), which is (1 - beta)^2 (p - q)/m where shift is 1
+template <class A>
+struct SkewForwardKl : DivergenceForm {
+  static constexpr bool kHasMixture = true;
+  typename A::Mixture mixture;
+  double rest;
+  NumberOf<A> factor, shift;
+  TILELOSS_HOST_DEVICE explicit SkewForwardKl(const Divergence& d)
+      : mixture{1 - d.beta, d.beta},
+        rest(1 - d.beta),
+        factor(A::set(d.shift == 0 ? rest : rest * rest)),
+        shift(A::set(d.shift)) {}
+  TILELOSS_HOST_DEVICE bool swaps() const { return mixture.swaps(); }
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    const auto m = mixture.parts(c);
+    const NumberOf<A> g = A::mul(factor, mixture.over(mixture.shifted(c, shift), m.m));
+    return {A::times(mixture.teacher(c), mixture.teachers(m.log_near, m.log_far)), A::times(mixture.student(c), g)};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const { return -rest * c.q * mixture.over(c.p, mixture.m(c)); }
+};
+
+// sum p log(p/m), m = beta p + (1 - beta) q; g = log(p/m) + beta (1 - p/m) = log(p/m) - beta (1 - beta) (p - q)/m
+template <class A>
+struct SkewReverseKl : DivergenceForm {
+  static constexpr bool kHasMixture = true;
+  typename A::Mixture mixture;
+  double beta;
+  NumberOf<A> factor;
+  TILELOSS_HOST_DEVICE explicit SkewReverseKl(const Divergence& d)
+      : mixture{d.beta, 1 - d.beta}, beta(d.beta), factor(A::set(-(d.beta * (1 - d.beta)))) {}
+  TILELOSS_HOST_DEVICE bool swaps() const { return mixture.swaps(); }
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    const auto m = mixture.parts(c);
+    const NumberOf<A> p = mixture.student(c), log_p = mixture.students(m.log_near, m.log_far);
+    const NumberOf<A> g = A::fma(factor, mixture.over(mixture.difference(c), m.m), log_p);
+    return {A::times(p, log_p), A::times(p, g)};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const {
+    return (*this)(c).value + c.p - beta * c.p * mixture.over(c.p, mixture.m(c));
+  }
+};
+
+// sum |p - q| / 2, g = sign(p - q) / 2
+template <class A>
+struct TotalVariation : DivergenceForm {
+  TILELOSS_HOST_DEVICE explicit TotalVariation(const Divergence&) {}
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    const NumberOf<A> difference = A::difference(c), half = A::set(0.5);
+    return {A::mul(half, A::abs(difference)), A::sign_as(A::mul(half, c.p), difference)};
+  }
+  TILELOSS_HOST_DEVICE double slope(const Scalar::Column& c) const { return (*this)(c).form; }
+};
+
+// visit(form) for the one of that kind.
+template <class A, class Visit>
+TILELOSS_HOST_DEVICE inline auto visit_divergence(const Divergence& d, Visit&& visit) {
+  switch (d.kind) {
+    case DivergenceKind::kForwardKl: return visit(ForwardKl<A>(d));
+    case DivergenceKind::kReverseKl: return visit(ReverseKl<A>(d));
+    case DivergenceKind::kJsd: return visit(JensenShannon<A>(d));
+    case DivergenceKind::kJeffreys: return visit(Jeffreys<A>(d));
+    case DivergenceKind::kSkewForwardKl: return visit(SkewForwardKl<A>(d));
+    case DivergenceKind::kSkewReverseKl: return visit(SkewReverseKl<A>(d));
+    case DivergenceKind::kTotalVariation: break;
+  }
+  return visit(TotalVariation<A>(d));
+}
+
+TILELOSS_HOST_DEVICE inline bool has_mean(DivergenceKind kind) {
+  return visit_divergence<Scalar>({kind}, [](const auto& form) { return form.kHasMean; });
+}
+inline bool has_mixture(DivergenceKind kind) {
+  return visit_divergence<Scalar>({kind}, [](const auto& form) { return form.kHasMixture; });
+}
+
+// Of a label's column: of a confident model it is what the row's divergence is made of.
+TILELOSS_HOST_DEVICE inline DivergenceTerm<double> label_term(const Divergence& d, const RowStats& student,
+                                                              const RowStats& teacher) {
   const double p = student.p, q = teacher.p;
-  const auto times = [](double weight, double log) { return weight == 0 ? 0.0 : weight * log; };  // 0 log 0 = 0
-  const double difference = p > 0.5 && q > 0.5 ? teacher.one_minus_p - student.one_minus_p : p - q;
-  const double log_ratio = p == q ? 0.0 : student.logp - teacher.logp;
-  const double forward = times(q, -log_ratio), reverse = times(p, log_ratio);
-  switch (d.kind) {
-    case DivergenceKind::kForwardKl: return {forward, difference};
-    case DivergenceKind::kReverseKl: return {reverse, reverse};
-    case DivergenceKind::kJeffreys: return {forward + reverse, reverse + difference};
-    case DivergenceKind::kTotalVariation:
-      return {std::fabs(difference) / 2, difference == 0 ? 0.0 : std::copysign(p, difference) / 2};
-    case DivergenceKind::kSoftLabels: return {};
-    default: break;
-  }
-  // m = p + share (q - p)
-  const double share = d.kind == DivergenceKind::kSkewReverseKl ? 1 - d.beta : d.beta;
-  const double m = p - share * difference, rest = (1 - share) * student.one_minus_p + share * teacher.one_minus_p;
-  const double log_m = m > 0.5 ? std::log1p(-rest) : std::log(m);
-  const double log_p = p == q ? 0.0 : student.logp - log_m, log_q = p == q ? 0.0 : teacher.logp - log_m;
-  const double by_mixture = m == 0 ? 0.0 : difference / m;
-  if (d.kind == DivergenceKind::kJsd) {
-    const double form = times((1 - d.beta) * p, log_p);
-    return {form + times(d.beta * q, log_q), form};
-  }
-  if (d.kind == DivergenceKind::kSkewForwardKl) {
-    const double g = d.shift == 0 ? (m == 0 ? 0.0 : -q / m) : (1 - d.beta) * by_mixture;
-    return {times(q, log_q), p * (1 - d.beta) * g};
-  }
-  return {times(p, log_p), times(p, log_p) - p * d.beta * (1 - d.beta) * by_mixture};
+  Scalar::Column c;
+  c.p = p;
+  c.q = q;
+  c.difference = p > 0.5 && q > 0.5 ? teacher.one_minus_p - student.one_minus_p : p - q;
+  c.log_ratio = p == q ? 0.0 : student.logp - teacher.logp;
+  c.log_p = student.logp;
+  c.log_q = teacher.logp;
+  c.has_others = true;
+  c.others_p = student.one_minus_p;
+  c.others_q = teacher.one_minus_p;
+  return visit_divergence<Scalar>(d, [&](const auto& form) { return form(c); });
 }
 
-// A class's share of D, and p dD/dp: of classes whose p need not sum to 1, as those that a sparse teacher knows.
-TILELOSS_HOST_DEVICE inline DivergenceTerm class_term(const Divergence& d, double p, double q, double log_p, double log_q) {
-  const auto times = [](double weight, double log) { return weight == 0 ? 0.0 : weight * log; };
-  const double forward = times(q, log_q - log_p), reverse = times(p, log_p - log_q);
-  switch (d.kind) {
-    case DivergenceKind::kForwardKl: return {forward, -q};
-    case DivergenceKind::kReverseKl: return {reverse, reverse + p};
-    case DivergenceKind::kJeffreys: return {forward + reverse, reverse + p - q};
-    case DivergenceKind::kTotalVariation: return {std::fabs(p - q) / 2, p == q ? 0.0 : std::copysign(p, p - q) / 2};
-    case DivergenceKind::kSoftLabels: return {times(q, -log_p), -q};
-    default: break;
-  }
-  const double share = d.kind == DivergenceKind::kSkewReverseKl ? 1 - d.beta : d.beta;
-  const double m = p + share * (q - p), log_m = std::log(m);
-  const double log_p_m = times(p, log_p - log_m), log_q_m = times(q, log_q - log_m);
-  if (d.kind == DivergenceKind::kJsd) return {(1 - d.beta) * log_p_m + d.beta * log_q_m, (1 - d.beta) * log_p_m};
-  const double p_over_m = m == 0 ? 0.0 : p / m;
-  if (d.kind == DivergenceKind::kSkewForwardKl) return {log_q_m, -(1 - d.beta) * q * p_over_m};
-  return {log_p_m, log_p_m + p - d.beta * p * p_over_m};
+// Of a class whose p need not sum to 1 with the others', as one that a sparse teacher knows: its share of D, and p dD/dp.
+struct ClassTerm {
+  double value = 0, slope = 0;
+};
+TILELOSS_HOST_DEVICE inline ClassTerm class_term(const Divergence& d, double p, double q, double log_p, double log_q) {
+  const Scalar::Column c{p, q, p - q, log_p - log_q, log_p, log_q};
+  return visit_divergence<Scalar>(d, [&](const auto& form) { return ClassTerm{form(c).value, form.slope(c)}; });
 }
 
-// A row's backward: dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j), the latter's p and z at the label's temperature.
-struct PairCoefficients {
-  double form = 0;
-  double target = 0;
-  bool has_divergence = true;  // false: none is wanted of it, also where it is infinite; form is 0
+// Of class probabilities, which need not sum to 1: q (-log p), and -q, whose sum is the factor of p in the gradient. A column's
+// log_ratio is log p.
+template <class A>
+struct ClassProbabilities : DivergenceForm {
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE TermOf<A> operator()(const ColumnOf<A>& c) const {
+    return {A::negate(A::times(c.q, c.log_ratio)), A::negate(c.q)};
+  }
 };
 
 }  // namespace tileloss::impl

@@ -3,6 +3,10 @@
 #ifndef TILELOSS_CORE_LOGIT_TRANSFORM_H_
 #define TILELOSS_CORE_LOGIT_TRANSFORM_H_
 
+#include <cmath>
+
+#include "core/host_device.h"
+
 namespace tileloss::impl {
 
 struct LogitTransform {
@@ -21,7 +25,7 @@ struct LogitTransform {
 
   double exact_inner = 0;  // what inner is rounded from
 
-  static LogitTransform make(double logit_scale, double softcap, double temperature) {
+  TILELOSS_HOST_DEVICE static LogitTransform make(double logit_scale, double softcap, double temperature) {
     LogitTransform t;
     t.scale = static_cast<float>(logit_scale / temperature);
     t.softcap = static_cast<float>(softcap);
@@ -39,19 +43,19 @@ struct LogitTransform {
   }
 
   // Compiled into every instruction set's kernels: inlined always, so that the linker cannot pick one set's copy for all.
-  [[gnu::always_inline]] float value(float x) const {
-    return softcap > 0 ? outer * static_cast<float>(__builtin_tanh(exact_inner * x)) : scale * x;
+  [[gnu::always_inline]] TILELOSS_HOST_DEVICE float value(float x) const {
+    return softcap > 0 ? outer * static_cast<float>(std::tanh(exact_inner * x)) : scale * x;
   }
 
   // The same in double.
-  double exact_value(float x) const {
+  TILELOSS_HOST_DEVICE double exact_value(float x) const {
     const double factor = exact_exponent_scale / kExactLog2E;
-    return factor * (softcap > 0 ? __builtin_tanh(exact_inner * x) : static_cast<double>(x));
+    return factor * (softcap > 0 ? std::tanh(exact_inner * x) : static_cast<double>(x));
   }
 
-  double derivative(float x) const {
+  TILELOSS_HOST_DEVICE double derivative(float x) const {
     if (!(softcap > 0)) return scale;
-    const double c = __builtin_cosh(exact_inner * x);
+    const double c = std::cosh(exact_inner * x);
     return scale / (c * c);
   }
 };

@@ -24,7 +24,7 @@ enum RowSums : std::uint32_t {
 
 // What stands for the column of a row's label where there is none.
 inline constexpr std::int64_t kIgnoredRow = -2;
-inline constexpr std::int64_t kTargetElsewhere = -1;  // another shard of the vocabulary holds the label
+inline constexpr std::int64_t kLabelElsewhere = -1;  // another shard of the vocabulary holds the label
 
 struct RowState {
   float max = -kInfinity;

@@ -1,9 +1,9 @@
 // Distillation: the student's distribution p against the teacher's q, alone or mixed with cross-entropy, token weights w:
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2, logp at label_temperature, or T where that is not given
-//   form = (1-alpha) s w,  target = -alpha w   (core/divergence.h)
-// D is a divergence of the sweep over the pair, or of the columns that a sparse teacher knows. mean divides by the sum of w_i, or
-// by num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against autograd and TRL's
-// generalized_jsd_loss.
+//   form = (1-alpha) s w,  target = -alpha w   (core/row_coefficients.h)
+// D is a divergence (core/divergence.h) of the whole vocabulary, or of the columns that a sparse teacher knows. mean divides by
+// the sum of w_i, or by num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against autograd and
+// TRL's generalized_jsd_loss.
 #ifndef TILELOSS_LOSSES_DISTILLATION_H_
 #define TILELOSS_LOSSES_DISTILLATION_H_
 
@@ -19,7 +19,9 @@ class DistillationOf {
 
   explicit DistillationOf(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
 
-  Divergence divergence() const { return {static_cast<DivergenceKind>(options_.divergence), options_.beta}; }
+  TargetOptions target_options() const {
+    return {.divergence = {static_cast<DivergenceKind>(options_.divergence), options_.beta}};
+  }
 
   template <class Steps>
   void prepare(Steps&& steps) const {
@@ -30,22 +32,18 @@ class DistillationOf {
   TILELOSS_HOST_DEVICE double weight(std::int64_t i) { return context_.weight(i); }
   TILELOSS_HOST_DEVICE void take_weights(double sum) { scale_ = mean_scale(options_.num_items, sum); }
 
-  TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const TargetStats& r) const {
+    RowResult result;
+    result.has_divergence = alpha() < 1;
+    if (scale_ == 0) return result;
     const double w = context_.loss_grad[i] * context_.token_weights[i] * scale_;
-    PairCoefficients c;
-    c.has_divergence = alpha() < 1;
-    if (scale_ == 0) return c;
-    c.form = w * (1 - alpha()) * square();
-    c.target = w * -alpha();
-    return c;
-  }
-
-  TILELOSS_HOST_DEVICE double pair_loss(std::int64_t i, const PairStats& r) const {
-    if (scale_ == 0) return 0;
+    result.form = w * (1 - alpha()) * square();
+    result.coefficients.target = w * -alpha();
     double loss = 0;
     if (alpha() < 1 || std::isnan(r.sums.divergence)) loss += (1 - alpha()) * square() * r.sums.divergence;
     if (alpha() > 0) loss += alpha() * -r.label.logp;
-    return context_.token_weights[i] * scale_ * loss;
+    result.loss = context_.token_weights[i] * scale_ * loss;
+    return result;
   }
 
   static std::string check_numbers(const void* options) {
@@ -59,9 +57,7 @@ class DistillationOf {
 
   static std::string check(const LossContext& context) {
     const auto& o = context.options_as<Options>();
-    const bool has_mixture =
-        o.divergence == TILELOSS_JSD || o.divergence == TILELOSS_SKEW_FORWARD_KL || o.divergence == TILELOSS_SKEW_REVERSE_KL;
-    if (has_mixture && !(o.beta > 0 && o.beta < 1)) {
+    if (has_mixture(static_cast<DivergenceKind>(o.divergence)) && !(o.beta > 0 && o.beta < 1)) {
       return "beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got " +
              std::to_string(o.beta);
     }
@@ -104,7 +100,7 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
             .check = &check,
             .check_numbers = &check_numbers,
             .is_per_row = &is_per_row,
-            .teacher = Teacher::kLogits,
+            .target = TargetKind::kLogits,
             .teacher_options = &teacher_options,
             .label_temperature = &label_temperature};
   }
@@ -129,7 +125,11 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
  public:
   using DistillationOf::DistillationOf;
 
-  Tail tail() const { return static_cast<Tail>(options().tail); }
+  TargetOptions target_options() const {
+    TargetOptions o = DistillationOf::target_options();
+    o.tail = static_cast<Tail>(options().tail);
+    return o;
+  }
 
   static LossInfo info() {
     return {.name = "sparse_distillation",
@@ -141,7 +141,7 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
             .check = &check,
             .check_numbers = &check_numbers,
             .is_per_row = &is_per_row,
-            .teacher = Teacher::kColumns,
+            .target = TargetKind::kColumns,
             .label_temperature = &label_temperature};
   }
 

@@ -90,13 +90,30 @@ TILELOSS_HOST_DEVICE inline std::int64_t integer_at(const tileloss_matrix& m, st
   const std::int64_t at = i * m.row_stride + k * m.col_stride;
   return m.dtype == TILELOSS_INT32 ? static_cast<const std::int32_t*>(m.data)[at] : static_cast<const std::int64_t*>(m.data)[at];
 }
-TILELOSS_HOST_DEVICE inline float number_at(const tileloss_matrix& m, std::int64_t i, std::int64_t k) {
-  const std::int64_t at = i * m.row_stride + k * m.col_stride;
-  switch (m.dtype) {
-    case TILELOSS_BFLOAT16: return to_float(static_cast<const Bfloat16*>(m.data)[at]);
-    case TILELOSS_FLOAT16: return to_float(static_cast<const Float16*>(m.data)[at]);
-    default: return static_cast<const float*>(m.data)[at];
+// visit(T{}) with the type that stores a float dtype: the table of number formats. A further one, of 8 bits say, is a row here
+// and has to_float and from_float in core/number_formats.h.
+template <class Visit>
+TILELOSS_HOST_DEVICE decltype(auto) visit_format(tileloss_dtype dtype, Visit&& visit) {
+  switch (dtype) {
+    case TILELOSS_BFLOAT16: return visit(Bfloat16{});
+    case TILELOSS_FLOAT16: return visit(Float16{});
+    default: return visit(float{});
   }
+}
+TILELOSS_HOST_DEVICE inline float load_number(const void* data, tileloss_dtype dtype, std::int64_t at) {
+  return visit_format(dtype, [&](auto format) { return to_float(static_cast<const decltype(format)*>(data)[at]); });
+}
+TILELOSS_HOST_DEVICE inline void store_number(void* data, tileloss_dtype dtype, std::int64_t at, float value) {
+  visit_format(dtype, [&](auto format) {
+    using T = decltype(format);
+    static_cast<T*>(data)[at] = from_float<T>(value);
+  });
+}
+TILELOSS_HOST_DEVICE inline float number_at(const tileloss_matrix& m, std::int64_t i, std::int64_t k) {
+  return load_number(m.data, m.dtype, i * m.row_stride + k * m.col_stride);
+}
+TILELOSS_HOST_DEVICE inline void set_number(const tileloss_matrix& m, std::int64_t i, std::int64_t k, double value) {
+  store_number(m.data, m.dtype, i * m.row_stride + k * m.col_stride, static_cast<float>(value));
 }
 
 // How the rows fall into sequences: by offsets, as [B,T], or, without either, all in one.

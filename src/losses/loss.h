@@ -92,9 +92,9 @@ struct LossInfo {
   const char* presets = nullptr;
   void (*set_preset)(std::string_view name, void* options) = nullptr;
   const char* metrics = nullptr;
-  Teacher teacher = Teacher::kNone;
-  TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of Teacher::kLogits
-  // Of a loss with a teacher: the temperature of its label's cross-entropy; not given: that of the logits.
+  TargetKind target = TargetKind::kLabels;                           // what its rows are held against
+  TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of TargetKind::kLogits
+  // Where the label's cross-entropy may have a temperature of its own; not given: that of the logits.
   tileloss_scalar (*label_temperature)(const void* options) = nullptr;
   // Whether a label that is no class is one of a column elsewhere, rather than an error.
   bool may_be_elsewhere = false;

@@ -17,12 +17,12 @@ static_assert(TILELOSS_FLOAT32 == 1 && TILELOSS_BFLOAT16 == 2, "compute_dtype's 
 
 RegisteredLoss make_entry(const LossInfo& info, bool is_linear) {
   std::uint32_t groups = info.tensors | (info.is_loss ? kLosses : 0u) | (is_linear ? kFromHidden : kFromLogits);
-  if (info.teacher != Teacher::kNone) groups |= kTeacher;
-  switch (info.teacher) {
-    case Teacher::kNone: break;
-    case Teacher::kLogits: groups |= kDivergence | (is_linear ? kTeacherHead : kTeacherLogits); break;
-    case Teacher::kProbabilities: groups |= kTargetProbs; break;
-    case Teacher::kColumns: groups |= kDivergence | kTeacherColumns; break;
+  if (info.target != TargetKind::kLabels) groups |= kTeacher;
+  switch (info.target) {
+    case TargetKind::kLabels: break;
+    case TargetKind::kLogits: groups |= kDivergence | (is_linear ? kTeacherHead : kTeacherLogits); break;
+    case TargetKind::kProbabilities: groups |= kTargetProbs; break;
+    case TargetKind::kColumns: groups |= kDivergence | kTeacherColumns; break;
   }
   return {(is_linear ? "linear_" : "") + std::string(info.name),
           is_linear,

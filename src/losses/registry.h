@@ -20,8 +20,8 @@ struct RegisteredLoss {
   std::vector<tileloss_field> fields;  // the logit options', with the LM head the linear ones, and the loss's own
   std::vector<tileloss_tensor> tensors;
 
-  bool has_teacher() const { return info.teacher != Teacher::kNone; }
-  bool has_teacher_logits() const { return info.teacher == Teacher::kLogits; }
+  TargetKind target() const { return info.target; }
+  bool looks_twice() const { return impl::looks_twice(info.target); }
 };
 
 // In order of registration. Not to be changed while calls are running.

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "core/divergence.h"
 #include "core/row_stats.h"
+#include "core/target.h"
 #include "losses/loss.h"
 
 namespace tileloss::impl {
@@ -52,8 +52,8 @@ struct RowOutputs {
         temperature(context.temperature),
         classes(static_cast<double>(context.classes)) {}
 
-  TILELOSS_HOST_DEVICE void write(std::int64_t i, const RowStats& s) const {
-    logp.set(i, static_cast<float>(is_on_logprob ? s.logp / scalar_value(temperature) : s.logp));
+  TILELOSS_HOST_DEVICE void write(std::int64_t i, const TargetStats& s) const {
+    logp.set(i, static_cast<float>(is_on_logprob ? s.label.logp / scalar_value(temperature) : s.label.logp));
     lse.set(i, static_cast<float>(s.lse));
     entropy.set(i, static_cast<float>(s.entropy));
     log_sum_sq_probs.set(i, static_cast<float>(s.log_sum_sq_probs));
@@ -61,15 +61,9 @@ struct RowOutputs {
     mean_logit.set(i, static_cast<float>(std::isinf(s.max) ? mean : s.max + mean));
     argmax.set(i, s.argmax);
     correct.set(i, s.argmax == labels[i] ? 1 : 0);
-  }
-
-  // Of a row with a teacher; -1 in argmax agrees with nothing.
-  TILELOSS_HOST_DEVICE void write(std::int64_t i, const PairStats& s) const {
-    write(i, s.student);
-    logp.set(i, static_cast<float>(s.label.logp));
     divergence.set(i, static_cast<float>(s.sums.divergence));
     teacher_entropy.set(i, static_cast<float>(s.teacher.entropy));
-    agreement.set(i, s.student.argmax >= 0 && s.student.argmax == s.teacher.argmax ? 1 : 0);
+    agreement.set(i, s.argmax >= 0 && s.argmax == s.teacher.argmax ? 1 : 0);  // -1 agrees with nothing
   }
 
   TILELOSS_HOST_DEVICE void write_ignored(std::int64_t i) const {

@@ -7,15 +7,15 @@
 #include <memory>
 #include <type_traits>
 
-#include "core/divergence.h"
 #include "core/row_coefficients.h"
 #include "core/row_stats.h"
+#include "core/target.h"
 #include "losses/row_arrays.h"
 #include "losses/steps.h"
 
 namespace tileloss::impl {
 
-// One object a call. `row` is called from several threads at once, once for every used row.
+// One object a call. `row` is called from several threads at once, for every used row.
 class RowStage {
  public:
   RowStage() = default;
@@ -38,14 +38,9 @@ class RowStage {
   // After all labels were validated, before any row: denominators.
   virtual void prepare() {}
   virtual void couple(const RowStates& rows) { static_cast<void>(rows); }
-  virtual RowResult row(std::int64_t i, const RowStats& stats) const = 0;
-  // In place of `row`, of a loss with a teacher (LossInfo::teacher): which divergence the sweep over a pair of rows computes, the
-  // coefficients, which do not depend on it, and the row's share of the loss.
-  virtual Divergence divergence() const { return {}; }
-  virtual Tail tail() const { return Tail::kLump; }     // of Teacher::kColumns
-  virtual double label_smoothing() const { return 0; }  // of Teacher::kProbabilities
-  virtual PairCoefficients pair_coefficients(std::int64_t) const { return {}; }
-  virtual double pair_loss(std::int64_t, const PairStats&) const { return 0; }
+  // Of a target that is not labels it may be asked for the coefficients before the second look, whose sums are 0 then.
+  virtual RowResult row(std::int64_t i, const TargetStats& stats) const = 0;
+  virtual TargetOptions target_options() const { return {}; }
   // After the last row: what is reported of all of them.
   virtual void finish() {}
 };
@@ -54,8 +49,7 @@ struct LossContext;
 
 // A loss is a class that is made of a LossContext and copied to where its rows are computed:
 //   RowResult row(i, stats) const   a row's share of the loss and its coefficients; for host and device
-//   divergence(), tail(), label_smoothing() const, PairCoefficients pair_coefficients(i) const, double pair_loss(i, stats) const
-//                                   instead, of a loss with a teacher; the last two for host and device
+//   TargetOptions target_options() const   of a loss whose target is not labels
 //   prepare(steps), couple(steps, rows), finish(steps) const
 //                                   on the host: which steps run on that copy (steps.h); they alone change it and read data
 // and, on the host, as many of RowStage's other functions as it has a word to say on.
@@ -92,29 +86,10 @@ class HostStage final : public RowStage {
     HostSteps steps(loss_);
     if constexpr (requires { loss_.couple(steps, rows); }) loss_.couple(steps, rows);
   }
-  RowResult row(std::int64_t i, const RowStats& stats) const override {
-    if constexpr (requires { loss_.row(i, stats); }) return loss_.row(i, stats);
+  RowResult row(std::int64_t i, const TargetStats& stats) const override { return loss_.row(i, stats); }
+  TargetOptions target_options() const override {
+    if constexpr (requires { loss_.target_options(); }) return loss_.target_options();
     return {};
-  }
-  PairCoefficients pair_coefficients(std::int64_t i) const override {
-    if constexpr (requires { loss_.pair_coefficients(i); }) return loss_.pair_coefficients(i);
-    return {};
-  }
-  double pair_loss(std::int64_t i, const PairStats& stats) const override {
-    if constexpr (requires { loss_.pair_loss(i, stats); }) return loss_.pair_loss(i, stats);
-    return 0;
-  }
-  Divergence divergence() const override {
-    if constexpr (requires { loss_.divergence(); }) return loss_.divergence();
-    return {};
-  }
-  Tail tail() const override {
-    if constexpr (requires { loss_.tail(); }) return loss_.tail();
-    return Tail::kLump;
-  }
-  double label_smoothing() const override {
-    if constexpr (requires { loss_.label_smoothing(); }) return loss_.label_smoothing();
-    return 0;
   }
   void finish() override {
     HostSteps steps(loss_);

@@ -2,7 +2,7 @@
 //   loss_i = w_i sum_j c_j q'_j (-log p_ij),  q' = (1-s) q + s/V
 //   dL/dz_j = w_i (p_j sum_k c_k q'_k - c_j q'_j)
 // mean divides by the sum of w_i (PyTorch: the number of rows), or by num_items; a denominator of 0 gives 0. The sum is a sweep's
-// (core/divergence.h: SoftLabels). Source: losses.md; torch.nn.functional.cross_entropy.
+// (core/divergence.h: ClassProbabilities). Source: losses.md; torch.nn.functional.cross_entropy.
 #ifndef TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
 #define TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
 
@@ -17,8 +17,7 @@ class SoftCrossEntropy {
 
   explicit SoftCrossEntropy(const LossContext& context) : context_(context), options_(context.options_as<Options>()) {}
 
-  Divergence divergence() const { return {DivergenceKind::kSoftLabels, 0}; }
-  double label_smoothing() const { return options_.label_smoothing; }
+  TargetOptions target_options() const { return {.label_smoothing = options_.label_smoothing}; }
 
   template <class Steps>
   void prepare(Steps&& steps) const {
@@ -29,14 +28,13 @@ class SoftCrossEntropy {
   TILELOSS_HOST_DEVICE double weight(std::int64_t i) { return context_.weight(i); }
   TILELOSS_HOST_DEVICE void take_weights(double sum) { scale_ = mean_scale(options_.num_items, sum); }
 
-  TILELOSS_HOST_DEVICE PairCoefficients pair_coefficients(std::int64_t i) const {
-    PairCoefficients c;
-    if (scale_ != 0) c.form = context_.loss_grad[i] * context_.token_weights[i] * scale_;
-    return c;
-  }
-
-  TILELOSS_HOST_DEVICE double pair_loss(std::int64_t i, const PairStats& r) const {
-    return scale_ == 0 ? 0 : context_.token_weights[i] * scale_ * r.sums.divergence;
+  TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const TargetStats& r) const {
+    RowResult result;
+    result.has_divergence = true;
+    if (scale_ == 0) return result;
+    result.form = context_.loss_grad[i] * context_.token_weights[i] * scale_;
+    result.loss = context_.token_weights[i] * scale_ * r.sums.divergence;
+    return result;
   }
 
   static LossInfo info() {
@@ -48,7 +46,7 @@ class SoftCrossEntropy {
             .make = &make_stage<SoftCrossEntropy>,
             .check = &check,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; },
-            .teacher = Teacher::kProbabilities};
+            .target = TargetKind::kProbabilities};
   }
 
  private:

@@ -1,5 +1,6 @@
 // Every loss's row maths as a device would run it: compiled by nvcc, not run. What a kernel calls is plain data and functions.
 #include "backends/device/row_kernels.h"
+#include "core/columns.h"
 #include "core/number_formats.h"
 #include "losses/all_losses.h"
 #include "tests/losses/focal_loss.h"
@@ -56,12 +57,37 @@ template void all_steps(const impl::SoftCrossEntropy&, impl::SoftCrossEntropy*, 
                         const impl::RowOutputs&);
 template void all_steps(const FocalLoss&, FocalLoss*, const impl::device::RowArrays&, const impl::RowOutputs&);
 
-void other_kernels(const impl::device::FindTarget& target, const impl::device::SaveState& save,
+void other_kernels(const impl::device::FindLabelColumn& target, const impl::device::SaveState& save,
                    const impl::device::WriteLoss& write, const impl::device::LossTerm& term, const impl::device::TakeLoss& take) {
   test::each<<<1, 32>>>(target, 1);
   test::each<<<1, 32>>>(save, 1);
   test::each<<<1, 32>>>(write, 1);
   test::sum<<<1, 1>>>(term, take, 1);
+}
+
+// A row's columns, and what the columns add up to of every target: each thread a row.
+struct Logit {
+  const float* x;
+  TILELOSS_HOST_DEVICE float operator()(std::int64_t j) const { return x[j]; }
+};
+__global__ void columns(const float* x, float* dx, std::int64_t count, impl::TargetOptions options, impl::KnownColumn* listed,
+                        impl::device::RowArrays rows) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  impl::Columns<Logit> row({x}, impl::LogitTransform::make(1, 0, 1), count, rows.label_columns[i]);
+  rows.states[i] = row.gather(0, [](std::int64_t) { return 1.0; });
+  impl::TargetStats& stats = rows.stats[i] = impl::make_row_stats(rows.states[i]);
+  impl::KnownColumns known(listed, count);
+  known.diverge(options, stats.max, stats, [] { return 0.0; });
+  for (std::int64_t j = 0; j < count; ++j) {
+    const impl::RowStats p = row.stats(j, stats), q = row.stats(j, stats.teacher);
+    const impl::DivergenceTerm<double> term = impl::label_term(options.divergence, p, q),
+                                       other = impl::probability_term(1, p.logp);
+    const double dz = impl::divergence_slope(term, p, stats.sums.mean, impl::has_mean(options.divergence.kind)) +
+                      impl::probability_slope(-other.form, p.p, stats.sums.mean) + known.slope(listed[j]) +
+                      known.slope_of_others(1) +
+                      impl::column_gradient(rows.results[i].coefficients, p, j == rows.label_columns[i], 1);
+    dx[j] = static_cast<float>(dz * row.derivative(j));
+  }
 }
 
 // Merging the states of a row's slices.

@@ -3,15 +3,13 @@
 #include <cmath>
 #include <memory>
 
-#include "backends/cpu/head/linear_pairs.h"
+#include "backends/cpu/head/lm_head.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/plan/plan.h"
 #include "backends/cpu/sweep/driver.h"
-#include "backends/cpu/sweep/pair_driver.h"
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/cpu/threads/scratch_memory.h"
-#include "backends/driver.h"
 #include "backends/host/checks.h"
 #include "backends/host/loss.h"
 #include "losses/row_arrays.h"
@@ -22,108 +20,66 @@ namespace {
 
 using std::to_string;
 
-// Between a row's two sweeps: the row stage, and the outputs; or a part of it.
+// The row stage and the outputs, with the stages that a sweep has.
 class Rows final : public RowVisitor {
  public:
   // `states`: where the forward's are kept; null: in the problem's row state alone.
-  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, const tileloss_run& run, std::uint32_t stages,
-       double* losses, RowState* states)
-      : problem_(problem),
+  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, std::uint32_t stages, double* losses,
+       RowState* states)
+      : p_(problem),
         stage_(stage),
-        run_(run),
         losses_(losses),
         states_(states),
         is_forward_((stages & kForward) != 0),
-        has_stage_((stages & kRowStage) != 0),
+        gives_sums_(problem.has_pair_state && problem.pass == TILELOSS_FORWARD),
+        has_stage_((stages & kRowStage) != 0 && !gives_sums_),
         writes_(has_stage_ && problem.pass != TILELOSS_BACKWARD),
         outputs_(problem.args, context) {}
 
   void ignored(std::int64_t i) override {
-    if (is_forward_) save_row(problem_.row_state, i, RowState{});
-    if (!writes_) return;
-    losses_[i] = 0;
-    outputs_.write_ignored(i);
-  }
-
-  RowGradient visit(std::int64_t i, const RowState& state) override {
-    if (is_forward_) hand_over(i, state);
-    if (!has_stage_) return {};
-    RowGradient g;
-    g.stats = make_row_stats(state);
-    const RowResult result = stage_.row(i, g.stats);
-    g.coefficients = result.coefficients;
-    if (writes_) {
-      losses_[i] = result.loss;
-      outputs_.write(i, g.stats);
-    }
-    return g;
-  }
-
-  RowState saved_state(std::int64_t i) const override { return RowStates{states_, problem_.row_state}[i]; }
-
-  void hand_over(std::int64_t i, const RowState& swept) override {
-    RowState state = swept;
-    if (state.argmax >= 0) state.argmax += problem_.logit.vocab_start;
-    save_row(problem_.row_state, i, state);
-    if (states_ != nullptr) states_[i] = state;
-  }
-  bool merge_shards() override {
-    merged_ = impl::merge_shards(run_);
-    is_forward_ = false;
-    return merged_.ok();
-  }
-  Status merged() const { return merged_; }
-
- private:
-  const Problem& problem_;
-  const RowStage& stage_;
-  const tileloss_run& run_;
-  double* const losses_;
-  RowState* const states_;
-  bool is_forward_;
-  const bool has_stage_, writes_;
-  Status merged_;
-  const RowOutputs outputs_;
-};
-
-// The same of pairs of rows, which keep no states. Of a shard a forward gives the sums alone.
-class PairRows final : public PairVisitor {
- public:
-  PairRows(const Problem& problem, const LossContext& context, const RowStage& stage, double* losses)
-      : p_(problem),
-        stage_(stage),
-        losses_(losses),
-        gives_sums_(problem.has_pair_state && problem.pass == TILELOSS_FORWARD),
-        writes_(problem.pass != TILELOSS_BACKWARD && !gives_sums_),
-        outputs_(problem.args, context) {}
-
-  void ignored(std::int64_t i) override {
+    if (is_forward_ && !p_.has_pair_state) save_row(p_.row_state, i, RowState{});
     if (gives_sums_) give(i, {});
     if (!writes_) return;
     losses_[i] = 0;
     outputs_.write_ignored(i);
   }
 
-  PairCoefficients coefficients(std::int64_t i) override { return stage_.pair_coefficients(i); }
-  std::optional<PairStats> whole(std::int64_t i) const override {
-    if (!p_.has_pair_state) return std::nullopt;
+  std::optional<TargetStats> known(std::int64_t i) const override {
+    if (!p_.has_pair_state) {
+      if (is_forward_) return std::nullopt;
+      return make_row_stats(RowStates{states_, p_.row_state}[i]);
+    }
     const tileloss_pair_state& s = p_.pair_state;
-    PairStats stats;
-    stats.student = stats.label = make_row_stats(load_row(p_.row_state, i));
+    TargetStats stats(make_row_stats(load_row(p_.row_state, i)));
     if (s.teacher != nullptr) stats.teacher = make_row_stats(load_row(p_.teacher_state, i));
     if (s.label != nullptr) stats.label = make_row_stats(load_row(p_.label_state, i));
     if (!gives_sums_) stats.sums = {s.divergence[i], s.mean[i]};
     return stats;
   }
-  void visit(std::int64_t i, const PairStats& stats) override {
+
+  void swept(std::int64_t i, const RowState& swept) override {
+    RowState state = swept;
+    if (state.argmax >= 0) state.argmax += p_.logit.vocab_start;
+    save_row(p_.row_state, i, state);
+    if (states_ != nullptr) states_[i] = state;
+  }
+
+  RowResult look_ahead(std::int64_t i, const TargetStats& stats) const override { return stage_.row(i, stats); }
+
+  RowResult visit(std::int64_t i, const TargetStats& stats) override {
     if (gives_sums_) give(i, stats.sums);
-    if (!writes_) return;
-    losses_[i] = stage_.pair_loss(i, stats);
-    outputs_.write(i, stats);
+    if (!has_stage_) return {};
+    const RowResult result = stage_.row(i, stats);
+    if (writes_) {
+      losses_[i] = result.loss;
+      outputs_.write(i, stats);
+    }
+    return result;
   }
 
  private:
-  void give(std::int64_t i, const PairSums& sums) const {
+  // Of a shard of the vocabulary held against more than labels a forward gives its share of the sums.
+  void give(std::int64_t i, const TargetSums& sums) const {
     p_.pair_state.divergence[i] = sums.divergence;
     p_.pair_state.mean[i] = sums.mean;
   }
@@ -131,7 +87,8 @@ class PairRows final : public PairVisitor {
   const Problem& p_;
   const RowStage& stage_;
   double* const losses_;
-  const bool gives_sums_, writes_;
+  RowState* const states_;
+  const bool is_forward_, gives_sums_, has_stage_, writes_;
   const RowOutputs outputs_;
 };
 
@@ -140,99 +97,34 @@ Operand operand(const tileloss_vector& v) { return {v.data, storage_type(v.dtype
 OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 OutputMatrix output(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride}; }
 
-LinearJob linear_job(const Problem& p, const tileloss_plan& plan, std::uint32_t stages, const std::int64_t* targets,
-                     std::byte* workspace) {
+// What rows are held against but their labels; a teacher's logits, if they are there.
+TargetInput make_target(const Problem& p, const RowStage& stage) {
   const tileloss_args& a = p.args;
-  LinearJob job;
-  job.kernels = &kernels(plan.cpu.isa);
-  job.shape = linear_shape(p, plan);
-  job.layout = linear_layout(job.shape, job.kernels->matmul);
-  if (present(a.hidden)) job.hidden = operand(a.hidden);
-  if (present(a.head)) job.head = operand(a.head);
-  if (present(a.bias)) job.bias = operand(a.bias);
-  job.transform = make_transform(p);
-  job.sums = p.sums;
-  job.class_weights = class_weights(p);
-  job.targets = targets;
-  job.from_saved_state = (stages & kForward) == 0;
-  job.wants_gradients = (stages & kBackward) != 0;
-  job.dhidden = output(a.dhidden);
-  job.dhead = output(a.dhead);
-  job.dbias = output(a.dbias);
-  job.accumulate = p.linear.accumulate != 0;
-  job.workspace = workspace;
-  return job;
-}
-
-SweepJob make_job(const Problem& p, const tileloss_plan& plan, std::uint32_t stages, const std::int64_t* targets,
-                  std::byte* scratch) {
-  SweepJob job;
-  job.kernels = &kernels(plan.cpu.isa);
-  job.storage = storage_type(p.storage);
-  job.rows = p.rows;
-  job.columns = p.columns;
-  job.total_columns = p.total_columns;
-  job.logits = p.args.logits.data;
-  job.logits_stride = p.args.logits.row_stride;
-  job.dlogits = (stages & kBackward) != 0 ? p.args.dlogits.data : nullptr;
-  job.dlogits_stride = p.args.dlogits.row_stride;
-  job.groups = p.args.row_groups;
-  job.from_saved_state = (stages & kForward) == 0;
-  job.transform = make_transform(p);
-  job.sums = p.sums;
-  job.class_weights = class_weights(p);
-  job.targets = targets;
-  job.schedule = plan.cpu.schedule;
-  job.threads = plan.cpu.threads;
-  job.row_block = plan.cpu.row_block;
-  job.vocab_block = plan.cpu.vocab_block;
-  job.scratch = scratch;
-  return job;
-}
-
-// What the teacher has to say of the rows; which rows is the caller's.
-PairJob make_pair_job(const Problem& p, const RowStage& stage) {
-  const tileloss_args& a = p.args;
-  PairJob job;
-  job.divergence = stage.divergence();
-  job.label_transform = make_label_transform(p);
-  job.teacher = p.loss->info.teacher;
-  switch (job.teacher) {
-    case Teacher::kNone: break;
-    case Teacher::kLogits:
-      job.teacher_logits = a.teacher_logits.data;
-      job.teacher_stride = a.teacher_logits.row_stride;
-      job.teacher_transform = make_teacher_transform(p);
+  TargetInput target;
+  target.kind = p.loss->target();
+  target.options = stage.target_options();
+  target.label_transform = make_label_transform(p);
+  const auto set_matrix = [&](const tileloss_matrix& m) {
+    target.data = m.data;
+    target.stride = m.row_stride;
+    target.storage = storage_type(m.dtype);
+  };
+  switch (target.kind) {
+    case TargetKind::kLabels: break;
+    case TargetKind::kLogits:
+      set_matrix(a.teacher_logits);
+      target.transform = make_teacher_transform(p);
       break;
-    case Teacher::kProbabilities:
-      job.target_probs = a.target_probs.data;
-      job.teacher_stride = a.target_probs.row_stride;
-      job.probs_storage = storage_type(a.target_probs.dtype);
-      job.label_smoothing = stage.label_smoothing();
-      job.classes = p.classes;
+    case TargetKind::kProbabilities:
+      set_matrix(a.target_probs);
+      target.classes = p.classes;
       break;
-    case Teacher::kColumns:
-      job.known = {a.teacher_ids.data,
-                   a.teacher_ids.dtype == TILELOSS_INT64,
-                   a.teacher_ids.row_stride,
-                   a.teacher_ids.col_stride,
-                   operand(a.teacher_logprobs),
-                   a.teacher_ids.cols,
-                   stage.tail()};
+    case TargetKind::kColumns:
+      target.columns = {a.teacher_ids.data,       a.teacher_ids.dtype == TILELOSS_INT64, a.teacher_ids.row_stride,
+                        a.teacher_ids.col_stride, operand(a.teacher_logprobs),           a.teacher_ids.cols};
       break;
   }
-  return job;
-}
-
-LinearPairJob make_linear_pair_job(const Problem& p, const LinearJob& student, const RowStage& stage) {
-  LinearPairJob job;
-  job.student = student;
-  job.pairs = make_pair_job(p, stage);
-  if (!p.loss->has_teacher_logits()) return job;
-  job.teacher_hidden = operand(p.args.teacher_hidden);
-  job.teacher_head = operand(p.args.teacher_head);
-  if (present(p.args.teacher_bias)) job.teacher_bias = operand(p.args.teacher_bias);
-  return job;
+  return target;
 }
 
 Status check_workspace(const tileloss_run& run, const tileloss_plan& plan) {
@@ -271,24 +163,19 @@ class CpuCall final : public Call {
 
   Status check() override {
     if (Status s = host::check_numbers(p_); !s.ok()) return s;
-    if (Status s = host::resolve_targets(p_, targets()); !s.ok()) return s;
-    return p_.loss->info.teacher == Teacher::kColumns ? host::check_teacher_columns(p_, targets()) : Status{};
+    host::find_label_columns(p_, label_columns());
+    if (Status s = host::check_labels(p_, label_columns()); !s.ok()) return s;
+    return host::check_target(p_, label_columns());
   }
   void prepare() override { stage_->prepare(); }
   void couple() override { stage_->couple({states(), p_.row_state}); }
-  bool keeps_states() const override { return cpu::keeps_states(p_, plan_); }
+  // Other shards have their share in them between the sweeps.
+  bool keeps_states() const override { return cpu::keeps_states(p_, plan_) || p_.merges_shards(); }
 
   Status sweep(std::uint32_t stages) override {
-    if (p_.loss->has_teacher()) return sweep_pairs();
-    Rows rows(p_, context_, *stage_, run_, stages, losses(), states());
-    if (p_.loss->is_linear) {
-      LinearJob job = linear_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
-      job.merges_shards = p_.merges_shards() && !keeps_states();
-      run_linear(job, rows, run_.executor);
-    } else {
-      run_sweeps(make_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch), rows, run_.executor);
-    }
-    return rows.merged();
+    Rows rows(p_, context_, *stage_, stages, losses(), states());
+    p_.loss->is_linear ? run_linear(linear_job(stages), rows, run_.executor) : run_sweeps(sweep_job(stages), rows, run_.executor);
+    return {};
   }
 
   Status finish() override {
@@ -298,7 +185,7 @@ class CpuCall final : public Call {
   }
 
  private:
-  std::int64_t* targets() const { return reinterpret_cast<std::int64_t*>(workspace_ + layout_.targets); }
+  std::int64_t* label_columns() const { return reinterpret_cast<std::int64_t*>(workspace_ + layout_.label_columns); }
   double* losses() const { return reinterpret_cast<double*>(workspace_ + layout_.losses); }
   // Null where they are the row state's, which others have a share in.
   RowState* states() const {
@@ -306,24 +193,60 @@ class CpuCall final : public Call {
     return has_own ? reinterpret_cast<RowState*>(workspace_ + layout_.states) : nullptr;
   }
 
-  Status sweep_pairs() {
-    PairRows pairs(p_, context_, *stage_, losses());
-    const std::uint32_t stages = kForward | (p_.needs_backward ? kBackward : 0u);
-    if (!p_.needs_forward) {
-      for (std::int64_t i = 0; i < p_.rows; ++i) {
-        targets()[i] == kIgnoredRow ? pairs.ignored(i) : pairs.visit(i, *pairs.whole(i));
-      }
-      return {};
-    }
-    if (p_.loss->is_linear) {
-      const LinearJob student = linear_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
-      run_linear_pairs(make_linear_pair_job(p_, student, *stage_), pairs, run_.executor);
-    } else {
-      PairJob job = make_pair_job(p_, *stage_);
-      job.student = make_job(p_, plan_, stages, targets(), workspace_ + layout_.scratch);
-      run_pairs(job, pairs, run_.executor);
-    }
-    return {};
+  SweepJob sweep_job(std::uint32_t stages) const {
+    SweepJob job;
+    job.kernels = &kernels(plan_.cpu.isa);
+    job.storage = storage_type(p_.storage);
+    job.rows = p_.rows;
+    job.columns = p_.columns;
+    job.total_columns = p_.total_columns;
+    job.logits = p_.args.logits.data;
+    job.logits_stride = p_.args.logits.row_stride;
+    job.dlogits = (stages & kBackward) != 0 ? p_.args.dlogits.data : nullptr;
+    job.dlogits_stride = p_.args.dlogits.row_stride;
+    job.groups = p_.args.row_groups;
+    job.transform = make_transform(p_);
+    job.sums = p_.sums;
+    job.class_weights = class_weights(p_);
+    job.label_columns = label_columns();
+    job.target = make_target(p_, *stage_);
+    job.schedule = plan_.cpu.schedule;
+    job.threads = plan_.cpu.threads;
+    job.row_block = plan_.cpu.row_block;
+    job.vocab_block = plan_.cpu.vocab_block;
+    job.scratch = workspace_ + layout_.scratch;
+    return job;
+  }
+
+  LinearJob linear_job(std::uint32_t stages) const {
+    const tileloss_args& a = p_.args;
+    LinearJob job;
+    job.kernels = &kernels(plan_.cpu.isa);
+    job.shape = linear_shape(p_, plan_);
+    job.layout = linear_layout(job.shape, job.kernels->matmul);
+    const auto set = [](Operand& to, const auto& from) {
+      if (present(from)) to = operand(from);
+    };
+    set(job.hidden, a.hidden);
+    set(job.head, a.head);
+    set(job.bias, a.bias);
+    set(job.teacher_hidden, a.teacher_hidden);
+    set(job.teacher_head, a.teacher_head);
+    set(job.teacher_bias, a.teacher_bias);
+    job.transform = make_transform(p_);
+    job.sums = p_.sums;
+    job.class_weights = class_weights(p_);
+    job.label_columns = label_columns();
+    job.target = make_target(p_, *stage_);
+    job.sweeps_forward = (stages & kForward) != 0;
+    job.wants_gradients = (stages & kBackward) != 0;
+    job.is_packed = p_.needs_forward && !job.sweeps_forward;
+    job.dhidden = output(a.dhidden);
+    job.dhead = output(a.dhead);
+    job.dbias = output(a.dbias);
+    job.accumulate = p_.linear.accumulate != 0;
+    job.workspace = workspace_ + layout_.scratch;
+    return job;
   }
 
   const FloatingPointScope scope_;  // denominators and sums too, whatever mode the host's thread is in

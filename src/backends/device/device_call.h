@@ -8,9 +8,9 @@
 //   void sum(count, term, take)         take(sum of term(i)), in an order that is fixed
 //   void sort(double* values, count)    ascending
 //   void place(T* at, const T& value)   *at = value
-//   void check(rows)                    what only the device can look at: rows that are wrong get kBadTarget
-//   void forward(rows)                  the rows' states; with more than a label as target, their PairStats
-//   void backward(rows, states)         from the rows' coefficients to all gradients
+//   void check(rows)                    what only the device can look at: rows that are wrong get kBadLabel
+//   void forward(rows)                  the rows' states; of a target that is not labels their stats too
+//   void backward(rows, states)         from the rows' results to all gradients
 //   void done()                         what a call ends with
 #ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 #define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
@@ -51,19 +51,15 @@ class DeviceCall final : public Call {
         loss_(context_),
         on_device_(device_.template allocate<Loss>(1)),
         steps_(device_, on_device_) {
-    rows_.targets = device_.template allocate<std::int64_t>(p_.rows);
-    rows_.losses = device_.template allocate<double>(p_.rows);
+    rows_.label_columns = device_.template allocate<std::int64_t>(p_.rows);
     rows_.states = device_.template allocate<RowState>(p_.rows);
-    rows_.coefficients = device_.template allocate<RowCoefficients>(p_.rows);
-    if (p_.loss->has_teacher()) {
-      rows_.pairs = device_.template allocate<PairStats>(p_.rows);
-      rows_.pair_coefficients = device_.template allocate<PairCoefficients>(p_.rows);
-    }
+    if (p_.loss->looks_twice()) rows_.stats = device_.template allocate<TargetStats>(p_.rows);
+    rows_.results = device_.template allocate<RowResult>(p_.rows);
     device_.place(on_device_, loss_);
   }
 
   Status check() override {
-    device_.each(p_.rows, FindTarget{Targets(p_), rows_});
+    device_.each(p_.rows, FindLabelColumn{LabelColumns(p_), rows_});
     device_.check(rows_);
     return {};
   }

@@ -4,9 +4,9 @@
 
 #include <limits>
 
-#include "backends/targets.h"
-#include "core/divergence.h"
+#include "backends/label_columns.h"
 #include "core/row_coefficients.h"
+#include "core/target.h"
 #include "losses/row_arrays.h"
 #include "losses/row_outputs.h"
 
@@ -14,19 +14,16 @@ namespace tileloss::impl::device {
 
 // The arrays of a call, [rows] each, on the device.
 struct RowArrays {
-  std::int64_t* targets = nullptr;
-  double* losses = nullptr;
+  std::int64_t* label_columns = nullptr;
   RowState* states = nullptr;
-  RowCoefficients* coefficients = nullptr;
-  // Of a target that is more than a label:
-  PairStats* pairs = nullptr;
-  PairCoefficients* pair_coefficients = nullptr;
+  TargetStats* stats = nullptr;  // of a target that is not labels; else null
+  RowResult* results = nullptr;
 };
 
-struct FindTarget {
-  Targets labels;
+struct FindLabelColumn {
+  LabelColumns labels;
   RowArrays rows;
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { rows.targets[i] = labels[i]; }
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { rows.label_columns[i] = labels[i]; }
 };
 
 // The forward's state, to where the caller keeps it.
@@ -46,45 +43,27 @@ struct RowStageOf {
   bool writes;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if constexpr (requires { loss->row(i, RowStats{}); }) {
-      if (is_ignored(i)) return;
-      constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-      const RowStats stats = states.stats(i);
-      const RowResult result = rows.targets[i] == kBadTarget ? RowResult{kNan, {kNan, kNan, kNan, kNan}} : loss->row(i, stats);
-      rows.coefficients[i] = result.coefficients;
-      write(i, result.loss, stats);
-    } else {
-      if (is_ignored(i)) return;
-      rows.pair_coefficients[i] = loss->pair_coefficients(i);
-      write(i, loss->pair_loss(i, rows.pairs[i]), rows.pairs[i]);
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    RowResult& result = rows.results[i];
+    result = {};
+    if (rows.label_columns[i] == kIgnoredRow) {
+      if (writes) outputs.write_ignored(i);
+      return;
     }
-  }
-
- private:
-  TILELOSS_HOST_DEVICE bool is_ignored(std::int64_t i) const {
-    if (rows.targets[i] != kIgnoredRow) return false;
-    if (writes) {
-      rows.losses[i] = 0;
-      outputs.write_ignored(i);
-    }
-    return true;
-  }
-  template <class Stats>
-  TILELOSS_HOST_DEVICE void write(std::int64_t i, double loss_of_row, const Stats& stats) const {
-    if (!writes) return;
-    rows.losses[i] = loss_of_row;
-    outputs.write(i, stats);
+    const TargetStats stats = rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
+    result = rows.label_columns[i] == kBadLabel ? RowResult{kNan, {kNan, kNan, kNan, kNan}, kNan, true} : loss->row(i, stats);
+    if (writes) outputs.write(i, stats);
   }
 };
 
 struct WriteLoss {
   RowArrays rows;
   RowOutput<float> out;
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { out.set(i, static_cast<float>(rows.losses[i])); }
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { out.set(i, static_cast<float>(rows.results[i].loss)); }
 };
 struct LossTerm {
   RowArrays rows;
-  TILELOSS_HOST_DEVICE double operator()(std::int64_t i) const { return rows.losses[i]; }
+  TILELOSS_HOST_DEVICE double operator()(std::int64_t i) const { return rows.results[i].loss; }
 };
 struct TakeLoss {
   RowOutput<float> out;

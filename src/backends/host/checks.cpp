@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/targets.h"
+#include "backends/label_columns.h"
 #include "schema/options.h"
 
 namespace tileloss::impl::host {
@@ -37,20 +37,22 @@ Status check_numbers(const Problem& p) {
   return check_offsets(p);
 }
 
-Status resolve_targets(const Problem& p, std::int64_t* targets) {
-  const Targets all(p);
-  for (std::int64_t i = 0; i < p.rows; ++i) {
-    targets[i] = all[i];
-    if (targets[i] == kBadTarget) {
-      return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(i) + "]: expected 0 <= label < " +
-                                               std::to_string(p.classes) + " or ignore_index " +
-                                               std::to_string(p.logit.ignore_index) + ", got " + std::to_string(all.labels[i])};
-    }
-  }
-  return {};
+void find_label_columns(const Problem& p, std::int64_t* label_columns) {
+  const LabelColumns all(p);
+  for (std::int64_t i = 0; i < p.rows; ++i) label_columns[i] = all[i];
 }
 
-Status check_teacher_columns(const Problem& p, const std::int64_t* targets) {
+Status check_labels(const Problem& p, const std::int64_t* label_columns) {
+  const auto* const bad = std::find(label_columns, label_columns + p.rows, kBadLabel);
+  if (bad == label_columns + p.rows) return {};
+  const std::int64_t i = bad - label_columns;
+  return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(i) + "]: expected 0 <= label < " + std::to_string(p.classes) +
+                                           " or ignore_index " + std::to_string(p.logit.ignore_index) + ", got " +
+                                           std::to_string(LabelColumns(p).labels[i])};
+}
+
+Status check_target(const Problem& p, const std::int64_t* label_columns) {
+  if (p.loss->target() != TargetKind::kColumns) return {};
   constexpr float kMost = 0.001F;  // of a log q: what rounding may make of 0
   const tileloss_matrix &ids = p.args.teacher_ids, &log_q = p.args.teacher_logprobs;
   const auto entry = [](const char* name, std::int64_t i, std::int64_t k) {
@@ -58,7 +60,7 @@ Status check_teacher_columns(const Problem& p, const std::int64_t* targets) {
   };
   std::vector<std::int64_t> seen;
   for (std::int64_t i = 0; i < p.rows; ++i) {
-    if (targets[i] == kIgnoredRow) continue;
+    if (label_columns[i] == kIgnoredRow) continue;
     seen.clear();
     for (std::int64_t k = 0; k < ids.cols; ++k) {
       const std::int64_t id = integer_at(ids, i, k);

@@ -13,12 +13,15 @@ namespace tileloss::impl::host {
 // Numbers behind pointers, and sequence offsets.
 Status check_numbers(const Problem& problem);
 
-// Each row's column of the label, kIgnoredRow or kTargetElsewhere: every used label is checked. `targets` has `rows` elements.
-Status resolve_targets(const Problem& problem, std::int64_t* targets);
+// Each row's label column, kIgnoredRow, kLabelElsewhere or kBadLabel: [rows].
+void find_label_columns(const Problem& problem, std::int64_t* label_columns);
+
+// Whether every used label is one of the vocabulary's.
+Status check_labels(const Problem& problem, const std::int64_t* label_columns);
 
 // The columns that a sparse teacher knows, of the rows in use: each one of the vocabulary's or negative, none twice; and no log q
 // above 0.
-Status check_teacher_columns(const Problem& problem, const std::int64_t* targets);
+Status check_target(const Problem& problem, const std::int64_t* label_columns);
 
 }  // namespace tileloss::impl::host
 

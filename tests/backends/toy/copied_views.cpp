@@ -7,6 +7,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/driver.h"
+#include "core/row_offset.h"
 #include "losses/inputs.h"
 #include "schema/tensors.h"
 #include "tests/backends/toy/toy_backend.h"
@@ -30,9 +31,7 @@ struct Layout {
   std::int64_t lines = 0, line_stride = 0, count = 0, step = 0, element = 0;
   std::int64_t group_rows = 0, group_stride = 0;
 
-  std::int64_t line(std::int64_t i) const {
-    return (group_rows > 0 ? i / group_rows * group_stride + i % group_rows * line_stride : i * line_stride) * element;
-  }
+  std::int64_t line(std::int64_t i) const { return impl::row_offset(i, line_stride, group_rows, group_stride) * element; }
   bool is_empty() const { return lines == 0 || count == 0; }
   // Offsets in bytes from the view's data.
   std::pair<std::int64_t, std::int64_t> extent() const {

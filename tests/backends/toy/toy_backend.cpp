@@ -24,7 +24,7 @@ class ToyDevice {
       : problem_(std::make_shared<const Problem>(problem)), memory_(&memory), error_(&error) {
     if (!problem.loss->is_linear || problem.pass == TILELOSS_FROM_ROW_STATE) return;
     z_ = allocate<float>(problem.rows * problem.columns);
-    if (problem.loss->has_teacher_logits()) teacher_z_ = allocate<float>(problem.rows * problem.columns);
+    if (problem.loss->target() == impl::TargetKind::kLogits) teacher_z_ = allocate<float>(problem.rows * problem.columns);
   }
 
   const Problem& problem() const { return *problem_; }
@@ -64,11 +64,10 @@ class ToyDevice {
   void check(const RowArrays& rows) {
     memory_->queue([p = problem_, rows, error = error_] {
       Status found = impl::host::check_numbers(*p);
-      if (found.ok()) found = impl::host::resolve_targets(*p, rows.targets);
-      if (found.ok() && p->loss->info.teacher == impl::Teacher::kColumns)
-        found = impl::host::check_teacher_columns(*p, rows.targets);
+      if (found.ok()) found = impl::host::check_labels(*p, rows.label_columns);
+      if (found.ok()) found = impl::host::check_target(*p, rows.label_columns);
       if (found.ok()) return;
-      std::fill_n(rows.targets, p->rows, impl::kBadTarget);
+      std::fill_n(rows.label_columns, p->rows, impl::kBadLabel);
       if (error->ok()) *error = found;
     });
   }

@@ -3,8 +3,11 @@
 #ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_SWEEPS_H_
 #define TILELOSS_TESTS_BACKENDS_TOY_TOY_SWEEPS_H_
 
+#include <vector>
+
 #include "backends/device/row_kernels.h"
 #include "backends/problem.h"
+#include "core/columns.h"
 
 namespace tileloss::test {
 
@@ -12,36 +15,48 @@ class ToySweeps {
  public:
   // z, teacher_z: with the LM head, [rows, columns] of each side; else null.
   ToySweeps(const impl::Problem& problem, const impl::device::RowArrays& rows, float* z, float* teacher_z)
-      : p_(problem), rows_(rows), z_(z), teacher_z_(teacher_z) {}
+      : p_(problem),
+        rows_(rows),
+        z_(z),
+        teacher_z_(teacher_z),
+        own_(impl::make_transform(problem)),
+        label_(impl::make_label_transform(problem).value_or(own_)),
+        options_(problem.loss->info.make(impl::make_context(problem))->target_options()) {}
 
   void make_logits() const;
   void forward() const;
   void backward(const impl::RowStates& states) const;
 
  private:
-  class Side;
-  struct Terms;  // of a row's divergence
+  using Numbers = std::vector<double>;
+  // A row of a matrix of floats.
+  struct Row {
+    const void* data;
+    tileloss_dtype dtype;
+    std::int64_t offset;
+    float operator()(std::int64_t j) const { return impl::load_number(data, dtype, offset + j); }
+  };
+  using Columns = impl::Columns<Row>;
 
-  float logit(std::int64_t i, std::int64_t j) const;
-  float teacher_logit(std::int64_t i, std::int64_t j) const;
-  Side student(std::int64_t i, const impl::RowStats& stats) const;
-  Side teacher(std::int64_t i, const impl::RowStats& stats) const;
-  template <class Logit>
-  impl::RowState gather(std::int64_t i, const impl::LogitTransform& transform, Logit&& logit) const;
-  impl::PairStats look(std::int64_t i) const;
-  Terms terms(std::int64_t i, impl::PairStats& stats) const;
-  Terms terms_of_logits(std::int64_t i, const impl::PairStats& stats) const;
-  Terms terms_of_probabilities(std::int64_t i, const impl::PairStats& stats) const;
-  Terms terms_of_columns(std::int64_t i, impl::PairStats& stats) const;
-  void row_gradient(std::int64_t i, const impl::RowStates& states, std::vector<double>& dz) const;
-  void pair_gradient(std::int64_t i, std::vector<double>& dz) const;
-  void head_gradients(std::int64_t i, const std::vector<double>& dx, std::vector<double>& dhead,
-                      std::vector<double>& dbias) const;
+  Row row(const tileloss_matrix& m, std::int64_t i, std::int64_t group_stride, const float* z = nullptr) const;
+  Columns own(std::int64_t i, const impl::LogitTransform& transform) const;
+  Columns teacher(std::int64_t i) const;
+  impl::RowState gather(std::int64_t i, Columns columns) const;
+  // What the target adds to a row's stats, and dD/dz of its columns.
+  Numbers look(std::int64_t i, impl::TargetStats& stats) const;
+  Numbers look_at_all(std::int64_t i, impl::TargetStats& stats) const;
+  Numbers look_at_some(std::int64_t i, impl::TargetStats& stats) const;
+  Numbers gradient(std::int64_t i, const impl::RowStates& states) const;
+  double weight(std::int64_t j) const {
+    const float* const weights = impl::class_weights(p_);
+    return weights == nullptr ? 1 : static_cast<double>(weights[j]);
+  }
 
   const impl::Problem& p_;
   const impl::device::RowArrays rows_;
-  float* const z_;
-  float* const teacher_z_;
+  float *const z_, *const teacher_z_;
+  const impl::LogitTransform own_, label_;
+  const impl::TargetOptions options_;
 };
 
 }  // namespace tileloss::test

@@ -34,12 +34,12 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
   row.vocab_block = shape().tile;
   row.operands = operands;
   row.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
-  const std::int64_t target = job_.targets[rows_[u]] - column;
+  const std::int64_t target = job_.label_columns[rows_[u]] - column;
   const bool has_target = target >= 0 && target < columns;
   double at_target = 0;
   if (has_target) {
     const double weight = row.class_weights == nullptr ? 1 : static_cast<double>(row.class_weights[target]);
-    at_target = target_gradient(g, weight) * job_.transform.derivative(z[target]);
+    at_target = label_gradient(g, weight) * job_.transform.derivative(z[target]);
   }
   job_.kernels->run[kStorageFloat32](nullptr, &row);
   if (has_target) dz[target] = static_cast<float>(at_target);
@@ -55,7 +55,7 @@ void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t c
 
 void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                          float* dz) const {
-  if (shape().has_teacher()) {
+  if (shape().looks_twice()) {
     for (std::int64_t u = begin; u < end; ++u) load_dz(u, column, columns, dz + (u - begin) * chunk_columns_);
     return;
   }

@@ -84,7 +84,7 @@ void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std
   }
   matmul().tiles->gradient(g);
   for (std::int64_t r = 0; r < b.rows; ++r) {
-    const std::int64_t u = b.first + r, target = job_.targets[rows_[u]] - b.column;
+    const std::int64_t u = b.first + r, target = job_.label_columns[rows_[u]] - b.column;
     if (is_odd[r]) {
       float* const row = z + r * tile;
       job_.kernels->kept_logits.restore(g.words[r], b.columns, maxima[r], steps_per_unit_, row);
@@ -92,7 +92,7 @@ void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std
       for (std::int64_t j = 0; j < b.columns; ++j) put_dz(g, r, j, row[j]);
     } else if (target >= 0 && target < b.columns) {
       const double weight = job_.class_weights == nullptr ? 1 : static_cast<double>(job_.class_weights[b.column + target]);
-      put_dz(g, r, target, static_cast<float>(target_gradient(gradients_[u], weight) * job_.transform.derivative(0)));
+      put_dz(g, r, target, static_cast<float>(label_gradient(gradients_[u], weight) * job_.transform.derivative(0)));
     }
   }
 }
@@ -117,14 +117,14 @@ void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& 
   float* const after_head = scratch + matmul().packed_floats(tile, matmul().b_panel, shape().width, shape().compute);
   float* const z = after_head + (shape().bias ? tile : 0);
   const float* bias = nullptr;
-  if (!shape().has_teacher() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column))) {
+  if (!shape().looks_twice() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column))) {
     matmul().pack_b(job_.head, rows.column, rows.columns, 0, shape().width, shape().compute, scratch);
     bias = tile_of_bias(rows.column, rows.columns, after_head);
   }
   DzBlock b = rows;
   for (; b.first < last; b.first += kDzRows) {
     b.rows = std::min(kDzRows, last - b.first);
-    if (shape().has_teacher()) {
+    if (shape().looks_twice()) {
       dz_from_kept(c, b, z);
       continue;
     }
@@ -211,7 +211,7 @@ void LinearWalk::multiply_sets(const DzChunk& c) {
 void LinearWalk::backward_amx(std::int64_t begin, std::int64_t end) {
   first_row_ = begin;
   if (shape().dhead) pack_across(begin, end);
-  const bool keeps_all = shape().has_teacher() || kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;
+  const bool keeps_all = shape().looks_twice() || kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;
   const std::int64_t tile = shape().tile, group = keeps_all ? kKeptDzGroup : kRowGroup, groups = ceil_div(end - begin, group);
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const DzChunk c{begin, end, chunk, std::min(chunk_columns_, shape().columns - chunk)};

@@ -79,7 +79,7 @@ SoftmaxRows LinearWalk::softmax_of(float* scratch, std::int64_t first, std::int6
   if (job_.sums != kNoSums || keeps_floats) job.also = &TileAtHand::also;
   for (std::int64_t u = first; u < last; ++u) {
     job.running[u - first] = RunningRow{};
-    job.running[u - first].target_column = job_.targets[rows_[u]];
+    job.running[u - first].target_column = job_.label_columns[rows_[u]];
   }
   return job;
 }

@@ -1,4 +1,4 @@
-// One call with the LM head: its pieces of workspace, and the phases that linear.cpp runs in order.
+// One call with the LM head: its pieces of workspace, and the phases that run in order.
 #ifndef TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
 #define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
 
@@ -7,6 +7,7 @@
 #include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_blocks.h"
 #include "backends/cpu/simd/storage_access.h"
+#include "backends/cpu/sweep/row_gradient.h"
 #include "backends/cpu/threads/executor.h"
 #include "backends/cpu/threads/floating_point.h"
 
@@ -16,23 +17,26 @@ class LinearWalk {
  public:
   LinearWalk(const LinearJob& job, const tileloss_executor* executor);
 
-  std::int64_t used() const { return used_; }
-  std::int64_t row_of(std::int64_t u) const { return rows_[u]; }
-  const std::int64_t* rows_from(std::int64_t u) const { return rows_ + u; }
-  // Rows in use, side by side: [begin, end) counts those.
-  void pack_hidden();
-  void forward(std::int64_t begin, std::int64_t end);
-  // Instead of a forward, of a loss with a teacher (linear_pairs.cpp). The logits of some rows, float [end - begin, z_stride]:
-  void logits(std::int64_t begin, std::int64_t end, float* z);
-  // A row of the row chunk from `begin` on, and its dL/dz, for the backward.
-  void keep_dz(std::int64_t begin, std::int64_t u, const float* dz) const;
-  const RowState& state(std::int64_t u) const { return states_[u * kSlices]; }
-  RowGradient& gradient(std::int64_t u) { return gradients_[u]; }
-  void backward(std::int64_t begin, std::int64_t end);
-  // After the last chunk: outputs that were added up in the workspace, and what no row or column touches.
+  // All of a call, but for ignored rows and finish(): of rows held against their labels, and of others (linear_some_rows.cpp).
+  void run(RowVisitor& visitor);
+  void run_some_rows(RowVisitor& visitor);
+  // Outputs that were added up in the workspace, and what no row or column touches.
   void finish();
 
  private:
+  class RowsAtHand;
+
+  // Rows in use, side by side: [begin, end) counts those.
+  void pack_hidden();
+  void forward(std::int64_t begin, std::int64_t end);
+  void backward(std::int64_t begin, std::int64_t end);
+  // The logits of some rows, float [end - begin, z_stride].
+  void logits(std::int64_t begin, std::int64_t end, float* z);
+  // A row of the row chunk from `begin` on, and its dL/dz, for the backward.
+  void keep_dz(std::int64_t begin, std::int64_t u, const float* dz) const;
+  LinearJob teacher_job() const;
+  SweepJob sweep_job() const;
+
   const LinearShape& shape() const { return job_.shape; }
   const MatmulTable& matmul() const { return job_.kernels->matmul; }
   template <class T>

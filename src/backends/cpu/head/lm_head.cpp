@@ -24,7 +24,7 @@ LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
   }
   steps_per_unit_ = job.transform.scale * kKeptStepsPerExponent;
   for (std::int64_t i = 0; i < shape().rows; ++i) {
-    if (job.targets[i] != kIgnoredRow) rows_[used_++] = i;
+    if (job.label_columns[i] != kIgnoredRow) rows_[used_++] = i;
   }
 }
 
@@ -81,8 +81,8 @@ RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_
   ForwardRow f;
   f.x = z;
   f.columns = columns;
-  const std::int64_t target = job_.targets[rows_[u]] - column;
-  f.target = target >= 0 && target < columns ? target : -1;
+  const std::int64_t target = job_.label_columns[rows_[u]] - column;
+  f.label_column = target >= 0 && target < columns ? target : -1;
   f.vocab_block = shape().tile;
   f.transform = job_.transform;
   f.operands = operands;
@@ -159,31 +159,35 @@ void LinearWalk::forward(std::int64_t begin, std::int64_t end) {
 
 // ----------------------------------------------------------------------------------------------------------------- run
 
+void LinearWalk::run(RowVisitor& visitor) {
+  const bool runs_products = job_.hidden.data != nullptr && (job_.sweeps_forward || job_.wants_gradients);
+  if (runs_products && !job_.is_packed) pack_hidden();
+  const std::int64_t chunk = std::max<std::int64_t>(shape().row_chunk, 1);
+  for (std::int64_t begin = 0; begin < used_; begin += chunk) {
+    const std::int64_t end = std::min(used_, begin + chunk);
+    if (job_.sweeps_forward && runs_products) forward(begin, end);
+    for (std::int64_t u = begin; u < end; ++u) {
+      const std::int64_t i = rows_[u];
+      std::optional<TargetStats> stats = visitor.known(i);
+      if (!stats) {
+        const RowState& state = states_[u * kSlices];
+        visitor.swept(i, state);
+        stats = make_row_stats(state);
+      }
+      const RowResult result = visitor.visit(i, *stats);
+      if (job_.wants_gradients) gradients_[u] = {*stats, result.coefficients};
+    }
+    if (job_.wants_gradients) backward(begin, end);
+  }
+}
+
 void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_executor* executor) {
   const FloatingPointScope scope;
   LinearWalk walk(job, executor);
   for (std::int64_t i = 0; i < job.shape.rows; ++i) {
-    if (job.targets[i] == kIgnoredRow) visitor.ignored(i);
+    if (job.label_columns[i] == kIgnoredRow) visitor.ignored(i);
   }
-  const bool runs_products = job.hidden.data != nullptr && (!job.from_saved_state || job.wants_gradients);
-  if (runs_products) walk.pack_hidden();
-  const std::int64_t chunk = std::max<std::int64_t>(job.shape.row_chunk, 1);
-  for (std::int64_t begin = 0; begin < walk.used(); begin += chunk) {
-    const std::int64_t end = std::min(walk.used(), begin + chunk);
-    if (!job.from_saved_state && runs_products) walk.forward(begin, end);
-    if (job.merges_shards) {
-      for (std::int64_t u = begin; u < end; ++u) visitor.hand_over(walk.row_of(u), walk.state(u));
-      if (!visitor.merge_shards()) return;
-    }
-    const bool is_saved = job.from_saved_state || job.merges_shards;
-    for (std::int64_t u = begin; u < end; ++u) {
-      const std::int64_t i = walk.row_of(u);
-      const RowGradient g = visitor.visit(i, is_saved ? visitor.saved_state(i) : walk.state(u));
-      if (job.wants_gradients) walk.gradient(u) = g;
-    }
-    if (job.wants_gradients) walk.backward(begin, end);
-  }
-  if (job.merges_shards && walk.used() == 0 && !visitor.merge_shards()) return;
+  looks_twice(job.target.kind) ? walk.run_some_rows(visitor) : walk.run(visitor);
   if (job.wants_gradients) walk.finish();
 }
 

@@ -14,6 +14,13 @@
 //
 // There is room in dhead itself: until a tile's rows of it are written, their memory holds the tile's z of the first rows in use,
 // H of them in 16 bits where dhead is in 16 bits, 2 H where it is in float32.
+//
+// Of a target that is not labels (linear_some_rows.cpp) a row's columns are needed side by side. So rows in use are taken some at
+// a time: their logits in float32, and those of a teacher with a head of its own; the sweeps of sweep/driver.h, whose gradient
+// goes over the logits and from there, as the products see it, to where it waits; and once it is there for a whole row chunk, the
+// backward. With two heads 4 products where a linear cross-entropy has 3, and both heads go through the caches once for each of
+// the parts. The gradient waits in dhead's own memory, until the rows of dhead are written, and what has no room there in the
+// workspace.
 #ifndef TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
 #define TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
 
@@ -24,8 +31,7 @@
 #include <vector>
 
 #include "backends/cpu/matmul/matmul.h"
-#include "backends/cpu/sweep/pair_driver.h"
-#include "backends/cpu/sweep/row_visitor.h"
+#include "backends/cpu/sweep/driver.h"
 
 namespace tileloss::impl::cpu {
 
@@ -37,13 +43,13 @@ struct KeptInDhead {
   std::int64_t column_bytes = 0;  // from a column's beginning to the next one's
 };
 
-// What a teacher adds (linear_pairs.h).
-struct PairShape {
-  std::int64_t rows = 0;          // whose logits are there at once; 0: there is no teacher
+// What a target that is not labels adds.
+struct TargetShape {
+  std::int64_t rows = 0;          // whose logits are there at once; 0: the target is labels
   std::int64_t width = 0;         // of the teacher's hidden; 0: it has no head
   std::int64_t hidden_bytes = 4;  // of an element
   bool bias = false;              // the teacher's
-  PairScratchShape scratch;       // of the sweeps over pairs of rows
+  ScratchShape scratch;           // of the sweeps
 };
 
 // What a plan has to know: shapes, what is asked for, and how it is cut.
@@ -69,10 +75,10 @@ struct LinearShape {
   std::int64_t kept = 0;       // columns of the other rows whose z is kept in the workspace: the first ones, whole tiles, or all
   bool kept_in_words = false;  // in 16 bits; z that is not kept is rounded like it, so that no bit depends on what is
 
-  PairShape pair;  // of a loss with a teacher: what is kept are gradients then, and kept_in_dhead says which are in dhead
+  TargetShape target;  // not labels: what is kept are gradients then, and kept_in_dhead says which are in dhead
 
   bool backward() const { return dhidden || dhead || dbias; }
-  bool has_teacher() const { return pair.rows > 0; }
+  bool looks_twice() const { return target.rows > 0; }
   std::int64_t z_stride() const { return (columns + 15) / 16 * 16; }  // of logits that are stored
   // Of an element of a gradient that is kept: as the products see it, but dbias adds up what is not rounded.
   std::int64_t dz_bytes() const { return compute == Compute::kBfloat16 && !dbias ? 2 : 4; }
@@ -101,12 +107,12 @@ struct LinearLayout {
   std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
   std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
   std::int64_t max_in_dhead = 0;   // the same of the rows that dhead holds: float [whole tiles, rows]
-  // With a teacher:
-  std::int64_t packed_teacher = 0;  // its hidden, for its logits
-  std::int64_t pair_logits = 0;     // float [pair.rows, z_stride]; their gradient is written over them
-  std::int64_t pair_teacher = 0;    // the same of the teacher
-  std::int64_t pair_targets = 0;    // int64 [pair.rows]
-  std::int64_t kept_dz = 0;         // of the rows that dhead does not hold: bfloat16 or float [rows, z_stride]
+  // Of a target that is not labels:
+  std::int64_t packed_teacher = 0;       // its hidden, for its logits
+  std::int64_t some_logits = 0;          // float [target.rows, z_stride]; their gradient is written over them
+  std::int64_t some_teacher_logits = 0;  // the same of the teacher
+  std::int64_t some_label_columns = 0;   // int64 [target.rows]
+  std::int64_t kept_dz = 0;              // of the rows that dhead does not hold: bfloat16 or float [rows, z_stride]
   std::int64_t dz = 0;  // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
   std::int64_t packed_head = 0;  // a chunk of the head for dhidden
   std::int64_t dhidden = 0;      // float [N, H]
@@ -129,11 +135,13 @@ struct LinearJob {
   Operand bias;    // rows: classes, one column; null: none
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
-  const float* class_weights = nullptr;   // of column 0; null: 1
-  const std::int64_t* targets = nullptr;  // [rows]
-  bool from_saved_state = false;
+  const float* class_weights = nullptr;         // of column 0; null: 1
+  const std::int64_t* label_columns = nullptr;  // [rows]
+  TargetInput target;
+  Operand teacher_hidden, teacher_head, teacher_bias;  // of TargetKind::kLogits
+  bool sweeps_forward = false;
   bool wants_gradients = false;
-  bool merges_shards = false;          // between forward and backward, of all rows at a time
+  bool is_packed = false;              // by the forward of the same call, which has kept its logits as well
   OutputMatrix dhidden, dhead, dbias;  // dbias: [V, 1]
   bool accumulate = false;             // dhead and dbias are added to
   std::byte* workspace = nullptr;

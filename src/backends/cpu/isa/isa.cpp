@@ -46,7 +46,7 @@ const KernelTable& avx512_bf16_kernels() {
   static const KernelTable table = [] {
     KernelTable kernels = kAvx512Kernels;
     kernels.run[kStorageBfloat16] = kAvx512Bf16Kernels.run;
-    kernels.pair[kStorageBfloat16] = kAvx512Bf16Kernels.pair;
+    kernels.target[kStorageBfloat16] = kAvx512Bf16Kernels.target;
     kernels.matmul = kAvx512Bf16Kernels.matmul;
     return kernels;
   }();

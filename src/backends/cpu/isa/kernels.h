@@ -12,7 +12,7 @@ extern const KernelTable kAvx512Kernels;
 // What AVX-512 BF16 does otherwise than AVX-512, which it has the rest from.
 struct Bfloat16Kernels {
   RowFunction run;
-  PairTable pair;
+  TargetTable target;
   MatmulTable matmul;
 };
 extern const Bfloat16Kernels kAvx512Bf16Kernels;

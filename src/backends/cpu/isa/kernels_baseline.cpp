@@ -3,15 +3,15 @@
 #include "backends/cpu/matmul/matmul_kernels.h"
 #include "backends/cpu/simd/simd_baseline.h"
 #include "backends/cpu/sweep/exp_sum.h"
-#include "backends/cpu/sweep/pair_sweep.h"
 #include "backends/cpu/sweep/sweeps.h"
+#include "backends/cpu/sweep/target_sweep.h"
 
 namespace tileloss::impl::cpu {
 
 const KernelTable kBaselineKernels = {
     {&Sweeps<baseline::Simd, float>::run, &Sweeps<baseline::Simd, Bfloat16>::run, &Sweeps<baseline::Simd, Float16>::run},
-    {PairSweep<baseline::Simd, float>::table(), PairSweep<baseline::Simd, Bfloat16>::table(),
-     PairSweep<baseline::Simd, Float16>::table()},
+    {TargetSweep<baseline::Simd, float>::table(), TargetSweep<baseline::Simd, Bfloat16>::table(),
+     TargetSweep<baseline::Simd, Float16>::table()},
     &exp_sum<baseline::Simd>,
     MatmulKernels<baseline::Simd, 4, 3>::table(),
     KeptLogits<baseline::Simd>::table(),

@@ -22,8 +22,9 @@ constexpr std::int64_t kLeastRowsAtOnce = 256;
 // most whose scratch a budget has room for: results are then the same for any number of threads.
 constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
-constexpr std::int64_t kMostPairRows = 512;               // with a teacher, rows whose logits are there at once: more save little
-constexpr std::int64_t kWidestAmxChunk = 1536;            // with products in tile registers: wider ones are no faster
+constexpr std::int64_t kMostTargetRows =
+    512;  // of targets other than labels, rows whose logits are there at once: more save little
+constexpr std::int64_t kWidestAmxChunk = 1536;  // with products in tile registers: wider ones are no faster
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
   return linear_layout(s, kernels(plan.cpu.isa).matmul).bytes + fixed_bytes(p, plan);
@@ -60,9 +61,9 @@ std::int64_t whole_panels(const tileloss_plan& plan, std::int64_t rows) {
 // Where dhead can hold z (or gradients) of all rows' tiles before it is written: [V,H] without gaps, or [H,V].
 KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
   KeptInDhead kept;
-  if (!s.dhead || p.linear.accumulate != 0 || (!s.has_teacher() && s.columns < s.tile)) return kept;
+  if (!s.dhead || p.linear.accumulate != 0 || (!s.looks_twice() && s.columns < s.tile)) return kept;
   const tileloss_matrix& dhead = p.args.dhead;
-  const std::int64_t kept_bytes = s.has_teacher() ? s.dz_bytes() : s.kept_in_words ? 2 : 4;
+  const std::int64_t kept_bytes = s.looks_twice() ? s.dz_bytes() : s.kept_in_words ? 2 : 4;
   const std::int64_t bytes = element_bytes(dhead.dtype), elements = bytes / kept_bytes;  // in one of dhead's
   std::int64_t lines = 1;
   if (dhead.col_stride == 1 && dhead.row_stride == s.width) {
@@ -89,14 +90,14 @@ double share_kept(const LinearShape& s) {
 }
 
 // The teacher's side, and as many rows at a time as fit.
-void set_pairs(const Problem& p, const tileloss_plan& plan, LinearShape& s) {
-  if (p.loss->has_teacher_logits()) {
-    s.pair.width = p.args.teacher_hidden.cols;
-    s.pair.hidden_bytes = element_bytes(p.args.teacher_hidden.dtype);
-    s.pair.bias = present(p.args.teacher_bias);
+void set_target(const Problem& p, const tileloss_plan& plan, LinearShape& s) {
+  if (p.loss->target() == TargetKind::kLogits) {
+    s.target.width = p.args.teacher_hidden.cols;
+    s.target.hidden_bytes = element_bytes(p.args.teacher_hidden.dtype);
+    s.target.bias = present(p.args.teacher_bias);
   }
-  s.pair.scratch = pair_scratch_shape(p, default_vocab_block(p, plan.cpu.isa));
-  s.pair.rows = whole_panels(plan, 1);
+  s.target.scratch = scratch_shape(p, plan.cpu.schedule, default_vocab_block(p, plan.cpu.isa));
+  s.target.rows = whole_panels(plan, 1);
   if (p.linear.accumulate == 0 && s.row_chunk == p.rows) s.kept_in_dhead = kept_in_dhead(p, plan, s);
 }
 
@@ -124,9 +125,9 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.softcap = p.logit.softcap > 0;
   s.threads = plan.cpu.threads;
   s.tile = plan.cpu.vocab_block;
-  const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->has_teacher();
+  const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->looks_twice();
   s.row_chunk = cuts_rows ? std::min(plan.cpu.row_block, p.rows) : p.rows;
-  if (p.loss->has_teacher()) set_pairs(p, plan, s);
+  if (p.loss->looks_twice()) set_target(p, plan, s);
   const bool keeps_all = keeps && s.row_chunk < p.rows;
   s.kept_in_words = keeps && s.compute == Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
   if (keeps && !keeps_all) s.kept_in_dhead = kept_in_dhead(p, plan, s);
@@ -136,9 +137,9 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
     s.chunk = chunk_of(s, plan, chunk);
     if (plan.cpu.chunk_columns > 0 ? s.chunk <= plan.cpu.chunk_columns : fits()) break;
   }
-  if (s.has_teacher()) {
-    const std::int64_t panel = s.pair.rows, most = std::max(panel, std::min(kMostPairRows, s.row_chunk));
-    const auto set = [&](std::int64_t panels) { s.pair.rows = panel * std::max<std::int64_t>(panels, 1); };
+  if (s.looks_twice()) {
+    const std::int64_t panel = s.target.rows, most = std::max(panel, std::min(kMostTargetRows, s.row_chunk));
+    const auto set = [&](std::int64_t panels) { s.target.rows = panel * std::max<std::int64_t>(panels, 1); };
     set(largest((most + panel - 1) / panel, [&](std::int64_t panels) {
       set(panels);
       return fits();
@@ -161,7 +162,7 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.rows == 0 || p.columns == 0) return 0;
   const LinearShape s = linear_shape(p, plan);
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
-  const double again = s.backward() && !s.has_teacher() ? 1 - share_kept(s) : 0;
+  const double again = s.backward() && !s.looks_twice() ? 1 - share_kept(s) : 0;
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
   const bool uses_amx = kernels(plan.cpu.isa).matmul.uses_amx(s.compute);
   const double rate = (uses_amx ? kAmxMultiplyAddsPerSecond : kMultiplyAddsPerSecond) * plan.cpu.threads;
@@ -170,9 +171,9 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   double moved = static_cast<double>(more_chunks) * weights *
                  (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
   double multiply_adds = products * static_cast<double>(s.rows) * weights;
-  if (s.has_teacher()) {
-    const double teacher = columns * static_cast<double>(s.pair.width),
-                 parts = std::ceil(static_cast<double>(s.rows) / static_cast<double>(s.pair.rows));
+  if (s.looks_twice()) {
+    const double teacher = columns * static_cast<double>(s.target.width),
+                 parts = std::ceil(static_cast<double>(s.rows) / static_cast<double>(s.target.rows));
     multiply_adds += static_cast<double>(s.rows) * teacher;
     moved += parts * (weights * static_cast<double>(element_bytes(p.args.head.dtype)) +
                       teacher * static_cast<double>(element_bytes(p.args.teacher_head.dtype)));
@@ -225,7 +226,7 @@ namespace {
 // Rows in chunks, whose gradients wait for dhead at once: as many as are fastest within the budget.
 Status choose_pairs(const Problem& p, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype), panel = whole_panels(*plan, 1);
-  const std::int64_t sides = p.loss->has_teacher_logits() ? 2 : 1;
+  const std::int64_t sides = p.loss->target() == TargetKind::kLogits ? 2 : 1;
   const std::int64_t cap = budget > 0 ? budget : std::max(sides * logits / 2, kLeastDefaultBudget);
   tileloss_plan best = *plan, least = *plan, candidate = *plan;
   best.workspace_bytes = least.workspace_bytes = std::numeric_limits<std::int64_t>::max();
@@ -248,7 +249,7 @@ Status choose_pairs(const Problem& p, std::int64_t row_block, std::int64_t budge
 
 // The plan as for plan->cpu.threads, all of whose scratch it holds.
 Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
-  if (p.loss->has_teacher()) return choose_pairs(p, row_block, budget, plan);
+  if (p.loss->looks_twice()) return choose_pairs(p, row_block, budget, plan);
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
   tileloss_plan lean = *plan;

@@ -6,7 +6,6 @@
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/sweep/driver.h"
-#include "backends/cpu/sweep/pair_driver.h"
 #include "backends/cpu/sweep/sweep_limits.h"
 #include "backends/cpu/threads/executor.h"
 
@@ -41,7 +40,7 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.loss->is_linear) return predict_linear_ms(p, plan);
   constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
   // A teacher's row costs as much as a student's, and their divergence as much again.
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->has_teacher() ? 3 : 1);
+  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->looks_twice() ? 3 : 1);
   const double width = p.storage == TILELOSS_FLOAT32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.cpu.schedule != TILELOSS_SCHEDULE_STASH;
   const double passes =
@@ -67,7 +66,7 @@ Status check_wishes(const tileloss_plan_options& o) {
 
 tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
   // Both rows' exps wait for their divergence, whether there is a gradient or not.
-  if (p.loss->has_teacher()) return TILELOSS_SCHEDULE_STASH;
+  if (p.loss->looks_twice()) return TILELOSS_SCHEDULE_STASH;
   if (!is_both(p) || p.couples_rows || p.is_shard) return TILELOSS_SCHEDULE_SWEEPS;
   if (o.schedule != TILELOSS_SCHEDULE_AUTO) return o.schedule;
   return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
@@ -76,21 +75,22 @@ tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options&
 }  // namespace
 
 bool has_softcap(const Problem& p) {
-  return p.logit.softcap > 0 || (p.loss->has_teacher_logits() && p.loss->info.teacher_options(p.options.data()).softcap > 0);
+  return p.logit.softcap > 0 ||
+         (p.loss->target() == TargetKind::kLogits && p.loss->info.teacher_options(p.options.data()).softcap > 0);
 }
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
-  if (!has_softcap(p) || (is_fused && !p.loss->has_teacher())) return kVocabBlock;
+  if (!has_softcap(p) || (is_fused && !p.loss->looks_twice())) return kVocabBlock;
   return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }
 
-PairScratchShape pair_scratch_shape(const Problem& p, std::int64_t vocab_block) {
-  return {p.columns, vocab_block, has_softcap(p), p.args.teacher_ids.cols};
+ScratchShape scratch_shape(const Problem& p, tileloss_schedule schedule, std::int64_t vocab_block) {
+  return {p.loss->target(), schedule == TILELOSS_SCHEDULE_STASH, p.columns, vocab_block, has_softcap(p), p.args.teacher_ids.cols};
 }
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
-  return p.needs_forward && !p.loss->has_teacher() &&
+  return p.needs_forward && !p.loss->looks_twice() &&
          (p.couples_rows || (p.needs_backward && plan.cpu.schedule == TILELOSS_SCHEDULE_SWEEPS));
 }
 
@@ -103,7 +103,7 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
     if (bytes > 0) w.buffers.push_back({name, at - begin});
     return begin;
   };
-  w.targets = take("labels", p.rows * 8);
+  w.label_columns = take("labels", p.rows * 8);
   w.losses = take("losses", p.rows * 8);
   w.states = take("row states", keeps_states(p, plan) ? p.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
   w.stage = take("row stage", p.stage_bytes);
@@ -113,10 +113,7 @@ WorkspaceLayout lay_out(const Problem& p, const tileloss_plan& plan, bool with_s
     w.buffers.insert(w.buffers.end(), linear.buffers.begin(), linear.buffers.end());
     at += linear.bytes;
   } else if (with_scratch) {
-    const std::int64_t block = plan.cpu.vocab_block;
-    take("scratch of threads",
-         plan.cpu.threads * (p.loss->has_teacher() ? pair_scratch_shape(p, block).bytes()
-                                                   : scratch_bytes(plan.cpu.schedule, p.columns, block, has_softcap(p))));
+    take("scratch of threads", plan.cpu.threads * scratch_shape(p, plan.cpu.schedule, plan.cpu.vocab_block).bytes());
   }
   w.bytes = at;
   return w;
@@ -156,7 +153,7 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
   plan.cpu.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
   if (wishes.workspace_bytes > 0 && plan.workspace_bytes > wishes.workspace_bytes) {
-    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !p.loss->has_teacher()) plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !p.loss->looks_twice()) plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     plan.workspace_bytes = workspace_layout(p, plan).bytes;
     if (plan.workspace_bytes > wishes.workspace_bytes) {
       return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
@@ -186,7 +183,7 @@ StorageType storage_type(tileloss_dtype dtype) {
 
 Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* executor, tileloss_plan* out) {
   if (Status s = check_wishes(wishes); !s.ok()) return s;
-  if (p.loss->has_teacher() && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_STASH) {
+  if (p.loss->looks_twice() && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_STASH) {
     return expected("schedule", "auto or stash, as " + p.loss->name + " has no other", tileloss_schedule_name(wishes.schedule));
   }
   if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {

@@ -6,17 +6,17 @@
 #include <vector>
 
 #include "backends/cpu/head/lm_head.h"
-#include "backends/cpu/sweep/pair_driver.h"
+#include "backends/cpu/sweep/driver.h"
 #include "backends/problem.h"
 
 namespace tileloss::impl::cpu {
 
 struct WorkspaceLayout {
-  std::int64_t targets = 0;  // int64 [rows]
-  std::int64_t losses = 0;   // double [rows]
-  std::int64_t states = 0;   // RowState [rows], when the row stage has to wait for the whole forward sweep
-  std::int64_t stage = 0;    // the row stage's own
-  std::int64_t scratch = 0;  // one piece a thread; with the LM head, all that LinearLayout says
+  std::int64_t label_columns = 0;  // int64 [rows]
+  std::int64_t losses = 0;         // double [rows]
+  std::int64_t states = 0;         // RowState [rows], when the row stage has to wait for the whole forward sweep
+  std::int64_t stage = 0;          // the row stage's own
+  std::int64_t scratch = 0;        // one piece a thread; with the LM head, all that LinearLayout says
   std::int64_t bytes = 0;
   std::vector<NamedBytes> buffers;  // all of them by name
 };
@@ -29,7 +29,7 @@ WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& pl
 
 // Of the student or the teacher.
 bool has_softcap(const Problem& problem);
-PairScratchShape pair_scratch_shape(const Problem& problem, std::int64_t vocab_block);
+ScratchShape scratch_shape(const Problem& problem, tileloss_schedule schedule, std::int64_t vocab_block);
 // Columns between two looks at a row's maximum, where the caller does not say.
 std::int64_t default_vocab_block(const Problem& problem, tileloss_isa isa);
 

@@ -1,5 +1,5 @@
-// Rows to threads: runs the sweeps over all rows in one of the schedules. Knows no loss; what happens between a row's forward and
-// its backward is the visitor's.
+// Rows to threads: runs the sweeps over all rows, with the visitor's row stage between a row's, while it is in cache. Knows no
+// loss.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_DRIVER_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_DRIVER_H_
 
@@ -7,11 +7,35 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "backends/cpu/sweep/row_kernel.h"
 #include "backends/cpu/sweep/row_visitor.h"
 
 namespace tileloss::impl::cpu {
+
+// What a sparse teacher knows of a row: columns, some of them perhaps negative, and their log q.
+struct ColumnInput {
+  const void* ids = nullptr;  // int64 or int32
+  bool is_int64 = false;
+  std::int64_t ids_row_stride = 0, ids_stride = 0;
+  Operand logprobs;  // rows: rows
+  std::int64_t count = 0;
+};
+
+// What rows are held against, besides their labels.
+struct TargetInput {
+  TargetKind kind = TargetKind::kLabels;
+  TargetOptions options;
+  std::optional<LogitTransform> label_transform;  // of the label's cross-entropy; none: the row's
+  const void* data = nullptr;                     // a teacher's logits, or class probabilities
+  std::int64_t stride = 0;                        // elements
+  StorageType storage = kStorageFloat32;
+  LogitTransform transform;            // of kLogits
+  std::int64_t classes = 0;            // of kProbabilities: that label smoothing is over
+  ColumnInput columns;                 // of kColumns
+  const std::int64_t* rows = nullptr;  // those of the probabilities or columns that belong to the job's; null: the same
+};
 
 struct SweepJob {
   const KernelTable* kernels = nullptr;
@@ -24,20 +48,28 @@ struct SweepJob {
   void* dlogits = nullptr;         // null: no backward
   std::int64_t dlogits_stride = 0;
   tileloss_row_groups groups{};  // groups.rows > 0: of rows, each group at a stride of its own
-  bool from_saved_state = false;
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
-  const float* class_weights = nullptr;   // of column 0; null: 1
-  const std::int64_t* targets = nullptr;  // [rows] column of the label, kIgnoredRow or kTargetElsewhere
+  const float* class_weights = nullptr;         // of column 0; null: 1
+  const std::int64_t* label_columns = nullptr;  // [rows], or kIgnoredRow or kLabelElsewhere
+  TargetInput target;
   tileloss_schedule schedule = TILELOSS_SCHEDULE_SWEEPS;
   int threads = 1;
   std::int64_t row_block = 1;
   std::int64_t vocab_block = 0;
-  std::byte* scratch = nullptr;  // threads * scratch_bytes(...)
+  std::byte* scratch = nullptr;  // ScratchShape::bytes() for each thread
 };
 
-// Per thread, a multiple of 64.
-std::int64_t scratch_bytes(tileloss_schedule schedule, std::int64_t columns, std::int64_t vocab_block, bool has_softcap);
+// What a thread's memory is to hold.
+struct ScratchShape {
+  TargetKind target = TargetKind::kLabels;
+  bool has_stash = false;  // of a row held against its label
+  std::int64_t columns = 0, vocab_block = 0;
+  bool has_softcap = false;  // of the rows or the teacher's
+  std::int64_t known_columns = 0;
+
+  std::int64_t bytes() const;  // a multiple of 64
+};
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor);
 

@@ -1,4 +1,4 @@
-// What the drivers that hand rows to threads share: the walk over blocks of rows, where a row lies, and a row's scratch.
+// What the drivers that hand rows to threads share: the walk over blocks of rows, and a row's scratch.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_BLOCKS_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_ROW_BLOCKS_H_
 
@@ -16,12 +16,6 @@
 namespace tileloss::impl::cpu {
 
 inline std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-
-// Elements before row i of a matrix whose rows may come in groups.
-inline std::int64_t row_offset(std::int64_t i, std::int64_t row_stride, std::int64_t group_rows, std::int64_t group_stride) {
-  const std::int64_t group = group_rows > 0 ? i / group_rows : 0;
-  return group * group_stride + (i - group * group_rows) * row_stride;
-}
 
 // A thread's memory for one row of logits.
 struct RowScratch {

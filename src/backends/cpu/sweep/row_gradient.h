@@ -3,8 +3,7 @@
 #define TILELOSS_BACKENDS_CPU_SWEEP_ROW_GRADIENT_H_
 
 #include "backends/cpu/sweep/row_kernel.h"
-#include "core/row_coefficients.h"
-#include "core/row_stats.h"
+#include "core/columns.h"
 
 namespace tileloss::impl::cpu {
 
@@ -13,13 +12,9 @@ struct RowGradient {
   RowCoefficients coefficients;
 };
 
-// The target's column, which the sweep leaves wrong: dz_y = target (R/S) + p_y (prob + target + prob_logp logp) + uniform c_y, so
-// that the label's gradient keeps its digits when p is near 1.
-inline double target_gradient(const RowGradient& g, double class_weight) {
-  const RowCoefficients& c = g.coefficients;
-  double dz = c.target * g.stats.one_minus_p + c.uniform * class_weight;
-  if (g.stats.p != 0) dz += g.stats.p * (c.prob_plus_target + (c.prob_logp == 0 ? 0.0 : c.prob_logp * g.stats.logp));
-  return dz;
+// dL/dz of the label's column, which the sweep leaves wrong.
+inline double label_gradient(const RowGradient& g, double class_weight) {
+  return column_gradient(g.coefficients, g.stats, true, class_weight);
 }
 
 // The numbers of a BackwardRow; where the row lies is the caller's.

@@ -7,9 +7,9 @@
 
 #include "backends/cpu/matmul/matmul.h"
 #include "backends/cpu/simd/storage_type.h"
-#include "core/divergence.h"
 #include "core/logit_transform.h"
 #include "core/row_state.h"
+#include "core/target.h"
 
 namespace tileloss::impl::cpu {
 
@@ -26,20 +26,20 @@ inline std::int64_t operand_floats(bool has_softcap, std::int64_t vocab_block) {
 // Forward of one row: logits -> row state, and 2^(z log2(e) - reference) of every column into the stash if there is one.
 struct ForwardRow {
   const void* x = nullptr;
-  std::int64_t columns = 0;      // valid columns
-  std::int64_t target = -1;      // column of the label; -1: in another shard
-  std::int64_t vocab_block = 0;  // a multiple of 64
+  std::int64_t columns = 0;        // valid columns
+  std::int64_t label_column = -1;  // -1: in another shard
+  std::int64_t vocab_block = 0;    // a multiple of 64
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;  // for the smoothing sum; null: 1
-  float* stash = nullptr;                // columns rounded up to 64, in pair order; 0 at the target
+  float* stash = nullptr;                // columns rounded up to 64, in pair order; 0 at the label's
   double* references = nullptr;          // with a stash: each block's reference
   float* operands = nullptr;             // operand_floats() of them, aligned to 64
   RowState state;                        // out
 };
 
 // Backward of one row: dx_j = dz/dx * (p_j (prob + prob_logp (z_j - max - log_sum)) + uniform c_j), p_j = exp(z_j - max) * scale.
-// The target's column is the driver's.
+// The label's column is the driver's.
 struct BackwardRow {
   const void* x = nullptr;
   void* dx = nullptr;
@@ -62,11 +62,11 @@ struct BackwardRow {
 // stash block after `previous` has read it. Same results as one after the other.
 using RowFunction = void (*)(ForwardRow* next, const BackwardRow* previous);
 
-// Columns of a pair of rows whose exponents wait in L1, where there is a softcap.
-inline constexpr std::int64_t kPairBlock = 1024;
+// Columns of a row and its target whose exponents wait in L1, where there is a softcap.
+inline constexpr std::int64_t kTargetBlock = 1024;
 
-// One row of a pair, after its forward.
-struct PairSide {
+// A row of logits, after its forward.
+struct RowSide {
   const void* x = nullptr;
   LogitTransform transform;
   float max = 0;
@@ -76,31 +76,34 @@ struct PairSide {
   float* operands = nullptr;           // as a forward row's
 };
 
-// A student's row and a teacher's. With a softcap the exps are made again, as a stash of them holds slopes. With soft labels the
-// teacher's exps are what `weigh` makes of their probabilities, and nothing else of the teacher is looked at.
-struct PairRow {
-  PairSide student, teacher;
+// A row and what it is held against: a teacher's, or class probabilities. With a softcap the exps are made again, as a stash of
+// them holds slopes. Of class probabilities the teacher's exps are what `weigh` makes of them, and nothing else of the teacher is
+// looked at.
+struct TargetRow {
+  RowSide own, teacher;
   std::int64_t columns = 0;
-  std::int64_t target = -1;  // column of the label, which is left out; -1: none
+  std::int64_t label_column = -1;  // which is left out; -1: none
   std::int64_t vocab_block = 0;
   Divergence divergence;
-  float* exponents = nullptr;  // 2 kPairBlock of them
-  PairSums sums;               // out of diverge; into gradient with the label's column
-  // The student as its label's cross-entropy sees it, of which nothing but x, transform, max and sum is looked at; null: as the
+  bool has_mean = true;        // the divergence's; of class probabilities it is the sum of -q
+  float* exponents = nullptr;  // 2 kTargetBlock of them
+  TargetSums sums;             // out of the first; into gradient with the label's column
+  // The row as its label's cross-entropy sees it, of which nothing but x, transform, max and sum is looked at; null: as the
   // divergence does.
-  const PairSide* label = nullptr;
+  const RowSide* label = nullptr;
   // For the gradient, dx; the label's column is left wrong.
   void* dx = nullptr;
-  PairCoefficients coefficients;
-  bool stream = false;        // as BackwardRow's
-  bool has_gradient = false;  // out of diverge: it has written dx as well, as it may where the divergence has no mean
+  double form = 0, target = 0;  // RowResult's
+  bool stream = false;          // as BackwardRow's
+  bool has_gradient = false;    // out of diverge: it has written dx as well, as it may where the divergence has no mean
 };
-// The divergence first, then its gradient; `dx` and the coefficients may be known to both.
-struct PairTable {
-  void (*diverge)(PairRow& row);
-  void (*gradient)(PairRow& row);
-  // A PairRow's teacher.exps of class probabilities of this storage type, in pair order: (factor q + added) times the weights, if
-  // there are any; 0 behind the last column. probs null: what is in `to`, column by column.
+// The sums first, by a divergence or by class probabilities, then the gradient; `dx` and the coefficients may be known to both.
+struct TargetTable {
+  void (*diverge)(TargetRow& row);
+  void (*add_probabilities)(TargetRow& row);
+  void (*gradient)(TargetRow& row);
+  // A TargetRow's teacher.exps of class probabilities of this storage type, in pair order: (factor q + added) times the weights,
+  // if there are any; 0 behind the last column. probs null: what is in `to`, column by column.
   void (*weigh)(const void* probs, std::int64_t columns, float factor, float added, const float* class_weights, float* to);
 };
 
@@ -113,7 +116,7 @@ struct KeptLogitsTable {
 
 struct KernelTable {
   RowFunction run[kStorageTypes];
-  PairTable pair[kStorageTypes];
+  TargetTable target[kStorageTypes];
   // The exp of the sweeps over an array that lies in L1: `count` values, `repeats` times; returns their sum. For the roof.
   float (*exp_sum)(const float* x, std::int64_t count, std::int64_t repeats);
   MatmulTable matmul;

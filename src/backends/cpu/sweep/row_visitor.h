@@ -1,25 +1,30 @@
-// What the drivers call between a row's forward and its backward.
+// What the drivers call for a row, between its sweeps.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_
 
 #include <cstdint>
+#include <optional>
 
-#include "backends/cpu/sweep/row_gradient.h"
+#include "core/row_coefficients.h"
+#include "core/target.h"
 
 namespace tileloss::impl::cpu {
 
-// Called once for every row, by any thread, in any order.
+// Called for every row, by any thread, in any order.
 class RowVisitor {
  public:
   virtual ~RowVisitor() = default;
   virtual void ignored(std::int64_t row) = 0;
-  // With the state from this call's forward, or from an earlier one's.
-  virtual RowGradient visit(std::int64_t row, const RowState& state) = 0;
-  virtual RowState saved_state(std::int64_t row) const = 0;
-  // Of a shard of the vocabulary, between forward and backward: each row's state, and once all of them are there the merge with
-  // the others', after which saved_state() gives the whole vocabulary's. False: it failed, and the call is over.
-  virtual void hand_over(std::int64_t row, const RowState& state) = 0;
-  virtual bool merge_shards() = 0;
+  // What earlier sweeps have found of the row, those over the vocabulary's other shards included; nothing: this one says it all.
+  virtual std::optional<TargetStats> known(std::int64_t row) const = 0;
+  // The state that a forward sweep has found of a row held against its label.
+  virtual void swept(std::int64_t row, const RowState& state) = 0;
+  // The row stage without a word to anybody: of a target's second look that is still to come, for its coefficients.
+  virtual RowResult look_ahead(std::int64_t row, const TargetStats& stats) const = 0;
+  // The row stage, and the outputs, once.
+  virtual RowResult visit(std::int64_t row, const TargetStats& stats) = 0;
+  // Once its gradient is written, while it is in cache.
+  virtual void finished(std::int64_t row) { static_cast<void>(row); }
 };
 
 }  // namespace tileloss::impl::cpu

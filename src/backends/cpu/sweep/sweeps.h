@@ -164,7 +164,7 @@ class Sweeps : BackwardSweep<Simd, T> {
                             std::int64_t n, Running& r) {
     const T* x = static_cast<const T*>(row.x) + start;
     b.x = x;
-    b.excluded = row.target >= start && row.target < start + n ? row.target - start : -1;
+    b.excluded = row.label_column >= start && row.label_column < start + n ? row.label_column - start : -1;
     Operands<Transform> operands(row.operands, row.vocab_block);
     if (!operands.compute(b, x, n)) return false;
     // Should it be too low, the block is done again like any other.
@@ -287,8 +287,8 @@ class Sweeps : BackwardSweep<Simd, T> {
   // Whether the label's logit lies so far above all others that exps below 2^-126, which are 0, may have been a part of their
   // sum. The gradient at the label is made of that sum.
   static bool may_have_flushed(const ForwardRow& row, const Running& r) {
-    if (row.target < 0 || !(r.sum < static_cast<double>(row.columns) * 0x1p-102)) return false;
-    return __builtin_isfinite(r.raw_max) && Simd::to_float(static_cast<const T*>(row.x)[row.target]) == r.raw_max;
+    if (row.label_column < 0 || !(r.sum < static_cast<double>(row.columns) * 0x1p-102)) return false;
+    return __builtin_isfinite(r.raw_max) && Simd::to_float(static_cast<const T*>(row.x)[row.label_column]) == r.raw_max;
   }
 
   // Such a row's sums once more, relative to the largest of the others. A fast path's exps vanish sooner than at 2^-126:
@@ -296,7 +296,8 @@ class Sweeps : BackwardSweep<Simd, T> {
   template <class Transform>
   [[gnu::cold]] static void add_up_others(const ForwardRow& row, Running& r) {
     const T* x = static_cast<const T*>(row.x);
-    const float before = block_max(x, row.target), after = block_max(x + row.target + 1, row.columns - row.target - 1);
+    const float before = block_max(x, row.label_column),
+                after = block_max(x + row.label_column + 1, row.columns - row.label_column - 1);
     const float max = before > after ? before : after;
     const double exponent = Running::log2e(row.transform) * row.transform.value(max);
     constexpr double kSmallestDouble = -1075;
@@ -315,7 +316,7 @@ class Sweeps : BackwardSweep<Simd, T> {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       Block<Transform> b(row.transform);
       b.x = x + start;
-      if (row.target >= start && row.target < start + n) b.excluded = row.target - start;
+      if (row.label_column >= start && row.label_column < start + n) b.excluded = row.label_column - start;
       if constexpr (Transform::kIsCentered) b.transform.center = Simd::set(max);
       Operands<Transform> operands(row.operands, row.vocab_block);
       operands.compute(b, b.x, n);
@@ -346,7 +347,7 @@ class Sweeps : BackwardSweep<Simd, T> {
       Block<Centered<Simd>> b(row.transform);
       b.transform.center = Simd::set(r.raw_max);
       b.x = static_cast<const T*>(row.x) + start;
-      if (row.target >= start && row.target < start + n) b.excluded = row.target - start;
+      if (row.label_column >= start && row.label_column < start + n) b.excluded = row.label_column - start;
       if (row.stash != nullptr) {
         b.stash = row.stash + start;
         row.references[index] = r.reference;
@@ -366,13 +367,13 @@ class Sweeps : BackwardSweep<Simd, T> {
     const float max = row.transform.value(r.raw_max);
     // The target is not in the sum, so a NaN there would not show.
     const bool is_finite = __builtin_isfinite(max) && __builtin_isfinite(r.sum);
-    const bool has_finite_target = row.target < 0 || __builtin_isfinite(Simd::to_float(x[row.target]));
+    const bool has_finite_target = row.label_column < 0 || __builtin_isfinite(Simd::to_float(x[row.label_column]));
     if (!(is_finite && has_finite_target) && has_nan(x, row.columns)) {
       s.max = s.sum = s.target = s.entropy_sum = s.collision_sum = s.smoothing_sum = __builtin_nanf("");
       return;
     }
     const double log2_of_e = Running::log2e(row.transform);
-    if (row.target >= 0) s.target = row.transform.value(Simd::to_float(x[row.target]));
+    if (row.label_column >= 0) s.target = row.transform.value(Simd::to_float(x[row.label_column]));
     if (__builtin_isfinite(max)) {
       r.catch_up();
       r.move_reference(log2_of_e * max);

@@ -1,6 +1,6 @@
 // Which column of the logits a row's label is.
-#ifndef TILELOSS_BACKENDS_TARGETS_H_
-#define TILELOSS_BACKENDS_TARGETS_H_
+#ifndef TILELOSS_BACKENDS_LABEL_COLUMNS_H_
+#define TILELOSS_BACKENDS_LABEL_COLUMNS_H_
 
 #include "backends/problem.h"
 #include "core/row_state.h"
@@ -8,30 +8,30 @@
 namespace tileloss::impl {
 
 // What stands for the column of a label out of range.
-inline constexpr std::int64_t kBadTarget = -3;
+inline constexpr std::int64_t kBadLabel = -3;
 
-struct Targets {
+struct LabelColumns {
   Labels labels;
   std::int64_t classes = 0, first = 0, columns = 0;
   bool may_be_elsewhere = false;
 
-  explicit Targets(const Problem& p)
+  explicit LabelColumns(const Problem& p)
       : labels(p.args.labels, p.logit.ignore_index, p.args.mask),
         classes(p.classes),
         first(p.logit.vocab_start),
         columns(p.columns),
         may_be_elsewhere(p.loss->info.may_be_elsewhere) {}
 
-  // A column, kIgnoredRow, kTargetElsewhere or kBadTarget.
+  // A column, kIgnoredRow, kLabelElsewhere or kBadLabel.
   TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const {
     if (!labels.is_used(i)) return kIgnoredRow;
-    if (!labels.are_given()) return kTargetElsewhere;
+    if (!labels.are_given()) return kLabelElsewhere;
     const std::int64_t label = labels[i], column = label - first;
-    if (label < 0 || label >= classes) return may_be_elsewhere ? kTargetElsewhere : kBadTarget;
-    return column >= 0 && column < columns ? column : kTargetElsewhere;
+    if (label < 0 || label >= classes) return may_be_elsewhere ? kLabelElsewhere : kBadLabel;
+    return column >= 0 && column < columns ? column : kLabelElsewhere;
   }
 };
 
 }  // namespace tileloss::impl
 
-#endif  // TILELOSS_BACKENDS_TARGETS_H_
+#endif  // TILELOSS_BACKENDS_LABEL_COLUMNS_H_

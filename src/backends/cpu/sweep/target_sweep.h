@@ -1,5 +1,6 @@
-// The sweep over a pair of rows, after a forward over each: the divergence of the student's distribution p from the teacher's q,
-// and its gradient; both but for the label's column, whose p and q the stashes leave out and the driver knows to more digits.
+// The second look at a row, after its forward and its target's: the divergence of the student's distribution p from the teacher's
+// q, or the sums over class probabilities, and their gradient; both but for the label's column, whose p and q the stashes leave
+// out and the driver knows to more digits.
 //
 // Cost model, bfloat16: each row's forward reads 2 bytes and takes an exp an element, as always. Then all is in the caches: the
 // divergence reads both rows' exps and logits once more, 12 bytes, and takes a logarithm where it has a mixture; the gradient is
@@ -7,18 +8,18 @@
 //
 // With a softcap a stash holds slopes, so that exps are made again, into arrays in L1. A label with a temperature of its own
 // takes an exp an element more, in the gradient.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
+#ifndef TILELOSS_BACKENDS_CPU_SWEEP_TARGET_SWEEP_H_
+#define TILELOSS_BACKENDS_CPU_SWEEP_TARGET_SWEEP_H_
 
 #include <cstdint>
 
 #include "backends/cpu/sweep/backward_sweep.h"
-#include "backends/cpu/sweep/divergence_forms.h"
+#include "backends/cpu/sweep/vector_arithmetic.h"
 
 namespace tileloss::impl::cpu {
 
 template <class Simd, class T>
-class PairSweep : BackwardSweep<Simd, T> {
+class TargetSweep : BackwardSweep<Simd, T> {
   using Base = BackwardSweep<Simd, T>;
   using typename Base::F;
   using typename Base::Loop;
@@ -30,18 +31,19 @@ class PairSweep : BackwardSweep<Simd, T> {
   using Operands = typename Base::template Operands<Transform>;
   using Base::is_aligned;
   using Base::kPair;
+  using Arithmetic = VectorArithmetic<Simd>;
 
   // -------------------------------------------------------------------------------------------------------------- one side
 
   // What turns a side's exponents t, relative to `offset`, into logarithms of probabilities: log p = t / log2e + constant.
   struct Side {
-    const PairSide& row;
+    const RowSide& row;
     double log2e;
     double own = 0, max = 0;  // what the offset subtracts, and the row's maximum, in units of log 2
     double constant = 0;
     F offset;
     Block<Linear<Simd>> block;
-    explicit Side(const PairSide& side) : row(side), log2e(Running::log2e(side.transform)), block(side.transform) {
+    explicit Side(const RowSide& side) : row(side), log2e(Running::log2e(side.transform)), block(side.transform) {
       max = log2e * side.max;
       const float nearest = Simd::offset_for(max, side.transform.exponent_scale);
       own = Running::effective_offset(side.transform, nearest);
@@ -61,11 +63,11 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   static F set(double x) { return Simd::set(static_cast<float>(x)); }
 
-  static bool is_capped(const PairSide& side) { return side.transform.softcap > 0; }
+  static bool is_capped(const RowSide& side) { return side.transform.softcap > 0; }
   // Whether the exps become probabilities before anything else is done. A divergence without a mean writes its gradient at once,
   // but for a label's temperature.
-  static bool has_probabilities(const PairRow& row) {
-    return is_capped(row.student) || is_capped(row.teacher) || (row.label != nullptr && !has_mean(row.divergence.kind));
+  static bool has_probabilities(const TargetRow& row) {
+    return is_capped(row.own) || is_capped(row.teacher) || (row.label != nullptr && !row.has_mean);
   }
 
   // What a form needs of a pair of columns: p, q and t of p's side less that of q's, in the units of p's; p is the student's,
@@ -114,7 +116,7 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   // The columns [start, start + n): probabilities for exps, 0 beyond the row's end, and their exponents.
   template <class Transform>
-  static void probabilities(const PairRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
+  static void probabilities(const TargetRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
     Block<Transform> b(side.row.transform);
     const T* x = side.x() + start;
     float* p = side.row.exps + start;
@@ -134,7 +136,7 @@ class PairSweep : BackwardSweep<Simd, T> {
         e = Loop::load_floats(p + i);
         t = Loop::exponents(b, b.transform.operands(v), side.offset);
       }
-      const std::int64_t excluded = row.target - start - i;
+      const std::int64_t excluded = row.label_column - start - i;
       const bool has_target = excluded >= 0 && excluded < kPair;
       if (count < kPair || has_target) e = Simd::keep(e, count, has_target ? static_cast<int>(excluded) : -1, x);
       store_floats(p + i, times(e, share));
@@ -142,7 +144,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     }
   }
 
-  static void probabilities(const PairRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
+  static void probabilities(const TargetRow& row, const Side& side, std::int64_t start, std::int64_t n, float* exponents) {
     if (is_capped(side.row)) {
       probabilities<Softcap<Simd, Loop::kFine>>(row, side, start, n, exponents);
     } else {
@@ -161,10 +163,9 @@ class PairSweep : BackwardSweep<Simd, T> {
   // term is 0, and so is the first factor; with g = 1 - q/p the factors are of p and -q, and are equal.
   struct Factors {
     double p = 0, form = 0;
-    Factors(const PairRow& row, double slope) {
-      const PairCoefficients& c = row.coefficients;
-      p = (c.form * (has_mean(row.divergence.kind) ? -row.sums.mean : 1) - (row.label == nullptr ? c.target : 0)) * slope;
-      form = c.form * slope;
+    Factors(const TargetRow& row, double slope) {
+      p = (row.form * (row.has_mean ? -row.sums.mean : 1) - (row.label == nullptr ? row.target : 0)) * slope;
+      form = row.form * slope;
     }
   };
 
@@ -178,19 +179,19 @@ class PairSweep : BackwardSweep<Simd, T> {
     Simd::store_pair(dx, g);
   }
 
-  static Write way(const PairRow& row, std::int64_t start) {
+  static Write way(const TargetRow& row, std::int64_t start) {
     return row.stream && is_aligned(static_cast<const T*>(row.dx) + start) ? Write::kStream : Write::kStore;
   }
 
   // The first factor takes in what turns the block's exps into probabilities. kIsDifference: the other is of q, else of p g.
   template <bool kIsDifference, Write kWrite, class Transform>
-  static void gradient_block(const PairRow& row, Block<Transform>& b, std::int64_t start, std::int64_t n, F p_factor,
+  static void gradient_block(const TargetRow& row, Block<Transform>& b, std::int64_t start, std::int64_t n, F p_factor,
                              F other_factor) {
-    const T* x = static_cast<const T*>(row.student.x) + start;
+    const T* x = static_cast<const T*>(row.own.x) + start;
     T* dx = static_cast<T*>(row.dx) + start;
-    Operands<Transform> operands(row.student.operands, row.vocab_block);
+    Operands<Transform> operands(row.own.operands, row.vocab_block);
     operands.compute(b, x, n);
-    const float *exps = row.student.exps + start, *others = row.teacher.exps + start;
+    const float *exps = row.own.exps + start, *others = row.teacher.exps + start;
     const auto at = [&](std::int64_t k) {
       const F p = Simd::load(exps + k), other = Simd::load(others + k);
       if constexpr (kIsDifference) return Simd::sub(Simd::mul(p, p_factor), Simd::mul(other, other_factor));
@@ -212,7 +213,7 @@ class PairSweep : BackwardSweep<Simd, T> {
     Block<Transform> block;
     F offset, factor;
     // `slope_unit`: of the slopes that the term is multiplied by.
-    LabelTerm(const PairRow& row, double slope_unit) : block(row.label->transform) {
+    LabelTerm(const TargetRow& row, double slope_unit) : block(row.label->transform) {
       const Side side(*row.label);
       offset = side.offset;
       double share = side.share_of(side.own);
@@ -222,7 +223,7 @@ class PairSweep : BackwardSweep<Simd, T> {
         offset = Simd::set(0);
         share = __builtin_exp(static_cast<double>(row.label->transform.value(largest)) - row.label->max) / row.label->sum;
       }
-      factor = Base::coefficient(-row.coefficients.target * share * row.label->transform.scale / slope_unit);
+      factor = Base::coefficient(-row.target * share * row.label->transform.scale / slope_unit);
     }
     // For dx of a block whose operands and slopes are the student's: they do not depend on a temperature.
     template <class Own>
@@ -240,14 +241,14 @@ class PairSweep : BackwardSweep<Simd, T> {
 
   // gradient_block with a LabelTerm; `other_factor` is of what has been left of the teacher's exps, whatever it is.
   template <Write kWrite, class Transform, class Label>
-  static void gradient_block_with_label(const PairRow& row, Block<Transform>& b, Label& label, std::int64_t start, std::int64_t n,
-                                        F p_factor, F other_factor) {
-    const T* x = static_cast<const T*>(row.student.x) + start;
+  static void gradient_block_with_label(const TargetRow& row, Block<Transform>& b, Label& label, std::int64_t start,
+                                        std::int64_t n, F p_factor, F other_factor) {
+    const T* x = static_cast<const T*>(row.own.x) + start;
     T* dx = static_cast<T*>(row.dx) + start;
-    Operands<Transform> operands(row.student.operands, row.vocab_block);
+    Operands<Transform> operands(row.own.operands, row.vocab_block);
     operands.compute(b, x, n);
     label.start(b);
-    const float *exps = row.student.exps + start, *others = row.teacher.exps + start;
+    const float *exps = row.own.exps + start, *others = row.teacher.exps + start;
     for (std::int64_t i = 0; i < n; i += kPair) {
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
       Pair p = Loop::load_floats(exps + i), other = Loop::load_floats(others + i), own = label(x, i, count);
@@ -264,12 +265,12 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
   template <class Transform, class LabelTransform>
-  static void gradient_row_with_label(const PairRow& row) {
-    const LogitTransform& transform = row.student.transform;
-    const Side student(row.student);
+  static void gradient_row_with_label(const TargetRow& row) {
+    const LogitTransform& transform = row.own.transform;
+    const Side student(row.own);
     const double slope_unit = Transform::slope_unit(transform);
     const Factors factors(row, transform.scale / slope_unit);
-    const F other = Base::coefficient(has_mean(row.divergence.kind) ? factors.form : -factors.form);
+    const F other = Base::coefficient(row.has_mean ? factors.form : -factors.form);
     Block<Transform> b(transform);
     LabelTerm<LabelTransform> label(row, slope_unit);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
@@ -285,13 +286,13 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
   template <class Transform>
-  static void gradient_row(const PairRow& row) {
-    const LogitTransform& transform = row.student.transform;
-    const Side student(row.student);
+  static void gradient_row(const TargetRow& row) {
+    const LogitTransform& transform = row.own.transform;
+    const Side student(row.own);
     const Factors factors(row, transform.scale / Transform::slope_unit(transform));
     const F other = Base::coefficient(factors.form);
     // Without a softcap a divergence without a mean has written dx already: the teacher's exps here are probabilities.
-    const bool is_difference = !has_mean(row.divergence.kind);
+    const bool is_difference = !row.has_mean;
     Block<Transform> b(transform);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
@@ -320,13 +321,13 @@ class PairSweep : BackwardSweep<Simd, T> {
   // Adds up the divergence of n columns; what the gradient needs of them goes over the teacher's exps, or is made at once.
   template <Write kWrite, class Form, class Source>
   static void diverge(const Form& form, const Source& source, F unit, F constant, std::int64_t n, float* forms,
-                      const Gradient& gradient, PairSums& sums) {
+                      const Gradient& gradient, TargetSums& sums) {
     F value0 = Simd::set(0), value1 = value0, mean0 = value0, mean1 = value0;
     for (std::int64_t i = 0; i < n; i += kPair) {
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
       const Columns c = source(i, count);
-      const auto a = form(c.p.a, c.q.a, Simd::fma(c.d.a, unit, constant));
-      const auto b = form(c.p.b, c.q.b, Simd::fma(c.d.b, unit, constant));
+      const auto a = form({c.p.a, c.q.a, Simd::fma(c.d.a, unit, constant)});
+      const auto b = form({c.p.b, c.q.b, Simd::fma(c.d.b, unit, constant)});
       value0 = Simd::add(value0, a.value);
       value1 = Simd::add(value1, b.value);
       if constexpr (Form::kHasMean) {
@@ -344,25 +345,24 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
   template <class Form>
-  static void diverge_row(PairRow& row) {
-    const Form form(row.divergence);
-    const Side student(row.student), teacher(row.teacher);
+  static void diverge_row(const Form& form, TargetRow& row) {
+    const Side student(row.own), teacher(row.teacher);
     const bool swaps = form.swaps();
     const Side &of_p = swaps ? teacher : student, &of_q = swaps ? student : teacher;
     const F constant = set(of_p.constant - of_q.constant);
     const F unit = set(1 / of_p.log2e);
     const F ratio = set(of_p.log2e / of_q.log2e);
     const bool from_arrays = has_probabilities(row);
-    float *const t_student = row.exponents, *const t_teacher = row.exponents + kPairBlock;
+    float *const t_student = row.exponents, *const t_teacher = row.exponents + kTargetBlock;
     row.sums = {};
     row.has_gradient = !Form::kHasMean && !from_arrays && row.dx != nullptr;
-    const Factors factors(row, row.student.transform.scale);
+    const Factors factors(row, row.own.transform.scale);
     Gradient gradient{nullptr, Base::coefficient(factors.p), Base::coefficient(factors.form)};
     for (std::int64_t block = 0; block < row.columns; block += row.vocab_block) {
       const std::int64_t end = block + row.vocab_block < row.columns ? block + row.vocab_block : row.columns;
-      for (std::int64_t start = block; start < end; start += kPairBlock) {
-        const std::int64_t n = end - start < kPairBlock ? end - start : kPairBlock;
-        float *const p = row.student.exps + start, *const q = row.teacher.exps + start;
+      for (std::int64_t start = block; start < end; start += kTargetBlock) {
+        const std::int64_t n = end - start < kTargetBlock ? end - start : kTargetBlock;
+        float *const p = row.own.exps + start, *const q = row.teacher.exps + start;
         if (from_arrays) {
           probabilities(row, student, start, n, t_student);
           probabilities(row, teacher, start, n, t_teacher);
@@ -389,7 +389,13 @@ class PairSweep : BackwardSweep<Simd, T> {
     if (row.has_gradient && row.stream) Simd::fence();
   }
 
-  // ------------------------------------------------------------------------------------------------------------ soft labels
+  static void diverge(TargetRow& row) {
+    if (row.divergence.kind == DivergenceKind::kJsd && row.divergence.beta == 0.5)
+      return diverge_row(SymmetricJensenShannon<Simd>{}, row);
+    visit_divergence<Arithmetic>(row.divergence, [&](const auto& form) { diverge_row(form, row); });
+  }
+
+  // ---------------------------------------------------------------------------------------------------- class probabilities
 
   // q from what `weigh` has made; in place of the ratio of p and q, p itself. What stands for p is of no use.
   struct LogProbs {
@@ -404,16 +410,16 @@ class PairSweep : BackwardSweep<Simd, T> {
   };
 
   static constexpr std::int64_t kSumBlock = 8 * kPair;
-  static void diverge_from_probabilities(PairRow& row) {
-    const SoftLabels<Simd> form(row.divergence);
-    const Side student(row.student);
+  static void add_probabilities(TargetRow& row) {
+    const ClassProbabilities<Arithmetic> form;
+    const Side student(row.own);
     const F constant = set(student.constant), unit = set(1 / student.log2e);
-    float* const exponents = is_capped(row.student) ? row.exponents : nullptr;
+    float* const exponents = is_capped(row.own) ? row.exponents : nullptr;
     row.sums = {};
     for (std::int64_t block = 0; block < row.columns; block += row.vocab_block) {
       const std::int64_t end = block + row.vocab_block < row.columns ? block + row.vocab_block : row.columns;
-      for (std::int64_t start = block; start < end; start += kPairBlock) {
-        const std::int64_t n = end - start < kPairBlock ? end - start : kPairBlock;
+      for (std::int64_t start = block; start < end; start += kTargetBlock) {
+        const std::int64_t n = end - start < kTargetBlock ? end - start : kTargetBlock;
         if (exponents != nullptr) probabilities(row, student, start, n, exponents);
         // The sum of q is a factor of the gradient: few additions in float32, as those of equal q all round one way.
         for (std::int64_t i = 0; i < n; i += kSumBlock) {
@@ -444,31 +450,16 @@ class PairSweep : BackwardSweep<Simd, T> {
     }
   }
 
-  static void diverge(PairRow& row) {
-    switch (row.divergence.kind) {
-      case DivergenceKind::kForwardKl: return diverge_row<ForwardKl<Simd>>(row);
-      case DivergenceKind::kReverseKl: return diverge_row<ReverseKl<Simd>>(row);
-      case DivergenceKind::kJsd:
-        return row.divergence.beta == 0.5 ? diverge_row<SymmetricJensenShannon<Simd>>(row)
-                                          : diverge_row<JensenShannon<Simd>>(row);
-      case DivergenceKind::kJeffreys: return diverge_row<Jeffreys<Simd>>(row);
-      case DivergenceKind::kSkewForwardKl: return diverge_row<SkewForwardKl<Simd>>(row);
-      case DivergenceKind::kSkewReverseKl: return diverge_row<SkewReverseKl<Simd>>(row);
-      case DivergenceKind::kTotalVariation: return diverge_row<TotalVariation<Simd>>(row);
-      case DivergenceKind::kSoftLabels: return diverge_from_probabilities(row);
-    }
-  }
-
-  static void gradient(PairRow& row) {
+  static void gradient(TargetRow& row) {
     if (row.label != nullptr) {
-      if (is_capped(row.student)) return gradient_row_with_label<Softcap<Simd, Loop::kFine>, Softcap<Simd, Loop::kFine>>(row);
+      if (is_capped(row.own)) return gradient_row_with_label<Softcap<Simd, Loop::kFine>, Softcap<Simd, Loop::kFine>>(row);
       const LogitTransform& transform = row.label->transform;
       if (Base::is_extreme(transform, Running::log2e(transform) * row.label->max)) {
         return gradient_row_with_label<Linear<Simd>, Centered<Simd>>(row);
       }
       return gradient_row_with_label<Linear<Simd>, Linear<Simd>>(row);
     }
-    if (is_capped(row.student)) {
+    if (is_capped(row.own)) {
       gradient_row<Softcap<Simd, Loop::kFine>>(row);
     } else {
       gradient_row<Linear<Simd>>(row);
@@ -476,9 +467,9 @@ class PairSweep : BackwardSweep<Simd, T> {
   }
 
  public:
-  static constexpr PairTable table() { return {&diverge, &gradient, &weigh}; }
+  static constexpr TargetTable table() { return {&diverge, &add_probabilities, &gradient, &weigh}; }
 };
 
 }  // namespace tileloss::impl::cpu
 
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_PAIR_SWEEP_H_
+#endif  // TILELOSS_BACKENDS_CPU_SWEEP_TARGET_SWEEP_H_
