@@ -4,7 +4,8 @@
 lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; cli -> check, bench
                                  -> support; reference alone
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
-lint.py recipes ROOT             an option of policy_loss and a row output are named in the files of HACKING.md's recipes alone
+lint.py recipes ROOT             a divergence, an option of policy_loss and a row output are named in the files of HACKING.md's
+                                 recipes alone
 lint.py sizes ROOT               no tracked file over 1 MB but those listed here (exit 77 where ROOT is no checkout)
 lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
 lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
@@ -70,6 +71,22 @@ BELOW = {
 # The recipes of HACKING.md, each by one that it made: the files of the product that name it, those of the check, and those of
 # JAX's row stage, the same maths once more. Anything else goes over the tables.
 RECIPES = {
+    "jeffreys|k?Jeffreys": (
+        {"src/schema/table.toml", "src/core/divergence.h"},
+        {
+            "src/reference/distillation.h",
+            "src/reference/divergence.h",
+            "src/reference/divergence.cpp",
+        },
+        {"frontends/python/tileloss/jax/_sweeps/divergence.py"},
+        {
+            "src/schema/option_fields.h",
+            *(
+                f"frontends/python/tileloss/{name}distillation.py"
+                for name in ("torch/", "torch/sparse_", "jax/", "jax/sparse_")
+            ),
+        },  # generated
+    ),
     "kl_clamp": (
         {"src/schema/table.toml", "src/losses/policy/kl.h"},
         {"src/reference/policy.h", "src/reference/policy.cpp"},
@@ -234,7 +251,7 @@ def lint_recipes(root):
     findings = []
     for name, parts in RECIPES.items():
         expected = set().union(*parts)
-        word = re.compile(rf"\b{name}\b")
+        word = re.compile(rf"\b({name})\b")
         files = {
             str(path.relative_to(root))
             for path in code_files(
