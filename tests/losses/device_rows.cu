@@ -48,6 +48,7 @@ void all_steps(const Loss& loss, Loss* on_device, const impl::device::RowArrays&
   test::each<<<1, 32>>>(impl::device::RowStageOf<Loss>{on_device, rows, impl::RowStates{}, outputs, true}, 1);
 }
 template void all_steps(const impl::Logprobs&, impl::Logprobs*, const impl::device::RowArrays&, const impl::RowOutputs&);
+template void all_steps(const impl::Sweep&, impl::Sweep*, const impl::device::RowArrays&, const impl::RowOutputs&);
 template void all_steps(const impl::CrossEntropy&, impl::CrossEntropy*, const impl::device::RowArrays&, const impl::RowOutputs&);
 template void all_steps(const impl::PolicyLoss&, impl::PolicyLoss*, const impl::device::RowArrays&, const impl::RowOutputs&);
 template void all_steps(const impl::Distillation&, impl::Distillation*, const impl::device::RowArrays&, const impl::RowOutputs&);
