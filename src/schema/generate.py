@@ -3,7 +3,8 @@
 
 A file is either made whole, or has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in
 REGIONS, or NAME of FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index".
-A docstring's line that begins with "Options" and ends with a colon is the head of a list of the arguments before it.
+A docstring's line that begins with "Options" or "Tensors" and ends with a colon is the head of a list: of the arguments before
+it, or of what may go with their function's rows.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ WITH_REGIONS = (
             "jax/distillation",
             "jax/policy",
             "jax/sparse_distillation",
+            "torch/_outputs",
             "torch/cross_entropy",
             "torch/distributed/distillation",
             "torch/distributed/functions",
@@ -65,6 +67,7 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "options in C++": write_c.cpp_options,
     "arguments in C++": write_c.cpp_arguments,
     "functions in C++": write_c.cpp_functions,
+    "row outputs": write_python.row_outputs,
 }
 
 OF_OPTIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {

@@ -10,7 +10,9 @@ from option_table import Function, Option, Table, TableError
 
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
 _ARGUMENTS = re.compile(r"# generated: arguments of (\w+)(?: but ([\w, ]+))?\n")
-_BLOCK = re.compile(r"(?m)^(    Options\b[^\n]*:\n)(?:        [^\n]*\n)*")
+_BLOCK = re.compile(r"(?m)^(    (Options|Tensors)\b[^\n]*:\n)(?:        [^\n]*\n)*")
+_SHAPES = {"N": "[...] or flat [N]", "B+1": "[B+1]"}
+_DTYPES = {"float32": "converted to float32", "numbers": "any numbers", "integers": "integers"}
 
 
 def _argument(option: Option, function: Function, value: str = "") -> str:
@@ -53,18 +55,41 @@ def _said(option: Option) -> str:
     return _entry(f"{option.name}: {'; '.join(filter(None, parts))}.")
 
 
+def _tensors(function: Function) -> list[str]:
+    """What may go with the rows."""
+    return [
+        _entry(f"{t.name}: {_SHAPES[t.shape]}, {_DTYPES[t.dtypes]}; {t.doc}.")
+        for t in function.tensors
+        if t.role == "input" and t.shape in _SHAPES and not t.required
+    ]
+
+
+def row_outputs(table: Table) -> str:
+    """Fields of what logprobs gives; a comment stands above its line where it would make that too long for ruff."""
+    text = ""
+    for tensor in (t for section in table.arguments for t in section.members):
+        if tensor.role == "row_output" and not tensor.group:
+            field = f"    {tensor.name}: Tensor | None = None"
+            said = f"# {tensor.dtypes.replace('uint8', 'bool')}: {tensor.doc}"
+            is_beside = len(field) + 2 + len(said) <= 100
+            text += f"{field}  {said}\n" if is_beside else f"    {said}\n{field}\n"
+    return text
+
+
 def _entry(text: str) -> str:
     return textwrap.fill(text, 128, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
 
 
 def with_docstrings(path: str, text: str, table: Table) -> str:
-    """A docstring's block "Options...:" is of the arguments that are generated before it."""
+    """A docstring's blocks "Options...:" and "Tensors...:" are of the function whose arguments are generated before them."""
 
     def block(match: re.Match[str]) -> str:
         above = list(_ARGUMENTS.finditer(text, 0, match.start()))
         if not above:
-            raise TableError(f"{path}: Options in a docstring before any generated arguments")
+            raise TableError(f"{path}: {match[2]} in a docstring before any generated arguments")
         options, function = table.options_of(above[-1][1], above[-1][2])
+        if match[2] == "Tensors":
+            return match[1] + "".join(_tensors(function))
         lines = [_said(option) for option in options]
         if function.presets:
             names = f"preset: {', '.join(function.presets)}: the method's name"

@@ -97,6 +97,8 @@ def f(
 ):
     """F.
 
+    Tensors of f:
+
     Options of f:
 
     More.
@@ -114,6 +116,8 @@ def f(
     )
     assert "        num_items: mean's denominator, of no other reduction; >= 0; None: " in made
     assert '        "label_smoothing": label_smoothing,\n        "num_items": num_items,\n' in made
+    assert "        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows" in made
+    assert "labels:" not in made and "target_probs:" not in made
     assert "temperature:" not in made and '"valid_vocab"' not in made
     assert generate.with_regions("f.py", made, read(TEXT)) == made
 

@@ -163,7 +163,7 @@ def _layout(tensor: Tensor) -> Layout | None:
 def _set_matrix(args: Args, slot: str, tensor: Tensor) -> Tensor:
     shape = SLOTS[slot].shape
     if shape == "N,V" and args.logits.rows:
-        return _set_rows_beside_logits(args, slot, tensor)
+        return _set_target_rows(args, slot, tensor)
     if shape[0] == "N":
         tensor = tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).resolve_neg()
         if not tensor.is_contiguous() and (
@@ -191,7 +191,7 @@ def _set_logits(args: Args, logits: Tensor, dlogits: Tensor | None) -> Tensor:
     return logits
 
 
-def _set_rows_beside_logits(args: Args, slot: str, tensor: Tensor) -> Tensor:
+def _set_target_rows(args: Args, slot: str, tensor: Tensor) -> Tensor:
     """A teacher's logits, or class probabilities: [..., V] as [N,V], after the logits, whose groups of rows it shares."""
     lie, groups, cols = _layout(tensor), args.row_groups, tensor.shape[-1]
     if lie is None or (lie.group_rows and groups.rows and lie.group_rows != groups.rows):

@@ -14,13 +14,16 @@ from tileloss._core.functions import FUNCTIONS
 class RowOutputs(NamedTuple):
     """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
 
+    # generated: row outputs
     logp: Tensor | None = None  # float32: log softmax at the label
     lse: Tensor | None = None  # float32: log sum_j exp(z_j)
-    entropy: Tensor | None = None  # float32, nats
-    argmax: Tensor | None = None  # int64: lowest index on ties, -1 if the row holds a NaN
+    entropy: Tensor | None = None  # float32: nats
+    argmax: Tensor | None = None  # int64: lowest index on ties; -1 if the row holds a NaN
     correct: Tensor | None = None  # bool: argmax == label
     log_sum_sq_probs: Tensor | None = None  # float32: log sum_j p_j^2
-    mean_logit: Tensor | None = None  # float32: mean of z over the valid columns
+    # float32: mean of z over the valid columns; not together with class_weights
+    mean_logit: Tensor | None = None
+    # end of generated
 
 
 class DistillationRows(NamedTuple):

@@ -63,7 +63,6 @@ def cross_entropy(
         target: labels y, [...] int64, int32 or uint8, or class probabilities, [..., V] of a float type. Rows with
             ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c, converted to float32.
-        token_weights: [...] or flat [N] w, converted to float32.
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
             rounded a second time where it is scaled (not by powers of 2), and a float16 one has lost what is below 6e-8 before
@@ -72,6 +71,9 @@ def cross_entropy(
         inplace_backward: write the gradient over ``input``, which cannot be used after it (a second backward raises). With
             ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds an ``input`` that is a view
             (backward() and its base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
+
+    Tensors that go with the rows, None for the default:
+        token_weights: [...] or flat [N], converted to float32; w_i; default 1.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.

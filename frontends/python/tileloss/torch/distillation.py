@@ -64,14 +64,16 @@ def distillation(
         input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU.
         teacher: the teacher's logits, of the same shape and dtype. They have no gradient.
         target: labels, [...] int64, int32 or uint8; needed where alpha is not 0. Rows with ``ignore_index`` are not read.
-        mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
-        token_weights: [...] or flat [N] w, converted to float32.
         outputs: names of `DistillationRows`: what else to return of each row.
         grad_in_forward: compute the gradient together with the loss (scalar losses). Default None: True, as a backward of its
             own makes all of the forward's sums again; but False for float16, which AMP's scale would reach too late, and with
             ``inplace_backward``.
         inplace_backward: as `cross_entropy`: the backward writes the gradient over ``input``; with ``grad_in_forward=True``,
             which is faster, the forward already does.
+
+    Tensors that go with the rows, None for the default:
+        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
+        token_weights: [...] or flat [N], converted to float32; w_i; default 1.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.

@@ -150,13 +150,16 @@ def policy_loss(
         advantages: [B] or [B, 1] of a sequence, or of target's shape. For [N] tokens with one advantage a token say
             ``advantage_level="token"``. Not differentiated: one that requires a gradient is refused while gradients are
             recorded.
-        mask: of target's shape or flat [N], bool, integers or floats: tokens with 0 are neither read nor counted.
-        old_logp, ref_logp, sampler_logp: of target's shape or flat [N], of the policy that sampled, the reference model, and
-            the engine that sampled; constants, as the advantages are. Without old_logp the new logp stands in, so rho = 1 with
-            a gradient.
-        sequence_offsets: [S+1] integers: sequence b is rows offsets[b] to offsets[b+1]. Default: the rows of the batch.
         return_metrics: also return a dict of 0-d tensors: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
         grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`; None leaves the gradient to the backward.
+
+    Tensors that go with the tokens, [...] being target's shape, constants as the advantages; old_logp is the sampling policy's:
+        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
+        sequence_offsets: [B+1], integers; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last.
+        old_logp: [...] or flat [N], converted to float32; absent: the new logp itself, detached (rho = 1, with gradient).
+        ref_logp: [...] or flat [N], converted to float32; of the reference model; of NaN here or in old_logp:
+            docs/users/losses.md.
+        sampler_logp: [...] or flat [N], converted to float32; of the engine that sampled the tokens; NaN: no difference.
 
     Options, each None for its default or the preset's; a Number may be a tensor of one element, which is not differentiated:
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: the method's name, and what it sets of
