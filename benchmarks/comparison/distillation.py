@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from comparison import contestants
 from comparison.contestants import GROUPS, OURS, Loss, torch_loss
-from comparison.inputs import SAMPLES, SEED, Inputs, Truth, logits_of, row_chunks
+from comparison.inputs import SAMPLES, SEED, Inputs, Truth, logits_of, row_chunks, sampled_truth
 
 
 def log_mixture(logp: torch.Tensor, logq: torch.Tensor, beta: float) -> torch.Tensor:
@@ -64,17 +64,7 @@ def make_truth(inputs: Inputs, beta: float) -> Truth:
     generator = torch.Generator().manual_seed(SEED)
     rows = torch.randperm(shape.tokens, generator=generator)[:SAMPLES]
     classes = torch.randint(0, shape.vocab, (SAMPLES,), generator=generator)
-    dlogits = gradient_at(rows, None)
-    if student.hidden is None or student.head is None:
-        return Truth(loss, loss, rows, classes, dlogits=dlogits)
-    return Truth(
-        loss,
-        loss,
-        rows,
-        classes,
-        dhidden=dlogits @ student.head.detach().double(),
-        dhead=gradient_at(None, classes).T @ student.hidden.detach().double(),
-    )
+    return sampled_truth(student, loss, loss, (rows, classes), gradient_at)
 
 
 # ------------------------------------------------------------------------------------------------------- from logits

@@ -192,32 +192,41 @@ def make_truth(inputs: Inputs, loss_of_logp: LossOfLogp) -> Truth:
     loss = loss_of_logp(inputs, logp)
     (dlogp,) = torch.autograd.grad(loss, logp)
     value, scale = loss.item(), max(abs(loss.item()), dlogp.abs().sum().item())
-    shape = inputs.shape
     generator = torch.Generator().manual_seed(SEED)
-    rows = torch.randperm(shape.tokens, generator=generator)[:SAMPLES]
-    classes = torch.cat(
-        [
-            inputs.labels[rows][::2],
-            torch.randint(0, shape.vocab, (SAMPLES // 2,), generator=generator),
-        ]
-    )
-    z = logits_of(inputs, rows, None)
-    dlogits = -dlogp[rows, None] * torch.exp(z - lse[rows, None])
-    dlogits[torch.arange(len(rows)), inputs.labels[rows]] += dlogp[rows]
+    rows = torch.randperm(inputs.shape.tokens, generator=generator)[:SAMPLES]
+    others = torch.randint(0, inputs.shape.vocab, (SAMPLES // 2,), generator=generator)
+    classes = torch.cat([inputs.labels[rows][::2], others])
+
+    def gradient_at(rows: torch.Tensor | None, classes: torch.Tensor | None) -> torch.Tensor:
+        chosen = slice(None) if rows is None else rows
+        columns = torch.arange(inputs.shape.vocab) if classes is None else classes
+        p = torch.exp(logits_of(inputs, rows, classes) - lse[chosen, None])
+        return dlogp[chosen, None] * ((inputs.labels[chosen, None] == columns).double() - p)
+
+    return sampled_truth(inputs, value, scale, (rows, classes), gradient_at)
+
+
+def sampled_truth(
+    inputs: Inputs,
+    loss: float,
+    scale: float,
+    places: tuple[torch.Tensor, torch.Tensor],
+    gradient_at: Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor],
+) -> Truth:
+    """``places``: rows and classes. ``gradient_at``: the gradient of the logits at such; None: at all."""
+    rows, classes = places
+    dlogits = gradient_at(rows, None)
     if inputs.hidden is None or inputs.head is None:
-        return Truth(value, scale, rows, classes, dlogits=dlogits)
-    # dhead needs every row's column, not whole rows.
-    columns = -dlogp[:, None] * torch.exp(logits_of(inputs, None, classes) - lse[:, None])
-    columns += dlogp[:, None] * (inputs.labels[:, None] == classes)
+        return Truth(loss, scale, rows, classes, dlogits=dlogits)
     dhidden = dlogits @ inputs.head.detach().double()
-    return Truth(
-        value,
-        scale,
-        rows,
-        classes,
-        dhidden=dhidden,
-        dhead=columns.T @ inputs.hidden.detach().double(),
-    )
+    # Every row's column, not whole rows.
+    dhead = gradient_at(None, classes).T @ inputs.hidden.detach().double()
+    return Truth(loss, scale, rows, classes, dhidden=dhidden, dhead=dhead)
+
+
+def relative(output: torch.Tensor, truth: torch.Tensor) -> float:
+    """||output - truth|| / ||truth||."""
+    return ((output.double() - truth).norm() / truth.norm()).item()
 
 
 def logits_of(

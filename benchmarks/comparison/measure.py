@@ -16,7 +16,7 @@ import comparison.jax_contestants
 import comparison.tensor_parallel  # noqa: F401  registers them, as the line above
 from comparison import distillation, training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
-from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth
+from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth, relative
 from tileloss.check.timing import Timed, peak_bytes, time_in_turns
 from tileloss.torch import empty_cache
 
@@ -73,11 +73,6 @@ def group_truth(group: Group, inputs: Inputs) -> Truth:
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
-
-
-def relative(output: torch.Tensor, truth: torch.Tensor) -> float:
-    """||output - truth|| / ||truth||."""
-    return ((output.double() - truth).norm() / truth.norm()).item()
 
 
 def dlogits_error(output: torch.Tensor, truth: Truth, labels: torch.Tensor) -> float:

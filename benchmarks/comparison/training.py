@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from comparison import contestants
 from comparison.contestants import Output, Step, contestant
-from comparison.inputs import SAMPLES, SEED, Inputs, Shape, Truth
+from comparison.inputs import SAMPLES, SEED, Inputs, Shape, Truth, relative
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,11 +80,7 @@ def gradient_error(gradients: tuple[torch.Tensor, ...], truth: Truth) -> float:
     sampled = head[truth.classes]
     labels, others = slice(0, SAMPLES), slice(SAMPLES, None)
     pairs = [(sampled[part], truth.dhead[part]) for part in (labels, others)]
-    return max(_relative(*pair) for pair in [*pairs, *zip(body, truth.body, strict=True)])
-
-
-def _relative(found: torch.Tensor, true: torch.Tensor) -> float:
-    return ((found.float() - true).norm() / true.norm()).item()
+    return max(relative(*pair) for pair in [*pairs, *zip(body, truth.body, strict=True)])
 
 
 def step_of(inputs: Inputs, call: Any) -> Step:
