@@ -5,11 +5,8 @@
 #include <span>
 #include <string_view>
 
-#include "check/gradcheck_oracle.h"
-#include "check/gradcheck_probs.h"
-#include "check/gradcheck_sparse.h"
-#include "check/gradcheck_teacher.h"
-#include "check/row_outputs.h"
+#include "check/functions.h"
+#include "check/oracles/row_outputs.h"
 #include "support/format.h"
 
 namespace tileloss::tools {
@@ -20,65 +17,6 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
-
-void read_stored_teacher(ConfigReader& source, GradcheckConfig& config) {
-  GradcheckConfig::Teacher& out = config.teacher;
-  out.name = source.text("teacher", "");
-  if (out.name.empty()) {
-    if (source.has("teacher_path")) source.fail("teacher_path", "expected source.teacher beside it, the tensor's name, got none");
-    return;
-  }
-  out.kind = GradcheckConfig::Teacher::Kind::kStored;
-  out.path = source.path("teacher_path", config.source.path);
-}
-
-void read_drawn_teacher(ConfigReader& source, GradcheckConfig& config) {
-  GradcheckConfig::Teacher& out = config.teacher;
-  std::vector<std::string> names = {"near", "same"};
-  names.insert(names.end(), distribution_names().begin(), distribution_names().end());
-  const std::string name = source.choice("teacher", "near", names);
-  if (name == "same") out.kind = GradcheckConfig::Teacher::Kind::kSame;
-  if (const auto drawn = find_distribution(name)) {
-    out.kind = GradcheckConfig::Teacher::Kind::kDrawn;
-    out.logits = *drawn;
-  }
-  out.special_rows = source.list("special_rows", {}, special_row_names());
-}
-
-void read_teacher_head(ConfigReader& source, GradcheckConfig& config) {
-  GradcheckConfig::Teacher& out = config.teacher;
-  if (config.source.is_file) {
-    source.fail("kind",
-                formatted("expected synthetic for {}, whose teacher's head is drawn, got safetensors", config.function.name()));
-  }
-  out.kind = GradcheckConfig::Teacher::Kind::kDrawn;
-  out.logits.std = source.number("teacher_std", config.source.logits.std, {0, 1e30, false, std::nullopt});
-}
-
-void read_teacher(ConfigReader& source, GradcheckConfig& config) {
-  if (!config.has_teacher()) return;
-  if (config.is_linear()) return read_teacher_head(source, config);
-  config.source.is_file ? read_stored_teacher(source, config) : read_drawn_teacher(source, config);
-  if (config.teacher.kind == GradcheckConfig::Teacher::Kind::kNear) {
-    config.teacher.noise = source.number("teacher_noise", config.teacher.noise, {0, 1e30, false, std::nullopt});
-  } else if (source.has("teacher_noise")) {
-    source.fail("teacher_noise", "only where the teacher is near the student");
-  }
-}
-
-void read_probs(ConfigReader& source, GradcheckConfig& config) {
-  if (!config.has_probs()) return;
-  config.probs.format = parse_dtype(source.choice("probs_dtype", "fp32", dtype_names()));
-  config.probs.zeros = source.number("probs_zeros", config.probs.zeros, {0, 1, false, std::nullopt});
-  if (!config.source.is_file) config.probs.special_rows = source.list("special_rows", {}, special_probs_names());
-}
-
-void read_columns(ConfigReader& source, GradcheckConfig& config) {
-  if (!config.has_sparse_teacher()) return;
-  config.teacher.columns = source.integer("teacher_columns", 8, 1, kMaxCount);
-  config.teacher.logits.std = source.number("teacher_std", 2, {0, 1e30, false, std::nullopt});
-  if (!config.source.is_file) config.teacher.special_rows = source.list("special_rows", {}, special_columns_names());
-}
 
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
@@ -94,12 +32,6 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
     }
     out.labels_name = source.text("labels", out.labels_name);
     if (config.takes_mask()) out.mask_name = source.text("mask", "");
-    if (config.is_policy()) {
-      out.advantages_name = source.text("advantages", "");
-      out.old_logp_name = source.text("old_logp", "");
-      out.ref_logp_name = source.text("ref_logp", "");
-      out.sampler_logp_name = source.text("sampler_logp", "");
-    }
   } else {
     const auto names = config.is_linear() ? std::span(kLinearDistributions) : distribution_names();
     out.distribution = source.choice("distribution", out.distribution, {names.begin(), names.end()});
@@ -107,25 +39,8 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
     out.logits.std = source.number("std", out.logits.std, {0, 1e30, false, std::nullopt});
     if (!config.is_linear()) out.logits.offset = source.number("offset", out.logits.offset, {-1e30, 1e30, false, std::nullopt});
   }
-  read_teacher(source, config);
-  read_probs(source, config);
-  read_columns(source, config);
+  if (config.checked->inputs->read_source != nullptr) config.checked->inputs->read_source(source, config);
   source.finish();
-}
-
-// Drawn near the oracle's logp, or from the file.
-std::optional<double> read_noise(ConfigReader& reader, const std::string& key, const std::string& tensor) {
-  if (!reader.has(key)) return std::nullopt;
-  if (!tensor.empty()) reader.fail(key, "the tensor comes from the file");
-  return reader.number(key, std::nullopt, {0, 100, false, std::nullopt});
-}
-
-// The library would ask for the tensor, of which a config has only these two.
-void need(const ConfigReader& reader, const std::string& tensor, const std::optional<double>& scale, const std::string& in_file,
-          const char* reason) {
-  if (scale || !in_file.empty()) return;
-  reader.fail(tensor + "_noise_scale",
-              formatted("expected a number, or source.{} of a file, as {}, got neither", tensor, reason));
 }
 
 void read_mask(ConfigReader& reader, GradcheckConfig& out) {
@@ -134,24 +49,11 @@ void read_mask(ConfigReader& reader, GradcheckConfig& out) {
   if (!out.source.mask_name.empty() && reader.has("mask_prob")) reader.fail("mask_prob", "the mask comes from the file");
 }
 
-void read_policy(ConfigReader& reader, GradcheckConfig& out) {
-  if (!out.is_policy()) return;
-  const GradcheckConfig::Source& source = out.source;
-  out.policy.use_offsets = reader.choice("sequences", "batch", {"batch", "offsets"}) == "offsets";
-  out.policy.old_scale = read_noise(reader, "old_logp_noise_scale", source.old_logp_name);
-  out.policy.ref_scale = read_noise(reader, "ref_logp_noise_scale", source.ref_logp_name);
-  out.policy.sampler_scale = read_noise(reader, "sampler_logp_noise_scale", source.sampler_logp_name);
-  if (out.function.get("beta", 0) != 0) need(reader, "ref_logp", out.policy.ref_scale, source.ref_logp_name, "beta is not 0");
-  if (out.function.get_choice("sampler_correction", "off") != "off")
-    need(reader, "sampler_logp", out.policy.sampler_scale, source.sampler_logp_name, "sampler_correction is not off");
-}
-
 void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   if (!config.is_linear()) return;
   GradcheckConfig::Linear& out = config.linear;
   const auto absent = config.source.is_file ? std::optional<int64_t>(0) : std::nullopt;
   out.hidden_size = reader.integer("hidden_size", absent, 1, kMaxCount);
-  if (config.has_teacher()) out.teacher_hidden_size = reader.integer("teacher_hidden_size", out.hidden_size, 1, kMaxCount);
   out.compute_dtype = static_cast<tileloss_dtype>(config.function.get_integer("compute_dtype", TILELOSS_NONE));
   out.transposed_head = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
   if (config.source.is_file && reader.has("bias")) reader.fail("bias", "only with a synthetic source");
@@ -205,7 +107,7 @@ GradcheckConfig::Upstream read_upstream(ConfigReader& reader, const GradcheckCon
   const std::string upstream = reader.choice("upstream", "ones", {"ones", "random", "per_row"});
   if (upstream != "per_row") return upstream == "ones" ? GradcheckConfig::Upstream::kOnes : GradcheckConfig::Upstream::kRandom;
   if (config.function.is_loss() && !config.per_row_loss())
-    reader.fail("upstream", config.is_policy() ? "per_row needs aggregation: none" : "per_row needs reduction: none");
+    reader.fail("upstream", formatted("per_row needs {}: none", config.function.per_row_option()));
   return GradcheckConfig::Upstream::kPerRow;
 }
 
@@ -248,9 +150,7 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
   const std::string loss = reader.choice("loss", std::nullopt, checked_losses());
-  const bool is_of_logits = Function(loss).has_probs() || Function(loss).has_sparse_teacher();
-  if (is_linear && is_of_logits) reader.fail("level", formatted("expected logits for {}, got linear", loss));
-  GradcheckConfig config(Function::of(loss, is_linear));
+  GradcheckConfig config(Function::of(loss, is_linear), checked_function(loss));
   config.file = file.string();
   config.function.read_options(reader);
   for (const char* key : {"vocab_start", "vocab_total"}) {
@@ -259,8 +159,8 @@ GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const s
   read_source(reader.section("source"), config);
   read_shape(reader, config);
   read_mask(reader, config);
-  read_policy(reader, config);
   read_linear(reader, config);
+  if (config.checked->inputs->read_keys != nullptr) config.checked->inputs->read_keys(reader, config);
   config.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));
   config.ignore_prob = reader.number("ignore_prob", 0, {0, 1, false, std::nullopt});
   if (config.source.is_file && reader.has("ignore_prob")) reader.fail("ignore_prob", "the labels come from a file");

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "check/gradcheck_linear.h"
-
 namespace tileloss::tools {
 namespace {
 
@@ -24,12 +22,6 @@ double mean_abs(const Checks& checks) {
   double worst = 0;
   for (const GradientMetric& gradient : checks.gradients) worst = std::max(worst, gradient.mean_abs());
   return worst;
-}
-
-int64_t rows_used(const CheckInputs& inputs) {
-  int64_t used = 0;
-  for (int64_t row = 0; row < inputs.rows; ++row) used += inputs.is_ignored(row) ? 0 : 1;
-  return used;
 }
 
 void add_dlogits_metrics(const Checks& checks, Json& json) {
@@ -64,12 +56,6 @@ Json mutants_json(const std::vector<MutantVerdict>& mutants) {
 
 GradcheckReport judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                           ThreadTeam& team) {
-  if (inputs.linear) {
-    LinearJudge judge(config, inputs, results);
-    GradcheckReport report{judge.judge(), {}, {}};
-    if (config.mutants) report.mutants = judge.judge_mutants();
-    return report;
-  }
   GradcheckReport report{judge(config, inputs, results, team), {}, {}};
   if (config.mutants) report.mutants = judge_mutants(config, inputs, results, report.verdict, team);
   return report;
@@ -110,7 +96,7 @@ Json metrics_json(const CheckInputs& inputs, const Verdict& verdict) {
   }
   if (inputs.linear) {
     json["shape/hidden_size"] = inputs.linear->hidden_view.cols;
-    if (inputs.teacher_linear) json["shape/teacher_hidden_size"] = inputs.teacher_linear->hidden_view.cols;
+    if (inputs.target.linear) json["shape/teacher_hidden_size"] = inputs.target.linear->hidden_view.cols;
     json["logits_bytes"] = inputs.rows * inputs.row_bytes();  // what is never stored
   }
   if (!checks.gradients.empty()) add_dlogits_metrics(checks, json);
@@ -124,7 +110,7 @@ Json metrics_json(const CheckInputs& inputs, const Verdict& verdict) {
   json["shape/batch_size"] = inputs.batch_size;
   json["shape/seq_len"] = inputs.seq_len;
   json["shape/rows"] = inputs.rows;
-  json["shape/rows_used"] = rows_used(inputs);
+  json["shape/rows_used"] = inputs.used_rows().size();
   json["shape/vocab_size"] = inputs.cols;
   json["shape/valid_vocab"] = inputs.valid;
   return json;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_judge.h"
-#include "check/strict.h"
+#include "check/judge/judge.h"
+#include "check/strict/strict.h"
 #include "support/json.h"
 
 namespace tileloss::tools {
@@ -17,7 +17,7 @@ struct GradcheckReport {
   StrictReport strict;                 // likewise
 };
 
-// On either level; with the mutants if the config asks for them.
+// With the mutants if the config asks for them.
 GradcheckReport judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                           ThreadTeam& team);
 

@@ -6,15 +6,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "check/gradcheck_linear.h"
-#include "check/gradcheck_rows.h"
+#include "check/inputs/checked_function.h"
+#include "check/judge/rows.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 
 namespace tileloss::tools {
 namespace {
 
-using reference::RowLoss;
 using reference::SoftmaxRow;
 using reference::StoredMatrix;
 
@@ -39,31 +38,6 @@ double norm(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
-// What a row is held against.
-struct TracedRow {
-  const SoftmaxRow& softmax;
-  const reference::GradientRow& gradient;
-  const RowLoss& loss;
-  double loss_magnitude = 0;
-  ExpectedRow outputs;
-  OutputMagnitudes magnitudes;
-  const PairRow* pair = nullptr;
-  const SoftRow* soft = nullptr;
-  const SparseRow* sparse = nullptr;
-  double error_of_z = 0;  // with the LM head: what float32 may get wrong in each
-
-  // Whose logp is reported.
-  const SoftmaxRow& of_logp() const {
-    if (pair != nullptr) return pair->values().at_label_temperature();
-    return sparse != nullptr ? sparse->values().at_label_temperature() : softmax;
-  }
-};
-
-RowReference row_reference(const TracedRow& row) {
-  if (row.pair != nullptr) return row.pair->reference(row.gradient);
-  return make_row_reference(row.sparse != nullptr ? wider_row(row.sparse->values()) : row.softmax, row.gradient);
-}
-
 class Tracer {
  public:
   Tracer(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, int64_t row,
@@ -72,13 +46,12 @@ class Tracer {
 
   std::vector<Stage> take() { return std::move(stages_); }
 
-  void trace_forward(const LossOracle& oracle, const TracedRow& expected) {
+  void trace_forward(const OracleRow& row) {
+    const OracleValues& expected = row.values();
     add_state(expected);
-    add_statistics(expected.outputs, expected.magnitudes, config_.has_divergence());
+    add_statistics(expected_outputs(expected, view_.outputs), expected.magnitudes, config_.has_divergence());
     add_probability(expected);
-    for (const auto& [name, value] :
-         oracle.row_terms(row_, {expected.softmax, expected.pair, expected.soft, expected.sparse}, expected.loss))
-      show("term/" + name, std::nullopt, value);
+    for (const auto& [name, value] : row.terms()) show("term/" + name, std::nullopt, value);
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), expected.loss.total(), expected.loss_magnitude);
     if (!config_.function.has_row_state()) return;  // its gradient has no such form
     const reference::RowCoefficients& coefficients = expected.gradient.coefficients;
@@ -93,13 +66,13 @@ class Tracer {
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), 0, 0);
   }
 
-  void trace_dlogits(const TracedRow& expected) {
-    const RowReference reference = row_reference(expected);
+  void trace_dlogits(const OracleValues& expected) {
+    const RowReference& reference = expected.reference;
     for (size_t g = 0; g < results_.gradients.size(); ++g) {
       const CheckedGradient& gradient = results_.gradients[g];
       GradientMetric metric(gradient.dlogits_format);
       metric.add_row(row_, view_.dlogits[g], inputs_.cols, reference);
-      add_column(gradient, g, "label", expected.softmax.label(), &reference);
+      add_column(gradient, g, "label", expected.softmax->label(), &reference);
       if (const int64_t worst = worst_column(metric); !column_ && worst >= 0) {
         add_column(gradient, g, "worst", worst, &reference);
       } else if (column_) {
@@ -108,7 +81,7 @@ class Tracer {
       std::vector<double> values(index(inputs_.valid));
       reference::decode_row(gradient.dlogits_format, view_.dlogits[g], values);
       show(gradient.name + "dlogits/norm", norm(values), norm(expected.gradient.gradient));
-      add_gates(gradient.name, metric.gates(gradient_tolerances(config_)));
+      add_gates(gradient.name, metric.gates(gradient_tolerances(config_.tolerances)));
     }
   }
 
@@ -126,22 +99,24 @@ class Tracer {
   }
 
   // The kernels never store dlogits there.
-  void show_dlogits(const TracedRow& expected) {
+  void show_dlogits(const OracleValues& expected) {
     const auto show_at = [&](const std::string& name, int64_t column) {
       show("dlogits/" + name, std::nullopt, column < inputs_.valid ? expected.gradient.gradient[index(column)] : 0);
       stages_.back().column = column;
     };
-    show_at("label", expected.softmax.label());
+    show_at("label", expected.softmax->label());
     if (column_) show_at("column", *column_);
     show("dlogits/norm", std::nullopt, norm(expected.gradient.gradient));
   }
 
   void trace_dhidden(const LinearOracleCase& oracle_case) {
     for (const CheckedGradient& gradient : results_.gradients) {
-      if (gradient.dhidden.empty()) continue;
-      const StoredMatrix output = dhidden_view(inputs_, gradient);
+      const auto dhidden = std::find_if(gradient.linear.begin(), gradient.linear.end(),
+                                        [](const LinearGradient& one) { return one.which == LinearOutput::kDhidden; });
+      if (dhidden == gradient.linear.end()) continue;
+      const StoredMatrix& output = dhidden->view;
       const std::span<const double> expected =
-          oracle_case.gradients().dhidden().subspan(index(row_ * output.cols), index(output.cols));
+          oracle_case.gradient(LinearOutput::kDhidden).subspan(index(row_ * output.cols), index(output.cols));
       std::vector<double> values, references(expected.begin(), expected.end());
       int64_t worst = 0;
       for (int64_t h = 0; h < output.cols; ++h) {
@@ -200,8 +175,8 @@ class Tracer {
   }
 
   // Rows with NaN or infinity have a state that is the kernel's own affair.
-  void add_state(const TracedRow& expected) {
-    const SoftmaxRow& softmax = expected.softmax;
+  void add_state(const OracleValues& expected) {
+    const SoftmaxRow& softmax = *expected.softmax;
     const double others = softmax.one_minus_p_label() * softmax.sum();
     const double entropy_sum = -(softmax.entropy() - softmax.log_sum()) * softmax.sum();
     const double z = softmax.logits_z()[index(softmax.label())];
@@ -220,8 +195,8 @@ class Tracer {
   }
 
   // Of an exp(z - m), for OutputMetric: z - m is rounded, and with a transform or the LM head z and m themselves are.
-  double relative_magnitude(const TracedRow& expected) const {
-    const SoftmaxRow& softmax = expected.softmax;
+  double relative_magnitude(const OracleValues& expected) const {
+    const SoftmaxRow& softmax = *expected.softmax;
     const double distance = others_distance(softmax);
     const double blur = softmax.transform().is_identity() ? 0 : std::fabs(softmax.max()) + 16;
     return distance + blur + 2 * kMagnitudeOfError * expected.error_of_z;
@@ -248,8 +223,8 @@ class Tracer {
   }
 
   // The label's: from logp, and from the state.
-  void add_probability(const TracedRow& expected) {
-    const SoftmaxRow& softmax = expected.of_logp();
+  void add_probability(const OracleValues& expected) {
+    const SoftmaxRow& softmax = *expected.of_logp;
     const double temperature = softmax.transform().logp_temperature();
     const double p = softmax.p(softmax.label());
     const std::optional<double> logp = view_.outputs[kLogp];
@@ -294,54 +269,29 @@ class Tracer {
   std::vector<Stage> stages_;
 };
 
-void trace_logits(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, const RowView& view, Tracer& tracer) {
+void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
+  std::optional<LinearOracleCase> linear;
+  if (inputs.linear) {
+    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, reference::LinearGradients::Wanted{.dhidden = true});
+  }
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();
-    tracer.trace_ignored_dlogits();
-    return;
+    if (!linear) tracer.trace_ignored_dlogits();
+  } else {
+    const std::unique_ptr<Oracle> oracle = make_oracle(config, inputs);
+    const std::unique_ptr<OracleRow> oracle_row = oracle->new_row();
+    ThreadTeam alone(1);
+    for_each_row(inputs, std::span(&row, 1), alone, [&](const GivenRow& given, int) {
+      const OracleValues& expected = oracle_row->compute(given);
+      tracer.trace_forward(*oracle_row);
+      if (!linear) return tracer.trace_dlogits(expected);
+      tracer.show_dlogits(expected);
+      linear->add_row(given.logits, *expected.softmax, expected.gradient);
+    });
   }
-  const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
-  Scratch scratch;
-  const RowLoss loss = compute_row(*oracle, inputs, row, scratch);
-  const TracedRow expected{.softmax = scratch.softmax,
-                           .gradient = scratch.gradient,
-                           .loss = loss,
-                           .loss_magnitude = oracle->row_magnitude(row, scratch.oracle_row(), loss),
-                           .outputs = expected_outputs(scratch, view.outputs),
-                           .magnitudes = expected_magnitudes(scratch),
-                           .pair = scratch.pair.get(),
-                           .soft = scratch.soft.get(),
-                           .sparse = scratch.sparse.get()};
-  tracer.trace_forward(*oracle, expected);
-  tracer.trace_dlogits(expected);
-}
-
-void trace_linear(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, const RowView& view, Tracer& tracer) {
-  LinearOracleCase oracle_case(*inputs.linear->operands, *inputs.linear->norms, {.dhidden = true});
-  if (inputs.is_ignored(row)) {
-    tracer.trace_ignored_forward();
-    tracer.trace_dhidden(oracle_case);
-    return;
-  }
-  const std::unique_ptr<LossOracle> oracle = make_loss_oracle(config, inputs);
-  const std::vector<int64_t> rows = {row};
-  for_each_linear_row(inputs, rows, [&](const LinearRow& linear, const LinearRow* teacher) {
-    Scratch scratch;
-    const ExpectedLinearRow row_expected = compute_linear_row(*oracle, inputs, linear, teacher, view.outputs, scratch);
-    const TracedRow expected{.softmax = scratch.softmax,
-                             .gradient = scratch.gradient,
-                             .loss = row_expected.loss,
-                             .loss_magnitude = row_expected.loss_magnitude,
-                             .outputs = row_expected.outputs,
-                             .magnitudes = row_expected.magnitudes,
-                             .pair = scratch.pair.get(),
-                             .error_of_z = output_error_of_z(scratch.softmax, linear)};
-    tracer.trace_forward(*oracle, expected);
-    tracer.show_dlogits(expected);
-    oracle_case.add_row(linear, scratch.softmax, scratch.gradient);
-  });
-  oracle_case.finish();
-  tracer.trace_dhidden(oracle_case);
+  if (!linear) return;
+  linear->finish();
+  tracer.trace_dhidden(*linear);
 }
 
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
@@ -391,11 +341,7 @@ RowTrace trace_row(const GradcheckConfig& config, const CheckInputs& inputs, con
     trace.ignored = "its label is ignore_index";
   }
   Tracer tracer(config, inputs, results, row, column);
-  if (inputs.linear) {
-    trace_linear(config, inputs, row, row_view(inputs, results, row), tracer);
-  } else {
-    trace_logits(config, inputs, row, row_view(inputs, results, row), tracer);
-  }
+  trace_stages(config, inputs, row, tracer);
   trace.stages = tracer.take();
   return trace;
 }

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_config.h"
-#include "check/gradcheck_run.h"
+#include "check/inputs/call.h"
+#include "check/inputs/config.h"
 #include "support/json.h"
 
 namespace tileloss::tools {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "check/error_metric.h"
 #include "check/gradcheck_config.h"
-#include "check/gradcheck_judge.h"
 #include "check/gradcheck_run.h"
+#include "check/judge/error_metric.h"
+#include "check/judge/judge.h"
 #include "support/json.h"
 
 namespace tileloss::tools {

@@ -12,7 +12,6 @@
 #include "check/gradcheck_report.h"
 #include "check/gradcheck_run.h"
 #include "check/row_trace.h"
-#include "check/strict.h"
 #include "cli/check_tables.h"
 #include "cli/package_flags.h"
 #include "cli/subcommands.h"

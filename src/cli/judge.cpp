@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "check/case_files.h"
 #include "check/gradcheck_report.h"
-#include "check/row_outputs.h"
+#include "check/inputs/case_files.h"
+#include "check/oracles/row_outputs.h"
 #include "cli/check_tables.h"
 #include "cli/package_flags.h"
 #include "cli/subcommands.h"

@@ -117,6 +117,10 @@ Function::Function(std::string_view name) : name_(name) {
   throw ToolError(kExitUsage, formatted("loss '{}' is unknown; there are: {}", shown(name), fmt::join(names(), ", ")));
 }
 
+Function::Function(std::string_view name, const void* options) : Function(name) {
+  std::memcpy(options_.data(), options, info_.options_size);
+}
+
 const void* Function::at(const tileloss_field& field) const {
   return reinterpret_cast<const char*>(options_.data()) + field.offset;
 }
@@ -198,11 +202,7 @@ void Function::set_choice(std::string_view name, std::string_view choice) {
 }
 
 void Function::set_integer(std::string_view name, int64_t value) { set_integer(field_named(name), value); }
-
-bool Function::per_row_loss() const {
-  const char* option = find_field("aggregation") != nullptr ? "aggregation" : "reduction";
-  return is_loss() && get_choice(option, "") == "none";
-}
+void Function::set_number(std::string_view name, double value) { set_number(field_named(name), value); }
 
 void Function::reset(std::string_view name) {
   const tileloss_field& field = field_named(name);

@@ -40,6 +40,8 @@ class Function {
  public:
   // Throws ToolError (usage) listing the names there are.
   explicit Function(std::string_view name);
+  // With the values of its options struct.
+  Function(std::string_view name, const void* options);
   static std::vector<std::string> names();
   // The function that computes `loss` from logits, or fused with the LM head; throws as the constructor does.
   static Function of(std::string_view loss, bool is_linear);
@@ -52,13 +54,12 @@ class Function {
   bool is_policy() const { return find_field("advantage_level") != nullptr; }
   // Takes a teacher's logits, or with the LM head a teacher's head.
   bool has_teacher() const { return find_field("teacher_temperature") != nullptr; }
-  bool has_probs() const { return takes("target_probs"); }
-  bool has_sparse_teacher() const { return takes("teacher_ids"); }
-  // Saves a row state, and has a backward from it.
-  bool has_row_state() const { return !has_teacher() && !has_probs() && !has_sparse_teacher(); }
+  // Saves a row state, and has a backward from it: where a row is held against its label alone.
+  bool has_row_state() const { return !has_teacher() && !takes("target_probs") && !takes("teacher_ids"); }
   bool takes(std::string_view tensor) const;  // by its name in tileloss_args
-  // One loss per row, rather than one for all.
-  bool per_row_loss() const;
+  // One loss per row, rather than one for all: the option that says so is "none".
+  bool per_row_loss() const { return is_loss() && get_choice(per_row_option(), "") == "none"; }
+  const char* per_row_option() const { return find_field("aggregation") != nullptr ? "aggregation" : "reduction"; }
   const void* options() const { return options_.data(); }
   std::span<const tileloss_field> fields() const { return {info_.fields, static_cast<size_t>(info_.num_fields)}; }
   const tileloss_field* find_field(std::string_view name) const;
@@ -67,6 +68,7 @@ class Function {
   void read_options(ConfigReader& config);
   void set_choice(std::string_view field, std::string_view choice);
   void set_integer(std::string_view field, int64_t value);
+  void set_number(std::string_view field, double value);
   // The field's default again.
   void reset(std::string_view field);
   const std::string& preset() const { return preset_; }  // "" if none was read

@@ -11,7 +11,7 @@
 #include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/threads/floating_point.h"
-#include "check/guard_buffer.h"
+#include "check/strict/guard_buffer.h"
 #include "core/number_formats.h"
 #include "core/row_state.h"
 #include "support/synthetic.h"

@@ -13,7 +13,7 @@
 #include "backends/cpu/amx/matmul_tiles.h"
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/simd/simd_baseline.h"
-#include "check/guard_buffer.h"
+#include "check/strict/guard_buffer.h"
 #include "core/number_formats.h"
 #include "support/synthetic.h"
 #include "tests/amx/emulated_tiles.h"

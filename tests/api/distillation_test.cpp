@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "check/distillation_oracle_case.h"
+#include "check/oracles/oracle.h"
 #include "tests/api/random_options.h"
 #include "tests/shared/pair_case.h"
 
@@ -171,17 +171,22 @@ MixtureError mixture_error(std::int32_t divergence, double beta, std::int64_t vo
   options.logit.logit_scale = 3;
   options.teacher_logit_scale = 6;
   EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
-  const tools::DistillationOracleCase oracle(make_oracle_options(options), labels, {}, {});
+  tools::OracleTensors tensors;
+  tensors.labels = labels;
+  const auto oracle = make_distillation(tools::Function("distillation", &options), tensors);
+  const auto row = oracle->new_row();
   const double of_p = divergence == TILELOSS_SKEW_REVERSE_KL ? beta : 1 - beta, of_q = 1 - of_p;
   MixtureError worst;
-  tools::PairRow pair;
-  reference::GradientRow gradient;
+  reference::SoftmaxRow teacher;
   for (std::int64_t i = 0; i < spec.student.rows; ++i) {
-    pair.compute(oracle.options(), c.student().logits_row(i), c.teacher().logits_row(i), labels[static_cast<std::size_t>(i)]);
-    oracle.row_gradient(i, pair, gradient);
+    const std::int64_t label = labels[static_cast<std::size_t>(i)];
+    const std::vector<double> logits = c.student().logits_row(i), teacher_logits = c.teacher().logits_row(i);
+    const tools::OracleValues& expected = row->compute({{i, logits}, label, {i, teacher_logits}});
+    const reference::GradientRow& gradient = expected.gradient;
+    teacher.compute({.logit_scale = options.teacher_logit_scale}, teacher_logits, label);
     double terms = 0, largest = 0, cancelled = 0;
     for (std::int64_t j = 0; j < vocab; ++j) {
-      const double p = pair.student().p(j), q = pair.teacher().p(j), m = of_p * p + of_q * q;
+      const double p = expected.softmax->p(j), q = teacher.p(j), m = of_p * p + of_q * q;
       const double log_p = std::fabs(std::log(p / m)), log_q = std::fabs(std::log(q / m));
       terms += divergence == TILELOSS_JSD               ? of_p * p * log_p + of_q * q * log_q
                : divergence == TILELOSS_SKEW_REVERSE_KL ? p * log_p
@@ -193,7 +198,7 @@ MixtureError mixture_error(std::int32_t divergence, double beta, std::int64_t vo
       cancelled = std::fmax(cancelled, 3 * 6 * p * g);
     }
     worst.loss =
-        std::fmax(worst.loss, std::fabs(static_cast<const float*>(c.args().loss.data)[i] - oracle.row_loss(i, pair)) / terms);
+        std::fmax(worst.loss, std::fabs(static_cast<const float*>(c.args().loss.data)[i] - expected.loss.total()) / terms);
     for (std::int64_t j = 0; j < vocab; ++j) {
       const double error = std::fabs(c.student().dlogit(i, j) - gradient.gradient[static_cast<std::size_t>(j)]);
       worst.gradient = std::fmax(worst.gradient, error / (0x1p-20 * largest + 0x1p-22 * cancelled));

@@ -91,6 +91,28 @@ TEST_P(Sweeps, MakeTheGradientOfTheOraclesCrossEntropy) {
 // The focal loss with gamma 2: -(1 - p)^2 logp; by logp.
 double focal_slope(double p, double one_minus_p, double logp) { return one_minus_p * (2 * p * logp - one_minus_p); }
 
+class FocalOracle : public tools::Oracle {
+ public:
+  explicit FocalOracle(const reference::Transform& transform) : transform_(transform) {}
+  std::unique_ptr<tools::OracleRow> new_row() const override { return std::make_unique<Row>(transform_); }
+  double reduce(std::span<const reference::RowLoss>) const override { return 0; }
+
+ private:
+  class Row : public tools::LabelRow {
+   public:
+    using LabelRow::LabelRow;
+    std::vector<std::pair<std::string, double>> terms() const override { return {}; }
+
+   protected:
+    void compute_loss(const reference::SoftmaxRow& softmax) override {
+      const double slope = focal_slope(softmax.p(softmax.label()), softmax.one_minus_p_label(), softmax.logp());
+      reference::logprobs_gradient(softmax, {slope, 0, 0}, values_.gradient);
+    }
+  };
+
+  reference::Transform transform_;
+};
+
 TEST(LinearSweeps, MakeTheGradientOfSomebodyElsesLoss) {
   for (const auto format : {reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16}) {
     LinearCase c({.row = {.rows = 33, .vocab = 300, .ignore_prob = 0.2, .loss = false, .row_outputs = false},
@@ -116,10 +138,7 @@ TEST(LinearSweeps, MakeTheGradientOfSomebodyElsesLoss) {
     }
     coefficients.add_to(c.args());
     ASSERT_TRUE(succeeds(tileloss_linear_backward_sweep(&c.args(), &options, nullptr, nullptr)));
-    EXPECT_TRUE(agrees(c.check(make_transform(options.logit), [](const auto&, const auto& softmax, auto& gradient) {
-      const double p = softmax.p(softmax.label());
-      reference::logprobs_gradient(softmax, {focal_slope(p, softmax.one_minus_p_label(), softmax.logp()), 0, 0}, gradient);
-    })));
+    EXPECT_TRUE(agrees(c.check(FocalOracle(make_transform(options.logit)))));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "check/error_metric.h"
+#include "check/judge/error_metric.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "check/row_outputs.h"
+#include "check/oracles/row_outputs.h"
 #include "support/synthetic.h"
 #include "tests/shared/input_families.h"
 

@@ -5,36 +5,20 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_config.h"
-#include "check/gradcheck_judge.h"
-#include "check/gradcheck_run.h"
+#include "tests/check/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
-const std::string kConfigs = TILELOSS_SOURCE_DIR "/configs/";
-
 // The gates that fail with this kernel.
-std::vector<std::string> failures(const std::string& config_name, const KernelCall& kernel) {
-  const GradcheckConfig config = read_gradcheck_config(kConfigs + config_name, {});
-  ThreadTeam team(1);
-  const CheckInputs inputs = make_inputs(config, team);
-  std::vector<std::string> failed;
-  for (const Gate& gate : judge(config, inputs, run_kernels(config, inputs, kernel), team).gates) {
-    if (!gate.pass) failed.push_back(gate.name);
-  }
-  return failed;
+Sets failures(const std::string& config_name, const KernelCall& kernel) {
+  return GradcheckCall(config_name, {}, kernel).failures();
 }
 
 // The shipped kernel with other arguments.
 template <class Change>
 KernelCall with(const Change& change) {
-  return [change](const Function& function, tileloss_pass pass, const tileloss_args& given, const tileloss_plan&,
-                  const tileloss_run* run) {
-    tileloss_args args = given;
-    change(args);
-    call(function, pass, args, make_plan(function, pass, args, {}), run);
-  };
+  return changed([change](Function&, tileloss_args& args) { change(args); });
 }
 
 class GradcheckEdges : public testing::TestWithParam<const char*> {};

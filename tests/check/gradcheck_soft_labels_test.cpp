@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_judge.h"
+#include "check/judge/judge.h"
 #include "support/exit_codes.h"
 #include "support/result_writer.h"
 #include "support/safetensors.h"
@@ -21,12 +21,9 @@ namespace {
 using test::ProgramResult;
 using test::run_program;
 
-const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/gradcheck_soft_cross_entropy.yaml";
-
-struct Check : GradcheckCall {
-  explicit Check(std::vector<std::string> sets, const KernelCall& kernel = call)
-      : GradcheckCall(kConfigPath, std::move(sets), kernel) {}
-};
+const std::string kConfig = "gradcheck_soft_cross_entropy.yaml";
+const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/" + kConfig;
+const Sets kSmall = {"vocab_size=255", "seq_len=21"};
 
 class GradcheckSoftLabels : public testing::TestWithParam<std::string> {};
 
@@ -46,7 +43,7 @@ TEST_P(GradcheckSoftLabels, TheKernelsPassOnEveryInstructionSet) {
     for (const std::vector<std::string>& variant : variants) {
       std::vector<std::string> sets = {"dtype=" + GetParam(), "kernel.isa=" + isa};
       sets.insert(sets.end(), variant.begin(), variant.end());
-      const Check check(sets);
+      const GradcheckCall check(kConfig, joined(kSmall, sets));
       EXPECT_EQ(check.failures(), std::vector<std::string>()) << testing::PrintToString(sets);
       EXPECT_GT(check.verdict.checks.rows, 20);
     }
@@ -57,58 +54,28 @@ TEST_P(GradcheckSoftLabels, EveryMutantIsCaughtByAGateOfWhatItAlters) {
   for (const bool per_row : {false, true}) {
     std::vector<std::string> sets = {"dtype=" + GetParam(), "temperature=1"};
     if (per_row) sets.insert(sets.end(), {"reduction=none", "upstream=per_row"});
-    const Check check(sets);
-    ASSERT_EQ(check.failures(), std::vector<std::string>());
-    std::set<std::string> wanted = {"gradient_halved",  "row_group_off_by_one",    "smoothing_forgotten",
-                                    "sum_taken_as_one", "class_weights_forgotten", "label_for_probabilities"};
+    std::set<std::string> of_gradient = {"gradient_halved",  "row_group_off_by_one",    "smoothing_forgotten",
+                                         "sum_taken_as_one", "class_weights_forgotten", "label_for_probabilities"};
     std::set<std::string> of_values;
-    if (!per_row) wanted.insert("ignored_rows_counted");
+    if (!per_row) of_gradient.insert("ignored_rows_counted");
     if (per_row) {
       of_values = {"smoothing_forgotten_in_value", "class_weights_forgotten_in_value", "label_for_probabilities_in_value"};
     }
-    ThreadTeam team(2);
-    for (const MutantVerdict& mutant : judge_mutants(check.config, check.inputs, check.results, check.verdict, team)) {
-      EXPECT_TRUE(!mutant.planted || !mutant.caught_by.empty()) << mutant.name;
-      const bool is_of_gradient = std::any_of(mutant.caught_by.begin(), mutant.caught_by.end(), [](const std::string& gate) {
-        return gate.find("/dlogits/") != std::string::npos;
-      });
-      if (wanted.contains(mutant.name)) {
-        EXPECT_TRUE(mutant.planted && is_of_gradient) << mutant.name;
-      }
-      if (of_values.contains(mutant.name)) {
-        EXPECT_TRUE(mutant.planted && !is_of_gradient) << mutant.name;
-      }
-      wanted.erase(mutant.name);
-      of_values.erase(mutant.name);
-    }
-    EXPECT_TRUE(wanted.empty() && of_values.empty()) << testing::PrintToString(wanted) << testing::PrintToString(of_values);
+    expect_mutants(GradcheckCall(kConfig, joined(kSmall, sets)), of_gradient, of_values);
   }
 }
 
 // The shipped kernels, called with something else than the config says.
 TEST(GradcheckSoftLabelsKernels, ThatComputeSomethingElseAreRejected) {
-  using Change = void (*)(Function & function, tileloss_args & args);
-  const std::vector<std::pair<const char*, Change>> changes = {
-      {"smoothing", [](Function& f, tileloss_args&) { f.reset("label_smoothing"); }},
-      {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
-      {"class weights", [](Function&, tileloss_args& args) { args.class_weights = {}; }},
-      {"the groups", [](Function&, tileloss_args& args) { args.row_groups.teacher_logits_stride -= args.logits.cols; }},
-  };
-  for (const auto& [name, change] : changes) {
-    const KernelCall kernel = [change = change](const Function& given, tileloss_pass pass, const tileloss_args& given_args,
-                                                const tileloss_plan&, const tileloss_run* run) {
-      Function function = given;
-      tileloss_args args = given_args;
-      change(function, args);
-      call(function, pass, args, make_plan(function, pass, args, {}), run);
-    };
-    const std::vector<std::string> failed = Check({}, kernel).failures();
-    EXPECT_GE(failed.size(), 4U) << name << testing::PrintToString(failed);
-    EXPECT_TRUE(std::any_of(failed.begin(), failed.end(), [](const std::string& gate) {
-      return gate.find("/dlogits/") != std::string::npos;
-    })) << name;
-  }
-  EXPECT_EQ(Check({}).failures(), std::vector<std::string>());
+  expect_rejected(
+      kConfig, kSmall,
+      {
+          {"smoothing", [](Function& f, tileloss_args&) { f.reset("label_smoothing"); }},
+          {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
+          {"class weights", [](Function&, tileloss_args& args) { args.class_weights = {}; }},
+          {"the groups", [](Function&, tileloss_args& args) { args.row_groups.teacher_logits_stride -= args.logits.cols; }},
+      },
+      {"/dlogits/"});
 }
 
 TEST(GradcheckSoftLabelsProgram, ReportsWhatItCheckedAndWritesItsInputs) {
@@ -130,19 +97,13 @@ TEST(GradcheckSoftLabelsProgram, ReportsWhatItCheckedAndWritesItsInputs) {
 }
 
 TEST(GradcheckSoftLabelsProgram, ConfigErrorsNameTheKey) {
-  for (const auto& [set, message] : std::vector<std::pair<std::string, std::string>>{
-           {"label_smoothing=2", "label_smoothing: "},
-           {"source.probs_zeros=2", "source.probs_zeros: 2 is out of range"},
-           {"source.probs_dtype=int8", "source.probs_dtype: 'int8' is none of "},
-           {"source.special_rows=[same]", "source.special_rows: 'same' is none of no_class, "},
-           {"outputs=[divergence]", "outputs: 'divergence' is none of"},
-           {"temperature_on=logprob", "temperature_on: expected logits, got logprob"},
-           {"source.teacher=near", "source.teacher: unknown key"},
-           {"level=linear", "level: expected logits for soft_cross_entropy, got linear"}}) {
-    const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", set});
-    EXPECT_EQ(result.exit_code, kExitUsage) << set << result.out;
-    EXPECT_NE(result.err.find(message), std::string::npos) << set << ": " << result.err;
-  }
+  expect_config_errors(kConfig, {{{"label_smoothing=2"}, "label_smoothing: "},
+                                 {{"source.probs_zeros=2"}, "source.probs_zeros: 2 is out of range"},
+                                 {{"source.probs_dtype=int8"}, "source.probs_dtype: 'int8' is none of "},
+                                 {{"source.special_rows=[same]"}, "source.special_rows: 'same' is none of no_class, "},
+                                 {{"outputs=[divergence]"}, "outputs: 'divergence' is none of"},
+                                 {{"temperature_on=logprob"}, "temperature_on: expected logits, got logprob"},
+                                 {{"source.teacher=near"}, "source.teacher: unknown key"}});
 }
 
 // ----------------------------------------------------------------------------------------------------------------- strict

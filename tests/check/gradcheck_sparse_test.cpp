@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_judge.h"
+#include "check/judge/judge.h"
 #include "support/exit_codes.h"
 #include "support/result_writer.h"
 #include "support/safetensors.h"
@@ -22,16 +22,11 @@ namespace {
 using test::ProgramResult;
 using test::run_program;
 
-const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/gradcheck_sparse_distillation.yaml";
+const std::string kConfig = "gradcheck_sparse_distillation.yaml";
+const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/" + kConfig;
+const Sets kSmall = {"vocab_size=255", "seq_len=21"};
 
-const std::vector<std::string> kDivergences = {"forward_kl",      "reverse_kl",     "jsd", "jeffreys", "skew_forward_kl",
-                                               "skew_reverse_kl", "total_variation"};
 const std::vector<std::string> kTails = {"lump", "ignore", "renormalise"};
-
-struct Check : GradcheckCall {
-  explicit Check(std::vector<std::string> sets, const KernelCall& kernel = call)
-      : GradcheckCall(kConfigPath, std::move(sets), kernel) {}
-};
 
 class GradcheckSparse : public testing::TestWithParam<std::string> {};
 
@@ -53,7 +48,7 @@ TEST_P(GradcheckSparse, TheKernelsPassOnEveryInstructionSet) {
                                            "divergence=" + divergence};
           sets.insert(sets.end(), variant.begin(), variant.end());
           if (tail == "renormalise") sets.emplace_back("expect_mostly_zero=true");  // the other columns have no gradient
-          const Check check(sets);
+          const GradcheckCall check(kConfig, joined(kSmall, sets));
           EXPECT_EQ(check.failures(), std::vector<std::string>()) << testing::PrintToString(sets);
           EXPECT_GT(check.verdict.checks.rows, 10);
         }
@@ -82,61 +77,31 @@ TEST_P(GradcheckSparse, EveryMutantIsCaughtByAGateOfWhatItAlters) {
       std::vector<std::string> sets = {"dtype=" + GetParam(), "divergence=" + divergence,
                                        "source.special_rows=[no_columns, gaps]"};
       if (per_row) sets.insert(sets.end(), {"reduction=none", "upstream=per_row"});
-      const Check check(sets);
-      ASSERT_EQ(check.failures(), std::vector<std::string>());
-      std::set<std::string> wanted = mutants_of(divergence);
-      if (!per_row) wanted.insert("ignored_rows_counted");
-      if (per_row) wanted.insert("first_row_upstream");
-      std::set<std::string> of_values = {"agreement_flipped"};
+      std::set<std::string> of_gradient = mutants_of(divergence), of_values = {"agreement_flipped"};
+      of_gradient.insert(per_row ? "first_row_upstream" : "ignored_rows_counted");
       for (const std::string& name : mutants_of(divergence)) {
         if (per_row || !is_of_rows(name)) of_values.insert(name + "_in_value");
       }
-      ThreadTeam team(2);
-      for (const MutantVerdict& mutant : judge_mutants(check.config, check.inputs, check.results, check.verdict, team)) {
-        EXPECT_TRUE(!mutant.planted || !mutant.caught_by.empty()) << divergence << " " << mutant.name;
-        const bool is_of_gradient = std::any_of(mutant.caught_by.begin(), mutant.caught_by.end(), [](const std::string& gate) {
-          return gate.find("/dlogits/") != std::string::npos;
-        });
-        if (wanted.contains(mutant.name)) {
-          EXPECT_TRUE(mutant.planted && is_of_gradient) << divergence << " " << mutant.name;
-        }
-        if (of_values.contains(mutant.name)) {
-          EXPECT_TRUE(mutant.planted && !is_of_gradient) << divergence << " " << mutant.name;
-        }
-        wanted.erase(mutant.name);
-        of_values.erase(mutant.name);
-      }
-      EXPECT_TRUE(wanted.empty() && of_values.empty()) << testing::PrintToString(wanted) << testing::PrintToString(of_values);
+      SCOPED_TRACE(divergence);
+      expect_mutants(GradcheckCall(kConfig, joined(kSmall, sets)), of_gradient, of_values);
     }
   }
 }
 
 // The shipped kernels, called with something else than the config says.
 TEST(GradcheckSparseKernels, ThatComputeSomethingElseAreRejected) {
-  using Change = void (*)(Function & function, tileloss_args & args);
-  const std::vector<std::pair<const char*, Change>> changes = {
-      {"tail", [](Function& f, tileloss_args&) { f.set_choice("tail", "renormalise"); }},
-      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
-      {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
-      {"the last column",
-       [](Function&, tileloss_args& args) { args.teacher_ids.cols = args.teacher_logprobs.cols = args.teacher_ids.cols - 1; }},
-      {"weights", [](Function&, tileloss_args& args) { args.token_weights = {}; }},
-  };
-  for (const auto& [name, change] : changes) {
-    const KernelCall kernel = [change = change](const Function& given, tileloss_pass pass, const tileloss_args& given_args,
-                                                const tileloss_plan&, const tileloss_run* run) {
-      Function function = given;
-      tileloss_args args = given_args;
-      change(function, args);
-      call(function, pass, args, make_plan(function, pass, args, {}), run);
-    };
-    const std::vector<std::string> failed = Check({}, kernel).failures();
-    EXPECT_GE(failed.size(), 4U) << name << testing::PrintToString(failed);
-    EXPECT_TRUE(std::any_of(failed.begin(), failed.end(), [](const std::string& gate) {
-      return gate.find("/dlogits/") != std::string::npos;
-    })) << name;
-  }
-  EXPECT_EQ(Check({}).failures(), std::vector<std::string>());
+  expect_rejected(kConfig, kSmall,
+                  {
+                      {"tail", [](Function& f, tileloss_args&) { f.set_choice("tail", "renormalise"); }},
+                      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
+                      {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
+                      {"the last column",
+                       [](Function&, tileloss_args& args) {
+                         args.teacher_ids.cols = args.teacher_logprobs.cols = args.teacher_ids.cols - 1;
+                       }},
+                      {"weights", [](Function&, tileloss_args& args) { args.token_weights = {}; }},
+                  },
+                  {"/dlogits/"});
 }
 
 TEST(GradcheckSparseProgram, ReportsWhatItCheckedAndWritesItsInputs) {
@@ -160,17 +125,11 @@ TEST(GradcheckSparseProgram, ReportsWhatItCheckedAndWritesItsInputs) {
 }
 
 TEST(GradcheckSparseProgram, ConfigErrorsNameTheKey) {
-  for (const auto& [set, message] : std::vector<std::pair<std::string, std::string>>{
-           {"tail=half", "tail: 'half' is none of lump, "},
-           {"source.teacher_columns=0", "source.teacher_columns: 0 is out of range"},
-           {"source.special_rows=[same]", "source.special_rows: 'same' is none of no_columns, "},
-           {"teacher_temperature=2", "teacher_temperature: unknown key"},
-           {"source.teacher=near", "source.teacher: unknown key"},
-           {"level=linear", "level: expected logits for sparse_distillation, got linear"}}) {
-    const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", set});
-    EXPECT_EQ(result.exit_code, kExitUsage) << set << result.out;
-    EXPECT_NE(result.err.find(message), std::string::npos) << set << ": " << result.err;
-  }
+  expect_config_errors(kConfig, {{{"tail=half"}, "tail: 'half' is none of lump, "},
+                                 {{"source.teacher_columns=0"}, "source.teacher_columns: 0 is out of range"},
+                                 {{"source.special_rows=[same]"}, "source.special_rows: 'same' is none of no_columns, "},
+                                 {{"teacher_temperature=2"}, "teacher_temperature: unknown key"},
+                                 {{"source.teacher=near"}, "source.teacher: unknown key"}});
 }
 
 // ----------------------------------------------------------------------------------------------------------------- strict

@@ -1,4 +1,4 @@
-#include "check/guard_buffer.h"
+#include "check/strict/guard_buffer.h"
 
 #include <gtest/gtest.h>
 

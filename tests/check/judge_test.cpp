@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "check/case_files.h"
+#include "check/gradcheck_config.h"
 #include "check/gradcheck_report.h"
+#include "check/gradcheck_run.h"
+#include "check/inputs/case_files.h"
 #include "support/exit_codes.h"
 #include "support/result_writer.h"
 #include "tests/shared/program.h"
@@ -89,12 +91,13 @@ struct Outputs {
       tensors.push_back({name, dtype_name(format), {height, width}, buffer.data(), bytes});
     };
     add_matrix("dlogits", gradient.dlogits_format, gradient.dlogits, inputs.rows, inputs.cols);
-    if (inputs.linear) {
-      const int64_t width = inputs.linear->hidden_view.cols;
-      add_matrix("dhidden", gradient.dhidden_format, gradient.dhidden, inputs.rows, width);
-      add_matrix("dhead", gradient.dhead_format, gradient.dhead, inputs.cols, width);
+    for (const LinearGradient& one : gradient.linear) {
+      const reference::StoredMatrix& view = one.view;
+      const std::vector<int64_t> shape = {view.rows, view.cols};
+      tensors.push_back({name_of(one.which), dtype_name(view.format),
+                         one.which == LinearOutput::kDbias ? std::vector<int64_t>{view.rows} : shape, view.data,
+                         one.data.bytes()});
     }
-    add("dbias", "F32", gradient.dbias, {inputs.cols});
     return tensors;
   }
 
@@ -338,7 +341,7 @@ TEST(JudgeInputs, AreTheOnesThatAreDrawn) {
     } else {
       same("logits", inputs.logits.data(), inputs.logits.bytes());
     }
-    if (outputs.config.is_policy()) {
+    if (!inputs.policy.advantages.empty()) {
       same("old_logp", inputs.policy.old_logp.data(), inputs.rows * 4);
       same("sequence_offsets", inputs.policy.offsets.data(), std::ssize(inputs.policy.offsets) * 8);
       same("mask", inputs.policy.mask.data(), inputs.rows);

@@ -1,5 +1,5 @@
 // The bound of losses fused with the LM head: implementations that are as good as they can be pass, wrong ones do not.
-#include "check/linear_metric.h"
+#include "check/judge/linear_metric.h"
 
 #include <gtest/gtest.h>
 
@@ -159,7 +159,7 @@ TEST(LinearMetric, SumsInFloat32StayWithinALogitsErrorFarFromZeroToo) {
       std::vector<std::int64_t> rows(kRows);
       std::iota(rows.begin(), rows.end(), 0);
       double worst = 0;
-      for_each_linear_row(operands, norms, rows, [&](const LinearRow& row) {
+      for_each_linear_row(operands, norms, rows, [&](const LogitsRow& row) {
         for (std::int64_t v = 0; v < kVocab; ++v) {
           float sum = 0;
           for (std::int64_t h = 0; h < width; ++h) sum += hidden[index(row.row * width + h)] * head[index(v * width + h)];

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "check/linear_metric.h"
+#include "check/judge/linear_metric.h"
 #include "support/synthetic.h"
 
 namespace tileloss::tools {
@@ -69,7 +69,7 @@ class Problem {
     Random random(6, Stream::kWeights, 0);
     for (std::int64_t i = 0; i < shape.rows; ++i) weights.push_back(shape.alike ? 1 : 0.5 + 1.5 * random.next_uniform());
     const reference::CrossEntropy oracle({}, labels_, weights, {}, {});
-    for_each_linear_row(operands_, *norms_, rows, [&](const LinearRow& row) {
+    for_each_linear_row(operands_, *norms_, rows, [&](const LogitsRow& row) {
       reference::SoftmaxRow softmax;
       reference::GradientRow gradient;
       softmax.compute({}, row.logits, labels_[index(row.row)]);
@@ -117,11 +117,11 @@ class Problem {
       return StoredMatrix{bytes.data(), format, static_cast<std::int64_t>(values.size()) / cols, cols, cols, 1};
     };
     const StoredMatrix none;
-    add(oracle_case_->judge_dhidden(store(g.dhidden, dhidden, shape_.hidden)));
-    add(oracle_case_->judge_dhead(store(g.dhead, dhead, shape_.hidden),
-                                  before == nullptr ? none : store(before->dhead, dhead, shape_.hidden)));
-    add(oracle_case_->judge_dbias(store(g.dbias, NumberFormat::kFloat32, 1),
-                                  before == nullptr ? none : store(before->dbias, NumberFormat::kFloat32, 1)));
+    add(oracle_case_->judge(LinearOutput::kDhidden, store(g.dhidden, dhidden, shape_.hidden)));
+    add(oracle_case_->judge(LinearOutput::kDhead, store(g.dhead, dhead, shape_.hidden),
+                            before == nullptr ? none : store(before->dhead, dhead, shape_.hidden)));
+    add(oracle_case_->judge(LinearOutput::kDbias, store(g.dbias, NumberFormat::kFloat32, 1),
+                            before == nullptr ? none : store(before->dbias, NumberFormat::kFloat32, 1)));
     return all;
   }
 

@@ -1,6 +1,6 @@
 // Every mutant of a perfect kernel (the oracle's values, rounded once) is rejected by the metric, for every dtype, output and
 // family of options; and the perfect kernel itself passes.
-#include "check/mutants.h"
+#include "check/judge/mutants.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "check/error_metric.h"
-#include "check/row_outputs.h"
+#include "check/judge/error_metric.h"
+#include "check/oracles/row_outputs.h"
 #include "support/synthetic.h"
 #include "tests/shared/input_families.h"
 
@@ -134,6 +134,7 @@ KernelRun run_perfect_kernel(const Family& family, NumberFormat format) {
   run.context = {kRows,   kColumns, kTile, true, !family.logprobs, per_row, true, true, family.entropy, family.per_row_upstream,
                  run.logp};
   run.context.group_rows = kGroupRows;
+  run.context.has_agreement = true;
   return run;
 }
 
@@ -149,13 +150,16 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
   context.kernel_dlogits = [&](std::int64_t row) { return run.dlogits[static_cast<std::size_t>(row)].data(); };
   GradientMetric dlogits_metric(format);
   OutputMetric logp_metric("logp"), lse_metric("lse"), loss_metric("loss");
-  ExactMetric argmax_metric("argmax");
+  ExactMetric argmax_metric("argmax"), agreement_metric("agreement");
   for (std::size_t i = 0; i < kRows; ++i) {
     std::vector<unsigned char> dlogits = run.dlogits[i];
     float logp = static_cast<float>(run.logp[i]), lse = run.lse[i], loss = run.row_loss[i];
     std::int64_t argmax = run.argmax[i];
-    MutantRow row{
-        static_cast<std::int64_t>(i), format, dlogits.data(), run.context.per_row_loss ? &loss : nullptr, &logp, &lse, &argmax};
+    MutantRow row{static_cast<std::int64_t>(i), format, dlogits.data(), run.context.per_row_loss ? &loss : nullptr};
+    row.outputs[kLogp] = logp;
+    row.outputs[kLse] = lse;
+    row.outputs[kArgmax] = static_cast<double>(argmax);
+    row.outputs[kAgreement] = 1;
     MutantRowOracle oracle;
     oracle.softmax = &run.softmax[i];
     oracle.gradient = &run.gradients[i];
@@ -167,6 +171,10 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
       oracle.first_loss_upstream = run.loss_grad[0];
     }
     if (mutant != nullptr && mutant->apply_row != nullptr) verdict.planted |= mutant->apply_row(context, oracle, row);
+    logp = static_cast<float>(*row.outputs[kLogp]);
+    lse = static_cast<float>(*row.outputs[kLse]);
+    argmax = static_cast<std::int64_t>(*row.outputs[kArgmax]);
+    agreement_metric.add(row.row, static_cast<std::int64_t>(*row.outputs[kAgreement]), 1);
     dlogits_metric.add_row(row.row, dlogits.data(), kColumns, make_row_reference(run.softmax[i], run.gradients[i]));
     const reference::RowOutputs outputs = run.softmax[i].outputs();
     const OutputMagnitudes magnitudes = output_magnitudes(run.softmax[i]);
@@ -182,8 +190,8 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
     if (mutant != nullptr && mutant->apply_loss != nullptr) verdict.planted |= mutant->apply_loss(run.context, &loss);
     loss_metric.add(-1, loss, run.loss_reference, 0.0);
   }
-  for (const auto& gates :
-       {dlogits_metric.gates(), logp_metric.gates(), lse_metric.gates(), loss_metric.gates(), argmax_metric.gates()}) {
+  for (const auto& gates : {dlogits_metric.gates(), logp_metric.gates(), lse_metric.gates(), loss_metric.gates(),
+                            argmax_metric.gates(), agreement_metric.gates()}) {
     for (const Gate& gate : gates) {
       if (!gate.pass) verdict.failed_gates.insert(gate.name);
     }
@@ -223,7 +231,8 @@ TEST(Mutants, AreCaughtByTheGateThatWatchesTheirOutput) {
                                                     {"last_tile_twice", "logp"},
                                                     {"loss_halved", "loss"},
                                                     {"logp_of_neighbour", "logp"},
-                                                    {"argmax_off_by_one", "argmax"}};
+                                                    {"argmax_off_by_one", "argmax"},
+                                                    {"agreement_flipped", "agreement"}};
   const KernelRun run = run_perfect_kernel(mean, NumberFormat::kBfloat16);
   for (const auto& [name, gate] : expected) {
     const Mutant* mutant = find_mutant(name.c_str());
@@ -243,7 +252,7 @@ TEST(Mutants, ApplyOnlyWhereTheirOutputIs) {
 TEST(Mutants, WhatChangesNothingVisibleIsNotPlanted) {
   KernelRun run = run_perfect_kernel({}, NumberFormat::kFloat32);
   std::vector<float> zeros(kColumns, 0.0F);
-  MutantRow row{0, NumberFormat::kFloat32, zeros.data(), nullptr, nullptr, nullptr, nullptr};
+  MutantRow row{0, NumberFormat::kFloat32, zeros.data(), nullptr};
   const MutantRowOracle oracle{&run.softmax[0], &run.gradients[0], 1.0, 1.0, {}, {}};
   EXPECT_FALSE(find_mutant("gradient_halved")->apply_row(run.context, oracle, row));
   EXPECT_FALSE(find_mutant("gradient_zero")->apply_row(run.context, oracle, row));

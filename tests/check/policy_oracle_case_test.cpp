@@ -1,12 +1,11 @@
 // Inputs of policy losses as drawn near the oracle, and the errors that the oracle over a case allows.
-#include "check/policy_oracle_case.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "check/oracles/policy.h"
 #include "support/exit_codes.h"
 #include "support/synthetic.h"
 

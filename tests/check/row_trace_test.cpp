@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "check/gradcheck_config.h"
+#include "check/gradcheck_run.h"
 #include "support/exit_codes.h"
 #include "support/result_writer.h"
 #include "support/safetensors.h"
@@ -236,7 +238,7 @@ TEST(RowTrace, WithTheLmHeadTheRowOfDhiddenIsJudged) {
   TracedRun run(kLinear);
   const int64_t row = run.used_row();
   constexpr int64_t kWidth = 48;
-  char* dhidden = run.results.gradients[0].dhidden.data();
+  char* dhidden = run.results.gradients[0].linear[0].data.data();
   for (int64_t h = 0; h < kWidth; ++h) {
     const double value = reference::decode_at(run.inputs.format, dhidden, row * kWidth + h);
     reference::encode_at(run.inputs.format, dhidden, row * kWidth + h, 0.5 * value);

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "check/strict.h"
+#include "check/gradcheck_config.h"
+#include "check/gradcheck_run.h"
+#include "check/strict/guarded_args.h"
 #include "tests/shared/temporary_folder.h"
 
 namespace tileloss::tools {

@@ -1,6 +1,4 @@
 // gradcheck --strict: the shipped kernels pass on every instruction set, and the program reports it.
-#include "check/strict.h"
-
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "check/gradcheck_run.h"
 #include "cli/subcommands.h"
 #include "support/exit_codes.h"
 #include "support/result_writer.h"

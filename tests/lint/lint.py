@@ -33,6 +33,8 @@ CPU_ROOMS = {
     "isa": {"simd", "matmul", "amx", "sweep", "head"},
 }
 LIBRARY = {"core", "schema", "losses", "backends", "api"}
+# Of the checks, from below: each may include those before it, and strict none of them.
+CHECK_ROOMS = ("check/oracles", "check/inputs", "check/judge")
 BELOW = {
     "core": set(),
     "schema": {"core"},
@@ -62,9 +64,23 @@ BELOW = {
     "api": {"core", "schema", "losses", "backends"},
     "reference": set(),
     "support": {*LIBRARY, "reference"},
-    "check": {*LIBRARY, "reference", "support"},
+    "check": {*LIBRARY, "reference", "support", *CHECK_ROOMS, "check/strict"},
+    **{
+        room: {*LIBRARY, "reference", "support", *CHECK_ROOMS[:place]}
+        for place, room in enumerate(CHECK_ROOMS)
+    },
+    "check/strict": {*LIBRARY, "reference", "support"},
     "bench": {*LIBRARY, "reference", "support", f"{CPU}/isa"},
-    "cli": {*LIBRARY, "reference", "support", "check", "bench", f"{CPU}/isa"},
+    "cli": {
+        *LIBRARY,
+        "reference",
+        "support",
+        "check",
+        *CHECK_ROOMS,
+        "check/strict",
+        "bench",
+        f"{CPU}/isa",
+    },
     "frontends": {"api"},
     "public": set(),
 }
@@ -108,12 +124,12 @@ RECIPES = {
     ),
     "mean_logit": (
         {"src/schema/table.toml", "src/losses/row_outputs.h"},
-        # gradcheck_run.cpp: it has an upstream gradient.
+        # inputs.cpp: it has an upstream gradient.
         {
             "src/reference/oracle.h",
             "src/reference/oracle.cpp",
-            "src/check/row_outputs.cpp",
-            "src/check/gradcheck_run.cpp",
+            "src/check/oracles/row_outputs.cpp",
+            "src/check/inputs/inputs.cpp",
         },
         {"frontends/python/tileloss/jax/_rows/stats.py"},
         {

@@ -69,6 +69,27 @@ class Includes(LintTest):
         self.write("src/backends/backend.h", '#include "backends/cpu/cpu_backend.h"\n')
         self.assert_names(lint.lint_includes(self.root), "backends must not include backends/cpu")
 
+    def test_rooms_of_the_checks_include_downwards(self):
+        for room in ("oracles", "inputs", "judge", "strict"):
+            self.write(f"src/check/{room}/a.h", "")
+        self.write("src/check/run.h", "")
+        for room, name in (
+            ("oracles", "inputs/a.h"),
+            ("inputs", "judge/a.h"),
+            ("strict", "inputs/a.h"),
+            ("judge", "run.h"),
+        ):
+            self.write(f"src/check/{room}/b.cpp", f'#include "check/{name}"\n')
+            target = f"check/{name.split('/')[0]}" if "/" in name else "check"
+            self.assert_names(
+                lint.lint_includes(self.root), f"check/{room} must not include {target}"
+            )
+            self.write(f"src/check/{room}/b.cpp", "")
+        self.write(
+            "src/check/judge/b.cpp", '#include "check/inputs/a.h"\n#include "check/oracles/a.h"\n'
+        )
+        self.assertEqual(lint.lint_includes(self.root), [])
+
     def test_check_and_bench_are_libraries_side_by_side(self):
         self.write("src/cli/subcommands.h", "")
         self.write("src/check/judge.h", "")

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "check/error_metric.h"
+#include "check/judge/error_metric.h"
 #include "losses/registry.h"
 #include "tests/api/calls.h"
 

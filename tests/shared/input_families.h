@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "check/guard_buffer.h"
+#include "check/strict/guard_buffer.h"
 #include "reference/number_formats.h"
 #include "support/synthetic.h"
 

@@ -4,8 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "check/judge/rows.h"
+#include "check/oracles/policy.h"
 #include "support/synthetic.h"
-#include "tests/shared/row_output_check.h"
 
 namespace tileloss::test {
 namespace {
@@ -14,10 +15,6 @@ using reference::NumberFormat;
 using reference::StoredMatrix;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-void append(std::vector<tools::Gate>& gates, const std::vector<tools::Gate>& more) {
-  gates.insert(gates.end(), more.begin(), more.end());
-}
 
 std::vector<unsigned char> copy_of(const GuardBuffer& buffer) {
   return {buffer.as<unsigned char>(), buffer.as<unsigned char>() + buffer.bytes()};
@@ -196,105 +193,59 @@ std::vector<unsigned char> LinearCase::gradient_bytes() const {
   return bytes;
 }
 
-CheckResult LinearCase::check(const reference::Transform& transform, const RowGradient& compute_gradient,
-                              const std::optional<reference::Transform>& of_logp) const {
+CheckResult LinearCase::check(const tools::Oracle& oracle, const std::function<void(tools::GivenRow& given)>& add_target) const {
   tools::LinearOracleCase oracle_case(operands_, norms_, {spec_.dhidden, spec_.dhead, spec_.dbias});
-  RowOutputCheck outputs(args());
-  const bool has_gradient = spec_.dhidden || spec_.dhead || spec_.dbias;
-  reference::SoftmaxRow softmax, logp_row;
-  reference::GradientRow gradient;
-  for (std::int64_t i = 0; i < spec_.row.rows; ++i) {
-    if (used_[index(i)] == 0) outputs.add(i, nullptr);
-  }
-  for_each_linear_row(operands_, norms_, used_rows(), [&](const tools::LinearRow& row) {
-    softmax.compute(transform, row.logits, row_.labels()[index(row.row)]);
-    logp_row.compute(of_logp.value_or(transform), row.logits, row_.labels()[index(row.row)]);
-    outputs.add(row.row, &softmax, &row, &logp_row);
-    compute_gradient(row, softmax, gradient);
-    if (has_gradient) oracle_case.add_row(row, softmax, gradient);
-  });
+  const auto rows = [&](const RowWork& work) {
+    for_each_linear_row(operands_, norms_, used_rows(), [&](const tools::LogitsRow& row) {
+      tools::GivenRow given{row, row_.labels()[index(row.row)]};
+      if (add_target) add_target(given);
+      work(given);
+    });
+  };
+  CheckResult result = check_rows(row_, oracle, rows, &oracle_case);
   oracle_case.finish();
-  CheckResult result;
-  outputs.append_gates(result.gates);
   const auto before = [](const GuardedMatrix& matrix, const std::vector<unsigned char>& bytes) {
     StoredMatrix view = matrix.view();
     view.data = bytes.empty() ? nullptr : bytes.data();
     return view;
   };
-  if (spec_.dhidden) append(result.gates, oracle_case.judge_dhidden(dhidden_.view()));
-  if (spec_.dhead) append(result.gates, oracle_case.judge_dhead(dhead_.view(), before(dhead_, dhead_before_)));
-  if (spec_.dbias) append(result.gates, oracle_case.judge_dbias(dbias_.view(), before(dbias_, dbias_before_)));
-  bool intact = row_.surroundings_intact();
+  using tools::LinearOutput;
+  if (spec_.dhidden) append(result.gates, oracle_case.judge(LinearOutput::kDhidden, dhidden_.view()));
+  if (spec_.dhead) append(result.gates, oracle_case.judge(LinearOutput::kDhead, dhead_.view(), before(dhead_, dhead_before_)));
+  if (spec_.dbias) append(result.gates, oracle_case.judge(LinearOutput::kDbias, dbias_.view(), before(dbias_, dbias_before_)));
+  bool intact = true;
   for (const GuardedMatrix* matrix : {&dhidden_, &dhead_, &dbias_}) intact = intact && (!*matrix || matrix->gaps_intact());
-  result.gates.push_back(tools::make_gate("surroundings_written", intact ? 0.0 : 1.0, 0.0));
+  result.gates.push_back(tools::make_gate("surroundings_of_matrices_written", intact ? 0.0 : 1.0, 0.0));
   return result;
 }
 
 // ------------------------------------------------------------------------------------------------------------- losses
 
 CheckResult check_linear_cross_entropy(const LinearCase& c, const tileloss_cross_entropy_options& options) {
-  const reference::CrossEntropyOptions oracle_options = make_oracle_options(options);
-  const LogitsCase& row = c.row();
-  const reference::CrossEntropy oracle(oracle_options, row.labels(), row.token_weights(), row.class_weights(), row.loss_grad());
-  const tileloss_args& args = c.args();
-  const bool per_row = oracle_options.reduction == reference::Reduction::kNone;
-  tools::OutputMetric loss("loss");
-  std::vector<reference::RowLoss> losses(index(c.spec().row.rows)), magnitudes(losses.size());
-  CheckResult result = c.check(oracle_options.transform, [&](const auto& at, const auto& softmax, auto& gradient) {
-    const std::size_t i = index(at.row);
-    losses[i] = oracle.row_loss(at.row, softmax);
-    magnitudes[i] = {tools::linear_loss_magnitude(softmax, losses[i], at), 0, 0, 0};
-    oracle.row_gradient(at.row, softmax, gradient);
-  });
-  if (!present(args.loss)) return result;
-  if (per_row) {
-    for (std::size_t i = 0; i < losses.size(); ++i) {
-      const auto at = static_cast<std::int64_t>(i);
-      loss.add(at, output_at(args.loss, at), losses[i].total(), magnitudes[i].total());
-    }
-  } else {
-    loss.add(-1, output_at(args.loss, 0), oracle.reduce(losses), oracle.reduce(magnitudes));
-  }
-  append(result.gates, loss.gates());
-  return result;
+  return c.check(*make_cross_entropy(tools::Function("cross_entropy", &options), c.row().oracle_tensors()));
 }
 
 CheckResult check_linear_logprobs(const LinearCase& c, const tileloss_logprobs_options& options) {
-  return c.check(make_transform(options.logit), [&](const auto& at, const auto& softmax, auto& gradient) {
-    reference::logprobs_gradient(softmax, c.row().upstream(at.row), gradient);
-  });
+  return c.check(*make_logprobs(tools::Function("logprobs", &options), c.row().oracle_tensors()));
 }
 
 LinearPolicy::LinearPolicy(LinearCase& c, const tools::PolicyDraw& draw, const tileloss_policy_loss_options& options)
     : case_(c), options_(options), tensors_(tools::draw_policy_layout(draw)), rows_(index(draw.rows)) {
   reference::SoftmaxRow softmax;
-  for_each_linear_row(c.operands(), c.norms(), c.used_rows(), [&](const tools::LinearRow& row) {
+  for_each_linear_row(c.operands(), c.norms(), c.used_rows(), [&](const tools::LogitsRow& row) {
     softmax.compute(make_transform(options.logit), row.logits, c.row().labels()[index(row.row)]);
-    rows_[index(row.row)] = tools::summarize_linear(softmax, row);
+    rows_[index(row.row)] = tools::summarize(softmax, row);
   });
   tools::draw_policy_logps(draw, make_oracle_options(options, tensors_.sequence_length), c.used(), rows_, tensors_);
   tensors_.add_to(c.args());
 }
 
 CheckResult LinearPolicy::check() const {
-  const std::vector<float> upstream(case_.row().loss_grad().begin(), case_.row().loss_grad().end());
-  const tools::PolicyOracleCase oracle_case(make_oracle_options(options_, tensors_.sequence_length), tensors_, case_.used(),
-                                            rows_, upstream);
-  CheckResult result = case_.check(make_transform(options_.logit), [&](const auto& at, const auto& softmax, auto& gradient) {
-    oracle_case.row_gradient(at.row, softmax, gradient);
-  });
-  const tileloss_args& args = case_.args();
-  if (!present(args.loss)) return result;
-  tools::OutputMetric loss("loss");
-  if (options_.aggregation != TILELOSS_AGGREGATION_NONE) {
-    loss.add(-1, output_at(args.loss, 0), oracle_case.result().loss, oracle_case.loss_magnitude());
-  } else {
-    for (std::int64_t i = 0; i < case_.spec().row.rows; ++i) {
-      loss.add(i, output_at(args.loss, i), oracle_case.result().token_loss[index(i)], oracle_case.token_loss_magnitude(i));
-    }
-  }
-  append(result.gates, loss.gates());
-  return result;
+  tools::OracleTensors tensors = case_.row().oracle_tensors();
+  tensors.policy = tensors_;
+  tensors.used.assign(case_.used().begin(), case_.used().end());
+  tensors.summaries = rows_;
+  return case_.check(*make_policy_loss(tools::Function("policy_loss", &options_), tensors));
 }
 
 }  // namespace tileloss::test

@@ -1,5 +1,5 @@
 // A test case for the functions linear_*: hidden states, head, bias and their gradients in guarded buffers of any dtype and
-// strides, beside the row tensors of a LogitsCase; and its judgement by the oracle and the bound of check/linear_metric.h.
+// strides, beside the row tensors of a LogitsCase; and its judgement by the oracle and the bound of check/judge/linear_metric.h.
 //
 //   LinearCase c({.row = {.rows = 33, .vocab = 1000}, .hidden = 64, .head_layout = MatrixLayout::kTransposed});
 //   ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
@@ -11,10 +11,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
-#include "check/linear_metric.h"
+#include "check/judge/linear_metric.h"
 #include "reference/linear.h"
 #include "tests/shared/logits_case.h"
 
@@ -69,6 +68,7 @@ class LinearCase {
   const LinearCaseSpec& spec() const { return spec_; }
   tileloss_args& args() { return row_.args(); }
   const tileloss_args& args() const { return row_.args(); }
+  LogitsCase& row() { return row_; }
   const LogitsCase& row() const { return row_; }
   const reference::LinearOperands& operands() const { return operands_; }
   const tools::LinearNorms& norms() const { return norms_; }
@@ -86,12 +86,8 @@ class LinearCase {
   // Outputs NaN again, or what is added to as it was.
   void reset();
 
-  using RowGradient =
-      std::function<void(const tools::LinearRow& row, const reference::SoftmaxRow& softmax, reference::GradientRow& gradient)>;
-  // Row outputs, the gradients that there are, and what surrounds every buffer. `compute_gradient` fills a row's dlogits.
-  // `of_logp`: the transform of the row output logp, if another.
-  CheckResult check(const reference::Transform& transform, const RowGradient& compute_gradient,
-                    const std::optional<reference::Transform>& of_logp = {}) const;
+  // Row outputs, the gradients that there are, and what surrounds every buffer. `add_target`: what a row is held against.
+  CheckResult check(const tools::Oracle& oracle, const std::function<void(tools::GivenRow& given)>& add_target = {}) const;
 
   // For tests that spoil them.
   GuardedMatrix& dhidden() { return dhidden_; }

@@ -1,9 +1,7 @@
 // A test case for linear_distillation: a LinearCase for the student, another that lends its hidden states, head and bias as the
-// teacher's; and its judgement by the oracle and the bound of check/linear_metric.h.
+// teacher's; and its judgement by the oracle and the bound of check/judge/linear_metric.h.
 #ifndef TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_
 #define TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_
-
-#include <deque>
 
 #include "tests/shared/linear_case.h"
 
@@ -32,7 +30,6 @@ class LinearPair {
 
   LinearCase student_, teacher_;
   const bool is_student_;
-  std::deque<GuardBuffer> outputs_;
 };
 
 }  // namespace tileloss::test

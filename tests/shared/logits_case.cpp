@@ -160,9 +160,28 @@ void LogitsCase::make_outputs() {
   args_.dlogits = make_matrix(dlogits_);
 }
 
+void LogitsCase::add_divergence_outputs() {
+  args_.divergence = make_output(spec_.rows, TILELOSS_FLOAT32);
+  args_.teacher_entropy = make_output(spec_.rows, TILELOSS_FLOAT32);
+  args_.agreement = make_output(spec_.rows, TILELOSS_UINT8);
+}
+
 reference::RowUpstream LogitsCase::upstream(std::int64_t row) const {
   const auto value = [&](const std::vector<double>& values) { return values.empty() ? 0.0 : values[index(row)]; };
   return {value(logp_grad_), value(lse_grad_), value(entropy_grad_), value(mean_logit_grad_)};
+}
+
+tools::OracleTensors LogitsCase::oracle_tensors() const {
+  tools::OracleTensors tensors;
+  tensors.labels = labels_;
+  tensors.token_weights = token_weights_;
+  tensors.class_weights = class_weights_;
+  tensors.loss_grad = loss_grad_;
+  tensors.logp_grad = logp_grad_;
+  tensors.lse_grad = lse_grad_;
+  tensors.entropy_grad = entropy_grad_;
+  tensors.mean_logit_grad = mean_logit_grad_;
+  return tensors;
 }
 
 std::vector<double> LogitsCase::logits_row(std::int64_t row) const {

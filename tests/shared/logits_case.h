@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "check/error_metric.h"
-#include "check/guard_buffer.h"
+#include "check/strict/guard_buffer.h"
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
 #include "support/oracle_options.h"
 #include "tests/shared/input_families.h"
+#include "tests/shared/judgement.h"
 
 namespace tileloss::test {
 
@@ -72,6 +72,7 @@ class LogitsCase {
   std::span<const double> class_weights() const { return class_weights_; }
   std::span<const double> loss_grad() const { return loss_grad_; }
   reference::RowUpstream upstream(std::int64_t row) const;
+  tools::OracleTensors oracle_tensors() const;
 
   // The valid columns of a row's logits as given (also after an in-place call).
   std::vector<double> logits_row(std::int64_t row) const;
@@ -84,6 +85,8 @@ class LogitsCase {
   void seal();
   // Outputs NaN again, in-place logits as given.
   void reset();
+  // divergence, teacher_entropy and agreement, of functions with a teacher.
+  void add_divergence_outputs();
 
   const void* dlogits_row(std::int64_t row) const;
   double dlogit(std::int64_t row, std::int64_t column) const {
@@ -112,17 +115,8 @@ class LogitsCase {
   std::deque<GuardBuffer> inputs_, outputs_;
 };
 
-struct CheckResult {
-  std::vector<tools::Gate> gates;
-  bool mistrusted = false;  // most of the reference gradient rounds to zero
-};
-
-// What the case's outputs should be; those absent from its args are not looked at.
 CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entropy_options& options);
 CheckResult check_logprobs(const LogitsCase& c, const tileloss_logprobs_options& options);
-
-// Success, or the gates that failed with value and limit.
-testing::AssertionResult agrees(const CheckResult& result);
 
 tileloss_dtype abi_dtype(reference::NumberFormat format);
 

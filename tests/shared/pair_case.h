@@ -3,7 +3,6 @@
 #ifndef TILELOSS_TESTS_SHARED_PAIR_CASE_H_
 #define TILELOSS_TESTS_SHARED_PAIR_CASE_H_
 
-#include <deque>
 #include <string>
 
 #include "reference/distillation.h"
@@ -38,7 +37,6 @@ class PairCase {
   void make_outputs(const PairCaseSpec& spec);
 
   LogitsCase student_, teacher_;
-  std::deque<GuardBuffer> outputs_;
 };
 
 CheckResult check_distillation(const PairCase& c, const tileloss_distillation_options& options);

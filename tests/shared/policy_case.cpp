@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "support/synthetic.h"
-#include "tests/shared/row_output_check.h"
 
 namespace tileloss::test {
 namespace {
@@ -24,10 +23,6 @@ tools::PolicyDraw make_draw(const PolicyCaseSpec& spec, const tileloss_policy_lo
   if (spec.ref_logp) draw.ref_scale = 0.3;
   if (spec.sampler_logp) draw.sampler_scale = 0.2;
   return draw;
-}
-
-void append(std::vector<tools::Gate>& gates, const std::vector<tools::Gate>& more) {
-  gates.insert(gates.end(), more.begin(), more.end());
 }
 
 }  // namespace
@@ -130,56 +125,20 @@ void PolicyCase::add_tensors() {
 }
 
 CheckResult PolicyCase::check() const {
-  const std::vector<float> upstream(logits_.loss_grad().begin(), logits_.loss_grad().end());
-  const tools::PolicyOracleCase oracle_case(make_oracle_options(options_, tensors_.sequence_length), tensors_, used_, rows_,
-                                            upstream);
-  const tileloss_args& args = logits_.args();
-  CheckResult result;
-  check_rows(oracle_case, result);
-  if (present(args.loss) && options_.aggregation != TILELOSS_AGGREGATION_NONE) {
-    tools::OutputMetric loss("loss");
-    loss.add(-1, output_at(args.loss, 0), oracle_case.result().loss, oracle_case.loss_magnitude());
-    append(result.gates, loss.gates());
-  }
-  if (present(args.metrics)) {
-    tools::OutputMetric metrics("metrics");
-    for (std::size_t m = 0; m < reference::kPolicyMetrics; ++m) {
-      metrics.add(static_cast<std::int64_t>(m), output_at(args.metrics, static_cast<std::int64_t>(m)),
-                  oracle_case.result().metrics[m], oracle_case.metric_magnitude(m));
+  tools::OracleTensors tensors = logits_.oracle_tensors();
+  tensors.policy = tensors_;
+  tensors.used = used_;
+  tensors.summaries = rows_;
+  const auto rows = [&](const RowWork& work) {
+    for (std::int64_t i = 0; i < logits_.spec().rows; ++i) {
+      if (used_[index(i)] == 0) continue;
+      const std::vector<double> logits = logits_.logits_row(i);
+      work({{.row = i, .logits = logits}, logits_.labels()[index(i)]});
     }
-    append(result.gates, metrics.gates());
-  }
-  const bool intact = logits_.surroundings_intact() && (!metrics_ || metrics_.canary_intact());
-  result.gates.push_back(tools::make_gate("surroundings_written", intact ? 0.0 : 1.0, 0.0));
+  };
+  CheckResult result = check_rows(logits_, *make_policy_loss(tools::Function("policy_loss", &options_), tensors), rows);
+  result.gates.push_back(tools::make_gate("surroundings_of_metrics_written", !metrics_ || metrics_.canary_intact() ? 0 : 1, 0));
   return result;
-}
-
-void PolicyCase::check_rows(const tools::PolicyOracleCase& oracle_case, CheckResult& result) const {
-  const tileloss_args& args = logits_.args();
-  const LogitsCaseSpec& spec = logits_.spec();
-  const bool per_row = present(args.loss) && options_.aggregation == TILELOSS_AGGREGATION_NONE;
-  RowOutputCheck outputs(args);
-  tools::OutputMetric loss("per_loss");
-  tools::GradientMetric gradients(spec.format);
-  reference::SoftmaxRow softmax;
-  reference::GradientRow gradient;
-  for (std::int64_t i = 0; i < spec.rows; ++i) {
-    const bool used = used_[index(i)] != 0;
-    if (used) softmax.compute(make_transform(options_.logit), logits_.logits_row(i), logits_.labels()[index(i)]);
-    outputs.add(i, used ? &softmax : nullptr);
-    if (per_row)
-      loss.add(i, output_at(args.loss, i), oracle_case.result().token_loss[index(i)], oracle_case.token_loss_magnitude(i));
-    if (!spec.dlogits) continue;
-    if (used) {
-      oracle_case.row_gradient(i, softmax, gradient);
-      gradients.add_row(i, logits_.dlogits_row(i), spec.vocab, tools::make_row_reference(softmax, gradient));
-    } else {
-      gradients.add_ignored_row(i, logits_.dlogits_row(i), spec.vocab);
-    }
-  }
-  if (per_row) append(result.gates, loss.gates());
-  outputs.append_gates(result.gates);
-  if (spec.dlogits) append(result.gates, gradients.gates());
 }
 
 }  // namespace tileloss::test

@@ -13,7 +13,7 @@
 #include <deque>
 #include <vector>
 
-#include "check/policy_oracle_case.h"
+#include "check/oracles/policy.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {
@@ -55,7 +55,6 @@ class PolicyCase {
   void summarize_rows();
   tileloss_vector copy_mask();
   void add_tensors();
-  void check_rows(const tools::PolicyOracleCase& oracle_case, CheckResult& result) const;
 
   const PolicyCaseSpec spec_;
   const tileloss_policy_loss_options& options_;

@@ -3,10 +3,8 @@
 #ifndef TILELOSS_TESTS_SHARED_WANTED_CASE_H_
 #define TILELOSS_TESTS_SHARED_WANTED_CASE_H_
 
-#include <deque>
 #include <vector>
 
-#include "reference/distillation.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {
@@ -66,7 +64,6 @@ class SparseTeacherCase {
   std::vector<std::int64_t> ids_;
   std::vector<double> log_q_;
   GuardBuffer id_buffer_, log_q_buffer_;
-  std::deque<GuardBuffer> outputs_;
 };
 
 }  // namespace tileloss::test

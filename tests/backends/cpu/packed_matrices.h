@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends/cpu/isa/isa.h"
-#include "check/guard_buffer.h"
+#include "check/strict/guard_buffer.h"
 #include "reference/number_formats.h"
 #include "support/synthetic.h"
 #include "tests/shared/input_families.h"

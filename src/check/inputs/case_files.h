@@ -1,0 +1,33 @@
+// A case's tensors in safetensors files: its inputs, for something else than the library to compute on, and the outputs that it
+// gives back, to be judged in place of a kernel's. The tensors have the names and dtypes of tileloss_args; values of rows come as
+// [N] or [B,T].
+#ifndef TILELOSS_CHECK_INPUTS_CASE_FILES_H_
+#define TILELOSS_CHECK_INPUTS_CASE_FILES_H_
+
+#include <filesystem>
+
+#include "check/inputs/call.h"
+#include "check/inputs/config.h"
+#include "support/safetensors.h"
+
+namespace tileloss::tools {
+
+// Takes from the config what concerns the library's own kernels alone: the section kernel, head_layout, mutants, strict. Throws
+// ToolError (usage) for accumulate: outputs are judged as they are.
+void forget_kernels(GradcheckConfig& config);
+
+// The inputs of a config that has forgotten the kernels: values of rows are [N], the head is [V,H]. What may not be read holds
+// NaN; what is not given is not in the file. Its metadata has what else a caller has to know as JSON, under "case": `config` as
+// it was read.
+void write_inputs(const std::filesystem::path& path, const GradcheckConfig& config, const CheckInputs& inputs);
+
+// The outputs that the file has; at least one. A gradient may be of any float type, and is judged as stored in that. Throws
+// ToolError (usage) naming the tensor, what was expected and what is there.
+KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs);
+
+// What mutants drop or count twice of outputs whose tiles nobody knows: so many columns.
+inline constexpr int64_t kMutantTile = 64;
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_INPUTS_CASE_FILES_H_

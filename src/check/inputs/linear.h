@@ -1,0 +1,27 @@
+// gradcheck's level linear: hidden states and LM heads in place of logits, drawn or from a file.
+#ifndef TILELOSS_CHECK_INPUTS_LINEAR_H_
+#define TILELOSS_CHECK_INPUTS_LINEAR_H_
+
+#include "check/inputs/config.h"
+#include "check/inputs/inputs.h"
+#include "support/safetensors.h"
+
+namespace tileloss::tools {
+
+// With rows of `hidden`, first as far as the planner needs it.
+LinearTensors make_linear(const GradcheckConfig& config, int64_t hidden, const CheckInputs& inputs);
+int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file);
+// inputs.linear.
+void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs);
+// hidden ~ normal, head ~ std / sqrt(H) normal: logits of that std.
+void draw_linear(double std, uint64_t seed, ThreadTeam& team, LinearTensors& tensors);
+// NaN where nothing may be read, and the oracle's operands.
+void finish_linear(const GradcheckConfig& config, ThreadTeam& team, const CheckInputs& inputs, LinearTensors& tensors);
+
+int64_t matrix_bytes(const reference::StoredMatrix& matrix);
+// A row that lies side by side, put where the view has it.
+void put_row(const reference::StoredMatrix& view, HugeBuffer& buffer, int64_t row, const char* from);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_INPUTS_LINEAR_H_

@@ -1,0 +1,47 @@
+// Rows of logits in double, stored or of a product, and what float32 may get wrong in each.
+#ifndef TILELOSS_CHECK_ORACLES_LOGITS_ROWS_H_
+#define TILELOSS_CHECK_ORACLES_LOGITS_ROWS_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "reference/linear.h"
+#include "reference/oracle.h"
+
+namespace tileloss::tools {
+
+struct LogitsRow {
+  std::int64_t row = 0;
+  std::span<const double> logits;
+  // Of a product, what float32 may get wrong in each logit: as the terms of its own sum have it, for gradients; and the bound for
+  // row outputs, 2^-24 sqrt(H) ||hidden_i|| max ||head_j|| and the bias's rounding. Of stored logits nothing.
+  std::span<const double> errors = {};
+  double output_error = 0;
+};
+
+// The output error, of z.
+double error_of_z(const reference::SoftmaxRow& softmax, const LogitsRow& row);
+// The mean error of a gradient's logits, weighted by p.
+double mean_error(const reference::SoftmaxRow& softmax, const LogitsRow& row);
+
+// The gradients with the LM head.
+enum class LinearOutput { kDhidden, kDhead, kDbias };
+const char* name_of(LinearOutput output);
+
+// Lengths of the operands' rows.
+struct LinearNorms {
+  explicit LinearNorms(const reference::LinearOperands& operands);
+
+  std::vector<double> hidden, head;  // [N], [vocab]
+  double max_hidden = 0, max_head = 0, max_bias = 0;
+};
+
+// The logits of `rows`, 64 rows at a time.
+void for_each_linear_row(const reference::LinearOperands& operands, const LinearNorms& norms, std::span<const std::int64_t> rows,
+                         const std::function<void(const LogitsRow&)>& work);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_ORACLES_LOGITS_ROWS_H_

@@ -1,0 +1,37 @@
+// What a row's gradient is held against. The budgets are those of check/judge/error_metric.h.
+#ifndef TILELOSS_CHECK_ORACLES_ROW_REFERENCE_H_
+#define TILELOSS_CHECK_ORACLES_ROW_REFERENCE_H_
+
+#include <cstdint>
+#include <span>
+
+#include "reference/oracle.h"
+
+namespace tileloss::tools {
+
+constexpr double kExpRange = 104.0;  // exp(-104) is 0 in float32: larger distances cost no more
+
+// The magnitude that allows an error of 1 in an output.
+constexpr double kMagnitudeOfError = 0x1p22;
+
+// Spans have one entry for each valid column.
+struct RowReference {
+  std::span<const double> gradient;
+  std::span<const double> magnitude;  // see reference::GradientRow
+  std::span<const double> blur;       // see reference::GradientRow; may be empty
+  std::span<const double> z;          // transformed logits
+  double max = 0.0;                   // m
+  double scale = 0.0;                 // see reference::GradientRow
+  bool transformed = false;
+  std::int64_t target = 0;
+  double others_distance = 0.0;  // mean of m - z over the columns but the target, weighted by p
+};
+
+RowReference make_row_reference(const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient);
+
+// The mean of m - z over the columns but the label, weighted by p.
+double others_distance(const reference::SoftmaxRow& softmax);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_CHECK_ORACLES_ROW_REFERENCE_H_
