@@ -245,7 +245,7 @@ def plain_problem(function: str, seed: int = 0, **options: Any) -> Problem:
             tensors[name] = random.standard_normal(ROWS).astype(np.float32)
     else:
         size = ROWS if "none" in options.values() else 1
-        tensors["loss_grad"] = random.uniform(0.5, 2, size).astype(np.float32)
+        tensors["loss_grad"] = -random.uniform(0.5, 2, size).astype(np.float32)
     return Problem(function, logits, labels, tensors, options)
 
 

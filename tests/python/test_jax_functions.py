@@ -15,7 +15,7 @@ from jax import export
 
 import tileloss.jax as tileloss_jax
 from jax_calls import ONLY_XLA, assert_agrees
-from jax_cases import LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
+from jax_cases import CROSS_ENTROPY, LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
 from jax_problems import OUTPUTS, VOCABULARY, Problem, plain_problem, policy_problem
 from tileloss.jax import (
     _implementations,
@@ -42,7 +42,20 @@ def test_logprobs_agrees_on_every_option(options: dict[str, Any]) -> None:
     assert_agrees(plain_problem("logprobs", **options))
 
 
-@pytest.mark.parametrize("options", cases("cross_entropy"))
+# The logits' options with both implementations have logprobs; here each with one, and with both what only this loss has.
+OF_LOGITS = [options for values in LOGITS.values() for options in values]
+ALTERNATING = [(options, ("xla", "cpu")[i % 2]) for i, options in enumerate(OF_LOGITS)]
+OWN = [o for name, values in CROSS_ENTROPY.items() if name not in LOGITS for o in values]
+
+
+@pytest.mark.parametrize(
+    ("options", "implementation"), ALTERNATING, indirect=["implementation"], ids=str
+)
+def test_cross_entropy_agrees_on_the_logits_options(options: dict[str, Any]) -> None:
+    assert_agrees(with_weights(plain_problem("cross_entropy", **options), 3))
+
+
+@pytest.mark.parametrize("options", OWN, ids=str)
 def test_cross_entropy_agrees_on_every_option(options: dict[str, Any]) -> None:
     assert_agrees(with_weights(plain_problem("cross_entropy", **options), 3))
 
@@ -349,23 +362,25 @@ def test_what_goes_with_the_rows_is_checked(
         policy_loss(jnp.zeros((3, 5, 7)), jnp.zeros((3, 5), jnp.int32), **arrays)
 
 
+WRONG: list[dict[str, Any]] = [
+    {"temperature": -1.0},
+    {"temperature": np.inf},
+    {"num_items": -2.0},
+    {"beta": -0.1},
+    {"sequence_offsets": [0, 9, 4, 15]},
+    {"sequence_offsets": [-3, 5, 9, 15]},
+    {"sequence_offsets": [0, 5, 9, 99]},
+]
+
+
+# In both modes, each with one implementation; every other has them the other way round.
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"temperature": -1.0},
-        {"temperature": np.inf},
-        {"num_items": -2.0},
-        {"beta": -0.1},
-        {"sequence_offsets": [0, 9, 4, 15]},
-        {"sequence_offsets": [-3, 5, 9, 15]},
-        {"sequence_offsets": [0, 5, 9, 99]},
-    ],
-    ids=str,
+    ("given", "xla_in_forward"), [(x, i % 2 == 0) for i, x in enumerate(WRONG)]
 )
-@pytest.mark.parametrize("grad_in_forward", [False, True])
 def test_what_only_the_program_knows_to_be_wrong_makes_all_nan(
-    given: dict[str, Any], grad_in_forward: bool
+    given: dict[str, Any], xla_in_forward: bool, implementation: str
 ) -> None:
+    grad_in_forward = xla_in_forward == (implementation == "xla")
     labels = jnp.zeros(15, jnp.int32).at[3].set(-1)
     (name, value), offsets = *given.items(), {"sequence_offsets": jnp.array([0, 5, 9, 15])}
     fixed = {"ignore_index": -1, "aggregation": "sum", "grad_in_forward": grad_in_forward}
