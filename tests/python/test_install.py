@@ -207,7 +207,7 @@ def test_sdist_has_what_a_build_reads_and_nothing_else(
         str(path.relative_to(ROOT))
         for room in ("src", "include", "cmake", "frontends/xla")
         for path in (ROOT / room).rglob("*")
-        if path.is_file()
+        if path.is_file() and path.parent.name != "__pycache__"
     }
     package = {f"frontends/python/{name}" for name in package_sources()}
     files = {
