@@ -22,9 +22,7 @@ class Determinism : public testing::TestWithParam<reference::NumberFormat> {
     return {.rows = rows, .vocab = vocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true};
   }
   static tileloss_cross_entropy_options options() {
-    tileloss_cross_entropy_options o = cross_entropy_options();
-    o.reduction = TILELOSS_REDUCTION_NONE;
-    o.z_loss = 1e-3;
+    const tileloss_cross_entropy_options o{.z_loss = 1e-3, .reduction = TILELOSS_REDUCTION_NONE};
     return o;
   }
   // What a call has written for one row.
@@ -46,8 +44,7 @@ class Determinism : public testing::TestWithParam<reference::NumberFormat> {
     return all;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, Determinism, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, Determinism, testing::ValuesIn(kFormats), format_name);
 
 // 2048 rows are generated with the logits of row i depending on i alone: the first 33 of them, and the first, are the same rows.
 TEST_P(Determinism, ARowDoesNotDependOnHowManyThereAre) {
@@ -116,8 +113,7 @@ TEST_P(Determinism, ThreadsAndRowBlocksChangeNoBit) {
 TEST_P(Determinism, TheScalarLossHasTheSameBitsForAnyNumberOfThreads) {
   for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
     LogitsCase c({.rows = 500, .vocab = 300, .format = GetParam(), .ignore_prob = 0.1, .token_weights = true});
-    tileloss_cross_entropy_options o = cross_entropy_options();
-    o.reduction = reduction;
+    const tileloss_cross_entropy_options o{.reduction = reduction};
     std::vector<unsigned char> expected;
     for (int threads = 1; threads <= 16; ++threads) {
       tileloss_plan_options wishes = plan_options();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -13,88 +14,52 @@ namespace tileloss::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr int kKinds = 7;
-
-tileloss_distillation_options distillation_options(std::int32_t divergence = TILELOSS_FORWARD_KL) {
-  tileloss_distillation_options options;
-  tileloss_distillation_options_init(&options);
-  options.divergence = divergence;
-  return options;
-}
 
 class Distillation : public testing::TestWithParam<NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, Distillation, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, Distillation, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(Distillation, AgreesForAllPairsOfOptions) {
-  std::vector<Factor> factors = common_factors();
-  std::erase_if(factors, [](const Factor& f) {
-    return std::string_view(f.name) == "temperature_on" || std::string_view(f.name) == "schedule";
-  });
-  factors.insert(factors.end(), {{"schedule", {"0", "1"}},
-                                 {"temperature_on", {"logits"}},
-                                 {"divergence", {"0", "1", "2", "3", "4", "5", "6"}},
-                                 {"beta", {"0.5", "0.1", "0.9"}},
-                                 {"alpha", {"0", "0.3", "1"}},
-                                 {"teacher", {"normal", "wide", "narrow", "confident", "offset_plus", "the_student"}},
-                                 {"teacher_logit_scale", {"1", "0.5"}},
-                                 {"teacher_softcap", {"0", "20"}},
-                                 {"teacher_temperature", {"absent", "1", "3"}},
-                                 {"label_temperature", {"absent", "1", "0.5", "3"}},
-                                 {"squared", {"no", "yes"}},
-                                 {"teacher_stride_extra", {"0", "5"}},
-                                 {"reduction", {"none", "sum", "mean"}},
-                                 {"loss_grad", {"absent", "scalar", "per_row", "strided", "broadcast"}},
-                                 {"token_weights", {"no", "yes"}},
-                                 {"passes", {"value_and_grad", "no_state"}},
-                                 {"num_items", {"absent", "12.5", "0"}}});
-  const std::vector<Forbidden> forbidden = {
-      {"reduction", "none", "loss_grad", "scalar"},   {"reduction", "sum", "loss_grad", "per_row"},
-      {"reduction", "sum", "loss_grad", "strided"},   {"reduction", "sum", "loss_grad", "broadcast"},
-      {"reduction", "mean", "loss_grad", "per_row"},  {"reduction", "mean", "loss_grad", "strided"},
-      {"reduction", "mean", "loss_grad", "broadcast"}};
-  PairwiseSampler sampler(factors, forbidden, 21);
-  int failures = 0;
-  for (int k = 0; k < kCases && failures < kMaxFailures; ++k) {
-    sampler.next();
+  const std::vector<Factor> own = {{"schedule", {"0", "1"}},
+                                   {"temperature_on", {"logits"}},
+                                   {"divergence", {"0", "1", "2", "3", "4", "5", "6"}},
+                                   {"beta", {"0.5", "0.1", "0.9"}},
+                                   {"alpha", {"0", "0.3", "1"}},
+                                   {"teacher", {"normal", "wide", "narrow", "confident", "offset_plus", "the_student"}},
+                                   {"teacher_logit_scale", {"1", "0.5"}},
+                                   {"teacher_softcap", {"0", "20"}},
+                                   {"teacher_temperature", {"absent", "1", "3"}},
+                                   {"label_temperature", {"absent", "1", "0.5", "3"}},
+                                   {"squared", {"no", "yes"}},
+                                   {"teacher_stride_extra", {"0", "5"}},
+                                   {"passes", {"value_and_grad", "no_state"}}};
+  const auto agree = [](const PairwiseSampler& s, std::uint64_t number) {
     PairCaseSpec spec;
-    spec.student = common_spec(sampler, GetParam(), static_cast<std::uint64_t>(5000 + k));
-    spec.student.loss_grad = upstream_named(sampler.level("loss_grad"));
-    spec.student.token_weights = sampler.is("token_weights", "yes");
-    spec.student.per_row_loss = sampler.is("reduction", "none");
-    spec.teacher_is_student = sampler.is("teacher", "the_student");
-    spec.teacher_distribution = sampler.level("teacher");
-    spec.teacher_stride_extra = sampler.integer("teacher_stride_extra");
-    tileloss_distillation_options options = distillation_options(static_cast<std::int32_t>(sampler.integer("divergence")));
-    float temperature = 1, teacher_temperature = 1;
-    set_logit_options(sampler, spec.student, temperature, options.logit);
-    options.beta = sampler.number("beta");
-    options.alpha.value = sampler.number("alpha");
-    if (!sampler.is("label_temperature", "absent")) options.label_temperature.value = sampler.number("label_temperature");
-    options.teacher_logit_scale = sampler.number("teacher_logit_scale");
-    options.teacher_softcap = sampler.number("teacher_softcap");
-    options.scale_by_temperature_squared = sampler.is("squared", "yes") ? 1 : 0;
-    options.reduction = spec.student.per_row_loss        ? TILELOSS_REDUCTION_NONE
-                        : sampler.is("reduction", "sum") ? TILELOSS_REDUCTION_SUM
-                                                         : TILELOSS_REDUCTION_MEAN;
-    if (!sampler.is("teacher_temperature", "absent")) {
-      teacher_temperature = static_cast<float>(sampler.number("teacher_temperature"));
-      options.teacher_temperature.value = static_cast<double>(teacher_temperature);
-      if (sampler.is("numbers_by", "pointer")) options.teacher_temperature = {-1, &teacher_temperature};
+    spec.student = loss_spec(s, GetParam(), 5000 + number);
+    spec.teacher_is_student = s.is("teacher", "the_student");
+    spec.teacher_distribution = s.level("teacher");
+    spec.teacher_stride_extra = s.integer("teacher_stride_extra");
+    tileloss_distillation_options options = distillation_options(static_cast<std::int32_t>(s.integer("divergence")));
+    Numbers numbers;
+    set_loss_options(s, spec.student, numbers, options);
+    options.beta = s.number("beta");
+    options.alpha.value = s.number("alpha");
+    if (!s.is("label_temperature", "absent")) options.label_temperature.value = s.number("label_temperature");
+    options.teacher_logit_scale = s.number("teacher_logit_scale");
+    options.teacher_softcap = s.number("teacher_softcap");
+    options.scale_by_temperature_squared = s.is("squared", "yes") ? 1 : 0;
+    if (!s.is("teacher_temperature", "absent")) {
+      set_number(s, options.teacher_temperature, numbers.teacher_temperature, s.number("teacher_temperature"));
     }
-    if (!sampler.is("num_items", "absent")) options.num_items.value = sampler.number("num_items");
     PairCase c(spec);
-    testing::AssertionResult result =
-        run_passes("distillation", sampler.level("passes"), c.student(), &options, wishes_of(sampler));
-    if (result) result = agrees(check_distillation(c, options));
-    EXPECT_TRUE(result) << "case " << k << ": " << sampler.describe();
-    failures += result ? 0 : 1;
-  }
-  if (failures == 0) report_coverage("distillation", kCases, GetParam(), sampler);
+    const auto ran = run_passes("distillation", s.level("passes"), c.student(), &options, wishes_of(s));
+    return ran ? agrees(check_distillation(c, options)) : ran;
+  };
+  expect_all_pairs_agree("distillation", GetParam(), {with_factors(common_factors(), loss_factors(), own), loss_forbidden(), 21},
+                         kCases, agree);
 }
 
 TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
-  for (int kind = 0; kind < kKinds; ++kind) {
+  for (int kind = 0; kind < kDivergences; ++kind) {
     for (const double softcap : {0.0, 20.0}) {
       PairCaseSpec spec;
       spec.student = {.rows = 3, .vocab = 5000, .format = GetParam(), .distribution = "normal", .extra_outputs = true};
@@ -115,7 +80,7 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
 
 // -inf on either side or on both, at the label and elsewhere; NaN and +inf spoil their row alone.
 TEST_P(Distillation, SpecialValuesAreTheOracles) {
-  for (int kind = 0; kind < kKinds; ++kind) {
+  for (int kind = 0; kind < kDivergences; ++kind) {
     for (const double alpha : {0.0, 0.5, 1.0}) {
       PairCaseSpec spec;
       spec.student = {.rows = 9, .vocab = 300, .format = GetParam(), .distribution = "normal", .extra_outputs = true};
@@ -221,7 +186,7 @@ TEST(DistillationRows, OfAMixtureKeepTheirDigitsForAnyBeta) {
 }
 
 TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {
-  for (int kind = 0; kind < kKinds; ++kind) {
+  for (int kind = 0; kind < kDivergences; ++kind) {
     PairCaseSpec spec;
     spec.student = {.rows = 33, .vocab = 3001, .format = NumberFormat::kBfloat16, .distribution = "wide"};
     const tileloss_distillation_options options = distillation_options(kind);
@@ -244,64 +209,55 @@ TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {
 }
 
 TEST(DistillationArguments, ThatCannotBeAreNamed) {
-  PairCaseSpec spec;
-  spec.student = {.rows = 4, .vocab = 100};
-  const auto message = [&](auto&& change) -> std::string {
-    PairCase c(spec);
-    tileloss_distillation_options options = distillation_options();
-    change(c.args(), options);
-    return tileloss_call("distillation", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, nullptr, nullptr) == TILELOSS_OK
-               ? "accepted"
-               : tileloss_last_error();
-  };
   using Args = tileloss_args;
   using Options = tileloss_distillation_options;
-  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits = {}; }),
-            "teacher_logits: expected a matrix like the logits, got none");
-  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits.cols = 99; }),
-            "teacher_logits: expected the logits' shape [4,100], got [4,99]");
-  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits.dtype = TILELOSS_BFLOAT16; }),
-            "teacher_logits.dtype: expected the logits', float32, got bfloat16");
-  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits.row_stride = 99; }),
-            "teacher_logits.row_stride: expected >= cols = 100, got 99");
-  EXPECT_EQ(message([](Args& a, Options&) { a.teacher_logits = a.dlogits; }),
-            "dlogits.data: expected a buffer apart from teacher_logits, got one that overlaps it");
-  EXPECT_EQ(message([](Args&, Options& o) { o.beta = 1, o.divergence = TILELOSS_JSD; }),
-            "beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got "
-            "1.000000");
-  EXPECT_EQ(message([](Args&, Options& o) { o.alpha.value = 1.5; }), "alpha: expected a number >= 0 and <= 1, got 1.500000");
-  EXPECT_EQ(message([](Args& a, Options& o) { a.labels = {}, a.logp = a.lse = {}, o.alpha.value = 0.5; }),
-            "labels: expected a vector, as alpha is not 0, got none");
-  EXPECT_EQ(message([](Args& a, Options&) { a.labels = {}, a.lse = {}; }), "labels: expected a vector, for logp, got none");
-  EXPECT_EQ(message([](Args&, Options& o) { o.logit.vocab_total = 200; }),
-            "vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary without pair_state, got "
-            "200 and 0");
-  EXPECT_EQ(message([](Args&, Options& o) { o.teacher_temperature.value = 0; }),
-            "teacher_temperature: expected a number > 0, got 0");
-  EXPECT_EQ(
-      message([](Args&, Options& o) { o.teacher_softcap = 1e-39; }),
-      "teacher_softcap: expected teacher_softcap / teacher_temperature from 1.18e-38 to 8.5e+37, for float32, got 1e-39 / 1");
+  const struct {
+    const char* message;
+    std::function<void(Args&, Options&)> change;
+  } cases[] = {
+      {"teacher_logits: expected a matrix like the logits, got none", [](Args& a, Options&) { a.teacher_logits = {}; }},
+      {"teacher_logits: expected the logits' shape [4,100], got [4,99]", [](Args& a, Options&) { a.teacher_logits.cols = 99; }},
+      {"teacher_logits.dtype: expected the logits', float32, got bfloat16",
+       [](Args& a, Options&) { a.teacher_logits.dtype = TILELOSS_BFLOAT16; }},
+      {"teacher_logits.row_stride: expected >= cols = 100, got 99", [](Args& a, Options&) { a.teacher_logits.row_stride = 99; }},
+      {"dlogits.data: expected a buffer apart from teacher_logits, got one that overlaps it",
+       [](Args& a, Options&) { a.teacher_logits = a.dlogits; }},
+      {"beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got 1.000000",
+       [](Args&, Options& o) { o.beta = 1, o.divergence = TILELOSS_JSD; }},
+      {"alpha: expected a number >= 0 and <= 1, got 1.500000", [](Args&, Options& o) { o.alpha.value = 1.5; }},
+      {"labels: expected a vector, as alpha is not 0, got none",
+       [](Args& a, Options& o) { a.labels = {}, a.logp = a.lse = {}, o.alpha.value = 0.5; }},
+      {"labels: expected a vector, for logp, got none", [](Args& a, Options&) { a.labels = {}, a.lse = {}; }},
+      {"vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary without pair_state, got 200 "
+       "and "
+       "0",
+       [](Args&, Options& o) { o.logit.vocab_total = 200; }},
+      {"teacher_temperature: expected a number > 0, got 0", [](Args&, Options& o) { o.teacher_temperature.value = 0; }},
+      {"teacher_softcap: expected teacher_softcap / teacher_temperature from 1.18e-38 to 8.5e+37, for float32, got 1e-39 / 1",
+       [](Args&, Options& o) { o.teacher_softcap = 1e-39; }}};
+  for (const auto& [message, change] : cases) {
+    PairCase c({.student = {.rows = 4, .vocab = 100}});
+    tileloss_distillation_options options;
+    change(c.args(), options);
+    EXPECT_EQ(answer("distillation", c.args(), &options), message);
+  }
 }
 
 // No tensor is dropped in silence: by functions on logits or with the LM head.
 TEST(DistillationArguments, ATeacherIsRefusedWhereThereIsNone) {
   std::vector<float> numbers(64);
   const std::vector<std::int32_t> labels(4);
-  tileloss_args args;
-  tileloss_args_init(&args);
-  args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT32, 4);
-  args.teacher_logits = tileloss_make_matrix(numbers.data(), TILELOSS_FLOAT32, 4, 8, 8);
-  const auto message = [&](const char* function) -> std::string {
-    return tileloss_call(function, TILELOSS_FORWARD, &args, nullptr, nullptr, nullptr) == TILELOSS_OK ? "accepted"
-                                                                                                      : tileloss_last_error();
-  };
-  args.hidden = tileloss_make_matrix(numbers.data(), TILELOSS_FLOAT32, 4, 2, 2);
-  args.head = tileloss_make_matrix(numbers.data(), TILELOSS_FLOAT32, 8, 2, 2);
-  EXPECT_EQ(message("linear_cross_entropy"),
+  auto args = init<tileloss_args>();
+  args.labels = view(labels);
+  args.teacher_logits = view(numbers, 4, 8);
+  args.hidden = view(numbers, 4, 2);
+  args.head = view(numbers, 8, 2);
+  EXPECT_EQ(answer("linear_cross_entropy", args, nullptr, TILELOSS_FORWARD),
             "teacher_logits: expected none: linear_cross_entropy does not take it, got a matrix");
   args.hidden = args.head = {};
   args.logits = args.teacher_logits;
-  EXPECT_EQ(message("cross_entropy"), "teacher_logits: expected none: cross_entropy does not take it, got a matrix");
+  EXPECT_EQ(answer("cross_entropy", args, nullptr, TILELOSS_FORWARD),
+            "teacher_logits: expected none: cross_entropy does not take it, got a matrix");
 }
 
 }  // namespace

@@ -60,8 +60,7 @@ void expect_pass(const tools::GradientMetric& gradients, const tools::OutputMetr
 }
 
 tileloss_cross_entropy_options per_row() {
-  tileloss_cross_entropy_options options = cross_entropy_options();
-  options.reduction = TILELOSS_REDUCTION_NONE;
+  const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_NONE};
   return options;
 }
 
@@ -76,14 +75,13 @@ TEST(Huge, RowsFarApart) {
   for (std::int64_t i = 0; i < kRows; ++i)
     rows.push_back(draw_row(i, labels[static_cast<std::size_t>(i)], logits.at<std::uint16_t>(i * kStride), kVocab));
   std::vector<float> loss(kRows, -1);
-  tileloss_args args;
-  tileloss_args_init(&args);
+  auto args = init<tileloss_args>();
   args.logits = tileloss_make_matrix(logits.at<std::uint16_t>(0), TILELOSS_BFLOAT16, kRows, kVocab, kStride);
   args.dlogits = tileloss_make_matrix(dlogits.at<std::uint16_t>(0), TILELOSS_BFLOAT16, kRows, kVocab, kStride);
   args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
   args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, kRows);
   const tileloss_cross_entropy_options options = per_row();
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  for (const tileloss_schedule schedule : kSchedules) {
     ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, args, &options, with_schedule(schedule)));
     tools::GradientMetric gradients(NumberFormat::kBfloat16);
     tools::OutputMetric losses("loss");
@@ -115,8 +113,7 @@ TEST(Huge, ForwardOfMoreThanFourBillionElements) {
     rows.push_back(draw_row(i, -1, logits.at<std::uint16_t>(i * kVocab), kVocab));
   }
   std::vector<float> logp(kRows, -1), lse(kRows, -1);
-  tileloss_args args;
-  tileloss_args_init(&args);
+  auto args = init<tileloss_args>();
   args.logits = tileloss_make_matrix(logits.at<std::uint16_t>(0), TILELOSS_BFLOAT16, kRows, kVocab, kVocab);
   args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT32, kRows);
   args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, kRows);
@@ -150,8 +147,7 @@ TEST(Huge, AMillionRowsThatSpanMoreThanFourBillionElements) {
     labels[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % kVocab);
     draw_row(i, -1, logits.at<std::uint16_t>(i * kStride), kVocab);
   }
-  tileloss_args args;
-  tileloss_args_init(&args);
+  auto args = init<tileloss_args>();
   args.logits = tileloss_make_matrix(logits.at<std::uint16_t>(0), TILELOSS_BFLOAT16, kRows, kVocab, kStride);
   args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT32, kRows);
   args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, kRows);

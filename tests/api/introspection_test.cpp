@@ -18,8 +18,7 @@ namespace {
 std::map<std::string, tileloss_function_info> functions() {
   std::map<std::string, tileloss_function_info> all;
   for (std::int64_t i = 0; i < tileloss_function_count(); ++i) {
-    tileloss_function_info info;
-    tileloss_function_info_init(&info);
+    auto info = init<tileloss_function_info>();
     EXPECT_TRUE(succeeds(tileloss_get_function_info(i, &info)));
     all[info.name] = info;
   }
@@ -36,7 +35,6 @@ std::map<std::string, tileloss_tensor> tensors_of(const tileloss_function_info& 
 
 TEST(OptionsByName, AreTheFieldsOfTheStruct) {
   tileloss_policy_loss_options options;
-  tileloss_policy_loss_options_init(&options);
   const float coefficient = 0.25F;
   EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "tau_pos", 3)));
   EXPECT_TRUE(succeeds(tileloss_options_set("policy_loss", &options, "epsilon_low", 0.1)));
@@ -141,8 +139,7 @@ TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
       {TILELOSS_STATE_COLLISION_SUM, &tileloss_row_state::collision_sum},
       {TILELOSS_STATE_SMOOTHING_SUM, &tileloss_row_state::smoothing_sum}};
   std::vector<std::int64_t> labels(kRows, 1), memory(kRows);
-  tileloss_logprobs_options options = logprobs_options();
-  options.logit.vocab_total = 10;
+  const tileloss_logprobs_options options{.logit = {.vocab_total = 10}};
   int outputs = 0;
   for (const auto& [name, tensor] : tensors_of(functions().at("logprobs"))) {
     if (tensor.role != TILELOSS_ROLE_ROW_OUTPUT) continue;
@@ -158,8 +155,7 @@ TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
         if ((arrays & bit) == 0) state.get().*member = nullptr;
       }
       if ((arrays & TILELOSS_STATE_ARGMAX) == 0) state.get().argmax = nullptr;
-      tileloss_args args;
-      tileloss_args_init(&args);
+      auto args = init<tileloss_args>();
       args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
       args.row_state = &state.get();
       tileloss_dtype dtype = TILELOSS_FLOAT32;
@@ -192,48 +188,6 @@ TEST(Introspection, OptionsNameTheArraysThatTheirBackwardNeeds) {
     names.insert(info.fields[i].name);
   }
   EXPECT_EQ(names, (std::set<std::string>{"entropy_coef", "entropy_quantile", "entropy_threshold"}));
-}
-
-// ------------------------------------------------------------------------------------------------ the functions with types
-
-// Each _from_row_state function does what tileloss_call does of its name: the row of an identity state is of no column, NaN.
-TEST(FromRowState, TypedFunctionsAreTheNamedOnes) {
-  std::vector<std::int64_t> labels(2, 1);
-  std::vector<float> logp(2), expected(2);
-  RowStateArrays state(2);
-  for (std::size_t i = 0; i < 2; ++i) {
-    state.get().max[i] = state.get().target[i] = 1.5F;
-    state.get().sum[i] = static_cast<float>(i);
-  }
-  tileloss_args args;
-  tileloss_args_init(&args);
-  args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, 2);
-  args.row_state = &state.get();
-  tileloss_logprobs_options logprobs = logprobs_options();
-  tileloss_cross_entropy_options cross_entropy = cross_entropy_options();
-  logprobs.logit.vocab_total = cross_entropy.logit.vocab_total = 10;
-  const auto check = [&](const char* name, const void* options, auto typed, const auto& typed_options) {
-    args.logp = tileloss_make_vector(expected.data(), TILELOSS_FLOAT32, 2);
-    expected.assign(2, -7);
-    logp.assign(2, -8);
-    ASSERT_TRUE(succeeds(tileloss_call(name, TILELOSS_FROM_ROW_STATE, &args, options, nullptr, nullptr))) << name;
-    args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, 2);
-    ASSERT_TRUE(succeeds(typed(&args, &typed_options, nullptr, nullptr))) << name;
-    EXPECT_EQ(logp, expected) << name;
-    EXPECT_EQ(logp[0], 0) << name;
-  };
-  check("logprobs", &logprobs, tileloss_logprobs_from_row_state, logprobs);
-  check("linear_logprobs", &logprobs, tileloss_linear_logprobs_from_row_state, logprobs);
-  check("cross_entropy", &cross_entropy, tileloss_cross_entropy_from_row_state, cross_entropy);
-  check("linear_cross_entropy", &cross_entropy, tileloss_linear_cross_entropy_from_row_state, cross_entropy);
-  const std::vector<float> advantages(1, 1);
-  args.advantages = tileloss_make_vector(advantages.data(), TILELOSS_FLOAT32, 1);
-  args.sequence_length = 2;
-  tileloss_policy_loss_options policy;
-  tileloss_policy_loss_options_init(&policy);
-  policy.logit.vocab_total = 10;
-  check("policy_loss", &policy, tileloss_policy_loss_from_row_state, policy);
-  check("linear_policy_loss", &policy, tileloss_linear_policy_loss_from_row_state, policy);
 }
 
 }  // namespace

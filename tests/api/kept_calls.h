@@ -23,11 +23,30 @@ struct HeadShape {
   tileloss_isa isa = TILELOSS_ISA_AUTO;
 };
 
+inline std::string name_of(const LinearCaseSpec& s, const tileloss_plan_options& wishes = plan_options()) {
+  return "N " + std::to_string(s.row.rows) + " V " + std::to_string(s.row.vocab) + " H " + std::to_string(s.hidden) + " hidden " +
+         format_info(s.format).name + " head " + format_info(s.head_format).name + " layout " +
+         std::to_string(static_cast<int>(s.head_layout)) + " float32 dhead " + std::to_string(s.float32_dhead) + " accumulate " +
+         std::to_string(s.accumulate) + " schedule " + std::to_string(wishes.schedule) + " row_block " +
+         std::to_string(wishes.row_block);
+}
+
+inline testing::AssertionResult value_and_grad_agrees(LinearCase& c, const tileloss_cross_entropy_options& options,
+                                                      const tileloss_plan_options& wishes = plan_options()) {
+  const auto given = c.with_linear(options);
+  const auto ran = runs("linear_cross_entropy", kBoth, c.args(), &given, wishes);
+  return ran ? agrees(check_linear_cross_entropy(c, options)) : ran;
+}
+inline testing::AssertionResult value_and_grad_agrees(const LinearCaseSpec& spec, const tileloss_cross_entropy_options& options,
+                                                      const tileloss_plan_options& wishes) {
+  LinearCase c(spec);
+  return value_and_grad_agrees(c, options, wishes) << name_of(spec, wishes);
+}
+
 inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tileloss_schedule schedule = TILELOSS_SCHEDULE_AUTO,
                              tileloss_cross_entropy_options options = cross_entropy_options()) {
   options.linear.accumulate = shape.accumulate ? 1 : 0;
-  tileloss_args args;
-  tileloss_args_init(&args);
+  auto args = init<tileloss_args>();
   args.hidden = tileloss_make_matrix(nullptr, shape.dtype, shape.rows, shape.hidden, shape.hidden);
   args.head = tileloss_make_matrix(nullptr, shape.dtype, shape.vocab, shape.hidden, shape.hidden);
   args.dhidden = args.hidden;
@@ -45,10 +64,7 @@ inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tilelo
   wishes.workspace_bytes = budget;
   wishes.threads = shape.threads;
   wishes.isa = shape.isa;
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
-  EXPECT_TRUE(succeeds(tileloss_make_plan("linear_cross_entropy", kBoth, &args, &options, &wishes, nullptr, &plan)));
-  return plan;
+  return plan_for("linear_cross_entropy", kBoth, args, &options, wishes);
 }
 
 inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
@@ -81,16 +97,13 @@ inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& o
   EXPECT_TRUE(succeeds(planned));
   if (planned != TILELOSS_OK) return r;
   const tools::GuardBuffer workspace(static_cast<std::size_t>(r.plan.workspace_bytes), tools::Flush::kRight);
-  tileloss_run run;
-  tileloss_run_init(&run);
+  auto run = init<tileloss_run>();
   run.workspace = workspace.data();
   run.workspace_bytes = workspace.bytes();
   c.reset();
   EXPECT_TRUE(succeeds(tileloss_call("linear_cross_entropy", kBoth, &c.args(), &given, &r.plan, &run)));
   EXPECT_TRUE(workspace.canary_intact());
-  r.bytes = c.gradient_bytes();
-  const std::vector<unsigned char> outputs = outputs_of(c.args());
-  r.bytes.insert(r.bytes.end(), outputs.begin(), outputs.end());
+  r.bytes = outputs_of(c.args());
   return r;
 }
 

@@ -11,8 +11,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 class LabelsOf : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, LabelsOf, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, LabelsOf, testing::ValuesIn(kFormats), format_name);
 
 // The case's labels, replaced by these.
 std::vector<std::int64_t> with_label(const LogitsCase& c, std::size_t row, std::int64_t label) {
@@ -35,8 +34,7 @@ TEST(Labels, OutOfRangeIsRefusedBeforeAnythingIsWritten) {
         if (pass == TILELOSS_FORWARD) c.args().row_state = &state.get();
         const std::vector<std::int64_t> labels = with_label(c, 3, bad);
         c.args().labels.data = const_cast<std::int64_t*>(labels.data());
-        tileloss_cross_entropy_options options = cross_entropy_options();
-        options.logit.valid_vocab = kValid;
+        const tileloss_cross_entropy_options options{.logit = {.valid_vocab = kValid}};
         const auto before = outputs_of(c.args());
         EXPECT_EQ(tileloss_call("cross_entropy", pass, &c.args(), &options, nullptr, nullptr), TILELOSS_LABEL_OUT_OF_RANGE);
         EXPECT_EQ(tileloss_last_error(), "labels[3]: expected 0 <= label < 990 or ignore_index -100, got " + std::to_string(bad));
@@ -120,9 +118,9 @@ TEST_P(LabelsOf, OneBroadcastLabelServesAllRows) {
 
 // LogitsCase fills ignored rows with NaN; their weights and upstream gradients are NaN here too.
 TEST_P(LabelsOf, IgnoredRowsAreNeverReadAndCountNowhere) {
-  for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
+  for (const tileloss_reduction reduction : kReductions) {
     for (const std::int64_t ignore_index : {std::int64_t{-100}, std::int64_t{7}, std::int64_t{-1}}) {
-      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+      for (const tileloss_schedule schedule : kSchedules) {
         for (const bool in_place : {false, true}) {
           LogitsCase c({.rows = 12,
                         .vocab = 600,
@@ -140,10 +138,8 @@ TEST_P(LabelsOf, IgnoredRowsAreNeverReadAndCountNowhere) {
                                                             : static_cast<float>(c.token_weights()[i]));
           }
           c.args().token_weights = tileloss_make_vector(weights.data(), TILELOSS_FLOAT32, 12);
-          tileloss_cross_entropy_options options = cross_entropy_options();
-          options.reduction = reduction;
-          options.logit.ignore_index = ignore_index;
-          options.z_loss = 1e-3;
+          const tileloss_cross_entropy_options options{
+              .logit = {.ignore_index = ignore_index}, .z_loss = 1e-3, .reduction = reduction};
           ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
           ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
         }
@@ -153,16 +149,14 @@ TEST_P(LabelsOf, IgnoredRowsAreNeverReadAndCountNowhere) {
 }
 
 TEST_P(LabelsOf, EveryRowIgnoredGivesZeros) {
-  for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
+  for (const tileloss_reduction reduction : kReductions) {
     LogitsCase c({.rows = 5,
                   .vocab = 40,
                   .format = GetParam(),
                   .ignore_prob = 1,
                   .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
                   .extra_outputs = true});
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.reduction = reduction;
-    options.z_loss = 0.1;
+    const tileloss_cross_entropy_options options{.z_loss = 0.1, .reduction = reduction};
     ASSERT_TRUE(runs_value_and_grad(c, options));
     ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
     EXPECT_EQ(float_at(c.args().loss, 0), 0.0F);
@@ -174,15 +168,14 @@ TEST_P(LabelsOf, EveryRowIgnoredGivesZeros) {
 }
 
 TEST_P(LabelsOf, NoRowsGiveALossOfZero) {
-  for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  for (const tileloss_reduction reduction : kReductions) {
+    for (const tileloss_schedule schedule : kSchedules) {
       LogitsCase c({.rows = 0,
                     .vocab = 40,
                     .format = GetParam(),
                     .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
                     .extra_outputs = true});
-      tileloss_cross_entropy_options options = cross_entropy_options();
-      options.reduction = reduction;
+      const tileloss_cross_entropy_options options{.reduction = reduction};
       ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
       if (reduction == TILELOSS_REDUCTION_NONE) continue;
       EXPECT_EQ(float_at(c.args().loss, 0), 0.0F);
@@ -191,8 +184,7 @@ TEST_P(LabelsOf, NoRowsGiveALossOfZero) {
 }
 
 TEST(Labels, NoRowsNeedNoPointers) {
-  tileloss_args args;
-  tileloss_args_init(&args);
+  auto args = init<tileloss_args>();
   float loss = -1;
   args.logits = tileloss_make_matrix(nullptr, TILELOSS_FLOAT32, 0, 40, 40);
   args.dlogits = args.logits;

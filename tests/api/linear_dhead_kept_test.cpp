@@ -115,8 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& param) { return std::string(param.param.name); });
 
 tileloss_cross_entropy_options options_of(const InDhead& p) {
-  tileloss_cross_entropy_options options = cross_entropy_options();
-  options.logit.softcap = p.softcap;
+  const tileloss_cross_entropy_options options{.logit = {.softcap = p.softcap}};
   return options;
 }
 

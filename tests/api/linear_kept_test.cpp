@@ -101,8 +101,7 @@ TEST(LinearPlan, ThreadsDoNotChangeTheOrderOfSums) {
 // ----------------------------------------------------------------------------------------------------------- the results
 
 class LinearKept : public testing::TestWithParam<NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, LinearKept, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, LinearKept, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(LinearKept, AnyNumberOfColumnsAgreesAndGivesTheSameBits) {
   const tileloss_cross_entropy_options options = cross_entropy_options();
@@ -127,8 +126,7 @@ TEST_P(LinearKept, AnyNumberOfColumnsAgreesAndGivesTheSameBits) {
 TEST_P(LinearKept, TheLeastThatAStashTakesIsSaidAndIsEnough) {
   const tileloss_cross_entropy_options options = cross_entropy_options();
   LinearCase c(kept_spec(GetParam(), 32));
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
+  auto plan = init<tileloss_plan>();
   const tileloss_plan_options wishes = stash_of_columns(64);
   ASSERT_EQ(tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &wishes, nullptr, &plan),
             TILELOSS_WORKSPACE_TOO_SMALL);

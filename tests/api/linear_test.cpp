@@ -5,54 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "tests/api/calls.h"
-#include "tests/shared/linear_case.h"
+#include "tests/api/kept_calls.h"
 
 namespace tileloss::test {
 namespace {
 
 using reference::NumberFormat;
 
-testing::AssertionResult value_and_grad_agrees(LinearCase& c, const tileloss_cross_entropy_options& options,
-                                               const tileloss_plan_options& wishes = plan_options()) {
-  const auto given = c.with_linear(options);
-  const auto ran = runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &given, wishes);
-  if (!ran) return ran;
-  return agrees(check_linear_cross_entropy(c, options));
-}
-
-std::string name_of(const LinearCaseSpec& spec) {
-  return "N " + std::to_string(spec.row.rows) + " V " + std::to_string(spec.row.vocab) + " H " + std::to_string(spec.hidden) +
-         " hidden " + format_info(spec.format).name + " head " + format_info(spec.head_format).name + " compute " +
-         std::to_string(spec.compute_dtype) + " layouts " + std::to_string(static_cast<int>(spec.hidden_layout)) +
-         std::to_string(static_cast<int>(spec.head_layout));
-}
-
 class LinearSizes : public testing::TestWithParam<NumberFormat> {};
-
-TEST_P(LinearSizes, ValueAndGradientsAgreeAtEverySize) {
-  std::uint64_t seed = 0;
-  for (const std::int64_t rows : {0, 1, 7, 33}) {
-    for (const std::int64_t hidden : {1, 7, 33, 64}) {
-      for (const std::int64_t vocab : {1, 17, 127, 1000}) {
-        ++seed;
-        LinearCase c({.row = {.rows = rows,
-                              .vocab = vocab,
-                              .misalignment = static_cast<std::int64_t>(seed % 3),
-                              .flush = seed % 2 == 0 ? Flush::kRight : Flush::kLeft,
-                              .seed = seed,
-                              .ignore_prob = 0.2},
-                      .hidden = hidden,
-                      .format = GetParam(),
-                      .head_format = GetParam(),
-                      .head_layout = static_cast<MatrixLayout>(seed % 3),
-                      .bias = seed % 2 == 0,
-                      .dbias = true});
-        EXPECT_TRUE(value_and_grad_agrees(c, cross_entropy_options())) << name_of(c.spec());
-      }
-    }
-  }
-}
 
 TEST_P(LinearSizes, AWideHiddenStateAgrees) {
   for (const MatrixLayout layout : {MatrixLayout::kRows, MatrixLayout::kTransposed}) {
@@ -66,62 +26,7 @@ TEST_P(LinearSizes, AWideHiddenStateAgrees) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, LinearSizes, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(format_info(param.param).name); });
-
-TEST(Linear, EveryPairOfStorageComputeAndLayoutAgrees) {
-  std::uint64_t seed = 20;
-  for (const NumberFormat format : kFormats) {
-    for (const NumberFormat head_format : kFormats) {
-      for (const tileloss_dtype compute : {TILELOSS_NONE, TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
-        for (const bool float32_outputs : {false, true}) {
-          ++seed;
-          LinearCase c({.row = {.rows = 20, .vocab = 131, .seed = seed, .ignore_prob = 0.1},
-                        .hidden = 37,
-                        .format = format,
-                        .head_format = head_format,
-                        .compute_dtype = compute,
-                        .hidden_layout = static_cast<MatrixLayout>(seed % 3),
-                        .head_layout = static_cast<MatrixLayout>(seed / 3 % 3),
-                        .bias = true,
-                        .dbias = true,
-                        .float32_dhidden = float32_outputs,
-                        .float32_dhead = float32_outputs});
-          EXPECT_TRUE(value_and_grad_agrees(c, cross_entropy_options())) << name_of(c.spec());
-        }
-      }
-    }
-  }
-}
-
-// A model in bfloat16 has its bias in bfloat16 too. Several row chunks: dbias is summed in float32, rounded once, added to once.
-TEST(Linear, ABiasOfAnyTypeAgrees) {
-  std::uint64_t seed = 60;
-  for (const NumberFormat bias_format : kFormats) {
-    for (const NumberFormat format : kFormats) {
-      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
-        for (const bool float32_dbias : {true, false}) {
-          ++seed;
-          LinearCase c({.row = {.rows = 100, .vocab = 300, .valid_vocab = 290, .seed = seed, .ignore_prob = 0.2},
-                        .hidden = 24,
-                        .format = format,
-                        .head_format = format,
-                        .bias = true,
-                        .bias_format = bias_format,
-                        .dbias = true,
-                        .float32_dbias = float32_dbias,
-                        .accumulate = seed / 2 % 2 == 0});
-          tileloss_cross_entropy_options options = cross_entropy_options();
-          options.logit.valid_vocab = 290;
-          tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.row_block = 32;
-          EXPECT_TRUE(value_and_grad_agrees(c, options, wishes))
-              << name_of(c.spec()) << " bias " << format_info(bias_format).name << " schedule " << schedule;
-        }
-      }
-    }
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Formats, LinearSizes, testing::ValuesIn(kFormats), format_name);
 
 // 20 row chunks: the float32 dbias, rounded once, to the bit.
 TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
@@ -134,8 +39,7 @@ TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
                     .bias_format = format,
                     .dbias = true,
                     .float32_dbias = float32_dbias});
-      tileloss_cross_entropy_options options = cross_entropy_options();
-      options.reduction = TILELOSS_REDUCTION_SUM;
+      const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
       tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
       wishes.row_block = 16;
       ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
@@ -146,78 +50,6 @@ TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
       }
     }
     EXPECT_EQ(dbias[0], dbias[1]) << format_info(format).name;
-  }
-}
-
-TEST(Linear, EverySubsetOfGradientsAgrees) {
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_AUTO, TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
-    for (int subset = 1; subset < 8; ++subset) {
-      for (const bool accumulate : {false, true}) {
-        LinearCase c({.row = {.rows = 70, .vocab = 1000, .valid_vocab = 990, .seed = 7, .ignore_prob = 0.3},
-                      .hidden = 40,
-                      .head_layout = MatrixLayout::kGaps,
-                      .bias = true,
-                      .dhidden = (subset & 1) != 0,
-                      .dhead = (subset & 2) != 0,
-                      .dbias = (subset & 4) != 0,
-                      .float32_dhead = accumulate,
-                      .accumulate = accumulate});
-        tileloss_cross_entropy_options options = cross_entropy_options();
-        options.logit.valid_vocab = 990;
-        tileloss_plan_options wishes = plan_options();
-        wishes.schedule = schedule;
-        EXPECT_TRUE(value_and_grad_agrees(c, options, wishes)) << "schedule " << schedule << " subset " << subset;
-      }
-    }
-  }
-}
-
-TEST(Linear, RowChunksAndWorkspaceDoNotMatterToTheBound) {
-  for (const std::int64_t row_block : {32, 64, 0}) {
-    for (const bool float32_dhead : {false, true}) {
-      for (const bool accumulate : {false, true}) {
-        LinearCase c({.row = {.rows = 150, .vocab = 700, .seed = 8},
-                      .hidden = 33,
-                      .dbias = true,
-                      .float32_dhead = float32_dhead,
-                      .accumulate = accumulate});
-        tileloss_plan_options wishes = plan_options();
-        wishes.schedule = TILELOSS_SCHEDULE_STASH;
-        wishes.row_block = row_block;
-        EXPECT_TRUE(value_and_grad_agrees(c, cross_entropy_options(), wishes)) << row_block;
-      }
-    }
-  }
-}
-
-TEST(Linear, OptionsOfCrossEntropyAgree) {
-  for (const tileloss_dtype compute : {TILELOSS_BFLOAT16, TILELOSS_FLOAT32}) {
-    for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN}) {
-      for (int variant = 0; variant < 5; ++variant) {
-        const bool per_row = reduction == TILELOSS_REDUCTION_NONE;
-        LinearCaseSpec spec{.row = {.rows = 50, .vocab = 300, .seed = 9, .ignore_prob = 0.2, .token_weights = variant == 0},
-                            .hidden = 24,
-                            .compute_dtype = compute,
-                            .bias = true,
-                            .dbias = true};
-        spec.row.class_weights = variant == 1;
-        spec.row.loss_grad = per_row ? kUpstreams[static_cast<std::size_t>(variant)] : Upstream::kScalar;
-        spec.row.per_row_loss = per_row;
-        spec.row.extra_outputs = true;
-        if (spec.row.loss_grad == Upstream::kScalar && per_row) spec.row.loss_grad = Upstream::kPerRow;
-        tileloss_cross_entropy_options options = cross_entropy_options();
-        options.reduction = reduction;
-        if (variant == 2) options.label_smoothing = 0.1;
-        if (variant == 3) options.z_loss = 0.01;
-        if (variant == 4) {
-          options.logit.logit_scale = 0.8;
-          options.logit.softcap = 10;
-          options.logit.temperature.value = 0.7;
-        }
-        LinearCase c(spec);
-        EXPECT_TRUE(value_and_grad_agrees(c, options)) << "reduction " << reduction << " variant " << variant;
-      }
-    }
   }
 }
 
@@ -255,17 +87,11 @@ TEST(Linear, LogprobsForwardAndBackwardAgree) {
   }
 }
 
-tileloss_policy_loss_options policy_preset(const char* preset) {
-  tileloss_policy_loss_options options;
-  tileloss_options_preset("policy_loss", preset, &options, sizeof options);
-  if (options.kind == TILELOSS_POLICY_CISPO) options.epsilon_high.value = 5;
-  return options;
-}
-
 TEST(Linear, PoliciesAgreeAtTokenAndAtSequenceLevel) {
   for (const char* preset : {"grpo", "dapo", "cispo", "sapo", "gspo", "vespo", "reinforce"}) {
     for (const NumberFormat format : kFormats) {
-      tileloss_policy_loss_options options = policy_preset(preset);
+      tileloss_policy_loss_options options = policy_options(preset);
+      if (options.kind == TILELOSS_POLICY_CISPO) options.epsilon_high.value = 5;
       options.beta.value = 0.04;
       LinearCase c({.row = {.rows = 60, .vocab = 400, .seed = 11, .ignore_prob = 0.2, .loss_grad = Upstream::kScalar},
                     .hidden = 40,
@@ -281,37 +107,6 @@ TEST(Linear, PoliciesAgreeAtTokenAndAtSequenceLevel) {
       const LinearPolicy policy(c, draw, options);
       ASSERT_TRUE(runs("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options())) << preset;
       EXPECT_TRUE(agrees(policy.check())) << preset << " " << format_info(format).name;
-    }
-  }
-}
-
-// 9 of 10 rows ignored, every row ignored, one in use: the rest of hidden is NaN, and so would be whatever read it.
-TEST(Linear, IgnoredRowsAreNeverReadAndHaveNoGradient) {
-  for (const double ignored : {0.9, 1.0}) {
-    LinearCase c({.row = {.rows = 100, .vocab = 200, .seed = 13, .ignore_prob = ignored},
-                  .hidden = 32,
-                  .dbias = true,
-                  .accumulate = true});
-    EXPECT_TRUE(value_and_grad_agrees(c, cross_entropy_options())) << ignored;
-  }
-}
-
-// Zeros are then written without a sum: over all of dhead or its padding, in every layout and dtype, and over no gap.
-TEST(Linear, GradientsOfNoRowAreZeros) {
-  for (const MatrixLayout layout : {MatrixLayout::kRows, MatrixLayout::kTransposed, MatrixLayout::kGaps}) {
-    for (const NumberFormat format : kFormats) {
-      for (const double ignored : {0.3, 1.0}) {
-        LinearCase c({.row = {.rows = 70, .vocab = 600, .valid_vocab = 300, .seed = 14, .ignore_prob = ignored},
-                      .hidden = 24,
-                      .format = format,
-                      .head_format = format,
-                      .hidden_layout = layout,
-                      .head_layout = layout,
-                      .dbias = true});
-        tileloss_cross_entropy_options options = cross_entropy_options();
-        options.logit.valid_vocab = 300;
-        EXPECT_TRUE(value_and_grad_agrees(c, options)) << name_of(c.spec()) << " " << ignored;
-      }
     }
   }
 }
@@ -367,9 +162,7 @@ TEST(Linear, ThreadsDoNotChangeABit) {
     wishes.threads = threads;
     const tileloss_cross_entropy_options options = cross_entropy_options();
     ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
-    std::vector<unsigned char> bytes = c.gradient_bytes();
-    const std::vector<unsigned char> outputs = outputs_of(c.args());
-    bytes.insert(bytes.end(), outputs.begin(), outputs.end());
+    const std::vector<unsigned char> bytes = outputs_of(c.args());
     if (first.empty()) first = bytes;
     EXPECT_TRUE(same_bits(first, bytes)) << threads;
   }

@@ -15,7 +15,8 @@ struct LinearCall {
   std::int64_t rows, vocab, width;
   std::vector<float> hidden, head, bias, dhidden, dhead, dbias, loss, logp;
   std::vector<std::int64_t> labels;
-  tileloss_args args{};
+  tileloss_args given = init<tileloss_args>();
+  std::string function = "linear_cross_entropy";
   tileloss_cross_entropy_options options = cross_entropy_options();
   tileloss_plan_options wishes = plan_options();
   tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
@@ -37,68 +38,35 @@ struct LinearCall {
     dbias.assign(bias.size(), -7);
     loss.assign(1, -7);
     logp.assign(static_cast<std::size_t>(rows), -7);
-    tileloss_args_init(&args);
-    args.hidden = tileloss_make_matrix(hidden.data(), TILELOSS_FLOAT32, rows, width, width);
-    args.head = tileloss_make_matrix(head.data(), TILELOSS_FLOAT32, vocab, width, width);
-    args.bias = tileloss_make_vector(bias.data(), TILELOSS_FLOAT32, vocab);
-    args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, rows);
-    args.loss = tileloss_make_vector(loss.data(), TILELOSS_FLOAT32, 1);
-    args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, rows);
-    args.dhidden = tileloss_make_matrix(dhidden.data(), TILELOSS_FLOAT32, rows, width, width);
-    args.dhead = tileloss_make_matrix(dhead.data(), TILELOSS_FLOAT32, vocab, width, width);
-    args.dbias = tileloss_make_vector(dbias.data(), TILELOSS_FLOAT32, vocab);
+    given.hidden = view(hidden, rows, width);
+    given.head = view(head, vocab, width);
+    given.bias = view(bias);
+    given.labels = view(labels);
+    given.loss = view(loss);
+    given.logp = view(logp);
+    given.dhidden = view(dhidden, rows, width);
+    given.dhead = view(dhead, vocab, width);
+    given.dbias = view(dbias);
   }
+  tileloss_args& args() { return given; }
+  const void* given_options() const { return &options; }
   tileloss_status plan(tileloss_plan* out) {
-    tileloss_plan_init(out);
-    return tileloss_make_plan("linear_cross_entropy", pass, &args, &options, &wishes, nullptr, out);
+    *out = init<tileloss_plan>();
+    return tileloss_make_plan("linear_cross_entropy", pass, &given, &options, &wishes, nullptr, out);
   }
-  testing::AssertionResult run(tileloss_plan* plan_out = nullptr) {
-    return runs("linear_cross_entropy", pass, args, &options, wishes, nullptr, plan_out);
-  }
-  std::vector<unsigned char> outputs() const {
-    std::vector<unsigned char> all;
-    for (const std::vector<float>* v : {&loss, &logp, &dhidden, &dhead, &dbias}) {
-      const auto* bytes = reinterpret_cast<const unsigned char*>(v->data());
-      all.insert(all.end(), bytes, bytes + v->size() * sizeof(float));
-    }
-    return all;
-  }
+  testing::AssertionResult run() { return runs("linear_cross_entropy", pass, given, &options, wishes); }
+  std::vector<unsigned char> outputs() const { return outputs_of(given); }
 };
 
-struct LinearSpoiler {
-  const char* argument;
-  const char* wanted;
-  const char* given;
-  std::function<void(LinearCall&)> spoil;
-  tileloss_status status = TILELOSS_INVALID_ARGUMENT;
-};
-
-void expect_refusals(const std::vector<LinearSpoiler>& spoilers, When when = When::kPlan) {
-  for (const LinearSpoiler& s : spoilers) {
-    LinearCall call;
-    s.spoil(call);
-    const auto before = call.outputs();
-    tileloss_plan plan;
-    const tileloss_status planned = call.plan(&plan);
-    const Spoiler expectation{s.argument, s.wanted, s.given, {}, s.status};
-    if (when == When::kPlan) {
-      EXPECT_TRUE(names(expectation, planned)) << s.argument;
-    } else {
-      ASSERT_TRUE(succeeds(planned)) << s.argument;
-      EXPECT_TRUE(
-          names(expectation, tileloss_call("linear_cross_entropy", call.pass, &call.args, &call.options, &plan, nullptr)));
-    }
-    EXPECT_TRUE(same_bits(call.outputs(), before)) << s.argument;
-  }
-}
+const auto expect_refusals = expect_refused<LinearCall>;
 
 TEST(LinearValidation, TensorsAndShapes) {
-  const auto set = [](auto view, auto member, auto value) { return [=](LinearCall& c) { (c.args.*view).*member = value; }; };
+  const auto set = [](auto view, auto member, auto value) { return [=](LinearCall& c) { (c.given.*view).*member = value; }; };
   using A = tileloss_args;
   using M = tileloss_matrix;
   expect_refusals(
-      {{"hidden", "a float32, bfloat16 or float16 matrix [N,H]", "none", [](LinearCall& c) { c.args.hidden = {}; }},
-       {"head", "a float32, bfloat16 or float16 matrix [V,H]", "none", [](LinearCall& c) { c.args.head = {}; }},
+      {{"hidden", "a float32, bfloat16 or float16 matrix [N,H]", "none", [](LinearCall& c) { c.given.hidden = {}; }},
+       {"head", "a float32, bfloat16 or float16 matrix [V,H]", "none", [](LinearCall& c) { c.given.head = {}; }},
        {"head.cols", "hidden's, 4", "3", set(&A::head, &M::cols, 3)},
        {"head.rows", ">= 1", "0", set(&A::head, &M::rows, 0)},
        {"hidden.dtype", "float32, bfloat16 or float16", "int32", set(&A::hidden, &M::dtype, TILELOSS_INT32)},
@@ -107,57 +75,58 @@ TEST(LinearValidation, TensorsAndShapes) {
        {"dhidden", "hidden's shape [5,4]", "[4,4]", set(&A::dhidden, &M::rows, 4)},
        {"dhead", "head's shape [11,4]", "[11,3]", set(&A::dhead, &M::cols, 3)},
        {"dhead.dtype", "float32 or head's, float32", "bfloat16", set(&A::dhead, &M::dtype, TILELOSS_BFLOAT16)},
-       {"bias.size", "11", "10", [](LinearCall& c) { c.args.bias.size = 10; }},
-       {"bias.dtype", "float32, bfloat16 or float16", "int32", [](LinearCall& c) { c.args.bias.dtype = TILELOSS_INT32; }},
-       {"dbias.dtype", "float32 or bias's, float32", "bfloat16", [](LinearCall& c) { c.args.dbias.dtype = TILELOSS_BFLOAT16; }},
+       {"bias.size", "11", "10", [](LinearCall& c) { c.given.bias.size = 10; }},
+       {"bias.dtype", "float32, bfloat16 or float16", "int32", [](LinearCall& c) { c.given.bias.dtype = TILELOSS_INT32; }},
+       {"dbias.dtype", "float32 or bias's, float32", "bfloat16", [](LinearCall& c) { c.given.dbias.dtype = TILELOSS_BFLOAT16; }},
        {"dbias.dtype", "float32 or bias's, bfloat16", "float16",
         [](LinearCall& c) {
-          c.args.bias.dtype = TILELOSS_BFLOAT16;
-          c.args.dbias.dtype = TILELOSS_FLOAT16;
+          c.given.bias.dtype = TILELOSS_BFLOAT16;
+          c.given.dbias.dtype = TILELOSS_FLOAT16;
         }},
        {"dbias.dtype", "float32 without a bias", "bfloat16",
         [](LinearCall& c) {
-          c.args.bias = {};
-          c.args.dbias.dtype = TILELOSS_BFLOAT16;
+          c.given.bias = {};
+          c.given.dbias.dtype = TILELOSS_BFLOAT16;
         }},
-       {"dbias.stride", "not 0 for an output", "0", [](LinearCall& c) { c.args.dbias.stride = 0; }},
+       {"dbias.stride", "not 0 for an output", "0", [](LinearCall& c) { c.given.dbias.stride = 0; }},
        {"dhidden", "it, dhead or dbias in a backward", "none of them",
         [](LinearCall& c) {
-          c.args.dhidden = c.args.dhead = {};
-          c.args.dbias = {};
+          c.given.dhidden = c.given.dhead = {};
+          c.given.dbias = {};
         }},
        {"dhead", "none in this pass", "a tensor",
         [](LinearCall& c) {
           c.pass = TILELOSS_FORWARD;
-          c.args.dhidden = {};
+          c.given.dhidden = {};
         }},
        {"logits", "none: linear_cross_entropy makes them of hidden and head", "a matrix",
-        [](LinearCall& c) { c.args.logits = c.args.hidden; }},
+        [](LinearCall& c) { c.given.logits = c.given.hidden; }},
        {"dlogits", "none: linear_cross_entropy never holds them", "a matrix",
-        [](LinearCall& c) { c.args.dlogits = c.args.hidden; }},
+        [](LinearCall& c) { c.given.dlogits = c.given.hidden; }},
        {"hidden", "none with the pass from_row_state", "a tensor", [](LinearCall& c) { c.pass = TILELOSS_FROM_ROW_STATE; }},
        {"bias", "none with the pass from_row_state", "a tensor",
         [](LinearCall& c) {
           c.pass = TILELOSS_FROM_ROW_STATE;
-          c.args.hidden = c.args.head = c.args.dhidden = c.args.dhead = {};
+          c.given.hidden = c.given.head = c.given.dhidden = c.given.dhead = {};
         }},
        {"compute_dtype", "auto|float32|bfloat16", "3", [](LinearCall& c) { c.options.linear.compute_dtype = TILELOSS_FLOAT16; }},
        {"accumulate", "false|true", "2", [](LinearCall& c) { c.options.linear.accumulate = 2; }},
        {"options.linear.reserved", "0", "1", [](LinearCall& c) { c.options.linear.reserved[1] = 1; }},
        {"valid_vocab", "<= the logits' columns = 11", "12", [](LinearCall& c) { c.options.logit.valid_vocab = 12; }},
        {"workspace_bytes", "at least", "a budget of 1", [](LinearCall& c) { c.wishes.workspace_bytes = 1; },
-        TILELOSS_WORKSPACE_TOO_SMALL}});
+        TILELOSS_WORKSPACE_TOO_SMALL}},
+      When::kPlan);
 }
 
 TEST(LinearValidation, PointersAndOverlapAtTheCall) {
-  expect_refusals({{"hidden.data", "a pointer", "null", [](LinearCall& c) { c.args.hidden.data = nullptr; }},
-                   {"head.data", "a pointer", "null", [](LinearCall& c) { c.args.head.data = nullptr; }},
-                   {"bias.data", "a pointer", "null", [](LinearCall& c) { c.args.bias.data = nullptr; }},
-                   {"dhead.data", "a pointer", "null", [](LinearCall& c) { c.args.dhead.data = nullptr; }},
+  expect_refusals({{"hidden.data", "a pointer", "null", [](LinearCall& c) { c.given.hidden.data = nullptr; }},
+                   {"head.data", "a pointer", "null", [](LinearCall& c) { c.given.head.data = nullptr; }},
+                   {"bias.data", "a pointer", "null", [](LinearCall& c) { c.given.bias.data = nullptr; }},
+                   {"dhead.data", "a pointer", "null", [](LinearCall& c) { c.given.dhead.data = nullptr; }},
                    {"dhidden.data", "a buffer apart from hidden", "one that overlaps it",
-                    [](LinearCall& c) { c.args.dhidden.data = c.args.hidden.data; }},
+                    [](LinearCall& c) { c.given.dhidden.data = c.given.hidden.data; }},
                    {"dhead.data", "a buffer apart from head", "one that overlaps it",
-                    [](LinearCall& c) { c.args.dhead.data = c.head.data() + 3; }},
+                    [](LinearCall& c) { c.given.dhead.data = c.head.data() + 3; }},
                    {"labels[1]", "0 <= label < 11", "11", [](LinearCall& c) { c.labels[1] = 11; }, TILELOSS_LABEL_OUT_OF_RANGE}},
                   When::kCall);
 }
@@ -165,10 +134,9 @@ TEST(LinearValidation, PointersAndOverlapAtTheCall) {
 TEST(LinearValidation, TheLogitsFunctionsTakeNoHead) {
   for (const auto& [name, member] : std::vector<std::pair<const char*, tileloss_matrix tileloss_args::*>>{
            {"hidden", &tileloss_args::hidden}, {"head", &tileloss_args::head}, {"dhead", &tileloss_args::dhead}}) {
-    Call call(all_tensors());
+    Call call;
     call.args().*member = call.args().logits;
-    EXPECT_TRUE(names({name, "none: cross_entropy does not take it", "a matrix", {}},
-                      tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+    EXPECT_TRUE(names<>({name, "none: cross_entropy does not take it", "a matrix"}, call.call()));
   }
 }
 
@@ -176,7 +144,7 @@ TEST(LinearValidation, TheLogitsFunctionsTakeNoHead) {
 
 TEST(LinearDeterminism, ThreadsChangeNoBit) {
   for (const tileloss_dtype compute : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       LinearCall call(150, 1500, 40);
       call.options.linear.compute_dtype = compute;
       call.wishes.schedule = schedule;
@@ -195,7 +163,7 @@ TEST(LinearDeterminism, ThreadsChangeNoBit) {
 TEST(LinearDeterminism, LogpHasTheSameBitsInEveryScheduleAndForAnyRowsBesideIt) {
   LinearCall many(2048, 600, 16);
   ASSERT_TRUE(many.run());
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  for (const tileloss_schedule schedule : kSchedules) {
     for (const std::int64_t rows : {1, 33, 2048}) {
       LinearCall some(rows, 600, 16);
       some.wishes.schedule = schedule;
@@ -209,14 +177,14 @@ TEST(LinearDeterminism, ForwardAndBackwardApartGiveTheBitsOfSweeps) {
   LinearCall both(70, 900, 24), apart(70, 900, 24);
   both.wishes.schedule = TILELOSS_SCHEDULE_SWEEPS;
   ASSERT_TRUE(both.run());
-  const tileloss_args all = apart.args;
-  apart.args.dhidden = apart.args.dhead = {};
-  apart.args.dbias = {};
-  apart.args.row_state = &apart.state.get();
+  const tileloss_args all = apart.given;
+  apart.given.dhidden = apart.given.dhead = {};
+  apart.given.dbias = {};
+  apart.given.row_state = &apart.state.get();
   apart.pass = TILELOSS_FORWARD;
   ASSERT_TRUE(apart.run());
-  apart.args = all;
-  apart.args.row_state = &apart.state.get();
+  apart.given = all;
+  apart.given.row_state = &apart.state.get();
   apart.pass = TILELOSS_BACKWARD;
   ASSERT_TRUE(apart.run());
   EXPECT_TRUE(same_bits(apart.outputs(), both.outputs()));
@@ -258,7 +226,7 @@ TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
 }
 
 TEST(LinearWorkspace, ThePlanNamesItsBuffers) {
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  for (const tileloss_schedule schedule : kSchedules) {
     LinearCall call(130, 700, 33);
     call.wishes.schedule = schedule;
     tileloss_plan plan;
@@ -279,7 +247,7 @@ TEST(LinearWorkspace, ThePlanNamesItsBuffers) {
 
 // The bytes of a plan hold for any labels, and the call stays within them: a canary behind the workspace is intact.
 TEST(LinearWorkspace, ThePlannedBytesAreEnough) {
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  for (const tileloss_schedule schedule : kSchedules) {
     for (const bool all_used : {true, false}) {
       LinearCall call(130, 700, 33);
       if (all_used) {
@@ -289,12 +257,11 @@ TEST(LinearWorkspace, ThePlannedBytesAreEnough) {
       tileloss_plan plan;
       ASSERT_TRUE(succeeds(call.plan(&plan)));
       tools::GuardBuffer buffer(static_cast<std::size_t>(plan.workspace_bytes), tools::Flush::kRight);
-      tileloss_run run;
-      tileloss_run_init(&run);
+      auto run = init<tileloss_run>();
       run.workspace = buffer.data();
       run.workspace_bytes = buffer.bytes();
       ASSERT_TRUE(
-          succeeds(tileloss_call("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &call.args, &call.options, &plan, &run)));
+          succeeds(tileloss_call("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &call.given, &call.options, &plan, &run)));
       EXPECT_TRUE(buffer.canary_intact());
     }
   }

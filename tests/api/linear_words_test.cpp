@@ -75,9 +75,7 @@ TEST(LinearKeptWords, AgreeForEveryKindOfLogits) {
     s.row.vocab = 40;
   });
   for (const Family& family : families) {
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.temperature.value = family.temperature;
-    options.logit.logit_scale = family.logit_scale;
+    const tileloss_cross_entropy_options options{.logit = {.logit_scale = family.logit_scale, .temperature = family.temperature}};
     LinearCase c(family.spec);
     const KeptRun all = run_within(c, options, stash_of_columns());
     EXPECT_NEAR(bytes_of_logit(all.plan, family.spec.row.rows), 2 + 4.0 / 64, 0.05);
@@ -154,7 +152,7 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfTheBaseline) {
   baseline.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   baseline.isa = TILELOSS_ISA_BASELINE;
   for (const SpecialKind& kind : special_kinds()) {
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       SpecialHead expected, got;
       for (SpecialHead* s : {&expected, &got}) {
         kind.spoil(*s);

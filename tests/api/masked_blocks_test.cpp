@@ -32,7 +32,7 @@ class MaskedBlocks : public testing::TestWithParam<NumberFormat> {
     }
   }
   static testing::AssertionResult agree(LogitsCase& c, const tileloss_cross_entropy_options& options) {
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       tileloss_plan_options wishes = with_schedule(schedule);
       wishes.vocab_block = kBlock;
       wishes.threads = 1;
@@ -45,8 +45,7 @@ class MaskedBlocks : public testing::TestWithParam<NumberFormat> {
   }
   static double lowest() { return GetParam() == NumberFormat::kFloat16 ? -65504 : -3.38e38; }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, MaskedBlocks, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, MaskedBlocks, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(MaskedBlocks, AtTheBeginningInTheMiddleAndAtTheEnd) {
   for (const double mask : {-kInf, -1e4, -3e4, -2e9, -1e10, -1e12, -1e20, -1e30, lowest()}) {
@@ -58,9 +57,8 @@ TEST_P(MaskedBlocks, AtTheBeginningInTheMiddleAndAtTheEnd) {
           LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam()}, LogitsCase::Open{});
           fill(c, mask, level, begin, begin == 448 ? kVocab : begin + 2 * kBlock);
           c.seal();
-          tileloss_cross_entropy_options options = cross_entropy_options();
-          options.reduction = TILELOSS_REDUCTION_SUM;
-          options.logit.temperature.value = temperature;
+          const tileloss_cross_entropy_options options{.logit = {.temperature = temperature},
+                                                       .reduction = TILELOSS_REDUCTION_SUM};
           ASSERT_TRUE(agree(c, options)) << mask << " before " << level << " from " << begin << ", T " << temperature;
         }
       }
@@ -76,9 +74,7 @@ TEST_P(MaskedBlocks, ARowOfMinusInfinityUnderASoftcapIsUniform) {
       for (std::int64_t j = 0; j < kVocab; ++j) c.set_logit(i, j, -kInf);
     }
     c.seal();
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.softcap = softcap;
-    options.logit.temperature.value = temperature;
+    const tileloss_cross_entropy_options options{.logit = {.softcap = softcap, .temperature = temperature}};
     ASSERT_TRUE(agree(c, options)) << softcap << " / " << temperature;
     EXPECT_NEAR(float_at(c.args().loss, 0), std::log(static_cast<double>(kVocab)), 1e-5);
   }
@@ -95,8 +91,7 @@ TEST_P(MaskedBlocks, ABlockFarBelowALaterOneKeepsItsGradients) {
       c.set_logit(i, c.labels()[static_cast<std::size_t>(i)], top);
     }
     c.seal();
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.reduction = TILELOSS_REDUCTION_SUM;
+    const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
     ASSERT_TRUE(agree(c, options)) << spike << " before " << top;
   }
 }
@@ -111,10 +106,7 @@ TEST_P(MaskedBlocks, ASoftcappedBlockFarBelowALaterOneKeepsItsGradients) {
       c.set_logit(i, c.labels()[static_cast<std::size_t>(i)], 41.5);
     }
     c.seal();
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.softcap = softcap;
-    options.logit.temperature.value = temperature;
-    options.num_items.value = items;
+    const tileloss_cross_entropy_options options{.logit = {.softcap = softcap, .temperature = temperature}, .num_items = items};
     ASSERT_TRUE(agree(c, options)) << softcap << " / " << temperature;
   }
 }
@@ -129,8 +121,7 @@ TEST_P(MaskedBlocks, TheSignOfZeroDoesNotDependOnTheNextRow) {
     c.seal();
     const auto scale = static_cast<float>(upstream);
     c.args().loss_grad = tileloss_make_vector(&scale, TILELOSS_FLOAT32, 1);
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.reduction = TILELOSS_REDUCTION_SUM;
+    const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
     tileloss_plan_options wishes = plan_options();
     wishes.threads = 1;
     EXPECT_TRUE(runs_value_and_grad(c, options, wishes));
@@ -145,7 +136,7 @@ TEST_P(MaskedBlocks, TheSignOfZeroDoesNotDependOnTheNextRow) {
 TEST(MaskedTiles, FarFromZeroAndFarApart) {
   for (const double level : {-1e6, -1e8, -1e9, -1e30, 1e8}) {
     for (const double ratio : {1.0, 1.0000002, 1.5}) {
-      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+      for (const tileloss_schedule schedule : kSchedules) {
         LinearCaseSpec with{
             .row = {.rows = 5, .vocab = 1000},
             .hidden = 16,
@@ -157,8 +148,7 @@ TEST(MaskedTiles, FarFromZeroAndFarApart) {
                                                                 : level / ratio; },
             .dbias = true};
         LinearCase c(with);
-        tileloss_cross_entropy_options options = cross_entropy_options();
-        options.reduction = TILELOSS_REDUCTION_SUM;
+        const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
         ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, with_schedule(schedule)));
         EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << level << " x " << ratio << ", schedule " << schedule;
       }

@@ -5,35 +5,26 @@
 #include <deque>
 #include <functional>
 
-#include "tests/api/calls.h"
+#include "tests/api/shards.h"
 #include "tests/shared/linear_case.h"
 
 namespace tileloss::test {
 namespace {
 
-constexpr std::int64_t kRows = 12, kVocab = 1000;
+constexpr std::int64_t kRows = kShardRows, kVocab = kShardVocab;
 
-struct Shard {
-  std::int64_t start, columns;
-};
-const std::vector<Shard> kUneven = {{0, 300}, {300, 37}, {337, 663}};
-
-tileloss_cross_entropy_options of_shard(tileloss_cross_entropy_options options, const Shard& s) {
-  options.logit.vocab_start = s.start;
-  options.logit.vocab_total = kVocab;
-  return options;
+// Of a shard's logits, and of its head; `args` are the whole's.
+tileloss_args columns_alone(tileloss_args args, const Shard& s) {
+  args.logits = columns_of(args.logits, s);
+  args.dlogits = columns_of(args.dlogits, s);
+  return args;
 }
-
-tileloss_matrix rows_of(tileloss_matrix m, const Shard& s, std::int64_t element_bytes) {
-  m.data = static_cast<unsigned char*>(m.data) + s.start * m.row_stride * element_bytes;
-  m.rows = s.columns;
-  return m;
-}
-
-tileloss_matrix columns_of(tileloss_matrix m, const Shard& s, std::int64_t element_bytes) {
-  m.data = static_cast<unsigned char*>(m.data) + s.start * element_bytes;
-  m.cols = s.columns;
-  return m;
+tileloss_args rows_of_head(tileloss_args args, const Shard& s) {
+  for (tileloss_matrix* m : {&args.head, &args.dhead}) {
+    m->data = static_cast<unsigned char*>(m->data) + s.start * m->row_stride * (m->dtype == TILELOSS_FLOAT32 ? 4 : 2);
+    m->rows = s.columns;
+  }
+  return args;
 }
 
 // The calls of all shards, each from the merge of the one before it, and the merge of all their states in the last one's.
@@ -52,8 +43,7 @@ class Calls {
     args.row_state = &states_[number].get();
     const tileloss_cross_entropy_options options = of_shard(options_, shards_[number]);
     Next next = {this, number + 1};
-    tileloss_run run;
-    tileloss_run_init(&run);
+    auto run = init<tileloss_run>();
     run.merge = [](void* context) -> tileloss_status {
       auto& n = *static_cast<Next*>(context);
       return n.calls->followed_by(n.number);
@@ -108,13 +98,7 @@ TEST(MergedShards, OfLogitsGiveWhatTheWholeGives) {
                     .token_weights = true,
                     .loss_grad = Upstream::kScalar,
                     .extra_outputs = true});
-      const auto bytes = static_cast<std::int64_t>(reference::format_info(format).bytes);
-      Calls calls("cross_entropy", options, kUneven, [&](const Shard& s) {
-        tileloss_args args = c.args();
-        args.logits = columns_of(args.logits, s, bytes);
-        args.dlogits = columns_of(args.dlogits, s, bytes);
-        return args;
-      });
+      Calls calls("cross_entropy", options, kUneven, [&](const Shard& s) { return columns_alone(c.args(), s); });
       ASSERT_TRUE(succeeds(calls.run()));
       EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
     }
@@ -131,14 +115,11 @@ TEST(MergedShards, OfAHeadGiveWhatTheWholeGives) {
                     .head_format = format,
                     .float32_dhidden = true,
                     .float32_dhead = false});
-      const auto bytes = static_cast<std::int64_t>(reference::format_info(format).bytes);
       const tileloss_matrix dhidden = c.args().dhidden;
       std::vector<float> part(kRows * 7), sum(kRows * 7);
       Calls calls("linear_cross_entropy", c.with_linear(options), kUneven, [&](const Shard& s) {
-        tileloss_args args = c.args();
-        args.head = rows_of(args.head, s, bytes);
-        args.dhead = rows_of(args.dhead, s, bytes);
-        args.dhidden = tileloss_make_matrix(part.data(), TILELOSS_FLOAT32, kRows, 7, 7);
+        tileloss_args args = rows_of_head(c.args(), s);
+        args.dhidden = view(part, kRows, 7);
         return args;
       });
       const auto add = [&] {
@@ -165,15 +146,7 @@ TEST(MergedShards, OfNoRowInUseStillMeet) {
     Calls calls(function, is_linear ? c.with_linear(cross_entropy_options()) : cross_entropy_options(), {{0, kVocab / 2}},
                 [&](const Shard& s) {
                   ++merges;
-                  tileloss_args args = is_linear ? c.args() : logits.args();
-                  if (is_linear) {
-                    args.head = rows_of(args.head, s, 2);
-                    args.dhead = rows_of(args.dhead, s, 4);
-                  } else {
-                    args.logits = columns_of(args.logits, s, 4);
-                    args.dlogits = columns_of(args.dlogits, s, 4);
-                  }
-                  return args;
+                  return is_linear ? rows_of_head(c.args(), s) : columns_alone(logits.args(), s);
                 });
     calls.fail_with(TILELOSS_INTERNAL);
     EXPECT_EQ(calls.run(), TILELOSS_INTERNAL) << function;  // so it was asked
@@ -183,28 +156,20 @@ TEST(MergedShards, OfNoRowInUseStillMeet) {
 
 TEST(MergedShards, AStatusOfTheMergeEndsTheCall) {
   LogitsCase c({.rows = kRows, .vocab = kVocab});
-  Calls calls("cross_entropy", cross_entropy_options(), {{0, 300}}, [&](const Shard& s) {
-    tileloss_args args = c.args();
-    args.logits = columns_of(args.logits, s, 4);
-    args.dlogits = columns_of(args.dlogits, s, 4);
-    return args;
-  });
+  Calls calls("cross_entropy", {}, {{0, 300}}, [&](const Shard& s) { return columns_alone(c.args(), s); });
   calls.fail_with(TILELOSS_OUT_OF_MEMORY);
   EXPECT_TRUE(refused(calls.run(), TILELOSS_OUT_OF_MEMORY, "run.merge: expected TILELOSS_OK, got 3"));
 }
 
 TEST(MergedShards, AMergeIsForThemAlone) {
   LogitsCase c({.rows = kRows, .vocab = kVocab});
-  tileloss_run run;
-  tileloss_run_init(&run);
+  auto run = init<tileloss_run>();
   run.merge = [](void* /*context*/) -> tileloss_status { return TILELOSS_OK; };
   const tileloss_cross_entropy_options whole = cross_entropy_options();
   EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&c.args(), &whole, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
                       "run.merge: expected null: it is for value_and_grad of a shard of the vocabulary, got a function"));
   RowStateArrays state(kRows);
-  tileloss_args args = c.args();
-  args.logits = columns_of(args.logits, {0, 300}, 4);
-  args.dlogits = columns_of(args.dlogits, {0, 300}, 4);
+  tileloss_args args = columns_alone(c.args(), {0, 300});
   args.row_state = &state.get();
   const tileloss_cross_entropy_options options = of_shard(whole, {0, 300});
   EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,

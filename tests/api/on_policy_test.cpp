@@ -19,8 +19,7 @@ struct OnPolicy {
     args.loss = {};
     args.dlogits = args.dhidden = args.dhead = {};
     args.logp = tileloss_make_vector(logp.data(), TILELOSS_FLOAT32, kRows);
-    tileloss_logprobs_options options = logprobs_options();
-    options.logit = logit;
+    tileloss_logprobs_options options{.logit = logit};
     ASSERT_TRUE(runs(logprobs_function, TILELOSS_FORWARD, args, &options, plan_options()));
   }
 
@@ -45,13 +44,11 @@ struct OnPolicy {
 
 tileloss_policy_loss_options grpo() {
   tileloss_policy_loss_options options;
-  tileloss_policy_loss_options_init(&options);
   return options;
 }
 
 class OnPolicyRatios : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, OnPolicyRatios, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, OnPolicyRatios, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(OnPolicyRatios, AreExactlyOneFromLogits) {
   const LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .loss = false, .row_outputs = false});
@@ -61,7 +58,7 @@ TEST_P(OnPolicyRatios, AreExactlyOneFromLogits) {
     options.logit.temperature_on = on;
     OnPolicy step;
     step.get_logp("logprobs", c.args(), options.logit);
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       step.expect_exact("policy_loss", c.args(), options, schedule);
     }
   }

@@ -55,7 +55,7 @@ TEST(Overlap, OfARowStatesArrays) {
 
 // A backward leaves the forward's row outputs alone, and only reads its state.
 TEST(Overlap, ABackwardWritesItsGradientAlone) {
-  Call call(all_tensors());
+  Call call;
   call.args().row_state = &call.state.get();
   const tileloss_matrix dlogits = call.args().dlogits;
   call.make_forward();
@@ -70,7 +70,7 @@ TEST(Overlap, ABackwardWritesItsGradientAlone) {
 
 // Columns of one array, and logits beside their gradient in one.
 TEST(Overlap, NoneBetweenColumnsOfOneArray) {
-  Call call(all_tensors());
+  Call call;
   std::vector<float> columns(4 * 3), both(4 * 20);
   call.args().logp = tileloss_make_vector(columns.data(), TILELOSS_FLOAT32, 4);
   call.args().lse = tileloss_make_vector(columns.data() + 1, TILELOSS_FLOAT32, 4);

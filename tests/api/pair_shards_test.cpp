@@ -5,18 +5,14 @@
 #include <functional>
 #include <optional>
 
-#include "tests/api/calls.h"
+#include "tests/api/shards.h"
 #include "tests/shared/pair_case.h"
 #include "tests/shared/wanted_case.h"
 
 namespace tileloss::test {
 namespace {
 
-constexpr std::int64_t kRows = 12, kVocab = 1000;
-
-struct Shard {
-  std::int64_t start, columns;
-};
+constexpr std::int64_t kRows = kShardRows, kVocab = kShardVocab;
 const std::vector<Shard> kShards = {{0, 300}, {300, 1}, {301, 36}, {337, 663}};
 
 class PairShards : public testing::TestWithParam<reference::NumberFormat> {
@@ -30,40 +26,18 @@ class PairShards : public testing::TestWithParam<reference::NumberFormat> {
             .token_weights = true,
             .loss_grad = Upstream::kScalar};
   }
-  static tileloss_matrix columns_of(const tileloss_matrix& m, const Shard& s) {
-    tileloss_matrix part = m;
-    part.data = static_cast<unsigned char*>(m.data) + s.start * (m.dtype == TILELOSS_FLOAT32 ? 4 : 2);
-    part.cols = s.columns;
-    return part;
-  }
-  static void cut(tileloss_logit_options& options, const Shard& s) {
-    options.vocab_start = s.start;
-    options.vocab_total = kVocab;
-  }
-
   // The state of all shards, merged.
   static void gather(const tileloss_matrix& logits, const tileloss_vector& labels, const tileloss_logit_options& transform,
                      RowStateArrays& merged) {
-    ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
-    for (const Shard& s : kShards) {
-      RowStateArrays part(kRows);
-      tileloss_args args;
-      tileloss_args_init(&args);
-      args.logits = columns_of(logits, s);
-      args.labels = labels;
-      args.row_state = &part.get();
-      tileloss_logprobs_options options = logprobs_options();
-      options.logit = transform;
-      cut(options.logit, s);
-      ASSERT_TRUE(runs("logprobs", TILELOSS_FORWARD, args, &options, plan_options()));
-      part.get().smoothing_weight = static_cast<double>(s.columns);
-      ASSERT_TRUE(succeeds(tileloss_row_state_merge(&merged.get(), &part.get())));
-    }
+    auto args = init<tileloss_args>();
+    args.logits = logits;
+    args.labels = labels;
+    merge_states("logprobs", args, tileloss_logprobs_options{.logit = transform}, kShards, merged, kVocab, weight_of_columns);
   }
 
   // `state`: teacher and label are there. Sums, then loss and outputs, then the gradient of every shard.
   template <class Options>
-  static void run(const char* function, const tileloss_args& all, Options options, RowStateArrays& student,
+  static void run(const char* function, const tileloss_args& all, const Options& options, RowStateArrays& student,
                   tileloss_pair_state& state) {
     std::vector<double> sums[2], part[2];
     for (int k = 0; k < 2; ++k) {
@@ -74,21 +48,15 @@ class PairShards : public testing::TestWithParam<reference::NumberFormat> {
     state.divergence = part[0].data();
     state.mean = part[1].data();
     const auto call = [&](tileloss_pass pass, const std::optional<Shard>& shard, bool wants_gradient) {
-      tileloss_args args = all;
+      tileloss_args args = pass == TILELOSS_FORWARD ? without_outputs(all) : all;
       for (tileloss_matrix* m : {&args.logits, &args.teacher_logits, &args.target_probs, &args.dlogits}) {
         *m = shard && m->dtype != TILELOSS_NONE && (wants_gradient || m != &args.dlogits) ? columns_of(*m, *shard)
                                                                                           : tileloss_matrix{};
       }
-      if (pass == TILELOSS_FORWARD) {
-        for (tileloss_vector* v :
-             {&args.loss, &args.logp, &args.lse, &args.entropy, &args.argmax, &args.correct, &args.log_sum_sq_probs,
-              &args.mean_logit, &args.divergence, &args.teacher_entropy, &args.agreement})
-          *v = {};
-      }
       args.row_state = &student.get();
       args.pair_state = &state;
-      cut(options.logit, shard.value_or(Shard{0, 0}));
-      ASSERT_TRUE(runs(function, pass, args, &options, plan_options()));
+      const Options own = of_shard(options, shard.value_or(Shard{}));
+      ASSERT_TRUE(runs(function, pass, args, &own, plan_options()));
     };
     for (const Shard& s : kShards) {
       call(TILELOSS_FORWARD, s, false);
@@ -102,23 +70,17 @@ class PairShards : public testing::TestWithParam<reference::NumberFormat> {
     for (const Shard& s : kShards) call(TILELOSS_BACKWARD, s, true);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, PairShards,
-                         testing::Values(reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16,
-                                         reference::NumberFormat::kFloat16),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, PairShards, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(PairShards, OfATeacherGiveWhatTheWholeGives) {
-  for (int divergence = 0; divergence < 7; ++divergence) {
+  for (int divergence = 0; divergence < kDivergences; ++divergence) {
     for (const int variant : {0, 1, 2, 3}) {
       for (const std::string distribution : {"normal", "confident", "offset_plus"}) {
         PairCaseSpec with;
         with.student = spec(distribution);
         with.student.extra_outputs = true;
         PairCase c(with);
-        tileloss_distillation_options o;
-        tileloss_distillation_options_init(&o);
-        o.divergence = divergence;
-        o.beta = 0.3;
+        tileloss_distillation_options o{.divergence = divergence, .beta = 0.3};
         if (variant >= 1) o.alpha.value = 0.4;
         if (variant == 2) o.logit.softcap = 30;
         if (variant == 3) {
@@ -135,8 +97,7 @@ TEST_P(PairShards, OfATeacherGiveWhatTheWholeGives) {
         transform = o.logit;
         transform.temperature.value = 0.7;
         gather(a.logits, a.labels, transform, label);
-        tileloss_pair_state state;
-        tileloss_pair_state_init(&state);
+        auto state = init<tileloss_pair_state>();
         state.teacher = &teacher.get();
         if (variant == 3) state.label = &label.get();
         run("distillation", a, o, student, state);
@@ -149,18 +110,13 @@ TEST_P(PairShards, OfATeacherGiveWhatTheWholeGives) {
 TEST_P(PairShards, OfClassProbabilitiesGiveWhatTheWholeGives) {
   for (const double smoothing : {0.0, 0.2}) {
     for (const double softcap : {0.0, 30.0}) {
-      SoftLabelSpec with;
-      with.row = spec("normal");
+      SoftLabelSpec with{.row = spec("normal")};
       with.row.class_weights = true;
       SoftLabelCase c(with);
-      tileloss_soft_cross_entropy_options o;
-      tileloss_soft_cross_entropy_options_init(&o);
-      o.label_smoothing = smoothing;
-      o.logit.softcap = softcap;
+      const tileloss_soft_cross_entropy_options o{.logit = {.softcap = softcap}, .label_smoothing = smoothing};
       RowStateArrays student(kRows);
       gather(c.args().logits, c.args().labels, o.logit, student);
-      tileloss_pair_state state;
-      tileloss_pair_state_init(&state);
+      auto state = init<tileloss_pair_state>();
       run("soft_cross_entropy", c.args(), o, student, state);
       ASSERT_TRUE(agrees(c.check(o))) << smoothing << " " << softcap;
     }
@@ -172,15 +128,12 @@ TEST(PairShardArguments, NameWhatIsWrong) {
   PairCase c({.student = {.rows = kRows, .vocab = 20}});
   RowStateArrays student(kRows), teacher(kRows);
   std::vector<double> sums(2 * kRows);
-  tileloss_pair_state state;
-  tileloss_pair_state_init(&state);
+  auto state = init<tileloss_pair_state>();
   state.rows = kRows;
   state.teacher = &teacher.get();
   state.divergence = sums.data();
   state.mean = sums.data() + kRows;
-  tileloss_distillation_options options;
-  tileloss_distillation_options_init(&options);
-  options.logit.vocab_total = 50;
+  tileloss_distillation_options options{.logit = {.vocab_total = 50}};
   tileloss_args args = c.args();
   args.dlogits = {};
   args.loss = args.logp = args.lse = {};

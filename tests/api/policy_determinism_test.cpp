@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/api/calls.h"
+#include "tests/api/shards.h"
 #include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
@@ -13,8 +13,7 @@ namespace {
 constexpr const char* kPresets[] = {"grpo", "dr_grpo", "cispo", "sapo", "gspo", "luspo", "vespo", "reinforce"};
 
 tileloss_policy_loss_options with_preset(const char* preset) {
-  tileloss_policy_loss_options options;
-  EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
+  tileloss_policy_loss_options options = policy_options(preset);
   options.epsilon_high.value = 0.3;
   options.max_length = 50;
   return options;
@@ -33,8 +32,7 @@ std::vector<unsigned char> all_outputs(PolicyCase& c) {
 }
 
 class PolicyDeterminism : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, PolicyDeterminism, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, PolicyDeterminism, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(PolicyDeterminism, ThreadsAndRowBlocksChangeNoBit) {
   for (const char* preset : kPresets) {
@@ -147,45 +145,15 @@ TEST(PolicySchedules, FewerMetricsAreTheFirstOnes) {
 // The merged states of two halves of the vocabulary, then the row stage alone, then each half's columns.
 TEST(PolicySchedules, ShardsOfTheVocabularyAgreeWithTheWhole) {
   for (const char* preset : {"grpo", "gspo", "vespo"}) {
-    constexpr std::int64_t kRows = 9, kVocab = 40, kHalf = 24;
     tileloss_policy_loss_options options = with_preset(preset);
     options.entropy_coef.value = 0.1;
-    PolicyCase c({.logits = {.rows = kRows, .vocab = kVocab}}, options);
+    PolicyCase c({.logits = {.rows = 9, .vocab = 40}}, options);
     ASSERT_TRUE(runs_policy(c, options));
     const auto whole = bytes_of(c.args().dlogits);
     const float loss = float_at(c.args().loss, 0);
-    RowStateArrays first(kRows), second(kRows);
-    tileloss_policy_loss_options shard = options;
-    shard.logit.vocab_total = kVocab;
-    const auto half = [&](std::int64_t begin, std::int64_t cols, RowStateArrays& state) {
-      tileloss_args args = c.args();
-      args.logits.data = static_cast<float*>(args.logits.data) + begin;
-      args.logits.cols = cols;
-      args.loss = args.logp = args.lse = args.metrics = {};
-      args.dlogits = {};
-      args.row_state = &state.get();
-      shard.logit.vocab_start = begin;
-      return runs("policy_loss", TILELOSS_FORWARD, args, &shard, plan_options());
-    };
-    ASSERT_TRUE(half(0, kHalf, first));
-    ASSERT_TRUE(half(kHalf, kVocab - kHalf, second));
-    ASSERT_TRUE(succeeds(tileloss_row_state_merge(&first.get(), &second.get())));
-    tileloss_args stage = c.args();
-    stage.logits = stage.dlogits = {};
-    stage.row_state = &first.get();
-    shard.logit.vocab_start = 0;
     c.reset();
-    ASSERT_TRUE(runs("policy_loss", TILELOSS_FROM_ROW_STATE, stage, &shard, plan_options()));
+    run_sharded("policy_loss", c.args(), options, {{0, 24}, {24, 16}});
     EXPECT_NEAR(float_at(c.args().loss, 0), loss, 1e-6 * std::fabs(loss)) << preset;
-    for (const auto& [begin, cols] : {std::pair<std::int64_t, std::int64_t>{0, kHalf}, {kHalf, kVocab - kHalf}}) {
-      tileloss_args args = c.args();
-      args.logits.data = static_cast<float*>(args.logits.data) + begin;
-      args.dlogits.data = static_cast<float*>(args.dlogits.data) + begin;
-      args.logits.cols = args.dlogits.cols = cols;
-      args.row_state = &first.get();
-      shard.logit.vocab_start = begin;
-      ASSERT_TRUE(runs("policy_loss", TILELOSS_BACKWARD, args, &shard, plan_options()));
-    }
     const auto merged = bytes_of(c.args().dlogits);
     for (std::size_t i = 0; i < whole.size(); i += sizeof(float)) {
       float a = 0, b = 0;

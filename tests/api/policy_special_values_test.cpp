@@ -36,8 +36,7 @@ struct Spoilt {
     advantages = {1, -1, 0.5F, 2};
   }
   testing::AssertionResult run() {
-    tileloss_args args;
-    tileloss_args_init(&args);
+    auto args = init<tileloss_args>();
     args.logits = tileloss_make_matrix(x.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
     args.dlogits = tileloss_make_matrix(dx.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
     args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kRows);
@@ -195,8 +194,7 @@ TEST(PolicySpecialLogits, ABatchWithoutSequencesReportsNoTokens) {
   float loss = 7, logit = 0;
   std::int64_t label = 0;
   std::vector<float> metrics(TILELOSS_POLICY_METRICS, 7);
-  tileloss_args args;
-  tileloss_args_init(&args);
+  auto args = init<tileloss_args>();
   args.logits = tileloss_make_matrix(&logit, TILELOSS_FLOAT32, 0, 30, 30);
   args.labels = tileloss_make_vector(&label, TILELOSS_INT64, 0);
   args.advantages = tileloss_make_vector(&logit, TILELOSS_FLOAT32, 0);

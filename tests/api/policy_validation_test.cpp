@@ -10,58 +10,24 @@
 namespace tileloss::test {
 namespace {
 
-tileloss_policy_loss_options policy_options(const char* preset = "grpo") {
-  tileloss_policy_loss_options options;
-  EXPECT_TRUE(succeeds(tileloss_options_preset("policy_loss", preset, &options, sizeof options)));
-  return options;
-}
-
 // 6 rows, 10 columns, 3 sequences by offsets.
 struct PolicyCall {
-  tileloss_policy_loss_options options = policy_options();
+  std::string function = "policy_loss";
+  tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
+  tileloss_policy_loss_options options = policy_options("grpo");
   PolicyCase data{{.logits = {.rows = 6, .vocab = 10}, .ref_logp = true, .sampler_logp = true}, options};
   tileloss_plan_options wishes = plan_options();
   std::vector<std::int64_t> offsets;
   float scalar = 0;
 
   tileloss_args& args() { return data.args(); }
-  void set_offsets(std::vector<std::int64_t> values) {
-    offsets = std::move(values);
-    args().sequence_offsets = tileloss_make_vector(offsets.data(), TILELOSS_INT64, static_cast<std::int64_t>(offsets.size()));
-  }
+  const void* given_options() const { return &options; }
   void make_batch(std::int64_t length) {
     args().sequence_offsets = {};
     args().sequence_length = length;
   }
 };
-
-struct PolicySpoiler {
-  const char* argument;
-  const char* wanted;
-  const char* given;
-  std::function<void(PolicyCall&)> spoil;
-};
-
-void expect_refusals(const std::vector<PolicySpoiler>& spoilers, When when = When::kPlan) {
-  for (const PolicySpoiler& s : spoilers) {
-    PolicyCall call;
-    const auto before = outputs_of(call.args());
-    const tileloss_args original = call.args();
-    s.spoil(call);
-    tileloss_plan plan;
-    tileloss_plan_init(&plan);
-    const Spoiler expectation{s.argument, s.wanted, s.given, {}};
-    const tileloss_status planned =
-        tileloss_make_plan("policy_loss", TILELOSS_VALUE_AND_GRAD, &call.args(), &call.options, &call.wishes, nullptr, &plan);
-    if (when == When::kPlan) {
-      EXPECT_TRUE(names(expectation, planned)) << s.argument;
-    } else {
-      ASSERT_TRUE(succeeds(planned)) << s.argument;
-      EXPECT_TRUE(names(expectation, tileloss_policy_loss_value_and_grad(&call.args(), &call.options, nullptr, nullptr)));
-    }
-    EXPECT_TRUE(same_bits(outputs_of(original), before)) << s.argument;
-  }
-}
+const auto expect_refusals = expect_refused<PolicyCall>;
 
 auto option(auto member, auto value) {
   return [=](PolicyCall& c) { c.options.*member = value; };
@@ -94,7 +60,8 @@ TEST(PolicyValidation, OptionsOutsideTheirRange) {
                    {"beta", ">= 0", "nan", number(&O::beta, std::numeric_limits<double>::quiet_NaN())},
                    {"num_items", ">= 0", "-1", number(&O::num_items, -1)},
                    {"max_length", ">= 1, or -1", "0", option(&O::max_length, 0)},
-                   {"options.reserved", "0", "another value", option(&O::reserved, 1)}});
+                   {"options.reserved", "0", "another value", option(&O::reserved, 1)}},
+                  When::kPlan);
 }
 
 TEST(PolicyValidation, CisposCapMayNotBeMissingBehindAPointerEither) {
@@ -136,10 +103,12 @@ TEST(PolicyValidation, OptionsThatExcludeEachOther) {
        {"num_items", "only the aggregations token_mean and sum", "a number",
         [](PolicyCall& c) { c.options.num_items.pointer = &c.scalar; }},
        {"max_length", "seq_mean_token_sum_norm divides by it", "none", option(&O::aggregation, TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM)},
-       {"schedule", "auto or sweeps", "stash", [](PolicyCall& c) {
+       {"schedule", "auto or sweeps", "stash",
+        [](PolicyCall& c) {
           c.options.ratio_level = TILELOSS_LEVEL_SEQUENCE;
           c.wishes.schedule = TILELOSS_SCHEDULE_STASH;
-        }}});
+        }}},
+      When::kPlan);
 }
 
 TEST(PolicyValidation, Tensors) {
@@ -177,23 +146,21 @@ TEST(PolicyValidation, Tensors) {
        {"sequence_length", "a divisor of the number of rows, 6", "4", [](PolicyCall& c) { c.make_batch(4); }},
        {"sequence_length", ">= 0", "-2", [](PolicyCall& c) { c.make_batch(-2); }},
        {"token_weights", "none: policy_loss does not take it", "a vector",
-        [](PolicyCall& c) { c.args().token_weights = c.args().old_logp; }}});
+        [](PolicyCall& c) { c.args().token_weights = c.args().old_logp; }}},
+      When::kPlan);
 }
 
 TEST(PolicyValidation, OffsetsAreReadAtTheCall) {
+  const auto offsets = [](std::int64_t first, std::int64_t third, std::int64_t last) {
+    return [=](PolicyCall& c) {
+      c.offsets = {first, 4, third, last};
+      c.args().sequence_offsets = view(c.offsets);
+    };
+  };
   expect_refusals(
-      {{"sequence_offsets[0]", "0", "1",
-        [](PolicyCall& c) {
-          c.set_offsets({1, 2, 3, 6});
-        }},
-       {"sequence_offsets[2]", ">= the one before it, 4", "3",
-        [](PolicyCall& c) {
-          c.set_offsets({0, 4, 3, 6});
-        }},
-       {"sequence_offsets[3]", "the number of rows, 6", "7",
-        [](PolicyCall& c) {
-          c.set_offsets({0, 2, 4, 7});
-        }},
+      {{"sequence_offsets[0]", "0", "1", offsets(1, 4, 6)},
+       {"sequence_offsets[2]", ">= the one before it, 4", "3", offsets(0, 3, 6)},
+       {"sequence_offsets[3]", "the number of rows, 6", "7", offsets(0, 4, 7)},
        {"sequence_offsets.data", "a pointer", "null", [](PolicyCall& c) { c.args().sequence_offsets.data = nullptr; }},
        {"metrics.data", "a pointer", "null", [](PolicyCall& c) { c.args().metrics.data = nullptr; }}},
       When::kCall);
@@ -206,17 +173,15 @@ TEST(PolicyValidation, OtherFunctionsTakeNoneOfItsTensors) {
            {"advantages", &tileloss_args::advantages},
            {"sequence_offsets", &tileloss_args::sequence_offsets},
            {"metrics", &tileloss_args::metrics}}) {
-    Call call(all_tensors());
+    Call call;
     const float value[4] = {};
     const bool is_offsets = member == &tileloss_args::sequence_offsets;
     call.args().*member = tileloss_make_vector(value, is_offsets ? TILELOSS_INT32 : TILELOSS_FLOAT32, 4);
-    EXPECT_TRUE(names({name, "none: cross_entropy does not take it", "a vector", {}},
-                      tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+    EXPECT_TRUE(names<>({name, "none: cross_entropy does not take it", "a vector"}, call.call()));
   }
-  Call call(all_tensors());
+  Call call;
   call.args().sequence_length = 2;
-  EXPECT_TRUE(names({"sequence_length", "0: cross_entropy does not take it", "2", {}},
-                    tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+  EXPECT_TRUE(names<>({"sequence_length", "0: cross_entropy does not take it", "2"}, call.call()));
 }
 
 TEST(PolicyPresets, AreKindLevelAndAggregation) {
@@ -233,12 +198,12 @@ TEST(PolicyPresets, AreKindLevelAndAggregation) {
     EXPECT_EQ(o.struct_size, sizeof o) << p.name;
   }
   tileloss_policy_loss_options o;
-  EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "grp", {}}, tileloss_options_preset("policy_loss", "grp", &o, sizeof o)));
+  EXPECT_TRUE(names<>({"preset", "one of grpo|bnpo", "grp"}, tileloss_options_preset("policy_loss", "grp", &o, sizeof o)));
   EXPECT_TRUE(
-      names({"preset", "one of grpo|bnpo", "grpo|bnpo", {}}, tileloss_options_preset("policy_loss", "grpo|bnpo", &o, sizeof o)));
-  EXPECT_TRUE(names({"preset", "one of grpo|bnpo", "", {}}, tileloss_options_preset("policy_loss", nullptr, &o, sizeof o)));
-  EXPECT_TRUE(names({"preset", "none: cross_entropy has no presets", "grpo", {}},
-                    tileloss_options_preset("cross_entropy", "grpo", &o, sizeof o)));
+      names<>({"preset", "one of grpo|bnpo", "grpo|bnpo"}, tileloss_options_preset("policy_loss", "grpo|bnpo", &o, sizeof o)));
+  EXPECT_TRUE(names<>({"preset", "one of grpo|bnpo", ""}, tileloss_options_preset("policy_loss", nullptr, &o, sizeof o)));
+  EXPECT_TRUE(names<>({"preset", "none: cross_entropy has no presets", "grpo"},
+                      tileloss_options_preset("cross_entropy", "grpo", &o, sizeof o)));
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,7 +25,7 @@ inline std::vector<Factor> common_factors() {
           {"distribution",
            {"normal", "uniform", "narrow", "wide", "offset_plus", "offset_minus", "spike_first", "spike_last", "spike_tile_edge",
             "confident"}},
-          {"valid_vocab", {"all", "fewer"}},
+          {"valid_vocab", {"all", "half"}},
           {"stride_extra", {"0", "1", "13", "64"}},
           {"misalignment", {"0", "1", "3", "31"}},
           {"flush", {"right", "left"}},
@@ -43,6 +45,35 @@ inline std::vector<Factor> common_factors() {
           {"temperature_on", {"logits", "logprob"}}};
 }
 
+// Losses that reduce the rows of a LogitsCase: what their values may be, and which exclude each other.
+inline std::vector<Factor> loss_factors() {
+  return {{"reduction", {"none", "sum", "mean"}},
+          {"loss_grad", {"absent", "scalar", "per_row", "strided", "broadcast"}},
+          {"token_weights", {"no", "yes"}},
+          {"num_items", {"absent", "1", "12.5", "4096", "0"}}};
+}
+inline std::vector<Forbidden> loss_forbidden() {
+  std::vector<Forbidden> all = {{"reduction", "none", "loss_grad", "scalar"}};
+  for (const char* reduction : {"sum", "mean"}) {
+    for (const char* upstream : {"per_row", "strided", "broadcast"})
+      all.push_back({"reduction", reduction, "loss_grad", upstream});
+  }
+  return all;
+}
+
+// `factors` with those of `more` behind them, in place of their own of the same names.
+inline std::vector<Factor> with_factors(std::vector<Factor> factors, const std::vector<Factor>& more) {
+  for (const Factor& added : more) {
+    std::erase_if(factors, [&](const Factor& f) { return std::string_view(f.name) == added.name; });
+    factors.push_back(added);
+  }
+  return factors;
+}
+inline std::vector<Factor> with_factors(std::vector<Factor> factors, const std::vector<Factor>& loss,
+                                        const std::vector<Factor>& more) {
+  return with_factors(with_factors(std::move(factors), loss), more);
+}
+
 inline Upstream upstream_named(const std::string& name) {
   if (name == "scalar") return Upstream::kScalar;
   if (name == "per_row") return Upstream::kPerRow;
@@ -51,13 +82,22 @@ inline Upstream upstream_named(const std::string& name) {
   return Upstream::kAbsent;
 }
 
+// Columns that are no padding: of a level of "valid_vocab".
+inline std::int64_t valid_of(const PairwiseSampler& s, std::int64_t vocab) {
+  const std::string level = s.level("valid_vocab");
+  if (level == "all") return -1;
+  if (level == "half") return (vocab + 1) / 2;
+  if (level == "one_fewer") return std::max<std::int64_t>(vocab - 1, 1);
+  return std::min(vocab, s.integer("valid_vocab"));
+}
+
 inline LogitsCaseSpec common_spec(const PairwiseSampler& s, NumberFormat format, std::uint64_t seed) {
   LogitsCaseSpec spec{.rows = s.integer("rows"),
                       .vocab = s.integer("vocab"),
                       .format = format,
                       .distribution = s.level("distribution"),
                       .seed = seed};
-  spec.valid_vocab = s.is("valid_vocab", "fewer") ? (spec.vocab + 1) / 2 : -1;
+  spec.valid_vocab = valid_of(s, spec.vocab);
   spec.stride_extra = s.integer("stride_extra");
   spec.misalignment = s.integer("misalignment");
   spec.flush = s.is("flush", "left") ? Flush::kLeft : Flush::kRight;
@@ -70,17 +110,40 @@ inline LogitsCaseSpec common_spec(const PairwiseSampler& s, NumberFormat format,
   return spec;
 }
 
-// `temperature` must outlive the options.
-inline void set_logit_options(const PairwiseSampler& s, const LogitsCaseSpec& spec, float& temperature,
+inline LogitsCaseSpec loss_spec(const PairwiseSampler& s, NumberFormat format, std::uint64_t seed) {
+  LogitsCaseSpec spec = common_spec(s, format, seed);
+  spec.loss_grad = upstream_named(s.level("loss_grad"));
+  spec.token_weights = s.is("token_weights", "yes");
+  spec.per_row_loss = s.is("reduction", "none");
+  return spec;
+}
+
+// Numbers that may be given behind a pointer, which have to stay where they are.
+struct Numbers {
+  float temperature = 1, teacher_temperature = 1, num_items = 1, epsilon_high = 1, beta = 0;
+};
+inline void set_number(const PairwiseSampler& s, tileloss_scalar& scalar, float& place, double value) {
+  place = static_cast<float>(value);
+  scalar = s.is("numbers_by", "pointer") ? tileloss_scalar(-1, &place) : tileloss_scalar(static_cast<double>(place));
+}
+
+// `numbers` must outlive the options.
+inline void set_logit_options(const PairwiseSampler& s, const LogitsCaseSpec& spec, Numbers& numbers,
                               tileloss_logit_options& options) {
   options.logit_scale = s.number("logit_scale");
   options.softcap = s.number("softcap");
-  temperature = static_cast<float>(s.number("temperature"));
-  options.temperature.value = static_cast<double>(temperature);
-  if (s.is("numbers_by", "pointer")) options.temperature = {-1, &temperature};
+  set_number(s, options.temperature, numbers.temperature, s.number("temperature"));
   options.temperature_on = s.is("temperature_on", "logprob") ? TILELOSS_TEMPERATURE_ON_LOGPROB : TILELOSS_TEMPERATURE_ON_LOGITS;
   options.valid_vocab = spec.valid_vocab;
   options.ignore_index = spec.ignore_index;
+}
+template <class Options>
+void set_loss_options(const PairwiseSampler& s, const LogitsCaseSpec& spec, Numbers& numbers, Options& options) {
+  set_logit_options(s, spec, numbers, options.logit);
+  options.reduction = s.is("reduction", "none")  ? TILELOSS_REDUCTION_NONE
+                      : s.is("reduction", "sum") ? TILELOSS_REDUCTION_SUM
+                                                 : TILELOSS_REDUCTION_MEAN;
+  if (!s.is("num_items", "absent")) set_number(s, options.num_items, numbers.num_items, s.number("num_items"));
 }
 
 inline tileloss_plan_options wishes_of(const PairwiseSampler& s) {
@@ -110,10 +173,19 @@ inline testing::AssertionResult run_passes(const char* function, const std::stri
   return result;
 }
 
-// A case that failed must not stop the others, but a broken kernel need not print three hundred.
-inline constexpr int kMaxFailures = 5;
-
-inline void report_coverage(const char* function, int cases, NumberFormat format, const PairwiseSampler& sampler) {
+// Some cases that cover all pairs of the factors' values; `agree` runs and judges one with this number. A case that failed does
+// not stop the others, but a broken kernel need not print three hundred.
+inline void expect_all_pairs_agree(const char* function, NumberFormat format, PairwiseSampler sampler, int cases,
+                                   const std::function<testing::AssertionResult(const PairwiseSampler&, std::uint64_t)>& agree) {
+  constexpr int kMaxFailures = 5;
+  int failures = 0;
+  for (int k = 0; k < cases && failures < kMaxFailures; ++k) {
+    sampler.next();
+    const testing::AssertionResult result = agree(sampler, static_cast<std::uint64_t>(k));
+    EXPECT_TRUE(result) << "case " << k << ": " << sampler.describe();
+    failures += result ? 0 : 1;
+  }
+  if (failures > 0) return;
   std::printf("%s %s: %d cases cover %zu of %zu pairs of options\n", function, reference::format_info(format).name, cases,
               sampler.covered(), sampler.total());
   EXPECT_EQ(sampler.covered(), sampler.total()) << "not covered: " << sampler.first_missing();

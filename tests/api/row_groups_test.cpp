@@ -37,8 +37,7 @@ struct Batch {
   static std::int64_t at(std::int64_t row) { return row / kRows * kGroupStride + row % kRows * kColumns; }
 
   tileloss_args args(float* logits, float* loss, float* dlogits) {
-    tileloss_args a;
-    tileloss_args_init(&a);
+    auto a = init<tileloss_args>();
     a.logits = tileloss_make_matrix(logits, TILELOSS_FLOAT32, kGroups * kRows, kColumns, kColumns);
     a.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, kGroups * kRows);
     a.loss = tileloss_make_vector(loss, TILELOSS_FLOAT32, 1);
@@ -59,7 +58,7 @@ TEST(RowGroups, GiveTheBitsOfRowsSideBySideAndLeaveTheRowsInBetweenAlone) {
   std::vector<float> gradient(b.sliced.size(), kUntouched), wanted(b.together.size());
   ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, b.args(b.together.data(), &wanted_loss, wanted.data()), &options,
                    plan_options()));
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  for (const tileloss_schedule schedule : kSchedules) {
     ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, b.grouped(b.sliced.data(), &loss, gradient.data()), &options,
                      with_schedule(schedule)));
     EXPECT_EQ(loss, wanted_loss);

@@ -12,8 +12,7 @@ namespace {
 using reference::NumberFormat;
 
 class RowOutputsOf : public testing::TestWithParam<NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, RowOutputsOf, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, RowOutputsOf, testing::ValuesIn(kFormats), format_name);
 
 std::int64_t argmax_of(const LogitsCase& c, std::int64_t row) {
   return static_cast<const std::int64_t*>(c.args().argmax.data)[row];
@@ -91,8 +90,7 @@ TEST_P(RowOutputsOf, TheSmoothingSumOfEqualLogits) {
     const std::int64_t top = c.labels()[0] == 100 ? 101 : 100;
     c.set_logit(0, top, 0);
     c.seal();
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.label_smoothing = 0.1;
+    const tileloss_cross_entropy_options options{.label_smoothing = 0.1};
     ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
     const double lse = std::log1p((kVocab - 1) * std::exp(level)), mean = level * (kVocab - 1) / kVocab;
     const double loss = lse - 0.9 * level - 0.1 * mean;
@@ -118,8 +116,7 @@ TEST_P(RowOutputsOf, AnOutputDoesNotDependOnWhichOthersAreAskedFor) {
         &tileloss_args::correct, &tileloss_args::log_sum_sq_probs, &tileloss_args::mean_logit}) {
     const auto expected = bytes_of(all.args().*member);
     LogitsCase one({.rows = 6, .vocab = 3000, .format = GetParam(), .ignore_prob = 0.2, .extra_outputs = true, .dlogits = false});
-    tileloss_args args;
-    tileloss_args_init(&args);
+    auto args = init<tileloss_args>();
     args.logits = one.args().logits;
     args.labels = one.args().labels;
     args.*member = one.args().*member;

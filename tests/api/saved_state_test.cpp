@@ -7,8 +7,7 @@ namespace tileloss::test {
 namespace {
 
 class SavedState : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, SavedState, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, SavedState, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(SavedState, ForwardThenBackwardAgreesLikeValueAndGrad) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
@@ -79,7 +78,7 @@ TEST_P(SavedState, LogprobsWithAnEntropyGradientNeedsTheEntropySumToo) {
 TEST_P(SavedState, ABackwardWithoutAStateSweepsForItself) {
   LogitsCase c({.rows = 5, .vocab = 2500, .format = GetParam(), .ignore_prob = 0.2, .loss = false, .row_outputs = false});
   for (const tileloss_cross_entropy_options& options : option_sets()) {
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       c.reset();
       ASSERT_TRUE(runs("cross_entropy", TILELOSS_BACKWARD, c.args(), &options, with_schedule(schedule)));
       ASSERT_TRUE(agrees(check_cross_entropy(c, options)));

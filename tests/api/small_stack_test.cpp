@@ -32,15 +32,12 @@ void on_small_stack(std::function<void()> call) {
 }
 
 class SmallStack : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, SmallStack, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, SmallStack, testing::ValuesIn(kFormats), format_name);
 
 // Large blocks, some of whose logits reach the cap.
 TEST_P(SmallStack, SoftCappedLogits) {
-  tileloss_cross_entropy_options options = cross_entropy_options();
-  options.logit.softcap = 3;
-  options.label_smoothing = 0.1;
-  for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+  const tileloss_cross_entropy_options options{.logit = {.softcap = 3}, .label_smoothing = 0.1};
+  for (const tileloss_schedule schedule : kSchedules) {
     tileloss_plan_options wishes = with_schedule(schedule);
     wishes.vocab_block = 8192;
     wishes.threads = 1;
@@ -53,8 +50,7 @@ TEST_P(SmallStack, SoftCappedLogits) {
 TEST_P(SmallStack, WithTheLmHead) {
   for (const double softcap : {0.0, 3.0}) {
     LinearCase c({.row = {.rows = 40, .vocab = 600}, .hidden = 33, .format = GetParam(), .head_format = GetParam()});
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.softcap = softcap;
+    const tileloss_cross_entropy_options options{.logit = {.softcap = softcap}};
     tileloss_plan_options wishes = plan_options();
     wishes.threads = 1;
     on_small_stack([&] { EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes)); });

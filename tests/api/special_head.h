@@ -52,8 +52,7 @@ struct SpecialHead {
   }
 
   tileloss_plan run(const tileloss_plan_options& wishes, double logit_scale) {
-    tileloss_args args;
-    tileloss_args_init(&args);
+    auto args = init<tileloss_args>();
     args.hidden = tileloss_make_matrix(hidden.data(), TILELOSS_FLOAT32, kRows, kWidth, kWidth);
     args.head = tileloss_make_matrix(head.data(), TILELOSS_FLOAT32, vocab, kWidth, kWidth);
     if (has_bias) args.bias = tileloss_make_vector(bias.data(), TILELOSS_FLOAT32, vocab);
@@ -68,11 +67,10 @@ struct SpecialHead {
       for (std::int64_t i = 0; i < 4; ++i)
         *outputs[i] = tileloss_make_vector(&more[static_cast<std::size_t>(i * kRows)], TILELOSS_FLOAT32, kRows);
     }
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.linear.compute_dtype = TILELOSS_BFLOAT16;
-    options.logit.logit_scale = logit_scale;
-    options.label_smoothing = label_smoothing;
-    options.reduction = TILELOSS_REDUCTION_SUM;
+    const tileloss_cross_entropy_options options{.logit = {.logit_scale = logit_scale},
+                                                 .linear = {.compute_dtype = TILELOSS_BFLOAT16},
+                                                 .label_smoothing = label_smoothing,
+                                                 .reduction = TILELOSS_REDUCTION_SUM};
     tileloss_plan plan;
     EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, &options, wishes, nullptr, &plan));
     return plan;

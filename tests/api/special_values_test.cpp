@@ -31,8 +31,7 @@ class SpecialValues : public testing::TestWithParam<reference::NumberFormat> {
     return c;
   }
   static Options per_row() {
-    Options options = cross_entropy_options();
-    options.reduction = TILELOSS_REDUCTION_NONE;
+    const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_NONE};
     return options;
   }
   static std::int64_t label(const LogitsCase& c) { return c.labels()[1]; }
@@ -42,7 +41,7 @@ class SpecialValues : public testing::TestWithParam<reference::NumberFormat> {
   // have without the special one.
   static void expect_agreement(LogitsCase& c, const Options& options) {
     const tileloss_matrix dlogits = c.args().dlogits;
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       c.reset();
       ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
       ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "schedule " << schedule;
@@ -63,8 +62,7 @@ class SpecialValues : public testing::TestWithParam<reference::NumberFormat> {
   }
   static float loss(const LogitsCase& c) { return float_at(c.args().loss, 1); }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, SpecialValues, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, SpecialValues, testing::ValuesIn(kFormats), format_name);
 
 std::vector<Options> transforms(const Options& base) {
   std::vector<Options> all(4, base);
@@ -276,8 +274,7 @@ TEST_P(SpecialValues, AScalarLossOfASpecialRowIsSpecial) {
       LogitsCase c({.rows = 3, .vocab = kVocab, .format = GetParam()}, LogitsCase::Open{});
       c.set_logit(1, c.labels()[1], value);
       c.seal();
-      Options options = cross_entropy_options();
-      options.reduction = reduction;
+      const tileloss_cross_entropy_options options{.reduction = reduction};
       ASSERT_TRUE(runs_value_and_grad(c, options));
       ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
     }
@@ -300,8 +297,7 @@ TEST_P(SpecialValues, LogprobsGradientsThroughSpecialRows) {
         c.set_logit(1, at_label ? c.labels()[1] : (c.labels()[1] + 61) % kVocab, value);
         c.seal();
         const tileloss_logprobs_options options = logprobs_options();
-        for (const tileloss_schedule schedule :
-             {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+        for (const tileloss_schedule schedule : kSchedules) {
           c.reset();
           ASSERT_TRUE(runs("logprobs", TILELOSS_BACKWARD, c.args(), &options, with_schedule(schedule)));
           ASSERT_TRUE(agrees(check_logprobs(c, options))) << value << " at label " << at_label << " entropy " << entropy_grad;

@@ -134,37 +134,37 @@ TEST(Validation, GradientsThatOverlapTheLogits) {
 
 TEST(Validation, RowStateFunctions) {
   RowStateArrays a(3), b(3), c(2);
-  EXPECT_TRUE(names({"into", "tileloss_row_state_init", "null", {}}, tileloss_row_state_merge(nullptr, &b.get())));
-  EXPECT_TRUE(names({"from", "tileloss_row_state_init", "null", {}}, tileloss_row_state_merge(&a.get(), nullptr)));
-  EXPECT_TRUE(names({"state", "tileloss_row_state_init", "null", {}}, tileloss_row_state_set_identity(nullptr)));
-  EXPECT_TRUE(names({"from.rows", "3", "2", {}}, tileloss_row_state_merge(&a.get(), &c.get())));
+  EXPECT_TRUE(names<>({"into", "tileloss_row_state_init", "null"}, tileloss_row_state_merge(nullptr, &b.get())));
+  EXPECT_TRUE(names<>({"from", "tileloss_row_state_init", "null"}, tileloss_row_state_merge(&a.get(), nullptr)));
+  EXPECT_TRUE(names<>({"state", "tileloss_row_state_init", "null"}, tileloss_row_state_set_identity(nullptr)));
+  EXPECT_TRUE(names<>({"from.rows", "3", "2"}, tileloss_row_state_merge(&a.get(), &c.get())));
   tileloss_row_state odd = b.get();
   odd.struct_size = 1;
-  EXPECT_TRUE(names({"from.struct_size", "init function", "1", {}}, tileloss_row_state_merge(&a.get(), &odd)));
+  EXPECT_TRUE(names<>({"from.struct_size", "init function", "1"}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.rows = -1;
-  EXPECT_TRUE(names({"from.rows", ">= 0", "-1", {}}, tileloss_row_state_merge(&a.get(), &odd)));
+  EXPECT_TRUE(names<>({"from.rows", ">= 0", "-1"}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.sum = nullptr;
-  EXPECT_TRUE(names({"from", "max, sum and target", "a null one", {}}, tileloss_row_state_merge(&a.get(), &odd)));
+  EXPECT_TRUE(names<>({"from", "max, sum and target", "a null one"}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.device_type = TILELOSS_CUDA;
-  EXPECT_TRUE(names({"state.device_type", "cpu", "1", {}}, tileloss_row_state_set_identity(&odd)));
+  EXPECT_TRUE(names<>({"state.device_type", "cpu", "1"}, tileloss_row_state_set_identity(&odd)));
 }
 
 TEST(Validation, Introspection) {
   tileloss_function_info info;
   info.struct_size = sizeof info;
-  EXPECT_TRUE(names({"index", "0 to", "-1", {}}, tileloss_get_function_info(-1, &info)));
+  EXPECT_TRUE(names<>({"index", "0 to", "-1"}, tileloss_get_function_info(-1, &info)));
   EXPECT_EQ(tileloss_get_function_info(tileloss_function_count(), &info), TILELOSS_INVALID_ARGUMENT);
-  EXPECT_TRUE(names({"info", "init function", "null", {}}, tileloss_get_function_info(0, nullptr)));
+  EXPECT_TRUE(names<>({"info", "init function", "null"}, tileloss_get_function_info(0, nullptr)));
   info.struct_size = 3;
-  EXPECT_TRUE(names({"info.struct_size", "init function", "3", {}}, tileloss_get_function_info(0, &info)));
+  EXPECT_TRUE(names<>({"info.struct_size", "init function", "3"}, tileloss_get_function_info(0, &info)));
   tileloss_cross_entropy_options options;
-  EXPECT_TRUE(names({"function", "registered", "nothing", {}}, tileloss_options_init("nothing", &options, sizeof options)));
-  EXPECT_TRUE(names({"function", "registered", "null", {}}, tileloss_options_init(nullptr, &options, sizeof options)));
-  EXPECT_TRUE(names({"options", "a pointer", "null", {}}, tileloss_options_init("cross_entropy", nullptr, sizeof options)));
-  EXPECT_TRUE(names({"options_size", "at least", "7", {}}, tileloss_options_init("cross_entropy", &options, 7)));
+  EXPECT_TRUE(names<>({"function", "registered", "nothing"}, tileloss_options_init("nothing", &options, sizeof options)));
+  EXPECT_TRUE(names<>({"function", "registered", "null"}, tileloss_options_init(nullptr, &options, sizeof options)));
+  EXPECT_TRUE(names<>({"options", "a pointer", "null"}, tileloss_options_init("cross_entropy", nullptr, sizeof options)));
+  EXPECT_TRUE(names<>({"options_size", "at least", "7"}, tileloss_options_init("cross_entropy", &options, 7)));
 }
 
 TEST(Validation, NamesOfStatusesIsasAndSchedules) {

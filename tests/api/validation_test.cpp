@@ -13,16 +13,16 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::nu
 constexpr std::int64_t kHuge = std::int64_t{1} << 61;
 
 TEST(Validation, TheCallsThatTheTestsSpoilAreValid) {
-  Call call(all_tensors());
-  EXPECT_TRUE(succeeds(tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+  Call call;
+  EXPECT_TRUE(succeeds(call.call()));
   call.make_forward();
-  EXPECT_TRUE(succeeds(tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+  EXPECT_TRUE(succeeds(call.call()));
   call.make_from_row_state();
-  EXPECT_TRUE(succeeds(tileloss_call("cross_entropy", call.pass, &call.args(), &call.options, nullptr, nullptr)));
+  EXPECT_TRUE(succeeds(call.call()));
   for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_BACKWARD}) {
-    Call logprobs(all_tensors());
+    Call logprobs;
     logprobs.make_logprobs(pass);
-    EXPECT_TRUE(succeeds(tileloss_call("logprobs", pass, &logprobs.args(), &logprobs.logprobs, nullptr, nullptr)));
+    EXPECT_TRUE(succeeds(logprobs.call()));
   }
 }
 
@@ -34,42 +34,41 @@ TEST(Validation, WhatOnlyTheLmHeadHas) {
 }
 
 TEST(Validation, OptionsOutsideTheirRange) {
-  auto& refused = expect_refused;
   const auto logit = [](auto member, auto value) { return [=](Call& c) { c.options.logit.*member = value; }; };
   using Logit = tileloss_logit_options;
-  refused({{"logit_scale", "> 0", "0", logit(&Logit::logit_scale, 0.0)},
-           {"logit_scale", "> 0", "-1", logit(&Logit::logit_scale, -1.0)},
-           {"logit_scale", "> 0", "inf", logit(&Logit::logit_scale, kInf)},
-           {"logit_scale", "> 0", "nan", logit(&Logit::logit_scale, kNan)},
-           {"softcap", ">= 0", "-0.5", logit(&Logit::softcap, -0.5)},
-           {"softcap", ">= 0", "inf", logit(&Logit::softcap, kInf)},
-           {"softcap", ">= 0", "nan", logit(&Logit::softcap, kNan)},
-           {"temperature", "> 0", "0", [](Call& c) { c.options.logit.temperature.value = 0; }},
-           {"temperature", "> 0", "-2", [](Call& c) { c.options.logit.temperature.value = -2; }},
-           {"temperature", "> 0", "nan", [](Call& c) { c.options.logit.temperature.value = kNan; }},
-           {"temperature_on", "logits|logprob", "2", logit(&Logit::temperature_on, 2)},
-           {"temperature_on", "logits|logprob", "-1", logit(&Logit::temperature_on, -1)},
-           {"valid_vocab", ">= 1, or -1", "0", logit(&Logit::valid_vocab, 0)},
-           {"valid_vocab", ">= 1, or -1", "-2", logit(&Logit::valid_vocab, -2)},
-           {"valid_vocab", "<= the logits' columns = 10", "11", logit(&Logit::valid_vocab, 11)},
-           {"vocab_start", ">= 0", "-1", logit(&Logit::vocab_start, -1)},
-           {"vocab_start", "<= vocab_total - columns = 0", "1", logit(&Logit::vocab_start, 1)},
-           {"vocab_total", ">= 1, or -1", "0", logit(&Logit::vocab_total, 0)},
-           {"vocab_start", "<= vocab_total - columns = -1", "0", logit(&Logit::vocab_total, 9)},
-           {"label_smoothing", ">= 0 and <= 1", "-0.1", [](Call& c) { c.options.label_smoothing = -0.1; }},
-           {"label_smoothing", ">= 0 and <= 1", "1.5", [](Call& c) { c.options.label_smoothing = 1.5; }},
-           {"label_smoothing", ">= 0 and <= 1", "nan", [](Call& c) { c.options.label_smoothing = kNan; }},
-           {"label_smoothing", "0 with temperature_on = logprob", "0.100000",
-            [](Call& c) {
-              c.options.label_smoothing = 0.1;
-              c.options.logit.temperature_on = TILELOSS_TEMPERATURE_ON_LOGPROB;
-            }},
-           {"z_loss", ">= 0", "-0.25", [](Call& c) { c.options.z_loss = -0.25; }},
-           {"z_loss", ">= 0", "inf", [](Call& c) { c.options.z_loss = kInf; }},
-           {"num_items", ">= 0", "-1", [](Call& c) { c.options.num_items.value = -1; }},
-           {"num_items", ">= 0", "inf", [](Call& c) { c.options.num_items.value = kInf; }},
-           {"reduction", "none|sum|mean", "3", [](Call& c) { c.options.reduction = 3; }}},
-          When::kPlan);
+  expect_refused({{"logit_scale", "> 0", "0", logit(&Logit::logit_scale, 0.0)},
+                  {"logit_scale", "> 0", "-1", logit(&Logit::logit_scale, -1.0)},
+                  {"logit_scale", "> 0", "inf", logit(&Logit::logit_scale, kInf)},
+                  {"logit_scale", "> 0", "nan", logit(&Logit::logit_scale, kNan)},
+                  {"softcap", ">= 0", "-0.5", logit(&Logit::softcap, -0.5)},
+                  {"softcap", ">= 0", "inf", logit(&Logit::softcap, kInf)},
+                  {"softcap", ">= 0", "nan", logit(&Logit::softcap, kNan)},
+                  {"temperature", "> 0", "0", [](Call& c) { c.options.logit.temperature.value = 0; }},
+                  {"temperature", "> 0", "-2", [](Call& c) { c.options.logit.temperature.value = -2; }},
+                  {"temperature", "> 0", "nan", [](Call& c) { c.options.logit.temperature.value = kNan; }},
+                  {"temperature_on", "logits|logprob", "2", logit(&Logit::temperature_on, 2)},
+                  {"temperature_on", "logits|logprob", "-1", logit(&Logit::temperature_on, -1)},
+                  {"valid_vocab", ">= 1, or -1", "0", logit(&Logit::valid_vocab, 0)},
+                  {"valid_vocab", ">= 1, or -1", "-2", logit(&Logit::valid_vocab, -2)},
+                  {"valid_vocab", "<= the logits' columns = 10", "11", logit(&Logit::valid_vocab, 11)},
+                  {"vocab_start", ">= 0", "-1", logit(&Logit::vocab_start, -1)},
+                  {"vocab_start", "<= vocab_total - columns = 0", "1", logit(&Logit::vocab_start, 1)},
+                  {"vocab_total", ">= 1, or -1", "0", logit(&Logit::vocab_total, 0)},
+                  {"vocab_start", "<= vocab_total - columns = -1", "0", logit(&Logit::vocab_total, 9)},
+                  {"label_smoothing", ">= 0 and <= 1", "-0.1", [](Call& c) { c.options.label_smoothing = -0.1; }},
+                  {"label_smoothing", ">= 0 and <= 1", "1.5", [](Call& c) { c.options.label_smoothing = 1.5; }},
+                  {"label_smoothing", ">= 0 and <= 1", "nan", [](Call& c) { c.options.label_smoothing = kNan; }},
+                  {"label_smoothing", "0 with temperature_on = logprob", "0.100000",
+                   [](Call& c) {
+                     c.options.label_smoothing = 0.1;
+                     c.options.logit.temperature_on = TILELOSS_TEMPERATURE_ON_LOGPROB;
+                   }},
+                  {"z_loss", ">= 0", "-0.25", [](Call& c) { c.options.z_loss = -0.25; }},
+                  {"z_loss", ">= 0", "inf", [](Call& c) { c.options.z_loss = kInf; }},
+                  {"num_items", ">= 0", "-1", [](Call& c) { c.options.num_items.value = -1; }},
+                  {"num_items", ">= 0", "inf", [](Call& c) { c.options.num_items.value = kInf; }},
+                  {"reduction", "none|sum|mean", "3", [](Call& c) { c.options.reduction = 3; }}},
+                 When::kPlan);
 }
 
 // Its own, and when scale, softcap and temperature are divided by one another.
@@ -124,13 +123,12 @@ TEST(Validation, FunctionPassAndStructs) {
                   {"options.struct_size", "cross_entropy's options", "0", [](Call& c) { c.options.struct_size = 0; }},
                   {"options.struct_size", "cross_entropy's options", "100000", [](Call& c) { c.options.struct_size = 100000; }}},
                  When::kPlan);
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
-  EXPECT_TRUE(names({"args", "tileloss_args_init", "null", {}},
-                    tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr, &plan)));
+  auto plan = init<tileloss_plan>();
+  EXPECT_TRUE(names<>({"args", "tileloss_args_init", "null"},
+                      tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr, &plan)));
   EXPECT_TRUE(
-      names({"function", "one of", "null", {}}, tileloss_call(nullptr, TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr)));
-  EXPECT_TRUE(names({"args", "tileloss_args_init", "null", {}}, tileloss_cross_entropy(nullptr, nullptr, nullptr, nullptr)));
+      names<>({"function", "one of", "null"}, tileloss_call(nullptr, TILELOSS_FORWARD, nullptr, nullptr, nullptr, nullptr)));
+  EXPECT_TRUE(names<>({"args", "tileloss_args_init", "null"}, tileloss_cross_entropy(nullptr, nullptr, nullptr, nullptr)));
 }
 
 TEST(Validation, Matrices) {
@@ -202,30 +200,28 @@ TEST(Validation, VectorsOfTheWrongTypeSizeStrideOrPlace) {
                            {"log_sum_sq_probs", &tileloss_args::log_sum_sq_probs, "float32", "4", true},
                            {"mean_logit", &tileloss_args::mean_logit, "float32", "4", true}};
   for (const Named& v : vectors) {
-    const std::string name = v.name, dtype = name + ".dtype", size = name + ".size", stride = name + ".stride",
-                      device = name + ".device_type";
+    const std::string name = v.name, dtype = name + ".dtype", size = name + ".size", stride = name + ".stride";
     const auto set = [&](auto member, auto value) {
       return [=, vector = v.member](Call& c) {
         if (vector == &tileloss_args::class_weights) {
-          static const float kWeights[10] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-          c.args().class_weights = tileloss_make_vector(kWeights, TILELOSS_FLOAT32, 10);
+          static const std::vector<float> weights(10, 1);
+          c.args().class_weights = view(weights);
           c.args().mean_logit = {};
         }
         c.args().*vector.*member = value;
       };
     };
-    std::vector<Spoiler> spoilers = {{dtype.c_str(), v.dtypes, "bfloat16", set(&V::dtype, TILELOSS_BFLOAT16)},
-                                     {dtype.c_str(), v.dtypes, "an unknown dtype", set(&V::dtype, -3)},
-                                     {size.c_str(), v.size, "3", set(&V::size, 3)},
-                                     {size.c_str(), v.size, "-4", set(&V::size, -4)},
-                                     {size.c_str(), v.size, "0", set(&V::size, 0)},
-                                     {stride.c_str(), ">= 0", "-1", set(&V::stride, -1)},
-                                     {device.c_str(), "device, cpu", "1", set(&V::device_type, TILELOSS_CUDA)}};
-    if (v.is_output && std::string(v.size) != "1")
-      spoilers.push_back({stride.c_str(), "not 0 for an output", "0", set(&V::stride, 0)});
+    std::vector<Spoiler> spoilers = {{dtype, v.dtypes, "bfloat16", set(&V::dtype, TILELOSS_BFLOAT16)},
+                                     {dtype, v.dtypes, "an unknown dtype", set(&V::dtype, -3)},
+                                     {size, v.size, "3", set(&V::size, 3)},
+                                     {size, v.size, "-4", set(&V::size, -4)},
+                                     {size, v.size, "0", set(&V::size, 0)},
+                                     {stride, ">= 0", "-1", set(&V::stride, -1)},
+                                     {name + ".device_type", "device, cpu", "1", set(&V::device_type, TILELOSS_CUDA)}};
+    if (v.is_output && std::string(v.size) != "1") spoilers.push_back({stride, "not 0 for an output", "0", set(&V::stride, 0)});
     if (std::string(v.size) == "4")
       spoilers.push_back({v.name, "less than 2^63 bytes", "4 * 2305843009213693952", set(&V::stride, kHuge)});
-    if (name == "class_weights") spoilers.push_back({stride.c_str(), "1", "2", set(&V::stride, 2)});
+    if (name == "class_weights") spoilers.push_back({stride, "1", "2", set(&V::stride, 2)});
     expect_refused(spoilers, When::kPlan);
   }
   expect_refused({{"labels", "an int32 or int64 vector of size 4", "none", [](Call& c) { c.args().labels = {}; }},

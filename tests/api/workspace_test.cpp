@@ -79,8 +79,7 @@ TEST(Workspace, ABudgetThatIsTooSmallIsRefusedWithBothNumbers) {
   const std::int64_t needed = plan_of(c, cross_entropy_options(), wishes).workspace_bytes;
   wishes = plan_options();
   wishes.workspace_bytes = 64;
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
+  auto plan = init<tileloss_plan>();
   EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &wishes, nullptr, &plan),
                       TILELOSS_WORKSPACE_TOO_SMALL,
                       "workspace_bytes: expected at least " + std::to_string(needed) + ", got a budget of 64"));
@@ -91,8 +90,7 @@ TEST(Workspace, TheCallersMustBeAlignedAndLargeEnough) {
   const tileloss_plan plan = plan_of(c, cross_entropy_options(), plan_options());
   const auto bytes = static_cast<std::size_t>(plan.workspace_bytes);
   void* memory = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
-  tileloss_run run;
-  tileloss_run_init(&run);
+  auto run = init<tileloss_run>();
   run.workspace = memory;
   run.workspace_bytes = bytes - 1;
   EXPECT_TRUE(
@@ -113,7 +111,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
   const tileloss_cross_entropy_options options = cross_entropy_options();
   for (const NumberFormat format : kFormats) {
     for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_VALUE_AND_GRAD, TILELOSS_BACKWARD}) {
-      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+      for (const tileloss_schedule schedule : kSchedules) {
         for (const int threads : {1, 3}) {
           LogitsCaseSpec with = spec_of_plans();
           with.format = format;
@@ -126,8 +124,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
           const tileloss_plan plan = plan_of(c, options, wishes, pass);
           ASSERT_EQ(plan.workspace_bytes % 64, 0);
           const GuardBuffer workspace(static_cast<std::size_t>(plan.workspace_bytes), Flush::kRight);
-          tileloss_run run;
-          tileloss_run_init(&run);
+          auto run = init<tileloss_run>();
           run.workspace = workspace.data();
           run.workspace_bytes = workspace.bytes();
           largest_allocation = 0;
@@ -149,8 +146,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
 
 TEST(Workspace, ANullWorkspaceIsAllocatedAndFreed) {
   LogitsCase c(spec_of_plans());
-  tileloss_run run;
-  tileloss_run_init(&run);
+  auto run = init<tileloss_run>();
   for (int repeat = 0; repeat < 3; ++repeat)
     EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), nullptr, nullptr, &run)));
   const std::size_t in_use = heap_in_use();
@@ -200,19 +196,16 @@ constexpr std::int64_t kMappedFrom = 512 * 1024, kHugePage = 2 << 20;
 void expect_planned_bytes(const char* function, tileloss_pass pass, const tileloss_args& args, const void* options,
                           tileloss_plan_options wishes, int (&kinds)[2]) {
   Bytes most;
-  tileloss_executor executor;
-  tileloss_executor_init(&executor);
+  auto executor = init<tileloss_executor>();
   executor.context = &most;
   executor.threads = 2;
   executor.parallel_for = probe;
   wishes.threads = 2;
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
+  auto plan = init<tileloss_plan>();
   ASSERT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &wishes, &executor, &plan)));
   const bool is_mapped = plan.workspace_bytes >= kMappedFrom;
   ++kinds[is_mapped ? 1 : 0];
-  tileloss_run run;
-  tileloss_run_init(&run);
+  auto run = init<tileloss_run>();
   run.executor = &executor;
   largest_allocation = 0;
   const Bytes before = Bytes::now();
@@ -254,7 +247,7 @@ TEST(LinearWorkspaceBytes, CrossEntropyTakesWhatWasPlanned) {
   int kinds[2] = {};
   for (const bool is_large : {false, true}) {
     for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_BACKWARD, TILELOSS_VALUE_AND_GRAD}) {
-      for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+      for (const tileloss_schedule schedule : kSchedules) {
         LinearCase c(linear_spec(pass, is_large));
         tileloss_plan_options wishes = with_schedule(schedule);
         wishes.row_block = is_large ? 128 : 32;

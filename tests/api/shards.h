@@ -1,0 +1,85 @@
+// A vocabulary in column shards: their states, merged, and from the merged state the outputs and each shard's gradient.
+#ifndef TILELOSS_TESTS_API_SHARDS_H_
+#define TILELOSS_TESTS_API_SHARDS_H_
+
+#include <functional>
+#include <vector>
+
+#include "tests/api/calls.h"
+
+namespace tileloss::test {
+
+struct Shard {
+  std::int64_t start, columns;
+};
+inline constexpr std::int64_t kShardRows = 12, kShardVocab = 1000;
+inline const std::vector<Shard> kUneven = {{0, 300}, {300, 37}, {337, 663}};
+
+inline tileloss_matrix columns_of(tileloss_matrix m, const Shard& s) {
+  m.data = static_cast<unsigned char*>(m.data) + s.start * m.col_stride * (m.dtype == TILELOSS_FLOAT32 ? 4 : 2);
+  m.cols = s.columns;
+  return m;
+}
+
+// The options of a shard's call; of {} those of from_row_state.
+template <class Options>
+Options of_shard(Options options, const Shard& s, std::int64_t vocab = kShardVocab) {
+  options.logit.vocab_start = s.start;
+  options.logit.vocab_total = vocab;
+  return options;
+}
+
+// Without what a shard's forward does not give or take.
+inline tileloss_args without_outputs(tileloss_args args) {
+  for (tileloss_vector* v : {&args.loss, &args.logp, &args.lse, &args.entropy, &args.argmax, &args.correct,
+                             &args.log_sum_sq_probs, &args.mean_logit, &args.divergence, &args.teacher_entropy, &args.agreement,
+                             &args.metrics, &args.logp_grad, &args.lse_grad, &args.entropy_grad, &args.mean_logit_grad})
+    *v = {};
+  args.dlogits = {};
+  return args;
+}
+
+// The states of all shards, merged in their order. `weight_of`: the sum of the class weights of a shard's columns.
+template <class Options>
+void merge_states(const char* function, const tileloss_args& all, const Options& options, const std::vector<Shard>& shards,
+                  RowStateArrays& merged, std::int64_t vocab, const std::function<double(const Shard&)>& weight_of) {
+  ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
+  for (const Shard& s : shards) {
+    RowStateArrays part(all.logits.rows);
+    tileloss_args args = without_outputs(all);
+    args.logits = columns_of(all.logits, s);
+    args.row_state = &part.get();
+    const Options own = of_shard(options, s, vocab);
+    ASSERT_TRUE(runs(function, TILELOSS_FORWARD, args, &own, plan_options()));
+    part.get().smoothing_weight = weight_of(s);
+    ASSERT_TRUE(succeeds(tileloss_row_state_merge(&merged.get(), &part.get())));
+  }
+}
+inline double weight_of_columns(const Shard& s) { return static_cast<double>(s.columns); }
+
+// All passes of a function on logits.
+template <class Options>
+void run_sharded(const char* function, const tileloss_args& all, const Options& options, const std::vector<Shard>& shards,
+                 const std::function<double(const Shard&)>& weight_of = weight_of_columns) {
+  const std::int64_t vocab = all.logits.cols;
+  RowStateArrays merged(all.logits.rows);
+  ASSERT_NO_FATAL_FAILURE(merge_states(function, all, options, shards, merged, vocab, weight_of));
+  tileloss_args args = all;
+  args.logits = args.dlogits = {};
+  args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
+  args.row_state = &merged.get();
+  const Options total = of_shard(options, {}, vocab);
+  ASSERT_TRUE(runs(function, TILELOSS_FROM_ROW_STATE, args, &total, plan_options()));
+  for (const Shard& s : shards) {
+    args = all;
+    args.logits = columns_of(all.logits, s);
+    args.dlogits = columns_of(all.dlogits, s);
+    args.row_state = &merged.get();
+    const Options own = of_shard(options, s, vocab);
+    ASSERT_TRUE(runs(function, TILELOSS_BACKWARD, args, &own, plan_options()));
+  }
+}
+
+}  // namespace tileloss::test
+
+#endif  // TILELOSS_TESTS_API_SHARDS_H_
