@@ -27,7 +27,7 @@ TEST_P(Mutants, AreAllRejected) {
       {"reduction=none", "upstream=per_row"},
       {"label_smoothing=0.1"},
       {"softcap=10"},
-      {"loss=logprobs", "upstream=per_row", "source={kind: synthetic, distribution: confident}"}};
+      {"loss=logprobs", "upstream=per_row", "source={kind: synthetic, distribution: confident}", "temperature=4"}};
   std::set<std::string> planted, named;
   for (const std::vector<std::string>& family : families) {
     const TemporaryFolder folder;
