@@ -15,8 +15,6 @@ namespace {
 
 using std::to_string;
 
-// What every saved state holds.
-constexpr std::uint32_t kSavedState = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
 constexpr int kFirstSum = 3;
 
 // A sum of the sweeps for each array of the row state beyond max, sum and target, in the same order.
@@ -37,27 +35,32 @@ std::uint32_t output_arrays(const tileloss_args& a) {
   return arrays;
 }
 
-// The first of the row outputs asked for that needs the array; null: none does.
-const char* output_that_needs(const tileloss_args& a, std::uint32_t array) {
+// The first of the row outputs asked for that needs the array, among those of `groups`, 0: all; null: none does.
+const char* output_that_needs(const tileloss_args& a, std::uint32_t array, std::uint32_t groups = 0) {
   for (const TensorSlot& slot : tensor_slots()) {
+    if (groups != 0 && (slot.groups & groups) == 0) continue;
     if (slot.role == TILELOSS_ROLE_ROW_OUTPUT && present(a, slot) && (slot.state_arrays & array) != 0) return slot.name;
   }
   return nullptr;
 }
 
-// A row state's rows and device, and that it holds `arrays`, TILELOSS_STATE_*.
-Status check_state(const Problem& p, const std::string& name, const tileloss_row_state& s, std::uint32_t arrays) {
+// A row state's rows and device, and that it holds `arrays`, TILELOSS_STATE_*, for outputs of `groups`, 0: all.
+Status check_state(const Problem& p, const std::string& name, const tileloss_row_state& s, std::uint32_t arrays,
+                   std::uint32_t groups = 0) {
   constexpr std::size_t kPrefix = std::string_view("row_state.").size();
   if (s.rows != p.rows) return expected(name + ".rows", to_string(p.rows), to_string(s.rows));
   if (Status device = check_device(p, name, device_of(s)); !device.ok()) return device;
   const std::uint32_t missing = p.rows == 0 ? 0 : arrays & ~present_arrays(s);
-  if ((missing & kSavedState) != 0) return expected(name, "max, sum and target, saved by a forward", "a null array");
-  if ((missing & TILELOSS_STATE_ENTROPY_SUM) != 0) {
+  if ((missing & kMaxSumTarget) != 0) {
+    return expected(name, std::string("max, sum and target, ") + (p.merges_shards() ? "of all shards" : "saved by a forward"),
+                    "a null array");
+  }
+  if ((missing & TILELOSS_STATE_ENTROPY_SUM) != 0 && !p.merges_shards()) {
     return expected(name + ".entropy_sum", "the array that a forward filled (entropy and its gradient need it)", "null");
   }
   for (const StateArray& array : state_arrays()) {
     if ((array.bit & missing) == 0) continue;
-    const char* const output = output_that_needs(p.args, array.bit);
+    const char* const output = output_that_needs(p.args, array.bit, groups);
     return expected(name, std::string(array.name + kPrefix) + " for " + (output != nullptr ? output : "these options"),
                     "a null array");
   }
@@ -130,11 +133,11 @@ Status resolve_target(Problem& p) {
   if (!p.has_pair_state && (p.logit.vocab_total >= 0 || p.logit.vocab_start != 0)) {
     return expected("vocab_total",
                     "-1, and vocab_start 0: " + p.loss->name + " takes no shards of the vocabulary" +
-                        (p.loss->info.target == TargetKind::kColumns ? "" : " without pair_state"),
+                        (p.loss->target() == TargetKind::kColumns ? "" : " without pair_state"),
                     to_string(p.logit.vocab_total) + " and " + to_string(p.logit.vocab_start));
   }
-  if (p.loss->info.target == TargetKind::kProbabilities) return resolve_target_probs(p);
-  if (p.loss->info.target == TargetKind::kColumns) return resolve_teacher_columns(p);
+  if (p.loss->target() == TargetKind::kProbabilities) return resolve_target_probs(p);
+  if (p.loss->target() == TargetKind::kColumns) return resolve_teacher_columns(p);
   if (p.loss->is_linear) return resolve_teacher_head(p);
   if (!present(teacher)) return expected("teacher_logits", "a matrix like the logits", "none");
   if (Status s = check_matrix(p, "teacher_logits", teacher); !s.ok()) return s;
@@ -184,7 +187,7 @@ Status resolve_matrices(Problem& p) {
   return {};
 }
 
-// A shard held against more than labels.
+// A shard whose target is not labels.
 Status resolve_shard_of_pair(Problem& p) {
   const tileloss_args& a = p.args;
   p.needs_forward = p.pass != TILELOSS_FROM_ROW_STATE;
@@ -195,28 +198,27 @@ Status resolve_shard_of_pair(Problem& p) {
   if (p.pair_state.rows != p.rows) return expected("pair_state.rows", to_string(p.rows), to_string(p.pair_state.rows));
   if (p.rows > 0 && (p.pair_state.divergence == nullptr || p.pair_state.mean == nullptr))
     return expected("pair_state", "the arrays divergence and mean", "a null one");
-  std::uint32_t arrays = 0;
+  std::uint32_t arrays = 0, teachers = 0;
   for (const TensorSlot& slot : tensor_slots()) {
     if (slot.role != TILELOSS_ROLE_ROW_OUTPUT && slot.role != TILELOSS_ROLE_OUTPUT) continue;
     if (!present(a, slot)) continue;
     if (p.pass == TILELOSS_FORWARD)
       return expected(slot.name, "none in a forward with pair_state: from_row_state gives it", "a vector");
     arrays |= slot.state_arrays;
+    if ((slot.groups & kDivergence) != 0) teachers |= slot.state_arrays;
   }
-  if (p.pass != TILELOSS_FROM_ROW_STATE) arrays = 0;
-  if (Status s = check_state(p, "row_state", p.row_state, arrays | kSavedState); !s.ok()) return s;
+  if (p.pass != TILELOSS_FROM_ROW_STATE) arrays = teachers = 0;
+  if (Status s = check_state(p, "row_state", p.row_state, arrays | kMaxSumTarget); !s.ok()) return s;
   const bool has_teacher = p.pair_state.teacher != nullptr, has_label = p.pair_state.label != nullptr;
   if (has_teacher != (p.loss->target() == TargetKind::kLogits))
     return expected("pair_state.teacher", has_teacher ? "null: there are no teacher's logits" : "the teacher's row state",
                     has_teacher ? "a row state" : "null");
   if (has_teacher) {
-    std::uint32_t read = kSavedState;
-    if (present(a.teacher_entropy)) read |= arrays & TILELOSS_STATE_ENTROPY_SUM;
-    if (present(a.agreement)) read |= arrays & TILELOSS_STATE_ARGMAX;
-    if (Status s = check_state(p, "pair_state.teacher", p.teacher_state, read); !s.ok()) return s;
+    if (Status s = check_state(p, "pair_state.teacher", p.teacher_state, teachers | kMaxSumTarget, kDivergence); !s.ok())
+      return s;
   }
   if (make_label_transform(p) && !has_label) return expected("pair_state.label", "the row state at label_temperature", "null");
-  return has_label ? check_state(p, "pair_state.label", p.label_state, kSavedState) : Status{};
+  return has_label ? check_state(p, "pair_state.label", p.label_state, kMaxSumTarget) : Status{};
 }
 
 // Which sweeps run, and what the forward must gather.
@@ -235,9 +237,8 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   p.needs_forward = !state_is_input;
   p.sums = needed;
   if (given_state) {
-    const std::uint32_t saved = state_is_input ? kSavedState : 0;
-    const std::uint32_t read = state_is_input || p.merges_shards() ? arrays_of(needed) : 0;
-    if (Status s = check_state(p, "row_state", p.row_state, saved | read); !s.ok()) return s;
+    const bool is_read = state_is_input || p.merges_shards();
+    if (Status s = check_state(p, "row_state", p.row_state, is_read ? arrays_of(needed) | kMaxSumTarget : 0); !s.ok()) return s;
     if (!state_is_input) p.sums |= sums_of(present_arrays(p.row_state));
   }
   // The smoothing sum is weighted then.
@@ -276,7 +277,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   }
   p.has_pair_state = p.args.pair_state != nullptr;
   if (p.has_pair_state) {
-    if (!p.loss->looks_twice() || p.loss->info.target == TargetKind::kColumns)
+    if (!p.loss->looks_twice() || p.loss->target() == TargetKind::kColumns)
       return expected("pair_state", std::string("none: ") + function + " does not take it", "a pair state");
     if (Status s = take_struct("pair_state", p.args.pair_state, &p.pair_state); !s.ok()) return s;
     if (Status s = take_struct("pair_state.teacher", p.pair_state.teacher, &p.teacher_state); !s.ok()) return s;
@@ -321,7 +322,7 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
   if (given == nullptr) return expected(name, "a struct from tileloss_row_state_init", "null");
   if (Status s = take_struct(name, given, whole); !s.ok()) return s;
   if (whole->rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(whole->rows));
-  if (whole->rows > 0 && (whole->max == nullptr || whole->sum == nullptr || whole->target == nullptr))
+  if (whole->rows > 0 && (kMaxSumTarget & ~present_arrays(*whole)) != 0)
     return expected(name, "the arrays max, sum and target", "a null one");
   if (find_backend(whole->device_type) == nullptr)
     return expected(std::string(name) + ".device_type", "one of " + all_devices(), to_string(whole->device_type));

@@ -17,8 +17,6 @@ constexpr std::uint32_t kWithVocabulary = kForward | kBackward | kBoth;  // pass
 constexpr std::uint32_t kWithGradient = kBackward | kBoth;
 constexpr std::uint32_t kWithValue = kForward | kBoth | kFromState;
 
-constexpr std::uint32_t kMaxSumTarget = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
-
 using A = tileloss_args;
 
 constexpr TensorSlot kSlots[] = {
@@ -115,7 +113,7 @@ std::size_t offset_of(const TensorSlot& slot) {
 std::span<const TensorSlot> tensor_slots() { return kSlots; }
 
 bool is_required(const TensorSlot& slot, std::uint32_t groups) {
-  return slot.is_required && !(slot.vector == &A::labels && (groups & kTeacher) != 0);
+  return slot.is_required && !(slot.vector == &A::labels && (groups & kOptionalLabels) != 0);
 }
 
 std::vector<tileloss_tensor> tensors_of(std::uint32_t groups) {

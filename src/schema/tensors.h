@@ -24,8 +24,8 @@ enum TensorGroups : std::uint32_t {
   kStepMetrics = 256,  // metrics
   kLosses = 512,       // loss: of functions that have one
   kFromLogits = 1024,
-  kFromHidden = 2048,  // with the LM head
-  kTeacher = 4096,     // more than labels says what is wanted of a row: they may be left out
+  kFromHidden = 2048,      // with the LM head
+  kOptionalLabels = 4096,  // the target is not labels: labels may be left out
   kTeacherLogits = 8192,
   kTeacherHead = 16384,     // with the LM heads of both
   kTeacherColumns = 32768,  // teacher_ids, teacher_logprobs
@@ -33,6 +33,9 @@ enum TensorGroups : std::uint32_t {
   kDivergence = 131072,     // what is reported of a student and a teacher
   kCoefficients = 262144,   // target_coef, prob_plus_target_coef, prob_logp_coef, uniform_coef
 };
+
+// The arrays that every saved row state holds.
+inline constexpr std::uint32_t kMaxSumTarget = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
 
 // The rule for a tensor's size; tileloss_tensor has the letters.
 enum class Shape {

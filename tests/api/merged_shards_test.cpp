@@ -161,6 +161,29 @@ TEST(MergedShards, AStatusOfTheMergeEndsTheCall) {
   EXPECT_TRUE(refused(calls.run(), TILELOSS_OUT_OF_MEMORY, "run.merge: expected TILELOSS_OK, got 3"));
 }
 
+// What the merge is made of is read, and so has to be there.
+TEST(MergedShards, StatesWithoutAnArrayThatIsMergedAreRefused) {
+  LogitsCase c({.rows = kRows, .vocab = kVocab, .extra_outputs = true});
+  const struct {
+    float* tileloss_row_state::*array;
+    const char* message;
+  } cases[] = {{&tileloss_row_state::max, "row_state: expected max, sum and target, of all shards, got a null array"},
+               {&tileloss_row_state::sum, "row_state: expected max, sum and target, of all shards, got a null array"},
+               {&tileloss_row_state::target, "row_state: expected max, sum and target, of all shards, got a null array"},
+               {&tileloss_row_state::entropy_sum, "row_state: expected entropy_sum for entropy, got a null array"}};
+  for (const auto& k : cases) {
+    RowStateArrays state(kRows);
+    state.get().*k.array = nullptr;
+    tileloss_args args = columns_alone(c.args(), {0, 300});
+    args.row_state = &state.get();
+    const tileloss_cross_entropy_options options = of_shard(cross_entropy_options(), {0, 300});
+    auto run = init<tileloss_run>();
+    run.merge = [](void* /*context*/) -> tileloss_status { return TILELOSS_OK; };
+    EXPECT_TRUE(
+        refused(tileloss_cross_entropy_value_and_grad(&args, &options, nullptr, &run), TILELOSS_INVALID_ARGUMENT, k.message));
+  }
+}
+
 TEST(MergedShards, AMergeIsForThemAlone) {
   LogitsCase c({.rows = kRows, .vocab = kVocab});
   auto run = init<tileloss_run>();

@@ -166,6 +166,18 @@ TEST(PairShardArguments, NameWhatIsWrong) {
     state = good_state;
     options = good_options;
   }
+  // Of the outputs that need the teacher's array, not the student's.
+  teacher.get().argmax = nullptr;
+  tileloss_args merged = c.args();
+  merged.logits = merged.dlogits = merged.teacher_logits = {};
+  merged.row_state = &student.get();
+  merged.pair_state = &state;
+  std::vector<std::int64_t> argmax(kRows);
+  std::vector<std::uint8_t> agreement(kRows);
+  merged.argmax = view(argmax);
+  merged.agreement = view(agreement);
+  EXPECT_TRUE(refused(tileloss_call("distillation", TILELOSS_FROM_ROW_STATE, &merged, &options, nullptr, nullptr),
+                      TILELOSS_INVALID_ARGUMENT, "pair_state.teacher: expected argmax for agreement, got a null array"));
   EXPECT_TRUE(refused(status("distillation", TILELOSS_VALUE_AND_GRAD), TILELOSS_INVALID_ARGUMENT,
                       "dlogits: expected a matrix like the logits, got none"));
   EXPECT_TRUE(refused(status("cross_entropy", TILELOSS_FORWARD), TILELOSS_INVALID_ARGUMENT,
