@@ -22,8 +22,8 @@ constexpr std::int64_t kLeastRowsAtOnce = 256;
 // most whose scratch a budget has room for: results are then the same for any number of threads.
 constexpr std::int32_t kPlannedThreads[] = {8, 4, 2, 1};
 constexpr std::int64_t kChunks[] = {2048, 1024, 512, 0};  // columns of a backward's chunk, from the fastest; 0: one tile
-constexpr std::int64_t kMostTargetRows =
-    512;  // of targets other than labels, rows whose logits are there at once: more save little
+// Of targets other than labels, rows whose logits are there at once: more save little.
+constexpr std::int64_t kMostTargetRows = 512;
 constexpr std::int64_t kWidestAmxChunk = 1536;  // with products in tile registers: wider ones are no faster
 
 std::int64_t layout_bytes(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
@@ -126,7 +126,9 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.threads = plan.cpu.threads;
   s.tile = plan.cpu.vocab_block;
   const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->looks_twice();
-  s.row_chunk = cuts_rows ? std::min(plan.cpu.row_block, p.rows) : p.rows;
+  // What waits for a second sweep over all rows is all rows'.
+  const bool is_one_sweep = !p.merges_shards() && !p.couples_rows;
+  s.row_chunk = cuts_rows && is_one_sweep ? std::min(plan.cpu.row_block, p.rows) : p.rows;
   if (p.loss->looks_twice()) set_target(p, plan, s);
   const bool keeps_all = keeps && s.row_chunk < p.rows;
   s.kept_in_words = keeps && s.compute == Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
@@ -224,7 +226,7 @@ Status too_small(std::int64_t least, const char* for_what, std::int64_t budget) 
 namespace {
 
 // Rows in chunks, whose gradients wait for dhead at once: as many as are fastest within the budget.
-Status choose_pairs(const Problem& p, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
+Status choose_some_rows(const Problem& p, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype), panel = whole_panels(*plan, 1);
   const std::int64_t sides = p.loss->target() == TargetKind::kLogits ? 2 : 1;
   const std::int64_t cap = budget > 0 ? budget : std::max(sides * logits / 2, kLeastDefaultBudget);
@@ -249,7 +251,7 @@ Status choose_pairs(const Problem& p, std::int64_t row_block, std::int64_t budge
 
 // The plan as for plan->cpu.threads, all of whose scratch it holds.
 Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
-  if (p.loss->looks_twice()) return choose_pairs(p, row_block, budget, plan);
+  if (p.loss->looks_twice()) return choose_some_rows(p, row_block, budget, plan);
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
   tileloss_plan lean = *plan;
