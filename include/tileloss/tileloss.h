@@ -367,7 +367,7 @@ typedef struct tileloss_distillation_options {
   double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
   // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
   tileloss_scalar alpha TILELOSS_DEFAULT(0);
-  // of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; not given: temperature
+  // of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; not given: temperature
   tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
   double teacher_logit_scale TILELOSS_DEFAULT(1);          // multiplies the teacher's logits; 0 is refused; >= 0; default 1
   double teacher_softcap TILELOSS_DEFAULT(0);              // as softcap, of the teacher; 0 is off; >= 0; default 0
@@ -409,7 +409,7 @@ typedef struct tileloss_sparse_distillation_options {
   double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
   // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
   tileloss_scalar alpha TILELOSS_DEFAULT(0);
-  // of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; not given: temperature
+  // of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; not given: temperature
   tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
@@ -534,7 +534,7 @@ typedef struct tileloss_args {
   tileloss_matrix teacher_ids;       // [N,K] int32, int64; distinct columns of each row, in any order; negative: none
   tileloss_matrix teacher_logprobs;  // [N,K] float32, bfloat16, float16; their log q, <= 0 but for rounding, as they are
 
-  // With distillation and soft_cross_entropy on a shard of the vocabulary, beside row_state.
+  // With distillation and soft_cross_entropy on a shard of the vocabulary, together with row_state.
   tileloss_pair_state* pair_state;
 
   // The sweeps alone: the coefficients of tileloss_backward_sweep, absent: 0. prob is held as its sum with target: at a confident

@@ -26,7 +26,7 @@ struct Problem {
   tileloss_args args{};  // as given, later members zero if the caller's struct is older
   tileloss_row_state row_state{};
   bool has_row_state = false;
-  // Of a shard held against more than labels: the states of all shards together, and where their sums are.
+  // Of a shard whose target is not labels: the states of all shards together, and where their sums are.
   tileloss_row_state teacher_state{}, label_state{};
   tileloss_pair_state pair_state{};
   bool has_pair_state = false;

@@ -113,9 +113,9 @@ TILELOSS_HOST_DEVICE inline double probability_slope(double weight, double p, do
 // A column that a sparse teacher knows.
 struct KnownColumn {
   std::int64_t column = 0;
-  double z = 0, slope = 0;                    // of the row: the transformed logit, and dz/dx
+  double z = 0, derivative = 0;               // of the row: the transformed logit, and dz/dx
   double p = 0, q = 0, log_p = 0, log_q = 0;  // as the divergence sees them
-  double dz = 0;                              // p dD/dp
+  double slope = 0;                           // p dD/dp
 };
 
 // Those of a row, and the divergence from them.
@@ -150,7 +150,7 @@ class KnownColumns {
     double divergence = 0, entropy = 0, largest = -kInfinity;
     const auto add = [&](KnownColumn& c) {
       const ClassTerm term = class_term(options.divergence, c.p, c.q, c.log_p, c.log_q);
-      c.dz = term.slope;
+      c.slope = term.slope;
       divergence += term.value;
       slope_sum_ += term.slope;
       if (c.q != 0) entropy -= c.q * c.log_q;
@@ -168,12 +168,12 @@ class KnownColumns {
   }
 
   // dD/dz of a known column.
-  TILELOSS_HOST_DEVICE double slope(const KnownColumn& c) const { return c.dz - c.p * slope_sum_; }
+  TILELOSS_HOST_DEVICE double slope(const KnownColumn& c) const { return c.slope - c.p * slope_sum_; }
   // form dD/dz of a column that is not known, over its p.
   TILELOSS_HOST_DEVICE double slope_of_others(double form) const {
     if (tail_ == Tail::kRenormalise) return 0;
     double slope = -form * slope_sum_;
-    if (tail_ == Tail::kLump && others_.p != 0) slope += form * others_.dz / others_.p;
+    if (tail_ == Tail::kLump && others_.p != 0) slope += form * others_.slope / others_.p;
     return slope;
   }
 

@@ -107,6 +107,7 @@ using TermOf = DivergenceTerm<typename A::N>;
 struct DivergenceForm {
   static constexpr bool kHasMean = true;      // whether sum_j p_j g_j may differ from 0
   static constexpr bool kHasMixture = false;  // whether it is made of m, and so of beta
+  static constexpr bool kHasShift = false;    // whether it looks at Divergence::shift
   // Whether a column is to have p and q, and log q - log p, in each other's place.
   [[gnu::always_inline]] TILELOSS_HOST_DEVICE static bool swaps() { return false; }
 };
@@ -163,6 +164,7 @@ struct JensenShannon : DivergenceForm {
 template <class A>
 struct SkewForwardKl : DivergenceForm {
   static constexpr bool kHasMixture = true;
+  static constexpr bool kHasShift = true;
   typename A::Mixture mixture;
   double rest;
   NumberOf<A> factor, shift;
@@ -232,6 +234,9 @@ TILELOSS_HOST_DEVICE inline bool has_mean(DivergenceKind kind) {
 }
 inline bool has_mixture(DivergenceKind kind) {
   return visit_divergence<Scalar>({kind}, [](const auto& form) { return form.kHasMixture; });
+}
+inline bool has_shift(DivergenceKind kind) {
+  return visit_divergence<Scalar>({kind}, [](const auto& form) { return form.kHasShift; });
 }
 
 // Of a label's column: of a confident model it is what the row's divergence is made of.

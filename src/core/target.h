@@ -12,7 +12,7 @@ namespace tileloss::impl {
 // A label, a teacher's logits, some of a teacher's columns, or class probabilities. A loss says which (LossInfo::target).
 enum class TargetKind { kLabels, kLogits, kColumns, kProbabilities };
 
-// Whether a row needs a second look at the vocabulary, once its statistics are there: of a label they say it all.
+// Whether a row needs a second look at the vocabulary, once its statistics are there: a label needs none.
 constexpr bool looks_twice(TargetKind kind) { return kind != TargetKind::kLabels; }
 
 // How the columns count that a teacher does not list: tileloss_tail.

@@ -64,7 +64,7 @@ class DistillationOf {
     if (o.alpha.pointer == nullptr) {
       if (std::string message = check_numbers(&o); !message.empty()) return message;
     }
-    if (o.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB) return "temperature_on: expected logits, got logprob";
+    if (std::string message = check_temperature_on(context); !message.empty()) return message;
     if (may_differ(o.alpha, 0) && !context.labels.are_given()) return "labels: expected a vector, as alpha is not 0, got none";
     return {};
   }

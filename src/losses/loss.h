@@ -61,6 +61,11 @@ TILELOSS_HOST_DEVICE inline double mean_scale(const tileloss_scalar& num_items, 
   return denominator == 0 ? 0 : 1 / denominator;
 }
 
+// A LossInfo::check of functions that know no temperature_on = logprob; empty: fine.
+inline std::string check_temperature_on(const LossContext& context) {
+  return context.temperature_on_logprob ? "temperature_on: expected logits, got logprob" : "";
+}
+
 // What every options struct starts with.
 struct CommonOptions {
   std::size_t struct_size;
@@ -80,7 +85,7 @@ struct LossInfo {
   bool is_loss;  // false: row outputs only, upstream gradients per row
   std::size_t options_size;
   std::span<const tileloss_field> fields;  // what follows the CommonOptions
-  std::uint32_t tensors;                   // TensorGroups that it takes, beside those that every function does
+  std::uint32_t tensors;                   // TensorGroups that it takes, besides those that every function does
   std::unique_ptr<RowStage> (*make)(const LossContext& context);
   // Checks that concern more than one option or tensor; empty: fine. May be null.
   std::string (*check)(const LossContext& context);

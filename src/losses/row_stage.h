@@ -52,7 +52,7 @@ struct LossContext;
 //   TargetOptions target_options() const   of a loss whose target is not labels
 //   prepare(steps), couple(steps, rows), finish(steps) const
 //                                   on the host: which steps run on that copy (steps.h); they alone change it and read data
-// and, on the host, as many of RowStage's other functions as it has a word to say on.
+// and, on the host, those of RowStage's other functions that it needs.
 template <class Loss>
 class HostStage final : public RowStage {
  public:

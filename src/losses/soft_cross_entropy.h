@@ -44,17 +44,12 @@ class SoftCrossEntropy {
             .fields = kSoftCrossEntropyFields,
             .tensors = kTokenWeights | kClassWeights | kLossGrad | kMask,
             .make = &make_stage<SoftCrossEntropy>,
-            .check = &check,
+            .check = &check_temperature_on,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; },
             .target = TargetKind::kProbabilities};
   }
 
  private:
-  static std::string check(const LossContext& context) {
-    const bool on_logprob = context.options_as<Options>().logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
-    return on_logprob ? "temperature_on: expected logits, got logprob" : "";
-  }
-
   LossContext context_;
   Options options_;
   double scale_ = 1;

@@ -5,8 +5,6 @@
 #ifndef TILELOSS_LOSSES_SWEEP_H_
 #define TILELOSS_LOSSES_SWEEP_H_
 
-#include <string>
-
 #include "losses/loss.h"
 
 namespace tileloss::impl {
@@ -30,16 +28,12 @@ class Sweep {
             .fields = {},
             .tensors = kCoefficients | kClassWeights,
             .make = &make_stage<Sweep>,
-            .check = &check,
+            .check = &check_temperature_on,
             .is_per_row = nullptr,
             .may_be_elsewhere = true};
   }
 
  private:
-  static std::string check(const LossContext& context) {
-    return context.temperature_on_logprob ? "temperature_on: expected logits, got logprob" : "";
-  }
-
   LossContext context_;
 };
 

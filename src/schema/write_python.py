@@ -71,8 +71,8 @@ def row_outputs(table: Table) -> str:
         if tensor.role == "row_output" and not tensor.group:
             field = f"    {tensor.name}: Tensor | None = None"
             said = f"# {tensor.dtypes.replace('uint8', 'bool')}: {tensor.doc}"
-            is_beside = len(field) + 2 + len(said) <= 100
-            text += f"{field}  {said}\n" if is_beside else f"    {said}\n{field}\n"
+            fits = len(field) + 2 + len(said) <= 100
+            text += f"{field}  {said}\n" if fits else f"    {said}\n{field}\n"
     return text
 
 

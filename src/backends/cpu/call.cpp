@@ -78,7 +78,7 @@ class Rows final : public RowVisitor {
   }
 
  private:
-  // Of a shard of the vocabulary held against more than labels a forward gives its share of the sums.
+  // Of a shard whose target is not labels a forward gives its share of the sums.
   void give(std::int64_t i, const TargetSums& sums) const {
     p_.pair_state.divergence[i] = sums.divergence;
     p_.pair_state.mean[i] = sums.mean;
@@ -210,10 +210,9 @@ class CpuCall final : public Call {
     job.class_weights = class_weights(p_);
     job.label_columns = label_columns();
     job.target = make_target(p_, *stage_);
-    job.schedule = plan_.cpu.schedule;
     job.threads = plan_.cpu.threads;
     job.row_block = plan_.cpu.row_block;
-    job.vocab_block = plan_.cpu.vocab_block;
+    job.shape = scratch_shape(p_, plan_.cpu.schedule, plan_.cpu.vocab_block);
     job.scratch = workspace_ + layout_.scratch;
     return job;
   }

@@ -82,7 +82,8 @@ def distillation(
         reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
         beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
         alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
-        label_temperature: of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; None: temperature.
+        label_temperature: of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; None:
+            temperature.
         teacher_logit_scale: multiplies the teacher's logits; 0 is refused; >= 0; default 1.
         teacher_softcap: as softcap, of the teacher; 0 is off; >= 0; default 0.
         teacher_temperature: as temperature, of the teacher; > 0; None: the student's.

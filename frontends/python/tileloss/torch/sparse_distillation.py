@@ -67,7 +67,8 @@ def sparse_distillation(
         reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
         beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
         alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
-        label_temperature: of the cross-entropy and logp, such as 1 beside a divergence at a higher one; > 0; None: temperature.
+        label_temperature: of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; None:
+            temperature.
         num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
         scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
             False.

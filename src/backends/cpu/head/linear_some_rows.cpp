@@ -126,7 +126,7 @@ SweepJob LinearWalk::sweep_job() const {
   }
   sweeps.threads = shape().threads;
   sweeps.row_block = kRowsATask;
-  sweeps.vocab_block = shape().target.scratch.vocab_block;
+  sweeps.shape = shape().target.scratch;
   sweeps.scratch = piece<std::byte>(job_.layout.scratch);
   return sweeps;
 }

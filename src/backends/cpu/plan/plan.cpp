@@ -6,6 +6,7 @@
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/sweep/driver.h"
+#include "backends/cpu/sweep/row_blocks.h"
 #include "backends/cpu/sweep/sweep_limits.h"
 #include "backends/cpu/threads/executor.h"
 
@@ -30,8 +31,6 @@ constexpr std::int64_t kMaxStashBytes = std::int64_t{3} << 20;
 constexpr std::int32_t kMaxThreads = 1024;
 // Of logits; so that no size of a workspace leaves 64 bits.
 constexpr double kMaxElements = 0x1p56;
-
-std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 bool is_both(const Problem& p) { return p.needs_forward && p.needs_backward; }
 
@@ -64,6 +63,12 @@ Status check_wishes(const tileloss_plan_options& o) {
   return {};
 }
 
+// Of the student or the teacher.
+bool has_softcap(const Problem& p) {
+  return p.logit.softcap > 0 ||
+         (p.loss->target() == TargetKind::kLogits && p.loss->info.teacher_options(p.options.data()).softcap > 0);
+}
+
 tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
   // Both rows' exps wait for their divergence, whether there is a gradient or not.
   if (p.loss->looks_twice()) return TILELOSS_SCHEDULE_STASH;
@@ -73,11 +78,6 @@ tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options&
 }
 
 }  // namespace
-
-bool has_softcap(const Problem& p) {
-  return p.logit.softcap > 0 ||
-         (p.loss->target() == TargetKind::kLogits && p.loss->info.teacher_options(p.options.data()).softcap > 0);
-}
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;

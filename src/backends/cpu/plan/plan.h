@@ -27,8 +27,6 @@ bool keeps_states(const Problem& problem, const tileloss_plan& plan);
 std::int64_t fixed_bytes(const Problem& problem, const tileloss_plan& plan);
 WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
 
-// Of the student or the teacher.
-bool has_softcap(const Problem& problem);
 ScratchShape scratch_shape(const Problem& problem, tileloss_schedule schedule, std::int64_t vocab_block);
 // Columns between two looks at a row's maximum, where the caller does not say.
 std::int64_t default_vocab_block(const Problem& problem, tileloss_isa isa);

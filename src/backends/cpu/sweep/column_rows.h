@@ -47,7 +47,7 @@ class ColumnRows : public RowWorker {
       c = {};
       c.column = id;
       c.z = job_.transform.exact_value(logit);
-      c.slope = job_.transform.derivative(logit);
+      c.derivative = job_.transform.derivative(logit);
       c.log_q = load_element(known.logprobs.storage, known.logprobs.data,
                              row * known.logprobs.row_stride + k * known.logprobs.k_stride);
       if (!is_capped()) store_element(job_.storage, copy_, id, -kInfinity);
@@ -128,7 +128,7 @@ class ColumnRows : public RowWorker {
     for (const KnownColumn& k : known_) {
       double dz = target_slope * (&k == label_ ? stats.label.one_minus_p : -std::exp((k.z - max_) * ratio - stats.label.log_sum));
       if (result.has_divergence) dz += form * known_.slope(k);
-      put(i, k.column, dz * k.slope);
+      put(i, k.column, dz * k.derivative);
     }
   }
 

@@ -10,14 +10,8 @@ namespace {
 
 template <class Worker>
 void walk(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor) {
-  const ScratchShape shape{.target = job.target.kind,
-                           .has_stash = job.schedule == TILELOSS_SCHEDULE_STASH,
-                           .columns = job.columns,
-                           .vocab_block = job.vocab_block,
-                           .has_softcap = job.transform.softcap > 0 || job.target.transform.softcap > 0,
-                           .known_columns = job.target.columns.count};
   walk_row_blocks(executor, job.threads, job.rows, job.row_block, [&](std::int64_t slot) {
-    return Worker(job, visitor, SweepScratch(job.scratch + slot * shape.bytes(), shape));
+    return Worker(job, visitor, SweepScratch(job.scratch + slot * job.shape.bytes(), job.shape));
   });
 }
 

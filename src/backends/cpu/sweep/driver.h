@@ -37,6 +37,17 @@ struct TargetInput {
   const std::int64_t* rows = nullptr;  // those of the probabilities or columns that belong to the job's; null: the same
 };
 
+// What a thread's memory is to hold.
+struct ScratchShape {
+  TargetKind target = TargetKind::kLabels;
+  bool has_stash = false;  // of a row held against its label
+  std::int64_t columns = 0, vocab_block = 0;
+  bool has_softcap = false;  // of the rows or the teacher's
+  std::int64_t known_columns = 0;
+
+  std::int64_t bytes() const;  // a multiple of 64
+};
+
 struct SweepJob {
   const KernelTable* kernels = nullptr;
   StorageType storage = kStorageFloat32;
@@ -53,22 +64,10 @@ struct SweepJob {
   const float* class_weights = nullptr;         // of column 0; null: 1
   const std::int64_t* label_columns = nullptr;  // [rows], or kIgnoredRow or kLabelElsewhere
   TargetInput target;
-  tileloss_schedule schedule = TILELOSS_SCHEDULE_SWEEPS;
   int threads = 1;
   std::int64_t row_block = 1;
-  std::int64_t vocab_block = 0;
-  std::byte* scratch = nullptr;  // ScratchShape::bytes() for each thread
-};
-
-// What a thread's memory is to hold.
-struct ScratchShape {
-  TargetKind target = TargetKind::kLabels;
-  bool has_stash = false;  // of a row held against its label
-  std::int64_t columns = 0, vocab_block = 0;
-  bool has_softcap = false;  // of the rows or the teacher's
-  std::int64_t known_columns = 0;
-
-  std::int64_t bytes() const;  // a multiple of 64
+  ScratchShape shape;
+  std::byte* scratch = nullptr;  // shape.bytes() for each thread
 };
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor);

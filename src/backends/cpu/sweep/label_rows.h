@@ -19,14 +19,14 @@ class LabelRows : public RowWorker {
       return;
     }
     ForwardRow forward = make_forward(i);
-    if (pending_ >= 0 && job_.schedule == TILELOSS_SCHEDULE_STASH) {
+    if (pending_ >= 0 && job_.shape.has_stash) {
       finish_pending(&forward);
     } else {
       job_.kernels->run[job_.storage](&forward, nullptr);
     }
     visitor_.swept(i, forward.state);
     set_pending(i, make_row_stats(forward.state));
-    if (wants_gradient() && job_.schedule != TILELOSS_SCHEDULE_STASH) finish_pending(nullptr);
+    if (wants_gradient() && !job_.shape.has_stash) finish_pending(nullptr);
   }
 
   void drain() {

@@ -17,7 +17,7 @@ class LogitsRows : public RowWorker {
     const std::byte* const teacher = target_row(i);
     const Divergence& divergence = target_.options.divergence;
     const std::optional<TargetStats> known = visitor_.known(i);
-    const bool shifts = divergence.kind == DivergenceKind::kSkewForwardKl && wants_gradient() && !known;
+    const bool shifts = has_shift(divergence.kind) && wants_gradient() && !known;
     const RowStats own = sweep_side(i, x, job_.transform, scratch_.own, shifts ? kArgmax : kNoSums);
     const RowStats other = sweep_side(i, teacher, target_.transform, scratch_.teacher);
     TargetStats stats = known ? *known : TargetStats(own);

@@ -15,11 +15,11 @@ class RowVisitor {
  public:
   virtual ~RowVisitor() = default;
   virtual void ignored(std::int64_t row) = 0;
-  // What earlier sweeps have found of the row, those over the vocabulary's other shards included; nothing: this one says it all.
+  // What earlier sweeps have found of the row, those over the vocabulary's other shards included; none: this sweep finds it.
   virtual std::optional<TargetStats> known(std::int64_t row) const = 0;
   // The state that a forward sweep has found of a row held against its label.
   virtual void swept(std::int64_t row, const RowState& state) = 0;
-  // The row stage without a word to anybody: of a target's second look that is still to come, for its coefficients.
+  // The row stage before the target's second look, for its coefficients; writes nothing.
   virtual RowResult look_ahead(std::int64_t row, const TargetStats& stats) const = 0;
   // The row stage, and the outputs, once.
   virtual RowResult visit(std::int64_t row, const TargetStats& stats) = 0;
