@@ -213,6 +213,8 @@ def one_rank_is_different() -> None:
            lambda: td.cross_entropy(shard, labels, reduction="none" if one else "sum"))  # fmt: skip
     raises(ValueError, rf"divergence: {alike} the default on rank 0 and jsd on rank {last}",
            lambda: td.distillation(shard, shard, divergence="jsd" if one else "forward_kl"))  # fmt: skip
+    raises(ValueError, rf"return_metrics: {alike} False on rank 0 and True on rank {last}",
+           lambda: td.policy_loss(shard[None], labels[None], torch.ones(1), return_metrics=one))  # fmt: skip
     raises(ValueError, rf"token_weights: {alike} torch.float32 \[13\] of checksum .* on rank {last}",
            lambda: td.cross_entropy(shard, labels, token_weights=torch.ones(N) + one))  # fmt: skip
     raises(ValueError, rf"token_weights: {alike} None on rank 0 and torch.float32",
