@@ -14,6 +14,7 @@ from tileloss import torch as tl
 from torch_problems import FUNCTIONS, LINEAR_FUNCTIONS, LOGIT_FUNCTIONS, problem
 
 V, H = 67, 16
+ROW_OUTPUTS = ", ".join(tl.RowOutputs._fields)
 Call = Callable[..., Any]
 
 
@@ -144,7 +145,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("cross_entropy", {"token_weights": torch.ones(3, 5, dtype=torch.complex64)}, TypeError, "token_weights: expected numbers"),
     ("cross_entropy", {"label_smoothing": 0.1, "temperature": 2.0, "temperature_on": "logprob"}, ValueError, "label_smoothing: "),
     ("logprobs", {"outputs": ("logp", "nope")}, ValueError, "outputs: expected names among logp, lse, "),
-    ("logprobs", {"outputs": "logp"}, ValueError, "outputs: expected names among logp, lse, "),
+    ("logprobs", {"outputs": "logp"}, ValueError, f"outputs: expected names among {ROW_OUTPUTS}, got 'logp'"),
     ("logprobs", {"outputs": ()}, ValueError, "outputs: expected"),
     ("policy_loss", {"preset": "ppo"}, ValueError, "preset: expected one of grpo"),
     ("policy_loss", {"kind": "trpo"}, ValueError, "kind: expected one of clip, cispo, sapo, vespo, reinforce, got 'trpo'"),

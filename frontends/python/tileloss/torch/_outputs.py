@@ -43,11 +43,11 @@ Rows = TypeVar("Rows", RowOutputs, DistillationRows)
 
 
 def checked_outputs(kind: type[Rows], outputs: Iterable[str]) -> tuple[str, ...]:
-    """Names of what ``kind`` holds: a list of at least one; beside a loss also none, or a name by itself."""
+    """Names of what ``kind`` holds: a list of at least one; of a loss also none, or a name by itself."""
     is_loss = kind is DistillationRows
-    if isinstance(outputs, str):
-        outputs = (outputs,) if is_loss else ()
-    names = tuple(outputs) if isinstance(outputs, Iterable) else None
+    given = (outputs,) if is_loss and isinstance(outputs, str) else outputs
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    names = tuple(given) if is_list else None
     unknown = [name for name in names or () if name not in kind._fields]
     if unknown or names is None or not (names or is_loss):
         raise ValueError(
