@@ -168,7 +168,6 @@ def _checked_target(
         return None
     if slot == "target_probs":
         check_cpu(name, tensor)
-        tensor = tensor if tensor.dtype in FLOATS else tensor.to(torch.float32)
     elif INT64 in SLOTS[slot].dtypes:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
@@ -184,7 +183,10 @@ def _checked_target(
     if slot == "teacher_logits" and tensor.dtype != student.first.dtype:
         raise TypeError(f"{name}: expected input's dtype {student.first.dtype}, got {tensor.dtype}")
     _check_shape(slot, tensor, rows, sizes)
-    return tensor.detach()
+    tensor = tensor.detach()
+    if slot == "target_probs" and tensor.dtype not in FLOATS:
+        tensor = tensor.to(torch.float32)
+    return tensor
 
 
 _SHAPES = {
