@@ -110,8 +110,13 @@ class _Rows:
         )
 
     def named(self, found: dict[str, Array | None]) -> dict[str, Array]:
-        outputs = {name: found[name] for name in self.spec.outputs}
-        return {name: x for name, x in outputs.items() if x is not None}
+        """Those of the spec, for which all that they are made of has been swept."""
+        outputs: dict[str, Array] = {}
+        for name in self.spec.outputs:
+            output = found[name]
+            assert output is not None, name
+            outputs[name] = output
+        return outputs
 
 
 class _TeacherRows(_Rows):
