@@ -314,7 +314,7 @@ def test_who_gets_xla_as_a_build_lacks_the_kernels_is_told_once(
             "reduction: expected one of none, sum, mean, got 'max'",
         ),
         (((3, 5), (3,)), {"valid_vocab": 6}, "valid_vocab: expected"),
-        (((3, 5), (3,)), {"weight": np.ones(4, np.float32)}, "class_weights"),
+        (((3, 5), (3,)), {"weight": np.ones(4, np.float32)}, r"^weight\.size: expected 5, got 4"),
         (
             ((3, 5), (3,)),
             {"weight": np.ones((5, 1), np.float32)},

@@ -26,7 +26,7 @@ def _is_primal(leaf: Any) -> bool:
 
 
 # By their names in tileloss_args, as the public functions have them.
-SHOWN = {"class_weights": "weight", "target_probs": "labels"}
+SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
 
 
 def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:

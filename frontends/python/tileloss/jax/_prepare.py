@@ -118,6 +118,7 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
         sequence_length=length,
         has_labels=labels is not None,
         outputs=() if loss in _OF_LABELS else outputs,
+        renamed=SHOWN,
     )
     valid = options.integer("valid_vocab")
     classes = vocab if valid < 0 else valid

@@ -144,13 +144,14 @@ def check(
     sequence_length: int = 0,
     has_labels: bool = True,
     outputs: Iterable[str] = (),
+    renamed: Mapping[str, str] | None = None,
 ) -> None:
     """Has the library look at a call before anything is traced further: ranges, sizes, what options must agree on.
 
     It is planned as a forward of float32 logits [rows, columns], or of a head that makes them, without data. ``vectors``: the
     sizes of the inputs besides labels, by their names in tileloss_args (mask, old_logp, advantages, class_weights, ...).
     ``target``: the shapes of what the rows are held against besides, likewise (teacher_logits, teacher_head, ...).
-    ``outputs``: of a loss, names of row outputs.
+    ``outputs``: of a loss, names of row outputs. ``renamed``: names in tileloss_args -> the caller's own, for errors.
 
     Raises:
         ValueError: as `tileloss.torch`'s: the argument, what was expected, what was given.
@@ -179,7 +180,7 @@ def check(
     status = lib.tileloss_make_plan(
         function.encoded, FORWARD, byref(args), struct, None, None, byref(plan)
     )
-    raise_on_error(status)
+    raise_on_error(status, renamed)
 
 
 def _plan_tensor(args: Args, name: str, shape: Sequence[int], columns: int) -> None:
