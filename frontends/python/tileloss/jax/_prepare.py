@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from tileloss._core.functions import PUBLIC_OPTIONS
-from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, SLOTS
+from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
+from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE
 from tileloss.jax._arguments import checked_labels, flat, flat_vectors, wrong_unless
 from tileloss.jax._devices import Leading, axes_of_rows, varying_alike
 from tileloss.jax._differentiated import SHOWN
@@ -23,11 +23,6 @@ from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax._shards import Shards
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, Sums, Target
 from tileloss.jax._target import are_columns, target_arrays
-
-# The optional arrays of a row state by their bits (tileloss_state_array in tileloss.h).
-_OPTIONAL = {3: "entropy_sum", 4: "collision_sum", 5: "smoothing_sum", 6: "argmax"}
-# The losses of labels, and the row outputs alone: the target of the other functions is more.
-_OF_LABELS = ("cross_entropy", "logprobs", "policy_loss")
 
 
 class Inputs(NamedTuple):
@@ -53,7 +48,7 @@ class Call(NamedTuple):
 
     @property
     def is_of_labels(self) -> bool:
-        return self.options.function.loss in _OF_LABELS
+        return self.options.is_of_labels
 
     @property
     def differentiable(self) -> list[str]:
@@ -117,7 +112,7 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
         target={n: x.shape for n, x in target.items()},
         sequence_length=length,
         has_labels=labels is not None,
-        outputs=() if loss in _OF_LABELS else outputs,
+        outputs=() if options.is_of_labels else outputs,
         renamed=SHOWN,
     )
     valid = options.integer("valid_vocab")
@@ -133,8 +128,9 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
     if "advantages" in vectors and leading.is_cut_within:
         places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
     spec = _spec(options, outputs, spec)._replace(columns=classes, row_axes=axes_of_rows(rows))
-    is_of_labels = loss in _OF_LABELS
-    choice = choose(names, operand, spec, Target(labels, target, None if is_of_labels else options))
+    choice = choose(
+        names, operand, spec, Target(labels, target, None if options.is_of_labels else options)
+    )
     inputs = Inputs(labels, target, vectors, options.arrays, places)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
     call = Call(options, spec, choice, classes, outputs, length)
@@ -188,9 +184,9 @@ def _outputs(options: Options, arguments: Mapping[str, Any]) -> tuple[str, ...]:
 def _spec(options: Options, outputs: tuple[str, ...], spec: Spec) -> Spec:
     """With what the sweeps are to give of each row."""
     function = options.function
-    if function.loss not in _OF_LABELS:
+    if not options.is_of_labels:
         return spec._replace(outputs=_target_outputs(options, outputs))
-    sums = _sums(options, ["entropy" if name == "metrics" else name for name in outputs])
+    sums = _sums(options, outputs)
 
     def may_be_on(name: str) -> bool:
         return name in function.options and options.may_differ(name, 0)
@@ -214,19 +210,11 @@ def _target_outputs(options: Options, outputs: tuple[str, ...]) -> tuple[str, ..
     return tuple(name for name in DistillationRows._fields if name in {*outputs, *needed})
 
 
-def _sums(options: Options, outputs: Iterable[str]) -> Sums:
-    """The optional arrays that row outputs, by name, and options need."""
-    bits = 0
-    for name in outputs:
-        bits |= SLOTS[name].state_arrays
-    for name, option in options.function.options.items():
-        absent = np.isnan(option.default)
-        if option.state_arrays and (
-            options.is_given(name) if absent else options.may_differ(name, option.default)
-        ):
-            bits |= option.state_arrays
-    sums = Sums(**{name: bool(bits >> bit & 1) for bit, name in _OPTIONAL.items()})
-    # Its field tells of what a backward needs: here the forward needs it.
-    if "label_smoothing" in options.function.options and options.plain("label_smoothing") > 0:
-        sums = sums._replace(smoothing_sum=True)
-    return sums
+def _sums(options: Options, outputs: tuple[str, ...]) -> Sums:
+    """The optional arrays of the row state that the results are made of."""
+    if options.function.is_loss:
+        given = (*options.numbers(), *options.arrays)
+        bits = bits_of_loss(options.function, given, "metrics" in outputs)
+    else:
+        bits = bits_of_outputs(outputs)
+    return Sums(*(bool(bits >> ARRAYS.index(name) & 1) for name in Sums._fields))

@@ -15,7 +15,7 @@ from jax import Array
 from tileloss._core import calls
 from tileloss._core.functions import FLAG, FUNCTIONS, Function, Struct, copied
 from tileloss._core.library import lib, raise_on_error
-from tileloss._core.slots import SLOTS, Args
+from tileloss._core.slots import ARGUMENTS, SLOTS, Args
 from tileloss._core.structs import FLOAT32, FORWARD, Plan, Scalar
 from tileloss.jax._rows.arithmetic import Number
 
@@ -56,6 +56,11 @@ class Options(NamedTuple):
     def may_differ(self, name: str, off: float) -> bool:
         """Whether it can be other than ``off``: what an array holds only the call knows."""
         return name in self.arrays or self.plain(name) != off
+
+    @property
+    def is_of_labels(self) -> bool:
+        """Whether the rows are held against labels and nothing else."""
+        return not ARGUMENTS[self.function.name].target
 
     @property
     def is_per_row(self) -> bool:
