@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tileloss.jax._sweeps import tpu
-from tileloss.jax._sweeps.operands import LmHead, Spec, Sums, Target
+from tileloss.jax._sweeps.operands import LmHead, Spec, Sums
 from tileloss.jax._sweeps.transform import LogitTransform
 from tpu_checks import SweepProblem, assert_head_agrees, head_problem, strict, use_small_blocks
 
@@ -58,7 +58,7 @@ def test_what_it_cannot_do_is_refused_in_words() -> None:
     def refusal(dtype: object, hidden: int = 8) -> str:
         given = LmHead(jnp.zeros((4, hidden), dtype), jnp.zeros((9, hidden), dtype), None)
         spec = Spec(9, head_layout="VH", compute_dtype=np.dtype("float32"))
-        return tpu.refusal(given, spec, Target(jnp.zeros(4, jnp.int32), {}))
+        return tpu.refusal(given, spec)
 
     assert refusal(jnp.float32) == ""
     assert refusal(jnp.float16) == "has no float16 (hidden, head)"

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from tileloss.jax._devices import may_be_cut, varying_alike
 from tileloss.jax._sweeps import cpu, tpu, xla, xla_head, xla_targets, xla_targets_head
-from tileloss.jax._sweeps.operands import Logits, Operand, Spec, Target
+from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
 
 class Implementation(NamedTuple):
@@ -27,7 +27,7 @@ class Implementation(NamedTuple):
     # labels, with the rows' outputs.
     value_and_grad: Callable[..., Any] | None
     # What it cannot do of a call, in words that end a sentence "implementation ...: "; "": nothing.
-    refusal: Callable[..., str]
+    refusal: Callable[[Operand, Spec], str]
 
 
 def _by_operand(name: str, of_logits: Any, of_head: Any) -> Callable[..., Any]:
@@ -41,7 +41,7 @@ def _by_operand(name: str, of_logits: Any, of_head: Any) -> Callable[..., Any]:
     return call
 
 
-def _refuses_nothing(operand: Operand, spec: Spec, target: Target) -> str:
+def _refuses_nothing(operand: Operand, spec: Spec) -> str:
     return ""
 
 
@@ -203,18 +203,17 @@ def _by_platform(
     return lax.platform_dependent(default=alike(default) if default else None, **of_platforms)
 
 
-def choose(names: tuple[str, ...], operand: Operand, spec: Spec, target: Target) -> Choice:
-    """Raises ValueError when none of ``names`` can do the call."""
+def choose(names: tuple[str, ...], operand: Operand, spec: Spec, is_of_labels: bool) -> Choice:
+    """``is_of_labels``: whether the target is labels. Raises ValueError when none of ``names`` can do the call."""
     by_platform: dict[str, Implementation] = {}
     refusals = []
-    is_of_labels = target.options is None
     table = _BY_NAME if is_of_labels else _OF_TARGETS
     may_be_whole = not is_of_labels or not may_be_cut(operand)
     for name in names:
         one = table.get(name)
         if one is None:
             refusals.append(f"{name} has no kernels of this loss")
-        elif refusal := one.refusal(operand, spec, target):
+        elif refusal := one.refusal(operand, spec):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:
             return Choice(tuple(by_platform.items()), one, may_be_whole, table["xla"])

@@ -21,7 +21,7 @@ from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options, check, resolve
 from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax._shards import Shards
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, Sums, Target
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, Sums
 from tileloss.jax._target import are_columns, target_arrays
 
 
@@ -128,9 +128,7 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
     if "advantages" in vectors and leading.is_cut_within:
         places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
     spec = _spec(options, outputs, spec)._replace(columns=classes, row_axes=axes_of_rows(rows))
-    choice = choose(
-        names, operand, spec, Target(labels, target, None if options.is_of_labels else options)
-    )
+    choice = choose(names, operand, spec, options.is_of_labels)
     inputs = Inputs(labels, target, vectors, options.arrays, places)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
     call = Call(options, spec, choice, classes, outputs, length)

@@ -63,7 +63,7 @@ def _register() -> None:
     jax.ffi.register_ffi_target(_TARGET, capsule, platform="cpu")
 
 
-def refusal(operand: Operand, spec: Spec, target: Target) -> str:
+def refusal(operand: Operand, spec: Spec) -> str:
     return missing()
 
 

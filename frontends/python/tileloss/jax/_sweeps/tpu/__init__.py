@@ -93,7 +93,7 @@ def _by_rows(sweep: Callable[..., Any], arguments: tuple[Any, ...], found: Any, 
     return jax.tree.unflatten(tree_of_found, mapped(*arrays))
 
 
-def refusal(operand: Operand, spec: Spec, target: Any) -> str:
+def refusal(operand: Operand, spec: Spec) -> str:
     """What stands in the way of a call, in words that end a sentence; "": nothing."""
     if _MISSING:
         return _MISSING
