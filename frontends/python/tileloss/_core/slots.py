@@ -40,28 +40,22 @@ class Slot(NamedTuple):
     role: int
     shape: str
     dtypes: tuple[int, ...]
-    functions: tuple[str, ...]  # from logits; fused with the LM head they take the same
     state_arrays: int  # of a row output: bits of the row state that it is made of
     offset: int
     rank: int
 
 
 def _all_slots() -> dict[str, Slot]:
-    takers: dict[str, list[str]] = {}
     infos = {}
     for function in FUNCTIONS.values():
         for info in function.info.tensors[: function.info.num_tensors]:
-            name = info.name.decode()
-            infos[name] = info
-            if function.loss not in takers.setdefault(name, []):
-                takers[name].append(function.loss)
+            infos[info.name.decode()] = info
     return {
         name: Slot(
             name,
             OPERAND if info.role == INPUT and (info.rank == 2 or name in _OPERANDS) else info.role,
             info.shape.decode(),
             tuple(dtype for dtype in _PREFERENCE if info.dtypes >> dtype & 1),
-            tuple(takers[name]),
             info.state_arrays,
             info.offset,
             info.rank,

@@ -58,7 +58,7 @@ class Call:
         self.alive: list[Any] = [scalars]
         address = None if scalars is None else scalars.data_ptr()
         self.options = functions.to_struct(self.function, names, values, address)
-        self.names, self.values = names, values
+        self.names = names
 
     def set_tensors(
         self, tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None] = ()
