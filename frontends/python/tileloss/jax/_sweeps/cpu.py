@@ -35,6 +35,7 @@ from tileloss.jax._sweeps.operands import (
     Target,
     TargetRows,
     TeacherState,
+    output_dtype,
 )
 from tileloss.jax._sweeps.transform import (
     LogitTransform,
@@ -82,16 +83,13 @@ def forward(
         found = _of_target(operand, target, spec).run(FORWARD, results)
         return Swept(dict(zip(results, found, strict=True)), _no_state(target))
     call, shape = _sweep(operand, target, transform, spec), target.labels.shape
-    names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
+    names = spec.sums.arrays
     results = {
         f"state:{name}": like(shape, jnp.int32 if name == "argmax" else jnp.float32)
         for name in names
     }
     found = call.run(FORWARD, results, first=spec.first, columns=spec.columns)
-    weight = None
-    if spec.sums.smoothing_sum:
-        weights = target.class_weights
-        weight = jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
+    weight = target.smoothing_weight(spec)
     return RowState(**dict(zip(names, found, strict=True)), smoothing_weight=weight)
 
 
@@ -270,11 +268,7 @@ def _of_target(operand: Operand, target: Target, spec: Spec) -> Call:
 
 
 def _outputs(target: Target, spec: Spec) -> dict[str, Any]:
-    shape = target.labels.shape
-    return {
-        name: like(shape, jnp.bool_ if name == "agreement" else jnp.float32)
-        for name in spec.outputs
-    }
+    return {name: like(target.labels.shape, output_dtype(name)) for name in spec.outputs}
 
 
 def _no_state(target: Target) -> TeacherState | tuple[()]:

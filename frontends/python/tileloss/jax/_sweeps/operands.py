@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -60,6 +61,13 @@ class Target(NamedTuple):
     def class_weights(self) -> Array | None:
         return self.arrays.get("class_weights")
 
+    def smoothing_weight(self, spec: Spec) -> Array | None:
+        """The row state's, of the columns that ``spec`` names."""
+        if not spec.sums.smoothing_sum:
+            return None
+        weights = self.class_weights
+        return jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
+
 
 class Sums(NamedTuple):
     """Which optional arrays of the row state a forward sweep gathers."""
@@ -68,6 +76,12 @@ class Sums(NamedTuple):
     collision_sum: bool = False
     smoothing_sum: bool = False
     argmax: bool = False
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of the row state's arrays with these among them."""
+        asked = (name for name, is_asked in self._asdict().items() if is_asked)
+        return "max", "sum", "target", *asked
 
 
 class Spec(NamedTuple):
@@ -98,6 +112,11 @@ class BackwardRows(NamedTuple):
     log_sum: Array  # log p_j = (z_j - state.max) - log_sum
     coefficients: RowCoefficients  # 0 where not used, NaN where the label is wrong
     at_label: Array  # dL/dz at the label, which has its own rounding rule
+
+
+def output_dtype(name: str) -> DTypeLike:
+    """Of a row output where the target is not labels."""
+    return jnp.bool_ if name == "agreement" else jnp.float32
 
 
 class Swept(NamedTuple):

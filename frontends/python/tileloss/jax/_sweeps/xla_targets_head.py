@@ -15,7 +15,15 @@ from jax import Array
 
 from tileloss.jax._devices import varying_alike
 from tileloss.jax._sweeps import xla_targets
-from tileloss.jax._sweeps.operands import LmHead, Logits, Spec, Swept, Target, TargetRows
+from tileloss.jax._sweeps.operands import (
+    LmHead,
+    Logits,
+    Spec,
+    Swept,
+    Target,
+    TargetRows,
+    output_dtype,
+)
 from tileloss.jax._sweeps.transform import LogitTransform
 from tileloss.jax._sweeps.xla import over_tiles, stored, tile
 from tileloss.jax._sweeps.xla_head import as_seen, logits_of, product
@@ -123,10 +131,7 @@ class _Heads:
 
 
 def _no_outputs(labels: Array, spec: Spec) -> Outputs:
-    outputs = {
-        name: jnp.zeros(labels.shape, jnp.bool_ if name == "agreement" else jnp.float32)
-        for name in spec.outputs
-    }
+    outputs = {name: jnp.zeros(labels.shape, output_dtype(name)) for name in spec.outputs}
     outputs, _ = varying_alike((outputs, labels))
     return outputs
 

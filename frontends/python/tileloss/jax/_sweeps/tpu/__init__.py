@@ -38,13 +38,9 @@ def forward(operand: Operand, target: Target, transform: LogitTransform, spec: S
         state: RowState = of(operand, target, scale, spec)
         return state._replace(smoothing_weight=None)
 
-    names = ("max", "sum", "target", *(n for n, wanted in spec.sums._asdict().items() if wanted))
-    found: Any = RowState(**dict.fromkeys(names, True))  # type: ignore[arg-type]
+    found: Any = RowState(**dict.fromkeys(spec.sums.arrays, True))  # type: ignore[arg-type]
     state: RowState = _by_rows(sweep, (operand, target, None, transform), found, spec)
-    weight, weights = None, target.class_weights
-    if spec.sums.smoothing_sum:
-        weight = jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
-    return state._replace(smoothing_weight=weight)
+    return state._replace(smoothing_weight=target.smoothing_weight(spec))
 
 
 def backward(
