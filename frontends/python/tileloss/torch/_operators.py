@@ -151,8 +151,6 @@ class Operators:
 
     def _new_gradients(self, inputs: Sequence[Any]) -> list[Tensor | None]:
         """Of the matrices; None: not asked for."""
-        if not self.is_linear:
-            return [new_gradient(inputs[0], "dlogits")]
         asked = inputs[-1].split(",")
         return [
             new_gradient(matrix, name) if name in asked and matrix is not None else None
