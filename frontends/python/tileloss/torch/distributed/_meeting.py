@@ -80,6 +80,15 @@ def gather(tensor: Tensor, group: Group, count: int) -> Tensor:
     return gathered
 
 
+def gather_unless_failed(mine: Tensor, failure: Exception | None, group: Group) -> Tensor:
+    """[count, n]: every rank's ``mine`` [n + 1] but the last number, with which travels whether the rank has failed. Every rank
+    raises if one comes with a ``failure``."""
+    mine[-1] = failure is not None
+    everyone = gather(mine, group, ranks_of(group)[1])
+    raise_together(failure, everyone[:, -1].tolist(), group)
+    return everyone[:, :-1]
+
+
 def _shared(mine: Any, group: Group, count: int) -> list[Any]:
     """Every rank's ``mine``, a small object: on the way to an error alone."""
     found: list[Any] = [None] * count

@@ -18,7 +18,7 @@ from tileloss._core import row_states
 from tileloss._core.structs import FORWARD, FROM_ROW_STATE, PairState, RowState
 from tileloss.torch._call import CPU, Call
 from tileloss.torch._operators import OPERATORS
-from tileloss.torch.distributed._meeting import Group, gather, raise_together, ranks_of
+from tileloss.torch.distributed._meeting import Group, gather, gather_unless_failed, ranks_of
 from tileloss.torch.distributed._request import Operands, Request
 from tileloss.torch.distributed._shards import Piece
 
@@ -57,7 +57,7 @@ class Exchange:
         rows = given.labels.numel()
         most = max(map(len, request.shards.pieces))
         self._shape = (most, len(row_states.float_arrays(bits)), rows)
-        # The last number says that this rank has failed.
+        # One more, for `gather_unless_failed`.
         self._buffer = torch.zeros(prod(self._shape) + 1, dtype=torch.float32, device=CPU)
         width = rows if row_states.has_argmax(bits) else 0
         argmax = torch.zeros((most, width), dtype=torch.int64, device=CPU)
@@ -65,16 +65,14 @@ class Exchange:
 
     def collect(self, failure: Exception | None = None) -> list[tuple[State, Piece]]:
         """The states of all pieces, in the order of the vocabulary. Every rank raises if one comes with a ``failure``."""
-        self._buffer[-1] = failure is not None
-        buffers = gather(self._buffer, self._group, self._count)
-        raise_together(failure, buffers[:, -1].tolist(), self._group)
+        floats = gather_unless_failed(self._buffer, failure, self._group)
         argmax = self.own.argmax
         argmaxes = (
             gather(argmax, self._group, self._count)
             if argmax.numel()
             else argmax.expand(self._count, *argmax.shape)
         )
-        states = State(buffers[:, :-1].view(self._count, *self._shape), argmaxes)
+        states = State(floats.view(self._count, *self._shape), argmaxes)
         return [
             (states.of((rank, number)), piece)
             for rank, number, piece in self._request.shards.in_order()
@@ -137,7 +135,7 @@ def summed(
     shards, (rank, count) = request.shards, ranks_of(group)
     pieces, rows = shards.pieces[rank], given.labels.numel()
     most = max(map(len, shards.pieces))
-    # The last number says that this rank has failed.
+    # One more, for `gather_unless_failed`.
     buffer = torch.zeros(most * 2 * rows + 1, dtype=torch.float64, device=CPU)
     own = buffer[:-1].view(most, 2, rows)
     failure = None
@@ -148,10 +146,7 @@ def summed(
             call.run(FORWARD, request.workspace_bytes)
     except Exception as error:
         failure = error
-    buffer[-1] = failure is not None
-    everyone = gather(buffer, group, count)
-    raise_together(failure, everyone[:, -1].tolist(), group)
-    parts = everyone[:, :-1].view(count, most, 2, rows)
+    parts = gather_unless_failed(buffer, failure, group).view(count, most, 2, rows)
     total = torch.zeros(2, rows, dtype=torch.float64, device=CPU)
     for of_rank, number, _ in shards.in_order():
         total += parts[of_rank, number]
