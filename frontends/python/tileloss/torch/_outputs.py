@@ -64,5 +64,19 @@ def rows_of(kind: type[Rows], results: Mapping[str, Tensor], names: tuple[str, .
     )
 
 
-def metrics_of(function: str, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return dict(zip(FUNCTIONS[function].metrics, results["metrics"].unbind(), strict=True))
+def with_rows(
+    results: Mapping[str, Tensor], names: tuple[str, ...]
+) -> Tensor | tuple[Tensor, DistillationRows]:
+    """A loss; with the row outputs ``names``, where there are any."""
+    loss = results["loss"]
+    return (loss, rows_of(DistillationRows, results, names)) if names else loss
+
+
+def with_metrics(
+    function: str, results: Mapping[str, Tensor], wants_metrics: bool
+) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    """A loss; with the metrics by name, where they are asked for."""
+    loss = results["loss"]
+    if not wants_metrics:
+        return loss
+    return loss, dict(zip(FUNCTIONS[function].metrics, results["metrics"].unbind(), strict=True))

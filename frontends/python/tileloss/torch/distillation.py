@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import Student, Value, checked_head, checked_logits
-from tileloss.torch._outputs import DistillationRows, checked_outputs, rows_of
+from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 
 Number = float | Tensor
 
@@ -236,6 +236,4 @@ def loss_and_rows(
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     names = checked_outputs(DistillationRows, outputs)
     results = results_of(function, student, tensors, given, outputs=names, **how)
-    return (
-        (results["loss"], rows_of(DistillationRows, results, names)) if names else results["loss"]
-    )
+    return with_rows(results, names)

@@ -16,7 +16,7 @@ from tileloss.torch._arguments import (
     checked_logits,
     may_have_shape,
 )
-from tileloss.torch._outputs import metrics_of
+from tileloss.torch._outputs import with_metrics
 
 Number = float | Tensor
 
@@ -468,6 +468,4 @@ def _policy_loss(
         outputs=("metrics",) if return_metrics else (),
         **how,
     )
-    return (
-        (results["loss"], metrics_of("policy_loss", results)) if return_metrics else results["loss"]
-    )
+    return with_metrics("policy_loss", results, return_metrics)

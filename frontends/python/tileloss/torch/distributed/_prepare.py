@@ -50,7 +50,7 @@ class Given(NamedTuple):
     vocab_start: int | None
     options: Callable[[], Mapping[str, Value]]  # called where a refusal reaches every rank
     preset: str | None = None
-    outputs: Iterable[str] | None = None  # names of row outputs; None: there are none to ask for
+    outputs: Any = None  # names of row outputs; None: there are none to ask for
     wants_metrics: bool = False
     mean_of_shard: bool = False
     inplace_backward: bool = False

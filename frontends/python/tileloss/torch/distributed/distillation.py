@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tileloss.torch._arguments import Value
-from tileloss.torch._outputs import DistillationRows, checked_outputs, rows_of
+from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 from tileloss.torch.distributed._prepare import Given, call, names_of
 
 Group = dist.ProcessGroup | None
@@ -193,8 +193,4 @@ def linear_distillation(
 
 
 def _results(given: Given) -> Tensor | tuple[Tensor, DistillationRows]:
-    results = call(given)
-    names = checked_outputs(DistillationRows, given.outputs or ())
-    return (
-        (results["loss"], rows_of(DistillationRows, results, names)) if names else results["loss"]
-    )
+    return with_rows(call(given), checked_outputs(DistillationRows, given.outputs or ()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -215,10 +214,10 @@ def logprobs(
         group,
         vocab_start,
         lambda: options,
-        outputs=(names := names_of(outputs)),
+        outputs=names_of(outputs),
         inplace_backward=inplace_backward,
     )
-    return _rows(given, names)
+    return _rows(given)
 
 
 def linear_logprobs(
@@ -259,15 +258,15 @@ def linear_logprobs(
         group,
         vocab_start,
         lambda: options,
-        outputs=(names := names_of(outputs)),
+        outputs=names_of(outputs),
         linear_weight=linear_weight,
         linear_bias=linear_bias,
         compute_dtype=compute_dtype,
         workspace_bytes=workspace_bytes,
         is_linear=True,
     )
-    return _rows(given, names)
+    return _rows(given)
 
 
-def _rows(given: Given, names: Any) -> RowOutputs:
-    return rows_of(RowOutputs, call(given), checked_outputs(RowOutputs, names))
+def _rows(given: Given) -> RowOutputs:
+    return rows_of(RowOutputs, call(given), checked_outputs(RowOutputs, given.outputs))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tileloss.torch._arguments import Value
-from tileloss.torch._outputs import metrics_of
+from tileloss.torch._outputs import with_metrics
 from tileloss.torch.distributed._prepare import Given, call
 from tileloss.torch.distributed.functions import Group, Number
 from tileloss.torch.policy import policy_options
@@ -140,7 +140,7 @@ def policy_loss(
         wants_metrics=return_metrics,
         inplace_backward=inplace_backward,
     )
-    return _policy(given)
+    return with_metrics("policy_loss", call(given), given.wants_metrics)
 
 
 def linear_policy_loss(
@@ -272,10 +272,4 @@ def linear_policy_loss(
         grad_in_forward=grad_in_forward,
         is_linear=True,
     )
-    return _policy(given)
-
-
-def _policy(given: Given) -> Any:
-    results = call(given)
-    loss = results["loss"]
-    return (loss, metrics_of("policy_loss", results)) if given.wants_metrics else loss
+    return with_metrics("policy_loss", call(given), given.wants_metrics)
