@@ -32,6 +32,7 @@ from tileloss.jax._sweeps.tpu.rows import (
     merged,
     padded,
     state_shape,
+    tiles_of,
 )
 from tileloss.jax._sweeps.tpu.tiles import (
     LANES,
@@ -99,7 +100,7 @@ def forward(
     if not rows or not spec.columns:
         return empty_state(rows, spec.sums)
     blocks = blocks or blocks_for(call_of("head_forward", operand, spec))
-    cut = Cut(blocks, _tiles(blocks, spec, spec.columns), rows)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), rows)
     weights = target.class_weights if spec.sums.smoothing_sum else None
     (state,) = cut.run(
         partial(_head_forward, products=_products(spec)),
@@ -168,7 +169,7 @@ def _run_dhidden(
     assert hidden is not None
     blocks = blocks or blocks_for(call_of("head_dhidden", operand, spec))
     count, width = hidden.shape
-    cut = Cut(blocks, _tiles(blocks, spec, spec.columns), count)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), count)
     shape = shaped((count, width), spec.dhidden_dtype or hidden.dtype)
     (dhidden,) = cut.run(
         partial(_head_dhidden, products=_products(spec)),
@@ -232,7 +233,7 @@ def _run_dhead(
     assert hidden is not None and head is not None
     blocks = blocks or blocks_for(call_of("head_dhead", operand, spec))
     width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
-    cut = Cut(blocks, _tiles(blocks, spec, vocab), hidden.shape[0], rows_axis=1)
+    cut = Cut(blocks, tiles_of(blocks, spec, vocab), hidden.shape[0], rows_axis=1)
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), wanted)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
@@ -337,10 +338,6 @@ def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
     cut = partial(lax.slice_in_dim, start_index=spec.first, limit_index=spec.first + spec.columns)
     head = cut(head, axis=spec.head_layout.index("V"))
     return LmHead(hidden, head, None if bias is None else cut(bias))
-
-
-def _tiles(blocks: Blocks, spec: Spec, columns: int) -> Tiles:
-    return Tiles(spec.columns, blocks.columns, pl.cdiv(columns, blocks.columns))
 
 
 def _of_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:

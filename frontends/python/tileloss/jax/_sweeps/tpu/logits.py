@@ -17,7 +17,14 @@ from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import BackwardRows, Logits, Spec, Target
 from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for
 from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
-from tileloss.jax._sweeps.tpu.rows import Cut, empty_state, gradient_rows, merged, state_shape
+from tileloss.jax._sweeps.tpu.rows import (
+    Cut,
+    empty_state,
+    gradient_rows,
+    merged,
+    state_shape,
+    tiles_of,
+)
 from tileloss.jax._sweeps.tpu.tiles import (
     LANES,
     Columns,
@@ -48,8 +55,7 @@ def forward(
     if not rows or not spec.columns:
         return empty_state(rows, spec.sums)
     blocks = blocks or blocks_for(call_of("logits_forward", operand, spec))
-    tiles = Tiles(spec.columns, blocks.columns, pl.cdiv(spec.columns, blocks.columns))
-    cut = Cut(blocks, tiles, rows)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), rows)
     weights = target.class_weights if spec.sums.smoothing_sum else None
     (state,) = cut.run(
         partial(_logits_forward),
@@ -111,8 +117,7 @@ def backward(
     if not x.size:
         return operand
     blocks = blocks or blocks_for(call_of("logits_backward", operand, spec))
-    tiles = Tiles(spec.columns, blocks.columns, pl.cdiv(x.shape[1], blocks.columns))
-    cut = Cut(blocks, tiles, x.shape[0])
+    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), x.shape[0])
     (dx,) = cut.run(
         partial(_logits_backward),
         (Blocked(x, blocks, _of_tile),),

@@ -94,6 +94,11 @@ def tile_transform(transform: LogitTransform) -> tuple[TileTransform, Array | No
     return TileTransform(float(scale), slope), None
 
 
+def tiles_of(blocks: Blocks, spec: Spec, columns: int) -> Tiles:
+    """Tiles as wide as a block over ``columns`` columns, of which those that ``spec`` names count."""
+    return Tiles(spec.columns, blocks.columns, pl.cdiv(columns, blocks.columns))
+
+
 def padded(x: Array, size: int, otherwise: Any = 0) -> Array:
     """[N, ...] with more rows, of ``otherwise``, up to a multiple of ``size``."""
     missing = -x.shape[0] % size
