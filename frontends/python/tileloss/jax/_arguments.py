@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from tileloss._core.slots import SLOTS
 from tileloss.jax._devices import Leading
-from tileloss.jax._rows.inputs import is_used
+from tileloss.jax._rows.inputs import is_used, wide
 from tileloss.jax._rows.options import Options
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
@@ -126,8 +126,7 @@ def wrong_unless(are_right: list[Array], labels: Array, options: Options) -> Arr
     """The labels [N]; one that is no class in place of each that counts where not all of ``are_right``, bool [] or [N], are."""
     if not are_right:
         return labels
-    if labels.dtype.itemsize < 4:
-        labels = labels.astype(jnp.int32)
+    labels = wide(labels)
     limits, ignored = np.iinfo(labels.dtype), options.integer("ignore_index")
     wrong = next(x for x in (-1, -2, limits.max, limits.max - 1) if limits.min <= x != ignored)
     is_wrong = is_used(labels, options) & ~reduce(and_, are_right)

@@ -11,6 +11,7 @@ from jax import Array
 from tileloss._core.functions import Function
 from tileloss.jax._arguments import compute_dtype, floats
 from tileloss.jax._devices import Leading
+from tileloss.jax._rows.inputs import wide
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
 
 Arrays = dict[str, Array]
@@ -42,7 +43,7 @@ def are_columns(arrays: Arrays, columns: int) -> list[Array]:
     there twice, nor has a log q above 0 by more than rounding."""
     if "teacher_ids" not in arrays:
         return []
-    ids, log_q = _wide(arrays["teacher_ids"]), arrays["teacher_logprobs"]
+    ids, log_q = wide(arrays["teacher_ids"]), arrays["teacher_logprobs"]
     ordered = jnp.sort(ids, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     wrong = jnp.any(twice, axis=1) | (ordered[:, -1] >= columns)
@@ -53,7 +54,7 @@ def without_columns(arrays: Arrays, has_columns: Array) -> Arrays:
     """The arrays with a teacher's columns in the rows alone that ``has_columns`` [N] names, as the sweeps take them."""
     if "teacher_ids" not in arrays:
         return arrays
-    ids = _wide(arrays["teacher_ids"])
+    ids = wide(arrays["teacher_ids"])
     is_there = (ids >= 0) & has_columns[:, None]
     return arrays | {"teacher_ids": jnp.where(is_there, ids, -1).astype(jnp.int32)}
 
@@ -134,8 +135,3 @@ def _probabilities(probs: Any, rows: Leading, vocab: int) -> Arrays:
 
 def _shape(rows: Leading, last: str) -> str:
     return f"[{', '.join(map(str, [*rows.shape, last]))}]"
-
-
-def _wide(ids: Array) -> Array:
-    """In a type that holds the number of classes."""
-    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids

@@ -67,10 +67,13 @@ def read_labels(
     labels: Array, options: Options, classes: int, mask: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """The labels in a type that holds the number of classes; bool [N], which rows count, and which of those are wrong."""
-    used = is_used(labels, options, mask)
-    if labels.dtype.itemsize < 4:
-        labels = labels.astype(jnp.int32)
+    used, labels = is_used(labels, options, mask), wide(labels)
     return labels, used, used & ((labels < 0) | (labels >= classes))
+
+
+def wide(classes: Array) -> Array:
+    """In a type that holds the number of classes."""
+    return classes.astype(jnp.int32) if classes.dtype.itemsize < 4 else classes
 
 
 def is_used(labels: Array, options: Options, mask: Array | None = None) -> Array:
