@@ -109,9 +109,8 @@ class Arguments(NamedTuple):
     """The tensors of a function's calls, by what they are to it."""
 
     matrices: tuple[str, ...]
-    target: tuple[
-        str, ...
-    ]  # what the rows are held against where that is more than labels, which may then be left out
+    # What the rows are held against where that is more than labels, which may then be left out.
+    target: tuple[str, ...]
     inputs: tuple[str, ...]  # what else goes with the rows
     row_outputs: tuple[str, ...]
     slots: tuple[str, ...]  # what an operator takes, in its order

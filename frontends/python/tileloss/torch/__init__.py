@@ -1,7 +1,7 @@
 """TileLoss for PyTorch: cross-entropy, log-probabilities, policy losses and distillation over a vocabulary, with autograd and
 torch.compile.
 
-From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`, and with a teacher's beside `distillation`. Fused with the LM
+From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`, and with a teacher's logits `distillation`. Fused with the LM
 head, hidden states [..., H] and linear_weight [V, H], so that the logits are never held: `linear_cross_entropy`,
 `linear_logprobs`, `linear_policy_loss`; with two heads `linear_distillation`. Arguments have torch's names where it has one.
 """

@@ -30,9 +30,8 @@ class DistillationRows(NamedTuple):
     """Numbers of each row, [...] as the rows lie; None: not asked for. None of them is differentiable."""
 
     divergence: Tensor | None = None  # float32, neither weighted nor scaled
-    entropy: Tensor | None = (
-        None  # float32, nats; the student's, as all that follow but teacher_entropy and agreement
-    )
+    # float32, nats; the student's, as all that follow but teacher_entropy and agreement
+    entropy: Tensor | None = None
     teacher_entropy: Tensor | None = None
     agreement: Tensor | None = None  # bool: both have the same argmax
     logp: Tensor | None = None

@@ -22,9 +22,8 @@ class DistillationRows(NamedTuple):
     """Numbers of each row, [...] as the rows lie; None: not asked for. 0 where a row does not count. None is differentiable."""
 
     divergence: Array | None = None  # float32, neither weighted nor scaled
-    entropy: Array | None = (
-        None  # float32, nats; the student's, as all that follow but teacher_entropy and agreement
-    )
+    # float32, nats; the student's, as all that follow but teacher_entropy and agreement
+    entropy: Array | None = None
     teacher_entropy: Array | None = None
     agreement: Array | None = None  # bool: both have the same argmax
     logp: Array | None = None  # of the label, which is to be given
@@ -108,7 +107,7 @@ def row_losses(
 ) -> Array:
     """Each row's loss. ``logp``: of the label; None where alpha is known to be 0."""
     alpha = _alpha(options)
-    # A part without weight is left out, whatever it is; but a row that is spoiled stays NaN.
+    # A part without weight is left out, whatever it is; but a row whose divergence is NaN stays NaN.
     has_divergence = (alpha < 1) | jnp.isnan(divergence)
     loss = jnp.where(has_divergence, (1 - alpha) * _scale(options) * divergence, 0.0)
     if logp is not None:

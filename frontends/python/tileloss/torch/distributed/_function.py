@@ -130,7 +130,7 @@ def _of_all_classes(request: Request, upstream: Upstream) -> Upstream:
 
 class _WithGradient(torch.autograd.Function):
     """A loss of hidden states, with the gradients in its forward: the backward scales them and sends nothing. They are
-    outputs, so that they lead back to the inputs, as in _autograd.py."""
+    outputs, so that they lead back to the inputs, as in _apply.py."""
 
     @staticmethod
     def forward(

@@ -43,9 +43,8 @@ class Given(NamedTuple):
 
     function: str  # its name from logits
     input: Any
-    tensors: Mapping[
-        str, Any
-    ]  # all but the student's, by their names in the ABI; labels may be None beside another target
+    # All but the student's, by their names in the ABI; labels may be None where there is another target.
+    tensors: Mapping[str, Any]
     group: Any
     vocab_start: int | None
     options: Callable[[], Mapping[str, Value]]  # called where a refusal reaches every rank
@@ -86,7 +85,7 @@ class Given(NamedTuple):
 
 
 def names_of(outputs: Iterable[str]) -> Any:
-    """An iterator once more than once; what is no list of names is refused later, on every rank."""
+    """An iterator's names as a tuple, to be read more than once. What is no list of names is refused later, on every rank."""
     return tuple(outputs) if isinstance(outputs, Iterator) else outputs
 
 
