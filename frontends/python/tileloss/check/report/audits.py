@@ -48,7 +48,6 @@ class Audited:
     value: float = math.nan
     limit: float = math.nan
     message: str = ""
-    seconds: float = math.nan
 
     @property
     def cell(self) -> Cell:
