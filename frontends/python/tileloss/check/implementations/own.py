@@ -150,7 +150,7 @@ def through_jax(case: Case, implementation: str | None = None) -> dict[str, Any]
         heads = {name: case.tensors[name].T for name in _HEADS if name in case.tensors}
         case = replace(case, tensors=case.tensors | heads)
     rows = jax.jit(lambda operands: jax_call(case, operands, implementation).rows())
-    found = dict(rows(case.jax_operands()))
+    found = dict(rows(case.jax_operands())) if case.outputs else {}
     found |= case.jax_outputs(
         lambda operands: jax_call(case, operands, implementation).outputs(), donates=case.in_place
     )
