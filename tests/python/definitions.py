@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from policy_definition import PRESETS, PolicyDefinition, Tokens
+from tileloss._core.functions import FUNCTIONS
 from tileloss.torch import DistillationRows, RowOutputs
 
 
@@ -87,11 +88,6 @@ def cross_entropy(
     return reduced(w * nll, w * c[y], reduction, num_items) + of_z
 
 
-LOGIT_OPTIONS = (
-    "logit_scale", "softcap", "temperature", "temperature_on", "valid_vocab", "ignore_index"
-)  # fmt: skip
-
-
 def policy_loss(
     x: Tensor,
     target: Tensor,
@@ -105,8 +101,9 @@ def policy_loss(
     preset: str = "grpo",
     **options: Any,
 ) -> Tensor:
-    of_logits = {name: options.pop(name) for name in LOGIT_OPTIONS if name in options}
-    rows, _, used, _ = row_outputs(x, target, mask, **of_logits)
+    names = [name for name in FUNCTIONS["logprobs"].options if name in options]
+    transform = {name: options.pop(name) for name in names}
+    rows, _, used, _ = row_outputs(x, target, mask, **transform)
     if sequence_offsets is None:
         lengths = torch.full(used.shape[:1], used.shape[1])
     else:
