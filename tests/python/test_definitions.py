@@ -129,6 +129,17 @@ def test_another_policys_gradient_is_refused(name: str, dtype: torch.dtype) -> N
         hold_dlogits(wrong.to(dtype), right)
 
 
+@DTYPES
+def test_off_label_components_of_a_large_vocabulary_are_held(dtype: torch.dtype) -> None:
+    """Each is a hundred thousandth of the label's."""
+    x, labels = 0.1 * torch.randn(1, 1 << 17), torch.tensor([5])
+    right = solve("cross_entropy", [x], labels).gradients[0]
+    wrong = torch.where(F.one_hot(labels, x.shape[1]).bool(), right, 1.01 * right)
+    hold_dlogits(right.to(dtype), right)
+    with pytest.raises(AssertionError, match="is off by"):
+        hold_dlogits(wrong.to(dtype), right)
+
+
 # -------------------------------------------------------------------------------------- with the LM head
 
 
@@ -156,6 +167,16 @@ def test_wrong_products_are_refused(compute: torch.dtype, index: int, factor: fl
     gradients[index] *= factor
     with pytest.raises(AssertionError, match="is off by"):
         hold_gradients([g.float() for g in gradients], exact, compute)
+
+
+@COMPUTE
+@pytest.mark.parametrize("index", [0, 1])
+def test_products_that_are_truncated_are_refused(compute: torch.dtype, index: int) -> None:
+    exact, gradients = ideal(compute)
+    with pytest.raises(AssertionError, match="is off by"):
+        hold_gradients(
+            [truncated(g) if i == index else None for i, g in enumerate(gradients)], exact, compute
+        )
 
 
 def test_sums_in_bfloat16_dropped_tiles_and_other_values_are_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from checks import check
+from checks import VESPO, check
 from test_third_party_shapes import BF16, F32, TWO_DTYPES, Options, capped, capped_with_head, normal
 
 # An epsilon_high of its own is cispo's to be given.
@@ -110,7 +110,7 @@ def test_liger_against_trl(
     options = AGGREGATIONS[name] | {"epsilon_high": 0.4, "beta": beta}
     options |= {"kl_importance": importance, "ratio_level": level}
     if name == "vespo":  # e to a sum over 128 tokens
-        options["relative"] = 5e-4
+        options |= {"relative": 5e-4, "whole": 5e-4}
     else:
         options["delta"] = delta
     check_logits((2, 128, 1000), F32, 0.9, options)
@@ -149,7 +149,7 @@ KINDS: dict[str, Options] = {
     **{name: {"preset": name} for name in ("bnpo", "grpo", "dr_grpo", "dapo", "sapo")},
     "cispo": CISPO,
     "luspo": {"preset": "luspo"},
-    "vespo": {"preset": "vespo"},
+    "vespo": {"preset": "vespo", **VESPO},
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks import check, leaf
+from checks import VESPO, check, leaf
 from policy_definition import PRESETS
 from tileloss.torch import linear_policy_loss, policy_loss
 
@@ -89,6 +89,8 @@ class Rollout:
         upstream = torch.randn(B, T) if options.get("aggregation") == "none" else torch.tensor(0.7)
         advantages = more.pop("advantages", self.advantages)
         given = {**self.tensors(options), **options, **more}
+        if "vespo" in (options.get("kind"), more.get("preset")):
+            given |= VESPO
         check("policy_loss", self.x, self.labels, advantages, upstream=upstream, **given)
 
 
