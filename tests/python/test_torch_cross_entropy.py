@@ -54,15 +54,14 @@ def batch(dtype: torch.dtype = torch.float32, ignore_index: int = -100) -> tuple
 def test_every_option(name: str, dtype: torch.dtype, reduction: str, one_pass: bool) -> None:
     options = OPTIONS[name]
     x, labels = batch(dtype, options.get("ignore_index", -100))
+    # One pass rounds the gradient before it is scaled: a power of two rounds nothing again, but float16's subnormals grow.
+    scale = (-1.0 if dtype == torch.float16 else -2.0) if one_pass else 0.7
     check(
         "cross_entropy",
         x,
         labels,
         reduction=reduction,
-        # One pass rounds the gradient before it is scaled: -1 costs no second rounding.
-        upstream=torch.randn(2, 11)
-        if reduction == "none"
-        else torch.tensor(-1.0 if one_pass else 0.7),
+        upstream=torch.randn(2, 11) if reduction == "none" else torch.tensor(scale),
         grad_in_forward=one_pass,
         **options,
     )
@@ -83,6 +82,7 @@ def test_padding_columns_are_outside_the_softmax(dtype: torch.dtype, smoothing: 
     labels %= 100
     labels[0, ::3] = -100
     check("cross_entropy", x, labels, valid_vocab=100, label_smoothing=smoothing)
+    assert not x.grad[..., 100:].any()
 
 
 @pytest.mark.parametrize("name", ["num_items", "temperature"])

@@ -130,7 +130,7 @@ def test_class_probabilities_are_torch_s(
             q,
             c,
             view=lambda x: x[:, :-1],  # rows in groups
-            upstream=torch.randn(2, 5) if reduction == "none" else torch.tensor(-1.0),
+            upstream=torch.randn(2, 5) if reduction == "none" else torch.tensor(-2.0),
             label_smoothing=smoothing,
             reduction=reduction,
         )
