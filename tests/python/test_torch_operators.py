@@ -61,7 +61,7 @@ def recorded(names: tuple[str, ...] = FUNCTIONS) -> dict[str, tuple[Any, ...]]:
 
 
 def of_more_than_labels() -> dict[str, tuple[Any, ...]]:
-    """The same of the functions that are told more of a row than its label."""
+    """The same of the losses whose target is not labels."""
     p = problem()
     shape = p.logits.shape
     teacher, probs = torch.randn(shape), torch.rand(shape).softmax(-1)

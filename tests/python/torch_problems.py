@@ -18,7 +18,7 @@ ROWS = ("logp", "lse", "entropy")
 LOGIT_FUNCTIONS = ("cross_entropy", "logprobs", "policy_loss")
 LINEAR_FUNCTIONS = ("linear_cross_entropy", "linear_logprobs", "linear_policy_loss")
 FUNCTIONS = LOGIT_FUNCTIONS + LINEAR_FUNCTIONS
-# Losses that are told more of a row than its label; "soft_labels": cross-entropy with class probabilities.
+# Losses whose target is not labels; "soft_labels": cross-entropy with class probabilities.
 TEACHER_FUNCTIONS = ("distillation", "sparse_distillation", "soft_labels")
 ALL_LOGIT_FUNCTIONS = LOGIT_FUNCTIONS + TEACHER_FUNCTIONS
 ALL_FUNCTIONS = FUNCTIONS + TEACHER_FUNCTIONS + tuple(f"linear_{f}" for f in TEACHER_FUNCTIONS)

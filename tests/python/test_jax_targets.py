@@ -1,4 +1,4 @@
-"""tileloss.jax's losses that are told more than labels, but for `distillation`, against float64 autograd: two LM heads, class
+"""tileloss.jax's losses whose target is not labels, but for `distillation`, against float64 autograd: two LM heads, class
 probabilities, sparse teachers."""
 
 from __future__ import annotations

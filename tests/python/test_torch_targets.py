@@ -1,4 +1,4 @@
-"""tileloss.torch's losses that are told more than labels, but for `distillation`: two LM heads, class probabilities, sparse
+"""tileloss.torch's losses whose target is not labels, but for `distillation`: two LM heads, class probabilities, sparse
 teachers; against float64 autograd and torch's own cross-entropy."""
 
 from __future__ import annotations
