@@ -188,12 +188,11 @@ class TargetReader {
 
 // Of LM heads, a teacher's some rows at a time.
 void for_each_product_row(const CheckInputs& inputs, std::span<const int64_t> rows, const RowWork& work) {
-  constexpr size_t kHeldRows = 64;
   const LinearTensors& own = *inputs.linear;
   const std::optional<LinearTensors>& teacher = inputs.target.linear;
   TargetReader reader(inputs);
-  for (size_t begin = 0; begin < rows.size(); begin += kHeldRows) {
-    const auto block = rows.subspan(begin, std::min(kHeldRows, rows.size() - begin));
+  for (size_t begin = 0; begin < rows.size(); begin += kBlockRows) {
+    const auto block = rows.subspan(begin, std::min(kBlockRows, rows.size() - begin));
     std::vector<std::vector<double>> held;
     std::vector<LogitsRow> targets;
     if (teacher) {

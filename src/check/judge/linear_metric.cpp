@@ -13,8 +13,6 @@ using reference::NumberFormat;
 using reference::SoftmaxRow;
 using reference::StoredMatrix;
 
-constexpr std::size_t kBlockRows = 64;
-
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::size_t index(LinearOutput output) { return static_cast<std::size_t>(output); }
@@ -200,19 +198,11 @@ std::vector<Gate> LinearOracleCase::judge_rows(const Target& target, std::int64_
           make_gate(name + "/nonzero_where_ignored", static_cast<double>(verdict.nonzero), 0)};
 }
 
-std::span<const double> LinearOracleCase::gradient(LinearOutput which) const {
-  switch (which) {
-    case LinearOutput::kDhidden: return gradients_.dhidden();
-    case LinearOutput::kDhead: return gradients_.dhead();
-    default: return gradients_.dbias();
-  }
-}
-
 LinearOracleCase::Target LinearOracleCase::target(LinearOutput which, const StoredMatrix& output,
                                                   const StoredMatrix& before) const {
   const bool is_dhidden = which == LinearOutput::kDhidden, is_dhead = which == LinearOutput::kDhead;
   return {.name = name_of(which),
-          .reference = gradient(which),
+          .reference = gradient_of(gradients_, which),
           .ideal_error = is_dhidden ? gradients_.ideal_dhidden_error()
                          : is_dhead ? gradients_.ideal_dhead_error()
                                     : gradients_.ideal_dbias_error(),

@@ -61,7 +61,7 @@ class LinearOracleCase {
   void finish();
 
   // Of the oracle; a row is one of the output's.
-  std::span<const double> gradient(LinearOutput which) const;
+  std::span<const double> gradient(LinearOutput which) const { return gradient_of(gradients_, which); }
 
   // `before`: what was in the buffer when the call was told to accumulate; data null: it was not. dbias is [V, 1].
   std::vector<Gate> judge(LinearOutput which, const reference::StoredMatrix& output,

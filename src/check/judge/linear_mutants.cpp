@@ -62,12 +62,6 @@ bool plant(std::span<const double> difference, std::span<const double> right, co
   return sum_of_squares(difference) > kVisible * kVisible * sum_of_squares(right);
 }
 
-std::span<const double> of(const reference::LinearGradients& gradients, LinearOutput which) {
-  return which == LinearOutput::kDhidden ? gradients.dhidden()
-         : which == LinearOutput::kDhead ? gradients.dhead()
-                                         : gradients.dbias();
-}
-
 }  // namespace
 
 std::vector<MutantVerdict> judge_linear_mutants(const GradcheckConfig& config, const CheckInputs& inputs,
@@ -110,7 +104,7 @@ std::vector<MutantVerdict> judge_linear_mutants(const GradcheckConfig& config, c
     for (const LinearGradient& stored : all) {
       if (!differs) continue;
       judge_one(stored, wrong.kernel().name, [&](char* to) {
-        return plant(of(difference, stored.which), verdict.linear->gradient(stored.which), stored.view, to);
+        return plant(gradient_of(difference, stored.which), verdict.linear->gradient(stored.which), stored.view, to);
       });
     }
   }

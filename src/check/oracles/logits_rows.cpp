@@ -9,8 +9,6 @@ namespace {
 using reference::LinearOperands;
 using reference::SoftmaxRow;
 
-constexpr std::size_t kBlockRows = 64;
-
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::vector<double> row_norms(std::span<const float> values, std::int64_t width) {
@@ -45,6 +43,14 @@ double mean_error(const SoftmaxRow& softmax, const LogitsRow& row) {
 const char* name_of(LinearOutput output) {
   constexpr const char* kNames[] = {"dhidden", "dhead", "dbias"};
   return kNames[static_cast<std::size_t>(output)];
+}
+
+std::span<const double> gradient_of(const reference::LinearGradients& gradients, LinearOutput which) {
+  switch (which) {
+    case LinearOutput::kDhidden: return gradients.dhidden();
+    case LinearOutput::kDhead: return gradients.dhead();
+    default: return gradients.dbias();
+  }
 }
 
 LinearNorms::LinearNorms(const LinearOperands& o)

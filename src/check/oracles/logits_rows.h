@@ -2,6 +2,7 @@
 #ifndef TILELOSS_CHECK_ORACLES_LOGITS_ROWS_H_
 #define TILELOSS_CHECK_ORACLES_LOGITS_ROWS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -29,6 +30,7 @@ double mean_error(const reference::SoftmaxRow& softmax, const LogitsRow& row);
 // The gradients with the LM head.
 enum class LinearOutput { kDhidden, kDhead, kDbias };
 const char* name_of(LinearOutput output);
+std::span<const double> gradient_of(const reference::LinearGradients& gradients, LinearOutput which);
 
 // Lengths of the operands' rows.
 struct LinearNorms {
@@ -38,7 +40,9 @@ struct LinearNorms {
   double max_hidden = 0, max_head = 0, max_bias = 0;
 };
 
-// The logits of `rows`, 64 rows at a time.
+// Rows of logits that are held at a time: each is as long as the vocabulary, in double.
+constexpr std::size_t kBlockRows = 64;
+// The logits of `rows`, a block of them at a time.
 void for_each_linear_row(const reference::LinearOperands& operands, const LinearNorms& norms, std::span<const std::int64_t> rows,
                          const std::function<void(const LogitsRow&)>& work);
 
