@@ -69,8 +69,14 @@ void check(const BenchSettings& settings, const Function& function) {
 }
 
 MatricesSpec matrices_spec(const BenchSettings& settings, const Function& function) {
-  return {settings.tokens,   settings.vocab,         settings.dtype, function.is_linear(),
-          settings.in_place, function.has_teacher(), settings.head,  settings.seed};
+  return {.rows = settings.tokens,
+          .columns = settings.vocab,
+          .format = settings.dtype,
+          .is_linear = function.is_linear(),
+          .in_place = settings.in_place,
+          .has_teacher = function.has_teacher(),
+          .head = settings.head,
+          .seed = settings.seed};
 }
 
 int thread_count(const BenchSettings& settings) {
