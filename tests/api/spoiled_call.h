@@ -66,7 +66,7 @@ testing::AssertionResult names(const SpoilerOf<SpoiltCall>& s, tileloss_status s
                                      << s.wanted << "..., got " << s.given << "\"";
 }
 
-// Refused with that message, at the plan and at the call or at the call alone, and nothing is written.
+// Refused with that message, at the plan and at the call or at the call alone, with a plan and without; and nothing is written.
 template <class SpoiltCall = Call>
 void expect_refused(const std::vector<SpoilerOf<SpoiltCall>>& spoilers, When when) {
   for (const SpoilerOf<SpoiltCall>& s : spoilers) {
@@ -74,20 +74,21 @@ void expect_refused(const std::vector<SpoilerOf<SpoiltCall>>& spoilers, When whe
     const tileloss_args original = call.args();
     const auto outputs = outputs_of(original);
     s.spoil(call);
+    const char* const function = call.function.c_str();
     auto plan = init<tileloss_plan>();
     const tileloss_status planned =
-        tileloss_make_plan(call.function.c_str(), call.pass, &call.args(), call.given_options(), &call.wishes, nullptr, &plan);
+        tileloss_make_plan(function, call.pass, &call.args(), call.given_options(), &call.wishes, nullptr, &plan);
     if (when == When::kPlan) {
       EXPECT_TRUE(names(s, planned));
       EXPECT_EQ(plan.workspace_bytes, 0) << s.argument;
     } else {
       EXPECT_EQ(planned, TILELOSS_OK) << s.argument << ": " << tileloss_last_error();
+      EXPECT_TRUE(names(s, tileloss_call(function, call.pass, &call.args(), call.given_options(), &plan, nullptr)));
     }
     // What only the planner is told.
     const bool is_wish = call.wishes.workspace_bytes != 0 || call.wishes.schedule != TILELOSS_SCHEDULE_AUTO;
     if (!is_wish) {
-      EXPECT_TRUE(
-          names(s, tileloss_call(call.function.c_str(), call.pass, &call.args(), call.given_options(), nullptr, nullptr)));
+      EXPECT_TRUE(names(s, tileloss_call(function, call.pass, &call.args(), call.given_options(), nullptr, nullptr)));
     }
     EXPECT_TRUE(same_bits(outputs_of(original), outputs)) << s.argument;
   }
