@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cmath>
-#include <type_traits>
 #include <vector>
 
 #include "tests/api/calls.h"
@@ -28,7 +27,7 @@ struct Tensors {
 
   Tensors() {
     for (std::size_t i = 0; i < 4; ++i) {
-      state.c()->max[i] = state.c()->target[i] = 1.5F;
+      state.c()->max[i] = state.c()->target[i] = 1.5F;  // logp = -log(1 + i)
       state.c()->sum[i] = static_cast<float>(i);
     }
   }
@@ -39,7 +38,10 @@ struct Tensors {
   }
   LinearHead linear_head(bool has_gradient) {
     LinearHead h{.hidden = Matrix(hidden, 4, 3), .head = Matrix(head, 5, 3)};
-    if (has_gradient) h.dhead = Matrix(dhead, 5, 3);
+    if (has_gradient) {
+      h.dhidden = Matrix(gradient, 4, 3);
+      h.dhead = Matrix(dhead, 5, 3);
+    }
     return h;
   }
   TeacherHead teachers() const { return {.hidden = Matrix(teacher_hidden, 4, 2), .head = Matrix(teacher_head, 5, 2)}; }
@@ -100,6 +102,10 @@ void expect_same(Tensors& t, const char* name, tileloss_pass pass, const tilelos
   EXPECT_NE(generic, std::vector<float>(generic.size(), -7)) << name << pass;
   EXPECT_EQ(run([&] { EXPECT_TRUE(succeeds(c(&c_args, &options, nullptr, nullptr))); }), generic) << name << pass;
   EXPECT_EQ(run([&] { EXPECT_TRUE(cpp(args..., options, RunOptions{})); }), generic) << name << pass;
+  if (pass == TILELOSS_FROM_ROW_STATE) {
+    EXPECT_EQ(t.logp[0], 0) << name;
+    EXPECT_NEAR(t.logp[3], -std::log(4.0), 1e-6) << name;
+  }
 }
 
 // From logits, with the LM head, and with two of them.
@@ -211,6 +217,12 @@ TEST(TypedNames, OfPlans) {
   EXPECT_TRUE(plan(Pass::kForward, args_of<DistillationArgs>(t, kForward, false)).status);
   EXPECT_TRUE(
       linear_plan(Pass::kForward, t.linear_head(false), t.teachers(), args_of<DistillationArgs>(t, kForward, true)).status);
+}
+
+TEST(CppPreset, SetsTheOptionsOfItsName) {
+  PolicyLossOptions options;
+  EXPECT_TRUE(set_preset(options, "gspo"));
+  EXPECT_EQ(options.ratio_level, TILELOSS_LEVEL_SEQUENCE);
 }
 
 TEST(CppHead, ABiasMayBeFloatOrSixteenBits) {
