@@ -1,4 +1,6 @@
 // The judgement can fail: planted into real kernel output, every mutant is rejected by some gate, in every storage type.
+#include "check/judge/mutants.h"
+
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -28,7 +30,7 @@ TEST_P(Mutants, AreAllRejected) {
       {"label_smoothing=0.1"},
       {"softcap=10"},
       {"loss=logprobs", "upstream=per_row", "source={kind: synthetic, distribution: confident}", "temperature=4"}};
-  std::set<std::string> planted, named;
+  std::set<std::string> named;
   for (const std::vector<std::string>& family : families) {
     const TemporaryFolder folder;
     const auto output = folder.path() / "r.jsonl";
@@ -41,13 +43,11 @@ TEST_P(Mutants, AreAllRejected) {
     const tools::ResultFile file = tools::read_results(output);
     for (const tools::Json& mutant : file.lines.at(0).at("mutants")) {
       named.insert(mutant["name"]);
-      if (!mutant["planted"].get<bool>()) continue;
-      planted.insert(mutant["name"]);
+      EXPECT_TRUE(mutant["planted"]) << mutant;
       EXPECT_FALSE(mutant["caught_by"].empty()) << mutant;
     }
   }
-  EXPECT_EQ(planted, named);
-  EXPECT_GE(named.size(), 16U);
+  EXPECT_EQ(named.size(), tools::all_mutants().size() - 1);  // agreement is of a teacher
 }
 
 }  // namespace
