@@ -8,6 +8,7 @@
 #include <tileloss/tileloss.hpp>
 #include <vector>
 
+#include "support/arg_slots.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {
@@ -128,10 +129,7 @@ inline testing::AssertionResult runs_value_and_grad(LogitsCase& c, const tilelos
 // The bytes of an output; empty if it is absent.
 inline std::vector<unsigned char> bytes_of(const tileloss_matrix& m) {
   if (m.dtype == TILELOSS_NONE || m.data == nullptr) return {};
-  const std::size_t element = m.dtype == TILELOSS_UINT8                                     ? 1
-                              : m.dtype == TILELOSS_INT64                                   ? 8
-                              : m.dtype == TILELOSS_BFLOAT16 || m.dtype == TILELOSS_FLOAT16 ? 2
-                                                                                            : 4;
+  const std::size_t element = tools::element_bytes(m.dtype);
   std::vector<unsigned char> bytes;
   // Rows whose elements lie side by side at once.
   const std::int64_t parts = m.col_stride == 1 ? 1 : m.cols;
@@ -149,14 +147,11 @@ inline std::vector<unsigned char> bytes_of(const tileloss_vector& v) {
 // All that a call has written.
 inline std::vector<unsigned char> outputs_of(const tileloss_args& a) {
   std::vector<unsigned char> all;
-  const auto add = [&](const auto& output) {
-    const std::vector<unsigned char> part = bytes_of(output);
+  for (const impl::TensorSlot& slot : impl::tensor_slots()) {
+    if (!slot.is_output()) continue;
+    const std::vector<unsigned char> part = slot.vector != nullptr ? bytes_of(a.*slot.vector) : bytes_of(a.*slot.matrix);
     all.insert(all.end(), part.begin(), part.end());
-  };
-  for (const tileloss_matrix* m : {&a.dlogits, &a.dhidden, &a.dhead}) add(*m);
-  for (const tileloss_vector* v : {&a.loss, &a.logp, &a.lse, &a.entropy, &a.argmax, &a.correct, &a.log_sum_sq_probs,
-                                   &a.mean_logit, &a.divergence, &a.teacher_entropy, &a.agreement, &a.metrics, &a.dbias})
-    add(*v);
+  }
   return all;
 }
 
@@ -169,8 +164,6 @@ inline testing::AssertionResult same_bits(const std::vector<unsigned char>& a, c
   }
   return testing::AssertionSuccess();
 }
-
-inline float float_at(const tileloss_vector& v, std::int64_t i) { return static_cast<const float*>(v.data)[i * v.stride]; }
 
 // The arrays of a row state, all of them, and the struct that points at them. Not to be copied: the struct points into it.
 class RowStateArrays {

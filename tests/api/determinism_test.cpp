@@ -29,8 +29,7 @@ class Determinism : public testing::TestWithParam<reference::NumberFormat> {
   static std::vector<unsigned char> row_of(const tileloss_args& a, std::int64_t row) {
     std::vector<unsigned char> all;
     for (tileloss_vector v : {a.loss, a.logp, a.lse, a.entropy, a.argmax, a.correct, a.log_sum_sq_probs, a.mean_logit}) {
-      const std::size_t element = v.dtype == TILELOSS_INT64 ? 8 : v.dtype == TILELOSS_UINT8 ? 1 : 4;
-      v.data = static_cast<unsigned char*>(v.data) + static_cast<std::size_t>(row) * element;
+      v.data = static_cast<unsigned char*>(v.data) + row * impl::element_bytes(v.dtype);
       v.size = 1;
       const auto part = bytes_of(v);
       all.insert(all.end(), part.begin(), part.end());

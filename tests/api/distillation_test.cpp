@@ -69,7 +69,7 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
       options.logit.softcap = options.teacher_softcap = softcap;
       options.beta = 0.3;
       ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
-      EXPECT_EQ(*static_cast<const float*>(c.args().loss.data), 0) << kind;
+      EXPECT_EQ(float_at(c.args().loss, 0), 0) << kind;
       for (std::int64_t i = 0; i < 3; ++i) {
         EXPECT_EQ(static_cast<const std::uint8_t*>(c.args().agreement.data)[i], 1);
         for (std::int64_t j = 0; j < 5000; ++j) ASSERT_EQ(c.student().dlogit(i, j), 0) << kind << " column " << j;
@@ -162,8 +162,7 @@ MixtureError mixture_error(std::int32_t divergence, double beta, std::int64_t vo
                                                                 : (1 - beta) * std::fmin(q / m, std::fabs(1 - q / m));
       cancelled = std::fmax(cancelled, 3 * 6 * p * g);
     }
-    worst.loss =
-        std::fmax(worst.loss, std::fabs(static_cast<const float*>(c.args().loss.data)[i] - expected.loss.total()) / terms);
+    worst.loss = std::fmax(worst.loss, std::fabs(float_at(c.args().loss, i) - expected.loss.total()) / terms);
     for (std::int64_t j = 0; j < vocab; ++j) {
       const double error = std::fabs(c.student().dlogit(i, j) - gradient.gradient[static_cast<std::size_t>(j)]);
       worst.gradient = std::fmax(worst.gradient, error / (0x1p-20 * largest + 0x1p-22 * cancelled));
@@ -196,7 +195,7 @@ TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {
       wishes.threads = threads;
       wishes.row_block = row_block;
       EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
-      std::vector<double> all = {static_cast<double>(*static_cast<const float*>(c.args().loss.data))};
+      std::vector<double> all = {static_cast<double>(float_at(c.args().loss, 0))};
       for (std::int64_t i = 0; i < 33; ++i) {
         for (std::int64_t j = 0; j < 3001; ++j) all.push_back(c.student().dlogit(i, j));
       }

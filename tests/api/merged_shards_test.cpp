@@ -21,7 +21,7 @@ tileloss_args columns_alone(tileloss_args args, const Shard& s) {
 }
 tileloss_args rows_of_head(tileloss_args args, const Shard& s) {
   for (tileloss_matrix* m : {&args.head, &args.dhead}) {
-    m->data = static_cast<unsigned char*>(m->data) + s.start * m->row_stride * (m->dtype == TILELOSS_FLOAT32 ? 4 : 2);
+    m->data = static_cast<unsigned char*>(m->data) + s.start * m->row_stride * impl::element_bytes(m->dtype);
     m->rows = s.columns;
   }
   return args;

@@ -16,7 +16,7 @@ inline constexpr std::int64_t kShardRows = 12, kShardVocab = 1000;
 inline const std::vector<Shard> kUneven = {{0, 300}, {300, 37}, {337, 663}};
 
 inline tileloss_matrix columns_of(tileloss_matrix m, const Shard& s) {
-  m.data = static_cast<unsigned char*>(m.data) + s.start * m.col_stride * (m.dtype == TILELOSS_FLOAT32 ? 4 : 2);
+  m.data = static_cast<unsigned char*>(m.data) + s.start * m.col_stride * impl::element_bytes(m.dtype);
   m.cols = s.columns;
   return m;
 }
@@ -31,11 +31,12 @@ Options of_shard(Options options, const Shard& s, std::int64_t vocab = kShardVoc
 
 // Without what a shard's forward does not give or take.
 inline tileloss_args without_outputs(tileloss_args args) {
-  for (tileloss_vector* v : {&args.loss, &args.logp, &args.lse, &args.entropy, &args.argmax, &args.correct,
-                             &args.log_sum_sq_probs, &args.mean_logit, &args.divergence, &args.teacher_entropy, &args.agreement,
-                             &args.metrics, &args.logp_grad, &args.lse_grad, &args.entropy_grad, &args.mean_logit_grad})
-    *v = {};
-  args.dlogits = {};
+  for (const impl::TensorSlot& slot : impl::tensor_slots()) {
+    if (!slot.is_output()) continue;
+    if (slot.vector != nullptr) args.*slot.vector = {};
+    if (slot.matrix != nullptr) args.*slot.matrix = {};
+  }
+  args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
   return args;
 }
 

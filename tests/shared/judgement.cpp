@@ -64,7 +64,7 @@ CheckResult check_rows(const LogitsCase& c, const tools::Oracle& oracle, const R
   CheckResult result;
   if (present(args.loss) && !c.spec().per_row_loss) {
     tools::OutputMetric loss("loss");
-    loss.add(-1, output_at(args.loss, 0), oracle.reduce(losses), oracle.reduce_magnitudes(magnitudes));
+    loss.add(-1, float_at(args.loss, 0), oracle.reduce(losses), oracle.reduce_magnitudes(magnitudes));
     append(result.gates, loss.gates());
   }
   append(result.gates, checks.gates());
@@ -72,7 +72,7 @@ CheckResult check_rows(const LogitsCase& c, const tools::Oracle& oracle, const R
     tools::OutputMetric metrics("metrics");
     std::int64_t m = 0;
     for (const tools::OracleMetric& metric : oracle.metrics()) {
-      metrics.add(m, output_at(args.metrics, m), metric.value, metric.magnitude);
+      metrics.add(m, float_at(args.metrics, m), metric.value, metric.magnitude);
       ++m;
     }
     append(result.gates, metrics.gates());

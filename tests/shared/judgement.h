@@ -44,9 +44,7 @@ CheckResult check_stored_rows(const LogitsCase& c, const tools::Function& functi
                               const TargetOf& target = {});
 
 inline bool present(const tileloss_vector& vector) { return vector.dtype != TILELOSS_NONE; }
-inline double output_at(const tileloss_vector& vector, std::int64_t i) {
-  return static_cast<double>(static_cast<const float*>(vector.data)[i * vector.stride]);
-}
+inline float float_at(const tileloss_vector& v, std::int64_t i) { return static_cast<const float*>(v.data)[i * v.stride]; }
 
 }  // namespace tileloss::test
 

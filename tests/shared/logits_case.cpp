@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "support/arg_slots.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {
@@ -131,8 +132,7 @@ tileloss_vector LogitsCase::make_upstream(Upstream kind, std::int64_t size, std:
 }
 
 tileloss_vector LogitsCase::make_output(std::int64_t size, tileloss_dtype dtype) {
-  const std::size_t bytes = dtype == TILELOSS_INT64 ? 8 : dtype == TILELOSS_UINT8 ? 1 : 4;
-  const GuardBuffer& buffer = outputs_.emplace_back(index(size) * bytes, spec_.flush);
+  const GuardBuffer& buffer = outputs_.emplace_back(index(size) * tools::element_bytes(dtype), spec_.flush);
   return tileloss_make_vector(buffer.data(), dtype, size);
 }
 
