@@ -21,10 +21,7 @@ class Determinism : public testing::TestWithParam<reference::NumberFormat> {
   static LogitsCaseSpec spec(std::int64_t rows, std::int64_t vocab) {
     return {.rows = rows, .vocab = vocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true};
   }
-  static tileloss_cross_entropy_options options() {
-    const tileloss_cross_entropy_options o{.z_loss = 1e-3, .reduction = TILELOSS_REDUCTION_NONE};
-    return o;
-  }
+  static tileloss_cross_entropy_options options() { return {.z_loss = 1e-3, .reduction = TILELOSS_REDUCTION_NONE}; }
   // What a call has written for one row.
   static std::vector<unsigned char> row_of(const tileloss_args& a, std::int64_t row) {
     std::vector<unsigned char> all;

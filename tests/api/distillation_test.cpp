@@ -227,9 +227,8 @@ TEST(DistillationArguments, ThatCannotBeAreNamed) {
       {"labels: expected a vector, as alpha is not 0, got none",
        [](Args& a, Options& o) { a.labels = {}, a.logp = a.lse = {}, o.alpha.value = 0.5; }},
       {"labels: expected a vector, for logp, got none", [](Args& a, Options&) { a.labels = {}, a.lse = {}; }},
-      {"vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary without pair_state, got 200 "
-       "and "
-       "0",
+      {"vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary without pair_state, "
+       "got 200 and 0",
        [](Args&, Options& o) { o.logit.vocab_total = 200; }},
       {"teacher_temperature: expected a number > 0, got 0", [](Args&, Options& o) { o.teacher_temperature.value = 0; }},
       {"teacher_softcap: expected teacher_softcap / teacher_temperature from 1.18e-38 to 8.5e+37, for float32, got 1e-39 / 1",

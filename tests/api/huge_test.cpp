@@ -59,10 +59,7 @@ void expect_pass(const tools::GradientMetric& gradients, const tools::OutputMetr
   }
 }
 
-tileloss_cross_entropy_options per_row() {
-  const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_NONE};
-  return options;
-}
+tileloss_cross_entropy_options per_row() { return {.reduction = TILELOSS_REDUCTION_NONE}; }
 
 // Five rows, 2^31 + 2^29 elements apart: the last starts 20 GB in, beyond what 32-bit element or byte offsets reach.
 TEST(Huge, RowsFarApart) {

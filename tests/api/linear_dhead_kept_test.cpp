@@ -114,10 +114,7 @@ INSTANTIATE_TEST_SUITE_P(
                     InDhead{.name = "fp16_in_fp32", .format = NumberFormat::kFloat16}),
     [](const auto& param) { return std::string(param.param.name); });
 
-tileloss_cross_entropy_options options_of(const InDhead& p) {
-  const tileloss_cross_entropy_options options{.logit = {.softcap = p.softcap}};
-  return options;
-}
+tileloss_cross_entropy_options options_of(const InDhead& p) { return {.logit = {.softcap = p.softcap}}; }
 
 TEST_P(LinearInDhead, AgreesAndGivesTheSameBitsWhateverElseIsKept) {
   const tileloss_cross_entropy_options options = options_of(GetParam());

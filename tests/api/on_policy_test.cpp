@@ -42,10 +42,7 @@ struct OnPolicy {
   }
 };
 
-tileloss_policy_loss_options grpo() {
-  tileloss_policy_loss_options options;
-  return options;
-}
+tileloss_policy_loss_options grpo() { return {}; }
 
 class OnPolicyRatios : public testing::TestWithParam<reference::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, OnPolicyRatios, testing::ValuesIn(kFormats), format_name);

@@ -247,8 +247,7 @@ TEST(WantedArguments, OfClassProbabilitiesThatCannotBeAreNamed) {
       {"dlogits.data: expected a buffer apart from target_probs, got one that overlaps it",
        [](Args& a, Options&) { a.target_probs = a.dlogits; }},
       {"vocab_total: expected -1, and vocab_start 0: soft_cross_entropy takes no shards of the vocabulary without pair_state, "
-       "got "
-       "200 and 0",
+       "got 200 and 0",
        [](Args&, Options& o) { o.logit.vocab_total = 200; }},
       {"label_smoothing: expected a number >= 0 and <= 1, got 2", [](Args&, Options& o) { o.label_smoothing = 2; }}};
   for (const auto& [message, change] : cases) {

@@ -30,10 +30,7 @@ class SpecialValues : public testing::TestWithParam<reference::NumberFormat> {
     c->seal();
     return c;
   }
-  static Options per_row() {
-    const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_NONE};
-    return options;
-  }
+  static Options per_row() { return {.reduction = TILELOSS_REDUCTION_NONE}; }
   static std::int64_t label(const LogitsCase& c) { return c.labels()[1]; }
   static std::int64_t other(const LogitsCase& c) { return (label(c) + 61) % kVocab; }
 

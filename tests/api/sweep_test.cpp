@@ -49,8 +49,7 @@ LogitsCaseSpec spec_of_rows() {
 }
 
 class Sweeps : public testing::TestWithParam<reference::NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, Sweeps, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, Sweeps, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(Sweeps, MakeTheGradientOfTheOraclesCrossEntropy) {
   for (const bool weighted : {false, true}) {
