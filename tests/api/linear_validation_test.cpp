@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
 
 #include "support/synthetic.h"
 #include "tests/api/spoiled_call.h"

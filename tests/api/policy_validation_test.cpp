@@ -1,7 +1,6 @@
 // What policy_loss refuses, and that the message names the argument, what was expected and what was given.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 
 #include "tests/api/spoiled_call.h"

@@ -1,7 +1,6 @@
 // gradcheck of distillation: the shipped kernels pass on every instruction set, and every wrong one is rejected.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>

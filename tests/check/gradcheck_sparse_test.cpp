@@ -2,7 +2,6 @@
 // is rejected.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>

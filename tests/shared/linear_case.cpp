@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "check/judge/rows.h"
 #include "check/oracles/policy.h"

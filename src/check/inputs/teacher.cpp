@@ -1,6 +1,5 @@
 // distillation's teacher: logits, drawn or from a file, or an LM head, drawn.
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include "check/inputs/linear.h"
