@@ -50,8 +50,8 @@ typedef int32_t tileloss_status;
 enum {
   TILELOSS_OK = 0,
   TILELOSS_INVALID_ARGUMENT = 1,  // a shape, dtype, stride, pointer or option is wrong; the message names it
-  // A used label is < 0 or >= the vocabulary; nothing has been written. (A device that cannot look at labels before it runs
-  // writes NaN to all outputs and the gradient of such a row, and reports this at the next call that waits for its stream.)
+  // A used label is < 0 or >= the vocabulary; nothing has been written. (A device that only queues a call reports this in
+  // tileloss_check_errors.)
   TILELOSS_LABEL_OUT_OF_RANGE = 2,
   TILELOSS_OUT_OF_MEMORY = 3,        // the workspace could not be allocated
   TILELOSS_WORKSPACE_TOO_SMALL = 4,  // the caller's workspace or budget is below what the plan needs
@@ -677,6 +677,15 @@ TILELOSS_API tileloss_status tileloss_make_plan(const char* function, tileloss_p
                                                 const tileloss_executor* executor, tileloss_plan* plan);
 TILELOSS_API tileloss_status tileloss_call(const char* function, tileloss_pass pass, const tileloss_args* args,
                                            const void* options, const tileloss_plan* plan, const tileloss_run* run);
+
+// What calls on a device found wrong while they ran, since this was last asked. A device that only queues a call looks at labels,
+// numbers behind pointers, sequence offsets and a sparse teacher's columns no earlier than that. Where one of them is wrong, the
+// outputs and gradients of the rows concerned are NaN, and so are sums over rows, the loss say. Ask once `stream`, the calls' own
+// (tileloss_run), has been synchronised: nothing here waits. TILELOSS_OK, or what a call on the CPU would have answered to the
+// first error, TILELOSS_LABEL_OUT_OF_RANGE or TILELOSS_INVALID_ARGUMENT, with its message; then nothing is wrong until the next.
+// On the CPU calls report all errors themselves: always TILELOSS_OK, and a stream is refused, as there is none.
+// TILELOSS_UNSUPPORTED: this build has no such device.
+TILELOSS_API tileloss_status tileloss_check_errors(tileloss_device_type device_type, int32_t device_index, void* stream);
 
 typedef int32_t tileloss_text_format;
 enum { TILELOSS_TEXT = 0, TILELOSS_JSON = 1 };

@@ -190,6 +190,11 @@ struct RunOptions {
   }
 };
 
+// What calls on a device found wrong while they ran; on the CPU they say so themselves. Meaning: tileloss_check_errors.
+inline Status check_errors(tileloss_device_type device_type, std::int32_t device_index = 0, void* stream = nullptr) noexcept {
+  return Status(tileloss_check_errors(device_type, device_index, stream));
+}
+
 struct [[nodiscard]] PlanResult {
   Status status;
   Plan plan;

@@ -103,9 +103,7 @@ const char* device_name(tileloss_device_type device_type) {
 Status choose_device(Problem& p, const char* name, Device device) {
   p.device_type = device.type;
   p.device_index = device.index;
-  if (find_backend(device.type) != nullptr) return check_index(name, device);
-  return {TILELOSS_UNSUPPORTED, std::string(name) + ".device_type: expected a device of this build (" + all_devices() +
-                                    "), got " + to_string(device.type)};
+  return find_device(std::string(name) + ".", device);
 }
 
 Status check_device(const Problem& p, const std::string& name, Device device) {
@@ -117,10 +115,15 @@ Status check_device(const Problem& p, const std::string& name, Device device) {
   return expected(name + ".device_index", "the first tensor's, " + to_string(p.device_index), to_string(device.index));
 }
 
-Status check_index(const std::string& name, Device device) {
-  const std::int32_t count = find_backend(device.type)->device_count();
+Status find_device(const std::string& prefix, Device device) {
+  const Backend* const backend = find_backend(device.type);
+  if (backend == nullptr) {
+    return {TILELOSS_UNSUPPORTED,
+            prefix + "device_type: expected a device of this build (" + all_devices() + "), got " + to_string(device.type)};
+  }
+  const std::int32_t count = backend->device_count();
   if (device.index >= 0 && device.index < count) return {};
-  return expected(name + ".device_index", count == 1 ? "0" : "0 to " + to_string(count - 1), to_string(device.index));
+  return expected(prefix + "device_index", count == 1 ? "0" : "0 to " + to_string(count - 1), to_string(device.index));
 }
 
 Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout) {

@@ -23,12 +23,12 @@ template <class On>
 Device device_of(const On& on) {  // a view, or a row state
   return {on.device_type, on.device_index};
 }
-// Takes the first tensor's device for the call's: TILELOSS_UNSUPPORTED where no backend serves it.
+// Takes the first tensor's device for the call's.
 Status choose_device(Problem& p, const char* name, Device device);
 // Whether another lies on the call's.
 Status check_device(const Problem& p, const std::string& name, Device device);
-// Whether the backend, which there is, has it.
-Status check_index(const std::string& name, Device device);
+// Whether this build has it: TILELOSS_UNSUPPORTED where no backend serves its type. `prefix`: "logits.", of its members' names.
+Status find_device(const std::string& prefix, Device device);
 
 enum class Layout { kRows, kAnyStrides };  // columns side by side, or any strides that keep the elements apart
 Status check_matrix(const Problem& p, const char* name, const tileloss_matrix& m, Layout layout = Layout::kRows);

@@ -187,6 +187,13 @@ tileloss_status tileloss_call(const char* function, tileloss_pass pass, const ti
   return guarded([&] { return call(function, pass, args, options, plan, run); });
 }
 
+tileloss_status tileloss_check_errors(tileloss_device_type device_type, int32_t device_index, void* stream) {
+  return guarded([&]() -> Status {
+    if (Status s = find_device("", {device_type, device_index}); !s.ok()) return s;
+    return find_backend(device_type)->check_errors(device_index, stream);
+  });
+}
+
 int64_t tileloss_function_count(void) { return static_cast<int64_t>(losses().size()); }
 
 tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info* info) {

@@ -326,7 +326,7 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
     return expected(name, "the arrays max, sum and target", "a null one");
   if (find_backend(whole->device_type) == nullptr)
     return expected(std::string(name) + ".device_type", "one of " + all_devices(), to_string(whole->device_type));
-  return check_index(name, device_of(*whole));
+  return find_device(std::string(name) + ".", device_of(*whole));
 }
 
 std::uint64_t fingerprint(const Problem& p) {

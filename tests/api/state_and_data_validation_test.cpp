@@ -152,6 +152,21 @@ TEST(Validation, RowStateFunctions) {
   EXPECT_TRUE(names<>({"state.device_type", "cpu", "1"}, tileloss_row_state_set_identity(&odd)));
 }
 
+// The CPU's calls report what is wrong themselves.
+TEST(Validation, ErrorsOfADevice) {
+  Call call;
+  std::vector<std::int64_t> labels = {0, 10, 0, 0};
+  call.args().labels = view(labels);
+  ASSERT_EQ(tileloss_cross_entropy_value_and_grad(&call.args(), &call.options, nullptr, nullptr), TILELOSS_LABEL_OUT_OF_RANGE);
+  EXPECT_EQ(tileloss_check_errors(TILELOSS_CPU, 0, nullptr), TILELOSS_OK);
+  EXPECT_TRUE(check_errors(TILELOSS_CPU).ok());
+  for (const std::int32_t index : {-1, 1})
+    EXPECT_TRUE(names<>({"device_index", "0", std::to_string(index)}, tileloss_check_errors(TILELOSS_CPU, index, nullptr)));
+  EXPECT_TRUE(names<>({"stream", "null", "a pointer"}, tileloss_check_errors(TILELOSS_CPU, 0, &call)));
+  EXPECT_TRUE(names<>({"device_type", "of this build (cpu)", "1", {}, TILELOSS_UNSUPPORTED},
+                      tileloss_check_errors(TILELOSS_CUDA, 0, nullptr)));
+}
+
 TEST(Validation, Introspection) {
   tileloss_function_info info;
   info.struct_size = sizeof info;

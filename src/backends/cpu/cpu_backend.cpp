@@ -31,6 +31,9 @@ class CpuBackend final : public Backend {
     host::merge(into, from);
     return {};
   }
+  Status check_errors(std::int32_t /*device_index*/, void* stream) const override {
+    return stream == nullptr ? Status{} : expected("stream", "null: the CPU has no streams", "a pointer");
+  }
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
     const tileloss_cpu_plan& own = plan.cpu;
     std::vector<PlanFact> facts = {

@@ -78,7 +78,7 @@ class CopiedCall final : public impl::Call {
   Status finish() override {
     if (Status s = inner_->finish(); !s.ok()) return s;
     toy().memory().synchronise();
-    Status found = toy().take_error();
+    Status found = toy().check_errors(p_.device_index, nullptr);
     if (!found.ok()) return found;
     for (const auto& copy : back_) toy().memory().queue(copy);
     toy().memory().synchronise();

@@ -116,7 +116,7 @@ Status ToyBackend::check_plan(const tileloss_plan& plan) const {
 
 Status ToyBackend::begin(const Problem& problem, const tileloss_plan& /*plan*/, const tileloss_run& /*run*/,
                          std::unique_ptr<impl::Call>* call) const {
-  return impl::device::begin_call(ToyDevice(problem, memory_, error_), call);
+  return impl::device::begin_call(ToyDevice(problem, memory_, errors_[problem.device_index]), call);
 }
 
 Status ToyBackend::set_identity(const tileloss_row_state& state) const {

@@ -3,6 +3,8 @@
 #ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 #define TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 
+#include <utility>
+
 #include "backends/backend.h"
 #include "tests/backends/device_memory.h"
 
@@ -19,12 +21,10 @@ struct ToyPlan {
 class ToyBackend final : public impl::Backend {
  public:
   DeviceMemory& memory() const { return memory_; }
-  // What calls have found wrong since the last time that somebody asked.
-  impl::Status take_error() const { return std::exchange(error_, {}); }
 
   tileloss_device_type device_type() const override { return kToyDevice; }
   const char* name() const override { return "toy"; }
-  std::int32_t device_count() const override { return 2; }
+  std::int32_t device_count() const override { return kDevices; }
   impl::Status plan(const impl::Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
                     tileloss_plan* plan) const override;
   impl::Status check_plan(const tileloss_plan& plan) const override;
@@ -32,11 +32,15 @@ class ToyBackend final : public impl::Backend {
                      std::unique_ptr<impl::Call>* call) const override;
   impl::Status set_identity(const tileloss_row_state& state) const override;
   impl::Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
+  impl::Status check_errors(std::int32_t device_index, void* /*stream*/) const override {
+    return std::exchange(errors_[device_index], {});
+  }
   std::vector<impl::PlanFact> describe(const tileloss_plan& plan) const override;
 
  private:
+  static constexpr std::int32_t kDevices = 2;
   mutable DeviceMemory memory_;
-  mutable impl::Status error_;
+  mutable impl::Status errors_[kDevices];
 };
 
 }  // namespace tileloss::test

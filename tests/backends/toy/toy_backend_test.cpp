@@ -80,9 +80,38 @@ TEST_F(OnTheDevice, ACallIsQueuedAndDoneOnceSomebodyWaits) {
 }
 
 TEST_F(WithABadLabel, GivesNanAndAnErrorOnceSomebodyWaits) {
+  for (tileloss_vector* v : {&args_.loss, &args_.labels}) v->device_index = 1;
+  for (tileloss_matrix* m : {&args_.logits, &args_.dlogits}) m->device_index = 1;
   ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr)));
   EXPECT_TRUE(std::isnan(loss()));
-  EXPECT_EQ(toy().take_error().message, "labels[1]: expected 0 <= label < 5 or ignore_index -100, got 9");
+  EXPECT_TRUE(succeeds(tileloss_check_errors(kToyDevice, 0, nullptr)));
+  const Status status = check_errors(kToyDevice, 1);
+  EXPECT_EQ(status.code(), StatusCode::kLabelOutOfRange);
+  EXPECT_EQ(status.message(), "labels[1]: expected 0 <= label < 5 or ignore_index -100, got 9");
+  EXPECT_TRUE(succeeds(tileloss_check_errors(kToyDevice, 1, nullptr))) << "it was not cleared";
+}
+
+// Of two calls' errors the first is reported.
+TEST_F(WithABadLabel, AWrongNumberBehindAPointerIsReported) {
+  auto* const temperature = static_cast<float*>(memory_.allocate(sizeof(float)));
+  memory_.queue([=] { *temperature = -1; });
+  tileloss_cross_entropy_options cold = options_;
+  cold.logit.temperature.pointer = temperature;
+  cold.logit.ignore_index = 9;
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args_, &cold, nullptr, nullptr)));
+  EXPECT_TRUE(std::isnan(loss()));
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr)));
+  memory_.synchronise();
+  memory_.release(temperature);
+  EXPECT_TRUE(refused(tileloss_check_errors(kToyDevice, 0, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "temperature: expected a number > 0, got -1"));
+}
+
+TEST(ToyDevice, HasNoErrorsWhereThereIsNoDevice) {
+  EXPECT_TRUE(
+      refused(tileloss_check_errors(kToyDevice, 2, nullptr), TILELOSS_INVALID_ARGUMENT, "device_index: expected 0 to 1, got 2"));
+  EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_UNSUPPORTED,
+                      "device_type: expected a device of this build (cpu, toy), got 1"));
 }
 
 TEST_F(OnTheDevice, ThePlanTellsOfItAndFitsNoOther) {
