@@ -657,8 +657,9 @@ typedef struct tileloss_run {
   void* stream;                       // the device's stream to enqueue on; the CPU has none and refuses one
   // For value_and_grad of a shard of the vocabulary, which needs it, and for nothing else: called once, on the calling thread,
   // after the forward. args.row_state then holds the shard's states and has to hold the whole vocabulary's on return
-  // (tileloss_row_state_merge); loss, outputs and gradients are made from those. A status other than TILELOSS_OK ends the call,
-  // and its outputs are not valid then. Another call of the library may run inside: the next shard's, say.
+  // (tileloss_row_state_merge); loss, outputs and gradients are made from those. A device that only queues calls has queued the
+  // states, and the merge has to be queued after them. A status other than TILELOSS_OK ends the call, and its outputs are not
+  // valid then. Another call of the library may run inside: the next shard's, say.
   tileloss_status (*merge)(void* merge_context);
   void* merge_context;
 } tileloss_run;

@@ -61,7 +61,11 @@ class PairShards : public testing::TestWithParam<reference::NumberFormat> {
     for (const Shard& s : kShards) {
       call(TILELOSS_FORWARD, s, false);
       for (int k = 0; k < 2; ++k) {
-        for (std::size_t i = 0; i < kRows; ++i) sums[k][i] += part[k][i];
+        for (std::size_t i = 0; i < kRows; ++i) {
+          sums[k][i] += part[k][i];
+          const bool is_ignored = static_cast<const std::int64_t*>(all.labels.data)[i] == options.logit.ignore_index;
+          EXPECT_TRUE(!is_ignored || part[k][i] == 0) << i;
+        }
       }
     }
     state.divergence = sums[0].data();

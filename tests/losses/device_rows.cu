@@ -58,9 +58,12 @@ template void all_steps(const impl::SoftCrossEntropy&, impl::SoftCrossEntropy*, 
                         const impl::RowOutputs&);
 template void all_steps(const FocalLoss&, FocalLoss*, const impl::device::RowArrays&, const impl::RowOutputs&);
 
-void other_kernels(const impl::device::FindLabelColumn& target, const impl::device::SaveState& save,
-                   const impl::device::WriteLoss& write, const impl::device::LossTerm& term, const impl::device::TakeLoss& take) {
+void other_kernels(const impl::device::FindLabelColumn& target, const impl::device::LoadStats& load,
+                   const impl::device::GiveSums& give, const impl::device::SaveState& save, const impl::device::WriteLoss& write,
+                   const impl::device::LossTerm& term, const impl::device::TakeLoss& take) {
   test::each<<<1, 32>>>(target, 1);
+  test::each<<<1, 32>>>(load, 1);
+  test::each<<<1, 32>>>(give, 1);
   test::each<<<1, 32>>>(save, 1);
   test::each<<<1, 32>>>(write, 1);
   test::sum<<<1, 1>>>(term, take, 1);

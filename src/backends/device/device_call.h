@@ -9,7 +9,8 @@
 //   void sort(double* values, count)    ascending
 //   void place(T* at, const T& value)   *at = value
 //   void check(rows)                    what only the device can look at: rows that are wrong get kBadLabel
-//   void forward(rows)                  the rows' states; of a target that is not labels their stats too
+//   void forward(rows)                  the rows' states; of a target that is not labels their stats too. With a pair_state the
+//                                       stats are there but for the sums, which are then those of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
 //   void done()                         what a call ends with
 #ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
@@ -65,6 +66,8 @@ class DeviceCall final : public Call {
   }
   void prepare() override {
     if constexpr (requires { loss_.prepare(steps_); }) loss_.prepare(steps_);
+    if (!p_.has_pair_state) return;
+    device_.each(p_.rows, LoadStats{rows_, p_.row_state, p_.teacher_state, p_.label_state, p_.pair_state, !gives_sums()});
   }
   void couple() override {
     if constexpr (requires { loss_.couple(steps_, states()); }) loss_.couple(steps_, states());
@@ -72,11 +75,8 @@ class DeviceCall final : public Call {
   bool keeps_states() const override { return true; }
 
   Status sweep(std::uint32_t stages) override {
-    if ((stages & kForward) != 0) {
-      device_.forward(rows_);
-      if (p_.has_row_state) device_.each(p_.rows, SaveState{rows_, p_.row_state});
-    }
-    if ((stages & kRowStage) != 0)
+    if ((stages & kForward) != 0) forward();
+    if ((stages & kRowStage) != 0 && !gives_sums())
       device_.each(p_.rows, RowStageOf<Loss>{on_device_, rows_, states(), {p_.args, context_}, writes()});
     if ((stages & kBackward) != 0) device_.backward(rows_, states());
     return {};
@@ -98,9 +98,23 @@ class DeviceCall final : public Call {
   }
 
  private:
+  void forward() {
+    if (p_.has_pair_state && !gives_sums()) return;  // the sums of all shards are there
+    device_.forward(rows_);
+    if (gives_sums()) {
+      device_.each(p_.rows, GiveSums{rows_, p_.pair_state});
+    } else if (p_.has_row_state) {
+      device_.each(p_.rows, SaveState{rows_, p_.row_state});
+    }
+  }
+  // Of a shard whose target is not labels a forward gives its share of the sums, and nothing else.
+  bool gives_sums() const { return p_.has_pair_state && p_.pass == TILELOSS_FORWARD; }
   bool writes() const { return p_.pass != TILELOSS_BACKWARD; }
   // Those of this call's forward, unless others have a share in them.
-  RowStates states() const { return {p_.needs_forward && !p_.merges_shards() ? rows_.states : nullptr, p_.row_state}; }
+  RowStates states() const {
+    const bool are_own = p_.needs_forward && !p_.merges_shards() && !p_.has_pair_state;
+    return {are_own ? rows_.states : nullptr, p_.row_state};
+  }
   LossContext context_with(std::byte* scratch) const {
     LossContext context = make_context(p_);
     context.scratch = scratch;

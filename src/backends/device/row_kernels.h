@@ -26,6 +26,45 @@ struct FindLabelColumn {
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { rows.label_columns[i] = labels[i]; }
 };
 
+// What stands for the statistics of a row whose label, or the call's numbers, are wrong.
+TILELOSS_HOST_DEVICE inline TargetStats bad_stats() {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  TargetStats stats(make_row_stats({kNan, kNan, kNan, kNan, kNan, kNan, -1}));
+  stats.teacher = stats.label;
+  stats.sums = {kNan, kNan};
+  return stats;
+}
+
+// A pair_state's: what is known of the rows of all shards together, but for the sums that this call is to find its share of.
+struct LoadStats {
+  RowArrays rows;
+  tileloss_row_state own, teacher, label;  // the last two without arrays: none
+  tileloss_pair_state sums;
+  bool has_sums;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    if (rows.label_columns[i] == kIgnoredRow) return;
+    TargetStats& stats = rows.stats[i] = make_row_stats(load_row(own, i));
+    if (teacher.max != nullptr) stats.teacher = make_row_stats(load_row(teacher, i));
+    if (label.max != nullptr) stats.label = make_row_stats(load_row(label, i));
+    if (has_sums) stats.sums = {sums.divergence[i], sums.mean[i]};
+  }
+};
+
+// A shard's share of the sums, to where the caller keeps it.
+struct GiveSums {
+  RowArrays rows;
+  tileloss_pair_state to;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    TargetSums sums = rows.stats[i].sums;
+    if (rows.label_columns[i] == kIgnoredRow) sums = {};
+    if (rows.label_columns[i] == kBadLabel) sums = bad_stats().sums;
+    to.divergence[i] = sums.divergence;
+    to.mean[i] = sums.mean;
+  }
+};
+
 // The forward's state, to where the caller keeps it.
 struct SaveState {
   RowArrays rows;
@@ -50,8 +89,9 @@ struct RowStageOf {
       if (writes) outputs.write_ignored(i);
       return;
     }
-    const TargetStats stats = rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
-    result = rows.label_columns[i] == kBadLabel ? RowResult{kNan, {kNan, kNan, kNan, kNan}, kNan, true} : loss->row(i, stats);
+    const bool is_bad = rows.label_columns[i] == kBadLabel;
+    const TargetStats stats = is_bad ? bad_stats() : rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
+    result = is_bad ? RowResult{kNan, {kNan, kNan, kNan, kNan}, kNan, true} : loss->row(i, stats);
     if (writes) outputs.write(i, stats);
   }
 };

@@ -49,11 +49,16 @@ class CopiedCall final : public impl::Call {
  public:
   explicit CopiedCall(const Problem& problem)
       : p_(problem), used_(problem.args.labels, problem.logit.ignore_index, problem.args.mask) {
+    if (p_.has_row_state) move(p_.row_state, p_.needs_forward && !p_.has_pair_state);
+    if (p_.merges_shards()) merged_ = back_;
     for (const TensorSlot& slot : impl::tensor_slots()) {
       if (slot.vector != nullptr) move(slot, p_.args.*slot.vector);
       if (slot.matrix != nullptr) move(slot, p_.args.*slot.matrix);
     }
-    if (p_.has_row_state) move_state(p_.row_state);
+    if (p_.has_pair_state) {
+      for (tileloss_row_state* s : {&p_.teacher_state, &p_.label_state}) move(*s, false);
+      for (double** sums : {&p_.pair_state.divergence, &p_.pair_state.mean}) move(*sums, p_.rows, p_.pass == TILELOSS_FORWARD);
+    }
     for (const tileloss_field& field : p_.loss->fields) {
       if (field.type != TILELOSS_FIELD_SCALAR) continue;
       auto* const scalar = reinterpret_cast<tileloss_scalar*>(p_.options.data() + field.offset);
@@ -74,14 +79,20 @@ class CopiedCall final : public impl::Call {
   void prepare() override { inner_->prepare(); }
   void couple() override { inner_->couple(); }
   bool keeps_states() const override { return inner_->keeps_states(); }
-  Status sweep(std::uint32_t stages) override { return inner_->sweep(stages); }
+  // What run.merge works on is the host's.
+  Status sweep(std::uint32_t stages) override {
+    const bool is_forward = (stages & impl::kForward) != 0;
+    if (!is_forward) copy(merged_, false);
+    if (Status s = inner_->sweep(stages); !s.ok()) return s;
+    if (is_forward) copy(merged_, true);
+    return {};
+  }
   Status finish() override {
     if (Status s = inner_->finish(); !s.ok()) return s;
     toy().memory().synchronise();
     Status found = toy().check_errors(p_.device_index, nullptr);
     if (!found.ok()) return found;
-    for (const auto& copy : back_) toy().memory().queue(copy);
-    toy().memory().synchronise();
+    copy(back_, true);
     return {};
   }
 
@@ -90,6 +101,12 @@ class CopiedCall final : public impl::Call {
     void* data;
     std::int64_t bytes;
   };
+  using Copy = std::function<void(bool is_back)>;
+
+  static void copy(const std::vector<Copy>& copies, bool is_back) {
+    for (const Copy& one : copies) toy().memory().queue([=] { one(is_back); });
+    if (!copies.empty()) toy().memory().synchronise();
+  }
 
   void move(const TensorSlot& slot, tileloss_vector& v) {
     if (!impl::present(v) || v.data == nullptr) return;
@@ -111,19 +128,14 @@ class CopiedCall final : public impl::Call {
     const bool of_rows = slot.shape != impl::Shape::kHead && slot.shape != impl::Shape::kTeacherHead;
     m.data = on_device(m.data, layout, slot.is_output(), of_rows && !slot.is_output());
   }
-  void move_state(tileloss_row_state& s) {
-    const bool is_output = p_.needs_forward;
-    const auto array = [&](auto*& data, std::int64_t element) {
-      using T = std::remove_reference_t<decltype(data)>;
-      if (data != nullptr) data = static_cast<T>(on_device(data, {s.rows, 1, 1, 1, element}, is_output));
-    };
-    array(s.max, 4);
-    array(s.sum, 4);
-    array(s.target, 4);
-    array(s.entropy_sum, 4);
-    array(s.collision_sum, 4);
-    array(s.smoothing_sum, 4);
-    array(s.argmax, 8);
+  void move(tileloss_row_state& s, bool is_output) {
+    for (float** array : {&s.max, &s.sum, &s.target, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum})
+      move(*array, s.rows, is_output);
+    move(s.argmax, s.rows, is_output);
+  }
+  template <class T>
+  void move(T*& array, std::int64_t rows, bool is_output) {
+    if (array != nullptr) array = static_cast<T*>(on_device(array, {rows, 1, 1, 1, sizeof(T)}, is_output));
   }
 
   // Where the view's data lies on the device. It is copied before the call, of inputs with a line a row those in use, and of
@@ -135,7 +147,7 @@ class CopiedCall final : public impl::Call {
     const auto [place, is_new] = pieces_.try_emplace(host + low);
     if (is_new) place->second = {toy().memory().allocate(static_cast<std::size_t>(high - low)), high - low};
     auto* const device = static_cast<std::byte*>(place->second.data) - low;
-    const auto copy = [l, host, device, used = used_, of_rows](bool is_back) {
+    const Copy elements = [l, host, device, used = used_, of_rows](bool is_back) {
       for (std::int64_t i = 0; i < l.lines; ++i) {
         if (of_rows && !used.is_used(i)) continue;
         for (std::int64_t k = 0; k < l.count; ++k) {
@@ -144,8 +156,8 @@ class CopiedCall final : public impl::Call {
         }
       }
     };
-    toy().memory().queue([=] { copy(false); });
-    if (is_output) back_.push_back([=] { copy(true); });
+    toy().memory().queue([=] { elements(false); });
+    if (is_output) back_.push_back(elements);
     return device;
   }
 
@@ -153,7 +165,7 @@ class CopiedCall final : public impl::Call {
   Problem p_;
   const impl::Labels used_;
   std::map<std::byte*, Piece> pieces_;
-  std::vector<std::function<void()>> back_;
+  std::vector<Copy> back_, merged_;  // after the call; around run.merge
   std::unique_ptr<impl::Call> inner_;
 };
 
@@ -166,10 +178,8 @@ class CopiedViews final : public impl::Backend {
     return cpu().plan(problem, wishes, executor, plan);
   }
   Status check_plan(const tileloss_plan& plan) const override { return cpu().check_plan(plan); }
-  Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
+  Status begin(const Problem& problem, const tileloss_plan& /*plan*/, const tileloss_run& /*run*/,
                std::unique_ptr<impl::Call>* call) const override {
-    if (problem.merges_shards() || problem.has_pair_state)
-      return cpu().begin(problem, plan, run, call);  // what is merged is of the host's memory
     auto copied = std::make_unique<CopiedCall>(problem);
     if (Status s = copied->begin(); !s.ok()) return s;
     *call = std::move(copied);

@@ -27,6 +27,17 @@ void move_to_toy(tileloss_args& args) {
   if (args.row_state != nullptr) args.row_state->device_type = kToyDevice;
 }
 
+// Of three rows, in nine floats on the device.
+tileloss_row_state state_in(float* floats) {
+  auto state = init<tileloss_row_state>();
+  state.rows = 3;
+  state.max = floats;
+  state.sum = floats + 3;
+  state.target = floats + 6;
+  state.device_type = kToyDevice;
+  return state;
+}
+
 // Three rows of logits 0 to 4, whose labels are 1, `label` and 3, on the device.
 class OnTheDevice : public testing::Test {
  protected:
@@ -112,6 +123,119 @@ TEST(ToyDevice, HasNoErrorsWhereThereIsNoDevice) {
       refused(tileloss_check_errors(kToyDevice, 2, nullptr), TILELOSS_INVALID_ARGUMENT, "device_index: expected 0 to 1, got 2"));
   EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_UNSUPPORTED,
                       "device_type: expected a device of this build (cpu, toy), got 1"));
+}
+
+// Two shards of the vocabulary, the second one's call inside the first one's: nothing of it has run when either merge returns.
+TEST_F(OnTheDevice, ShardsAreMergedInItsQueue) {
+  struct Shards {
+    tileloss_args whole;
+    float* floats;
+    tileloss_row_state states[3];  // the third: of both
+
+    tileloss_status run(int number) {
+      const int start = number == 0 ? 0 : 2, columns = number == 0 ? 2 : 3;
+      tileloss_args args = whole;
+      for (tileloss_matrix* m : {&args.logits, &args.dlogits})
+        *m = {static_cast<float*>(m->data) + start, 3, columns, 5, 1, TILELOSS_FLOAT32, kToyDevice, 0, 0};
+      args.row_state = &states[number];
+      const tileloss_cross_entropy_options options = {.logit = {.vocab_start = start, .vocab_total = 5}};
+      auto run = init<tileloss_run>();
+      run.merge_context = this;
+      run.merge = number == 0 ? +[](void* shards) { return static_cast<Shards*>(shards)->merge_first(); }
+                              : +[](void* shards) { return static_cast<Shards*>(shards)->merge_second(); };
+      return tileloss_cross_entropy_value_and_grad(&args, &options, nullptr, &run);
+    }
+    tileloss_status merge_first() {
+      const tileloss_status status = run(1);
+      return status == TILELOSS_OK ? set(0, {2}) : status;
+    }
+    tileloss_status merge_second() {
+      const tileloss_status status = set(2, {0, 1});
+      return status == TILELOSS_OK ? set(1, {2}) : status;
+    }
+    tileloss_status set(int to, const std::vector<int>& parts) {
+      tileloss_status status = tileloss_row_state_set_identity(&states[to]);
+      for (const int part : parts) status = status == TILELOSS_OK ? tileloss_row_state_merge(&states[to], &states[part]) : status;
+      return status;
+    }
+  } shards{.whole = args_, .floats = static_cast<float*>(memory_.allocate(sizeof(float) * 27)), .states = {}};
+  for (int k = 0; k < 3; ++k) shards.states[k] = state_in(shards.floats + std::ptrdiff_t{9} * k);
+  ASSERT_TRUE(succeeds(shards.run(0)));
+  std::vector<float> gradient(15);
+  memory_.queue([&, from = static_cast<float*>(logits_)] { gradient.assign(from, from + 15); });
+  const double sum = 1 + std::exp(1.0) + std::exp(2.0) + std::exp(3.0) + std::exp(4.0);
+  EXPECT_NEAR(loss(), std::log(sum) - 2, 1e-6);
+  for (int i = 0; i < 3; ++i) {
+    for (int j = 0; j < 5; ++j) {
+      const double p = std::exp(static_cast<double>(j)) / sum;
+      EXPECT_NEAR(gradient[static_cast<std::size_t>(i * 5 + j)], (p - (j == i + 1 ? 1 : 0)) / 3, 1e-7) << i << " " << j;
+    }
+  }
+  memory_.release(shards.floats);
+}
+
+// Also of what is made of states that are right.
+TEST_F(WithABadLabel, HasNanForOutputsOfARowState) {
+  auto* const floats = static_cast<float*>(memory_.allocate(sizeof(float) * 12));
+  memory_.queue([=] { std::fill_n(floats, 12, 1.0F); });
+  tileloss_row_state state = state_in(floats);
+  args_.logits = args_.dlogits = {};
+  args_.row_state = &state;
+  args_.logp = tileloss_make_vector(floats + 9, TILELOSS_FLOAT32, 3);
+  args_.logp.device_type = kToyDevice;
+  const tileloss_cross_entropy_options options = {.logit = {.vocab_total = 5}};
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_from_row_state(&args_, &options, nullptr, nullptr)));
+  float logp = 0;
+  memory_.queue([&] { logp = floats[10]; });
+  EXPECT_TRUE(std::isnan(loss()));
+  EXPECT_TRUE(std::isnan(logp));
+  memory_.release(floats);
+  EXPECT_FALSE(check_errors(kToyDevice).ok());
+}
+
+TEST_F(WithABadLabel, HasNanForAShardsSums) {
+  auto* const floats = static_cast<float*>(memory_.allocate(sizeof(float) * 9));
+  auto* const sums = static_cast<double*>(memory_.allocate(sizeof(double) * 6));
+  memory_.queue([=] { std::fill_n(floats, 9, 1.0F); });
+  tileloss_row_state state = state_in(floats);
+  auto pair = init<tileloss_pair_state>();
+  pair.rows = 3;
+  pair.teacher = &state;
+  pair.divergence = sums;
+  pair.mean = sums + 3;
+  args_.teacher_logits = args_.logits;
+  args_.dlogits = {};
+  args_.loss = {};
+  args_.row_state = &state;
+  args_.pair_state = &pair;
+  const tileloss_distillation_options options = {.logit = {.vocab_total = 8}};
+  ASSERT_TRUE(succeeds(tileloss_distillation(&args_, &options, nullptr, nullptr)));
+  std::vector<double> found;
+  memory_.queue([&] { found.assign(sums, sums + 6); });
+  memory_.synchronise();
+  EXPECT_TRUE(std::isnan(found[1]));
+  EXPECT_TRUE(std::isnan(found[4]));
+  memory_.release(floats);
+  memory_.release(sums);
+  EXPECT_FALSE(check_errors(kToyDevice).ok());
+}
+
+TEST_F(OnTheDevice, AColumnThatATeacherDoesNotHaveIsReported) {
+  auto* const ids = static_cast<std::int64_t*>(memory_.allocate(sizeof(std::int64_t) * 3));
+  auto* const logprobs = static_cast<float*>(memory_.allocate(sizeof(float) * 3));
+  memory_.queue([=] {
+    for (int i = 0; i < 3; ++i) ids[i] = i == 1 ? std::int64_t{1} << 40 : i;
+    std::fill_n(logprobs, 3, -1.0F);
+  });
+  args_.teacher_ids = tileloss_make_matrix(ids, TILELOSS_INT64, 3, 1, 1);
+  args_.teacher_logprobs = tileloss_make_matrix(logprobs, TILELOSS_FLOAT32, 3, 1, 1);
+  move_to_toy(args_);
+  ASSERT_TRUE(succeeds(tileloss_sparse_distillation_value_and_grad(&args_, nullptr, nullptr, nullptr)));
+  EXPECT_TRUE(std::isnan(loss()));
+  memory_.release(ids);
+  memory_.release(logprobs);
+  EXPECT_TRUE(refused(tileloss_check_errors(kToyDevice, 0, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "teacher_ids[1,0]: expected a column < 5, or a negative number for none, got 1099511627776"));
 }
 
 TEST_F(OnTheDevice, ThePlanTellsOfItAndFitsNoOther) {

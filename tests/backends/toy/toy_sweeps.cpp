@@ -7,7 +7,6 @@
 namespace tileloss::test {
 
 using impl::DivergenceTerm;
-using impl::RowStats;
 using impl::TargetKind;
 using impl::TargetStats;
 
@@ -65,18 +64,21 @@ void ToySweeps::forward() const {
   for (std::int64_t i = 0; i < p_.rows; ++i) {
     rows_.states[i] = {};
     if (rows_.label_columns[i] == impl::kIgnoredRow) continue;
-    rows_.states[i] = gather(i, own(i, own_));
-    if (rows_.stats == nullptr) continue;
-    TargetStats& stats = rows_.stats[i] = impl::make_row_stats(rows_.states[i]);
-    stats.label = impl::make_row_stats(gather(i, own(i, label_)));
-    if (p_.loss->target() == TargetKind::kLogits) stats.teacher = impl::make_row_stats(gather(i, teacher(i)));
-    look(i, stats);
+    if (!p_.has_pair_state) {
+      rows_.states[i] = gather(i, own(i, own_));
+      if (rows_.stats == nullptr) continue;
+      TargetStats& stats = rows_.stats[i] = impl::make_row_stats(rows_.states[i]);
+      stats.label = impl::make_row_stats(gather(i, own(i, label_)));
+      if (p_.loss->target() == TargetKind::kLogits) stats.teacher = impl::make_row_stats(gather(i, teacher(i)));
+    }
+    look(i, rows_.stats[i], false);
   }
 }
 
-ToySweeps::Numbers ToySweeps::look(std::int64_t i, TargetStats& stats) const {
+ToySweeps::Numbers ToySweeps::look(std::int64_t i, TargetStats& stats, bool has_sums) const {
   const TargetKind kind = p_.loss->target();
-  Numbers slopes = kind == TargetKind::kColumns ? look_at_some(i, stats) : look_at_all(i, stats);
+  if (rows_.label_columns[i] == impl::kBadLabel) return Numbers(at(p_.columns), kNan);
+  Numbers slopes = kind == TargetKind::kColumns ? look_at_some(i, stats) : look_at_all(i, stats, has_sums);
   const bool is_finite = std::isfinite(stats.max) && (kind != TargetKind::kLogits || std::isfinite(stats.teacher.max)) &&
                          (kind != TargetKind::kProbabilities || std::isfinite(stats.sums.mean));
   if (!is_finite) stats.sums.divergence = kNan;
@@ -85,31 +87,31 @@ ToySweeps::Numbers ToySweeps::look(std::int64_t i, TargetStats& stats) const {
 }
 
 // A teacher's logits, or class probabilities.
-ToySweeps::Numbers ToySweeps::look_at_all(std::int64_t i, TargetStats& stats) const {
+ToySweeps::Numbers ToySweeps::look_at_all(std::int64_t i, TargetStats& stats, bool has_sums) const {
   const bool has_teacher = p_.loss->target() == TargetKind::kLogits;
-  const double smoothing = options_.label_smoothing, added = smoothing / static_cast<double>(p_.columns);
+  const double smoothing = options_.label_smoothing, added = smoothing / static_cast<double>(p_.classes);
   impl::Divergence d = options_.divergence;
   Columns mine = own(i, own_), other = has_teacher ? teacher(i) : mine;
   mine.set_max(stats.max);
   other.set_max(stats.teacher.max);
   const Row probs = row(p_.args.target_probs, i, p_.args.row_groups.teacher_logits_stride);
   const auto term = [&](std::int64_t j) -> DivergenceTerm<double> {
-    const RowStats p = mine.stats(j, stats);
+    const impl::RowStats p = mine.stats(j, stats);
     if (!has_teacher)
       return impl::probability_term(weight(j) * ((1 - smoothing) * static_cast<double>(probs(j)) + added), p.logp);
-    return p_.columns == 1 ? DivergenceTerm<double>{} : impl::label_term(d, p, other.stats(j, stats.teacher));
+    return p_.classes == 1 ? DivergenceTerm<double>{} : impl::label_term(d, p, other.stats(j, stats.teacher));
   };
   std::int64_t top = 0;
   for (std::int64_t j = 0; j < p_.columns; ++j) top = mine.stats(j, stats).p > mine.stats(top, stats).p ? j : top;
-  if (has_teacher && p_.columns > 0) d.shift_for(mine.stats(top, stats).p, other.stats(top, stats.teacher).p);
-  stats.sums = {};
-  for (std::int64_t j = 0; j < p_.columns; ++j) {
+  if (has_teacher && !p_.has_pair_state) d.shift_for(mine.stats(top, stats).p, other.stats(top, stats.teacher).p);
+  if (!has_sums) stats.sums = {};
+  for (std::int64_t j = 0; !has_sums && j < p_.columns; ++j) {
     stats.sums.divergence += term(j).value;
     stats.sums.mean += term(j).form;
   }
   Numbers slopes;
   for (std::int64_t j = 0; j < p_.columns; ++j) {
-    const RowStats p = mine.stats(j, stats);
+    const impl::RowStats p = mine.stats(j, stats);
     slopes.push_back(has_teacher
                          ? impl::divergence_slope(term(j), p, stats.sums.mean, impl::has_mean(d.kind))
                          : impl::probability_slope(-term(j).form, std::exp(mine.shifted(j) - stats.log_sum), stats.sums.mean));
@@ -146,7 +148,7 @@ ToySweeps::Numbers ToySweeps::look_at_some(std::int64_t i, TargetStats& stats) c
 
 ToySweeps::Numbers ToySweeps::gradient(std::int64_t i, const impl::RowStates& states) const {
   TargetStats stats = rows_.stats != nullptr ? rows_.stats[i] : TargetStats(states.stats(i));
-  const Numbers slopes = rows_.stats != nullptr ? look(i, stats) : Numbers(at(p_.columns));
+  const Numbers slopes = rows_.stats != nullptr ? look(i, stats, true) : Numbers(at(p_.columns));
   const impl::RowResult& result = rows_.results[i];
   Columns columns = own(i, label_);
   columns.set_max(stats.label.max);

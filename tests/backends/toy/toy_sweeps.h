@@ -42,9 +42,9 @@ class ToySweeps {
   Columns own(std::int64_t i, const impl::LogitTransform& transform) const;
   Columns teacher(std::int64_t i) const;
   impl::RowState gather(std::int64_t i, Columns columns) const;
-  // What the target adds to a row's stats, and dD/dz of its columns.
-  Numbers look(std::int64_t i, impl::TargetStats& stats) const;
-  Numbers look_at_all(std::int64_t i, impl::TargetStats& stats) const;
+  // What the target adds to a row's stats, unless the sums are there, and dD/dz of its columns.
+  Numbers look(std::int64_t i, impl::TargetStats& stats, bool has_sums) const;
+  Numbers look_at_all(std::int64_t i, impl::TargetStats& stats, bool has_sums) const;
   Numbers look_at_some(std::int64_t i, impl::TargetStats& stats) const;
   Numbers gradient(std::int64_t i, const impl::RowStates& states) const;
   double weight(std::int64_t j) const {
