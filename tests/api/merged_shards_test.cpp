@@ -13,20 +13,6 @@ namespace {
 
 constexpr std::int64_t kRows = kShardRows, kVocab = kShardVocab;
 
-// Of a shard's logits, and of its head; `args` are the whole's.
-tileloss_args columns_alone(tileloss_args args, const Shard& s) {
-  args.logits = columns_of(args.logits, s);
-  args.dlogits = columns_of(args.dlogits, s);
-  return args;
-}
-tileloss_args rows_of_head(tileloss_args args, const Shard& s) {
-  for (tileloss_matrix* m : {&args.head, &args.dhead}) {
-    m->data = static_cast<unsigned char*>(m->data) + s.start * m->row_stride * impl::element_bytes(m->dtype);
-    m->rows = s.columns;
-  }
-  return args;
-}
-
 // The calls of all shards, each from the merge of the one before it, and the merge of all their states in the last one's.
 class Calls {
  public:

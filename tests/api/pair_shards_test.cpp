@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "tests/api/shards.h"
+#include "tests/shared/linear_pair_case.h"
 #include "tests/shared/pair_case.h"
 #include "tests/shared/wanted_case.h"
 
@@ -124,6 +125,63 @@ TEST_P(PairShards, OfClassProbabilitiesGiveWhatTheWholeGives) {
       run("soft_cross_entropy", c.args(), o, student, state);
       ASSERT_TRUE(agrees(c.check(o))) << smoothing << " " << softcap;
     }
+  }
+}
+
+// From hidden states: the heads are cut.
+TEST(HeadPairShards, GiveWhatTheWholeGives) {
+  for (int divergence = 0; divergence < kDivergences; ++divergence) {
+    LinearPair c({.student = {.row = {.rows = kRows, .vocab = kVocab, .ignore_prob = 0.2, .extra_outputs = true},
+                              .hidden = 7,
+                              .float32_dhidden = true},
+                  .teacher_hidden = 5});
+    const tileloss_args& all = c.args();
+    const auto options =
+        c.student().with_linear(tileloss_distillation_options{.divergence = divergence, .beta = 0.3, .alpha = 0.4});
+    const auto gather = [&](const tileloss_matrix& hidden, const tileloss_matrix& head, RowStateArrays& merged) {
+      auto args = init<tileloss_args>();
+      args.hidden = hidden;
+      args.head = head;
+      args.labels = all.labels;
+      merge_states("linear_logprobs", args, tileloss_logprobs_options{}, kShards, merged, kVocab, weight_of_columns,
+                   rows_of_head);
+    };
+    RowStateArrays student(kRows), teacher(kRows);
+    gather(all.hidden, all.head, student);
+    gather(all.teacher_hidden, all.teacher_head, teacher);
+    std::vector<double> part(2 * kRows), sums(2 * kRows);
+    auto state = init<tileloss_pair_state>();
+    state.rows = kRows;
+    state.teacher = &teacher.get();
+    const auto call = [&](const char* function, tileloss_pass pass, tileloss_args args, const Shard& s) {
+      std::vector<double>& to = pass == TILELOSS_FORWARD ? part : sums;
+      state.divergence = to.data();
+      state.mean = to.data() + kRows;
+      args.row_state = &student.get();
+      args.pair_state = &state;
+      auto own = of_shard(options, s);
+      if (pass == TILELOSS_FROM_ROW_STATE) own.linear = {};
+      ASSERT_TRUE(runs(function, pass, args, &own, plan_options())) << function << " " << pass;
+    };
+    for (const Shard& s : kShards) {
+      call("linear_distillation", TILELOSS_FORWARD, rows_of_head(without_outputs(all), s), s);
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += part[i];
+    }
+    tileloss_args merged = all;
+    merged.hidden = merged.head = merged.teacher_hidden = merged.teacher_head = merged.dhidden = merged.dhead = {};
+    call("distillation", TILELOSS_FROM_ROW_STATE, merged, {});
+    std::vector<float> dhidden(kRows * 7), share(kRows * 7);
+    for (const Shard& s : kShards) {
+      tileloss_args args = rows_of_head(all, s);
+      args.dhidden = view(share, kRows, 7);
+      call("linear_distillation", TILELOSS_BACKWARD, args, s);
+      for (std::size_t i = 0; i < share.size(); ++i) dhidden[i] += share[i];
+    }
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      for (std::int64_t h = 0; h < 7; ++h)
+        static_cast<float*>(all.dhidden.data)[i * all.dhidden.row_stride + h] = dhidden[static_cast<std::size_t>(i * 7 + h)];
+    }
+    ASSERT_TRUE(agrees(c.check(options))) << divergence;
   }
 }
 

@@ -21,6 +21,22 @@ inline tileloss_matrix columns_of(tileloss_matrix m, const Shard& s) {
   return m;
 }
 
+// Of a shard's logits, and of its head; `args` are the whole's.
+inline tileloss_args columns_alone(tileloss_args args, const Shard& s) {
+  for (tileloss_matrix* m : {&args.logits, &args.dlogits}) {
+    if (m->dtype != TILELOSS_NONE) *m = columns_of(*m, s);
+  }
+  return args;
+}
+inline tileloss_args rows_of_head(tileloss_args args, const Shard& s) {
+  for (tileloss_matrix* m : {&args.head, &args.teacher_head, &args.dhead}) {
+    if (m->dtype == TILELOSS_NONE) continue;
+    m->data = static_cast<unsigned char*>(m->data) + s.start * m->row_stride * (m->dtype == TILELOSS_FLOAT32 ? 4 : 2);
+    m->rows = s.columns;
+  }
+  return args;
+}
+
 // The options of a shard's call; of {} those of from_row_state.
 template <class Options>
 Options of_shard(Options options, const Shard& s, std::int64_t vocab = kShardVocab) {
@@ -40,15 +56,16 @@ inline tileloss_args without_outputs(tileloss_args args) {
   return args;
 }
 
-// The states of all shards, merged in their order. `weight_of`: the sum of the class weights of a shard's columns.
+// The states of all shards, merged in their order. `weight_of`: the sum of the class weights of a shard's columns. `cut`: what a
+// shard has of the tensors.
 template <class Options>
 void merge_states(const char* function, const tileloss_args& all, const Options& options, const std::vector<Shard>& shards,
-                  RowStateArrays& merged, std::int64_t vocab, const std::function<double(const Shard&)>& weight_of) {
+                  RowStateArrays& merged, std::int64_t vocab, const std::function<double(const Shard&)>& weight_of,
+                  tileloss_args (*cut)(tileloss_args, const Shard&) = columns_alone) {
   ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
   for (const Shard& s : shards) {
-    RowStateArrays part(all.logits.rows);
-    tileloss_args args = without_outputs(all);
-    args.logits = columns_of(all.logits, s);
+    RowStateArrays part(merged.get().rows);
+    tileloss_args args = cut(without_outputs(all), s);
     args.row_state = &part.get();
     const Options own = of_shard(options, s, vocab);
     ASSERT_TRUE(runs(function, TILELOSS_FORWARD, args, &own, plan_options()));
