@@ -1,0 +1,123 @@
+// What kernels call, on fibers (threads.h).
+#ifndef TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_CODE_H_
+#define TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_CODE_H_
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <source_location>
+
+#include "tests/cuda_on_host/vector_types.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+// A block's own, 0xff at first, at the same place for all who come here; the key is the function's (a template's instance's) own.
+#define TILELOSS_SHARED(type, name)     \
+  static constexpr char name##_key = 0; \
+  type& name = *static_cast<type*>(cuda_on_host::shared_memory(&name##_key, sizeof(type), alignof(type)))
+#define TILELOSS_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(cuda_on_host::dynamic_shared_memory())
+
+// Of the thread that runs.
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+namespace cuda_on_host {
+
+using Place = std::source_location;
+
+void* shared_memory(const void* key, std::size_t bytes, std::size_t alignment);
+void* dynamic_shared_memory();
+void* peer_of(const void* mine, unsigned rank);
+
+// All threads of the block, of the cluster, come to the same place.
+void sync_block(Place at);
+void sync_cluster(Place at);
+// The lanes of the mask come to the same place. No fence for memory but in sync_warp, as on the device.
+void sync_warp(unsigned mask, Place at);
+std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane, Place at);
+unsigned ballot(unsigned mask, bool value, Place at);
+unsigned lane();
+
+inline void cluster_sync(Place at = Place::current()) { sync_cluster(at); }
+unsigned cluster_rank();
+unsigned cluster_size();
+template <class T>
+T* cluster_peer(T* mine, unsigned rank) {
+  return static_cast<T*>(peer_of(mine, rank));
+}
+
+// For the kernels' wrappers of loads and stores of global memory: they count, and stop where a device may not touch the address.
+struct Counters {
+  std::uint64_t loaded = 0, stored = 0;  // bytes
+};
+Counters& counters();
+void count_load(const void* at, std::size_t bytes);
+void count_store(const void* at, std::size_t bytes);
+
+template <class T>
+T shuffle(unsigned mask, T value, unsigned source_lane, Place at) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  return std::bit_cast<T>(static_cast<Bits>(exchange(mask, std::bit_cast<Bits>(value), source_lane, at)));
+}
+
+}  // namespace cuda_on_host
+
+inline void __syncthreads(cuda_on_host::Place at = cuda_on_host::Place::current()) { cuda_on_host::sync_block(at); }
+inline void __syncwarp(unsigned mask = ~0u, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  cuda_on_host::sync_warp(mask, at);
+}
+
+// Lanes are exchanged within groups of `width`, a power of two; whose source is in no group of its reach keeps its own value.
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  const unsigned in_group = static_cast<unsigned>(width) - 1;
+  return cuda_on_host::shuffle(mask, value, (cuda_on_host::lane() & ~in_group) | (static_cast<unsigned>(source) & in_group), at);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  const unsigned lane = cuda_on_host::lane(), source = lane ^ static_cast<unsigned>(flip);
+  return cuda_on_host::shuffle(mask, value, source > (lane | (static_cast<unsigned>(width) - 1)) ? lane : source, at);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  const unsigned lane = cuda_on_host::lane(), source = lane + by;
+  return cuda_on_host::shuffle(mask, value, source > (lane | (static_cast<unsigned>(width) - 1)) ? lane : source, at);
+}
+inline unsigned __ballot_sync(unsigned mask, int value, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  return cuda_on_host::ballot(mask, value != 0, at);
+}
+inline int __any_sync(unsigned mask, int value, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  return cuda_on_host::ballot(mask, value != 0, at) != 0;
+}
+inline int __all_sync(unsigned mask, int value, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  return cuda_on_host::ballot(mask, value != 0, at) == mask;
+}
+
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+inline int atomicExch(int* at, int value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
+inline int atomicOr(int* at, int value) { return __atomic_fetch_or(at, value, __ATOMIC_SEQ_CST); }
+inline int atomicExch_system(int* at, int value) { return atomicExch(at, value); }
+inline int atomicOr_system(int* at, int value) { return atomicOr(at, value); }
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+
+using std::max;
+using std::min;
+
+#endif  // TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_CODE_H_

@@ -1,0 +1,299 @@
+#include "tests/cuda_on_host/host_calls.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/cuda_on_host/streams.h"
+#include "tests/cuda_on_host/threads.h"
+
+using cuda_on_host::Device;
+using cuda_on_host::Devices;
+using cuda_on_host::devices;
+using cuda_on_host::Graph;
+using cuda_on_host::Queue;
+using cuda_on_host::queue_of;
+using cuda_on_host::say;
+using cuda_on_host::Step;
+
+struct CUstream_st {
+  std::shared_ptr<Queue> queue;
+};
+struct CUevent_st {
+  std::shared_ptr<Queue> queue;  // null: never recorded
+  std::uint64_t number = 0;
+  std::shared_ptr<Graph> graph;  // recorded in a capture
+};
+struct CUgraph_st {
+  std::shared_ptr<Graph> graph;
+};
+struct CUgraphExec_st {
+  std::vector<Step> steps;
+};
+
+namespace {
+
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local int current = 0;
+
+using Lock = std::lock_guard<std::mutex>;
+
+bool is_device(int index) { return index >= 0 && index < devices().properties.devices; }
+
+}  // namespace
+
+namespace cuda_on_host {
+
+cudaError_t say(cudaError_t error) {
+  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  return error;
+}
+int current_device() { return current; }
+std::shared_ptr<Queue> queue_of(cudaStream_t stream) {
+  return stream != nullptr ? stream->queue : devices().device(current).default_queue;
+}
+
+}  // namespace cuda_on_host
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidDevicePointer: return "cudaErrorInvalidDevicePointer";
+    case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorNotSupported: return "cudaErrorNotSupported";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
+    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
+    case cudaErrorInvalidClusterSize: return "cudaErrorInvalidClusterSize";
+  }
+  return "unrecognized error code";
+}
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  const Lock lock(devices().mutex);
+  *count = devices().properties.devices;
+  return say(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaGetDevice(int* device) {
+  const Lock lock(devices().mutex);
+  if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
+  *device = current;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  const Lock lock(devices().mutex);
+  if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
+  if (!is_device(device)) return say(cudaErrorInvalidDevice);
+  current = device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const Lock lock(devices().mutex);
+  const cuda_on_host::Properties& properties = devices().properties;
+  if (!is_device(device)) return say(properties.devices == 0 ? cudaErrorNoDevice : cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; return cudaSuccess;
+    case cudaDevAttrWarpSize: *value = 32; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = properties.multiprocessors; return cudaSuccess;
+    case cudaDevAttrL2CacheSize: *value = properties.l2_bytes; return cudaSuccess;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *value = properties.compute_capability / 10; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = properties.compute_capability % 10; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = properties.shared_bytes_of_multiprocessor; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = properties.shared_bytes_of_block; return cudaSuccess;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1 << 10; return cudaSuccess;
+    case cudaDevAttrClusterLaunch: *value = properties.compute_capability >= 90 ? 1 : 0; return cudaSuccess;
+  }
+  return say(cudaErrorInvalidValue);
+}
+cudaError_t cudaDeviceSynchronize() {
+  const Lock lock(devices().mutex);
+  if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
+  devices().finish_device(current);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  const Lock lock(devices().mutex);
+  *stream = new CUstream_st{devices().add_queue(current, flags != cudaStreamNonBlocking)};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
+  devices().finish(*queue_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  const auto queue = queue_of(stream);
+  if (queue->graph != nullptr) {
+    queue->graph->is_valid = false;
+    return say(cudaErrorStreamCaptureUnsupported);
+  }
+  if (queue->steps.empty()) return cudaSuccess;
+  devices().finish_one(*queue);
+  return cudaErrorNotReady;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
+  const Lock lock(devices().mutex);
+  const auto queue = queue_of(stream);
+  if (event->graph != nullptr) {  // of a capture: the stream takes part in it
+    if (queue->graph == event->graph) return cudaSuccess;
+    if (queue->graph != nullptr || queue->is_default) return say(cudaErrorStreamCaptureUnsupported);
+    queue->graph = event->graph;
+    queue->graph->queues.push_back(queue);
+    return cudaSuccess;
+  }
+  if (event->queue == nullptr) return cudaSuccess;
+  Step step;
+  step.after = event->queue, step.after_number = event->number;
+  return say(devices().give(queue, std::move(step)));
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  const auto queue = queue_of(stream);
+  const cudaError_t error = devices().give(queue, {});
+  if (error != cudaSuccess) return say(error);
+  event->queue = queue, event->number = devices().calls(), event->graph = queue->graph;
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const Lock lock(devices().mutex);
+  if (event->graph != nullptr || devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
+  if (event->queue != nullptr) devices().finish(*event->queue, event->number);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const Lock lock(devices().mutex);
+  if (event->queue == nullptr) return cudaSuccess;
+  if (event->queue->steps.empty() || event->queue->steps.front().number > event->number) return cudaSuccess;
+  devices().finish_one(*event->queue);
+  return cudaErrorNotReady;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const Lock lock(devices().mutex);
+  const auto queue = queue_of(stream);
+  *status = queue->graph == nullptr  ? cudaStreamCaptureStatusNone
+            : queue->graph->is_valid ? cudaStreamCaptureStatusActive
+                                     : cudaStreamCaptureStatusInvalidated;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  const Lock lock(devices().mutex);
+  const auto queue = queue_of(stream);
+  if (queue->is_default || queue->graph != nullptr) return say(cudaErrorStreamCaptureUnsupported);
+  queue->graph = std::make_shared<Graph>();
+  queue->graph->queues.push_back(queue);
+  queue->graph->mode = mode;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const Lock lock(devices().mutex);
+  *graph = nullptr;
+  const auto queue = queue_of(stream);
+  const std::shared_ptr<Graph> captured = queue->graph;
+  if (captured == nullptr) return say(cudaErrorInvalidValue);
+  if (captured->queues.front() != queue) return say(cudaErrorStreamCaptureUnmatched);
+  for (const auto& each : captured->queues) each->graph = nullptr;
+  captured->queues.clear();
+  if (!captured->is_valid) return say(cudaErrorStreamCaptureInvalidated);
+  *graph = new CUgraph_st{captured};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/) {
+  *executable = new CUgraphExec_st{graph->graph->steps};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  const auto queue = queue_of(stream);
+  for (const Step& step : executable->steps) {
+    const cudaError_t error = devices().give(queue, step);
+    if (error != cudaSuccess) return say(error);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  const Lock lock(devices().mutex);
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+  if (value < 0 || value > devices().properties.shared_bytes_of_block) return say(cudaErrorInvalidValue);
+  devices().most_dynamic_bytes[kernel] = value;
+  return cudaSuccess;
+}
+
+namespace cuda_on_host {
+
+Properties& properties() { return devices().properties; }
+
+void set_seed(std::uint64_t seed) {
+  const Lock lock(devices().mutex);
+  devices().random = Random(seed);
+}
+
+cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+  const Lock lock(devices().mutex);
+  Kernel launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, 0, std::move(body)};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) continue;
+    const auto& cluster = config.attrs[i].val.clusterDim;
+    if (cluster.x == 0 || cluster.y != 1 || cluster.z != 1 || cluster.x > 8) return say(cudaErrorInvalidClusterSize);
+    launch.cluster = cluster.x;
+  }
+  const dim3 &grid = launch.grid, &block = launch.block;
+  const bool has_blocks = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16;
+  const bool has_threads = block.x > 0 && block.y > 0 && block.z > 0 && block.x <= 1024 && block.y <= 1024 && block.z <= 64 &&
+                           block.x * block.y * block.z <= 1024;
+  if (!has_blocks || !has_threads) return say(cudaErrorInvalidConfiguration);
+  if (grid.x % launch.cluster != 0) return say(cudaErrorInvalidClusterSize);
+  if (launch.cluster > 1 && devices().properties.compute_capability < 90) return say(cudaErrorInvalidClusterSize);
+  const auto asked = devices().most_dynamic_bytes.find(kernel);
+  const int most = asked == devices().most_dynamic_bytes.end() ? 48 << 10 : asked->second;
+  if (launch.dynamic_bytes > static_cast<std::size_t>(most)) return say(cudaErrorInvalidValue);
+  launch.most_shared_bytes = static_cast<std::size_t>(devices().properties.shared_bytes_of_block);
+  const auto queue = queue_of(config.stream);
+  Step step;
+  step.devices = 1u << queue->device;
+  step.work = [launch = std::move(launch)] { run(launch, devices().random); };
+  return say(devices().give(queue, std::move(step)));
+}
+
+}  // namespace cuda_on_host

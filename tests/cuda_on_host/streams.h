@@ -1,0 +1,97 @@
+// The queues of the devices that do not exist. What a stream is given is done in its order, and only when somebody waits for it.
+#ifndef TILELOSS_TESTS_CUDA_ON_HOST_STREAMS_H_
+#define TILELOSS_TESTS_CUDA_ON_HOST_STREAMS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tests/backends/device_memory.h"
+#include "tests/cuda_on_host/host_calls.h"
+#include "tests/cuda_on_host/random.h"
+
+namespace cuda_on_host {
+
+struct Queue;
+
+struct Step {
+  std::function<void()> work;    // may be empty
+  unsigned devices = 0;          // whose memory it may touch, a bit each
+  std::shared_ptr<Queue> after;  // first all of this queue up to its number
+  std::uint64_t after_number = 0;
+  std::uint64_t number = 0;  // in the order of all calls
+};
+
+struct Graph {
+  std::vector<Step> steps;
+  std::vector<std::shared_ptr<Queue>> queues;  // that are captured: the first began it
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  bool is_valid = true;
+};
+
+struct Queue {
+  int device = 0;
+  bool is_default = false, waits_for_default = true;
+  std::deque<Step> steps;
+  std::shared_ptr<Graph> graph;  // while it is captured
+};
+
+struct Device {
+  tileloss::test::DeviceMemory memory;
+  bool is_open = false;
+  std::shared_ptr<Queue> default_queue;
+  std::list<std::shared_ptr<Queue>> queues;  // the others, also those destroyed but not done
+};
+
+class Devices {
+ public:
+  static constexpr int kMost = 8;
+
+  std::mutex mutex;
+  Properties properties;
+  Random random;
+
+  Devices();
+  Device& device(int index);
+  std::shared_ptr<Queue> add_queue(int device, bool waits_for_default);
+  // The captured or the queued; cudaSuccess, or why not.
+  cudaError_t give(const std::shared_ptr<Queue>& queue, Step step);
+  void finish(Queue& queue, std::uint64_t up_to);
+  void finish(Queue& queue) { finish(queue, calls_); }
+  void finish_device(int index);
+  void finish_one(Queue& queue);
+  std::uint64_t calls() const { return calls_; }
+  // Anything that a capture under way forbids; ends it.
+  bool forbidden_by_capture();
+
+  struct Piece {
+    std::size_t bytes;
+    int device;
+    bool is_host;
+  };
+  const std::map<std::uintptr_t, Piece>::value_type* find(const void* data) const;
+  std::map<std::uintptr_t, Piece> pieces;
+  std::map<const void*, int> most_dynamic_bytes;  // of kernels that asked for more
+
+ private:
+  void with_memory(unsigned devices, const std::function<void()>& work);
+  void finish_first(Queue& queue);
+
+  std::unique_ptr<Device> devices_[kMost];
+  std::uint64_t calls_ = 0;
+};
+
+Devices& devices();
+
+cudaError_t say(cudaError_t error);  // and keeps it for cudaGetLastError
+int current_device();                // of this thread
+std::shared_ptr<Queue> queue_of(cudaStream_t stream);
+
+}  // namespace cuda_on_host
+
+#endif  // TILELOSS_TESTS_CUDA_ON_HOST_STREAMS_H_

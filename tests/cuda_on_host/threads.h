@@ -1,0 +1,26 @@
+// The threads of a kernel. Each is a fiber, all on the host's thread that runs the kernel; they change places only where they
+// wait.
+#ifndef TILELOSS_TESTS_CUDA_ON_HOST_THREADS_H_
+#define TILELOSS_TESTS_CUDA_ON_HOST_THREADS_H_
+
+#include <cstddef>
+#include <functional>
+
+#include "tests/cuda_on_host/random.h"
+#include "tests/cuda_on_host/vector_types.h"
+
+namespace cuda_on_host {
+
+struct Kernel {
+  dim3 grid, block;
+  unsigned cluster = 1;  // blocks, along x
+  std::size_t dynamic_bytes = 0, most_shared_bytes = 0;
+  std::function<void()> body;
+};
+
+// One kernel at a time.
+void run(const Kernel& kernel, Random& random);
+
+}  // namespace cuda_on_host
+
+#endif  // TILELOSS_TESTS_CUDA_ON_HOST_THREADS_H_
