@@ -1,34 +1,327 @@
-#include <cuda_runtime.h>
+// Kernels on the host: what is right comes out the same for any order of blocks and threads; what is wrong is found.
 #include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "tests/cuda_on_host/device_array.h"
 
 namespace tileloss::test {
 namespace {
 
-__global__ void sum_of_block(const float* values, float* sums) {
-  using Parts = float[32];
-  TILELOSS_SHARED(Parts, parts);
-  float sum = values[blockIdx.x * blockDim.x + threadIdx.x];
-  for (int k = 16; k > 0; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  sum = 0;
-  for (unsigned i = 0; i < blockDim.x / 32; ++i) sum += parts[i];
-  sums[blockIdx.x] = sum;
+constexpr std::uint64_t kSeeds = 24;
+constexpr unsigned kAll = ~0u;
+
+enum class Fault { kNone, kNoBarrier, kNoSecondBarrier, kNoClusterBarrier, kLeavesEarly, kPastTheEnd, kReadsPastTheEnd };
+
+template <class... Expected, class... Actual>
+cudaError_t launch(dim3 grid, dim3 block, unsigned cluster, std::size_t dynamic, void (*kernel)(Expected...),
+                   Actual... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = dynamic;
+  config.attrs = &attribute, config.numAttrs = cluster > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-TEST(CudaOnHost, BlocksAdd) {
-  float *values = nullptr, *sums = nullptr;
-  ASSERT_EQ(cudaMalloc(&values, 4 * 128 * sizeof(float)), cudaSuccess);
-  ASSERT_EQ(cudaMalloc(&sums, 4 * sizeof(float)), cudaSuccess);
-  std::vector<float> host(4 * 128);
-  for (std::size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i);
-  ASSERT_EQ(cudaMemcpy(values, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
-  cudaLaunchConfig_t config{.gridDim = {4}, .blockDim = {128}};
-  ASSERT_EQ(cudaLaunchKernelEx(&config, sum_of_block, values, sums), cudaSuccess);
-  float got[4];
-  ASSERT_EQ(cudaMemcpy(got, sums, sizeof got, cudaMemcpyDeviceToHost), cudaSuccess);
-  for (int b = 0; b < 4; ++b) EXPECT_EQ(got[b], 128.f * 128 * b + 127 * 64);
+std::vector<float> numbers(std::size_t count) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 7) - 2;
+  return values;
+}
+
+__device__ float sum_of_warp(float value) {
+  for (int k = 16; k > 0; k /= 2) value += __shfl_xor_sync(kAll, value, k);
+  return value;
+}
+
+// What all threads get. It may be called again.
+template <Fault kFault>
+__device__ float sum_of_block(float value) {
+  using Parts = float[32];
+  TILELOSS_SHARED(Parts, parts);
+  const unsigned warps = blockDim.x / 32;
+  value = sum_of_warp(value);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  if (kFault != Fault::kNoBarrier) __syncthreads();
+  value = threadIdx.x % 32 < warps ? parts[threadIdx.x % 32] : 0;
+  if (kFault != Fault::kNoSecondBarrier) __syncthreads();
+  return sum_of_warp(value);
+}
+
+template <Fault kFault>
+__global__ void sums_of_blocks(const float* values, float* sums) {
+  const float first = sum_of_block<kFault>(values[blockIdx.x * blockDim.x + threadIdx.x]);
+  const float second = sum_of_block<kFault>(first + static_cast<float>(threadIdx.x));
+  sums[blockIdx.x * blockDim.x + threadIdx.x] = second;
+}
+
+template <Fault kFault>
+std::vector<float> sums_of_blocks_with(std::uint64_t seed, unsigned blocks, unsigned threads) {
+  cuda_on_host::set_seed(seed);
+  const DeviceArray<float> values(numbers(std::size_t{blocks} * threads)), sums(std::size_t{blocks} * threads);
+  EXPECT_EQ(launch(blocks, threads, 1, 0, sums_of_blocks<kFault>, values.data(), sums.data()), cudaSuccess);
+  return sums.get();
+}
+
+std::vector<float> expected_sums_of_blocks(unsigned blocks, unsigned threads) {
+  const std::vector<float> values = numbers(std::size_t{blocks} * threads);
+  std::vector<float> sums;
+  for (unsigned b = 0; b < blocks; ++b) {
+    float first = 0, second = 0;  // whole numbers: exact in any order
+    for (unsigned i = 0; i < threads; ++i) first += values[b * threads + i];
+    for (unsigned i = 0; i < threads; ++i) second += first + static_cast<float>(i);
+    sums.insert(sums.end(), threads, second);
+  }
+  return sums;
+}
+
+template <class Run>
+int seeds_with_other_results(const Run& run, const std::vector<float>& expected) {
+  int others = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) others += run(seed) == expected ? 0 : 1;
+  return others;
+}
+
+TEST(CudaOnHost, SumsOfBlocksAreTheSameForAnySeed) {
+  for (const unsigned threads : {32u, 128u, 1024u}) {
+    const auto run = [&](std::uint64_t seed) { return sums_of_blocks_with<Fault::kNone>(seed, 5, threads); };
+    EXPECT_EQ(seeds_with_other_results(run, expected_sums_of_blocks(5, threads)), 0) << threads << " threads";
+  }
+}
+
+TEST(CudaOnHost, AMissingBarrierIsFound) {
+  const auto run = [](std::uint64_t seed) { return sums_of_blocks_with<Fault::kNoBarrier>(seed, 2, 128); };
+  EXPECT_GT(seeds_with_other_results(run, expected_sums_of_blocks(2, 128)), static_cast<int>(kSeeds) / 2);
+}
+
+TEST(CudaOnHost, AWriteBeforeTheOthersHaveReadIsFound) {
+  const auto run = [](std::uint64_t seed) { return sums_of_blocks_with<Fault::kNoSecondBarrier>(seed, 8, 128); };
+  EXPECT_GT(seeds_with_other_results(run, expected_sums_of_blocks(8, 128)), static_cast<int>(kSeeds) / 4);
+}
+
+// Rows of a cluster: a block keeps its part in dynamic shared memory, adds it, and reads the sums of its peers.
+template <Fault kFault>
+__global__ void sums_of_clusters(const float* values, float* sums) {
+  TILELOSS_DYNAMIC_SHARED(float, held);
+  TILELOSS_SHARED(float, mine);
+  held[threadIdx.x] = values[blockIdx.x * blockDim.x + threadIdx.x];
+  __syncthreads();
+  const float own = sum_of_block<Fault::kNone>(held[blockDim.x - 1 - threadIdx.x]);
+  if (threadIdx.x == 0) mine = own;
+  if (kFault != Fault::kNoClusterBarrier) cuda_on_host::cluster_sync();
+  float sum = 0;
+  for (unsigned rank = 0; rank < cuda_on_host::cluster_size(); ++rank) sum += *cuda_on_host::cluster_peer(&mine, rank);
+  if (kFault != Fault::kLeavesEarly) cuda_on_host::cluster_sync();
+  sums[blockIdx.x * blockDim.x + threadIdx.x] = sum + static_cast<float>(cuda_on_host::cluster_rank());
+}
+
+template <Fault kFault>
+std::vector<float> sums_of_clusters_with(std::uint64_t seed, unsigned clusters, unsigned size, unsigned threads) {
+  cuda_on_host::set_seed(seed);
+  const std::size_t count = std::size_t{clusters} * size * threads;
+  const DeviceArray<float> values(numbers(count)), sums(count);
+  EXPECT_EQ(launch(clusters * size, threads, size, threads * sizeof(float), sums_of_clusters<kFault>, values.data(), sums.data()),
+            cudaSuccess);
+  return sums.get();
+}
+
+std::vector<float> expected_sums_of_clusters(unsigned clusters, unsigned size, unsigned threads) {
+  const std::vector<float> values = numbers(std::size_t{clusters} * size * threads);
+  std::vector<float> sums;
+  for (unsigned c = 0; c < clusters; ++c) {
+    float sum = 0;
+    for (unsigned i = 0; i < size * threads; ++i) sum += values[c * size * threads + i];
+    for (unsigned i = 0; i < size * threads; ++i) sums.push_back(sum + static_cast<float>(i / threads));
+  }
+  return sums;
+}
+
+TEST(CudaOnHost, SumsOfClustersAreTheSameForAnySeed) {
+  for (const unsigned size : {2u, 4u, 8u}) {
+    const auto run = [&](std::uint64_t seed) { return sums_of_clusters_with<Fault::kNone>(seed, 3, size, 64); };
+    EXPECT_EQ(seeds_with_other_results(run, expected_sums_of_clusters(3, size, 64)), 0) << size << " blocks";
+  }
+}
+
+TEST(CudaOnHost, AMissingClusterBarrierIsFound) {
+  const auto run = [](std::uint64_t seed) { return sums_of_clusters_with<Fault::kNoClusterBarrier>(seed, 3, 4, 64); };
+  EXPECT_GT(seeds_with_other_results(run, expected_sums_of_clusters(3, 4, 64)), static_cast<int>(kSeeds) / 2);
+}
+
+TEST(CudaOnHostDeathTest, AReadOfAPeerThatHasLeftStops) {
+  EXPECT_DEATH(for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) sums_of_clusters_with<Fault::kLeavesEarly>(seed, 3, 4, 64);
+               , "the shared memory of a block that has left");
+}
+
+__global__ void lanes(unsigned* results) {
+  const unsigned lane = threadIdx.x, half = lane < 16 ? 0xffffu : 0xffff0000u;
+  unsigned* const mine = results + lane * 10;
+  mine[0] = __shfl_sync(kAll, lane, 5);
+  mine[1] = __shfl_sync(half, lane, 3, 16);
+  mine[2] = __shfl_xor_sync(kAll, lane, 7);
+  mine[3] = __shfl_down_sync(kAll, lane, 4u);
+  mine[4] = __shfl_down_sync(half, lane, 4u, 8);
+  mine[5] = __ballot_sync(half, lane % 3 == 0);
+  mine[6] = static_cast<unsigned>(__any_sync(kAll, lane == 31)) * 2 + static_cast<unsigned>(__any_sync(half, lane == 31));
+  mine[7] = static_cast<unsigned>(__all_sync(kAll, lane < 31)) * 2 + static_cast<unsigned>(__all_sync(half, lane < 16));
+  mine[8] = static_cast<unsigned>(__shfl_xor_sync(kAll, 1e300 * lane, 1) / 1e300 + 0.5);
+  mine[9] = lane < 16 ? __shfl_sync(half, lane, 20) : 0;  // what no lane of the mask has
+}
+
+TEST(CudaOnHost, LanesExchangeWhatCudaSays) {
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    cuda_on_host::set_seed(seed);
+    const DeviceArray<unsigned> results(320);
+    launch(1, 32, 1, 0, lanes, results.data());
+    const std::vector<unsigned> got = results.get();
+    for (unsigned i = 0; i < 32; ++i) {
+      const bool low = i < 16;
+      const std::vector<unsigned> expected = {5,
+                                              low ? 3u : 19u,
+                                              i ^ 7,
+                                              i < 28 ? i + 4 : i,
+                                              i % 8 < 4 ? i + 4 : i,
+                                              0x49249249u & (low ? 0xffffu : 0xffff0000u),
+                                              low ? 2u : 3u,
+                                              low ? 1u : 0u,
+                                              i ^ 1,
+                                              low ? kAll : 0u};
+      EXPECT_EQ(std::vector<unsigned>(&got[i * 10], &got[i * 10] + 10), expected) << "lane " << i << ", seed " << seed;
+    }
+  }
+}
+
+__global__ void indices(unsigned* counts) {
+  const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  counts[block * blockDim.x * blockDim.y * blockDim.z + thread] += 1;
+}
+
+TEST(CudaOnHost, EachThreadOfEachBlockRunsOnce) {
+  const DeviceArray<unsigned> counts(std::vector<unsigned>(2 * 3 * 4 * 5 * 6 * 7));
+  ASSERT_EQ(launch({2, 3, 4}, {5, 6, 7}, 1, 0, indices, counts.data()), cudaSuccess);
+  EXPECT_EQ(counts.get(), std::vector<unsigned>(2 * 3 * 4 * 5 * 6 * 7, 1));
+}
+
+__global__ void last_block(unsigned* last) { *last = blockIdx.x; }
+__global__ void last_thread(unsigned* last) { *last = threadIdx.x; }
+
+TEST(CudaOnHost, TheOrderOfBlocksAndThreadsDependsOnTheSeed) {
+  std::set<unsigned> blocks, threads;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    cuda_on_host::set_seed(seed);
+    const DeviceArray<unsigned> last(1);
+    launch(16, 32, 1, 0, last_block, last.data());
+    blocks.insert(last.get()[0]);
+    launch(1, 64, 1, 0, last_thread, last.data());
+    threads.insert(last.get()[0]);
+  }
+  EXPECT_GT(blocks.size(), 8u);
+  EXPECT_GT(threads.size(), 8u);
+}
+
+__global__ void two_barriers() {
+  if (threadIdx.x < 64) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+__global__ void some_return() {
+  if (threadIdx.x == 5) return;
+  __syncthreads();
+}
+__global__ void some_lanes() {
+  if (threadIdx.x != 5) __syncwarp();
+}
+__global__ void another_lane() { __syncwarp(1u << (threadIdx.x + 1) % 32); }
+__global__ void a_block_and_its_cluster() {
+  if (cuda_on_host::cluster_rank() == 0) {
+    __syncthreads();
+  } else {
+    cuda_on_host::cluster_sync();
+  }
+}
+
+void run_and_wait(unsigned blocks, unsigned threads, void (*kernel)(), unsigned cluster = 1) {
+  launch(blocks, threads, cluster, 0, kernel);
+  cudaDeviceSynchronize();
+}
+
+TEST(CudaOnHostDeathTest, DivergentBarriersStop) {
+  EXPECT_DEATH(run_and_wait(2, 128, two_barriers), "divergent barrier(.|\n)*__syncthreads at .*cuda_on_host_test");
+  EXPECT_DEATH(run_and_wait(2, 128, some_return),
+               "divergent barrier: deadlock(.|\n)*__syncthreads at .*(.|\n)*5, 0, 0.*has left");
+  EXPECT_DEATH(run_and_wait(1, 64, some_lanes), "divergent barrier: deadlock");
+  EXPECT_DEATH(run_and_wait(1, 32, another_lane), "a lane that its mask does not name");
+  EXPECT_DEATH(run_and_wait(2, 32, a_block_and_its_cluster, 2), "divergent barrier: deadlock");
+}
+
+template <Fault kFault>
+__global__ void shared_ends(float* result) {
+  using Held = float[33];
+  TILELOSS_SHARED(Held, fixed);
+  TILELOSS_DYNAMIC_SHARED(float, dynamic);
+  const unsigned count = kFault == Fault::kNone ? 0 : 1;
+  if (kFault == Fault::kPastTheEnd) dynamic[32 + threadIdx.x / 31 * 4 * count] = 1;
+  if (kFault == Fault::kReadsPastTheEnd) *result = *(fixed + 34 + count);
+  *result = fixed[32] + dynamic[31];
+}
+
+template <Fault kFault>
+void shared_ends_with() {
+  const DeviceArray<float> result(1);
+  launch(1, 32, 1, 32 * sizeof(float), shared_ends<kFault>, result.data());
+  if (!std::isnan(result.get()[0])) std::abort();
+}
+
+TEST(CudaOnHost, SharedMemoryHoldsNoNumbersAtFirst) { shared_ends_with<Fault::kNone>(); }
+
+TEST(CudaOnHostDeathTest, SharedMemoryHasEnds) {
+  EXPECT_DEATH(shared_ends_with<Fault::kPastTheEnd>(), "");
+  EXPECT_DEATH(shared_ends_with<Fault::kReadsPastTheEnd>(), "");
+}
+
+__global__ void large_shared() {
+  using Large = char[200 << 10];
+  TILELOSS_SHARED(Large, first);
+  TILELOSS_SHARED(Large, second);
+  first[0] = second[0] = 0;
+}
+
+TEST(CudaOnHostDeathTest, SharedMemoryHasASize) {
+  EXPECT_DEATH(run_and_wait(1, 32, large_shared), "more shared memory than a block can have");
+}
+
+__global__ void counted(const float* from, float* to, unsigned past) {
+  cuda_on_host::count_load(from + threadIdx.x + past, sizeof(float));
+  cuda_on_host::count_store(to + threadIdx.x, sizeof(float));
+  to[threadIdx.x] = from[threadIdx.x];
+}
+
+TEST(CudaOnHost, BytesAreCounted) {
+  const DeviceArray<float> from(numbers(64)), to(64);
+  cuda_on_host::counters() = {};
+  launch(1, 64, 1, 0, counted, from.data(), to.data(), 0u);
+  EXPECT_EQ(to.get(), numbers(64));
+  EXPECT_EQ(cuda_on_host::counters().loaded, 256u);
+  EXPECT_EQ(cuda_on_host::counters().stored, 256u);
+}
+
+TEST(CudaOnHostDeathTest, AKernelThatIsGivenTheHostsMemoryStops) {
+  const std::vector<float> host = numbers(64);
+  const DeviceArray<float> from(host), to(64);
+  const auto run = [&](const float* at, unsigned past) {
+    launch(1, 64, 1, 0, counted, at, to.data(), past);
+    cudaDeviceSynchronize();
+  };
+  EXPECT_DEATH(run(host.data(), 0), "a kernel reads 4 bytes at .* not the device's memory");
+  EXPECT_DEATH(run(from.data(), 1), "a kernel reads 4 bytes at .* not the device's memory");
 }
 
 }  // namespace

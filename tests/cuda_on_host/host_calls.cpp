@@ -138,8 +138,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const Lock lock(devices().mutex);
-  if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
-  devices().finish(*queue_of(stream));
+  const auto queue = queue_of(stream);
+  if (queue->graph != nullptr) queue->graph->is_valid = false;
+  if (devices().forbidden_by_capture() || queue->graph != nullptr) return say(cudaErrorStreamCaptureUnsupported);
+  devices().finish(*queue);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {

@@ -108,6 +108,12 @@ cudaError_t cudaMalloc(T** data, std::size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(data), bytes);
 }
 cudaError_t cudaFree(void* data);
+cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream);
+template <class T>
+cudaError_t cudaMallocAsync(T** data, std::size_t bytes, cudaStream_t stream) {
+  return cudaMallocAsync(reinterpret_cast<void**>(data), bytes, stream);
+}
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream);
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned flags);
 template <class T>
 cudaError_t cudaHostAlloc(T** data, std::size_t bytes, unsigned flags) {

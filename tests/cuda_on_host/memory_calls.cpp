@@ -85,22 +85,25 @@ cudaError_t set(void* data, int value, std::size_t bytes, const std::shared_ptr<
   return devices().give(queue, std::move(step));
 }
 
+cudaError_t allocate(void** data, std::size_t bytes, int device) {
+  *data = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  if (bytes > devices().properties.memory_bytes) return cudaErrorMemoryAllocation;
+  try {
+    *data = devices().device(device).memory.allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    return cudaErrorMemoryAllocation;
+  }
+  devices().pieces[number(*data)] = {bytes, device, false};
+  return cudaSuccess;
+}
+
 }  // namespace
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   const Lock lock(devices().mutex);
   if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
-  *data = nullptr;
-  if (bytes == 0) return cudaSuccess;
-  const int device = cuda_on_host::current_device();
-  if (bytes > devices().properties.memory_bytes) return say(cudaErrorMemoryAllocation);
-  try {
-    *data = devices().device(device).memory.allocate(bytes);
-  } catch (const std::bad_alloc&) {
-    return say(cudaErrorMemoryAllocation);
-  }
-  devices().pieces[number(*data)] = {bytes, device, false};
-  return cudaSuccess;
+  return say(allocate(data, bytes, cuda_on_host::current_device()));
 }
 
 // Waits for the device, as CUDA does.
@@ -115,6 +118,30 @@ cudaError_t cudaFree(void* data) {
   devices().device(device).memory.release(data);
   forget(data);
   return cudaSuccess;
+}
+
+cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  return say(allocate(data, bytes, queue_of(stream)->device));
+}
+// A graph keeps what it frees, for its next run, which finds 0xff in it.
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  const Lock lock(devices().mutex);
+  if (data == nullptr) return cudaSuccess;
+  const auto piece = devices().pieces.find(number(data));
+  if (piece == devices().pieces.end() || piece->second.is_host) return say(cudaErrorInvalidValue);
+  const auto queue = queue_of(stream);
+  Step step;
+  step.devices = 1u << piece->second.device;
+  if (queue->graph != nullptr) {
+    step.work = [data, bytes = piece->second.bytes] { std::memset(data, 0xff, bytes); };
+  } else {
+    step.work = [data, device = piece->second.device] {
+      devices().device(device).memory.release(data);
+      forget(data);
+    };
+  }
+  return say(devices().give(queue, std::move(step)));
 }
 
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned /*flags*/) {

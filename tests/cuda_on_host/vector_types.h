@@ -6,7 +6,8 @@ struct uint3 {
   unsigned x, y, z;
 };
 struct dim3 {
-  unsigned x = 1, y = 1, z = 1;
+  constexpr dim3(unsigned of_x = 1, unsigned of_y = 1, unsigned of_z = 1) : x(of_x), y(of_y), z(of_z) {}
+  unsigned x, y, z;
 };
 struct alignas(8) uint2 {
   unsigned x, y;

@@ -1,0 +1,332 @@
+// Streams, events, graphs and memory: work waits until somebody waits for it, and what CUDA refuses is refused.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cuda_on_host/device_array.h"
+
+namespace tileloss::test {
+namespace {
+
+__global__ void add(int* at, int value) { *at += value; }
+__global__ void times(int* at, int factor) { *at *= factor; }
+__global__ void set_flag(int* flag) { atomicOr_system(flag, 4); }
+
+class Stream {
+ public:
+  explicit Stream(unsigned flags = cudaStreamNonBlocking) { cudaStreamCreateWithFlags(&stream_, flags); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class Event {
+ public:
+  Event() { cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// A number that host and device may touch.
+class HostInt {
+ public:
+  explicit HostInt(int value) {
+    cudaHostAlloc(&at_, sizeof(int), cudaHostAllocMapped);
+    *at_ = value;
+  }
+  ~HostInt() { cudaFreeHost(at_); }
+  HostInt(const HostInt&) = delete;
+  HostInt& operator=(const HostInt&) = delete;
+  int* at() const { return at_; }
+  int operator*() const { return *at_; }
+
+ private:
+  int* at_ = nullptr;
+};
+
+template <class... Expected, class... Actual>
+cudaError_t launch(cudaStream_t stream, void (*kernel)(Expected...), Actual... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+TEST(CudaOnHostStreams, WorkIsDoneWhenSomebodySynchronises) {
+  const Stream stream;
+  const Event event;
+  const HostInt number(0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
+    EXPECT_EQ(launch(stream, add, number.at(), 1), cudaSuccess);
+    EXPECT_EQ(cudaEventRecord(event, stream), cudaSuccess);
+    EXPECT_EQ(launch(stream, add, number.at(), 0), cudaSuccess);
+    EXPECT_EQ(*number, i);
+    const cudaError_t error = i == 0   ? cudaStreamSynchronize(stream)
+                              : i == 1 ? cudaDeviceSynchronize()
+                                       : cudaEventSynchronize(event);
+    EXPECT_EQ(error, cudaSuccess);
+    EXPECT_EQ(*number, i + 1);
+  }
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "the event was before the last kernel";
+  EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess) << "who asks again and again sees the end";
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST(CudaOnHostStreams, AStreamThatDoesNotWaitIsNotWaitedFor) {
+  const Stream first, second;
+  const Event event;
+  const HostInt number(1);
+  launch(first, add, number.at(), 1);
+  launch(second, times, number.at(), 10);
+  EXPECT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(*number, 10);
+  EXPECT_EQ(cudaStreamSynchronize(first), cudaSuccess);
+  EXPECT_EQ(*number, 11);
+
+  launch(first, add, number.at(), 1);
+  cudaEventRecord(event, first);
+  launch(first, add, number.at(), 100);
+  cudaStreamWaitEvent(second, event);
+  launch(second, times, number.at(), 10);
+  EXPECT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(*number, 120);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(*number, 220);
+}
+
+TEST(CudaOnHostStreams, TheDefaultStreamWaitsForBlockingOnesAndTheyForIt) {
+  const Stream blocking(cudaStreamDefault), other;
+  const HostInt number(1);
+  launch(other, add, number.at(), 1000);
+  launch(blocking, add, number.at(), 1);
+  launch(nullptr, times, number.at(), 10);
+  launch(blocking, add, number.at(), 5);
+  EXPECT_EQ(cudaStreamSynchronize(blocking), cudaSuccess);
+  EXPECT_EQ(*number, 25);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(*number, 1025);
+}
+
+TEST(CudaOnHostStreams, ArgumentsAreCopiedAtTheLaunch) {
+  const Stream stream;
+  const HostInt number(0);
+  int value = 7;
+  launch(stream, add, number.at(), value);
+  value = 1;
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(*number, 7);
+}
+
+TEST(CudaOnHostStreams, WorkOfADestroyedStreamIsDone) {
+  const HostInt number(0);
+  { launch(Stream(), add, number.at(), 2); }
+  EXPECT_EQ(*number, 0);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(*number, 2);
+}
+
+TEST(CudaOnHostStreams, SeveralThreadsMayUseThem) {
+  const HostInt numbers[] = {HostInt(0), HostInt(0), HostInt(0)};
+  std::vector<std::thread> threads;
+  for (const HostInt& number : numbers) {
+    threads.emplace_back([&number] {
+      const Stream stream;
+      for (int i = 0; i < 50; ++i) {
+        launch(stream, add, number.at(), 1);
+        cudaStreamSynchronize(stream);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const HostInt& number : numbers) EXPECT_EQ(*number, 50);
+}
+
+TEST(CudaOnHostStreams, ADeviceWritesAFlagOfTheHosts) {
+  const HostInt flag(1);
+  int* at = nullptr;
+  ASSERT_EQ(cudaHostGetDevicePointer(&at, flag.at(), 0), cudaSuccess);
+  launch(nullptr, set_flag, at);
+  cudaDeviceSynchronize();
+  EXPECT_EQ(*flag, 5);
+}
+
+TEST(CudaOnHostMemory, CopiesAreDoneInTheStreamsOrder) {
+  const Stream stream;
+  int value = 3, back = 0;
+  int* at = nullptr;
+  ASSERT_EQ(cudaMallocAsync(&at, sizeof(int), stream), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(at, &value, sizeof value, cudaMemcpyHostToDevice, stream), cudaSuccess);
+  value = 0;  // it was read at the call, as it is not pinned
+  launch(stream, add, at, 4);
+  EXPECT_EQ(cudaMemcpyAsync(&back, at, sizeof back, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(at, 0, sizeof(int), stream), cudaSuccess);
+  EXPECT_EQ(cudaFreeAsync(at, stream), cudaSuccess);
+  EXPECT_EQ(back, 0);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(back, 7);
+  cudaPointerAttributes attributes;
+  EXPECT_EQ(cudaPointerGetAttributes(&attributes, at), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered) << "it is freed";
+}
+
+TEST(CudaOnHostMemory, PointersAreKnown) {
+  cudaPointerAttributes attributes;
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  const DeviceArray<int> device(4);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  const HostInt host(0);
+  const int local = 0;
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, device.data() + 3), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
+  EXPECT_EQ(attributes.device, 1);
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, host.at()), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, &local), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
+}
+
+TEST(CudaOnHostMemory, WhatCudaRefusesIsRefused) {
+  const DeviceArray<int> device(4);
+  int local[8] = {};
+  EXPECT_EQ(cudaMemcpy(device.data(), local, 17, cudaMemcpyHostToDevice), cudaErrorInvalidValue) << "past the end";
+  EXPECT_EQ(cudaMemcpy(local, device.data(), 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue) << "the other way";
+  EXPECT_EQ(cudaMemset(local, 0, 4), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFree(local), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "it is forgotten";
+  void* data = nullptr;
+  EXPECT_EQ(cudaMalloc(&data, std::size_t{1} << 40), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+  EXPECT_EQ(std::string(cudaGetErrorString(cudaErrorNotReady)), "cudaErrorNotReady");
+}
+
+TEST(CudaOnHostDeathTest, ADevicesMemoryIsItsOwn) {
+  const DeviceArray<int> numbers(1024);
+  EXPECT_DEATH(numbers.data()[0] = 1, "");
+  EXPECT_DEATH(static_cast<void>(*static_cast<volatile int*>(numbers.data())), "");
+  const auto run = [](cudaStream_t stream, int* at) {
+    launch(stream, add, at, 1);
+    cudaStreamSynchronize(stream);
+  };
+  EXPECT_DEATH(run(nullptr, numbers.data() + 1024), "") << "past its end";
+  cudaSetDevice(1);
+  const Stream other;
+  cudaSetDevice(0);
+  EXPECT_DEATH(run(other, numbers.data()), "") << "the other device";
+}
+
+TEST(CudaOnHostLaunches, WrongOnesAreRefused) {
+  const auto launch_of = [](dim3 grid, dim3 block, std::size_t dynamic, unsigned cluster) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = dynamic;
+    config.attrs = &attribute, config.numAttrs = 1;
+    const cudaError_t error = cudaLaunchKernelEx(&config, set_flag, nullptr);
+    EXPECT_EQ(cudaGetLastError(), error);
+    return error;
+  };
+  EXPECT_EQ(launch_of(0, 32, 0, 1), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch_of({1, 1 << 16}, 32, 0, 1), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch_of(1, 0, 0, 1), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch_of(1, 1025, 0, 1), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch_of(1, {1024, 2}, 0, 1), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch_of(3, 32, 0, 2), cudaErrorInvalidClusterSize);
+  EXPECT_EQ(launch_of(16, 32, 0, 16), cudaErrorInvalidClusterSize);
+  EXPECT_EQ(launch_of(1, 32, (48 << 10) + 1, 1), cudaErrorInvalidValue) << "more is to be asked for";
+  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10), cudaSuccess);
+  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_of(1, 32, (227 << 10) + 1, 1), cudaErrorInvalidValue);
+  cudaGetLastError();
+  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 48 << 10), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "none of them runs";
+}
+
+TEST(CudaOnHostDevices, TheirNumberIsTheTests) {
+  int count = 0, value = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 1), cudaSuccess);
+  EXPECT_EQ(value, 9);
+  cuda_on_host::properties().devices = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+  EXPECT_EQ(count, 0);
+  EXPECT_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrL2CacheSize, 0), cudaErrorNoDevice);
+  cuda_on_host::properties().devices = 2;
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNoDevice);
+}
+
+TEST(CudaOnHostGraphs, WhatWasCapturedRunsWhenLaunched) {
+  const Stream stream, side;
+  const Event fork, join;
+  const HostInt number(1);
+  cudaStreamCaptureStatus status;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(cudaStreamIsCapturing(stream, &status), cudaSuccess);
+  EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+  launch(stream, add, number.at(), 1);
+  cudaEventRecord(fork, stream);
+  cudaStreamWaitEvent(side, fork);
+  launch(side, times, number.at(), 3);
+  cudaEventRecord(join, side);
+  EXPECT_EQ(cudaStreamWaitEvent(stream, join), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamIsCapturing(side, &status), cudaSuccess);
+  EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(*number, 1) << "nothing runs while it is captured";
+
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+  EXPECT_EQ(*number, 1);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(*number, 21);
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+}
+
+TEST(CudaOnHostGraphs, WhatMayNotBeCapturedEndsTheCapture) {
+  const DeviceArray<int> numbers(4);
+  void* data = nullptr;
+  int local = 0;
+  const Stream stream, blocking(cudaStreamDefault);
+  const auto spoils = [&](cudaStream_t captured, auto&& call) {
+    EXPECT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const cudaError_t error = call();
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(captured, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
+    return error;
+  };
+  EXPECT_EQ(spoils(stream, [&] { return cudaMalloc(&data, 4); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(stream, [&] { return cudaHostAlloc(&data, 4, 0); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(stream, [&] { return cudaFree(numbers.data()); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(stream, [&] { return cudaStreamSynchronize(stream); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(stream, [&] { return cudaDeviceSynchronize(); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(stream, [&] { return cudaStreamQuery(stream); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(stream, [&] { return cudaMemcpy(&local, numbers.data(), 4, cudaMemcpyDeviceToHost); }),
+            cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils(blocking, [&] { return launch(nullptr, add, numbers.data(), 1); }), cudaErrorStreamCaptureImplicit);
+  EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
+  cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace tileloss::test
