@@ -1,11 +1,9 @@
 // Memory of the devices and of the host that both may touch.
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <vector>
 
-#include "tests/cuda_on_host/device_code.h"
 #include "tests/cuda_on_host/host_calls.h"
 #include "tests/cuda_on_host/streams.h"
 
@@ -22,22 +20,9 @@ using Lock = std::lock_guard<std::mutex>;
 
 std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
 
-// The piece that the kernels' wrappers found last.
-std::uintptr_t found_begin = 0, found_end = 0;
-
 void forget(const void* data) {
   devices().pieces.erase(number(data));
-  found_begin = found_end = 0;
-}
-
-void check_access(const char* what, const void* at, std::size_t bytes) {
-  if (number(at) >= found_begin && number(at) + bytes <= found_end) return;
-  const auto* const piece = devices().find(at);
-  if (piece == nullptr || number(at) + bytes > piece->first + piece->second.bytes) {
-    std::fprintf(stderr, "cuda_on_host: a kernel %s %zu bytes at %p, which is not the device's memory\n", what, bytes, at);
-    std::abort();
-  }
-  found_begin = piece->first, found_end = piece->first + piece->second.bytes;
+  cuda_on_host::forget_access();
 }
 
 struct Span {
@@ -205,20 +190,3 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   }
   return cudaSuccess;
 }
-
-namespace cuda_on_host {
-
-Counters& counters() {
-  static Counters all;
-  return all;
-}
-void count_load(const void* at, std::size_t bytes) {
-  check_access("reads", at, bytes);
-  counters().loaded += bytes;
-}
-void count_store(const void* at, std::size_t bytes) {
-  check_access("writes", at, bytes);
-  counters().stored += bytes;
-}
-
-}  // namespace cuda_on_host

@@ -13,7 +13,10 @@ namespace {
 
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
-bool on_heap() { return kHasAddressSanitizer || has_thread_sanitizer(); }
+std::size_t page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 // Not memset: thread sanitizer would see a write of whoever comes first.
 void fill(std::byte* data, std::size_t bytes) {
@@ -24,14 +27,13 @@ void fill(std::byte* data, std::size_t bytes) {
 }  // namespace
 
 void SharedMemory::allocate(Piece& piece) {
-  if (on_heap()) {
+  if (kHasAddressSanitizer) {
     void* data = nullptr;
     if (posix_memalign(&data, piece.alignment, piece.bytes) != 0) throw std::bad_alloc();
     piece.data = static_cast<std::byte*>(data);
     return;
   }
-  static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t size = round_up(piece.bytes, piece.alignment);
+  const std::size_t size = round_up(piece.bytes, piece.alignment), page = page_bytes();
   piece.page_bytes = round_up(size, page);
   std::vector<std::byte*>& free = free_[piece.page_bytes];
   if (free.empty()) {
@@ -51,6 +53,7 @@ void* SharedMemory::find(unsigned block, const void* key, std::size_t bytes, std
     acquire(piece.data);
     return piece.data;
   }
+  if (pieces_.size() == kMostPieces) throw std::bad_alloc();
   if (alignment < sizeof(void*)) alignment = sizeof(void*);
   Piece piece = {block, key, bytes, alignment, nullptr, nullptr, 0, true};
   allocate(piece);
@@ -86,6 +89,10 @@ void SharedMemory::clear() {
   for (const Piece& piece : pieces_) {
     if (piece.pages == nullptr) {
       if (piece.is_open) std::free(piece.data);
+      continue;
+    }
+    if (has_thread_sanitizer()) {  // or it would take the next block's threads for this one's
+      munmap(piece.pages - page_bytes(), piece.page_bytes + 2 * page_bytes());
       continue;
     }
     if (!piece.is_open) mprotect(piece.pages, piece.page_bytes, PROT_READ | PROT_WRITE);

@@ -1,5 +1,6 @@
-// The shared memory of the blocks of one cluster. Between pages that nobody may touch; with a sanitizer on the heap, which sees
-// its ends. Holds 0xff when a block begins, and is nobody's any more when all threads of its block have left.
+// The shared memory of the blocks of one cluster. Between pages that nobody may touch; with address sanitizer on the
+// heap, as it sees single bytes. Holds 0xff when a block begins, and is nobody's any more when all threads of its block have
+// left.
 #ifndef TILELOSS_TESTS_CUDA_ON_HOST_SHARED_MEMORY_H_
 #define TILELOSS_TESTS_CUDA_ON_HOST_SHARED_MEMORY_H_
 
@@ -11,6 +12,9 @@ namespace cuda_on_host {
 
 class SharedMemory {
  public:
+  static constexpr std::size_t kMostPieces = 512;
+
+  SharedMemory() { pieces_.reserve(kMostPieces); }  // so that no thread of a kernel moves them
   // The piece that `block` of the cluster has under this key.
   void* find(unsigned block, const void* key, std::size_t bytes, std::size_t alignment);
   // What is in block `rank` where `mine` is in `block`; null if that is no piece of it.

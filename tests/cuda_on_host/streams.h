@@ -91,6 +91,7 @@ Devices& devices();
 cudaError_t say(cudaError_t error);  // and keeps it for cudaGetLastError
 int current_device();                // of this thread
 std::shared_ptr<Queue> queue_of(cudaStream_t stream);
+void forget_access();  // of memory that is no longer there (access.cpp)
 
 }  // namespace cuda_on_host
 

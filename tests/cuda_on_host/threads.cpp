@@ -255,15 +255,15 @@ Thread* Machine::next() {
 // A fresh stack of a thread: change_stack's six registers, then where it returns to. Each begins at lines of its own, or the
 // stacks of a block would meet in the same few sets of the cache.
 void Machine::begin(Thread& thread) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(thread.stack, kStackBytes);
+#endif
   auto** top = reinterpret_cast<void**>(thread.stack + kStackBytes - thread.number % 32 * 128);
   *--top = nullptr, *--top = nullptr;
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&Machine::enter);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
   thread.top = top;
-#if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(thread.stack, kStackBytes);
-#endif
 }
 
 // To a thread, or to the host where there is none.

@@ -1,0 +1,40 @@
+// What the kernels' wrappers of loads and stores call.
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/cuda_on_host/device_code.h"
+#include "tests/cuda_on_host/streams.h"
+
+namespace cuda_on_host {
+namespace {
+
+std::uintptr_t found_begin = 0, found_end = 0;  // the piece that was found last
+
+void check_access(const char* what, const void* data, std::size_t bytes) {
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  if (at >= found_begin && at + bytes <= found_end) return;
+  const auto* const piece = devices().find(data);
+  if (piece == nullptr || at + bytes > piece->first + piece->second.bytes) {
+    std::fprintf(stderr, "cuda_on_host: a kernel %s %zu bytes at %p, which is not the device's memory\n", what, bytes, data);
+    std::abort();
+  }
+  found_begin = piece->first, found_end = piece->first + piece->second.bytes;
+}
+
+}  // namespace
+
+Counters& counters() {
+  static Counters all;
+  return all;
+}
+void count_load(const void* at, std::size_t bytes) {
+  check_access("reads", at, bytes);
+  counters().loaded += bytes;
+}
+void count_store(const void* at, std::size_t bytes) {
+  check_access("writes", at, bytes);
+  counters().stored += bytes;
+}
+void forget_access() { found_begin = found_end = 0; }
+
+}  // namespace cuda_on_host
