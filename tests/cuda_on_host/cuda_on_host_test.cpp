@@ -119,6 +119,20 @@ TEST(CudaOnHost, AWriteBeforeTheOthersHaveReadIsFound) {
   expect_race(run, expected_sums_of_blocks(8, 128), kSeeds / 4);
 }
 
+__global__ void running_count(float* counts) {
+  if (threadIdx.x == 0) counts[blockIdx.x] = blockIdx.x == 0 ? 1 : counts[blockIdx.x - 1] + 1;
+}
+
+TEST(CudaOnHost, ABlockThatNeedsAnothersResultIsFound) {
+  const auto run = [](int seed) {
+    cuda_on_host::set_seed(static_cast<std::uint64_t>(seed));
+    const DeviceArray<float> counts(8);
+    launch(8, 32, 1, 0, running_count, counts.data());
+    return counts.get();
+  };
+  expect_race(run, {1, 2, 3, 4, 5, 6, 7, 8}, kSeeds - 2);
+}
+
 // Rows of a cluster: a block keeps its part in dynamic shared memory, adds it, and reads the sums of its peers.
 template <Fault kFault>
 __global__ void sums_of_clusters(const float* values, float* sums) {

@@ -127,6 +127,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const Lock lock(devices().mutex);
+  if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
   *stream = new CUstream_st{devices().add_queue(current, flags != cudaStreamNonBlocking)};
   return cudaSuccess;
 }
@@ -273,6 +274,7 @@ void set_seed(std::uint64_t seed) {
 
 cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
   const Lock lock(devices().mutex);
+  if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
   Kernel launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, 0, std::move(body)};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) continue;
@@ -292,6 +294,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (launch.dynamic_bytes > static_cast<std::size_t>(most)) return say(cudaErrorInvalidValue);
   launch.most_shared_bytes = static_cast<std::size_t>(devices().properties.shared_bytes_of_block);
   const auto queue = queue_of(config.stream);
+  if (queue->device != current) return say(cudaErrorInvalidResourceHandle);
   Step step;
   step.devices = 1u << queue->device;
   step.work = [launch = std::move(launch)] { run(launch, devices().random); };

@@ -2,12 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/cuda_on_host/device_array.h"
+#include "tests/cuda_on_host/streams.h"
 
 namespace tileloss::test {
 namespace {
@@ -62,6 +63,17 @@ cudaError_t launch(cudaStream_t stream, void (*kernel)(Expected...), Actual... a
   cudaLaunchConfig_t config = {};
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+TEST(CudaOnHostStreams, TheFirstSeedIsTheEnvironments) {
+  const auto first_number = [] { return cuda_on_host::Devices().random.below(1 << 30); };
+  const char* const given = std::getenv("TILELOSS_CUDA_SEED");
+  const std::string before = given == nullptr ? "" : given;
+  setenv("TILELOSS_CUDA_SEED", "7", 1);
+  EXPECT_EQ(first_number(), cuda_on_host::Random(7).below(1 << 30));
+  unsetenv("TILELOSS_CUDA_SEED");
+  EXPECT_EQ(first_number(), cuda_on_host::Random(1).below(1 << 30));
+  if (given != nullptr) setenv("TILELOSS_CUDA_SEED", before.c_str(), 1);
 }
 
 TEST(CudaOnHostStreams, WorkIsDoneWhenSomebodySynchronises) {
@@ -223,9 +235,8 @@ TEST(CudaOnHostDeathTest, ADevicesMemoryIsItsOwn) {
   };
   EXPECT_DEATH(run(nullptr, numbers.data() + 1024), "") << "past its end";
   cudaSetDevice(1);
-  const Stream other;
+  EXPECT_DEATH(run(nullptr, numbers.data()), "") << "the other device";
   cudaSetDevice(0);
-  EXPECT_DEATH(run(other, numbers.data()), "") << "the other device";
 }
 
 TEST(CudaOnHostLaunches, WrongOnesAreRefused) {
@@ -256,6 +267,18 @@ TEST(CudaOnHostLaunches, WrongOnesAreRefused) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "none of them runs";
 }
 
+TEST(CudaOnHostLaunches, AStreamsDeviceMustBeTheCurrentOne) {
+  const HostInt number(0);
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  const Stream other;
+  EXPECT_EQ(launch(other, add, number.at(), 1), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  EXPECT_EQ(launch(other, add, number.at(), 1), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaStreamSynchronize(other), cudaSuccess);
+  EXPECT_EQ(*number, 1);
+}
+
 TEST(CudaOnHostDevices, TheirNumberIsTheTests) {
   int count = 0, value = 0;
   EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
@@ -267,6 +290,7 @@ TEST(CudaOnHostDevices, TheirNumberIsTheTests) {
   EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
   EXPECT_EQ(count, 0);
   EXPECT_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrL2CacheSize, 0), cudaErrorNoDevice);
+  EXPECT_EQ(launch(nullptr, add, &value, 1), cudaErrorNoDevice);
   cuda_on_host::properties().devices = 2;
   EXPECT_EQ(cudaGetLastError(), cudaErrorNoDevice);
 }

@@ -72,6 +72,7 @@ cudaError_t set(void* data, int value, std::size_t bytes, const std::shared_ptr<
 
 cudaError_t allocate(void** data, std::size_t bytes, int device) {
   *data = nullptr;
+  if (devices().properties.devices == 0) return cudaErrorNoDevice;
   if (bytes == 0) return cudaSuccess;
   if (bytes > devices().properties.memory_bytes) return cudaErrorMemoryAllocation;
   try {
