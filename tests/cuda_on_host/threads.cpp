@@ -100,6 +100,7 @@ class Machine {
  private:
   void prepare(const Kernel& kernel);
   void run_cluster(uint3 block);
+  void change_fibers();
   void begin(Thread& thread);
   static void enter();
   void live();
@@ -234,6 +235,7 @@ void Machine::run_cluster(uint3 block) {
     wake(i);
   }
   random_->shuffle(ready_.data(), total_);
+  if (has_thread_sanitizer()) change_fibers();
   for (unsigned& count : left_) count = 0;
   change_to(next(), false);
   for (const unsigned count : left_) {
@@ -241,6 +243,16 @@ void Machine::run_cluster(uint3 block) {
   }
   acquire(&ended_);
   shared_.clear();
+}
+
+// Thread sanitizer knows threads by their fibers: those of two blocks that come after each other must not be the same, or it
+// would see no race between the blocks.
+void Machine::change_fibers() {
+  for (unsigned count = total_; count > 1; --count) {
+    Thread &a = threads_of_[count - 1], &b = threads_of_[random_->below(count)];
+    std::swap(a.fiber, b.fiber);
+    std::swap(a.stack, b.stack);
+  }
 }
 
 Thread* Machine::next() {
