@@ -15,11 +15,6 @@ std::string text(double x) {
   return {buffer, end};
 }
 
-// What has to be above 0 is divided by.
-double smallest(const tileloss_field& f) {
-  return f.exclusive_minimum != 0 && f.minimum == 0 ? std::numeric_limits<float>::min() : f.minimum;
-}
-
 std::string range(const tileloss_field& f) {
   if (f.type == TILELOSS_FIELD_CHOICE) return "one of " + std::string(f.choices) + " (0 to " + text(f.maximum) + ")";
   const bool has_upper = f.maximum < 0x1p62;
@@ -33,16 +28,6 @@ std::string range(const tileloss_field& f) {
 std::string range(const tileloss_field& f, double x) {
   const bool is_float32s = std::isfinite(x) && (x > kUnbounded || x < -kUnbounded || (x > f.minimum && x < smallest(f)));
   return range(f) + (is_float32s ? " within float32's normal range, 1.18e-38 to 3.4e+38" : "");
-}
-
-bool is_absent(const tileloss_field& f, double x) {
-  return f.has_absent != 0 && (std::isnan(f.default_value) ? std::isnan(x) : x == f.default_value);
-}
-
-bool in_range(const tileloss_field& f, double x) {
-  if (is_absent(f, x)) return true;
-  if (!std::isfinite(x)) return false;
-  return (f.exclusive_minimum != 0 ? x > f.minimum : x >= f.minimum) && x >= smallest(f) && x <= f.maximum;
 }
 
 template <class T>

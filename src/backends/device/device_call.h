@@ -12,7 +12,7 @@
 //   void forward(rows)                  the rows' states; of a target that is not labels their stats too. With a pair_state the
 //                                       stats are there but for the sums, which are then those of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
-//   void done()                         what a call ends with
+//   Status done()                       what a call ends with
 #ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 #define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 
@@ -93,8 +93,7 @@ class DeviceCall final : public Call {
         device_.sum(p_.rows, LossTerm{rows_}, TakeLoss{out});
       }
     }
-    device_.done();
-    return {};
+    return device_.done();
   }
 
  private:

@@ -85,10 +85,11 @@ class ToyDevice {
       sweeps.backward(states);
     });
   }
-  void done() {
+  Status done() {
     memory_->queue([memory = memory_, pieces = pieces_] {
       for (void* piece : pieces) memory->release(piece);
     });
+    return {};
   }
 
  private:
