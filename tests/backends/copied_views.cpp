@@ -1,6 +1,5 @@
-// The toy device in the CPU's place: with TILELOSS_TEST_DEVICE=toy, calls with views of the host's memory run on it, over copies.
-// So the C API's own suites run on a device with memory of its own. Plans stay the CPU's.
-#include <cstdlib>
+#include "tests/backends/copied_views.h"
+
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -10,7 +9,6 @@
 #include "core/row_offset.h"
 #include "losses/inputs.h"
 #include "schema/tensors.h"
-#include "tests/backends/toy/toy_backend.h"
 
 namespace tileloss::test {
 namespace {
@@ -21,10 +19,8 @@ using impl::TensorSlot;
 
 std::recursive_mutex running;
 
-const ToyBackend& toy() {
-  static const ToyBackend backend;
-  return backend;
-}
+EmulatedDevice* the_device = nullptr;
+EmulatedDevice& chosen() { return *the_device; }
 
 // Elements of a view, as the host has them: begin(i) + k * step for k < count, i < lines.
 struct Layout {
@@ -66,15 +62,15 @@ class CopiedCall final : public impl::Call {
       scalar->pointer = static_cast<const float*>(on_device(scalar->pointer, {1, 0, 1, 1, 4}, false));
     }
     std::memcpy(static_cast<void*>(&p_.logit), p_.options.data() + offsetof(impl::CommonOptions, logit), sizeof p_.logit);
-    p_.device_type = kToyDevice;
+    p_.device_type = chosen().backend().device_type();
   }
   ~CopiedCall() override {
     inner_.reset();
-    toy().memory().synchronise();
-    for (const auto& [host, piece] : pieces_) toy().memory().release(piece.data);
+    chosen().synchronise();
+    for (const auto& [host, piece] : pieces_) chosen().release(piece.data);
   }
 
-  Status begin() { return toy().begin(p_, {}, {}, &inner_); }
+  Status begin() { return chosen().begin(p_, &inner_); }
   Status check() override { return inner_->check(); }
   void prepare() override { inner_->prepare(); }
   void couple() override { inner_->couple(); }
@@ -89,8 +85,8 @@ class CopiedCall final : public impl::Call {
   }
   Status finish() override {
     if (Status s = inner_->finish(); !s.ok()) return s;
-    toy().memory().synchronise();
-    Status found = toy().check_errors(p_.device_index, nullptr);
+    chosen().synchronise();
+    Status found = chosen().backend().check_errors(p_.device_index, nullptr);
     if (!found.ok()) return found;
     copy(back_, true);
     return {};
@@ -104,8 +100,8 @@ class CopiedCall final : public impl::Call {
   using Copy = std::function<void(bool is_back)>;
 
   static void copy(const std::vector<Copy>& copies, bool is_back) {
-    for (const Copy& one : copies) toy().memory().queue([=] { one(is_back); });
-    if (!copies.empty()) toy().memory().synchronise();
+    for (const Copy& one : copies) chosen().queue([=] { one(is_back); });
+    if (!copies.empty()) chosen().synchronise();
   }
 
   void move(const TensorSlot& slot, tileloss_vector& v) {
@@ -145,7 +141,7 @@ class CopiedCall final : public impl::Call {
     auto* const host = static_cast<std::byte*>(const_cast<void*>(data));
     const auto [low, high] = l.extent();
     const auto [place, is_new] = pieces_.try_emplace(host + low);
-    if (is_new) place->second = {toy().memory().allocate(static_cast<std::size_t>(high - low)), high - low};
+    if (is_new) place->second = {chosen().allocate(static_cast<std::size_t>(high - low)), high - low};
     auto* const device = static_cast<std::byte*>(place->second.data) - low;
     const Copy elements = [l, host, device, used = used_, of_rows](bool is_back) {
       for (std::int64_t i = 0; i < l.lines; ++i) {
@@ -156,7 +152,7 @@ class CopiedCall final : public impl::Call {
         }
       }
     };
-    toy().memory().queue([=] { elements(false); });
+    chosen().queue([=] { elements(false); });
     if (is_output) back_.push_back(elements);
     return device;
   }
@@ -193,13 +189,12 @@ class CopiedViews final : public impl::Backend {
   static const impl::Backend& cpu() { return impl::cpu::cpu_backend(); }
 };
 
-[[maybe_unused]] const bool is_on = [] {
-  const char* const device = std::getenv("TILELOSS_TEST_DEVICE");
-  if (device == nullptr || std::strcmp(device, "toy") != 0) return false;
+}  // namespace
+
+void take_the_cpus_place(EmulatedDevice* device) {
+  the_device = device;
   static const CopiedViews backend;
   impl::add_backend(&backend);
-  return true;
-}();
+}
 
-}  // namespace
 }  // namespace tileloss::test
