@@ -118,8 +118,8 @@ Status check_device(const Problem& p, const std::string& name, Device device) {
 Status find_device(const std::string& prefix, Device device) {
   const Backend* const backend = find_backend(device.type);
   if (backend == nullptr) {
-    return {TILELOSS_UNSUPPORTED,
-            prefix + "device_type: expected a device of this build (" + all_devices() + "), got " + to_string(device.type)};
+    return {TILELOSS_UNSUPPORTED, prefix + "device_type: expected a device of this build (" + all_devices() + ")" +
+                                      why_no_backend(device.type) + ", got " + to_string(device.type)};
   }
   const std::int32_t count = backend->device_count();
   if (device.index >= 0 && device.index < count) return {};

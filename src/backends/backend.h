@@ -83,8 +83,10 @@ class Backend {
 
 // In order of registration. Not to be changed while calls are running.
 std::span<const Backend* const> backends();
-// Null where there is none.
+// Null where there is none. The one of CUDA is opened by the first who asks for it (cuda/library.h).
 const Backend* find_backend(tileloss_device_type device_type);
+// "", or of a device that there might be ", not NAME (what is missing)", for an error.
+std::string why_no_backend(tileloss_device_type device_type);
 // For backends that live outside this library (the tests' own); they must outlive every call. One of the same device gives way.
 void add_backend(const Backend* backend);
 

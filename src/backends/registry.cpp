@@ -3,6 +3,7 @@
 
 #include "backends/backend.h"
 #include "backends/cpu/cpu_backend.h"
+#include "backends/cuda/library.h"
 
 namespace tileloss::impl {
 namespace {
@@ -25,7 +26,11 @@ const Backend* find_backend(tileloss_device_type device_type) {
   for (const Backend* backend : registry()) {
     if (backend->device_type() == device_type) return backend;
   }
-  return nullptr;
+  return device_type == TILELOSS_CUDA ? cuda::library().backend : nullptr;
+}
+
+std::string why_no_backend(tileloss_device_type device_type) {
+  return device_type == TILELOSS_CUDA ? ", not cuda (" + cuda::library().missing + ")" : "";
 }
 
 void add_backend(const Backend* backend) {

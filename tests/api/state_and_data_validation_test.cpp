@@ -163,7 +163,7 @@ TEST(Validation, ErrorsOfADevice) {
   for (const std::int32_t index : {-1, 1})
     EXPECT_TRUE(names<>({"device_index", "0", std::to_string(index)}, tileloss_check_errors(TILELOSS_CPU, index, nullptr)));
   EXPECT_TRUE(names<>({"stream", "null", "a pointer"}, tileloss_check_errors(TILELOSS_CPU, 0, &call)));
-  EXPECT_TRUE(names<>({"device_type", "of this build (cpu)", "1", {}, TILELOSS_UNSUPPORTED},
+  EXPECT_TRUE(names<>({"device_type", "of this build (cpu), not cuda (libtileloss_cuda.so: ", "1", {}, TILELOSS_UNSUPPORTED},
                       tileloss_check_errors(TILELOSS_CUDA, 0, nullptr)));
 }
 

@@ -1,0 +1,212 @@
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/cuda_device.h"
+#include "backends/cuda/library.h"
+#include "backends/device/device_call.h"
+#include "losses/row_arrays.h"
+
+namespace tileloss::impl::cuda {
+namespace {
+
+struct CudaPlan {
+  std::int32_t threads;  // of a block, which sweeps a row
+  std::int32_t reserved;
+};
+static_assert(sizeof(CudaPlan) <= sizeof(tileloss_plan::other));
+
+Status not_yet(const Problem& p, const char* what) {
+  return {TILELOSS_UNSUPPORTED, "cuda: " + p.loss->name + ": " + what + " is not there on this device yet"};
+}
+
+Status check_supported(const Problem& p) {
+  if (p.loss->is_linear) return not_yet(p, "the LM head");
+  if (p.loss->looks_twice()) return not_yet(p, "a target that is not labels");
+  return {};
+}
+
+std::int64_t workspace_bytes(const Problem& p) {
+  std::int64_t bytes = 0;
+  visit_loss(p.loss->info.name, [&]<class Loss>() { bytes = CudaDevice::workspace_bytes<Loss>(p); });
+  return bytes;
+}
+
+// A merge of row states, a row each.
+struct SetIdentity {
+  tileloss_row_state state;
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { save_row(state, i, RowState()); }
+};
+struct MergeRows {
+  tileloss_row_state into, from, both;  // both: into, where the other has that array too
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    save_row(both, i, impl::merge(load_row(into, i), into.smoothing_weight, load_row(from, i), from.smoothing_weight));
+  }
+};
+
+class CudaBackend final : public Backend {
+ public:
+  tileloss_device_type device_type() const override { return TILELOSS_CUDA; }
+  const char* name() const override { return "cuda"; }
+  std::int32_t device_count() const override {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  }
+
+  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+              tileloss_plan* plan) const override;
+  Status check_plan(const tileloss_plan& plan) const override {
+    const std::int32_t threads = own_part(plan).threads;
+    if (threads >= kWarp && threads <= kMaxThreads && threads % kWarp == 0) return {};
+    return expected("plan.cuda.threads", "a multiple of 32 up to 512", std::to_string(threads));
+  }
+  Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
+               std::unique_ptr<Call>* call) const override;
+  Status set_identity(const tileloss_row_state& state) const override {
+    return on_default_stream(state, [&](Queue& queue) { launch_rows(queue, state.rows, SetIdentity{state}); });
+  }
+  Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
+  Status check_errors(std::int32_t device_index, void* stream) const override;
+  std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
+    return {{"threads", std::int64_t{own_part(plan).threads}}};
+  }
+
+ private:
+  static CudaPlan own_part(const tileloss_plan& plan) {
+    CudaPlan own;
+    std::memcpy(&own, plan.other, sizeof own);
+    return own;
+  }
+  template <class Step>
+  static void launch_rows(Queue& queue, std::int64_t rows, const Step& step) {
+    constexpr int kThreads = 128;
+    queue.launch(each_index<Step>, (rows + kThreads - 1) / kThreads, kThreads, step, rows);
+  }
+  template <class Use>
+  static Status on_default_stream(const tileloss_row_state& state, Use&& use) {
+    const DeviceGuard guard(state.device_index);
+    Queue queue(nullptr);
+    use(queue);
+    return queue.status();
+  }
+  // The device's, in memory that both see; made by its first plan or call, but not while a stream is captured.
+  Status report(std::int32_t device_index, bool may_allocate, Report** found) const;
+
+  mutable std::mutex mutex_;
+  mutable std::map<std::int32_t, Report*> reports_;
+};
+
+Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& /*wishes*/, const tileloss_executor* /*executor*/,
+                         tileloss_plan* plan) const {
+  if (Status s = check_supported(p); !s.ok()) return s;
+  Report* made = nullptr;
+  if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
+  CudaPlan own = {threads_of_row(p.columns, p.storage), 0};
+  std::memcpy(plan->other, &own, sizeof own);
+  plan->workspace_bytes = workspace_bytes(p);
+  plan->buffer_count = 1;
+  std::strncpy(plan->buffers[0].name, "rows", sizeof plan->buffers[0].name - 1);
+  plan->buffers[0].bytes = plan->workspace_bytes;
+  return {};
+}
+
+Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const tileloss_run& run,
+                          std::unique_ptr<Call>* call) const {
+  if (Status s = check_supported(p); !s.ok()) return s;
+  if (const std::int64_t needed = workspace_bytes(p); plan.workspace_bytes < needed)
+    return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows need",
+                    std::to_string(plan.workspace_bytes));
+  const DeviceGuard guard(p.device_index);
+  const auto stream = static_cast<cudaStream_t>(run.stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (Status s = status_of(cudaStreamIsCapturing(stream, &capture), "the stream"); !s.ok()) return s;
+  const bool is_captured = capture != cudaStreamCaptureStatusNone;
+  Report* report = nullptr;
+  if (Status s = this->report(p.device_index, !is_captured, &report); !s.ok()) return s;
+  auto* workspace = static_cast<std::byte*>(run.workspace);
+  const bool is_owned = workspace == nullptr;
+  if (is_owned) {
+    if (is_captured) return expected("workspace", "device memory, while the stream is being captured", "null");
+    void* data = nullptr;
+    if (Status s = status_of(cudaMallocAsync(&data, static_cast<std::size_t>(plan.workspace_bytes), stream), "the workspace");
+        !s.ok())
+      return s;
+    workspace = static_cast<std::byte*>(data);
+  } else if (run.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
+    return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least the plan's " +
+                                              std::to_string(plan.workspace_bytes) + ", got " +
+                                              std::to_string(run.workspace_bytes)};
+  }
+  return device::begin_call(CudaDevice(p, workspace, is_owned, stream, report), call);
+}
+
+Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {
+  MergeRows step = {*into, from, *into};
+  if (from.entropy_sum == nullptr) step.both.entropy_sum = nullptr;
+  if (from.collision_sum == nullptr) step.both.collision_sum = nullptr;
+  if (from.smoothing_sum == nullptr) step.both.smoothing_sum = nullptr;
+  if (from.argmax == nullptr) step.both.argmax = nullptr;
+  return on_default_stream(*into, [&](Queue& queue) { launch_rows(queue, into->rows, step); });
+}
+
+Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report** found) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Report*& report = reports_[device_index];
+  if (report == nullptr) {
+    if (!may_allocate) return expected("plan", "one made before the stream was captured", "none");
+    const DeviceGuard guard(device_index);
+    void* data = nullptr;
+    if (Status s =
+            status_of(cudaHostAlloc(&data, sizeof(Report), cudaHostAllocPortable | cudaHostAllocMapped), "its error report");
+        !s.ok())
+      return s;
+    report = new (data) Report();
+  }
+  *found = report;
+  return {};
+}
+
+Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) const {
+  Report* all = nullptr;
+  if (Status s = report(device_index, true, &all); !s.ok()) return s;
+  const Report r = *all;
+  *all = Report();
+  const auto entry = [&](const char* name) { return std::string(name) + "[" + std::to_string(r.index) + "]"; };
+  switch (r.what) {
+    case Wrong::kLabel:
+      return {TILELOSS_LABEL_OUT_OF_RANGE, entry("labels") + ": expected 0 <= label < " + std::to_string(r.classes) +
+                                               " or ignore_index " + std::to_string(r.ignore_index) + ", got " +
+                                               std::to_string(r.label)};
+    case Wrong::kNumber: return expected(r.name, "a number in its range", std::to_string(r.number));
+    case Wrong::kOffset:
+      return expected(entry("sequence_offsets"), "0, then ascending to the number of rows", std::to_string(r.label));
+    default: return {};
+  }
+}
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+}  // namespace tileloss::impl::cuda
+
+// See library.h.
+extern "C" __attribute__((visibility("default"))) const tileloss::impl::Backend* tileloss_cuda_backend(const char* version,
+                                                                                                       char* missing,
+                                                                                                       std::size_t capacity) {
+  const auto say = [&](const std::string& text) {
+    std::strncpy(missing, text.c_str(), capacity - 1);
+    missing[capacity - 1] = '\0';
+    return nullptr;
+  };
+  if (std::strcmp(version, TILELOSS_VERSION_STRING) != 0)
+    return say("expected version " + std::string(version) + ", got " TILELOSS_VERSION_STRING);
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) return say(error != cudaSuccess ? cudaGetErrorString(error) : "there is no GPU");
+  return &tileloss::impl::cuda::cuda_backend();
+}

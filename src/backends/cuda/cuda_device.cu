@@ -1,0 +1,84 @@
+#include <cstring>
+
+#include "backends/cuda/cuda_device.h"
+
+namespace tileloss::impl::cuda {
+namespace {
+
+DeviceNumbers numbers_of(const Problem& p) {
+  DeviceNumbers all;
+  for (const tileloss_field& field : p.loss->fields) {
+    if (field.type != TILELOSS_FIELD_SCALAR || all.count == DeviceNumbers::kMost) continue;
+    tileloss_scalar scalar;
+    std::memcpy(&scalar, p.options.data() + field.offset, sizeof scalar);
+    if (scalar.pointer == nullptr) continue;
+    all.fields[all.count] = field;
+    all.scalars[all.count] = scalar;
+    std::strncpy(all.names[all.count], field.name, sizeof all.names[0] - 1);
+    ++all.count;
+  }
+  return all;
+}
+
+RowMatrix matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
+  return {m.data, m.row_stride, group_rows, group_stride};
+}
+
+// visit(T{}, is_plain) for the kernel of a dtype.
+template <class Visit>
+void visit_kernel(tileloss_dtype storage, bool is_plain, Visit&& visit) {
+  visit_format(storage, [&](auto format) {
+    if (is_plain) {
+      visit(format, std::true_type{});
+    } else {
+      visit(format, std::false_type{});
+    }
+  });
+}
+
+}  // namespace
+
+SweepJob CudaDevice::job(const device::RowArrays& rows) const {
+  const Problem& p = *problem_;
+  SweepJob job;
+  job.logits = matrix(p.args.logits, p.args.row_groups.rows, p.args.row_groups.logits_stride);
+  job.dlogits = matrix(p.args.dlogits, p.args.row_groups.rows, p.args.row_groups.dlogits_stride);
+  job.columns = p.columns;
+  job.total_columns = p.args.dlogits.cols;
+  job.first_column = p.logit.vocab_start;
+  job.sums = p.sums;
+  job.transform = transform_;
+  job.class_weights = class_weights(p);
+  job.rows = rows;
+  return job;
+}
+
+void CudaDevice::check(const device::RowArrays& rows) {
+  const Problem& p = *problem_;
+  const tileloss_vector& offsets = p.args.sequence_offsets;
+  const std::int64_t offset_count = offsets.dtype == TILELOSS_NONE ? 0 : offsets.size;
+  const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
+  each(1, CheckNumbers{numbers_of(p), IntegerInput(offsets), offset_count, p.rows, report_, is_wrong_});
+  each(1, MakeTransform{p.logit.logit_scale, p.logit.softcap, on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature,
+                        transform_, report_, is_wrong_});
+  each(p.rows, CheckLabel{rows, Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index,
+                          report_, is_wrong_});
+}
+
+void CudaDevice::forward(const device::RowArrays& rows) {
+  const Problem& p = *problem_;
+  const int threads = threads_of_row(p.columns, p.storage);
+  visit_kernel(p.storage, p.sums == kNoSums && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
+    queue_.launch(forward_rows<T, is_plain>, p.rows, threads, job(rows));
+  });
+}
+
+void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
+  const Problem& p = *problem_;
+  const int threads = threads_of_row(p.columns, p.storage);
+  visit_kernel(p.storage, p.is_multiple_of_p && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
+    queue_.launch(backward_rows<T, is_plain>, p.rows, threads, job(rows), states);
+  });
+}
+
+}  // namespace tileloss::impl::cuda

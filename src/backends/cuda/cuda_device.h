@@ -1,0 +1,127 @@
+// What device/device_call.h asks of a device, on a CUDA stream: kernels are queued; nothing waits, allocates or reads device
+// memory on the host.
+#ifndef TILELOSS_BACKENDS_CUDA_CUDA_DEVICE_H_
+#define TILELOSS_BACKENDS_CUDA_CUDA_DEVICE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+
+#include "backends/cuda/checks.h"
+#include "backends/cuda/row_backward.h"
+#include "backends/cuda/runtime.h"
+#include "backends/cuda/steps.h"
+#include "backends/problem.h"
+
+namespace tileloss::impl::cuda {
+
+// Gives out pieces of the workspace, or counts what they take.
+class Pieces {
+ public:
+  static constexpr std::int64_t kAlignment = 64;
+
+  explicit Pieces(std::byte* data = nullptr) : data_(data) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    T* const at = reinterpret_cast<T*>(data_ + bytes_);
+    bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_;
+  std::int64_t bytes_ = 0;
+};
+
+// Threads of a block that sweeps a row: so that each has some groups of columns, if there are enough.
+inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
+  const std::int64_t group = storage == TILELOSS_FLOAT32 ? 4 : 8, a_thread = 4 * group;
+  return static_cast<int>(std::clamp<std::int64_t>((columns + a_thread - 1) / a_thread * kWarp / kWarp, 1, kMaxThreads) + kWarp -
+                          1) /
+         kWarp * kWarp;
+}
+
+class CudaDevice {
+ public:
+  // `owned`: whether the workspace is given back at the end of what is queued.
+  CudaDevice(const Problem& problem, std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
+      : problem_(&problem),
+        guard_(problem.device_index),
+        workspace_(workspace),
+        is_owned_(is_owned),
+        pieces_(workspace),
+        queue_(stream),
+        report_(report),
+        transform_(pieces_.take<LogitTransform>(1)),
+        is_wrong_(allocate<std::int32_t>(1)) {}
+
+  // Of all that a call takes, its loss included.
+  template <class Loss>
+  static std::int64_t workspace_bytes(const Problem& p) {
+    Pieces pieces;
+    pieces.take<LogitTransform>(1);
+    pieces.take<std::int32_t>(1);
+    pieces.take<std::byte>(p.stage_bytes);
+    pieces.take<Loss>(1);
+    pieces.take<std::int64_t>(p.rows);
+    pieces.take<RowState>(p.rows);
+    pieces.take<RowResult>(p.rows);
+    return pieces.bytes();
+  }
+
+  const Problem& problem() const { return *problem_; }
+
+  template <class T>
+  T* allocate(std::int64_t count) {
+    T* const at = pieces_.take<T>(count);
+    if (count > 0)
+      queue_.keep(cudaMemsetAsync(at, 0, static_cast<std::size_t>(count) * sizeof(T), queue_.stream()), "the workspace");
+    return at;
+  }
+  template <class Step>
+  void each(std::int64_t count, const Step& step) {
+    constexpr int kThreads = 128;
+    queue_.launch(each_index<Step>, (count + kThreads - 1) / kThreads, count > kWarp ? kThreads : kWarp, step, count);
+  }
+  template <class Term, class Take>
+  void sum(std::int64_t count, const Term& term, const Take& take) {
+    queue_.launch(sum_terms<Term, Take>, 1, threads_for(count), term, take, count);
+  }
+  void sort(double* values, std::int64_t count) {
+    queue_.launch(sort_ascending<double>, 1, threads_for(count / 2), values, count);
+  }
+  template <class T>
+  void place(T* at, const T& value) {
+    queue_.launch(place_value<T>, 1, 1, at, value);
+  }
+
+  void check(const device::RowArrays& rows);
+  void forward(const device::RowArrays& rows);
+  void backward(const device::RowArrays& rows, const RowStates& states);
+  Status done() {
+    if (is_owned_) queue_.keep(cudaFreeAsync(workspace_, queue_.stream()), "the workspace");
+    return queue_.status();
+  }
+
+ private:
+  // Its number of threads decides the order of a sum, and is the count's alone.
+  static int threads_for(std::int64_t count) {
+    return static_cast<int>(std::clamp<std::int64_t>((count + kWarp - 1) / kWarp * kWarp, kWarp, kMaxThreads));
+  }
+  SweepJob job(const device::RowArrays& rows) const;
+
+  const Problem* problem_;
+  DeviceGuard guard_;
+  std::byte* workspace_;
+  bool is_owned_;
+  Pieces pieces_;
+  Queue queue_;
+  Report* report_;
+  LogitTransform* transform_;
+  std::int32_t* is_wrong_;
+};
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_CUDA_DEVICE_H_

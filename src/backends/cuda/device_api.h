@@ -1,0 +1,220 @@
+// What kernels use of the machine: every instruction that C++ has no name for, a wrapper each. For nvcc, and for g++ over the
+// tests' own cuda_runtime.h, which runs kernels on the host.
+#ifndef TILELOSS_BACKENDS_CUDA_DEVICE_API_H_
+#define TILELOSS_BACKENDS_CUDA_DEVICE_API_H_
+
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/number_formats.h"
+
+#if defined(__CUDACC__)
+// A variable of the block's, not initialised.
+#define TILELOSS_SHARED(type, name) __shared__ type name
+#endif
+
+namespace tileloss::impl::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kMaxThreads = 512;  // of a block, so that one thread may have 128 registers
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// 2^x, as the special function unit has it: off by 2^-22 of it, 0 for what is not normal.
+__device__ __forceinline__ float exp2_approx(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  const float y = std::exp2(x);
+  if (y < FLT_MIN) return 0;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(y) & ~std::uint32_t{std::isfinite(y)});  // and off by as much
+#endif
+}
+
+// 2^(x + rest) to the last place but one, 0 for what is not normal; x is not much above 0, the rest its rounding.
+__device__ __forceinline__ float exp2_fine(float x, float rest) {
+  if (x < -126) return 0;
+  const float n = std::rint(x), f = x - n + rest;  // from -1/2 to 1/2
+  float p = 1.535336188319500e-4f;
+  p = std::fma(p, f, 1.339887440266574e-3f);
+  p = std::fma(p, f, 9.618437357674640e-3f);
+  p = std::fma(p, f, 5.550332471162809e-2f);
+  p = std::fma(p, f, 2.402264791363012e-1f);
+  p = std::fma(p, f, 6.931472028550421e-1f);
+  p = std::fma(p, f, 1.0f);
+  if (!(x < 1)) return std::isnan(x) ? x : std::exp2(x);
+  return p * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
+}
+
+// The larger one; NaN where one is.
+__device__ __forceinline__ float max_nan(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return a > b || std::isnan(a) ? a : b;
+#endif
+}
+
+// Two numbers of a word of memory.
+__device__ __forceinline__ void unpack(std::uint32_t word, Bfloat16 /*format*/, float& low, float& high) {
+  low = __uint_as_float(word << 16);
+  high = __uint_as_float(word & 0xffff0000u);
+}
+__device__ __forceinline__ void unpack(std::uint32_t word, Float16 /*format*/, float& low, float& high) {
+#if defined(__CUDA_ARCH__)
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(word));
+#else
+  low = to_float(Float16{static_cast<std::uint16_t>(word)});
+  high = to_float(Float16{static_cast<std::uint16_t>(word >> 16)});
+#endif
+}
+__device__ __forceinline__ std::uint32_t pack(float low, float high, Bfloat16 /*format*/) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  return from_float<Bfloat16>(low).bits | std::uint32_t{from_float<Bfloat16>(high).bits} << 16;
+#endif
+}
+__device__ __forceinline__ std::uint32_t pack(float low, float high, Float16 /*format*/) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  return from_float<Float16>(low).bits | std::uint32_t{from_float<Float16>(high).bits} << 16;
+#endif
+}
+
+// What sweeps read and write of rows, so that the host can count it and see that it is theirs.
+template <class Value>
+__device__ __forceinline__ Value load(const Value* from) {
+#if !defined(__CUDACC__)
+  cuda_on_host::count_load(from, sizeof(Value));
+#endif
+  return *from;
+}
+template <class Value>
+__device__ __forceinline__ void store(Value* to, Value value) {
+#if !defined(__CUDACC__)
+  cuda_on_host::count_store(to, sizeof(Value));
+#endif
+  *to = value;
+}
+// In one instruction: the compiler makes four of it. `to` is aligned to 16.
+__device__ __forceinline__ void store_16_bytes(void* to, uint4 words) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+#else
+  store(static_cast<uint4*>(to), words);
+#endif
+}
+
+// Neighbouring columns of a row, 16 bytes of them.
+template <class T>
+struct Group {
+  static constexpr int kCount = 16 / sizeof(T);
+  float values[kCount];
+
+  __device__ __forceinline__ static Group unpacked(uint4 words) {
+    const std::uint32_t all[4] = {words.x, words.y, words.z, words.w};
+    Group g;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (sizeof(T) == 4) {
+        g.values[w] = __uint_as_float(all[w]);
+      } else {
+        unpack(all[w], T{}, g.values[2 * w], g.values[2 * w + 1]);
+      }
+    }
+    return g;
+  }
+  // Of the first `count` columns; the others are -inf.
+  __device__ __forceinline__ static Group load_some(const T* from, int count) {
+    Group g;
+#pragma unroll
+    for (int q = 0; q < kCount; ++q) g.values[q] = q < count ? to_float(load(from + q)) : -std::numeric_limits<float>::infinity();
+    return g;
+  }
+  __device__ __forceinline__ void store(T* to) const {
+    std::uint32_t all[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (sizeof(T) == 4) {
+        all[w] = __float_as_uint(values[w]);
+      } else {
+        all[w] = pack(values[2 * w], values[2 * w + 1], T{});
+      }
+    }
+    store_16_bytes(to, {all[0], all[1], all[2], all[3]});
+  }
+  __device__ __forceinline__ void store_some(T* to, int count) const {
+#pragma unroll
+    for (int q = 0; q < kCount; ++q) {
+      if (q < count) cuda::store(to + q, from_float<T>(values[q]));
+    }
+  }
+};
+
+// whole(g, group), or some(g, group, columns) where it is not aligned to 16 bytes or not whole, for each group of a row that is
+// this thread's: by column number, wherever the row lies, so that its bits do not depend on that. `is_aligned`: of all that the
+// visits write, too. Some groups are under way at a time.
+template <class T, class Whole, class Some>
+__device__ __forceinline__ void for_each_group(const T* row, std::int64_t columns, bool is_aligned, Whole&& whole, Some&& some) {
+  constexpr int kCount = Group<T>::kCount, kAtOnce = 4;
+  const int groups = static_cast<int>(columns / kCount), rest = static_cast<int>(columns % kCount);
+  const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+  const auto* const words = reinterpret_cast<const uint4*>(row);
+  int g = first;
+  if (is_aligned) {
+    for (; g + (kAtOnce - 1) * step < groups; g += kAtOnce * step) {
+      uint4 loaded[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) loaded[k] = load(words + g + k * step);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) whole(g + k * step, Group<T>::unpacked(loaded[k]));
+    }
+#pragma unroll 1
+    for (; g < groups; g += step) whole(g, Group<T>::unpacked(load(words + g)));
+  } else {
+#pragma unroll 1
+    for (; g < groups; g += step) some(g, Group<T>::load_some(row + std::int64_t{g} * kCount, kCount), kCount);
+  }
+  if (rest > 0 && groups % step == first) some(groups, Group<T>::load_some(row + std::int64_t{groups} * kCount, rest), rest);
+}
+
+__device__ __forceinline__ bool is_aligned_to_16(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
+
+// Of all threads of a block of whole warps, in every thread of it, in a fixed order. `parts` has a place for each warp; nobody
+// may read or write it before all threads have come here again or to another barrier.
+template <class T, class Combine>
+__device__ __forceinline__ T reduce_block(T value, T* parts, T nothing, Combine&& combine) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+#pragma unroll
+  for (int k = kWarp / 2; k > 0; k /= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, k));
+  if (warps == 1) return value;
+  __syncthreads();
+  if (lane == 0) parts[warp] = value;
+  __syncthreads();
+  value = lane < warps ? parts[lane] : nothing;
+#pragma unroll
+  for (int k = kWarp / 2; k > 0; k /= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, k));
+  return value;
+}
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_DEVICE_API_H_

@@ -1,0 +1,70 @@
+// The CUDA runtime, with its errors as a status.
+#ifndef TILELOSS_BACKENDS_CUDA_RUNTIME_H_
+#define TILELOSS_BACKENDS_CUDA_RUNTIME_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "schema/status.h"
+
+namespace tileloss::impl::cuda {
+
+inline Status status_of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  const tileloss_status code = error == cudaErrorMemoryAllocation ? TILELOSS_OUT_OF_MEMORY : TILELOSS_UNSUPPORTED;
+  return {code, std::string("cuda: ") + what + ": " + cudaGetErrorString(error)};
+}
+
+// The calling thread's device, while this lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(std::int32_t device) {
+    cudaGetDevice(&before_);
+    if (before_ != device) cudaSetDevice(device);
+    is_moved_ = before_ != device;
+  }
+  ~DeviceGuard() {
+    if (is_moved_) cudaSetDevice(before_);
+  }
+  DeviceGuard(DeviceGuard&& other) noexcept : before_(other.before_), is_moved_(std::exchange(other.is_moved_, false)) {}
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(DeviceGuard&&) = delete;
+
+ private:
+  int before_ = 0;
+  bool is_moved_ = false;
+};
+
+// Kernels in the order of a stream. The first error is kept, and nothing is launched after it.
+class Queue {
+ public:
+  explicit Queue(cudaStream_t stream) : stream_(stream) {}
+
+  cudaStream_t stream() const { return stream_; }
+  const Status& status() const { return status_; }
+  void keep(cudaError_t error, const char* what) {
+    if (status_.ok()) status_ = status_of(error, what);
+  }
+
+  template <class... Expected, class... Given>
+  void launch(void (*kernel)(Expected...), std::int64_t blocks, int threads, const Given&... given) {
+    if (blocks == 0 || !status_.ok()) return;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.stream = stream_;
+    keep(cudaLaunchKernelEx(&config, kernel, given...), "a kernel could not be launched");
+  }
+
+ private:
+  cudaStream_t stream_;
+  Status status_;
+};
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_RUNTIME_H_

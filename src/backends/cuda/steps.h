@@ -1,0 +1,58 @@
+// The row stage's steps as kernels: a step an index, sums in a fixed order, a sort.
+#ifndef TILELOSS_BACKENDS_CUDA_STEPS_H_
+#define TILELOSS_BACKENDS_CUDA_STEPS_H_
+
+#include "backends/cuda/device_api.h"
+
+namespace tileloss::impl::cuda {
+
+template <class Step>
+__global__ void each_index(Step step, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) step(i);
+}
+
+// By one block; the order of the terms depends on their number alone.
+template <class Term, class Take>
+__global__ void __launch_bounds__(kMaxThreads) sum_terms(Term term, Take take, std::int64_t count) {
+  using Parts = double[kWarp];
+  TILELOSS_SHARED(Parts, parts);
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += term(i);
+  sum = reduce_block(sum, parts, 0.0, [](double a, double b) { return a + b; });
+  if (threadIdx.x == 0) take(sum);
+}
+
+// Ascending, by one block: a bitonic sort whose comparisons all point one way, so that what is missing to a power of two counts
+// as infinity and is never touched.
+template <class Number>
+__global__ void __launch_bounds__(kMaxThreads) sort_ascending(Number* values, std::int64_t count) {
+  const auto put_in_order = [&](std::int64_t low, std::int64_t high) {
+    if (high >= count || !(values[high] < values[low])) return;
+    const Number larger = values[low];
+    values[low] = values[high];
+    values[high] = larger;
+  };
+  std::int64_t size = 1;
+  while (size < count) size *= 2;
+  for (std::int64_t run = 2; run <= size; run *= 2) {
+    for (std::int64_t reach = run / 2; reach > 0; reach /= 2) {
+      __syncthreads();
+      for (std::int64_t k = threadIdx.x; k < size / 2; k += blockDim.x) {
+        const std::int64_t low = k / reach * 2 * reach + k % reach;
+        // Two sorted runs are first compared from their outer ends inwards.
+        const std::int64_t high = reach == run / 2 ? low / run * run + run - 1 - low % run : low + reach;
+        put_in_order(low, high);
+      }
+    }
+  }
+}
+
+template <class T>
+__global__ void place_value(T* at, T value) {
+  *at = value;
+}
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_STEPS_H_

@@ -1,0 +1,37 @@
+// What the sweeps' kernels are given.
+#ifndef TILELOSS_BACKENDS_CUDA_SWEEP_JOB_H_
+#define TILELOSS_BACKENDS_CUDA_SWEEP_JOB_H_
+
+#include "backends/cuda/device_api.h"
+#include "backends/device/row_kernels.h"
+#include "core/logit_transform.h"
+#include "core/row_offset.h"
+
+namespace tileloss::impl::cuda {
+
+// Rows of logits or of their gradient.
+struct RowMatrix {
+  void* data = nullptr;
+  std::int64_t row_stride = 0, group_rows = 0, group_stride = 0;
+
+  template <class T>
+  __device__ T* row(std::int64_t i) const {
+    return static_cast<T*>(data) + row_offset(i, row_stride, group_rows, group_stride);
+  }
+};
+
+struct SweepJob {
+  RowMatrix logits, dlogits;
+  std::int64_t columns = 0, total_columns = 0;  // valid ones, and with the padding, whose gradient is 0
+  std::int64_t first_column = 0;                // of the whole vocabulary
+  std::uint32_t sums = 0;                       // RowSums that the forward gathers
+  const LogitTransform* transform = nullptr;    // on the device
+  const float* class_weights = nullptr;         // of column 0; null: 1
+  device::RowArrays rows;
+
+  __device__ float weight(std::int64_t column) const { return class_weights == nullptr ? 1 : class_weights[column]; }
+};
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_SWEEP_JOB_H_

@@ -1,0 +1,171 @@
+// The CUDA backend through the C ABI, on the host (tests/cuda_on_host): streams, graphs, errors, and bits that depend on nothing
+// but the row. That its numbers are right is for the C API's own suites to say: cuda_in_place.cpp.
+#include "backends/cuda/cuda_backend.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/api/calls.h"
+#include "tests/cuda_on_host/device_array.h"
+
+namespace tileloss::test {
+namespace {
+
+const bool is_registered = (impl::add_backend(&impl::cuda::cuda_backend()), true);
+
+constexpr std::int64_t kRows = 5, kVocab = 300, kStride = 331;
+
+std::vector<std::uint16_t> some_logits(int seed) {
+  std::vector<std::uint16_t> logits(kRows * kStride);
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    logits[i] = impl::from_float<impl::Bfloat16>(static_cast<float>((i * 37 + static_cast<std::size_t>(seed)) % 101) / 8).bits;
+  return logits;
+}
+
+// Rows of bfloat16 on the device, from its element `offset` on, their labels, and what comes of them.
+class OnCuda : public testing::Test {
+ protected:
+  void set_up(std::int64_t offset = 0, std::vector<std::int32_t> labels = {0, 299, -100, 17, 150}) {
+    std::vector<std::uint16_t> padded(static_cast<std::size_t>(offset), 0x7fc0);
+    const std::vector<std::uint16_t> logits = some_logits(1);
+    padded.insert(padded.end(), logits.begin(), logits.end());
+    logits_ = std::make_unique<DeviceArray<std::uint16_t>>(padded);
+    labels_ = std::make_unique<DeviceArray<std::int32_t>>(labels);
+    tileloss_args_init(&args_);
+    args_.logits = args_.dlogits =
+        on_cuda(tileloss_make_matrix(logits_->data() + offset, TILELOSS_BFLOAT16, kRows, kVocab, kStride));
+    args_.labels = on_cuda(tileloss_make_vector(labels_->data(), TILELOSS_INT32, kRows));
+    args_.loss = on_cuda(tileloss_make_vector(loss_.data(), TILELOSS_FLOAT32, 1));
+  }
+  template <class View>
+  static View on_cuda(View view) {
+    view.device_type = TILELOSS_CUDA;
+    return view;
+  }
+  tileloss_status run(const tileloss_run* run = nullptr) {
+    return tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, run);
+  }
+  // Of the first row to the last, without what lies between them.
+  std::vector<std::uint16_t> gradient(std::int64_t offset = 0) const {
+    const std::vector<std::uint16_t> all = logits_->get();
+    std::vector<std::uint16_t> rows;
+    for (std::int64_t i = 0; i < kRows; ++i)
+      rows.insert(rows.end(), all.begin() + offset + i * kStride, all.begin() + offset + i * kStride + kVocab);
+    return rows;
+  }
+
+  std::unique_ptr<DeviceArray<std::uint16_t>> logits_;
+  std::unique_ptr<DeviceArray<std::int32_t>> labels_;
+  DeviceArray<float> loss_{1};
+  tileloss_args args_;
+  tileloss_cross_entropy_options options_ = cross_entropy_options();
+};
+
+TEST_F(OnCuda, BitsDependNeitherOnTheOrderOfBlocksNorOnAlignment) {
+  std::vector<std::uint16_t> first;
+  std::vector<float> loss;
+  for (const std::int64_t offset : {0, 1, 8}) {
+    for (const int seed : {1, 2, 3}) {
+      cuda_on_host::set_seed(static_cast<std::uint64_t>(seed));
+      set_up(offset);
+      ASSERT_TRUE(succeeds(run()));
+      cudaDeviceSynchronize();
+      if (first.empty()) first = gradient(offset), loss = loss_.get();
+      EXPECT_EQ(gradient(offset), first) << "offset " << offset << ", seed " << seed;
+      EXPECT_EQ(loss_.get(), loss);
+    }
+  }
+  EXPECT_TRUE(std::isfinite(loss[0]) && loss[0] > 0);
+  EXPECT_EQ(logits_->get()[8 + kVocab], some_logits(1)[kVocab]) << "what lies behind a row was written";
+}
+
+// Each logit is read twice and its gradient written once; besides, the labels' own.
+TEST_F(OnCuda, TwoReadsAndOneWriteAreAll) {
+  set_up();
+  cuda_on_host::counters() = {};
+  ASSERT_TRUE(succeeds(run()));
+  cudaDeviceSynchronize();
+  constexpr std::int64_t kUsed = kRows - 1, kBytes = 2;
+  EXPECT_EQ(cuda_on_host::counters().loaded, static_cast<std::uint64_t>(2 * kUsed * (kVocab + 1) * kBytes));
+  EXPECT_EQ(cuda_on_host::counters().stored, static_cast<std::uint64_t>(kRows * kVocab * kBytes));
+}
+
+TEST_F(OnCuda, ABadLabelGivesNanAndIsReportedOnce) {
+  set_up(0, {0, 300, -100, 17, 150});
+  options_.reduction = TILELOSS_REDUCTION_SUM;
+  ASSERT_TRUE(succeeds(run()));
+  cudaDeviceSynchronize();
+  EXPECT_TRUE(std::isnan(loss_.get()[0]));
+  const std::vector<std::uint16_t> d = gradient();
+  EXPECT_TRUE(std::isnan(impl::to_float(impl::Bfloat16{d[kVocab]})));
+  EXPECT_FALSE(std::isnan(impl::to_float(impl::Bfloat16{d[0]})));
+  EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_LABEL_OUT_OF_RANGE,
+                      "labels[1]: expected 0 <= label < 300 or ignore_index -100, got 300"));
+  EXPECT_TRUE(succeeds(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr)));
+}
+
+TEST_F(OnCuda, AWrongNumberBehindAPointerIsReported) {
+  set_up();
+  DeviceArray<float> temperature(std::vector<float>{-1});
+  options_.logit.temperature.pointer = temperature.data();
+  ASSERT_TRUE(succeeds(run()));
+  cudaDeviceSynchronize();
+  EXPECT_TRUE(std::isnan(loss_.get()[0]));
+  EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "temperature: expected a number in its range, got -1.000000"));
+}
+
+// A replay reads what lies behind pointers then.
+TEST_F(OnCuda, ACallCanBeCapturedInAGraph) {
+  set_up();
+  args_.dlogits = {};
+  DeviceArray<float> temperature(std::vector<float>{1});
+  options_.logit.temperature.pointer = temperature.data();
+  auto plan = init<tileloss_plan>();
+  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, &args_, &options_, nullptr, nullptr, &plan)));
+  DeviceArray<std::uint8_t> workspace(static_cast<std::size_t>(plan.workspace_bytes));
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  auto run = init<tileloss_run>();
+  run.stream = stream;
+  const auto call = [&] { return tileloss_cross_entropy(&args_, &options_, &plan, &run); };
+  cudaGraph_t graph = nullptr;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+  EXPECT_TRUE(refused(call(), TILELOSS_INVALID_ARGUMENT,
+                      "workspace: expected device memory, while the stream is being captured, got null"));
+  run.workspace = workspace.data();
+  run.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  ASSERT_TRUE(succeeds(call()));
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+  std::vector<float> losses;
+  for (const float t : {1.0f, 0.5f}) {
+    cudaMemcpy(temperature.data(), &t, sizeof t, cudaMemcpyHostToDevice);
+    cudaGraphLaunch(executable, stream);
+    cudaStreamSynchronize(stream);
+    losses.push_back(loss_.get()[0]);
+    options_.logit.temperature = {t, nullptr};
+    ASSERT_TRUE(succeeds(tileloss_cross_entropy(&args_, &options_, nullptr, nullptr)));
+    cudaDeviceSynchronize();
+    EXPECT_EQ(loss_.get()[0], losses.back()) << "temperature " << t;
+    options_.logit.temperature = {1, temperature.data()};
+  }
+  EXPECT_NE(losses[0], losses[1]);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(OnCuda, WhatIsNotThereYetIsSaid) {
+  set_up();
+  args_.teacher_logits = args_.logits;
+  args_.dlogits = {};
+  const tileloss_distillation_options options = distillation_options();
+  EXPECT_TRUE(refused(tileloss_distillation(&args_, &options, nullptr, nullptr), TILELOSS_UNSUPPORTED,
+                      "cuda: distillation: a target that is not labels is not there on this device yet"));
+}
+
+}  // namespace
+}  // namespace tileloss::test
