@@ -57,6 +57,8 @@ void fill_defaults(Fields fields, void* options, std::size_t options_size) {
   }
 }
 
+Status out_of_range(const tileloss_field& f, double x) { return expected(f.name, range(f, x), text(x)); }
+
 Status check_options(Fields fields, const void* options, bool with_pointers) {
   for (const tileloss_field& f : fields) {
     double x = 0;
@@ -71,7 +73,7 @@ Status check_options(Fields fields, const void* options, bool with_pointers) {
       }
       default: x = read<double>(options, f.offset); break;
     }
-    if (!in_range(f, x)) return expected(f.name, range(f, x), text(x));
+    if (!in_range(f, x)) return out_of_range(f, x);
   }
   return {};
 }

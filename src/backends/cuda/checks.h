@@ -11,99 +11,113 @@
 
 namespace tileloss::impl::cuda {
 
-enum class Wrong : std::int32_t { kNothing, kLabel, kNumber, kOffset };
+enum class Wrong : std::int32_t { kNothing, kLabel, kNumber, kTransform, kOffset };
 
-// In the host's memory, where the device writes it. Of several errors of one kind any may stay.
+// In the host's memory, where the device writes it: the first error since somebody asked.
 struct Report {
   Wrong what;
-  std::int64_t index;  // of a row, a scalar or an offset
+  std::int64_t index;  // of a row or an offset
   std::int64_t label, classes, ignore_index;
   double number;
-  char name[32];
+  tileloss_field field;  // its texts are the host's
 };
 
-// The options that lie behind pointers.
-struct DeviceNumbers {
-  static constexpr int kMost = 24;
-  tileloss_field fields[kMost];
-  tileloss_scalar scalars[kMost];
-  char names[kMost][32];
-  int count = 0;
-};
-
-// One thread's: all numbers, then the offsets.
-struct CheckNumbers {
-  DeviceNumbers numbers;
-  IntegerInput offsets;
-  std::int64_t offset_count;  // 0: none
-  std::int64_t num_rows;
+// Of a call: where its errors go, and that no row of it is right.
+struct Verdict {
   Report* report;
   std::int32_t* is_wrong;
 
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
-    for (int k = 0; k < numbers.count; ++k) {
-      const double x = scalar_value(numbers.scalars[k]);
-      if (in_range(numbers.fields[k], x)) continue;
-      report->number = x;
-      for (int c = 0; c < 32; ++c) report->name[c] = numbers.names[k][c];
-      fail(Wrong::kNumber, k);
-      return;
-    }
-    for (std::int64_t i = 0; i < offset_count; ++i) {
-      const bool is_right = i == 0 ? offsets[0] == 0 : offsets[i] >= offsets[i - 1];
-      if (is_right && (i + 1 < offset_count || offsets[i] == num_rows)) continue;
-      report->label = offsets[i];
-      fail(Wrong::kOffset, i);
-      return;
-    }
-  }
-
- private:
-  TILELOSS_HOST_DEVICE void fail(Wrong what, std::int64_t index) const {
-    report->index = index;
-    report->what = what;
+  TILELOSS_HOST_DEVICE void condemn(const Report& found) const {
+    if (report->what == Wrong::kNothing) *report = found;
     *is_wrong = 1;
   }
 };
 
-// One thread's: the transform of the logits, whose temperature may lie behind a pointer.
+// Of a number that lies behind a pointer.
+struct CheckNumber {
+  tileloss_field field;
+  tileloss_scalar scalar;
+  Verdict verdict;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
+    const double x = scalar_value(scalar);
+    if (in_range(field, x)) return;
+    Report found = {};
+    found.what = Wrong::kNumber;
+    found.number = x;
+    found.field = field;
+    verdict.condemn(found);
+  }
+};
+
+// Of the transform of the logits, whose temperature may lie behind a pointer, when that is in its own range.
 struct MakeTransform {
   double logit_scale, softcap;
   tileloss_scalar temperature;
   LogitTransform* transform;
-  Report* report;
-  std::int32_t* is_wrong;
+  Verdict verdict;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
     const double t = scalar_value(temperature);
     *transform = LogitTransform::make(logit_scale, softcap, t);
     const auto is_in_range = [](double quotient) { return quotient >= 0x1p-126 && quotient <= 0x1p126; };
     if (is_in_range(logit_scale / t) && (softcap == 0 || is_in_range(softcap / t))) return;
-    constexpr char kName[] = "temperature";
-    for (std::size_t c = 0; c < sizeof kName; ++c) report->name[c] = kName[c];
-    report->number = t;
-    report->what = Wrong::kNumber;
-    *is_wrong = 1;
+    Report found = {};
+    found.what = Wrong::kTransform;
+    found.number = t;
+    verdict.condemn(found);
   }
 };
 
-struct CheckLabel {
-  device::RowArrays rows;
-  Labels labels;
-  std::int64_t classes, ignore_index;
-  Report* report;
-  const std::int32_t* is_wrong;
+struct IsWrongOffset {
+  IntegerInput offsets;
+  std::int64_t rows;
+
+  TILELOSS_HOST_DEVICE bool operator()(std::int64_t i) const {
+    const bool is_right = i == 0 ? offsets[0] == 0 : offsets[i] >= offsets[i - 1];
+    return !is_right || (i + 1 == offsets.size() && offsets[i] != rows);
+  }
+};
+struct ReportOffset {
+  IntegerInput offsets;
+  Verdict verdict;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (*is_wrong != 0) {
-      rows.label_columns[i] = kBadLabel;
-    } else if (rows.label_columns[i] == kBadLabel) {
-      report->index = i;
-      report->label = labels[i];
-      report->classes = classes;
-      report->ignore_index = ignore_index;
-      report->what = Wrong::kLabel;
-    }
+    Report found = {};
+    found.what = Wrong::kOffset;
+    found.index = i;
+    found.label = offsets[i];
+    verdict.condemn(found);
+  }
+};
+
+struct IsBadLabel {
+  device::RowArrays rows;
+  TILELOSS_HOST_DEVICE bool operator()(std::int64_t i) const { return rows.label_columns[i] == kBadLabel; }
+};
+// The row's alone is wrong.
+struct ReportLabel {
+  Labels labels;
+  std::int64_t classes, ignore_index;
+  Verdict verdict;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    if (verdict.report->what != Wrong::kNothing) return;
+    Report& found = *verdict.report;
+    found.index = i;
+    found.label = labels[i];
+    found.classes = classes;
+    found.ignore_index = ignore_index;
+    found.what = Wrong::kLabel;
+  }
+};
+
+// Where the whole call is wrong.
+struct CondemnRow {
+  device::RowArrays rows;
+  const std::int32_t* is_wrong;
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    if (*is_wrong != 0) rows.label_columns[i] = kBadLabel;
   }
 };
 

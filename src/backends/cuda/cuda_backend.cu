@@ -7,6 +7,7 @@
 #include "backends/cuda/library.h"
 #include "backends/device/device_call.h"
 #include "losses/row_arrays.h"
+#include "schema/options.h"
 
 namespace tileloss::impl::cuda {
 namespace {
@@ -178,7 +179,10 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
       return {TILELOSS_LABEL_OUT_OF_RANGE, entry("labels") + ": expected 0 <= label < " + std::to_string(r.classes) +
                                                " or ignore_index " + std::to_string(r.ignore_index) + ", got " +
                                                std::to_string(r.label)};
-    case Wrong::kNumber: return expected(r.name, "a number in its range", std::to_string(r.number));
+    case Wrong::kNumber: return out_of_range(r.field, r.number);
+    case Wrong::kTransform:
+      return expected("temperature", "logit_scale / temperature and softcap / temperature from 1.18e-38 to 8.5e+37, for float32",
+                      std::to_string(r.number));
     case Wrong::kOffset:
       return expected(entry("sequence_offsets"), "0, then ascending to the number of rows", std::to_string(r.label));
     default: return {};

@@ -5,21 +5,6 @@
 namespace tileloss::impl::cuda {
 namespace {
 
-DeviceNumbers numbers_of(const Problem& p) {
-  DeviceNumbers all;
-  for (const tileloss_field& field : p.loss->fields) {
-    if (field.type != TILELOSS_FIELD_SCALAR || all.count == DeviceNumbers::kMost) continue;
-    tileloss_scalar scalar;
-    std::memcpy(&scalar, p.options.data() + field.offset, sizeof scalar);
-    if (scalar.pointer == nullptr) continue;
-    all.fields[all.count] = field;
-    all.scalars[all.count] = scalar;
-    std::strncpy(all.names[all.count], field.name, sizeof all.names[0] - 1);
-    ++all.count;
-  }
-  return all;
-}
-
 RowMatrix matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
   return {m.data, m.row_stride, group_rows, group_stride};
 }
@@ -55,14 +40,23 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
 
 void CudaDevice::check(const device::RowArrays& rows) {
   const Problem& p = *problem_;
-  const tileloss_vector& offsets = p.args.sequence_offsets;
-  const std::int64_t offset_count = offsets.dtype == TILELOSS_NONE ? 0 : offsets.size;
+  const Verdict verdict = {report_, is_wrong_};
+  for (const tileloss_field& field : p.loss->fields) {
+    if (field.type != TILELOSS_FIELD_SCALAR) continue;
+    tileloss_scalar scalar;
+    std::memcpy(&scalar, p.options.data() + field.offset, sizeof scalar);
+    if (scalar.pointer != nullptr) each(1, CheckNumber{field, scalar, verdict});
+  }
   const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
-  each(1, CheckNumbers{numbers_of(p), IntegerInput(offsets), offset_count, p.rows, report_, is_wrong_});
   each(1, MakeTransform{p.logit.logit_scale, p.logit.softcap, on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature,
-                        transform_, report_, is_wrong_});
-  each(p.rows, CheckLabel{rows, Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index,
-                          report_, is_wrong_});
+                        transform_, verdict});
+  if (const tileloss_vector& v = p.args.sequence_offsets; v.dtype != TILELOSS_NONE) {
+    const IntegerInput offsets(v);
+    find(v.size, IsWrongOffset{offsets, p.rows}, ReportOffset{offsets, verdict});
+  }
+  find(p.rows, IsBadLabel{rows},
+       ReportLabel{Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index, verdict});
+  each(p.rows, CondemnRow{rows, is_wrong_});
 }
 
 void CudaDevice::forward(const device::RowArrays& rows) {

@@ -34,12 +34,10 @@ class Pieces {
   std::int64_t bytes_ = 0;
 };
 
-// Threads of a block that sweeps a row: so that each has some groups of columns, if there are enough.
+// Threads of a block that sweeps a row: whole warps, each thread with some groups of columns if there are enough.
 inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
-  const std::int64_t group = storage == TILELOSS_FLOAT32 ? 4 : 8, a_thread = 4 * group;
-  return static_cast<int>(std::clamp<std::int64_t>((columns + a_thread - 1) / a_thread * kWarp / kWarp, 1, kMaxThreads) + kWarp -
-                          1) /
-         kWarp * kWarp;
+  const std::int64_t of_a_warp = kWarp * 4 * (storage == TILELOSS_FLOAT32 ? 4 : 8);
+  return kWarp * static_cast<int>(std::clamp<std::int64_t>((columns + of_a_warp - 1) / of_a_warp, 1, kMaxThreads / kWarp));
 }
 
 class CudaDevice {
@@ -90,6 +88,11 @@ class CudaDevice {
   }
   void sort(double* values, std::int64_t count) {
     queue_.launch(sort_ascending<double>, 1, threads_for(count / 2), values, count);
+  }
+  // take(the first i for which test(i)), if there is any.
+  template <class Test, class Take>
+  void find(std::int64_t count, const Test& test, const Take& take) {
+    queue_.launch(find_first<Test, Take>, 1, threads_for(count), test, take, count);
   }
   template <class T>
   void place(T* at, const T& value) {

@@ -14,6 +14,7 @@ namespace tileloss::impl::cuda {
 
 inline Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
+  cudaGetLastError();  // or the caller's next look would find it
   const tileloss_status code = error == cudaErrorMemoryAllocation ? TILELOSS_OUT_OF_MEMORY : TILELOSS_UNSUPPORTED;
   return {code, std::string("cuda: ") + what + ": " + cudaGetErrorString(error)};
 }

@@ -23,6 +23,17 @@ __global__ void __launch_bounds__(kMaxThreads) sum_terms(Term term, Take take, s
   if (threadIdx.x == 0) take(sum);
 }
 
+// take(the first i for which test(i)), if there is any; by one block.
+template <class Test, class Take>
+__global__ void __launch_bounds__(kMaxThreads) find_first(Test test, Take take, std::int64_t count) {
+  using Parts = std::int64_t[kWarp];
+  TILELOSS_SHARED(Parts, parts);
+  std::int64_t first = threadIdx.x;
+  while (first < count && !test(first)) first += blockDim.x;
+  first = reduce_block(first, parts, count, [](std::int64_t a, std::int64_t b) { return a < b ? a : b; });
+  if (threadIdx.x == 0 && first < count) take(first);
+}
+
 // Ascending, by one block: a bitonic sort whose comparisons all point one way, so that what is missing to a power of two counts
 // as infinity and is never touched.
 template <class Number>
