@@ -123,4 +123,17 @@ const float* class_weights(const Problem& p) {
   return weights == nullptr ? nullptr : weights + p.logit.vocab_start;
 }
 
+Status bad_label(std::int64_t row, std::int64_t label, std::int64_t classes, std::int64_t ignore_index) {
+  return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(row) + "]: expected 0 <= label < " + std::to_string(classes) +
+                                           " or ignore_index " + std::to_string(ignore_index) + ", got " + std::to_string(label)};
+}
+
+Status check_offset(std::int64_t i, std::int64_t count, std::int64_t offset, std::int64_t before, std::int64_t rows) {
+  const std::string entry = "sequence_offsets[" + std::to_string(i) + "]", given = std::to_string(offset);
+  if (i == 0) return offset == 0 ? Status{} : expected(entry, "0", given);
+  if (offset < before) return expected(entry, ">= the one before it, " + std::to_string(before), given);
+  if (i + 1 < count || offset == rows) return {};
+  return expected(entry, "the number of rows, " + std::to_string(rows), given);
+}
+
 }  // namespace tileloss::impl

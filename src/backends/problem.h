@@ -68,6 +68,11 @@ const float* class_weights(const Problem& problem);
 // Whether the sweeps can compute with the transforms' numbers; those behind pointers only if `with_pointers`.
 Status check_transforms(const Problem& problem, bool with_pointers);
 
+// What is said of a label that is no class.
+Status bad_label(std::int64_t row, std::int64_t label, std::int64_t classes, std::int64_t ignore_index);
+// Whether an entry of sequence_offsets is right after the one `before` it.
+Status check_offset(std::int64_t i, std::int64_t count, std::int64_t offset, std::int64_t before, std::int64_t rows);
+
 }  // namespace tileloss::impl
 
 #endif  // TILELOSS_BACKENDS_PROBLEM_H_

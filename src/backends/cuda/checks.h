@@ -16,8 +16,9 @@ enum class Wrong : std::int32_t { kNothing, kLabel, kNumber, kTransform, kOffset
 // In the host's memory, where the device writes it: the first error since somebody asked.
 struct Report {
   Wrong what;
-  std::int64_t index;  // of a row or an offset
-  std::int64_t label, classes, ignore_index;
+  std::int64_t index;                         // of a row or an offset
+  std::int64_t label, classes, ignore_index;  // of a row
+  std::int64_t offset, before, count, rows;   // of an offset
   double number;
   tileloss_field field;  // its texts are the host's
 };
@@ -80,13 +81,17 @@ struct IsWrongOffset {
 };
 struct ReportOffset {
   IntegerInput offsets;
+  std::int64_t rows;
   Verdict verdict;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
     Report found = {};
     found.what = Wrong::kOffset;
     found.index = i;
-    found.label = offsets[i];
+    found.offset = offsets[i];
+    found.before = i == 0 ? 0 : offsets[i - 1];
+    found.count = offsets.size();
+    found.rows = rows;
     verdict.condemn(found);
   }
 };

@@ -173,18 +173,13 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
   if (Status s = report(device_index, true, &all); !s.ok()) return s;
   const Report r = *all;
   *all = Report();
-  const auto entry = [&](const char* name) { return std::string(name) + "[" + std::to_string(r.index) + "]"; };
   switch (r.what) {
-    case Wrong::kLabel:
-      return {TILELOSS_LABEL_OUT_OF_RANGE, entry("labels") + ": expected 0 <= label < " + std::to_string(r.classes) +
-                                               " or ignore_index " + std::to_string(r.ignore_index) + ", got " +
-                                               std::to_string(r.label)};
+    case Wrong::kLabel: return bad_label(r.index, r.label, r.classes, r.ignore_index);
     case Wrong::kNumber: return out_of_range(r.field, r.number);
     case Wrong::kTransform:
       return expected("temperature", "logit_scale / temperature and softcap / temperature from 1.18e-38 to 8.5e+37, for float32",
                       std::to_string(r.number));
-    case Wrong::kOffset:
-      return expected(entry("sequence_offsets"), "0, then ascending to the number of rows", std::to_string(r.label));
+    case Wrong::kOffset: return check_offset(r.index, r.count, r.offset, r.before, r.rows);
     default: return {};
   }
 }

@@ -52,7 +52,7 @@ void CudaDevice::check(const device::RowArrays& rows) {
                         transform_, verdict});
   if (const tileloss_vector& v = p.args.sequence_offsets; v.dtype != TILELOSS_NONE) {
     const IntegerInput offsets(v);
-    find(v.size, IsWrongOffset{offsets, p.rows}, ReportOffset{offsets, verdict});
+    find(v.size, IsWrongOffset{offsets, p.rows}, ReportOffset{offsets, p.rows, verdict});
   }
   find(p.rows, IsBadLabel{rows},
        ReportLabel{Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index, verdict});

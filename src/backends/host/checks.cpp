@@ -13,16 +13,10 @@ namespace {
 Status check_offsets(const Problem& p) {
   const Sequences sequences(p.args.sequence_offsets, 0, p.rows);
   if (!sequences.has_offsets()) return {};
-  const auto entry = [](std::int64_t i) { return "sequence_offsets[" + std::to_string(i) + "]"; };
   const IntegerInput offsets(p.args.sequence_offsets);
-  if (offsets[0] != 0) return expected(entry(0), "0", std::to_string(offsets[0]));
-  for (std::int64_t i = 1; i < offsets.size(); ++i) {
-    if (offsets[i] < offsets[i - 1])
-      return expected(entry(i), ">= the one before it, " + std::to_string(offsets[i - 1]), std::to_string(offsets[i]));
+  for (std::int64_t i = 0; i < offsets.size(); ++i) {
+    if (Status s = check_offset(i, offsets.size(), offsets[i], i == 0 ? 0 : offsets[i - 1], p.rows); !s.ok()) return s;
   }
-  const std::int64_t last = offsets.size() - 1;
-  if (offsets[last] != p.rows)
-    return expected(entry(last), "the number of rows, " + std::to_string(p.rows), std::to_string(offsets[last]));
   return {};
 }
 
@@ -46,9 +40,7 @@ Status check_labels(const Problem& p, const std::int64_t* label_columns) {
   const auto* const bad = std::find(label_columns, label_columns + p.rows, kBadLabel);
   if (bad == label_columns + p.rows) return {};
   const std::int64_t i = bad - label_columns;
-  return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(i) + "]: expected 0 <= label < " + std::to_string(p.classes) +
-                                           " or ignore_index " + std::to_string(p.logit.ignore_index) + ", got " +
-                                           std::to_string(LabelColumns(p).labels[i])};
+  return bad_label(i, LabelColumns(p).labels[i], p.classes, p.logit.ignore_index);
 }
 
 Status check_target(const Problem& p, const std::int64_t* label_columns) {
