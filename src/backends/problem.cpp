@@ -136,4 +136,16 @@ Status check_offset(std::int64_t i, std::int64_t count, std::int64_t offset, std
   return expected(entry, "the number of rows, " + std::to_string(rows), given);
 }
 
+Status check_workspace(const tileloss_run& run, const tileloss_plan& plan) {
+  if (run.workspace == nullptr) return {};
+  if (reinterpret_cast<std::uintptr_t>(run.workspace) % 64 != 0)
+    return expected("workspace", "64-byte alignment", "a pointer without it");
+  if (run.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
+    return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least the plan's " +
+                                              std::to_string(plan.workspace_bytes) + ", got " +
+                                              std::to_string(run.workspace_bytes)};
+  }
+  return {};
+}
+
 }  // namespace tileloss::impl

@@ -68,6 +68,8 @@ const float* class_weights(const Problem& problem);
 // Whether the sweeps can compute with the transforms' numbers; those behind pointers only if `with_pointers`.
 Status check_transforms(const Problem& problem, bool with_pointers);
 
+// Of the caller's workspace, if there is one.
+Status check_workspace(const tileloss_run& run, const tileloss_plan& plan);
 // What is said of a label that is no class.
 Status bad_label(std::int64_t row, std::int64_t label, std::int64_t classes, std::int64_t ignore_index);
 // Whether an entry of sequence_offsets is right after the one `before` it.

@@ -127,17 +127,6 @@ TargetInput make_target(const Problem& p, const RowStage& stage) {
   return target;
 }
 
-Status check_workspace(const tileloss_run& run, const tileloss_plan& plan) {
-  if (run.workspace == nullptr) return {};
-  if (reinterpret_cast<std::uintptr_t>(run.workspace) % 64 != 0)
-    return expected("workspace", "64-byte alignment", "a pointer without it");
-  if (run.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
-    return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least the plan's " + to_string(plan.workspace_bytes) +
-                                              ", got " + to_string(run.workspace_bytes)};
-  }
-  return {};
-}
-
 class CpuCall final : public Call {
  public:
   CpuCall(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run)

@@ -118,7 +118,8 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
   if (const std::int64_t needed = workspace_bytes(p); plan.workspace_bytes < needed)
     return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows need",
                     std::to_string(plan.workspace_bytes));
-  const DeviceGuard guard(p.device_index);
+  if (Status s = check_workspace(run, plan); !s.ok()) return s;
+  DeviceGuard guard(p.device_index);  // to the end of the call
   const auto stream = static_cast<cudaStream_t>(run.stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (Status s = status_of(cudaStreamIsCapturing(stream, &capture), "the stream"); !s.ok()) return s;
@@ -134,12 +135,8 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
         !s.ok())
       return s;
     workspace = static_cast<std::byte*>(data);
-  } else if (run.workspace_bytes < static_cast<std::size_t>(plan.workspace_bytes)) {
-    return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least the plan's " +
-                                              std::to_string(plan.workspace_bytes) + ", got " +
-                                              std::to_string(run.workspace_bytes)};
   }
-  return device::begin_call(CudaDevice(p, workspace, is_owned, stream, report), call);
+  return device::begin_call(CudaDevice(p, std::move(guard), workspace, is_owned, stream, report), call);
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {

@@ -43,9 +43,9 @@ inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
 class CudaDevice {
  public:
   // `owned`: whether the workspace is given back at the end of what is queued.
-  CudaDevice(const Problem& problem, std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
+  CudaDevice(const Problem& problem, DeviceGuard guard, std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
       : problem_(&problem),
-        guard_(problem.device_index),
+        guard_(std::move(guard)),
         workspace_(workspace),
         is_owned_(is_owned),
         pieces_(workspace),

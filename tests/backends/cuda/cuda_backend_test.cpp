@@ -32,11 +32,12 @@ class OnCuda : public testing::Test {
     padded.insert(padded.end(), logits.begin(), logits.end());
     logits_ = std::make_unique<DeviceArray<std::uint16_t>>(padded);
     labels_ = std::make_unique<DeviceArray<std::int32_t>>(labels);
+    loss_ = std::make_unique<DeviceArray<float>>(1);
     tileloss_args_init(&args_);
     args_.logits = args_.dlogits =
         on_cuda(tileloss_make_matrix(logits_->data() + offset, TILELOSS_BFLOAT16, kRows, kVocab, kStride));
     args_.labels = on_cuda(tileloss_make_vector(labels_->data(), TILELOSS_INT32, kRows));
-    args_.loss = on_cuda(tileloss_make_vector(loss_.data(), TILELOSS_FLOAT32, 1));
+    args_.loss = on_cuda(tileloss_make_vector(loss_->data(), TILELOSS_FLOAT32, 1));
   }
   template <class View>
   static View on_cuda(View view) {
@@ -57,7 +58,7 @@ class OnCuda : public testing::Test {
 
   std::unique_ptr<DeviceArray<std::uint16_t>> logits_;
   std::unique_ptr<DeviceArray<std::int32_t>> labels_;
-  DeviceArray<float> loss_{1};
+  std::unique_ptr<DeviceArray<float>> loss_;
   tileloss_args args_;
   tileloss_cross_entropy_options options_ = cross_entropy_options();
 };
@@ -71,9 +72,9 @@ TEST_F(OnCuda, BitsDependNeitherOnTheOrderOfBlocksNorOnAlignment) {
       set_up(offset);
       ASSERT_TRUE(succeeds(run()));
       cudaDeviceSynchronize();
-      if (first.empty()) first = gradient(offset), loss = loss_.get();
+      if (first.empty()) first = gradient(offset), loss = loss_->get();
       EXPECT_EQ(gradient(offset), first) << "offset " << offset << ", seed " << seed;
-      EXPECT_EQ(loss_.get(), loss);
+      EXPECT_EQ(loss_->get(), loss);
     }
   }
   EXPECT_TRUE(std::isfinite(loss[0]) && loss[0] > 0);
@@ -96,7 +97,7 @@ TEST_F(OnCuda, ABadLabelGivesNanAndIsReportedOnce) {
   options_.reduction = TILELOSS_REDUCTION_SUM;
   ASSERT_TRUE(succeeds(run()));
   cudaDeviceSynchronize();
-  EXPECT_TRUE(std::isnan(loss_.get()[0]));
+  EXPECT_TRUE(std::isnan(loss_->get()[0]));
   const std::vector<std::uint16_t> d = gradient();
   EXPECT_TRUE(std::isnan(impl::to_float(impl::Bfloat16{d[kVocab]})));
   EXPECT_FALSE(std::isnan(impl::to_float(impl::Bfloat16{d[0]})));
@@ -111,7 +112,7 @@ TEST_F(OnCuda, AWrongNumberBehindAPointerIsReported) {
   options_.logit.temperature.pointer = temperature.data();
   ASSERT_TRUE(succeeds(run()));
   cudaDeviceSynchronize();
-  EXPECT_TRUE(std::isnan(loss_.get()[0]));
+  EXPECT_TRUE(std::isnan(loss_->get()[0]));
   EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "temperature: expected a number > 0, got -1"));
 }
@@ -145,17 +146,38 @@ TEST_F(OnCuda, ACallCanBeCapturedInAGraph) {
     cudaMemcpy(temperature.data(), &t, sizeof t, cudaMemcpyHostToDevice);
     cudaGraphLaunch(executable, stream);
     cudaStreamSynchronize(stream);
-    losses.push_back(loss_.get()[0]);
+    losses.push_back(loss_->get()[0]);
     options_.logit.temperature = {t, nullptr};
     ASSERT_TRUE(succeeds(tileloss_cross_entropy(&args_, &options_, nullptr, nullptr)));
     cudaDeviceSynchronize();
-    EXPECT_EQ(loss_.get()[0], losses.back()) << "temperature " << t;
+    EXPECT_EQ(loss_->get()[0], losses.back()) << "temperature " << t;
     options_.logit.temperature = {1, temperature.data()};
   }
   EXPECT_NE(losses[0], losses[1]);
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+TEST_F(OnCuda, AnotherDeviceThanTheCurrentOneDoesTheCall) {
+  set_up();
+  ASSERT_TRUE(succeeds(run()));
+  cudaDeviceSynchronize();
+  const std::vector<std::uint16_t> expected = gradient();
+  cudaSetDevice(1);
+  set_up();
+  cudaSetDevice(0);
+  for (tileloss_vector* v : {&args_.loss, &args_.labels}) v->device_index = 1;
+  for (tileloss_matrix* m : {&args_.logits, &args_.dlogits}) m->device_index = 1;
+  ASSERT_TRUE(succeeds(run()));
+  int current = -1;
+  cudaGetDevice(&current);
+  EXPECT_EQ(current, 0);
+  cudaSetDevice(1);
+  cudaDeviceSynchronize();
+  EXPECT_EQ(gradient(), expected);
+  labels_ = {}, logits_ = {}, loss_ = {};
+  cudaSetDevice(0);
 }
 
 TEST_F(OnCuda, WhatIsNotThereYetIsSaid) {
