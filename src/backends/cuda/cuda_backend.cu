@@ -65,7 +65,7 @@ class CudaBackend final : public Backend {
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
                std::unique_ptr<Call>* call) const override;
   Status set_identity(const tileloss_row_state& state) const override {
-    return on_default_stream(state, [&](Queue& queue) { launch_rows(queue, state.rows, SetIdentity{state}); });
+    return on_default_stream(state, [&](Queue& queue) { launch_each(queue, state.rows, SetIdentity{state}); });
   }
   Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
   Status check_errors(std::int32_t device_index, void* stream) const override;
@@ -78,11 +78,6 @@ class CudaBackend final : public Backend {
     CudaPlan own;
     std::memcpy(&own, plan.other, sizeof own);
     return own;
-  }
-  template <class Step>
-  static void launch_rows(Queue& queue, std::int64_t rows, const Step& step) {
-    constexpr int kThreads = 128;
-    queue.launch(each_index<Step>, (rows + kThreads - 1) / kThreads, kThreads, step, rows);
   }
   template <class Use>
   static Status on_default_stream(const tileloss_row_state& state, Use&& use) {
@@ -136,7 +131,7 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
       return s;
     workspace = static_cast<std::byte*>(data);
   }
-  return device::begin_call(CudaDevice(p, std::move(guard), workspace, is_owned, stream, report), call);
+  return device::begin_call(CudaDevice(p, own_part(plan).threads, std::move(guard), workspace, is_owned, stream, report), call);
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {
@@ -145,7 +140,7 @@ Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& fr
   if (from.collision_sum == nullptr) step.both.collision_sum = nullptr;
   if (from.smoothing_sum == nullptr) step.both.smoothing_sum = nullptr;
   if (from.argmax == nullptr) step.both.argmax = nullptr;
-  return on_default_stream(*into, [&](Queue& queue) { launch_rows(queue, into->rows, step); });
+  return on_default_stream(*into, [&](Queue& queue) { launch_each(queue, into->rows, step); });
 }
 
 Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report** found) const {

@@ -61,17 +61,15 @@ void CudaDevice::check(const device::RowArrays& rows) {
 
 void CudaDevice::forward(const device::RowArrays& rows) {
   const Problem& p = *problem_;
-  const int threads = threads_of_row(p.columns, p.storage);
   visit_kernel(p.storage, p.sums == kNoSums && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
-    queue_.launch(forward_rows<T, is_plain>, p.rows, threads, job(rows));
+    queue_.launch(forward_rows<T, is_plain>, p.rows, threads_, job(rows));
   });
 }
 
 void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
   const Problem& p = *problem_;
-  const int threads = threads_of_row(p.columns, p.storage);
   visit_kernel(p.storage, p.is_multiple_of_p && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
-    queue_.launch(backward_rows<T, is_plain>, p.rows, threads, job(rows), states);
+    queue_.launch(backward_rows<T, is_plain>, p.rows, threads_, job(rows), states);
   });
 }
 

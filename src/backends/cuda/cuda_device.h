@@ -42,9 +42,11 @@ inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
 
 class CudaDevice {
  public:
-  // `owned`: whether the workspace is given back at the end of what is queued.
-  CudaDevice(const Problem& problem, DeviceGuard guard, std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
+  // `threads`: of a block that sweeps a row. `is_owned`: the workspace is given back at the end of what is queued.
+  CudaDevice(const Problem& problem, int threads, DeviceGuard guard, std::byte* workspace, bool is_owned, cudaStream_t stream,
+             Report* report)
       : problem_(&problem),
+        threads_(threads),
         guard_(std::move(guard)),
         workspace_(workspace),
         is_owned_(is_owned),
@@ -79,8 +81,7 @@ class CudaDevice {
   }
   template <class Step>
   void each(std::int64_t count, const Step& step) {
-    constexpr int kThreads = 128;
-    queue_.launch(each_index<Step>, (count + kThreads - 1) / kThreads, count > kWarp ? kThreads : kWarp, step, count);
+    launch_each(queue_, count, step);
   }
   template <class Term, class Take>
   void sum(std::int64_t count, const Term& term, const Take& take) {
@@ -115,6 +116,7 @@ class CudaDevice {
   SweepJob job(const device::RowArrays& rows) const;
 
   const Problem* problem_;
+  int threads_;
   DeviceGuard guard_;
   std::byte* workspace_;
   bool is_owned_;

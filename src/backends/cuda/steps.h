@@ -3,6 +3,7 @@
 #define TILELOSS_BACKENDS_CUDA_STEPS_H_
 
 #include "backends/cuda/device_api.h"
+#include "backends/cuda/runtime.h"
 
 namespace tileloss::impl::cuda {
 
@@ -10,6 +11,12 @@ template <class Step>
 __global__ void each_index(Step step, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) step(i);
+}
+
+template <class Step>
+void launch_each(Queue& queue, std::int64_t count, const Step& step) {
+  constexpr int kThreads = 128;
+  queue.launch(each_index<Step>, (count + kThreads - 1) / kThreads, count > kWarp ? kThreads : kWarp, step, count);
 }
 
 // By one block; the order of the terms depends on their number alone.
