@@ -1,0 +1,19 @@
+// cuBLASLt on the host: what the CUDA backend uses of it, in plain loops on a stream.
+#ifndef TILELOSS_TESTS_CUDA_ON_HOST_CUBLAS_LT_H_
+#define TILELOSS_TESTS_CUDA_ON_HOST_CUBLAS_LT_H_
+
+#include <cstdint>
+#include <string>
+
+namespace cuda_on_host {
+
+struct Products {
+  std::string missing;             // what the library lacks; empty: nothing
+  std::int64_t searches = 0;       // for algorithms
+  std::int64_t multiply_adds = 0;  // of all products that were queued
+};
+Products& products();
+
+}  // namespace cuda_on_host
+
+#endif  // TILELOSS_TESTS_CUDA_ON_HOST_CUBLAS_LT_H_
