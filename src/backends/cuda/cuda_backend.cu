@@ -15,6 +15,7 @@ namespace {
 struct CudaPlan {
   std::int32_t threads;  // of a block, which sweeps a row
   std::int32_t reserved;
+  HeadCut head;
 };
 static_assert(sizeof(CudaPlan) <= sizeof(tileloss_plan::other));
 
@@ -23,15 +24,20 @@ Status not_yet(const Problem& p, const char* what) {
 }
 
 Status check_supported(const Problem& p) {
-  if (p.loss->is_linear) return not_yet(p, "the LM head");
   if (p.loss->looks_twice()) return not_yet(p, "a target that is not labels");
   return {};
 }
 
-std::int64_t workspace_bytes(const Problem& p) {
+// But for the head's.
+std::int64_t rows_bytes(const Problem& p) {
   std::int64_t bytes = 0;
   visit_loss(p.loss->info.name, [&]<class Loss>() { bytes = CudaDevice::workspace_bytes<Loss>(p); });
   return bytes;
+}
+std::int64_t workspace_bytes(const Problem& p, const HeadCut& cut) {
+  Pieces head;
+  const HeadPieces pieces(p, cut, head);
+  return rows_bytes(p) + head.bytes();
 }
 
 // A merge of row states, a row each.
@@ -58,9 +64,13 @@ class CudaBackend final : public Backend {
   Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
               tileloss_plan* plan) const override;
   Status check_plan(const tileloss_plan& plan) const override {
-    const std::int32_t threads = own_part(plan).threads;
-    if (threads >= kWarp && threads <= kMaxThreads && threads % kWarp == 0) return {};
-    return expected("plan.cuda.threads", "a multiple of 32 up to 512", std::to_string(threads));
+    const auto [threads, reserved, head] = own_part(plan);
+    if (threads < kWarp || threads > kMaxThreads || threads % kWarp != 0)
+      return expected("plan.cuda.threads", "a multiple of 32 up to 512", std::to_string(threads));
+    if (head.vocab_block == 0 || head.is_valid()) return {};
+    return expected(
+        "plan.cuda", "a row_block, a vocab_block of 64s up to 8192 and a chunk_columns of 64s that divides it",
+        std::to_string(head.row_block) + ", " + std::to_string(head.vocab_block) + " and " + std::to_string(head.chunk_columns));
   }
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
                std::unique_ptr<Call>* call) const override;
@@ -70,7 +80,15 @@ class CudaBackend final : public Backend {
   Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
   Status check_errors(std::int32_t device_index, void* stream) const override;
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
-    return {{"threads", std::int64_t{own_part(plan).threads}}};
+    const auto [threads, reserved, head] = own_part(plan);
+    std::vector<PlanFact> facts = {{"threads", std::int64_t{threads}}};
+    if (head.vocab_block == 0) return facts;
+    for (const auto& [name, value] : {std::pair{"row_block", head.row_block},
+                                      {"vocab_block", head.vocab_block},
+                                      {"chunk_columns", head.chunk_columns},
+                                      {"kept_columns", head.kept_columns}})
+      facts.push_back({name, value});
+    return facts;
   }
 
  private:
@@ -91,27 +109,43 @@ class CudaBackend final : public Backend {
 
   mutable std::mutex mutex_;
   mutable std::map<std::int32_t, Report*> reports_;
+  mutable Algorithms algorithms_;
 };
 
-Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& /*wishes*/, const tileloss_executor* /*executor*/,
+Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
   if (Status s = check_supported(p); !s.ok()) return s;
   Report* made = nullptr;
   if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
-  CudaPlan own = {threads_of_row(p.columns, p.storage), 0};
+  CudaPlan own = {threads_of_row(p.columns, p.storage), 0, {}};
+  if (has_head(p)) {
+    const auto bytes = [&](const HeadCut& cut) { return workspace_bytes(p, cut); };
+    if (Status s = cut_head(p, wishes, bytes, &own.head); !s.ok()) return s;
+    own.threads = threads_of_row(own.head.vocab_block, p.storage);
+    const DeviceGuard guard(p.device_index);
+    HeadAlgorithms chosen;
+    if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, true, &chosen); !s.ok()) return s;
+  }
   std::memcpy(plan->other, &own, sizeof own);
-  plan->workspace_bytes = workspace_bytes(p);
-  plan->buffer_count = 1;
-  std::strncpy(plan->buffers[0].name, "rows", sizeof plan->buffers[0].name - 1);
-  plan->buffers[0].bytes = plan->workspace_bytes;
+  const auto add = [&](const char* name, std::int64_t bytes) {
+    tileloss_plan_buffer& buffer = plan->buffers[plan->buffer_count++];
+    std::strncpy(buffer.name, name, sizeof buffer.name - 1);
+    buffer.bytes = bytes;
+    plan->workspace_bytes += bytes;
+  };
+  add("rows", rows_bytes(p));
+  Pieces pieces;
+  for (const auto& [name, bytes] : HeadPieces(p, own.head, pieces).buffers) add(name, bytes);
   return {};
 }
 
 Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const tileloss_run& run,
                           std::unique_ptr<Call>* call) const {
   if (Status s = check_supported(p); !s.ok()) return s;
-  if (const std::int64_t needed = workspace_bytes(p); plan.workspace_bytes < needed)
-    return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows need",
+  const auto [threads, reserved, cut] = own_part(plan);
+  if (has_head(p) && !cut.is_valid()) return expected("plan.cuda.vocab_block", "that of an LM head", "none");
+  if (const std::int64_t needed = workspace_bytes(p, cut); plan.workspace_bytes < needed)
+    return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows and the head need",
                     std::to_string(plan.workspace_bytes));
   if (Status s = check_workspace(run, plan); !s.ok()) return s;
   DeviceGuard guard(p.device_index);  // to the end of the call
@@ -121,6 +155,8 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
   const bool is_captured = capture != cudaStreamCaptureStatusNone;
   Report* report = nullptr;
   if (Status s = this->report(p.device_index, !is_captured, &report); !s.ok()) return s;
+  HeadAlgorithms algorithms;
+  if (Status s = HeadAlgorithms::find(p, cut, algorithms_, !is_captured, &algorithms); !s.ok()) return s;
   auto* workspace = static_cast<std::byte*>(run.workspace);
   const bool is_owned = workspace == nullptr;
   if (is_owned) {
@@ -131,7 +167,7 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
       return s;
     workspace = static_cast<std::byte*>(data);
   }
-  return device::begin_call(CudaDevice(p, own_part(plan).threads, std::move(guard), workspace, is_owned, stream, report), call);
+  return device::begin_call(CudaDevice(p, threads, cut, algorithms, std::move(guard), workspace, is_owned, stream, report), call);
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "backends/cuda/cuda_device.h"
+#include "backends/cuda/row_backward.h"
 
 namespace tileloss::impl::cuda {
 namespace {
@@ -60,16 +61,24 @@ void CudaDevice::check(const device::RowArrays& rows) {
 }
 
 void CudaDevice::forward(const device::RowArrays& rows) {
-  const Problem& p = *problem_;
-  visit_kernel(p.storage, p.sums == kNoSums && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
-    queue_.launch(forward_rows<T, is_plain>, p.rows, threads_, job(rows));
-  });
+  if (head_) return head_->forward(queue_, rows);
+  launch_forward(queue_, *problem_, problem_->rows, threads_, job(rows));
 }
 
 void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
-  const Problem& p = *problem_;
+  if (head_) return head_->backward(queue_, rows, states);
+  launch_backward(queue_, *problem_, problem_->rows, threads_, job(rows), states);
+}
+
+void launch_forward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job) {
+  visit_kernel(p.storage, p.sums == kNoSums && p.logit.softcap == 0,
+               [&]<class T>(T /*format*/, auto is_plain) { queue.launch(forward_rows<T, is_plain>, rows, threads, job); });
+}
+
+void launch_backward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job,
+                     const RowStates& states) {
   visit_kernel(p.storage, p.is_multiple_of_p && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
-    queue_.launch(backward_rows<T, is_plain>, p.rows, threads_, job(rows), states);
+    queue.launch(backward_rows<T, is_plain>, rows, threads, job, states);
   });
 }
 

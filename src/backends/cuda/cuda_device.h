@@ -6,45 +6,23 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "backends/cuda/checks.h"
-#include "backends/cuda/row_backward.h"
-#include "backends/cuda/runtime.h"
+#include "backends/cuda/linear_sweeps.h"
+#include "backends/cuda/pieces.h"
+#include "backends/cuda/row_launches.h"
 #include "backends/cuda/steps.h"
 #include "backends/problem.h"
 
 namespace tileloss::impl::cuda {
 
-// Gives out pieces of the workspace, or counts what they take.
-class Pieces {
- public:
-  static constexpr std::int64_t kAlignment = 64;
-
-  explicit Pieces(std::byte* data = nullptr) : data_(data) {}
-  template <class T>
-  T* take(std::int64_t count) {
-    T* const at = reinterpret_cast<T*>(data_ + bytes_);
-    bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* data_;
-  std::int64_t bytes_ = 0;
-};
-
-// Threads of a block that sweeps a row: whole warps, each thread with some groups of columns if there are enough.
-inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
-  const std::int64_t of_a_warp = kWarp * 4 * (storage == TILELOSS_FLOAT32 ? 4 : 8);
-  return kWarp * static_cast<int>(std::clamp<std::int64_t>((columns + of_a_warp - 1) / of_a_warp, 1, kMaxThreads / kWarp));
-}
-
 class CudaDevice {
  public:
-  // `threads`: of a block that sweeps a row. `is_owned`: the workspace is given back at the end of what is queued.
-  CudaDevice(const Problem& problem, int threads, DeviceGuard guard, std::byte* workspace, bool is_owned, cudaStream_t stream,
-             Report* report)
+  // `threads`: of a block that sweeps a row. `is_owned`: the workspace is given back at the end of what is queued. `cut`,
+  // `algorithms`: of an LM head.
+  CudaDevice(const Problem& problem, int threads, const HeadCut& cut, const HeadAlgorithms& algorithms, DeviceGuard guard,
+             std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
       : problem_(&problem),
         threads_(threads),
         guard_(std::move(guard)),
@@ -54,9 +32,11 @@ class CudaDevice {
         queue_(stream),
         report_(report),
         transform_(pieces_.take<LogitTransform>(1)),
-        is_wrong_(allocate<std::int32_t>(1)) {}
+        is_wrong_(allocate<std::int32_t>(1)) {
+    if (has_head(problem)) head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, transform_, threads);
+  }
 
-  // Of all that a call takes, its loss included.
+  // Of all that a call takes, its loss included, but for the head's.
   template <class Loss>
   static std::int64_t workspace_bytes(const Problem& p) {
     Pieces pieces;
@@ -125,6 +105,7 @@ class CudaDevice {
   Report* report_;
   LogitTransform* transform_;
   std::int32_t* is_wrong_;
+  std::optional<HeadSweeps> head_;
 };
 
 }  // namespace tileloss::impl::cuda

@@ -47,8 +47,9 @@ class Queue {
 
   cudaStream_t stream() const { return stream_; }
   const Status& status() const { return status_; }
-  void keep(cudaError_t error, const char* what) {
-    if (status_.ok()) status_ = status_of(error, what);
+  void keep(cudaError_t error, const char* what) { keep(status_of(error, what)); }
+  void keep(Status status) {
+    if (status_.ok()) status_ = std::move(status);
   }
 
   template <class... Expected, class... Given>

@@ -1,0 +1,152 @@
+// What lies between the LM head's products and the sweeps: copies and roundings, a row a block; sums of columns; states of
+// chunks.
+#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_
+#define TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_
+
+#include "backends/cuda/device_api.h"
+#include "core/row_state.h"
+#include "losses/inputs.h"
+
+namespace tileloss::impl::cuda {
+
+// A matrix of the caller's, of any dtype and strides.
+struct AnyMatrix {
+  void* data = nullptr;
+  tileloss_dtype dtype = TILELOSS_NONE;
+  std::int64_t row_stride = 0, col_stride = 0;
+
+  __device__ float get(std::int64_t i, std::int64_t j) const {
+    const std::int64_t at = i * row_stride + j * col_stride;
+    switch (dtype) {
+      case TILELOSS_BFLOAT16: return to_float(load(static_cast<const Bfloat16*>(data) + at));
+      case TILELOSS_FLOAT16: return to_float(load(static_cast<const Float16*>(data) + at));
+      default: return load(static_cast<const float*>(data) + at);
+    }
+  }
+  __device__ void set(std::int64_t i, std::int64_t j, float value) const {
+    const std::int64_t at = i * row_stride + j * col_stride;
+    switch (dtype) {
+      case TILELOSS_BFLOAT16: return store(static_cast<Bfloat16*>(data) + at, from_float<Bfloat16>(value));
+      case TILELOSS_FLOAT16: return store(static_cast<Float16*>(data) + at, from_float<Float16>(value));
+      default: return store(static_cast<float*>(data) + at, value);
+    }
+  }
+};
+
+// Rows of operands or sums, one after the other.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  std::int64_t stride = 0;
+
+  __device__ T* row(std::int64_t i) const { return data + i * stride; }
+};
+
+// As the products see them; rows that are ignored are not read, and are 0. labels null: all are read.
+template <class T>
+__global__ void copy_rows(AnyMatrix from, Rows<T> to, std::int64_t columns, const std::int64_t* labels) {
+  const std::int64_t i = blockIdx.x;
+  const bool is_read = labels == nullptr || labels[i] != kIgnoredRow;
+  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x)
+    store(to.row(i) + j, from_float<T>(is_read ? from.get(i, j) : 0.0f));
+}
+
+// The bias of the columns from `first` on, which products are added to.
+static __global__ void fill_rows(AnyMatrix bias, std::int64_t first, Rows<float> to, std::int64_t columns) {
+  float* const row = to.row(blockIdx.x);
+  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) store(row + j, bias.get(first + j, 0));
+}
+
+template <class T>
+__global__ void round_rows(Rows<float> from, Rows<T> to, std::int64_t columns) {
+  const float* const row = from.row(blockIdx.x);
+  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) store(to.row(blockIdx.x) + j, from_float<T>(load(row + j)));
+}
+
+// Sums to where the caller has them, or added to what is there: rounded once. 0 where a row is ignored; labels null: none is.
+// from.data null: all are 0.
+static __global__ void store_rows(Rows<float> from, AnyMatrix to, std::int64_t columns, const std::int64_t* labels, bool adds) {
+  const std::int64_t i = blockIdx.x;
+  const bool is_zero = from.data == nullptr || (labels != nullptr && labels[i] == kIgnoredRow);
+  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
+    const float sum = is_zero ? 0 : load(from.row(i) + j);
+    to.set(i, j, adds ? to.get(i, j) + sum : sum);
+  }
+}
+
+// sums[j] = the sum of the rows' column j, or added to what is there. Some warps share the rows of 32 columns: the order is
+// that of the row's number.
+inline constexpr int kSumWarps = 8;
+static __global__ void sum_columns(Rows<float> from, std::int64_t rows, std::int64_t columns, double* sums, bool adds) {
+  using Parts = double[kSumWarps][kWarp];
+  TILELOSS_SHARED(Parts, parts);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t j = std::int64_t{blockIdx.x} * kWarp + lane;
+  double sum = 0;
+  for (std::int64_t i = warp; j < columns && i < rows; i += kSumWarps) sum += load(from.row(i) + j);
+  parts[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || j >= columns) return;
+  double all = adds ? sums[j] : 0;
+  for (int w = 0; w < kSumWarps; ++w) all += parts[w][lane];
+  sums[j] = all;
+}
+
+struct StoreBias {
+  const double* sums;  // null: all are 0
+  tileloss_vector to;
+  std::int64_t first;
+  bool adds;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t j) const {
+    const std::int64_t at = (first + j) * to.stride;
+    const double before = adds ? static_cast<double>(load_number(to.data, to.dtype, at)) : 0;
+    store_number(to.data, to.dtype, at, static_cast<float>(before + (sums == nullptr ? 0 : sums[j])));
+  }
+};
+
+// A row's label as a column of a chunk.
+struct FindInChunk {
+  const std::int64_t* labels;
+  std::int64_t* in_chunk;
+  std::int64_t first, columns;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t label = labels[i];
+    const bool is_here = label >= first && label < first + columns;
+    in_chunk[i] = label < 0 ? label : is_here ? label - first : kLabelElsewhere;
+  }
+};
+
+// What all columns before a block weigh in a row's smoothing sum, and those of the block.
+struct BlockWeights {
+  double before, own;
+  const double* sums = nullptr;  // on the device, of all columns before the block and before the next one; null: the two above
+};
+// The state of a row's columns before a block, and of the block.
+struct MergeBlock {
+  RowState* states;
+  const RowState* of_block;
+  BlockWeights weights;
+  const std::int64_t* labels;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    if (labels[i] == kIgnoredRow) return;
+    const double before = weights.sums == nullptr ? weights.before : weights.sums[0];
+    const double own = weights.sums == nullptr ? weights.own : weights.sums[1] - weights.sums[0];
+    states[i] = merge(states[i], before, of_block[i], own);
+  }
+};
+
+struct WeightTerm {
+  const float* weights;
+  TILELOSS_HOST_DEVICE double operator()(std::int64_t j) const { return static_cast<double>(weights[j]); }
+};
+struct TakeWeight {
+  double* sums;  // of all columns before a block; the next block's follows
+  TILELOSS_HOST_DEVICE void operator()(double sum) const { sums[1] = sums[0] + sum; }
+};
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_

@@ -1,0 +1,136 @@
+#include "backends/cuda/linear_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "schema/tensors.h"
+
+namespace tileloss::impl::cuda {
+namespace {
+
+using std::to_string;
+
+constexpr std::int64_t kStep = 64;  // blocks of columns are multiples of it
+constexpr std::int64_t kMaxVocabBlock = 8192;
+// [1024, 4096] in float32 stays in the L2 of an A100 and of what came after it.
+constexpr std::int64_t kVocabBlock = 4096, kRowBlock = 1024;
+// Products of fewer rows read the head more often than they compute: only where nothing else fits.
+constexpr std::int64_t kFewRows = 256, kFewestRows = 16;
+constexpr std::int64_t kLeastDefaultBudget = std::int64_t{192} << 20;  // the CPU's
+// NVIDIA's advice for Hopper; smaller products need less of it.
+constexpr std::int64_t kMaxScratch = std::int64_t{32} << 20, kScratchAlignment = 256;
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+std::int64_t operand_bytes(const Problem& p) { return element_bytes(p.compute); }
+
+Status check_wishes(const tileloss_plan_options& o) {
+  if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
+    return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
+  if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
+  if (o.vocab_block < 0 || o.vocab_block % kStep != 0 || o.vocab_block > kMaxVocabBlock)
+    return expected("vocab_block", "a multiple of 64 up to " + to_string(kMaxVocabBlock), to_string(o.vocab_block));
+  if (o.chunk_columns < 0) return expected("chunk_columns", ">= 0", to_string(o.chunk_columns));
+  return {};
+}
+
+}  // namespace
+
+bool HeadCut::is_valid() const {
+  const auto is_block = [](std::int64_t columns) { return columns > 0 && columns <= kMaxVocabBlock && columns % kStep == 0; };
+  return row_block > 0 && is_block(vocab_block) && is_block(chunk_columns) && vocab_block % chunk_columns == 0 &&
+         kept_columns >= 0;
+}
+
+bool head_is_across(const Problem& p) { return p.args.head.row_stride == 1 && p.args.head.col_stride != 1; }
+bool dhead_is_across(const Problem& p) { return p.args.dhead.row_stride == 1 && p.args.dhead.col_stride != 1; }
+
+bool head_is_copied(const Problem& p) {
+  const tileloss_matrix& head = p.args.head;
+  const std::int64_t line = head_is_across(p) ? head.col_stride : head.row_stride;
+  const bool is_together = head_is_across(p) || head.col_stride == 1;
+  const std::int64_t bytes = element_bytes(head.dtype);
+  return head.dtype != p.compute || !is_together || line * bytes % 16 != 0 ||
+         reinterpret_cast<std::uintptr_t>(head.data) % 16 != 0;
+}
+
+HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
+  if (!has_head(p)) return;
+  const auto take = [&]<class T>(const char* name, T*& piece, std::int64_t count) {
+    const std::int64_t before = pieces.bytes();
+    piece = pieces.take<T>(count);
+    if (pieces.bytes() > before) buffers.emplace_back(name, pieces.bytes() - before);
+  };
+  const std::int64_t width = row_stride_of(p.args.hidden.cols), blocks = (p.columns + cut.vocab_block - 1) / cut.vocab_block;
+  const std::int64_t kept_blocks = (cut.kept_columns + cut.vocab_block - 1) / cut.vocab_block;
+  const bool makes_dhidden = p.needs_backward && present(p.args.dhidden), makes_dhead = p.needs_backward && present(p.args.dhead);
+  const std::int64_t row_block = std::min(cut.row_block, p.rows);
+  take("labels of a chunk", labels, p.rows);
+  take("row states of a chunk", states, row_block);
+  take("sums of class weights", weights, sums_class_weights(p) ? blocks + 1 : 0);
+  take("hidden", hidden, p.rows * width * operand_bytes(p));
+  // Whether it is copied or not: a plan is made before anybody knows where the head lies.
+  take("head", head, cut.vocab_block * width * operand_bytes(p));
+  take("logits", logits, cut.kept_columns < p.columns ? row_block * cut.vocab_block : 0);
+  take("logits kept", kept, kept_blocks * p.rows * cut.vocab_block);
+  take("dlogits", dlogits, p.needs_backward ? p.rows * cut.chunk_columns * operand_bytes(p) : 0);
+  take("dhidden", dhidden, makes_dhidden ? p.rows * width : 0);
+  take("dhead", dhead, makes_dhead ? cut.chunk_columns * width : 0);
+  take("dbias", dbias, p.needs_backward && present(p.args.dbias) ? cut.chunk_columns : 0);
+  // The same for any number of rows, as it decides which algorithms there are.
+  scratch_bytes = std::min(kMaxScratch, round_up(cut.vocab_block * width, kScratchAlignment));
+  take("products", scratch, scratch_bytes + kScratchAlignment - Pieces::kAlignment);
+  scratch += (kScratchAlignment - reinterpret_cast<std::uintptr_t>(scratch) % kScratchAlignment) % kScratchAlignment;
+}
+
+Status cut_head(const Problem& p, const tileloss_plan_options& wishes, const std::function<std::int64_t(const HeadCut&)>& bytes,
+                HeadCut* cut) {
+  if (Status s = check_wishes(wishes); !s.ok()) return s;
+  const std::int64_t columns = std::max<std::int64_t>(round_up(p.columns, kStep), kStep),
+                     rows = std::max<std::int64_t>(p.rows, 1);
+  const std::int64_t vocab_block = std::min(wishes.vocab_block > 0 ? wishes.vocab_block : kVocabBlock, columns);
+  const std::int64_t widest = wishes.chunk_columns > 0 ? std::max(wishes.chunk_columns, kStep) : vocab_block;
+  const std::int64_t most_rows = std::min(rows, wishes.row_block > 0 ? wishes.row_block : kRowBlock);
+  // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
+  const auto cut_within = [&](std::int64_t budget) {
+    HeadCut least;
+    for (const std::int64_t fewest : {kFewRows, kFewestRows}) {
+      for (std::int64_t parts = 1; parts <= vocab_block / kStep; ++parts) {
+        const std::int64_t chunk = vocab_block / parts;
+        if (chunk > widest || chunk % kStep != 0 || vocab_block % chunk != 0) continue;
+        for (std::int64_t block = most_rows; block > 0; block /= 2) {
+          if (block < most_rows && (block < fewest || wishes.row_block > 0)) break;
+          const HeadCut candidate = {block, vocab_block, chunk, 0};
+          if (bytes(candidate) <= budget) return candidate;
+          if (least.row_block == 0 || bytes(candidate) < bytes(least)) least = candidate;
+        }
+      }
+    }
+    return least;
+  };
+  const std::int64_t element = element_bytes(p.args.hidden.dtype);
+  std::int64_t budget = wishes.workspace_bytes;
+  if (budget == 0) {
+    budget = std::max(
+        {p.rows * p.columns * element / 2, kLeastDefaultBudget, bytes(cut_within(std::numeric_limits<std::int64_t>::max()))});
+  }
+  *cut = cut_within(budget);
+  if (const std::int64_t needed = bytes(*cut); needed > budget) {
+    return {TILELOSS_WORKSPACE_TOO_SMALL,
+            "workspace_bytes: expected at least " + to_string(needed) + ", got a budget of " + to_string(budget)};
+  }
+  const bool may_keep = p.needs_forward && p.needs_backward && wishes.schedule <= TILELOSS_SCHEDULE_STASH;
+  const bool keeps_all = wishes.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
+  const std::int64_t blocks = may_keep ? (p.columns + vocab_block - 1) / vocab_block : 0;
+  for (std::int64_t kept = blocks; kept > 0; --kept) {
+    HeadCut keeping = *cut;
+    keeping.kept_columns = std::min(kept * vocab_block, p.columns);
+    if (!keeps_all && bytes(keeping) > budget) continue;
+    *cut = keeping;
+    break;
+  }
+  return {};
+}
+
+}  // namespace tileloss::impl::cuda

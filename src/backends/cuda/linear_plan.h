@@ -1,0 +1,70 @@
+// How the LM head's work is cut: a plan's numbers, and the workspace that follows from them. The schedule is in linear_sweeps.h.
+#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_
+#define TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/pieces.h"
+#include "backends/problem.h"
+#include "core/row_state.h"
+
+namespace tileloss::impl::cuda {
+
+struct HeadCut {
+  std::int64_t row_block = 0;      // rows whose logits are made at a time
+  std::int64_t vocab_block = 0;    // columns of them, in a forward: what row states are merged of. 0: there is no head
+  std::int64_t chunk_columns = 0;  // of the backward, whose gradients of all rows are there at once; divides vocab_block
+  std::int64_t kept_columns = 0;   // the first ones, whose logits wait for the backward; whole vocab_blocks, or all
+
+  bool is_valid() const;
+};
+
+// Whether the call multiplies with a head: from a saved row state alone it does not.
+inline bool has_head(const Problem& p) { return p.loss->is_linear && p.total_columns > 0; }
+
+// Elements from a row to the next of operands and sums of so many columns: rows begin at multiples of 16 bytes.
+inline std::int64_t row_stride_of(std::int64_t columns) { return (columns + 7) / 8 * 8; }
+
+// Whether products read the head where it lies, and which of its dimensions lies together.
+bool head_is_across(const Problem& problem);
+bool head_is_copied(const Problem& problem);
+// The smoothing sums that are merged are weighted.
+inline bool sums_class_weights(const Problem& p) {
+  return p.needs_forward && (p.sums & kSmoothingSum) != 0 && p.args.class_weights.dtype != TILELOSS_NONE;
+}
+// dhead is made as it lies.
+bool dhead_is_across(const Problem& problem);
+
+// The head's part of the workspace.
+struct HeadPieces {
+  HeadPieces() = default;
+  HeadPieces(const Problem& problem, const HeadCut& cut, Pieces& pieces);
+
+  std::int64_t* labels = nullptr;  // [rows]: which of a chunk's columns they are
+  RowState* states = nullptr;      // [row_block]: of the columns of a chunk
+  double* weights = nullptr;       // [vocab_blocks + 1]: those of all columns before each, where sums_class_weights
+  // What products multiply, in the compute type.
+  std::byte* hidden = nullptr;   // [rows, width]; 0 where a row is ignored
+  std::byte* head = nullptr;     // [vocab_block, width] or [width, vocab_block], where it is copied
+  std::byte* dlogits = nullptr;  // [rows, chunk_columns]
+  // What products make, in float32.
+  float* logits = nullptr;       // [row_block, vocab_block]
+  float* kept = nullptr;         // [vocab_blocks kept, rows, vocab_block]
+  float* dhidden = nullptr;      // [rows, width]
+  float* dhead = nullptr;        // [chunk_columns, width] or [width, chunk_columns]
+  double* dbias = nullptr;       // [chunk_columns]
+  std::byte* scratch = nullptr;  // cuBLASLt's, aligned as that wants it
+  std::int64_t scratch_bytes = 0;
+
+  std::vector<std::pair<const char*, std::int64_t>> buffers;  // name and bytes of what there is
+};
+
+// What fits in the budget of the wishes; bytes(cut): of the whole workspace.
+Status cut_head(const Problem& problem, const tileloss_plan_options& wishes,
+                const std::function<std::int64_t(const HeadCut&)>& bytes, HeadCut* cut);
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_

@@ -1,0 +1,134 @@
+#include "backends/cuda/linear_products.h"
+
+#include <string>
+
+#include "backends/cuda/linear_plan.h"
+
+namespace tileloss::impl::cuda {
+namespace {
+
+constexpr std::uint32_t kAlignment = 16;  // of all operands and sums, and from row to row of them
+
+Status lt_status(LtResult result, const char* what) {
+  if (result == 0) return {};
+  return {TILELOSS_UNSUPPORTED, std::string("cuda: cuBLASLt: ") + what + ": " + cublas_lt().status_name(result)};
+}
+
+// What cuBLASLt calls a product: matrices go column after column there, so that left and right change places and what lies in
+// rows is transposed by itself.
+class Description {
+ public:
+  explicit Description(const Product& p, bool is_bfloat16) {
+    const LtType type = is_bfloat16 ? kLtBfloat16 : kLtFloat32;
+    keep(lt_.product_create(&product_, kLtComputeFloat32, kLtFloat32));
+    set(kLtTransposedA, p.right.is_across);
+    set(kLtTransposedB, p.left.is_across);
+    matrix(&right_, type, p.depth, p.columns, p.right.stride, p.right.is_across);
+    matrix(&left_, type, p.rows, p.depth, p.left.stride, p.left.is_across);
+    matrix(&to_, kLtFloat32, p.rows, p.columns, p.to_stride, false);
+  }
+  ~Description() {
+    for (const LtMatrix m : {right_, left_, to_}) {
+      if (m != nullptr) lt_.matrix_destroy(m);
+    }
+    if (product_ != nullptr) lt_.product_destroy(product_);
+  }
+  Description(const Description&) = delete;
+  Description& operator=(const Description&) = delete;
+
+  LtResult result() const { return result_; }
+  LtResult find(LtHandle handle, LtPreference preference, LtFound* found, int* count) const {
+    return lt_.find(handle, product_, right_, left_, to_, to_, preference, 1, found, count);
+  }
+  LtResult multiply(const Algorithm& algorithm, const Product& p, void* scratch, cudaStream_t stream) const {
+    const float one = 1, beta = p.adds ? 1 : 0;
+    return lt_.multiply(algorithm.handle, product_, &one, p.right.data, right_, p.left.data, left_, &beta, p.to, to_, p.to, to_,
+                        &algorithm.choice, scratch, static_cast<std::size_t>(algorithm.kind.scratch_bytes), stream);
+  }
+
+ private:
+  void keep(LtResult result) {
+    if (result_ == 0) result_ = result;
+  }
+  void set(int attribute, bool is_across) {
+    const std::int32_t value = is_across ? kLtTransposed : kLtAsItIs;
+    if (result_ == 0) keep(lt_.product_set(product_, attribute, &value, sizeof value));
+  }
+  void matrix(LtMatrix* to, LtType type, std::int64_t rows, std::int64_t columns, std::int64_t stride, bool is_across) {
+    const auto lines = static_cast<std::uint64_t>(is_across ? columns : rows);
+    const auto line = static_cast<std::uint64_t>(is_across ? rows : columns);
+    if (result_ == 0) keep(lt_.matrix_create(to, type, line, lines, stride));
+  }
+
+  const CublasLt& lt_ = cublas_lt();
+  LtResult result_ = 0;
+  LtProduct product_ = nullptr;
+  LtMatrix right_ = nullptr, left_ = nullptr, to_ = nullptr;
+};
+
+std::string shape_of(const ProductKind& k) {
+  return "[" + std::to_string(k.rows) + "," + std::to_string(k.depth) + "] [" + std::to_string(k.depth) + "," +
+         std::to_string(k.columns) + "]";
+}
+
+}  // namespace
+
+Status Algorithms::find(const ProductKind& kind, bool may_choose, const Algorithm** found) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto at = chosen_.find(kind);
+  if (at == chosen_.end()) {
+    if (!may_choose) return expected("plan", "one made before the stream was captured", "none");
+    Algorithm chosen = {};
+    if (Status s = choose(kind, &chosen); !s.ok()) return s;
+    at = chosen_.emplace(kind, chosen).first;
+  }
+  *found = &at->second;
+  return {};
+}
+
+Status Algorithms::choose(const ProductKind& kind, Algorithm* chosen) {
+  const CublasLt& lt = cublas_lt();
+  if (!lt.missing.empty()) return {TILELOSS_UNSUPPORTED, "cuda: the LM head needs cuBLASLt: " + lt.missing};
+  LtHandle& handle = handles_[kind.device];
+  if (handle == nullptr) {
+    if (Status s = lt_status(lt.create(&handle), "it could not be started"); !s.ok()) return s;
+  }
+  Product product;
+  product.rows = kind.rows, product.columns = kind.columns, product.depth = kind.depth;
+  product.left = {nullptr, row_stride_of(kind.left_is_across ? kind.rows : kind.depth), kind.left_is_across};
+  product.right = {nullptr, row_stride_of(kind.right_is_across ? kind.depth : kind.columns), kind.right_is_across};
+  product.to_stride = row_stride_of(kind.columns);
+  const Description description(product, kind.is_bfloat16);
+  LtPreference preference = nullptr;
+  LtResult result = description.result();
+  const auto prefer = [&](int attribute, auto value) {
+    if (result == 0) result = lt.preference_set(preference, attribute, &value, sizeof value);
+  };
+  if (result == 0) result = lt.preference_create(&preference);
+  prefer(kLtMaxWorkspaceBytes, static_cast<std::uint64_t>(kind.scratch_bytes));
+  prefer(kLtReductionSchemes, std::uint32_t{0});
+  for (const int operand : {kLtAlignmentA, kLtAlignmentB, kLtAlignmentC, kLtAlignmentD}) prefer(operand, kAlignment);
+  LtFound found = {};
+  int count = 0;
+  if (result == 0) result = description.find(handle, preference, &found, &count);
+  if (preference != nullptr) lt.preference_destroy(preference);
+  if (result == 0) result = count > 0 ? found.state : kLtNotSupported;
+  if (Status s = lt_status(result, ("no algorithm for " + shape_of(kind)).c_str()); !s.ok()) return s;
+  *chosen = {kind, handle, found.algorithm};
+  return {};
+}
+
+void multiply(Queue& queue, const Algorithm* algorithm, const Product& p, void* scratch) {
+  if (!queue.status().ok() || p.rows == 0 || p.columns == 0) return;
+  if (p.depth == 0) {  // a sum of nothing
+    if (p.adds) return;
+    const auto bytes = static_cast<std::size_t>(p.rows * p.to_stride) * sizeof(float);
+    return queue.keep(cudaMemsetAsync(p.to, 0, bytes, queue.stream()), "the workspace");
+  }
+  const Description description(p, algorithm->kind.is_bfloat16);
+  LtResult result = description.result();
+  if (result == 0) result = description.multiply(*algorithm, p, scratch, queue.stream());
+  queue.keep(lt_status(result, ("the product " + shape_of(algorithm->kind)).c_str()));
+}
+
+}  // namespace tileloss::impl::cuda
