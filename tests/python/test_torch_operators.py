@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tileloss import torch as tl
+from tileloss._core import structs
 from torch_problems import FUNCTIONS, LOGIT_FUNCTIONS, problem, run
 
 
@@ -149,3 +150,52 @@ def test_fake_tensors_need_no_kernel(function: Callable[..., Any]) -> None:
     assert loss.dtype == torch.float32
     assert loss.shape == (() if isinstance(result, Tensor) else p.labels.shape)
     assert tl.call_counts() == before
+
+
+def on_cuda(x: Any) -> Any:
+    """Inside of a FakeTensorMode, which needs no GPU."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:1")
+
+
+@pytest.mark.parametrize("name", registered())
+def test_an_operator_of_cuda_tensors_gives_cuda_tensors(name: str) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    operator = getattr(torch.ops.tileloss, name).default
+    assert operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CUDA)
+    with FakeTensorMode():
+        found = operator(*map(on_cuda, CALLS[name]))
+    results = found if isinstance(found, tuple) else (found,)
+    assert {None if x is None else x.device for x in results} == {
+        None if name.endswith("backward_") else torch.device("cuda", 1)
+    }
+
+
+@pytest.mark.parametrize("number", [0.5, torch.tensor(0.5)], ids=["float", "tensor"])
+def test_a_program_of_cuda_tensors(number: Any) -> None:
+    """As torch.export makes it: one operator, on the device, with what CUDA's autocast says of the head."""
+    from torch._subclasses import FakeTensorMode
+
+    class Head(torch.nn.Module):
+        def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, number: Any) -> Tensor:
+            return tl.linear_cross_entropy(hidden, weight, labels, temperature=number)
+
+    p = problem()
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast refuses where there is no GPU
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        with FakeTensorMode():
+            tensors = tuple(map(on_cuda, (p.hidden, p.weight, p.labels, number)))
+            program = torch.export.export(Head(), tensors)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    graphs = [
+        m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)
+    ]
+    calls = [n for graph in graphs for n in graph.nodes if str(n.target).startswith("tileloss.")]
+    assert [str(n.target) for n in calls] == ["tileloss.linear_cross_entropy.default"]
+    (loss,) = (v for v in calls[0].meta["val"] if v.numel() == 1)
+    assert (loss.device, loss.shape) == (torch.device("cuda", 1), ())
+    assert structs.BFLOAT16 in calls[0].args

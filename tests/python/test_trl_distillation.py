@@ -214,8 +214,8 @@ LOGITS = torch.zeros(1, 2, 7)
     ("change", "error", "message"),
     [
         ({"student_logits": LOGITS.to("meta")}, NotImplementedError,
-         r"expected a student's logits on the CPU, got them on meta; unpatch\(\) to train there"),
-        ({"teacher_logits": LOGITS.to("meta")}, NotImplementedError, "expected a teacher's logits on the CPU"),
+         r"expected a student's logits on the CPU or a CUDA device, got them on meta; unpatch\(\) to train there"),
+        ({"teacher_logits": LOGITS.to("meta")}, NotImplementedError, "expected a teacher's logits on the CPU or"),
         ({"student_logits": LOGITS.double()}, TypeError, "input: expected float32, bfloat16 or float16, got torch.float64"),
         ({"teacher_logits": LOGITS[..., :6]}, ValueError, r"teacher: expected input's shape \[1, 2, 7\], got \[1, 2, 6\]"),
         ({"teacher_logits": LOGITS.clone().requires_grad_()}, ValueError, "teacher: expected a tensor without gradient"),

@@ -212,7 +212,7 @@ META = torch.zeros(B, T, H, device="meta")
     ("change", "error", "message"),
     [
         ({"student_hidden_states": META}, NotImplementedError,
-         r"expected a student's hidden states on the CPU, got them on meta; unpatch\(\) to train there"),
+         r"expected a student's hidden states on the CPU or a CUDA device, got them on meta; unpatch\(\) to train there"),
         ({"teacher_hidden_states": META}, NotImplementedError, "expected a teacher's hidden states on the CPU"),
         ({"student_hidden_states": torch.zeros(B, T, H, dtype=torch.float64)}, TypeError, "input: expected float32"),
         ({"teacher_lm_head_weight": torch.zeros(V - 1, G)}, ValueError,

@@ -216,7 +216,7 @@ def test_other_devices_are_refused():
     inputs = make_inputs(torch.float32, has_bias=False)
     with pytest.raises(
         NotImplementedError,
-        match=r"expected hidden states on the CPU, got them on meta; unpatch\(\)",
+        match=r"expected hidden states on the CPU or a CUDA device, got them on meta; unpatch\(\)",
     ):
         LogProbFunction.apply(inputs.hidden.to("meta"), *inputs[1:4], 1.0, CHUNK)
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import byref, c_int64
+from ctypes import byref
 from functools import lru_cache
 from math import prod
 from struct import Struct
-from typing import Any
 
 from tileloss._core import functions
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.library import lib, raise_on_error
-from tileloss._core.slots import OFFSETS, Args
+from tileloss._core.slots import OFFSETS, Args, Place
 from tileloss._core.structs import (
     BFLOAT16,
+    CPU,
     FLOAT32,
     FORWARD,
     INT64,
@@ -40,20 +40,23 @@ _ROW_STATE_BYTES = ctypes.sizeof(RowState)
 _calls: dict[str, int] = {}
 
 
-def new_args() -> Args:
-    return Args(_ARGS_BYTES)
+def new_args(place: Place | None = None) -> Args:
+    args = Args(_ARGS_BYTES)
+    if place is not None:
+        args.place = place
+    return args
 
 
 def set_matrix(
     args: Args, slot: str, address: int, dtype: int, shape: Sequence[int], strides: Sequence[int]
 ) -> None:
     """[R,C] with any strides."""
-    MATRIX.pack_into(args, OFFSETS[slot], address, *shape, *strides, dtype, 0, 0, 0)
+    MATRIX.pack_into(args, OFFSETS[slot], address, *shape, *strides, dtype, *args.place[:2], 0)
 
 
 def set_vector(args: Args, slot: str, address: int, dtype: int, size: int, stride: int) -> None:
     """[N] with one stride, 0 for a broadcast value."""
-    VECTOR.pack_into(args, OFFSETS[slot], address, size, stride, dtype, 0, 0, 0)
+    VECTOR.pack_into(args, OFFSETS[slot], address, size, stride, dtype, *args.place[:2], 0)
 
 
 def set_logits(args: Args, address: int, dtype: int, cols: int, lie: Layout) -> None:
@@ -80,6 +83,7 @@ def set_row_state(args: Args, address: int, arrays: int, rows: int) -> None:
     state = RowState(
         _ROW_STATE_BYTES, rows, address, address + pitch, address + 2 * pitch, entropy_sum
     )
+    state.device_type, state.device_index = args.place[:2]
     args.row_state = ctypes.addressof(state)
     args.kept_row_state = state  # as long as the arguments are
 
@@ -96,11 +100,20 @@ def _plan_options(threads: int, workspace_bytes: int) -> PlanOptions:
     )
 
 
-class _Merging:
-    """The tileloss_run of a call that is given other shards' states between its forward and its gradient."""
+class _Run:
+    """The tileloss_run of a call on a device of its own, or one that is given other shards' states between its forward and its
+    gradient."""
 
-    def __init__(self, merge: Callable[[], None]) -> None:
+    def __init__(
+        self, place: Place, workspace_bytes: int, merge: Callable[[], None] | None
+    ) -> None:
         self.failure: BaseException | None = None
+        self.struct = Run(struct_size=ctypes.sizeof(Run), stream=place.stream)
+        if place.allocate is not None and workspace_bytes > 0:
+            self.struct.workspace = place.allocate(workspace_bytes)
+            self.struct.workspace_bytes = workspace_bytes
+        if merge is None:
+            return
 
         def guarded(_: int | None) -> int:
             try:
@@ -110,8 +123,7 @@ class _Merging:
                 return INTERNAL
             return 0
 
-        self.function = MergeFunction(guarded)  # lives as long as the call
-        self.run = Run(struct_size=ctypes.sizeof(Run), merge=self.function)
+        self.struct.merge = self.function = MergeFunction(guarded)  # lives as long as the call
 
 
 def call(
@@ -134,37 +146,49 @@ def call(
         function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer
     )
     if status == 0:
-        merging = None if merge is None else _Merging(merge)
-        run = None if merging is None else byref(merging.run)
+        run = None
+        if merge is not None or args.place.device_type != CPU:
+            run = _Run(args.place, plan.workspace_bytes, merge)
+        run_pointer = None if run is None else byref(run.struct)
         status = lib.tileloss_call(
-            function.encoded, call_pass, args_pointer, options, plan_pointer, run
+            function.encoded, call_pass, args_pointer, options, plan_pointer, run_pointer
         )
-        if merging is not None and merging.failure is not None:
-            raise merging.failure
+        if run is not None and run.failure is not None:
+            raise run.failure
     if status:
         raise_on_error(status, renamed)
     key = f"{function.name}/{PASS_NAMES[call_pass]}"
     _calls[key] = _calls.get(key, 0) + 1
 
 
+def check_errors(place: Place, renamed: Mapping[str, str] | None = None) -> None:
+    """Raises what calls found wrong that only queued their work; its stream has been synchronised."""
+    raise_on_error(lib.tileloss_check_errors(*place[:3]), renamed)
+
+
 def set_sequences(
-    args: Args, function: Function, names: str, options: functions.Struct, shape: Sequence[int]
-) -> tuple[functions.Struct, Any]:
-    """Labels [..., T] without offsets: each row of the batch is a sequence. Returns the call's options, which ``names`` made, and
-    what has to outlive it.
+    args: Args,
+    function: Function,
+    names: str,
+    options: functions.Struct,
+    shape: Sequence[int],
+    zeros: Callable[[int], int],
+) -> functions.Struct:
+    """Labels [..., T] without offsets: each row of the batch is a sequence. Returns the call's options, which ``names`` made.
+    ``zeros``: the address of so many int64 that are 0, where the call's tensors lie, which outlive it.
 
     Of sequences without tokens only offsets can say how many there are. With offsets the library knows no T to stand for
     max_length; as there is nothing to divide, any will do.
     """
     length = args.sequence_length = shape[-1] if len(shape) > 1 else prod(shape)
     if length > 0:
-        return options, None
-    offsets = (c_int64 * (prod(shape[:-1]) + 1))()
-    set_vector(args, "sequence_offsets", ctypes.addressof(offsets), INT64, len(offsets), 1)
+        return options
+    count = prod(shape[:-1]) + 1
+    set_vector(args, "sequence_offsets", zeros(count), INT64, count, 1)
     if "max_length" not in functions.given_names(names):
         options = functions.copied(options)
         function.set_value(options, "max_length", 1)
-    return options, offsets
+    return options
 
 
 def chosen_isa() -> str:

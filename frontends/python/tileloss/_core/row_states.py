@@ -8,7 +8,7 @@ from ctypes import byref
 
 from tileloss._core.functions import Function
 from tileloss._core.library import lib, raise_on_error
-from tileloss._core.slots import ROW_OUTPUTS, SLOTS
+from tileloss._core.slots import ROW_OUTPUTS, SLOTS, Place
 from tileloss._core.structs import RowState
 
 # tileloss_row_state's arrays, as its bits number them: float32, and the last int64.
@@ -48,12 +48,15 @@ def has_argmax(bits: int) -> bool:
     return bool(bits & _BITS["argmax"])
 
 
-def new_row_state(rows: int, addresses: Mapping[str, int], smoothing_weight: float) -> RowState:
+def new_row_state(
+    rows: int, addresses: Mapping[str, int], smoothing_weight: float, place: Place
+) -> RowState:
     """``addresses``: of arrays by name. ``smoothing_weight``: the sum of c_j over the columns that the state has seen."""
     state = RowState(struct_size=ctypes.sizeof(RowState), rows=rows)
     for name, address in addresses.items():
         setattr(state, name, address)
     state.smoothing_weight = smoothing_weight
+    state.device_type, state.device_index = place[:2]
     return state
 
 

@@ -5,13 +5,14 @@ The one table from which the arguments' struct and all that front ends know of i
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from ctypes import Structure, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.structs import (
     BFLOAT16,
+    CPU,
     FLOAT16,
     FLOAT32,
     INT32,
@@ -31,6 +32,16 @@ _OPERANDS = ("labels", "bias", "teacher_bias")
 MATRICES = {False: ("logits",), True: ("hidden", "head", "bias")}
 # What an input becomes of a type that its slot does not take: the first of these that it does.
 _PREFERENCE = (UINT8, FLOAT32, BFLOAT16, FLOAT16, INT64, INT32)
+
+
+class Place(NamedTuple):
+    """Where the tensors of a call lie, and where its work is queued."""
+
+    device_type: int = CPU
+    device_index: int = 0
+    stream: int = 0
+    # Memory for the call's workspace, that many bytes, which outlives the call: its address. None: the library's own.
+    allocate: Callable[[int], int] | None = None
 
 
 class Slot(NamedTuple):
@@ -80,6 +91,7 @@ _MEMBERS: list[tuple[int, str, Any]] = sorted(
 
 class Args(Structure):
     _fields_ = [(name, kind) for _, name, kind in _MEMBERS]
+    place = Place()
 
 
 OFFSETS = {name: offset for offset, name, _ in _MEMBERS}

@@ -19,6 +19,7 @@ from ctypes import (
 )
 
 NONE, FLOAT32, BFLOAT16, FLOAT16, INT32, INT64, UINT8 = range(7)
+CPU, CUDA = range(2)  # device types
 FORWARD, BACKWARD, VALUE_AND_GRAD, FROM_ROW_STATE = range(4)
 INTERNAL = 7  # the status of a bug
 PASS_NAMES = ("forward", "backward", "value_and_grad", "from_row_state")

@@ -13,6 +13,7 @@ import torch
 from tileloss.torch._arguments import autocast_dtype
 
 INTEGRATION = "tileloss.integrations.trl"
+DEVICE_TYPES = ("cpu", "cuda")
 _KNOWN_VERSIONS = r"1\.16\.\d+"  # a pre-release of 1.16 could be anything between 1.15 and 1.16
 
 
@@ -49,10 +50,10 @@ def check_parameters(path: str, found: Any, got: Sequence[str], expected: Sequen
 
 
 def refuse_other_devices(what: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in DEVICE_TYPES:
         raise NotImplementedError(
-            f"{INTEGRATION}: expected {what} on the CPU, got them on {tensor.device}; unpatch() to train there on TRL's own "
-            "function"
+            f"{INTEGRATION}: expected {what} on the CPU or a CUDA device, got them on {tensor.device}; unpatch() to train there "
+            "on TRL's own function"
         )
 
 
@@ -69,5 +70,5 @@ def refuse_zero3() -> None:
 
 def compute_dtype(hidden: torch.Tensor) -> torch.dtype:
     """What a product of these is computed in: TRL's type, autocast's or else theirs, but float32 in place of float16."""
-    dtype = autocast_dtype() or hidden.dtype
+    dtype = autocast_dtype(hidden.device.type) or hidden.dtype
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32

@@ -47,7 +47,7 @@ def generalized_jsd(own: Function) -> Function:
         float32, a scalar, also where TRL gives bfloat16.
 
     Raises:
-        NotImplementedError: logits that are not on the CPU. TypeError: logits in float64.
+        NotImplementedError: logits that are neither on the CPU nor on a CUDA device. TypeError: logits in float64.
         IndexError: a label that is neither -100 nor a column.
         ValueError: a beta outside of [0, 1], vocabularies of two sizes, or a teacher's logits that require a gradient.
     """
@@ -95,7 +95,7 @@ def divergence_of_heads(own: Function) -> Function:
         The loss, float32; the sum of the student's entropies; how many rows the mask has. A scalar each.
 
     Raises:
-        NotImplementedError: hidden states that are not on the CPU, or heads that DeepSpeed ZeRO-3 partitions.
+        NotImplementedError: hidden states that are neither on the CPU nor on a CUDA device, or heads that ZeRO-3 partitions.
         TypeError: hidden states or heads in float64.
         ValueError: a beta outside of [0, 1], a logit scale that is not above 0, vocabularies of two sizes, or a teacher's hidden
             states that require a gradient.

@@ -5,7 +5,8 @@ TRL's SFT, DPO, KTO, GRPO and RLOO trainers give their models a fused LM head
 log-probability, entropy, log sum p^2, mean logit and whether the label is the most likely token,
 all from one autograd function, `_ChunkedLogProbFunction`. `patch()` puts
 `tileloss.torch.linear_logprobs` in that function's place. TRL drops the masked tokens before the
-product with the head on Triton's devices only; with the patch it does so on the CPU too, so that
+product with the head on Triton's devices only; with the patch it does so on the CPU and on CUDA
+devices without Triton too, so that
 prompts and padding cost nothing. Where FSDP2 has sharded the head (a unit of its own), TRL gathers it
 with `full_tensor()`, whose gradient is not summed over the processes: each then trains its shard on
 its own batch alone. With the patch `linear_logprobs` gets the head as it is, and its gradient is the
@@ -29,6 +30,7 @@ import torch
 
 from tileloss.integrations._replacements import AfterImport, Replacement, Replacements
 from tileloss.integrations._trl_checks import (
+    DEVICE_TYPES,
     INTEGRATION,
     check_parameters,
     compute_dtype,
@@ -84,7 +86,7 @@ class LogProbFunction:
         """Per-token outputs of softmax(z), z = softcap(logit_scale * (hidden weight^T + bias)) / T.
 
         Args:
-            hidden: [N, H] float32, bfloat16 or float16, on the CPU.
+            hidden: [N, H] float32, bfloat16 or float16, on the CPU or a CUDA device.
             weight: [V, H], the LM head. bias: [V] or None. Both in any of the three types; also
                 FSDP2's DTensors.
             targets: [N] int64, each in [0, V).
@@ -103,7 +105,7 @@ class LogProbFunction:
         TRL rounds the logits to that type.
 
         Raises:
-            NotImplementedError: hidden is not on the CPU, or DeepSpeed ZeRO-3 partitions the head.
+            NotImplementedError: hidden is on another device, or DeepSpeed ZeRO-3 partitions the head.
             IndexError: a target is out of range. ValueError: an option is. The message names it.
         """
         del chunk_size
@@ -178,7 +180,7 @@ def patch() -> Patch:
     own_use_triton: Callable[[torch.device], bool] = utils._use_triton
 
     def drops_masked_rows(device: torch.device) -> bool:
-        return device.type == "cpu" or own_use_triton(device)
+        return device.type in DEVICE_TYPES or own_use_triton(device)
 
     replacements = [
         Replacement(utils, "_ChunkedLogProbFunction", LogProbFunction),

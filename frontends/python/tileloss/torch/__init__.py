@@ -7,6 +7,7 @@ head, hidden states [..., H] and linear_weight [V, H], so that the logits are ne
 """
 
 from tileloss._core.calls import call_counts
+from tileloss.torch._call import check_errors
 from tileloss.torch._outputs import DistillationRows, RowOutputs
 from tileloss.torch._pages import empty_cache
 from tileloss.torch.cross_entropy import (
@@ -41,6 +42,7 @@ __all__ = [
     "RowOutputs",
     "SparseDistillationLoss",
     "call_counts",
+    "check_errors",
     "cross_entropy",
     "distillation",
     "empty_cache",

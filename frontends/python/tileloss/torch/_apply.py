@@ -78,13 +78,13 @@ def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
     A graph that is kept never gives its own tensor away: the caller may change what he got, and a later backward would.
 
     While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet; of a batch (is_grads_batched) it has
-    several."""
+    several. A factor on a GPU is not looked at, as the host would wait for it."""
     if not in_place or is_traced() or type(upstream) is not Tensor or is_batched():
         return gradient * upstream  # of the gradient's type, but the factor is not rounded to it
+    factor = upstream.item() if upstream.is_cpu else upstream
     if _keeps_graph():
-        return gradient * upstream.item()
-    factor = upstream.item()
-    return gradient if factor == 1 else gradient.mul_(factor)
+        return gradient * factor
+    return gradient if factor is not upstream and factor == 1 else gradient.mul_(factor)
 
 
 def _never_in_place(setup: Setup) -> Setup:
@@ -239,7 +239,8 @@ def results_of(
     logits. ``tensors``: all but the student's, by their names in the ABI. ``given``: options."""
     op = OPERATORS[student.name_of(function)]
     checked = checked_tensors(function, student, tensors, given)
-    inputs = (*student.matrices, *checked, *encode(op.name, given, preset), *student.of_head)
+    options = encode(op.name, given, student.first.device, preset)
+    inputs = (*student.matrices, *checked, *options, *student.of_head)
     needs = student.needs()
     wants_grad, in_place = True in needs, inplace_backward and not is_traced()
     if wants_grad and _is_in_forward(grad_in_forward, op, student, given, in_place):

@@ -13,7 +13,7 @@ from tileloss._core import functions
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.slots import ARGUMENTS, SLOTS
 from tileloss._core.structs import INT64, Scalar
-from tileloss.torch._call import ARGUMENT_NAMES, CPU, DTYPES
+from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._dtensor import local_rows, whole_parameter
 
 Value = float | int | bool | str | Tensor | None
@@ -76,12 +76,12 @@ def checked_head(
     head = plain("linear_weight", linear_weight, whole_parameter)
     bias = plain("linear_bias", linear_bias, whole_parameter)
     check_float("input", hidden)
-    check_float("linear_weight", head)
+    check_float("linear_weight", head, hidden.device)
     _check_last_dimension(hidden)
     sizes = {"H": hidden.shape[-1]}
     _check_shape("head", head, (), sizes)
     if bias is not None:
-        check_float("linear_bias", bias)
+        check_float("linear_bias", bias, hidden.device)
         _check_shape("bias", bias, (), sizes)
     refuse_transforms(hidden, head, bias)
     if workspace_bytes is not None:
@@ -89,7 +89,7 @@ def checked_head(
             raise TypeError(f"workspace_bytes: expected an integer >= 1, got {workspace_bytes!r}")
         if not 1 <= workspace_bytes < 2**63:
             raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
-    dtype = compute_dtype if compute_dtype is not None else autocast_dtype()
+    dtype = compute_dtype if compute_dtype is not None else autocast_dtype(hidden.device.type)
     if compute_dtype is None and dtype == torch.float16:
         # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing.
         dtype = torch.float32
@@ -101,7 +101,7 @@ def checked_head(
     return Student((hidden, head, bias), hidden, head.shape[0], (code, workspace_bytes or 0))
 
 
-def autocast_dtype(device_type: str = "cpu") -> torch.dtype | None:
+def autocast_dtype(device_type: str) -> torch.dtype | None:
     """What `torch.autocast` computes in on that type of device, None outside of it."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
@@ -149,7 +149,7 @@ def _checked_labels(target: Tensor, first: Tensor) -> Tensor:
         raise TypeError(f"target: expected a Tensor, got {type(target).__name__}")
     if target.dtype not in (torch.int64, torch.int32, torch.uint8):
         raise TypeError(f"target: expected int64, int32 or uint8, got {target.dtype}")
-    check_cpu("target", target)
+    check_device("target", target, first.device)
     if not has_shape(target, first.shape[:-1]):
         raise ValueError(
             f"target: expected the leading shape of input, {list(first.shape[:-1])}, got {list(target.shape)}"
@@ -167,15 +167,15 @@ def _checked_target(
     if tensor is None and SLOTS[slot].rank == 1:  # a bias
         return None
     if slot == "target_probs":
-        check_cpu(name, tensor)
+        check_device(name, tensor, student.first.device)
     elif INT64 in SLOTS[slot].dtypes:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
         if tensor.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"{name}: expected int64 or int32, got {tensor.dtype}")
-        check_cpu(name, tensor)
+        check_device(name, tensor, student.first.device)
     else:
-        check_float(name, tensor)
+        check_float(name, tensor, student.first.device)
     if of_rows:
         refuse_gradient(name, tensor)
     else:  # a frozen model's parameters may still say that they require a gradient
@@ -220,7 +220,7 @@ def _checked_input(
     tensor = plain(name, tensor)
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
-    check_cpu(name, tensor)
+    check_device(name, tensor, student.first.device)
     if tensor.dtype not in _INTEGERS and not tensor.is_floating_point():
         raise TypeError(f"{name}: expected numbers, got {tensor.dtype}")
     refuse_gradient(name, tensor)
@@ -257,18 +257,21 @@ class Options(NamedTuple):
     scalars: Tensor | None
 
 
-def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Options:
-    """``given``: options by their names in losses.md; None: the default, or the preset's."""
+def encode(
+    function: str, given: Mapping[str, Value], device: torch.device, preset: str = ""
+) -> Options:
+    """``given``: options by their names in losses.md; None: the default, or the preset's. Those that are tensors are brought to
+    ``device``."""
     described, compiling = FUNCTIONS[function], torch.compiler.is_compiling()
     tensors: dict[str, Tensor] = {}
     for name, value in given.items():
         if isinstance(value, Tensor):
-            tensors[name] = _as_scalar(described, name, plain(name, value))
+            tensors[name] = _as_scalar(described, name, plain(name, value), device)
         elif compiling and isinstance(value, float) and _changes(described, name, value, preset):
             # As one of `values` a changing number would be a constant of the graph, compiled anew at each change; torch.compile
             # keeps it symbolic where it is a factor.
             number = described.number(name, value, _NUMBERS)
-            tensors[name] = torch.ones(1, dtype=torch.float32, device=CPU) * number
+            tensors[name] = torch.ones(1, dtype=torch.float32, device=device) * number
     if tensors:
         given = {name: value for name, value in given.items() if name not in tensors}
     names, values = functions.encode(described, given, preset, list(tensors), _NUMBERS)
@@ -277,14 +280,15 @@ def encode(function: str, given: Mapping[str, Value], preset: str = "") -> Optio
     return Options(names, values, joined)
 
 
-def _as_scalar(function: Function, name: str, value: Tensor) -> Tensor:
+def _as_scalar(function: Function, name: str, value: Tensor, device: torch.device) -> Tensor:
     function.option(name)
     if value.numel() != 1:
         raise ValueError(
             f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}"
         )
     refuse_gradient(name, value)
-    return value.detach().to(device="cpu", dtype=torch.float32).reshape(1)
+    is_fed = device.type != "cpu"  # on the way to the CPU the value has to be there
+    return value.detach().to(device, torch.float32, non_blocking=is_fed).reshape(1)
 
 
 def _changes(function: Function, name: str, value: float, preset: str) -> bool:
@@ -300,19 +304,25 @@ def is_per_row(given: Mapping[str, Value]) -> bool:
 # ----------------------------------------------------------------------------------------------------------------- any tensor
 
 
-def check_float(name: str, tensor: Tensor) -> None:
-    """Raises unless ``tensor`` is a float32, bfloat16 or float16 tensor on the CPU."""
+def check_float(name: str, tensor: Tensor, device: torch.device | None = None) -> None:
+    """Raises unless ``tensor`` is a float32, bfloat16 or float16 tensor, and where `check_device` wants it."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in FLOATS:
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {tensor.dtype}")
-    check_cpu(name, tensor)
+    check_device(name, tensor, device)
 
 
-def check_cpu(name: str, tensor: Tensor) -> None:
-    if not tensor.is_cpu:
-        raise NotImplementedError(
-            f"{name}: expected a CPU tensor, the only device of this version, got {tensor.device}"
+def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None:
+    """``device``: that of input, where the other tensors have to be; None: this is input."""
+    if device is None:
+        if not (tensor.is_cpu or tensor.is_cuda):
+            raise NotImplementedError(
+                f"{name}: expected a CPU or CUDA tensor, got one on {tensor.device}"
+            )
+    elif tensor.device != device:
+        raise ValueError(
+            f"{name}: expected a tensor on {device}, where input is, got one on {tensor.device}"
         )
 
 

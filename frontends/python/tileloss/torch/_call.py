@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileloss._core import calls, functions, structs, views
 from tileloss._core.functions import FUNCTIONS, Function
-from tileloss._core.slots import ARGUMENTS, SLOTS, Args
+from tileloss._core.slots import ARGUMENTS, SLOTS, Args, Place
 from tileloss._core.views import Layout
 from tileloss.torch import _pages
 
@@ -31,7 +31,7 @@ _TAKEN = {
     for name, slot in SLOTS.items()
 }
 _VECTORS = frozenset(name for name, slot in SLOTS.items() if slot.rank == 1)
-CPU = torch.device("cpu")  # where outputs are made, whatever torch.set_default_device says
+CPU = torch.device("cpu")
 # The ABI's names of what the public functions name as torch does.
 ARGUMENT_NAMES = {
     "logits": "input",
@@ -51,10 +51,19 @@ class Call:
     """The arguments of one call under construction; keeps alive what they point to."""
 
     def __init__(
-        self, name: str, names: str, values: Sequence[float], scalars: Tensor | None
+        self,
+        name: str,
+        names: str,
+        values: Sequence[float],
+        scalars: Tensor | None,
+        device: torch.device,
     ) -> None:
+        """``device``: where all tensors of the call lie, those that it makes too."""
         self.function: Function = FUNCTIONS[name]
-        self.args = calls.new_args()
+        self.device = device
+        self.args = calls.new_args(
+            None if device.type == "cpu" else place_of(device, self._allocate)
+        )
         self.alive: list[Any] = [scalars]
         address = None if scalars is None else scalars.data_ptr()
         self.options = functions.to_struct(self.function, names, values, address)
@@ -83,10 +92,9 @@ class Call:
         if "sequence_offsets" in arguments.inputs and not self.args.sequence_offsets.dtype:
             labels = tensors[arguments.slots.index("labels")]
             assert labels is not None
-            self.options, alive = calls.set_sequences(
-                self.args, self.function, self.names, self.options, labels.shape
+            self.options = calls.set_sequences(
+                self.args, self.function, self.names, self.options, labels.shape, self._zeros
             )
-            self.alive.append(alive)
 
     def set_options(self, **values: int) -> None:
         """Options that a front end sets besides those that were given."""
@@ -103,7 +111,7 @@ class Call:
     def new_output(self, slot: str, shape: Sequence[int]) -> Tensor:
         """What the call writes: an output, or the row state; "": nothing, for what was not asked for."""
         dtype = SLOT_DTYPES.get(slot, torch.float32)
-        output = torch.empty(shape, dtype=dtype, device=CPU)
+        output = torch.empty(shape, dtype=dtype, device=self.device)
         if slot == "row_state":
             self.set_row_state(output)
         elif slot:
@@ -115,6 +123,16 @@ class Call:
     def set_row_state(self, state: Tensor) -> None:
         """[K,N] float32: the first K of slots.STATE."""
         calls.set_row_state(self.args, state.data_ptr(), *state.shape)
+
+    def _allocate(self, size: int) -> int:
+        workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.alive.append(workspace)
+        return workspace.data_ptr()
+
+    def _zeros(self, count: int) -> int:
+        zeros = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self.alive.append(zeros)
+        return zeros.data_ptr()
 
     def run(
         self, call_pass: int, workspace_bytes: int = 0, merge: Callable[[], None] | None = None
@@ -131,11 +149,44 @@ class Call:
         )
 
 
+def place_of(device: torch.device, allocate: Callable[[int], int] | None = None) -> Place:
+    """In the words of the ABI: the device, and its current stream."""
+    if device.type == "cpu":
+        return Place()
+    stream = torch.cuda.current_stream(device)
+    return Place(structs.CUDA, device.index, stream.cuda_stream, allocate)
+
+
+def check_errors(device: torch.device | str | int | None = None) -> None:
+    """Raises what the calls on a CUDA device found wrong while they ran, since this was last asked.
+
+    A call only queues its work there, and cannot raise for what the device alone can look at: labels, numbers given as tensors,
+    sequence offsets, a sparse teacher's ids. The rows concerned are NaN, outputs and gradients, and so is the loss of all rows.
+    This waits until the device's current stream has done what it was given, and raises the first such error, which is forgotten
+    then. On the CPU calls raise by themselves, and nothing is left to say here.
+
+    Args:
+        device: which; None: torch's current CUDA device.
+
+    Raises:
+        IndexError: a label out of range. ValueError: another of these was wrong. The message names it and its place.
+        NotImplementedError: this build has no CUDA device.
+    """
+    device = torch.device("cuda") if device is None else torch.device(device)
+    if device.type == "cpu":
+        return
+    if device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
+    place = place_of(device)
+    torch.cuda.current_stream(device).synchronize()
+    calls.check_errors(place, ARGUMENT_NAMES)
+
+
 def new_gradient(like: Tensor, kind: str) -> Tensor:
-    """An uninitialised contiguous tensor. A large one lies on huge pages, in the memory that the last one of its kind had, if
-    that was freed (see _pages)."""
-    lent = _pages.lend(like, kind) if like.nbytes >= _pages.LARGE else None
-    return torch.empty(like.shape, dtype=like.dtype, device=CPU) if lent is None else lent
+    """An uninitialised contiguous tensor. A large one on the CPU lies on huge pages, in the memory that the last one of its kind
+    had, if that was freed (see _pages)."""
+    lent = _pages.lend(like, kind) if like.is_cpu and like.nbytes >= _pages.LARGE else None
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device) if lent is None else lent
 
 
 def check_in_place(logits: Tensor) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from tileloss._core.functions import FUNCTIONS, given_names, is_per_row
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, ROW_OUTPUTS, state_arrays
 from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
-from tileloss.torch._call import CPU, SLOT_DTYPES, Call, check_in_place, new_gradient
+from tileloss.torch._call import SLOT_DTYPES, Call, check_in_place, new_gradient
 
 Kernel = Callable[..., Any]
 Results = Tensor | tuple[Tensor, ...]
@@ -94,7 +94,8 @@ class Operators:
     # ------------------------------------------------------------------------------------------------------ kernels
 
     def _call(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None] = ()) -> Call:
-        call = Call(self.name, *inputs[self.num_tensors : self.end_of_options])
+        names, values, scalars = inputs[self.num_tensors : self.end_of_options]
+        call = Call(self.name, names, values, scalars, inputs[0].device)
         if self.is_linear and (compute_dtype := inputs[self.end_of_options]):
             call.set_options(compute_dtype=compute_dtype)
         call.set_tensors(inputs[: self.num_tensors], gradients)
@@ -112,7 +113,7 @@ class Operators:
     def _value_and_grad(self, *inputs: Any) -> Results:
         gradients = self._new_gradients(inputs)
         loss, *others = self._value_into(gradients, inputs)
-        return loss, *_or_empty(gradients), *others
+        return loss, *_or_empty(gradients, loss), *others
 
     def _value_and_grad_(self, *inputs: Any) -> Results:
         check_in_place(inputs[0])
@@ -130,7 +131,7 @@ class Operators:
         inputs = arguments[len(self.upstream) :]
         gradients = self._new_gradients(inputs)
         self._backward_into(gradients, arguments, inputs)
-        return _as_results(_or_empty(gradients))
+        return _as_results(_or_empty(gradients, inputs[0]))
 
     def _backward_(self, *arguments: Any) -> None:
         inputs = arguments[len(self.upstream) :]
@@ -224,8 +225,8 @@ def _as_results(results: Sequence[Tensor]) -> Results:
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def _or_empty(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    return [torch.empty(0, dtype=torch.float32, device=CPU) if g is None else g for g in gradients]
+def _or_empty(gradients: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
+    return [like.new_empty(0, dtype=torch.float32) if g is None else g for g in gradients]
 
 
 def _fake_of(like: Tensor) -> Make:
@@ -250,7 +251,7 @@ def _define(name: str, schema: str, kernel: Kernel, fake: Kernel, mutates: str |
         f"tileloss::{name}",
         kernel,
         mutates_args=() if mutates is None else (mutates,),
-        device_types="cpu",
+        device_types=("cpu", "cuda"),
         schema=schema,
     )
     operator.register_fake(fake)

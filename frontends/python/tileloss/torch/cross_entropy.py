@@ -58,8 +58,8 @@ def cross_entropy(
     Where PyTorch gives NaN, with every row ignored, the mean is 0.
 
     Args:
-        input: logits x, [..., V] float32, bfloat16 or float16, on the CPU; any strides (copied only if the last one is not 1, or
-            the rows are not a stride apart in at most two levels).
+        input: logits x, [..., V] float32, bfloat16 or float16, on the CPU or a CUDA device; any strides (copied only if the last
+            one is not 1, or the rows are not a stride apart in at most two levels).
         target: labels y, [...] int64, int32 or uint8, or class probabilities, [..., V] of a float type. Rows with
             ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c, converted to float32.
@@ -95,8 +95,8 @@ def cross_entropy(
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what was given.
-        IndexError: a label outside [0, valid_vocab), naming it and its row.
-        NotImplementedError: tensors that are not on the CPU.
+        IndexError: a label outside [0, valid_vocab), naming it and its row; on a CUDA device `check_errors` raises it.
+        NotImplementedError: an input that is neither on the CPU nor on a CUDA device.
     """
     given: dict[str, Value] = {
         # generated: values of cross_entropy
@@ -152,7 +152,7 @@ def linear_cross_entropy(
     here ``workspace_bytes`` caps the memory.
 
     Args:
-        input: hidden states, [..., H] float32, bfloat16 or float16, on the CPU; copied if it is expanded.
+        input: hidden states, [..., H] float32, bfloat16 or float16, on the CPU or a CUDA device; copied if it is expanded.
         linear_weight: the LM head, [V, H] float32, bfloat16 or float16; any strides that do not overlap (a transposed [H, V] is
             taken as it lies).
         target: labels, [...] int64, int32 or uint8; rows with ``ignore_index`` cost nothing. Or class probabilities, [..., V].

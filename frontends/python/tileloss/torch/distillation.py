@@ -61,7 +61,7 @@ def distillation(
         total_variation    sum |p - q| / 2
 
     Args:
-        input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU.
+        input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU or a CUDA device.
         teacher: the teacher's logits, of the same shape and dtype. They have no gradient.
         target: labels, [...] int64, int32 or uint8; needed where alpha is not 0. Rows with ``ignore_index`` are not read.
         outputs: names of `DistillationRows`: what else to return of each row.
@@ -102,8 +102,8 @@ def distillation(
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what was given.
-        IndexError: a label outside [0, valid_vocab), naming it and its row.
-        NotImplementedError: tensors that are not on the CPU.
+        IndexError: a label outside [0, valid_vocab), naming it and its row; on a CUDA device `check_errors` raises it.
+        NotImplementedError: an input that is neither on the CPU nor on a CUDA device.
     """
     given: dict[str, Value] = {
         # generated: values of distillation but temperature_on
@@ -173,7 +173,7 @@ def linear_distillation(
     Neither side's logits are held but for some rows at a time.
 
     Args:
-        input: the student's hidden states, [..., H] float32, bfloat16 or float16, on the CPU.
+        input: the student's hidden states, [..., H] float32, bfloat16 or float16, on the CPU or a CUDA device.
         linear_weight: its LM head, [V, H] float32, bfloat16 or float16; any strides that do not overlap.
         teacher_input: the teacher's hidden states, [..., G]: the same leading dimensions, a width and a dtype of their own.
         teacher_weight: its LM head, [V, G].

@@ -144,8 +144,8 @@ def policy_loss(
     aggregated over sequences and tokens. docs/users/losses.md has every formula; each agrees with TRL's, Liger's or verl's.
 
     Args:
-        input: logits, [B, T, V], or [N, V] with ``sequence_offsets``; float32, bfloat16 or float16 on the CPU. Position t holds
-            the prediction of target[:, t] (shift before the call: ``logits[:, :-1]`` is not copied).
+        input: logits, [B, T, V], or [N, V] with ``sequence_offsets``; float32, bfloat16 or float16, on the CPU or a CUDA device.
+            Position t holds the prediction of target[:, t] (shift before the call: ``logits[:, :-1]`` is not copied).
         target: the tokens sampled, [B, T] or [N], int64, int32 or uint8.
         advantages: [B] or [B, 1] of a sequence, or of target's shape. For [N] tokens with one advantage a token say
             ``advantage_level="token"``. Not differentiated: one that requires a gradient is refused while gradients are

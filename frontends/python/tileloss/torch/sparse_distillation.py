@@ -50,7 +50,7 @@ def sparse_distillation(
         renormalise   nothing else, and p and q are divided by their sums over the K columns
 
     Args:
-        input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU.
+        input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU or a CUDA device.
         teacher_ids: [..., K] int64 or int32: distinct columns of each row, in any order; negative: none, so that rows may have
             fewer.
         teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.

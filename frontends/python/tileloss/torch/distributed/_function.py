@@ -11,7 +11,7 @@ from torch import Tensor
 from tileloss._core.row_states import MEAN_OUTPUT, float_arrays
 from tileloss._core.structs import BACKWARD
 from tileloss.torch._apply import Ctx, once, rescaled
-from tileloss.torch._call import CPU, Call
+from tileloss.torch._call import Call
 from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._fused import ValueAndGradient
 from tileloss.torch.distributed._gradients import gradients_of
@@ -104,7 +104,9 @@ def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if all(grad is None for grad in upstream):
         return ()
     *flat, sums = ctx.saved_tensors
-    end, nothing = -len(request.all_bits()), torch.empty(0, dtype=torch.int64, device=CPU)
+    end = -len(request.all_bits())
+    given = request.operands(flat[:end])
+    nothing = given.labels.new_empty(0, dtype=torch.int64)
     states = tuple(None if floats is None else State(floats, nothing) for floats in flat[end:])
     needs = ctx.needs_input_grad[3 : 3 + len(request.arguments.matrices)]
 
@@ -113,7 +115,6 @@ def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         Met(states, sums).set(request, call)
         call.run(BACKWARD, request.workspace_bytes)
 
-    given = request.operands(flat[:end])
     return gradients_of(request, given, needs, ctx.group, ctx.in_place, run)
 
 

@@ -34,7 +34,7 @@ class ValueAndGradient:
         columns = request.shards.mine.columns
         self.dhidden = self._part = self.dhead = self.dbias = None
         if needs[0]:
-            self.dhidden = Sum(hidden.shape, group)
+            self.dhidden = Sum(hidden.shape, group, hidden.device)
             self._part = torch.empty_like(self.dhidden.part)
         if needs[1]:
             self.dhead = new_gradient(head, "dhead")

@@ -56,7 +56,7 @@ def _of_head(
     """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own."""
     hidden, head, bias = given.matrices
     assert hidden is not None and head is not None
-    dhidden = Sum(hidden.shape, group) if needs[0] else None
+    dhidden = Sum(hidden.shape, group, hidden.device) if needs[0] else None
     dhead = new_gradient(head, "dhead") if needs[1] else None
     dbias = new_gradient(bias, "dbias") if needs[2] and bias is not None else None
     try:

@@ -73,6 +73,12 @@ def ranks_of(group: Any) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
+def device_of_facts(group: Group) -> torch.device:
+    """Where small numbers have to lie to be gathered: the CPU, but in a group that has a backend for GPUs alone, as NCCL."""
+    backends = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
+    return CPU if "cpu:" in backends else torch.device("cuda", torch.cuda.current_device())
+
+
 def gather(tensor: Tensor, group: Group, count: int) -> Tensor:
     """[count, ...]: every rank's tensor."""
     gathered = tensor.new_empty((count, *tensor.shape))
@@ -102,7 +108,7 @@ def digest(values: Iterable[object]) -> int:
     for value in values:
         if isinstance(value, Tensor):
             found = zlib.crc32(f"{value.dtype}{list(value.shape)}".encode(), found)
-            flat = value.detach().resolve_neg().contiguous().view(-1)
+            flat = value.detach().resolve_neg().contiguous().cpu().view(-1)
             found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
         else:
             found = zlib.crc32(repr(value).encode(), found)
@@ -114,10 +120,10 @@ def meet(group: Group, prepare: Callable[[], Prepared]) -> tuple[Any, list[Facts
     fit the others', all of them raise: one that went on alone would wait for the rest for ever."""
     _, count = ranks_of(group)
     refusal: Exception | None = None
-    mine = torch.zeros(1 + len(Facts._fields), dtype=torch.int64, device=CPU)
+    mine = torch.zeros(1 + len(Facts._fields), dtype=torch.int64, device=device_of_facts(group))
     try:
         prepared = prepare()
-        mine = torch.tensor([1, *prepared.facts], dtype=torch.int64, device=CPU)
+        mine.copy_(torch.tensor([1, *prepared.facts], dtype=torch.int64, device=CPU))
     except Exception as error:
         refusal = error
     table = gather(mine, group, count).tolist()
@@ -144,9 +150,9 @@ def raise_together(failure: Exception | None, failed: Sequence[float], group: Gr
 class Sum:
     """A float32 tensor, of which every rank has a ``part``. With it travels whether a rank has failed to make its own."""
 
-    def __init__(self, shape: Sequence[int], group: Group) -> None:
+    def __init__(self, shape: Sequence[int], group: Group, device: torch.device) -> None:
         self._group, (self._rank, self._count) = group, ranks_of(group)
-        self._flat = torch.zeros(prod(shape) + self._count, dtype=torch.float32, device=CPU)
+        self._flat = torch.zeros(prod(shape) + self._count, dtype=torch.float32, device=device)
         self.part = self._flat[: -self._count].view(shape)
 
     def collect(self, failure: Exception | None = None) -> Tensor:

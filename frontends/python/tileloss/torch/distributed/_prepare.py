@@ -20,7 +20,7 @@ from tileloss.torch._arguments import (
     encode,
     is_per_row,
 )
-from tileloss.torch._call import ARGUMENT_NAMES, CPU, DTYPES
+from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._operators import is_traced
 from tileloss.torch._outputs import DistillationRows, RowOutputs, checked_outputs
 from tileloss.torch.distributed import _shards
@@ -175,12 +175,13 @@ def _prepare(given: Given) -> Prepared:
     target, labels, inputs = checked[:place], checked[place], checked[place + 1 :]
     ignored: Any = IGNORED if labels is None else options.get("ignore_index", IGNORED)
     if labels is None:
-        labels = torch.zeros(student.first.shape[:-1], dtype=torch.int64, device=CPU)
+        labels = student.first.new_zeros(student.first.shape[:-1], dtype=torch.int64)
     if target and (mask := inputs[ARGUMENTS[given.name].inputs.index("mask")]) is not None:
         # What the mask leaves out is not read: logprobs, which makes the states, knows no mask.
         labels = labels.to(torch.int64).masked_fill(mask.reshape(labels.shape) == 0, ignored)
-    encoded = encode(given.name, options, given.preset or "")
-    sides = _sides(given, options, ignored) if target else ()
+    device = student.first.device
+    encoded = encode(given.name, options, device, given.preset or "")
+    sides = _sides(given, options, ignored, device) if target else ()
     scalars = (encoded.scalars, *(None if side is None else side.scalars for side in sides))
     outputs = _outputs(given)
     agreement = ("argmax",) if "agreement" in outputs else ()
@@ -209,14 +210,14 @@ def _outputs(given: Given) -> tuple[str, ...]:
 
 
 def _sides(
-    given: Given, options: Mapping[str, Value], ignored: Value
+    given: Given, options: Mapping[str, Value], ignored: Value, device: torch.device
 ) -> tuple[Options | None, ...]:
     """logprobs' options of the student, of a teacher's logits, and of the student at its label's temperature."""
 
     def encoded(scale: Value, softcap: Value, temperature: Value) -> Options:
         transform = {"logit_scale": scale, "softcap": softcap, "temperature": temperature}
         name = "linear_logprobs" if given.is_linear else "logprobs"
-        return encode(name, {**transform, "ignore_index": ignored})
+        return encode(name, {**transform, "ignore_index": ignored}, device)
 
     scale, softcap, temperature = map(options.get, ("logit_scale", "softcap", "temperature"))
     student, label = encoded(scale, softcap, temperature), options.get("label_temperature")

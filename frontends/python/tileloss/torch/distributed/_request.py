@@ -123,7 +123,8 @@ class Request(NamedTuple):
         return given.labels if self.has_labels else None, *given.inputs
 
     def _new_call(self, name: str, given: Operands, piece: Piece) -> Call:
-        call = Call(name, self.options, self.values, given.scalars[0])
+        options = self.options, self.values, given.scalars[0]
+        call = Call(name, *options, given.labels.device)
         call.set_options(vocab_start=piece.first, vocab_total=self.shards.classes)
         if FUNCTIONS[name].is_linear and self.compute_dtype:
             call.set_options(compute_dtype=self.compute_dtype)

@@ -8,6 +8,8 @@ and for any number of ranks.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from tileloss._core import row_states
 from tileloss._core.structs import FORWARD, FROM_ROW_STATE, PairState, RowState
-from tileloss.torch._call import CPU, Call
+from tileloss.torch._call import Call, place_of
 from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._meeting import Group, gather, gather_unless_failed, ranks_of
 from tileloss.torch.distributed._request import Operands, Request
@@ -38,7 +40,8 @@ class State(NamedTuple):
         addresses = {name: row.data_ptr() for name, row in zip(names, self.floats, strict=True)}
         if self.argmax.numel():
             addresses["argmax"] = self.argmax.data_ptr()
-        return row_states.new_row_state(self.floats.shape[-1], addresses, weight)
+        place = place_of(self.floats.device)
+        return row_states.new_row_state(self.floats.shape[-1], addresses, weight, place)
 
 
 def set_state(call: Call, state: State, bits: int) -> None:
@@ -54,13 +57,13 @@ class Exchange:
         self._request, self._group, self.bits = request, group, bits
         rank, self._count = ranks_of(group)
         self.pieces = request.shards.pieces[rank]
-        rows = given.labels.numel()
+        rows, device = given.labels.numel(), given.labels.device
         most = max(map(len, request.shards.pieces))
         self._shape = (most, len(row_states.float_arrays(bits)), rows)
         # One more, for `gather_unless_failed`.
-        self._buffer = torch.zeros(prod(self._shape) + 1, dtype=torch.float32, device=CPU)
+        self._buffer = torch.zeros(prod(self._shape) + 1, dtype=torch.float32, device=device)
         width = rows if row_states.has_argmax(bits) else 0
-        argmax = torch.zeros((most, width), dtype=torch.int64, device=CPU)
+        argmax = torch.zeros((most, width), dtype=torch.int64, device=device)
         self.own = State(self._buffer[:-1].view(self._shape), argmax)
 
     def collect(self, failure: Exception | None = None) -> list[tuple[State, Piece]]:
@@ -99,9 +102,23 @@ def merge(request: Request, given: Operands, parts: list[tuple[State, Piece]], b
     class_weights = request.class_weights(given)
     first, piece = parts[0]
     whole = first.as_struct(bits, piece.weight(class_weights))
-    for state, piece in parts[1:]:
-        row_states.merge(whole, state.as_struct(bits, piece.weight(class_weights)))
+    with _on_default_stream(first.floats.device):
+        for state, piece in parts[1:]:
+            row_states.merge(whole, state.as_struct(bits, piece.weight(class_weights)))
     return first
+
+
+@contextmanager
+def _on_default_stream(device: torch.device) -> Iterator[None]:
+    """Around what the library, which is told no stream for it, queues on a GPU's default one: it comes after what the current
+    stream has been given, and before what that is given next."""
+    if device.type == "cpu":
+        yield
+        return
+    current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    default.wait_stream(current)
+    yield
+    current.wait_stream(default)
 
 
 class Met(NamedTuple):
@@ -133,10 +150,10 @@ def summed(
 ) -> Tensor:
     """The second meeting: the sums of all pieces."""
     shards, (rank, count) = request.shards, ranks_of(group)
-    pieces, rows = shards.pieces[rank], given.labels.numel()
+    pieces, rows, device = shards.pieces[rank], given.labels.numel(), given.labels.device
     most = max(map(len, shards.pieces))
     # One more, for `gather_unless_failed`.
-    buffer = torch.zeros(most * 2 * rows + 1, dtype=torch.float64, device=CPU)
+    buffer = torch.zeros(most * 2 * rows + 1, dtype=torch.float64, device=device)
     own = buffer[:-1].view(most, 2, rows)
     failure = None
     try:
@@ -147,7 +164,7 @@ def summed(
     except Exception as error:
         failure = error
     parts = gather_unless_failed(buffer, failure, group).view(count, most, 2, rows)
-    total = torch.zeros(2, rows, dtype=torch.float64, device=CPU)
+    total = torch.zeros(2, rows, dtype=torch.float64, device=device)
     for of_rank, number, _ in shards.in_order():
         total += parts[of_rank, number]
     return total

@@ -1,7 +1,7 @@
 """The calls that others make of a vocabulary cut over ranks, with their signatures, so that a project changes one import.
 
 Each agrees with what it is named after, but for this: where that one takes shards of one width, these may differ; labels out of
-range raise; tensors are on the CPU.
+range raise; tensors are on the CPU or a CUDA device.
 """
 
 from __future__ import annotations

@@ -1,0 +1,248 @@
+"""The functions of tileloss.torch on CUDA tensors, run on the host: test_torch_cuda.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import cuda_on_host
+import torch_problems
+from cuda_on_host import CudaTensor, get, to_device
+from tileloss import torch as tl
+from tileloss.torch import _operators
+from tileloss.torch import distributed as td
+from torch_problems import FUNCTIONS, LOGIT_FUNCTIONS, Problem, T, V, problem
+
+LOSSES = ("cross_entropy", "policy_loss")
+ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+@pytest.fixture(autouse=True)
+def _cuda() -> Iterator[None]:
+    with cuda_on_host.installed():
+        yield
+        tl.check_errors()
+
+
+def on_device(p: Problem, index: int = 0) -> Problem:
+    """Its logits, and what goes with their rows, as leaves of their own."""
+    moved = {
+        field.name: to_device(x.detach(), index).requires_grad_(x.requires_grad)
+        for field in dataclasses.fields(p)
+        if (x := getattr(p, field.name)) is not None
+    }
+    return Problem(**moved)
+
+
+def hold(found: Tensor, expected: Tensor, relative: float) -> None:
+    expected = expected.double()
+    least = max(relative * float(expected.abs().nan_to_num().max()) / 10, 1e-7)  # of the largest
+    torch.testing.assert_close(
+        get(found).double(), expected, rtol=relative, atol=least, equal_nan=True
+    )
+
+
+def hold_function(name: str, p: Problem, index: int = 0, **options: Any) -> None:
+    """The loss and its gradient of CUDA tensors, against the definitions in float64."""
+    exact = torch_problems.gradients(name, p, torch_problems.plain)
+    found = torch_problems.gradients(name, on_device(p, index), **options)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert isinstance(ours, CudaTensor)
+        assert ours.device == torch.device("cuda", index)
+        hold(ours, theirs, ROUNDING[ours.dtype])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
+    hold_function(name, problem(dtype))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("mode", ["grad_in_forward", "inplace_backward"])
+def test_other_ways_to_the_gradient(name: str, mode: str) -> None:
+    p = problem()
+    hold_function(name, p, **{mode: True})
+    leaf = on_device(p)
+    # The factor is not looked at on the host; a graph that is kept gives nothing of its own away.
+    loss = 3 * torch_problems.run(name, leaf, leaf.logits, grad_in_forward=True)
+    exact = torch_problems.gradients(name, p, torch_problems.plain)[1]
+    (first,) = torch.autograd.grad(loss, [leaf.logits], retain_graph=True)
+    first.zero_()
+    hold(torch.autograd.grad(loss, [leaf.logits])[0], 3 * exact, ROUNDING[torch.float32])
+
+
+@pytest.mark.parametrize("name", LOGIT_FUNCTIONS)
+def test_the_second_device(name: str) -> None:
+    hold_function(name, problem(), index=1)
+
+
+def views(x: Tensor) -> dict[str, Tensor]:
+    """The same rows, lying in other ways."""
+    wide = torch.cat([x, x[:, :1]], 1)
+    return {
+        "groups of rows": wide[:, :-1],
+        "transposed": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "columns apart": torch.stack([x, x], -1)[..., 0],
+        "an odd start": torch.cat([x[0, 0, :1], x.flatten()])[1:].view(x.shape),
+    }
+
+
+def test_any_strides() -> None:
+    p = problem()
+    leaf = on_device(p)
+    expected = tl.cross_entropy(p.logits, p.labels)
+    for how, x in views(leaf.logits.detach()).items():
+        y = views(leaf.labels[..., None])[how][..., 0]
+        hold(tl.cross_entropy(x, y), expected.detach(), 1e-6)
+
+
+def test_numbers_may_lie_on_the_device_and_elsewhere() -> None:
+    p = problem()
+    expected = tl.cross_entropy(p.logits, p.labels, temperature=0.5, num_items=8.0).detach()
+    x, y = on_device(p).logits, on_device(p).labels
+    for number in (
+        0.5,
+        torch.tensor(0.5),
+        to_device(torch.tensor([0.5])),
+        to_device(torch.tensor(0.5).double(), 1),
+    ):
+        count = to_device(torch.tensor(8))
+        hold(tl.cross_entropy(x, y, temperature=number, num_items=count), expected, 1e-6)
+
+
+def test_sequences_and_metrics() -> None:
+    p = problem()
+    names = {"kind": "cispo", "aggregation": "seq_mean_token_mean", "epsilon_high": 5.0}
+    expected, numbers = tl.policy_loss(p.logits, p.labels, p.advantages, return_metrics=True)
+    q = on_device(p)
+    found, metrics = tl.policy_loss(q.logits, q.labels, q.advantages, return_metrics=True)
+    hold(found, expected.detach(), 1e-5)
+    assert metrics.keys() == numbers.keys()
+    for name, number in numbers.items():
+        hold(metrics[name], number, 1e-4)
+    offsets = torch.tensor([0, T, 3 * T])
+    flat = (p.logits.flatten(0, 1), p.labels.flatten(), p.advantages[:2])
+    of_offsets = (q.logits.flatten(0, 1), q.labels.flatten(), q.advantages[:2])
+    expected = tl.policy_loss(*flat, sequence_offsets=offsets, **names)
+    hold(
+        tl.policy_loss(*of_offsets, sequence_offsets=to_device(offsets), **names),
+        expected.detach(),
+        1e-5,
+    )
+    nothing = (
+        to_device(torch.zeros(2, 0, V)),
+        to_device(torch.zeros(2, 0).long()),
+        to_device(torch.ones(2)),
+    )
+    expected = tl.policy_loss(torch.zeros(2, 0, V), torch.zeros(2, 0).long(), torch.ones(2))
+    hold(tl.policy_loss(*nothing), expected, 0.0)
+
+
+def test_row_outputs() -> None:
+    p = problem()
+    p.logits.data[1, 1, 3] = float("nan")
+    names = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
+    q = on_device(p)
+    found = tl.logprobs(q.logits, q.labels, outputs=names)
+    for ours, theirs in zip(found, tl.logprobs(p.logits, p.labels, outputs=names), strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(get(ours), theirs.detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_modules() -> None:
+    p = problem()
+    q = on_device(p)
+    expected = tl.CrossEntropyLoss(label_smoothing=0.1)(p.logits, p.labels).detach()
+    hold(tl.CrossEntropyLoss(label_smoothing=0.1)(q.logits, q.labels), expected, 1e-5)
+
+
+def test_what_the_device_finds_wrong_is_nan_and_can_be_asked_for() -> None:
+    q = on_device(problem())
+    labels = to_device(torch.tensor([0, V, -100]))
+    loss = tl.cross_entropy(q.logits[0, :3].detach(), labels, reduction="none")
+    assert get(loss).isnan().tolist() == [False, True, False]
+    with pytest.raises(IndexError, match=r"^target\[1\]: expected 0 <= label < 67 .*, got 67"):
+        tl.check_errors("cuda:0")
+    tl.check_errors(0)
+    for device in ("cuda", torch.device("cuda", 1), "cpu", None):
+        tl.check_errors(device)
+    wrong = to_device(torch.tensor(-1.0))
+    tl.cross_entropy(q.logits.detach(), q.labels, temperature=wrong)
+    with pytest.raises(ValueError, match="^temperature: expected a number > 0, got -1"):
+        tl.check_errors()
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    p, q = problem(), on_device(problem())
+    there = to_device(p.labels, 1)
+    for labels, where in ((p.labels, "cpu"), (there, "cuda:1")):
+        words = f"^target: expected a tensor on cuda:0, where input is, got one on {where}$"
+        with pytest.raises(ValueError, match=words):
+            tl.cross_entropy(q.logits, labels)
+    with pytest.raises(
+        ValueError, match="^target: expected a tensor on cpu, where input is, got one on cuda:0$"
+    ):
+        tl.cross_entropy(p.logits, q.labels)
+    words = "^weight: expected a tensor on cuda:0, where input is, got one on cpu$"
+    with pytest.raises(ValueError, match=words):
+        tl.cross_entropy(q.logits, q.labels, weight=torch.ones(V))
+    words = "^linear_weight: expected a tensor on cuda:0, where input is, got one on cpu$"
+    with pytest.raises(ValueError, match=words):
+        tl.linear_cross_entropy(q.hidden, p.weight, q.labels)
+
+
+@pytest.mark.parametrize("name", LOGIT_FUNCTIONS)
+def test_what_is_registered_with_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators, as a program of torch.compile calls them."""
+    monkeypatch.setattr(_operators, "_PLAIN", frozenset[type]())
+    hold_function(name, problem())
+
+
+def test_the_workspace_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a call needs it that is captured in a graph."""
+    q, made, own = on_device(problem()), [], torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        made.append(own(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "empty", empty)
+    tl.cross_entropy(q.logits.detach(), q.labels)
+    assert [x.numel() > 0 and x.device.index == 0 for x in made if x.dtype == torch.uint8] == [True]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_vocabulary_over_a_group(name: str, group: None) -> None:
+    """Of one process, whose slices of the vocabulary are swept one by one."""
+    p = problem()
+    columns = 64  # as many in each slice
+    p = dataclasses.replace(
+        p,
+        logits=p.logits[..., :columns].detach().requires_grad_(),
+        weight=p.weight[:columns].detach().requires_grad_(),
+        bias=p.bias[:columns].detach().requires_grad_(),
+        labels=p.labels.clamp(max=columns - 1),
+    )
+    q = on_device(p)
+    exact = torch_problems.gradients(name, p, torch_problems.plain)
+    with cuda_on_host.reads():  # that is how ranks meet
+        found = torch_problems.gradients(name, q, partial(torch_problems.run, of=td))
+    for ours, theirs in zip(found, exact, strict=True):
+        hold(ours, theirs, ROUNDING[torch.float32])

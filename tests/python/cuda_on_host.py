@@ -1,0 +1,254 @@
+"""CUDA tensors without a GPU: their memory is the emulated device's (tests/cuda_on_host), and what TileLoss is asked of them runs
+in build/release/cuda_on_host/libtileloss_cuda.so, opened by libtileloss.so as the real one is.
+
+PyTorch's own operators on such a tensor are done by the CPU's kernels, in order with all else on the current stream, which waits
+for no other: what is queued elsewhere is not done in time. Whoever reads such a tensor on the host raises, but in `get` and
+inside of `reads`. To autograd the tensors are a third device's, as a CUDA build of torch looks for a driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from tileloss._core import calls
+from tileloss._core.library import library_path
+from tileloss._core.structs import CUDA
+from tileloss.torch import _apply, _operators
+
+_NAME = "cuda_on_host"
+_WORK = ctypes.CFUNCTYPE(None)
+_library = ctypes.CDLL(str(library_path().parent / "libtileloss_cuda.so"))
+_library.cuda_on_host_malloc.restype = ctypes.c_void_p
+_library.cuda_on_host_malloc.argtypes = [ctypes.c_int, ctypes.c_size_t]
+_library.cuda_on_host_free.argtypes = [ctypes.c_void_p]
+_library.cuda_on_host_stream.restype = ctypes.c_void_p
+_library.cuda_on_host_run.argtypes = [ctypes.c_void_p, ctypes.c_int, _WORK]
+
+_pieces: dict[int, int] = {}  # address -> bytes
+_reads: list[bool] = []
+_ANY = torch.device("cuda", 0)
+_unused: list[int] = []  # freed by Python, perhaps before the device is done with them
+
+
+class Stream:
+    """As torch.cuda.current_stream gives it."""
+
+    def __init__(self, index: int, cuda_stream: int | None) -> None:
+        self.index, self.cuda_stream = index, cuda_stream
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """What ``work`` gives, once the stream has done what it was given before."""
+        found: list[Any] = []
+
+        def guarded() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                found.append(error)
+
+        _library.cuda_on_host_run(self.cuda_stream, self.index, _WORK(guarded))
+        while _unused:
+            _library.cuda_on_host_free(_unused.pop())
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
+    def synchronize(self) -> None:
+        self.run(lambda: None)
+
+    def wait_stream(self, other: Stream) -> None:
+        other.synchronize()
+
+
+_streams = {index: Stream(index, _library.cuda_on_host_stream(index)) for index in range(2)}
+
+
+def current_stream(device: torch.device) -> Stream:
+    return _streams[device.index]
+
+
+def _free(address: int) -> None:
+    del _pieces[address]
+    _unused.append(address)
+
+
+def _new_memory(x: Tensor, index: int) -> Tensor:
+    """Contiguous, of x's shape and dtype, in the device's memory; holds NaN."""
+    size = max(x.numel() * x.element_size(), 1)
+    address = _library.cuda_on_host_malloc(index, size)
+    memory = (ctypes.c_char * size).from_address(address)
+    _pieces[address] = size
+    weakref.finalize(memory, _free, address).atexit = False
+    flat = torch.frombuffer(memory, dtype=x.dtype, count=x.numel()) if x.numel() else x.new_empty(0)
+    return flat.view(x.shape)
+
+
+def _is_on_device(x: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() in _pieces
+
+
+class CudaTensor(Tensor):
+    """``held``: a CPU tensor of memory that the host cannot touch."""
+
+    @staticmethod
+    def __new__(cls, held: Tensor, index: int = 0) -> CudaTensor:
+        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=f"{_NAME}:0",
+        )
+
+    def __init__(self, held: Tensor, index: int = 0) -> None:
+        self.held, self.index = held, index
+
+    device = property(lambda self: torch.device("cuda", self.index))  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "tileloss":
+            return func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, CudaTensor)]
+        reads = func is torch.ops.aten._local_scalar_dense.default
+        if reads or (kwargs.get("device") or _ANY).type == "cpu":
+            assert _reads, f"{func}: the host reads what lies on the device"
+            copy = get(args[0])
+            return copy.item() if reads else copy
+        return _on_device(func, args, kwargs, tensors[0].index)
+
+
+def _on_device(func: Any, args: Any, kwargs: dict[str, Any], index: int) -> Any:
+    """The operator, by the CPU's kernel."""
+    if kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    wrapped: dict[int, CudaTensor] = {}
+
+    def held(x: Any) -> Any:
+        if not isinstance(x, CudaTensor):
+            return x
+        wrapped[id(x.held)] = x
+        return x.held
+
+    stream = current_stream(torch.device("cuda", index))
+    inputs = tree_map(held, (args, kwargs))
+
+    def work() -> Any:
+        found = func(*inputs[0], **inputs[1])
+        if func.namespace == "c10d":  # another thread is at it
+            found[-1].wait()
+        return found
+
+    found = stream.run(work)
+
+    def on_device(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if id(x) in wrapped:
+            return wrapped[id(x)]
+        return CudaTensor(x, index) if _is_on_device(x) else to_device(x, index)
+
+    return tree_map(on_device, found)
+
+
+def to_device(x: Tensor, index: int = 0) -> CudaTensor:
+    memory = _new_memory(x, index)
+    current_stream(torch.device("cuda", index)).run(lambda: memory.copy_(x))
+    return CudaTensor(memory, index)
+
+
+@contextmanager
+def reads() -> Iterator[None]:
+    """What is tested here may read on the host."""
+    _reads.append(True)
+    yield
+    _reads.pop()
+
+
+def get(x: Tensor) -> Tensor:
+    """On the CPU, after all that the device was given."""
+    assert isinstance(x, CudaTensor)
+    return current_stream(x.device).run(x.held.clone)
+
+
+def _is_cuda(device: Any) -> bool:
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+def _makes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        device: Any = kwargs.get("device")
+        if not _is_cuda(device):
+            return function(*args, **kwargs)
+        found = function(*args, **kwargs | {"device": "cpu"})
+        if function is _own["empty"]:
+            return CudaTensor(_new_memory(found, device.index), device.index)
+        return to_device(found, device.index)
+
+    return made
+
+
+def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if not (args and _is_cuda(args[0])):
+        return _own_to(x, *args, **kwargs)
+    found = _own_to(x, *args[1:])
+    if found.device == args[0]:
+        return found
+    return to_device(get(found) if found.is_cuda else found, args[0].index)
+
+
+_own = {name: getattr(torch, name) for name in ("empty", "zeros", "ones", "tensor")}
+_own_to = Tensor.to
+
+
+def _checked(setter: Callable[..., None]) -> Callable[..., None]:
+    def checked(args: Any, *rest: Any) -> None:
+        address = next(x for x in rest if isinstance(x, int))
+        is_there = any(begin <= address < begin + size for begin, size in _pieces.items())
+        assert address == 0 or is_there == (args.place.device_type == CUDA), rest
+        setter(args, *rest)
+
+    return checked
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Tensors are made on, and brought to, "cuda"; TileLoss takes such ones for plain ones, and is given no address elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("set_matrix", "set_vector", "set_row_state"):
+            patch.setattr(calls, name, _checked(getattr(calls, name)))
+        patch.setattr(_operators, "_PLAIN", _operators._PLAIN | {CudaTensor})
+        patch.setattr(_apply, "Tensor", CudaTensor)
+        for name, function in _own.items():
+            patch.setattr(torch, name, _makes(function))
+        patch.setattr(Tensor, "to", _to)
+        patch.setattr(torch.cuda, "current_stream", current_stream)
+        patch.setattr(torch.cuda, "default_stream", lambda device: Stream(device.index, None))
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        yield
+
+
+_setup_privateuseone_for_python_backend(rename=_NAME)
+torch._C._ensureCUDADeviceGuardSet()
