@@ -578,17 +578,39 @@ enum {
   TILELOSS_FROM_ROW_STATE = 3  // the forward's outputs from args.row_state alone: what follows the merge of vocabulary shards
 };
 
-// Wishes for the planner. 0 everywhere: its own choice.
-typedef struct tileloss_plan_options {
-  size_t struct_size;
+// What the CPU's planner is asked for. 0 everywhere: its own choice.
+typedef struct tileloss_cpu_plan_options {
   tileloss_isa isa;  // the environment variable TILELOSS_ISA (baseline, avx512, ...) applies when this is auto
   tileloss_schedule schedule;
-  int32_t threads;          // at most this many, and no more than workspace_bytes holds; default: the executor's, or the pool's
-  int32_t reserved;         // 0
-  int64_t row_block;        // rows a thread takes at a time, which changes no result; with the LM head: rows in one go
-  int64_t vocab_block;      // columns between two looks at the running maximum; a multiple of 64, up to 8192
-  int64_t workspace_bytes;  // a cap on scratch memory
-  int64_t chunk_columns;    // LM head: as tileloss_cpu_plan's; down to 2048 (AMX: 1536), 1024, 512, in whole vocab_blocks, or one
+  int32_t threads;        // at most this many, and no more than workspace_bytes holds; default: the executor's, or the pool's
+  int32_t reserved;       // 0
+  int64_t row_block;      // rows a thread takes at a time, which changes no result; with the LM head: rows in one go
+  int64_t vocab_block;    // columns between two looks at the running maximum; a multiple of 64, up to 8192
+  int64_t chunk_columns;  // LM head: as tileloss_cpu_plan's; down to 2048 (AMX: 1536), 1024, 512, in whole vocab_blocks, or one
+} tileloss_cpu_plan_options;
+
+typedef int32_t tileloss_cuda_kernel;
+enum {
+  TILELOSS_CUDA_KERNEL_AUTO = 0,
+  TILELOSS_CUDA_KERNEL_TWO_READS = 1,  // a row is a block's, which reads it once for its sums and once for its gradient
+  TILELOSS_CUDA_KERNEL_CLUSTER = 2     // a row is a cluster's, which keeps it in shared memory between the two
+};
+
+// What CUDA's planner is asked for. 0 everywhere: its own choice.
+typedef struct tileloss_cuda_plan_options {
+  tileloss_cuda_kernel kernel;  // from logits
+  tileloss_schedule schedule;   // with the LM head: whether logits are kept for the backward (stash), or all made again
+  int64_t row_block;            // with the LM head: rows whose logits are made at a time
+  int64_t vocab_block;          // with the LM head: columns of them in a forward; a multiple of 64, up to 8192
+  int64_t chunk_columns;        // with the LM head: columns of the backward at a time; a multiple of 64 that divides vocab_block
+} tileloss_cuda_plan_options;
+
+// Wishes for the planner: what every device has, and a part for each. A device reads its own part alone.
+typedef struct tileloss_plan_options {
+  size_t struct_size;
+  int64_t workspace_bytes;  // a cap on scratch memory; 0: none
+  tileloss_cpu_plan_options cpu;
+  tileloss_cuda_plan_options cuda;
 } tileloss_plan_options;
 
 // A part of the workspace.
@@ -622,6 +644,8 @@ typedef struct tileloss_plan {
   char function[32];
   tileloss_pass pass;
   tileloss_device_type device_type;
+  int32_t device_index;
+  int32_t reserved;
   int64_t workspace_bytes;  // scratch the call needs, whatever the labels are; alignment 64
   double predicted_ms;      // from rough rates of such a device: an orientation
   uint64_t fingerprint;     // of shapes, dtypes, strides and options: the call must match it

@@ -62,26 +62,50 @@ inline bool supported(Isa isa) noexcept { return tileloss_isa_supported(static_c
 inline std::int32_t default_threads() noexcept { return tileloss_default_threads(); }
 inline const char* version() noexcept { return tileloss_version(); }
 
-// Wishes for the planner; what is left at its default is the planner's choice. Meaning: tileloss_plan_options.
-struct PlanOptions {
+// Wishes for the planner; what is left at its default is the planner's choice. Meaning: tileloss_cpu_plan_options.
+struct CpuPlanOptions {
   Isa isa = Isa::kAuto;
   Schedule schedule = Schedule::kAuto;
   std::int32_t threads = 0;
   std::int64_t row_block = 0;
   std::int64_t vocab_block = 0;
-  std::int64_t workspace_bytes = 0;
   std::int64_t chunk_columns = 0;
+
+  [[nodiscard]] tileloss_cpu_plan_options c() const noexcept {
+    return {static_cast<tileloss_isa>(isa),
+            static_cast<tileloss_schedule>(schedule),
+            threads,
+            0,
+            row_block,
+            vocab_block,
+            chunk_columns};
+  }
+};
+
+// Meaning: tileloss_cuda_plan_options.
+struct CudaPlanOptions {
+  tileloss_cuda_kernel kernel = TILELOSS_CUDA_KERNEL_AUTO;
+  Schedule schedule = Schedule::kAuto;
+  std::int64_t row_block = 0;
+  std::int64_t vocab_block = 0;
+  std::int64_t chunk_columns = 0;
+
+  [[nodiscard]] tileloss_cuda_plan_options c() const noexcept {
+    return {kernel, static_cast<tileloss_schedule>(schedule), row_block, vocab_block, chunk_columns};
+  }
+};
+
+struct PlanOptions {
+  std::int64_t workspace_bytes = 0;
+  CpuPlanOptions cpu = {};
+  CudaPlanOptions cuda = {};
 
   [[nodiscard]] tileloss_plan_options c() const noexcept {
     tileloss_plan_options options;
     tileloss_plan_options_init(&options);
-    options.isa = static_cast<tileloss_isa>(isa);
-    options.schedule = static_cast<tileloss_schedule>(schedule);
-    options.threads = threads;
-    options.row_block = row_block;
-    options.vocab_block = vocab_block;
     options.workspace_bytes = workspace_bytes;
-    options.chunk_columns = chunk_columns;
+    options.cpu = cpu.c();
+    options.cuda = cuda.c();
     return options;
   }
 };
@@ -95,21 +119,11 @@ class Plan {
   [[nodiscard]] std::string_view function() const& noexcept { return c_.function; }
   std::string_view function() const&& = delete;
   [[nodiscard]] Pass pass() const noexcept { return static_cast<Pass>(c_.pass); }
-  [[nodiscard]] Isa isa() const noexcept { return static_cast<Isa>(c_.cpu.isa); }
-  // Why the planner's own choice was not Isa::kAvx512Amx; empty if it was, or if an instruction set was asked for.
-  [[nodiscard]] std::string_view isa_note() const& noexcept { return c_.cpu.isa_note; }
-  std::string_view isa_note() const&& = delete;
-  [[nodiscard]] Schedule schedule() const noexcept { return static_cast<Schedule>(c_.cpu.schedule); }
-  [[nodiscard]] std::int32_t threads() const noexcept { return c_.cpu.threads; }
-  [[nodiscard]] std::int64_t row_block() const noexcept { return c_.cpu.row_block; }
-  [[nodiscard]] std::int64_t vocab_block() const noexcept { return c_.cpu.vocab_block; }
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return c_.workspace_bytes; }
   [[nodiscard]] double predicted_ms() const noexcept { return c_.predicted_ms; }
-  // With the LM head, Schedule::kStash: columns whose logits are kept for the backward, and rows whose logits all are, in dhead.
-  [[nodiscard]] std::int64_t kept_columns() const noexcept { return c_.cpu.kept_columns; }
-  [[nodiscard]] std::int64_t kept_rows() const noexcept { return c_.cpu.kept_rows; }
-  // With the LM head: columns of the backward between two visits of dhidden.
-  [[nodiscard]] std::int64_t chunk_columns() const noexcept { return c_.cpu.chunk_columns; }
+  // What its backend will do; null on another device.
+  [[nodiscard]] const tileloss_cpu_plan* cpu() const& noexcept { return c_.device_type == TILELOSS_CPU ? &c_.cpu : nullptr; }
+  const tileloss_cpu_plan* cpu() const&& = delete;
   // What the workspace is made of: name and bytes of each part.
   [[nodiscard]] std::span<const tileloss_plan_buffer> buffers() const& noexcept {
     return {c_.buffers, static_cast<std::size_t>(c_.buffer_count)};

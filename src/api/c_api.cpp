@@ -30,6 +30,7 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* given, con
                  tileloss_plan* out) {
   tileloss_plan_options wishes{};
   if (Status s = take_struct("plan_options", given, &wishes); !s.ok()) return s;
+  if (wishes.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", std::to_string(wishes.workspace_bytes));
   tileloss_executor own_executor{};
   if (Status s = check_executor(executor, &own_executor); !s.ok()) return s;
   tileloss_plan plan{};
@@ -37,6 +38,7 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* given, con
   std::strncpy(plan.function, problem.loss->name.c_str(), sizeof plan.function - 1);
   plan.pass = problem.pass;
   plan.device_type = problem.device_type;
+  plan.device_index = problem.device_index;
   plan.fingerprint = fingerprint(problem);
   const Backend& backend = *find_backend(problem.device_type);
   if (Status s = backend.plan(problem, wishes, executor == nullptr ? nullptr : &own_executor, &plan); !s.ok()) return s;

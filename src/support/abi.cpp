@@ -297,13 +297,13 @@ std::vector<std::string> schedule_names() {
 tileloss_plan_options KernelWishes::plan_options() const {
   tileloss_plan_options options;
   tileloss_plan_options_init(&options);
-  options.isa = find_name<tileloss_isa>(isa, isa_count(), tileloss_isa_name, "instruction set");
-  options.schedule = find_name<tileloss_schedule>(schedule, kScheduleCount, tileloss_schedule_name, "schedule");
-  options.threads = static_cast<int32_t>(threads);
-  options.row_block = row_block;
-  options.vocab_block = vocab_block;
+  options.cpu.isa = find_name<tileloss_isa>(isa, isa_count(), tileloss_isa_name, "instruction set");
+  options.cpu.schedule = find_name<tileloss_schedule>(schedule, kScheduleCount, tileloss_schedule_name, "schedule");
+  options.cpu.threads = static_cast<int32_t>(threads);
+  options.cpu.row_block = row_block;
+  options.cpu.vocab_block = vocab_block;
   options.workspace_bytes = workspace_bytes;
-  options.chunk_columns = chunk_columns;
+  options.cpu.chunk_columns = chunk_columns;
   return options;
 }
 

@@ -58,7 +58,7 @@ inline tileloss_plan_options plan_options() { return init<tileloss_plan_options>
 
 inline tileloss_plan_options with_schedule(tileloss_schedule schedule) {
   tileloss_plan_options options = plan_options();
-  options.schedule = schedule;
+  options.cpu.schedule = schedule;
   return options;
 }
 

@@ -93,8 +93,8 @@ TEST_P(Determinism, ThreadsAndRowBlocksChangeNoBit) {
     for (const int threads : {1, 2, 3, 5, 8, 16}) {
       for (const std::int64_t row_block : {0, 1, 3, 8, 64, 1000}) {
         tileloss_plan_options wishes = with_schedule(schedule);
-        wishes.threads = threads;
-        wishes.row_block = row_block;
+        wishes.cpu.threads = threads;
+        wishes.cpu.row_block = row_block;
         c.reset();
         ASSERT_TRUE(runs_value_and_grad(c, options(), wishes));
         const auto outputs = outputs_of(c.args());
@@ -113,7 +113,7 @@ TEST_P(Determinism, TheScalarLossHasTheSameBitsForAnyNumberOfThreads) {
     std::vector<unsigned char> expected;
     for (int threads = 1; threads <= 16; ++threads) {
       tileloss_plan_options wishes = plan_options();
-      wishes.threads = threads;
+      wishes.cpu.threads = threads;
       c.reset();
       ASSERT_TRUE(runs_value_and_grad(c, o, wishes));
       if (expected.empty()) expected = outputs_of(c.args());
@@ -148,7 +148,7 @@ TEST_P(Determinism, LogProbabilitiesDoNotDependOnTheOtherOutputs) {
       tileloss_cross_entropy_options o = options();
       o.logit.softcap = softcap;
       tileloss_plan_options wishes = plan_options();
-      wishes.vocab_block = kBlock;
+      wishes.cpu.vocab_block = kBlock;
       c.reset();
       ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, wishes));
       ASSERT_TRUE(agrees(check_cross_entropy(c, o))) << mask << ", softcap " << softcap;

@@ -192,8 +192,8 @@ TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {
     const auto results = [&](std::int32_t threads, std::int64_t row_block) {
       PairCase c(spec);
       tileloss_plan_options wishes = plan_options();
-      wishes.threads = threads;
-      wishes.row_block = row_block;
+      wishes.cpu.threads = threads;
+      wishes.cpu.row_block = row_block;
       EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
       std::vector<double> all = {static_cast<double>(float_at(c.args().loss, 0))};
       for (std::int64_t i = 0; i < 33; ++i) {

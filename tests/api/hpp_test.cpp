@@ -313,10 +313,11 @@ TEST_F(CppFace, PlanNeedsNoDataAndRunsInTheCallersWorkspace) {
   ASSERT_TRUE(succeeds(status));
   EXPECT_EQ(plan.function(), "cross_entropy");
   EXPECT_EQ(plan.pass(), Pass::kValueAndGrad);
-  EXPECT_NE(plan.isa(), Isa::kAuto);
-  EXPECT_TRUE(supported(plan.isa()));
-  EXPECT_NE(plan.schedule(), Schedule::kAuto);
-  EXPECT_GE(plan.threads(), 1);
+  ASSERT_NE(plan.cpu(), nullptr);
+  EXPECT_NE(plan.cpu()->isa, TILELOSS_ISA_AUTO);
+  EXPECT_TRUE(supported(Isa{plan.cpu()->isa}));
+  EXPECT_NE(plan.cpu()->schedule, TILELOSS_SCHEDULE_AUTO);
+  EXPECT_GE(plan.cpu()->threads, 1);
   EXPECT_GE(plan.workspace_bytes(), 0);
 
   std::vector<std::byte> memory(static_cast<std::size_t>(plan.workspace_bytes()) + 64);
@@ -336,12 +337,13 @@ TEST_F(CppFace, APlanFitsOnlyWhatWasPlanned) {
 }
 
 TEST_F(CppFace, PlannersWishesAreKept) {
-  const auto [status, plan] =
-      tileloss::plan(Pass::kValueAndGrad, cross_entropy_args(), {}, {.isa = Isa::kBaseline, .schedule = Schedule::kSweeps});
+  const auto [status, plan] = tileloss::plan(Pass::kValueAndGrad, cross_entropy_args(), {},
+                                             {.cpu = {.isa = Isa::kBaseline, .schedule = Schedule::kSweeps}});
   ASSERT_TRUE(succeeds(status));
-  EXPECT_EQ(plan.isa(), Isa::kBaseline);
-  EXPECT_EQ(plan.schedule(), Schedule::kSweeps);
-  EXPECT_STREQ(name(plan.isa()), "baseline");
+  ASSERT_NE(plan.cpu(), nullptr);
+  EXPECT_EQ(plan.cpu()->isa, TILELOSS_ISA_BASELINE);
+  EXPECT_EQ(plan.cpu()->schedule, TILELOSS_SCHEDULE_SWEEPS);
+  EXPECT_STREQ(name(Isa{plan.cpu()->isa}), "baseline");
 }
 
 // Enough rows that the work is worth handing out.

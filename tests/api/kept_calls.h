@@ -27,8 +27,8 @@ inline std::string name_of(const LinearCaseSpec& s, const tileloss_plan_options&
   return "N " + std::to_string(s.row.rows) + " V " + std::to_string(s.row.vocab) + " H " + std::to_string(s.hidden) + " hidden " +
          format_info(s.format).name + " head " + format_info(s.head_format).name + " layout " +
          std::to_string(static_cast<int>(s.head_layout)) + " float32 dhead " + std::to_string(s.float32_dhead) + " accumulate " +
-         std::to_string(s.accumulate) + " schedule " + std::to_string(wishes.schedule) + " row_block " +
-         std::to_string(wishes.row_block);
+         std::to_string(s.accumulate) + " schedule " + std::to_string(wishes.cpu.schedule) + " row_block " +
+         std::to_string(wishes.cpu.row_block);
 }
 
 inline testing::AssertionResult value_and_grad_agrees(LinearCase& c, const tileloss_cross_entropy_options& options,
@@ -62,8 +62,8 @@ inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tilelo
   args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
   tileloss_plan_options wishes = with_schedule(schedule);
   wishes.workspace_bytes = budget;
-  wishes.threads = shape.threads;
-  wishes.isa = shape.isa;
+  wishes.cpu.threads = shape.threads;
+  wishes.cpu.isa = shape.isa;
   return plan_for("linear_cross_entropy", kBoth, args, &options, wishes);
 }
 
@@ -112,8 +112,8 @@ inline constexpr std::int32_t kPlannedThreads = 8;
 
 inline tileloss_plan_options stash_of_columns(std::int64_t budget = 0) {
   tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
-  wishes.threads = kPlannedThreads;
-  wishes.vocab_block = 64;
+  wishes.cpu.threads = kPlannedThreads;
+  wishes.cpu.vocab_block = 64;
   wishes.workspace_bytes = budget;
   return wishes;
 }

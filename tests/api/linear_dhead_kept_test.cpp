@@ -155,7 +155,7 @@ TEST_P(LinearInDhead, ThreadsDoNotChangeABit) {
   std::vector<unsigned char> first;
   for (const int threads : {1, 2, 5}) {
     tileloss_plan_options wishes = stash_of_columns();
-    wishes.threads = threads;
+    wishes.cpu.threads = threads;
     const KeptRun r = run_within(c, options, wishes);
     EXPECT_GT(r.plan.cpu.kept_rows, 0);
     if (first.empty()) first = r.bytes;

@@ -50,9 +50,9 @@ TEST(LinearDistillationBits, AreTheSameForAnyThreadsAndWorkspace) {
       LinearPair c(waiting_spec(MatrixLayout::kRows, false));
       const auto options = c.student().with_linear(distillation_options(TILELOSS_JSD));
       tileloss_plan_options wishes = plan_options();
-      wishes.threads = threads;
-      wishes.row_block = row_block;
-      wishes.chunk_columns = 512;
+      wishes.cpu.threads = threads;
+      wishes.cpu.row_block = row_block;
+      wishes.cpu.chunk_columns = 512;
       if (is_tight) {  // as little as the message says
         wishes.workspace_bytes = 1;
         auto plan = init<tileloss_plan>();

@@ -156,7 +156,7 @@ TEST_P(LinearKept, ThreadsChangeWhatIsKeptButNoBit) {
   std::int64_t before = planned.plan.cpu.kept_columns;
   EXPECT_EQ(planned.plan.cpu.threads, kPlannedThreads);
   for (const int threads : {4, 2, 1}) {
-    wishes.threads = threads;
+    wishes.cpu.threads = threads;
     const KeptRun fewer = run_within(c, options, wishes);
     EXPECT_EQ(fewer.plan.cpu.threads, threads);
     EXPECT_GE(fewer.plan.cpu.kept_columns, before);
@@ -164,7 +164,7 @@ TEST_P(LinearKept, ThreadsChangeWhatIsKeptButNoBit) {
     before = fewer.plan.cpu.kept_columns;
   }
   EXPECT_GT(before, planned.plan.cpu.kept_columns);
-  wishes.threads = 200;  // as many as the budget holds the scratch of
+  wishes.cpu.threads = 200;  // as many as the budget holds the scratch of
   const KeptRun more = run_within(c, options, wishes);
   EXPECT_GE(more.plan.cpu.threads, kPlannedThreads);
   EXPECT_LT(more.plan.cpu.threads, 200);
@@ -179,7 +179,7 @@ TEST_P(LinearKept, RowsAtATimeAgree) {
     with.float32_dhead = float32_dhead;
     LinearCase c(with);
     tileloss_plan_options wishes = stash_of_columns();
-    wishes.row_block = 16;
+    wishes.cpu.row_block = 16;
     const KeptRun r = run_within(c, options, wishes);
     EXPECT_LE(r.plan.cpu.row_block, 32);  // whole panels
     EXPECT_EQ(r.plan.cpu.kept_columns, 3001);

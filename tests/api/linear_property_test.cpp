@@ -123,14 +123,14 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
     options.label_smoothing = s.number("label_smoothing");
     options.z_loss = s.number("z_loss");
     tileloss_plan_options wishes = stash_of_columns();
-    if (s.is("kept", "rows")) wishes.row_block = 16;
-    if (s.is("kept", "recompute")) wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    if (s.is("kept", "rows")) wishes.cpu.row_block = 16;
+    if (s.is("kept", "recompute")) wishes.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     if (s.is("kept", "0.7") || s.is("kept", "0.4")) {
       wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, s.number("kept"));
     }
     // So little that not a tile would be kept: the planner may take recompute.
-    if (wishes.workspace_bytes > 0) wishes.schedule = TILELOSS_SCHEDULE_AUTO;
-    if (wishes.workspace_bytes == 0) wishes.threads = static_cast<std::int32_t>(s.integer("threads"));
+    if (wishes.workspace_bytes > 0) wishes.cpu.schedule = TILELOSS_SCHEDULE_AUTO;
+    if (wishes.workspace_bytes == 0) wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
     const KeptRun r = run_within(c, options, wishes);
     const std::int64_t valid = spec.row.valid_vocab < 0 ? spec.row.vocab : spec.row.valid_vocab;
     partly_kept += r.plan.cpu.kept_columns > 0 && r.plan.cpu.kept_columns < valid ? 1 : 0;
@@ -180,8 +180,8 @@ TEST_P(RandomLinear, DistillationAgreesForAllPairs) {
     options.teacher_softcap = s.number("teacher_softcap");
     if (!s.is("teacher_temperature", "absent")) options.teacher_temperature.value = s.number("teacher_temperature");
     tileloss_plan_options wishes = plan_options();
-    wishes.threads = static_cast<std::int32_t>(s.integer("threads"));
-    wishes.row_block = s.integer("row_block");
+    wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
+    wishes.cpu.row_block = s.integer("row_block");
     auto plan = init<tileloss_plan>();
     const auto ran = runs("linear_distillation", kBoth, c.args(), &options, wishes, nullptr, &plan);
     if (!ran) return ran;

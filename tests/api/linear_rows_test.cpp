@@ -40,7 +40,7 @@ constexpr Way kWays[] = {{"words in dhead", TILELOSS_SCHEDULE_STASH, SpecialHead
 
 void run(SpecialHead& s, const Way& way, double logit_scale = 1) {
   tileloss_plan_options wishes = stash_of_columns();
-  wishes.schedule = way.schedule;
+  wishes.cpu.schedule = way.schedule;
   s.dhead_stride = way.dhead_stride;
   s.label_smoothing = way.label_smoothing;
   s.run(wishes, logit_scale);

@@ -41,7 +41,7 @@ TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
                     .float32_dbias = float32_dbias});
       const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
       tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
-      wishes.row_block = 16;
+      wishes.cpu.row_block = 16;
       ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
       const reference::StoredMatrix& view = c.dbias().view();
       std::vector<float>& values = dbias.emplace_back();
@@ -159,7 +159,7 @@ TEST(Linear, ThreadsDoNotChangeABit) {
   for (const int threads : {1, 2, 3, 16}) {
     LinearCase c({.row = {.rows = 90, .vocab = 3000, .seed = 14, .ignore_prob = 0.1}, .hidden = 40, .bias = true, .dbias = true});
     tileloss_plan_options wishes = plan_options();
-    wishes.threads = threads;
+    wishes.cpu.threads = threads;
     const tileloss_cross_entropy_options options = cross_entropy_options();
     ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
     const std::vector<unsigned char> bytes = outputs_of(c.args());

@@ -32,7 +32,7 @@ TEST(LinearWithoutBias, AgreesAtEverySize) {
       for (const std::int64_t hidden : {1, 33, 65}) {
         const LinearCaseSpec spec = spec_of(rows, vocab, hidden, ++seed);
         tileloss_plan_options wishes = with_schedule(kSchedules[seed % 3]);
-        if (seed % 2 == 0) wishes.vocab_block = 64;
+        if (seed % 2 == 0) wishes.cpu.vocab_block = 64;
         EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), wishes));
       }
     }
@@ -51,8 +51,8 @@ TEST(LinearWithoutBias, BlocksOfRowsAgree) {
       spec.float32_dhead = float32_dhead;
       spec.head_layout = layout;
       tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
-      wishes.row_block = 64;
-      wishes.chunk_columns = 512;
+      wishes.cpu.row_block = 64;
+      wishes.cpu.chunk_columns = 512;
       EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), wishes));
     }
   }
@@ -98,7 +98,7 @@ TEST(LinearWithoutBias, ThreadsChangeNoBit) {
     std::vector<unsigned char> expected;
     for (const int threads : {1, 2, 5}) {
       tileloss_plan_options wishes = with_schedule(schedule);
-      wishes.threads = threads;
+      wishes.cpu.threads = threads;
       c.reset();
       const auto given = c.with_linear(cross_entropy_options());
       ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &given, wishes));

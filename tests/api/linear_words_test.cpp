@@ -115,7 +115,7 @@ TEST(LinearKeptWords, PoliciesAgreeWithAndWithoutAnEntropyBonus) {
 TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
   tileloss_plan_options all = stash_of_columns();
   tileloss_plan_options recompute = all;
-  recompute.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  recompute.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   struct Where {
     double share;
     std::int64_t dhead_stride;
@@ -149,8 +149,8 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
 // Without a bias, a processor with tiles does softmax and dz beside the products.
 TEST(LinearKeptWords, SpecialValuesAreThoseOfTheBaseline) {
   tileloss_plan_options baseline = stash_of_columns();
-  baseline.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
-  baseline.isa = TILELOSS_ISA_BASELINE;
+  baseline.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  baseline.cpu.isa = TILELOSS_ISA_BASELINE;
   for (const SpecialKind& kind : special_kinds()) {
     for (const tileloss_schedule schedule : kSchedules) {
       SpecialHead expected, got;
@@ -161,7 +161,7 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfTheBaseline) {
       }
       expected.run(baseline, kind.logit_scale);
       tileloss_plan_options wishes = stash_of_columns();
-      wishes.schedule = schedule;
+      wishes.cpu.schedule = schedule;
       got.run(wishes, kind.logit_scale);
       const std::string what = std::string(kind.name) + ", schedule " + std::to_string(schedule);
       expect_alike(got.logp, expected.logp, what + ", logp");

@@ -34,8 +34,8 @@ class MaskedBlocks : public testing::TestWithParam<NumberFormat> {
   static testing::AssertionResult agree(LogitsCase& c, const tileloss_cross_entropy_options& options) {
     for (const tileloss_schedule schedule : kSchedules) {
       tileloss_plan_options wishes = with_schedule(schedule);
-      wishes.vocab_block = kBlock;
-      wishes.threads = 1;
+      wishes.cpu.vocab_block = kBlock;
+      wishes.cpu.threads = 1;
       c.reset();
       testing::AssertionResult result = runs_value_and_grad(c, options, wishes);
       if (result) result = agrees(check_cross_entropy(c, options));
@@ -123,7 +123,7 @@ TEST_P(MaskedBlocks, TheSignOfZeroDoesNotDependOnTheNextRow) {
     c.args().loss_grad = tileloss_make_vector(&scale, TILELOSS_FLOAT32, 1);
     const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
     tileloss_plan_options wishes = plan_options();
-    wishes.threads = 1;
+    wishes.cpu.threads = 1;
     EXPECT_TRUE(runs_value_and_grad(c, options, wishes));
     const auto* bytes = static_cast<const unsigned char*>(c.args().dlogits.data);
     return std::vector<unsigned char>(bytes,

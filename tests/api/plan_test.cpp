@@ -60,11 +60,11 @@ TEST_F(Plan, TouchesNoData) {
 
 TEST_F(Plan, WishesAreGranted) {
   tileloss_plan_options wishes = plan_options();
-  wishes.isa = TILELOSS_ISA_BASELINE;
-  wishes.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
-  wishes.threads = 3;
-  wishes.row_block = 5;
-  wishes.vocab_block = 192;
+  wishes.cpu.isa = TILELOSS_ISA_BASELINE;
+  wishes.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  wishes.cpu.threads = 3;
+  wishes.cpu.row_block = 5;
+  wishes.cpu.vocab_block = 192;
   plan = made(wishes);
   EXPECT_EQ(plan.cpu.isa, TILELOSS_ISA_BASELINE);
   EXPECT_EQ(plan.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
@@ -79,14 +79,14 @@ TEST_F(Plan, WishesThatCannotBeAreRefused) {
     std::function<void(tileloss_plan_options&)> spoil;
   };
   const Wish wishes[] = {
-      {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got 4", [](auto& o) { o.schedule = 4; }},
-      {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got -1", [](auto& o) { o.schedule = -1; }},
-      {"threads: expected 0 to 1024, got -1", [](auto& o) { o.threads = -1; }},
-      {"threads: expected 0 to 1024, got 1025", [](auto& o) { o.threads = 1025; }},
-      {"row_block: expected >= 0, got -1", [](auto& o) { o.row_block = -1; }},
-      {"vocab_block: expected a multiple of 64 up to 8192, got 100", [](auto& o) { o.vocab_block = 100; }},
-      {"vocab_block: expected a multiple of 64 up to 8192, got -64", [](auto& o) { o.vocab_block = -64; }},
-      {"vocab_block: expected a multiple of 64 up to 8192, got 8256", [](auto& o) { o.vocab_block = 8256; }},
+      {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got 4", [](auto& o) { o.cpu.schedule = 4; }},
+      {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got -1", [](auto& o) { o.cpu.schedule = -1; }},
+      {"threads: expected 0 to 1024, got -1", [](auto& o) { o.cpu.threads = -1; }},
+      {"threads: expected 0 to 1024, got 1025", [](auto& o) { o.cpu.threads = 1025; }},
+      {"row_block: expected >= 0, got -1", [](auto& o) { o.cpu.row_block = -1; }},
+      {"vocab_block: expected a multiple of 64 up to 8192, got 100", [](auto& o) { o.cpu.vocab_block = 100; }},
+      {"vocab_block: expected a multiple of 64 up to 8192, got -64", [](auto& o) { o.cpu.vocab_block = -64; }},
+      {"vocab_block: expected a multiple of 64 up to 8192, got 8256", [](auto& o) { o.cpu.vocab_block = 8256; }},
       {"workspace_bytes: expected >= 0, got -1", [](auto& o) { o.workspace_bytes = -1; }}};
   for (const Wish& wish : wishes) {
     tileloss_plan_options given = plan_options();
@@ -152,7 +152,7 @@ TEST_F(Plan, InstructionSetsThatAreNotThereAreRefused) {
   for (const tileloss_isa isa :
        {tileloss_isa{TILELOSS_ISA_AVX512_BF16}, tileloss_isa{TILELOSS_ISA_AVX512_AMX}, tileloss_isa{99}}) {
     if (tileloss_isa_supported(isa) != 0) continue;
-    wishes.isa = isa;
+    wishes.cpu.isa = isa;
     EXPECT_TRUE(refused(planned(wishes), TILELOSS_UNSUPPORTED, "isa: expected one that this build and machine have (..."));
     const std::string message = tileloss_last_error();
     EXPECT_NE(message.find("baseline"), std::string::npos);
@@ -163,7 +163,7 @@ TEST_F(Plan, InstructionSetsThatAreNotThereAreRefused) {
   setenv("TILELOSS_ISA", "mmx", 1);
   EXPECT_EQ(call(), TILELOSS_UNSUPPORTED);
   EXPECT_NE(std::string(tileloss_last_error()).find("got \"mmx\""), std::string::npos);
-  wishes.isa = TILELOSS_ISA_BASELINE;  // a pinned one counts for more than the environment
+  wishes.cpu.isa = TILELOSS_ISA_BASELINE;  // a pinned one counts for more than the environment
   EXPECT_EQ(planned(wishes), TILELOSS_OK);
   if (saved.empty()) {
     unsetenv("TILELOSS_ISA");
@@ -284,7 +284,7 @@ TEST_F(Plan, OneThatCannotBeRunIsRefused) {
 
 TEST_F(Plan, SizesAreBounded) {
   tileloss_plan_options wishes = plan_options();
-  wishes.row_block = std::numeric_limits<std::int64_t>::max();
+  wishes.cpu.row_block = std::numeric_limits<std::int64_t>::max();
   plan = made(wishes);
   EXPECT_EQ(plan.cpu.row_block, c.args().logits.rows);
   EXPECT_TRUE(succeeds(call(&plan)));
@@ -325,7 +325,7 @@ TEST_F(Plan, ServesOtherDataOfTheSameShape) {
 
 TEST_F(Plan, IsDescribedWithTheSameFactsAsTextAndAsJson) {
   tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
-  wishes.threads = 3;
+  wishes.cpu.threads = 3;
   plan = made(wishes);
   const auto described = [&](tileloss_text_format format) {
     std::size_t needed = 0;

@@ -37,8 +37,8 @@ TEST_P(PolicyDeterminism, ThreadsAndRowBlocksChangeNoBit) {
     std::vector<unsigned char> expected;
     for (int threads = 1; threads <= 16; ++threads) {
       tileloss_plan_options wishes = plan_options();
-      wishes.threads = threads;
-      wishes.row_block = threads % 4;
+      wishes.cpu.threads = threads;
+      wishes.cpu.row_block = threads % 4;
       c.reset();
       ASSERT_TRUE(runs_policy(c, options, wishes));
       if (expected.empty()) expected = outputs_of(c.args());

@@ -105,7 +105,7 @@ TEST(PolicyValidation, OptionsThatExcludeEachOther) {
        {"schedule", "auto or sweeps", "stash",
         [](PolicyCall& c) {
           c.options.ratio_level = TILELOSS_LEVEL_SEQUENCE;
-          c.wishes.schedule = TILELOSS_SCHEDULE_STASH;
+          c.wishes.cpu.schedule = TILELOSS_SCHEDULE_STASH;
         }}},
       When::kPlan);
 }

@@ -148,10 +148,10 @@ void set_loss_options(const PairwiseSampler& s, const LogitsCaseSpec& spec, Numb
 
 inline tileloss_plan_options wishes_of(const PairwiseSampler& s) {
   tileloss_plan_options wishes = plan_options();
-  wishes.schedule = static_cast<tileloss_schedule>(s.integer("schedule"));
-  wishes.vocab_block = s.integer("vocab_block");
-  wishes.row_block = s.integer("row_block");
-  wishes.threads = static_cast<std::int32_t>(s.integer("threads"));
+  wishes.cpu.schedule = static_cast<tileloss_schedule>(s.integer("schedule"));
+  wishes.cpu.vocab_block = s.integer("vocab_block");
+  wishes.cpu.row_block = s.integer("row_block");
+  wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
   return wishes;
 }
 

@@ -86,7 +86,7 @@ void expect_refused(const std::vector<SpoilerOf<SpoiltCall>>& spoilers, When whe
       EXPECT_TRUE(names(s, tileloss_call(function, call.pass, &call.args(), call.given_options(), &plan, nullptr)));
     }
     // What only the planner is told.
-    const bool is_wish = call.wishes.workspace_bytes != 0 || call.wishes.schedule != TILELOSS_SCHEDULE_AUTO;
+    const bool is_wish = call.wishes.workspace_bytes != 0 || call.wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO;
     if (!is_wish) {
       EXPECT_TRUE(names(s, tileloss_call(function, call.pass, &call.args(), call.given_options(), nullptr, nullptr)));
     }

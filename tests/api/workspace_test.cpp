@@ -120,7 +120,7 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
           with.loss = with.row_outputs = with.extra_outputs = pass != TILELOSS_BACKWARD;
           LogitsCase c(with);
           tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.threads = threads;
+          wishes.cpu.threads = threads;
           const tileloss_plan plan = plan_of(c, options, wishes, pass);
           ASSERT_EQ(plan.workspace_bytes % 64, 0);
           const GuardBuffer workspace(static_cast<std::size_t>(plan.workspace_bytes), Flush::kRight);
@@ -200,7 +200,7 @@ void expect_planned_bytes(const char* function, tileloss_pass pass, const tilelo
   executor.context = &most;
   executor.threads = 2;
   executor.parallel_for = probe;
-  wishes.threads = 2;
+  wishes.cpu.threads = 2;
   auto plan = init<tileloss_plan>();
   ASSERT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &wishes, &executor, &plan)));
   const bool is_mapped = plan.workspace_bytes >= kMappedFrom;
@@ -250,8 +250,8 @@ TEST(LinearWorkspaceBytes, CrossEntropyTakesWhatWasPlanned) {
       for (const tileloss_schedule schedule : kSchedules) {
         LinearCase c(linear_spec(pass, is_large));
         tileloss_plan_options wishes = with_schedule(schedule);
-        wishes.row_block = is_large ? 128 : 32;
-        wishes.vocab_block = 64;
+        wishes.cpu.row_block = is_large ? 128 : 32;
+        wishes.cpu.vocab_block = 64;
         expect_planned_bytes("linear_cross_entropy", pass, c.args(), &options, wishes, kinds);
         EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
       }
@@ -270,7 +270,7 @@ TEST(LinearWorkspaceBytes, LogprobsAndPolicyLossTakeWhatWasPlanned) {
     LinearCase c(with);
     const tileloss_logprobs_options options = logprobs_options();
     tileloss_plan_options wishes = plan_options();
-    wishes.vocab_block = 64;
+    wishes.cpu.vocab_block = 64;
     expect_planned_bytes("linear_logprobs", pass, c.args(), &options, wishes, kinds);
   }
   for (const char* preset : {"grpo", "gspo"}) {  // rows alone, and rows that depend on each other
@@ -285,7 +285,7 @@ TEST(LinearWorkspaceBytes, LogprobsAndPolicyLossTakeWhatWasPlanned) {
     draw.old_scale = 0.3;
     const LinearPolicy policy(c, draw, options);
     tileloss_plan_options wishes = plan_options();
-    wishes.vocab_block = 64;
+    wishes.cpu.vocab_block = 64;
     expect_planned_bytes("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, kinds);
     EXPECT_TRUE(agrees(policy.check())) << preset;
   }

@@ -30,6 +30,8 @@ STRUCTS = {
     "tileloss_row_groups": structs.RowGroups,
     "tileloss_args": slots.Args,
     "tileloss_plan_options": structs.PlanOptions,
+    "tileloss_cpu_plan_options": structs.CpuPlanOptions,
+    "tileloss_cuda_plan_options": structs.CudaPlanOptions,
     "tileloss_plan_buffer": structs.PlanBuffer,
     "tileloss_cpu_plan": structs.CpuPlan,
     "tileloss_plan": structs.Plan,

@@ -115,6 +115,9 @@ class CudaBackend final : public Backend {
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
   if (Status s = check_supported(p); !s.ok()) return s;
+  if (const tileloss_cuda_kernel asked = wishes.cuda.kernel;
+      asked != TILELOSS_CUDA_KERNEL_AUTO && asked != TILELOSS_CUDA_KERNEL_TWO_READS)
+    return expected("kernel", "auto or two_reads (0 or 1)", std::to_string(asked));
   Report* made = nullptr;
   if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
   CudaPlan own = {threads_of_row(p.columns, p.storage), 0, {}};
@@ -136,6 +139,9 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
   add("rows", rows_bytes(p));
   Pieces pieces;
   for (const auto& [name, bytes] : HeadPieces(p, own.head, pieces).buffers) add(name, bytes);
+  if (wishes.workspace_bytes > 0 && plan->workspace_bytes > wishes.workspace_bytes)
+    return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + std::to_string(plan->workspace_bytes) +
+                                              ", got a budget of " + std::to_string(wishes.workspace_bytes)};
   return {};
 }
 

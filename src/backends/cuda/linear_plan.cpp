@@ -25,7 +25,7 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / t
 
 std::int64_t operand_bytes(const Problem& p) { return element_bytes(p.compute); }
 
-Status check_wishes(const tileloss_plan_options& o) {
+Status check_wishes(const tileloss_cuda_plan_options& o) {
   if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
     return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
   if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
@@ -86,12 +86,12 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
 
 Status cut_head(const Problem& p, const tileloss_plan_options& wishes, const std::function<std::int64_t(const HeadCut&)>& bytes,
                 HeadCut* cut) {
-  if (Status s = check_wishes(wishes); !s.ok()) return s;
+  if (Status s = check_wishes(wishes.cuda); !s.ok()) return s;
   const std::int64_t columns = std::max<std::int64_t>(round_up(p.columns, kStep), kStep),
                      rows = std::max<std::int64_t>(p.rows, 1);
-  const std::int64_t vocab_block = std::min(wishes.vocab_block > 0 ? wishes.vocab_block : kVocabBlock, columns);
-  const std::int64_t widest = wishes.chunk_columns > 0 ? std::max(wishes.chunk_columns, kStep) : vocab_block;
-  const std::int64_t most_rows = std::min(rows, wishes.row_block > 0 ? wishes.row_block : kRowBlock);
+  const std::int64_t vocab_block = std::min(wishes.cuda.vocab_block > 0 ? wishes.cuda.vocab_block : kVocabBlock, columns);
+  const std::int64_t widest = wishes.cuda.chunk_columns > 0 ? std::max(wishes.cuda.chunk_columns, kStep) : vocab_block;
+  const std::int64_t most_rows = std::min(rows, wishes.cuda.row_block > 0 ? wishes.cuda.row_block : kRowBlock);
   // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
   const auto cut_within = [&](std::int64_t budget) {
     HeadCut least;
@@ -100,7 +100,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, const std
         const std::int64_t chunk = vocab_block / parts;
         if (chunk > widest || chunk % kStep != 0 || vocab_block % chunk != 0) continue;
         for (std::int64_t block = most_rows; block > 0; block /= 2) {
-          if (block < most_rows && (block < fewest || wishes.row_block > 0)) break;
+          if (block < most_rows && (block < fewest || wishes.cuda.row_block > 0)) break;
           const HeadCut candidate = {block, vocab_block, chunk, 0};
           if (bytes(candidate) <= budget) return candidate;
           if (least.row_block == 0 || bytes(candidate) < bytes(least)) least = candidate;
@@ -116,12 +116,8 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, const std
         {p.rows * p.columns * element / 2, kLeastDefaultBudget, bytes(cut_within(std::numeric_limits<std::int64_t>::max()))});
   }
   *cut = cut_within(budget);
-  if (const std::int64_t needed = bytes(*cut); needed > budget) {
-    return {TILELOSS_WORKSPACE_TOO_SMALL,
-            "workspace_bytes: expected at least " + to_string(needed) + ", got a budget of " + to_string(budget)};
-  }
-  const bool may_keep = p.needs_forward && p.needs_backward && wishes.schedule <= TILELOSS_SCHEDULE_STASH;
-  const bool keeps_all = wishes.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
+  const bool may_keep = p.needs_forward && p.needs_backward && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
+  const bool keeps_all = wishes.cuda.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
   const std::int64_t blocks = may_keep ? (p.columns + vocab_block - 1) / vocab_block : 0;
   for (std::int64_t kept = blocks; kept > 0; --kept) {
     HeadCut keeping = *cut;

@@ -31,7 +31,7 @@ testing::AssertionResult gives_the_same_bits_on(const tileloss_executor& executo
   for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_SWEEPS}) {
     c.reset();
     tileloss_plan_options wishes = with_schedule(schedule);
-    wishes.row_block = 2;
+    wishes.cpu.row_block = 2;
     tileloss_plan plan{};
     const tileloss_cross_entropy_options options = cross_entropy_options();
     if (auto result = runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run, &plan); !result)
@@ -84,7 +84,7 @@ TEST(Executor, ScheduledTasksMayRunAfterTheCallHasReturnedAndInReverse) {
   run.executor = &executor;
   const tileloss_cross_entropy_options options = cross_entropy_options();
   tileloss_plan_options wishes = plan_options();
-  wishes.row_block = 2;
+  wishes.cpu.row_block = 2;
   ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run));
   EXPECT_EQ(queue.tasks.size(), 3U);
   const auto expected = single_threaded_outputs(large_spec());

@@ -55,7 +55,7 @@ TEST_P(ControlWord, IsRestoredAndChangesNoBit) {
     options.z_loss = 1e-4;
     for (const int threads : {1, 3}) {
       tileloss_plan_options wishes = plan_options();
-      wishes.threads = threads;
+      wishes.cpu.threads = threads;
       c.reset();
       ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
       const auto expected = outputs_of(c.args());

@@ -141,7 +141,7 @@ TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
         c.seal();
         for (const tileloss_schedule schedule : kSchedules) {
           tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.vocab_block = block;
+          wishes.cpu.vocab_block = block;
           c.reset();
           const tileloss_cross_entropy_options options = cross_entropy_options();
           ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
@@ -179,8 +179,8 @@ void check_blocks_apart(NumberFormat format, double softcap, const std::vector<d
         c.seal();
         for (const tileloss_schedule schedule : kSchedules) {
           tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.vocab_block = block;
-          wishes.threads = 1;
+          wishes.cpu.vocab_block = block;
+          wishes.cpu.threads = 1;
           c.reset();
           ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
           ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
@@ -248,7 +248,7 @@ TEST_P(SweepsOf, SoftcapOfLogitsNearTheCap) {
 void expect_agreement_in_blocks_of_256(LogitsCase& c) {
   for (const tileloss_schedule schedule : kSchedules) {
     tileloss_plan_options wishes = with_schedule(schedule);
-    wishes.vocab_block = 256;
+    wishes.cpu.vocab_block = 256;
     c.reset();
     const tileloss_cross_entropy_options options = cross_entropy_options();
     ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
@@ -302,7 +302,7 @@ TEST_P(SweepsOf, AgreeForEveryVocabularyBlock) {
   for (std::int64_t block = 64; block <= 8192; block += block < 1024 ? 64 : 1024) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
       tileloss_plan_options wishes = with_schedule(schedule);
-      wishes.vocab_block = block;
+      wishes.cpu.vocab_block = block;
       const LogitsCaseSpec spec{.rows = 2,
                                 .vocab = 8300,
                                 .format = GetParam(),

@@ -21,8 +21,8 @@ inline LogitsCaseSpec large_spec(std::uint64_t seed = 1) {
 
 inline tileloss_plan_options with_threads(int threads) {
   tileloss_plan_options wishes = plan_options();
-  wishes.threads = threads;
-  wishes.row_block = 2;
+  wishes.cpu.threads = threads;
+  wishes.cpu.row_block = 2;
   return wishes;
 }
 

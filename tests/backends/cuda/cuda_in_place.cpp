@@ -36,10 +36,10 @@ class CudaOnHost final : public EmulatedDevice {
   static tileloss_plan_options wishes_for(const impl::Problem& p) {
     const std::int64_t number = p.rows + p.columns, block = p.columns % 4;
     tileloss_plan_options wishes = {};
-    wishes.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
-    wishes.vocab_block = 64 * (1 + block);
-    wishes.chunk_columns = 64 * (1 + number / 2 % 2);
-    wishes.row_block = number % 3 == 0 ? 0 : 7 * (number % 3);
+    wishes.cuda.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
+    wishes.cuda.vocab_block = 64 * (1 + block);
+    wishes.cuda.chunk_columns = 64 * (1 + number / 2 % 2);
+    wishes.cuda.row_block = number % 3 == 0 ? 0 : 7 * (number % 3);
     return wishes;
   }
 };

@@ -25,6 +25,7 @@ from tileloss._core.structs import (
     INT64,
     INTERNAL,
     PASS_NAMES,
+    CpuPlanOptions,
     MergeFunction,
     Plan,
     PlanOptions,
@@ -96,7 +97,9 @@ def call_counts() -> dict[str, int]:
 @lru_cache(maxsize=64)
 def _plan_options(threads: int, workspace_bytes: int) -> PlanOptions:
     return PlanOptions(
-        struct_size=ctypes.sizeof(PlanOptions), threads=threads, workspace_bytes=workspace_bytes
+        struct_size=ctypes.sizeof(PlanOptions),
+        workspace_bytes=workspace_bytes,
+        cpu=CpuPlanOptions(threads=threads),
     )
 
 

@@ -92,17 +92,34 @@ class RowGroups(Structure):
     ]
 
 
-class PlanOptions(Structure):
+class CpuPlanOptions(Structure):
     _fields_ = [
-        ("struct_size", c_size_t),
         ("isa", c_int32),
         ("schedule", c_int32),
         ("threads", c_int32),
         ("reserved", c_int32),
         ("row_block", c_int64),
         ("vocab_block", c_int64),
-        ("workspace_bytes", c_int64),
         ("chunk_columns", c_int64),
+    ]
+
+
+class CudaPlanOptions(Structure):
+    _fields_ = [
+        ("kernel", c_int32),
+        ("schedule", c_int32),
+        ("row_block", c_int64),
+        ("vocab_block", c_int64),
+        ("chunk_columns", c_int64),
+    ]
+
+
+class PlanOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("workspace_bytes", c_int64),
+        ("cpu", CpuPlanOptions),
+        ("cuda", CudaPlanOptions),
     ]
 
 
@@ -138,6 +155,8 @@ class Plan(Structure):
         ("function", c_char * 32),
         ("call_pass", c_int32),
         ("device_type", c_int32),
+        ("device_index", c_int32),
+        ("reserved", c_int32),
         ("workspace_bytes", c_int64),
         ("predicted_ms", c_double),
         ("fingerprint", c_uint64),

@@ -49,7 +49,7 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   return 1e3 * std::max(memory, exps);
 }
 
-Status check_wishes(const tileloss_plan_options& o) {
+Status check_wishes(const tileloss_cpu_plan_options& o) {
   if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
     return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
   if (o.threads < 0 || o.threads > kMaxThreads) return expected("threads", "0 to 1024", to_string(o.threads));
@@ -57,8 +57,7 @@ Status check_wishes(const tileloss_plan_options& o) {
   if (o.vocab_block < 0 || o.vocab_block % 64 != 0 || o.vocab_block > kMaxVocabBlock) {
     return expected("vocab_block", "a multiple of 64 up to " + to_string(kMaxVocabBlock), to_string(o.vocab_block));
   }
-  if (o.reserved != 0) return expected("plan_options.reserved", "0", to_string(o.reserved));
-  if (o.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", to_string(o.workspace_bytes));
+  if (o.reserved != 0) return expected("plan_options.cpu.reserved", "0", to_string(o.reserved));
   if (o.chunk_columns < 0) return expected("chunk_columns", ">= 0", to_string(o.chunk_columns));
   return {};
 }
@@ -69,11 +68,11 @@ bool has_softcap(const Problem& p) {
          (p.loss->target() == TargetKind::kLogits && p.loss->info.teacher_options(p.options.data()).softcap > 0);
 }
 
-tileloss_schedule choose_schedule(const Problem& p, const tileloss_plan_options& o) {
+tileloss_schedule choose_schedule(const Problem& p, tileloss_schedule asked) {
   // Both rows' exps wait for their divergence, whether there is a gradient or not.
   if (p.loss->looks_twice()) return TILELOSS_SCHEDULE_STASH;
   if (!is_both(p) || p.couples_rows || p.is_shard) return TILELOSS_SCHEDULE_SWEEPS;
-  if (o.schedule != TILELOSS_SCHEDULE_AUTO) return o.schedule;
+  if (asked != TILELOSS_SCHEDULE_AUTO) return asked;
   return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
 }
 
@@ -143,12 +142,12 @@ namespace {
 // Schedule, blocks, threads and bytes of a call on logits.
 Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* out) {
   tileloss_plan& plan = *out;
-  plan.cpu.vocab_block = wishes.vocab_block > 0 ? wishes.vocab_block : default_vocab_block(p, plan.cpu.isa);
-  plan.cpu.schedule = choose_schedule(p, wishes);
-  const bool is_small = wishes.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
+  plan.cpu.vocab_block = wishes.cpu.vocab_block > 0 ? wishes.cpu.vocab_block : default_vocab_block(p, plan.cpu.isa);
+  plan.cpu.schedule = choose_schedule(p, wishes.cpu.schedule);
+  const bool is_small = wishes.cpu.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
-  plan.cpu.row_block = wishes.row_block > 0 ? std::min(wishes.row_block, std::max<std::int64_t>(p.rows, 1))
-                                            : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
+  plan.cpu.row_block = wishes.cpu.row_block > 0 ? std::min(wishes.cpu.row_block, std::max<std::int64_t>(p.rows, 1))
+                                                : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
   const std::int64_t blocks = (p.rows + plan.cpu.row_block - 1) / plan.cpu.row_block;
   plan.cpu.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
@@ -168,11 +167,11 @@ Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::in
   const std::int64_t own = std::max<std::int64_t>(p.args.hidden.cols, 1);
   const std::int64_t width = std::max(own, p.args.teacher_hidden.cols);
   plan->cpu.vocab_block =
-      wishes.vocab_block > 0 ? wishes.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
-  plan->cpu.chunk_columns = wishes.chunk_columns;
-  const bool is_small = wishes.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
+      wishes.cpu.vocab_block > 0 ? wishes.cpu.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
+  plan->cpu.chunk_columns = wishes.cpu.chunk_columns;
+  const bool is_small = wishes.cpu.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
   plan->cpu.threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));
-  return plan_linear(p, wishes.schedule, wishes.row_block, wishes.workspace_bytes, plan);
+  return plan_linear(p, wishes.cpu.schedule, wishes.cpu.row_block, wishes.workspace_bytes, plan);
 }
 
 }  // namespace
@@ -182,27 +181,29 @@ StorageType storage_type(tileloss_dtype dtype) {
 }
 
 Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* executor, tileloss_plan* out) {
-  if (Status s = check_wishes(wishes); !s.ok()) return s;
-  if (p.loss->looks_twice() && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_STASH) {
-    return expected("schedule", "auto or stash, as " + p.loss->name + " has no other", tileloss_schedule_name(wishes.schedule));
+  if (Status s = check_wishes(wishes.cpu); !s.ok()) return s;
+  if (p.loss->looks_twice() && wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO && wishes.cpu.schedule != TILELOSS_SCHEDULE_STASH) {
+    return expected("schedule", "auto or stash, as " + p.loss->name + " has no other",
+                    tileloss_schedule_name(wishes.cpu.schedule));
   }
-  if (is_both(p) && p.couples_rows && wishes.schedule != TILELOSS_SCHEDULE_AUTO && wishes.schedule != TILELOSS_SCHEDULE_SWEEPS) {
+  if (is_both(p) && p.couples_rows && wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
+      wishes.cpu.schedule != TILELOSS_SCHEDULE_SWEEPS) {
     return expected("schedule", "auto or sweeps, as these options of " + p.loss->name + " couple the rows",
-                    tileloss_schedule_name(wishes.schedule));
+                    tileloss_schedule_name(wishes.cpu.schedule));
   }
   if (static_cast<double>(p.rows) * static_cast<double>(std::max<std::int64_t>(p.total_columns, 1)) > kMaxElements) {
     return expected(p.loss->is_linear ? "hidden.rows" : "logits.rows", "at most 2^56 logits in all",
                     shape(p.rows, p.total_columns));
   }
-  const IsaChoice isa = choose_isa(wishes.isa);
+  const IsaChoice isa = choose_isa(wishes.cpu.isa);
   if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
 
   tileloss_plan& plan = *out;
   plan.cpu.isa = isa.isa;
   std::strncpy(plan.cpu.isa_note, isa.note.c_str(), sizeof plan.cpu.isa_note - 1);
-  const std::int64_t available = wishes.threads > 0    ? wishes.threads
-                                 : executor != nullptr ? std::min(executor->threads, kMaxThreads)
-                                                       : default_threads();
+  const std::int64_t available = wishes.cpu.threads > 0 ? wishes.cpu.threads
+                                 : executor != nullptr  ? std::min(executor->threads, kMaxThreads)
+                                                        : default_threads();
   Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
   if (!cut.ok()) return cut;
   for (const NamedBytes& buffer : workspace_layout(p, plan).buffers) {
