@@ -50,6 +50,18 @@ class Call {
   virtual Status finish() = 0;
 };
 
+// A device's memory, for those whose data lies on the host.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual Status allocate(std::int32_t device_index, std::size_t bytes, void** data) = 0;
+  virtual void release(void* data) = 0;
+  // Queued after all calls and copies before it; either end may be the host's, whose bytes stay as they are until synchronise().
+  virtual Status copy(void* to, const void* from, std::size_t bytes) = 0;
+  // Returns when all that is queued on the device is done.
+  virtual Status synchronise(std::int32_t device_index) = 0;
+};
+
 class Backend {
  public:
   Backend() = default;
@@ -78,6 +90,8 @@ class Backend {
   // What calls on that device found wrong while they ran, since the last time; the caller has synchronised. A device whose calls
   // report all of it themselves has nothing to say.
   virtual Status check_errors(std::int32_t /*device_index*/, void* /*stream*/) const { return {}; }
+  // Null: the host's.
+  virtual DeviceMemory* memory() const { return nullptr; }
   // Its own part of a plan.
   virtual std::vector<PlanFact> describe(const tileloss_plan& plan) const = 0;
 };

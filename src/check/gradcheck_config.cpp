@@ -70,7 +70,16 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   out.accumulate = config.function.get_integer("accumulate", 0) != 0;
 }
 
+Device read_device(ConfigReader& kernel) {
+  try {
+    return Device(kernel.text("device", "cpu"));
+  } catch (const ToolError& error) {
+    kernel.fail("device", error.what());
+  }
+}
+
 void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
+  out.device = read_device(kernel);
   out.kernel.isa = kernel.choice("isa", out.kernel.isa, isa_names());
   out.kernel.schedule = kernel.choice("schedule", out.kernel.schedule, schedule_names());
   out.kernel.threads = kernel.integer("threads", 0, 0, kMaxThreads);

@@ -142,7 +142,10 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
   KernelWishes wishes = config.kernel;
   if (which == Gradient::kAfterForward) wishes.schedule = "auto";
   const tileloss_plan plan = make_plan(function, pass, args, wishes);
-  if (which == Gradient::kOwn) results.plan = plan;
+  if (which == Gradient::kOwn) {
+    results.plan = plan;
+    if (config.device.is_cpu()) results.tile = plan.cpu.vocab_block;
+  }
   const Timer timer;
   kernel(function, pass, args, plan, nullptr);
   const double seconds = timer.seconds();

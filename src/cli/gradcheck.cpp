@@ -40,13 +40,21 @@ void add_times(const KernelResults& results, Json& json) {
   json["time/kernel_backward_s"] = results.backward_s;
 }
 
+Json plan_facts(const tileloss_plan& plan) {
+  size_t needed = 0;
+  check_status(tileloss_plan_describe(&plan, TILELOSS_JSON, nullptr, 0, &needed), "describing the plan");
+  std::string text(needed, '\0');
+  check_status(tileloss_plan_describe(&plan, TILELOSS_JSON, text.data(), needed, nullptr), "describing the plan");
+  text.pop_back();
+  return Json::parse(text);
+}
+
 void add_kernel(const GradcheckConfig& config, const KernelResults& results, Json& json) {
-  json["kernel/isa"] = tileloss_isa_name(results.plan.cpu.isa);
-  json["kernel/schedule"] = tileloss_schedule_name(results.plan.cpu.schedule);
-  json["kernel/threads"] = results.plan.cpu.threads;
-  json["kernel/row_block"] = results.plan.cpu.row_block;
-  json["kernel/vocab_block"] = results.plan.cpu.vocab_block;
-  json["kernel/workspace_bytes"] = results.plan.workspace_bytes;
+  const Json facts = plan_facts(results.plan);
+  for (const auto& [fact, value] : facts.items()) {
+    if (fact != "function" && fact != "pass" && fact != "buffers") json["kernel/" + fact] = value;
+  }
+  json["kernel/device"] = config.device.name();
   json["kernel/in_place"] = config.in_place;
 }
 
@@ -122,6 +130,10 @@ int run_gradcheck(const Command& command, const KernelCall& guarded) {
   if (command.package.only_read) return kExitPass;
   config.mutants |= command.mutants;
   config.strict |= command.strict;
+  if (config.strict && !config.device.is_cpu())
+    throw ToolError(kExitUsage,
+                    formatted("strict: expected device cpu, as guard pages are the host's, got {}", config.device.name()));
+  config.device.use();
   try {
     return command.row ? check_row(config, command) : check(config, command, guarded);
   } catch (const LibraryError& error) {
@@ -135,7 +147,7 @@ constexpr const char* kFooter =
     "  (none, random), upstream (ones, random, per_row), outputs, mutants, strict, expect_mostly_zero, output\n"
     "  source: kind (synthetic, safetensors); synthetic: distribution, std, offset; safetensors: path, and the names of its\n"
     "    tensors logits and labels\n"
-    "  kernel: isa, threads, schedule, row_block, vocab_block, in_place, row_groups\n"
+    "  kernel: device, isa, threads, schedule, row_block, vocab_block, in_place, row_groups\n"
     "  tolerances: ulp, loss_atol, logp_max_abs, dlogits_max_abs, dlogits_max_rel\n"
     "Of policy losses also\n"
     "  preset, sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale\n"
@@ -175,6 +187,9 @@ void add_gradcheck(CLI::App& program, Action& action, const KernelCall& guarded)
   app->add_option("--set", command->overrides, "Override a key: kernel.in_place=true (repeatable)")->allow_extra_args(false);
   app->add_flag("--mutants", command->mutants, "Plant every applicable mutant in the kernel's outputs; each must be caught");
   app->add_flag("--strict", command->strict, "Run the kernels on guard-page buffers as well; an access outside any tensor fails");
+  app->add_option_function<std::string>(
+      "--device", [command](const std::string& name) { command->overrides.push_back("kernel.device=" + name); },
+      "Run the kernels on cpu, cuda or cuda:N, over copies of all tensors");
   app->add_option("--row", command->row, "Show one row at every stage, kernel beside oracle, in place of all gates")
       ->transform(integer_in(0, std::numeric_limits<int64_t>::max()))
       ->excludes("--mutants", "--strict");

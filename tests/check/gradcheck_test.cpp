@@ -65,6 +65,20 @@ TEST(Gradcheck, ConfigErrorsExitWithTwoAndMissingFilesWithThree) {
   EXPECT_EQ(gradcheck(folder, kSmall, {"output=/dev/full"}).exit_code, 3);
 }
 
+TEST(Gradcheck, ADeviceThatCannotBeHadIsNamed) {
+  const TemporaryFolder folder;
+  const ProgramResult unknown = gradcheck(folder, kSmall, {"kernel.device=gpu"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("kernel.device: expected cpu, cuda or cuda:N, got gpu"), std::string::npos) << unknown.err;
+  const ProgramResult missing = gradcheck(folder, kSmall, {"kernel.device=cuda:99"});
+  EXPECT_EQ(missing.exit_code, 3);
+  EXPECT_NE(missing.err.find("device: expected "), std::string::npos) << missing.err;
+  EXPECT_NE(missing.err.find("got cuda:99"), std::string::npos) << missing.err;
+  const ProgramResult strict = gradcheck(folder, kSmall, {"kernel.device=cuda", "strict=true"});
+  EXPECT_EQ(strict.exit_code, 2);
+  EXPECT_NE(strict.err.find("strict: expected device cpu"), std::string::npos) << strict.err;
+}
+
 TEST(Gradcheck, ImpossibleSizesAreRefusedBeforeAnythingIsAllocated) {
   const TemporaryFolder folder;
   const auto start = std::chrono::steady_clock::now();

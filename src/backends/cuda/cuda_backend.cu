@@ -79,6 +79,7 @@ class CudaBackend final : public Backend {
   }
   Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
   Status check_errors(std::int32_t device_index, void* stream) const override;
+  DeviceMemory* memory() const override { return &memory_; }
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
     const auto [threads, reserved, head] = own_part(plan);
     std::vector<PlanFact> facts = {{"threads", std::int64_t{threads}}};
@@ -107,6 +108,7 @@ class CudaBackend final : public Backend {
   // The device's, in memory that both see; made by its first plan or call, but not while a stream is captured.
   Status report(std::int32_t device_index, bool may_allocate, Report** found) const;
 
+  mutable CudaMemory memory_;
   mutable std::mutex mutex_;
   mutable std::map<std::int32_t, Report*> reports_;
   mutable Algorithms algorithms_;

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "schema/status.h"
+#include "backends/backend.h"
 
 namespace tileloss::impl::cuda {
 
@@ -38,6 +38,23 @@ class DeviceGuard {
  private:
   int before_ = 0;
   bool is_moved_ = false;
+};
+
+// The devices' memory, on their default streams.
+class CudaMemory final : public DeviceMemory {
+ public:
+  Status allocate(std::int32_t device_index, std::size_t bytes, void** data) override {
+    const DeviceGuard guard(device_index);
+    return status_of(cudaMalloc(data, bytes), "memory");
+  }
+  void release(void* data) override { cudaFree(data); }
+  Status copy(void* to, const void* from, std::size_t bytes) override {
+    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, nullptr), "a copy");
+  }
+  Status synchronise(std::int32_t device_index) override {
+    const DeviceGuard guard(device_index);
+    return status_of(cudaDeviceSynchronize(), "the device");
+  }
 };
 
 // Kernels in the order of a stream. The first error is kept, and nothing is launched after it.

@@ -35,6 +35,9 @@ struct CheckedGradient {
   std::vector<LinearGradient> linear;
 };
 
+// What mutants drop or count twice of outputs whose tiles nobody knows: so many columns.
+inline constexpr int64_t kMutantTile = 64;
+
 // Whatever was not asked for, or is not there, is empty.
 struct KernelResults {
   // Of the forward, for every row.
@@ -49,7 +52,8 @@ struct KernelResults {
   // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state, or by itself
   // for a function that has none.
   std::vector<CheckedGradient> gradients;
-  tileloss_plan plan;  // of the first gradient
+  tileloss_plan plan;          // of the first gradient
+  int64_t tile = kMutantTile;  // columns
   double forward_s = 0;
   double kernel_s = 0;  // the first gradient
   double backward_s = 0;

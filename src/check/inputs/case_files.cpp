@@ -87,7 +87,6 @@ class OutputReader {
   KernelResults read() {
     KernelResults results;
     tileloss_plan_init(&results.plan);
-    results.plan.cpu.vocab_block = kMutantTile;
     for (const StoredTensor& tensor : file_.tensors()) {
       if (!read_tensor(tensor, results)) {
         file_.refuse(tensor, formatted("is no output of {}, which are: {}", config_.function.name(), fmt::join(names(), ", ")));

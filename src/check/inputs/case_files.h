@@ -25,9 +25,6 @@ void write_inputs(const std::filesystem::path& path, const GradcheckConfig& conf
 // ToolError (usage) naming the tensor, what was expected and what is there.
 KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs);
 
-// What mutants drop or count twice of outputs whose tiles nobody knows: so many columns.
-inline constexpr int64_t kMutantTile = 64;
-
 }  // namespace tileloss::tools
 
 #endif  // TILELOSS_CHECK_INPUTS_CASE_FILES_H_

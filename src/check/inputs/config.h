@@ -15,6 +15,7 @@
 #include "reference/number_formats.h"
 #include "support/abi.h"
 #include "support/config.h"
+#include "support/device.h"
 #include "support/output_file.h"
 #include "support/synthetic.h"
 
@@ -108,6 +109,7 @@ struct GradcheckConfig {
   Upstream upstream = Upstream::kOnes;
   std::vector<std::string> outputs;  // row outputs that are asked for and checked
   KernelWishes kernel;
+  Device device{"cpu"};
   bool in_place = false;
   bool row_groups = false;  // the sequences' rows as groups with a row between them: x[:, :-1] of a [B,T+1,V] tensor
   Tolerances tolerances;

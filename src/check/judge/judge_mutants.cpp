@@ -31,7 +31,7 @@ MutantContext mutant_context(const GradcheckConfig& config, const CheckInputs& i
   MutantContext context;
   context.rows = inputs.rows;
   context.cols = inputs.valid;
-  context.tile = results.plan.cpu.vocab_block;
+  context.tile = results.tile;
   context.has_dlogits = true;
   context.has_loss = config.function.is_loss();
   context.per_row_loss = config.per_row_loss();

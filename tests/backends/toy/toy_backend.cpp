@@ -116,16 +116,16 @@ Status ToyBackend::check_plan(const tileloss_plan& plan) const {
 
 Status ToyBackend::begin(const Problem& problem, const tileloss_plan& /*plan*/, const tileloss_run& /*run*/,
                          std::unique_ptr<impl::Call>* call) const {
-  return impl::device::begin_call(ToyDevice(problem, memory_, errors_[problem.device_index]), call);
+  return impl::device::begin_call(ToyDevice(problem, memory_.pages, errors_[problem.device_index]), call);
 }
 
 Status ToyBackend::set_identity(const tileloss_row_state& state) const {
-  memory_.queue([=] { impl::host::set_identity(state); });
+  memory_.pages.queue([=] { impl::host::set_identity(state); });
   return {};
 }
 
 Status ToyBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {
-  memory_.queue([to = *into, from]() mutable { impl::host::merge(&to, from); });
+  memory_.pages.queue([to = *into, from]() mutable { impl::host::merge(&to, from); });
   return {};
 }
 

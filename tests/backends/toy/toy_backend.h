@@ -3,6 +3,7 @@
 #ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 #define TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 
+#include <cstring>
 #include <utility>
 
 #include "backends/backend.h"
@@ -20,7 +21,7 @@ struct ToyPlan {
 
 class ToyBackend final : public impl::Backend {
  public:
-  DeviceMemory& memory() const { return memory_; }
+  DeviceMemory& pages() const { return memory_.pages; }
 
   tileloss_device_type device_type() const override { return kToyDevice; }
   const char* name() const override { return "toy"; }
@@ -35,11 +36,29 @@ class ToyBackend final : public impl::Backend {
   impl::Status check_errors(std::int32_t device_index, void* /*stream*/) const override {
     return std::exchange(errors_[device_index], {});
   }
+  impl::DeviceMemory* memory() const override { return &memory_; }
   std::vector<impl::PlanFact> describe(const tileloss_plan& plan) const override;
 
  private:
+  struct Memory final : impl::DeviceMemory {
+    impl::Status allocate(std::int32_t /*device_index*/, std::size_t bytes, void** data) override {
+      *data = pages.allocate(bytes);
+      return {};
+    }
+    void release(void* data) override { pages.release(data); }
+    impl::Status copy(void* to, const void* from, std::size_t bytes) override {
+      pages.queue([=] { std::memcpy(to, from, bytes); });
+      return {};
+    }
+    impl::Status synchronise(std::int32_t /*device_index*/) override {
+      pages.synchronise();
+      return {};
+    }
+
+    test::DeviceMemory pages;
+  };
   static constexpr std::int32_t kDevices = 2;
-  mutable DeviceMemory memory_;
+  mutable Memory memory_;
   mutable impl::Status errors_[kDevices];
 };
 

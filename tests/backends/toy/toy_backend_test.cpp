@@ -1,4 +1,5 @@
-// A new device through the C ABI, chosen by the views' device_type. The C API's own suites run on it as well: copied_views.cpp.
+// A new device through the C ABI, chosen by the views' device_type. The C API's own suites run on it as well:
+// src/backends/device/copied_views.h.
 #include "tests/backends/toy/toy_backend.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +70,7 @@ class OnTheDevice : public testing::Test {
     return value;
   }
 
-  DeviceMemory& memory_ = toy().memory();
+  DeviceMemory& memory_ = toy().pages();
   void *logits_, *labels_;
   float* loss_;
   tileloss_args args_;
@@ -269,7 +270,7 @@ TEST_F(OnTheDevice, TensorsOfTwoDevicesAreRefused) {
 }
 
 TEST(ToyDevice, MergesRowStates) {
-  DeviceMemory& memory = toy().memory();
+  DeviceMemory& memory = toy().pages();
   auto* const floats = static_cast<float*>(memory.allocate(12 * sizeof(float)));
   tileloss_row_state a, b;
   for (tileloss_row_state* state : {&a, &b}) {

@@ -1,0 +1,17 @@
+// A device in the CPU's place: calls with views of the host's memory run on it, over copies. So tools and tests that know the
+// host's memory alone run on a device.
+#ifndef TILELOSS_BACKENDS_DEVICE_COPIED_VIEWS_H_
+#define TILELOSS_BACKENDS_DEVICE_COPIED_VIEWS_H_
+
+#include "backends/backend.h"
+
+namespace tileloss::impl::device {
+
+// For the rest of the process. Both live as long; `device` has a memory. Plans are `planner`'s: the device's own, or the CPU's,
+// in whose place the device then makes one of its own, with these wishes.
+void take_the_cpus_place(const Backend& device, std::int32_t device_index, const Backend& planner,
+                         tileloss_plan_options (*wishes)(const Problem&) = nullptr);
+
+}  // namespace tileloss::impl::device
+
+#endif  // TILELOSS_BACKENDS_DEVICE_COPIED_VIEWS_H_

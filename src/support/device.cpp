@@ -1,0 +1,38 @@
+#include "support/device.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "backends/backend.h"
+#include "backends/device/copied_views.h"
+#include "support/exit_codes.h"
+#include "support/format.h"
+
+namespace tileloss::tools {
+
+Device::Device(std::string_view name) : name_(name) {
+  if (name == "cpu") return;
+  const std::string_view kind = name.substr(0, name.find(':'));
+  const char *const begin = name.data() + std::min(kind.size() + 1, name.size()), *const end = name.data() + name.size();
+  bool is_right = kind == "cuda";
+  if (kind.size() < name.size()) {
+    const auto [stop, error] = std::from_chars(begin, end, index_);
+    is_right &= error == std::errc() && stop == end && index_ >= 0;
+  }
+  if (!is_right) throw ToolError(kExitUsage, formatted("expected cpu, cuda or cuda:N, got {}", shown(name)));
+  type_ = TILELOSS_CUDA;
+}
+
+void Device::use() const {
+  if (is_cpu()) return;
+  const impl::Backend* const backend = impl::find_backend(type_);
+  if (backend == nullptr)
+    throw ToolError(kExitEnvironment,
+                    formatted("device: expected one of this machine{}, got {}", impl::why_no_backend(type_), name_));
+  if (index_ >= backend->device_count())
+    throw ToolError(kExitEnvironment,
+                    formatted("device: expected cuda:0 to cuda:{}, got {}", backend->device_count() - 1, name_));
+  impl::device::take_the_cpus_place(*backend, index_, *backend);
+}
+
+}  // namespace tileloss::tools

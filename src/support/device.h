@@ -1,0 +1,31 @@
+// The device that a program's kernels run on.
+#ifndef TILELOSS_SUPPORT_DEVICE_H_
+#define TILELOSS_SUPPORT_DEVICE_H_
+
+#include <tileloss/tileloss.h>
+
+#include <string>
+#include <string_view>
+
+namespace tileloss::tools {
+
+// "cpu", "cuda" (the first one) or "cuda:1". Throws ToolError (usage) for another name.
+class Device {
+ public:
+  explicit Device(std::string_view name);
+
+  const std::string& name() const { return name_; }
+  bool is_cpu() const { return type_ == TILELOSS_CPU; }
+  // From here on all calls of this process run there, over copies of their tensors; plans are the device's. Throws ToolError
+  // (environment) where it cannot be had.
+  void use() const;
+
+ private:
+  std::string name_;
+  tileloss_device_type type_ = TILELOSS_CPU;
+  int32_t index_ = 0;
+};
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_SUPPORT_DEVICE_H_

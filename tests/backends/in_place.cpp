@@ -1,0 +1,54 @@
+// TILELOSS_TEST_DEVICE puts a device in the CPU's place, for the suites that know the host's memory alone: toy; cuda, the CUDA
+// backend on the host (tests/cuda_on_host); gpu, the CUDA backend itself. Plans stay the CPU's, as tests look at them.
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "backends/cpu/cpu_backend.h"
+#include "backends/device/copied_views.h"
+#include "tests/backends/toy/toy_backend.h"
+#if defined(TILELOSS_CUDA_ON_HOST)
+#include "backends/cuda/cuda_backend.h"
+#endif
+
+namespace tileloss::test {
+namespace {
+
+// An LM head is cut into parts that are small beside the tests' own, differently for different sizes; blocks of the vocabulary
+// whatever the rows are, as logp has the same bits for any number of them.
+tileloss_plan_options wishes_for(const impl::Problem& p) {
+  const std::int64_t number = p.rows + p.columns, block = p.columns % 4;
+  tileloss_plan_options wishes = {};
+  wishes.cuda.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
+  wishes.cuda.vocab_block = 64 * (1 + block);
+  wishes.cuda.chunk_columns = 64 * (1 + number / 2 % 2);
+  wishes.cuda.row_block = number % 3 == 0 ? 0 : 7 * (number % 3);
+  return wishes;
+}
+
+const impl::Backend* device_named(std::string_view name) {
+  if (name == "toy") {
+    static const ToyBackend toy;
+    return &toy;
+  }
+#if defined(TILELOSS_CUDA_ON_HOST)
+  if (name == "cuda") return &impl::cuda::cuda_backend();
+#endif
+  if (name == "gpu") return impl::find_backend(TILELOSS_CUDA);
+  return nullptr;
+}
+
+[[maybe_unused]] const bool is_on = [] {
+  const char* const name = std::getenv("TILELOSS_TEST_DEVICE");
+  if (name == nullptr) return false;
+  const impl::Backend* const device = device_named(name);
+  if (device == nullptr) {
+    std::printf("NOT RUN: there is no %s here%s\n", name, impl::why_no_backend(TILELOSS_CUDA).c_str());
+    std::exit(0);
+  }
+  impl::device::take_the_cpus_place(*device, 0, impl::cpu::cpu_backend(), wishes_for);
+  return true;
+}();
+
+}  // namespace
+}  // namespace tileloss::test
