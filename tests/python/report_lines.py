@@ -101,6 +101,7 @@ def audit_lines() -> list[Line]:
                 "value": 12.5 if is_failed else None,
                 "limit": 1.0 if is_failed else None,
                 "message": f"the message of {status}",
+                "looks_like": "somebody/something#1: a word of it" if is_failed else None,
                 "seconds": 0.25,
             }
         )

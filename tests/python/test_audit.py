@@ -28,7 +28,8 @@ PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")
 FEW = "ce/fp32,ce/bf16,ce/none"
 KEYS = [
-    "tool", "version", "implementation", "package", "case", "gate", "value", "limit", "message", "status", "seconds",
+    "tool", "version", "implementation", "package", "case", "gate", "value", "limit", "message", "looks_like", "status",
+    "seconds",
 ]  # fmt: skip
 
 
@@ -52,7 +53,10 @@ def audit_function(
 
 
 def test_every_case_is_one_that_the_kernels_pass(tmp_path: Path) -> None:
-    code, lines = audit(tmp_path, "tileloss", "*")
+    usual = ",".join(
+        {f"{case.name.partition('/')[0]}/*" for case in CASES}
+    )  # bugs': test_audit_bugs.py
+    code, lines = audit(tmp_path, "tileloss", usual)
     assert code == 0 and len(lines) == len(CASES) == len({case.name for case in CASES})
     assert {line["status"] for line in lines.values()} == {"pass"}
 

@@ -44,13 +44,13 @@ def prepare(case: Case, returned: Any) -> dict[str, np.ndarray]:
         if returned.get(name) is None:
             raise Missing(name)
     return {
-        name: _of_dtype(name, _to_numpy(name, array))
+        name: _of_dtype(name, to_numpy(name, array))
         for name, array in returned.items()
         if array is not None
     }
 
 
-def _to_numpy(name: str, array: Any) -> np.ndarray:
+def to_numpy(name: str, array: Any) -> np.ndarray:
     if type(array).__module__.partition(".")[0] == "torch":
         import torch
 

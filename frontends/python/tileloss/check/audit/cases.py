@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from tileloss.check.case_file import write_tensors
 
 Settings = dict[str, Any]
+DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
 class AuditCase(NamedTuple):
@@ -19,9 +21,10 @@ class AuditCase(NamedTuple):
     shows: str
     settings: Settings  # keys of gradcheck's config
     backwards: int = 1
-    logits: Callable[[np.ndarray], None] | None = (
-        None  # changes drawn logits, for what no distribution draws
-    )
+    # Changes drawn logits, given their labels, for what no distribution draws.
+    logits: Callable[[np.ndarray, np.ndarray], None] | None = None
+    calls: str = ""  # how often, and with what, an implementation is called: calls.py
+    judged: tuple[str, ...] = ()  # the outputs that the judge sees; all
 
     def write_config(self, folder: Path) -> Path:
         """The config as a file there, its tensors beside it where they are not gradcheck's to draw."""
@@ -37,17 +40,27 @@ class AuditCase(NamedTuple):
         return path
 
 
-def _draw(settings: Settings, change: Callable[[np.ndarray], None]) -> dict[str, np.ndarray]:
+def _draw(
+    settings: Settings, change: Callable[[np.ndarray, np.ndarray], None]
+) -> dict[str, np.ndarray]:
     random = np.random.default_rng(settings["seed"])
     batch = (settings["batch_size"], settings["seq_len"])
     logits = 3 * random.standard_normal((*batch, settings["vocab_size"]), np.float32)
     labels = random.integers(0, settings["vocab_size"] // 2, batch)
-    change(logits)
+    change(logits, labels)
     labels[0, 1] = -100
-    return {"logits": logits, "labels": labels}
+    return {"logits": logits.astype(DTYPES[settings["dtype"]]), "labels": labels}
 
 
-def _masked_columns(logits: np.ndarray) -> None:
+def confident_labels(logits: np.ndarray, labels: np.ndarray) -> None:
+    """p of the label is 0.999."""
+    at = labels[..., None]
+    np.put_along_axis(logits, at, -np.inf, -1)
+    others = np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.put_along_axis(logits, at, others + np.log(np.float32(999)), -1)
+
+
+def _masked_columns(logits: np.ndarray, labels: np.ndarray) -> None:
     """As constrained decoding leaves them: labels are in the lower half, so that no label's logit is -inf."""
     logits[..., logits.shape[-1] // 2 :: 3] = -np.inf
 
@@ -60,6 +73,7 @@ _LOGITS: Settings = {
     "tolerances": {"ulp": 8},
 }  # fmt: skip
 _LOW: Settings = {"tolerances": {"ulp": 1}}
+BF16: Settings = {"dtype": "bf16", **_LOW}
 _HIDDEN: Settings = _LOGITS | {
     "level": "linear", "hidden_size": 32, "vocab_size": 447, "dhead_dtype": "head",
     "source": {"kind": "synthetic", "std": 3}, "tolerances": {},
@@ -71,8 +85,8 @@ _POLICY: Settings = {
 }  # fmt: skip
 
 
-def _drawn(distribution: str) -> Settings:
-    return {"kind": "synthetic", "distribution": distribution}
+def drawn(distribution: str, **more: Any) -> Settings:
+    return {"kind": "synthetic", "distribution": distribution, **more}
 
 
 def _family(prefix: str, usual: Settings) -> Callable[..., AuditCase]:
@@ -86,22 +100,40 @@ def _family(prefix: str, usual: Settings) -> Callable[..., AuditCase]:
 
 
 _ROWS: Settings = {"loss": "logprobs", "outputs": ["logp"], "upstream": "per_row"}
-_ce = _family("ce", {**_LOGITS, "loss": "cross_entropy"})
-_rows = _family("logprobs", _LOGITS | _ROWS)
-_policy = _family("policy", _LOGITS | _POLICY)
-_linear = _family("linear", {**_HIDDEN, "loss": "cross_entropy"})
-_linear_policy = _family("linear-policy", _HIDDEN | _POLICY)
-_KL: Settings = {"beta": 0.1, "ref_logp_noise_scale": 0.2}
+KL: Settings = {"beta": 0.1, "ref_logp_noise_scale": 0.2}
+CROSS_ENTROPY: Settings = {**_LOGITS, "loss": "cross_entropy"}
+LOGPROBS: Settings = _LOGITS | _ROWS
+POLICY: Settings = _LOGITS | _POLICY
+LINEAR: Settings = {**_HIDDEN, "loss": "cross_entropy"}
+LINEAR_LOGPROBS: Settings = _HIDDEN | _ROWS
+LINEAR_POLICY: Settings = _HIDDEN | _POLICY
+DISTILLATION: Settings = {
+    **_LOGITS,
+    "loss": "distillation",
+    "source": drawn("normal", std=3, teacher="near"),
+}
+SOFT: Settings = {**_LOGITS, "loss": "soft_cross_entropy",
+                  "source": drawn("normal", std=3, special_rows=["doubled"])}  # fmt: skip
+SPARSE: Settings = {
+    **_LOGITS,
+    "loss": "sparse_distillation",
+    "source": drawn("normal", std=3, teacher_columns=8),
+}
+_ce = _family("ce", CROSS_ENTROPY)
+_rows = _family("logprobs", LOGPROBS)
+_policy = _family("policy", POLICY)
+_linear = _family("linear", LINEAR)
+_linear_policy = _family("linear-policy", LINEAR_POLICY)
 CASES = (
     _ce("fp32", "1000 classes, a fifth of the rows ignored"),
     _ce("bf16", "the same in bfloat16", dtype="bf16", **_LOW),
     _ce("fp16", "the same in float16", dtype="fp16", **_LOW),
     _ce("ragged", "447 classes: 63 after a multiple of 64", vocab_size=447),
-    _ce("confident", "p of the label above 1 - 1e-6", source=_drawn("confident"), expect_mostly_zero=True),
-    _ce("offset-plus", "logits around 1e4", source=_drawn("offset_plus"), expect_mostly_zero=True),
-    _ce("offset-minus", "logits around -1e4", source=_drawn("offset_minus"), expect_mostly_zero=True),
-    _ce("large", "logits with a deviation of 30", source=_drawn("wide"), expect_mostly_zero=True),
-    _ce("spike", "the last class 80 above the rest", source=_drawn("spike_last"), expect_mostly_zero=True),
+    _ce("confident", "p of the label above 1 - 1e-6", source=drawn("confident"), expect_mostly_zero=True),
+    _ce("offset-plus", "logits around 1e4", source=drawn("offset_plus"), expect_mostly_zero=True),
+    _ce("offset-minus", "logits around -1e4", source=drawn("offset_minus"), expect_mostly_zero=True),
+    _ce("large", "logits with a deviation of 30", source=drawn("wide"), expect_mostly_zero=True),
+    _ce("spike", "the last class 80 above the rest", source=drawn("spike_last"), expect_mostly_zero=True),
     AuditCase("ce/minus-inf", "columns of -inf beside finite labels",
               {**_LOGITS, "loss": "cross_entropy"}, logits=_masked_columns),
     _ce("sum", "reduction sum, upstream gradient not 1", reduction="sum", upstream="random"),
@@ -118,15 +150,15 @@ CASES = (
     _ce("num-items", "the mean's denominator given", num_items=100),
     _rows("fp32", "log-probabilities, an upstream gradient a row"),
     _rows("bf16", "the same in bfloat16", dtype="bf16", **_LOW),
-    _rows("confident", "log-probabilities of 0 minus 1e-11", source=_drawn("confident"), expect_mostly_zero=True),
+    _rows("confident", "log-probabilities of 0 minus 1e-11", source=drawn("confident"), expect_mostly_zero=True),
     _rows("temperature", "temperature 0.7", temperature=0.7),
     _rows("entropy", "log-probabilities and entropy", outputs=["logp", "entropy"]),
     _policy("grpo", "clipped ratios, some tokens masked", "grpo"),
     _policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16", **_LOW),
-    _policy("grpo-kl", "with a KL term", "grpo", **_KL),
+    _policy("grpo-kl", "with a KL term", "grpo", **KL),
     _policy("dapo", "asymmetric bounds, num_items, an entropy bonus", "dapo", epsilon_high=0.28, num_items=40, entropy_coef=0.01),
-    _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
-    _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
+    _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
+    _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
     _policy("dr-grpo", "sums over a constant", "dr_grpo", max_length=20),
     _policy("cispo", "capped, detached ratios", "cispo", epsilon_high=1.2),
     _policy("cispo-low", "the same, from below too", "cispo", cispo_cap="one_plus", epsilon_high=0.2, cap_low=0.8),
@@ -152,10 +184,10 @@ CASES = (
     _linear("logprobs", "log-probabilities, an upstream gradient a row", **_ROWS),
     _linear_policy("grpo", "clipped ratios, some tokens masked", "grpo"),
     _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),
-    _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **_KL),
-    _linear_policy("gspo-kl", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
+    _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **KL),
+    _linear_policy("gspo-kl", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
     _linear_policy("luspo", "one ratio and a sum a sequence", "luspo", epsilon_low=0.08, epsilon_high=0.1),
-    _linear_policy("luspo-kl", "the same with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **_KL),
+    _linear_policy("luspo-kl", "the same with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
     _linear_policy("vespo", "a gamma weight of the sequence's ratio", "vespo"),
     _linear_policy("only-dhead", "frozen hidden states", "grpo", gradients=["dhead"]),
 )  # fmt: skip

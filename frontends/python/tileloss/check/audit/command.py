@@ -15,6 +15,8 @@ from typing import Any
 
 import tileloss
 from tileloss.check import arguments
+from tileloss.check.audit.bugs import BUGS
+from tileloss.check.audit.bugs.likeness import look
 from tileloss.check.audit.cases import CASES, AuditCase
 from tileloss.check.audit.child import Child
 from tileloss.check.audit.table import print_invariance, print_list, print_table
@@ -25,6 +27,7 @@ from tileloss.check.progress import Progress
 from tileloss.check.results import ResultWriter
 
 GOOD = ("pass", "refused", "not_installed")
+EVERY = (*CASES, *(bug.case for bug in BUGS.values()))
 _USAGE = 2
 Line = dict[str, Any]
 
@@ -62,7 +65,7 @@ def run(program: Path, options: argparse.Namespace) -> int:
     """0: every cell is a pass, a refusal or not installed; 1: one is not."""
     if options.list:
         print_list(
-            CASES, {NATIVE: "the C++ kernels"} | {n: known.summary for n, known in KNOWN.items()}
+            EVERY, {NATIVE: "the C++ kernels"} | {n: known.summary for n, known in KNOWN.items()}
         )
         return 0
     for name in options.impl:
@@ -130,7 +133,9 @@ def audit(
             begin = time.monotonic()
             if name == NATIVE:
                 package = f"tileloss {tileloss.__version__}"
-                verdict = _judge(program, "gradcheck", folder, [])
+                # Guard pages, inputs that cannot be written to and outputs full of NaN, where calls are what is checked.
+                strict = ["--strict"] if case.calls else []
+                verdict = _judge(program, "gradcheck", folder, strict)
             else:
                 verdict = _of_child(program, child, case, folder)
                 package = child.package
@@ -144,6 +149,7 @@ def audit(
                 "value": None,
                 "limit": None,
                 "message": None,
+                "looks_like": _likeness(case, folder, verdict),
                 **verdict,
                 "seconds": round(time.monotonic() - begin, 3),
             }
@@ -153,13 +159,24 @@ def _of_child(program: Path, child: Child, case: AuditCase, folder: Path) -> Lin
     outputs = folder / "outputs.safetensors"
     outputs.unlink(missing_ok=True)
     answer = child.ask(
-        inputs=str(folder / "inputs.safetensors"), outputs=str(outputs), backwards=case.backwards
+        inputs=str(folder / "inputs.safetensors"),
+        outputs=str(outputs),
+        backwards=case.backwards,
+        calls=case.calls,
+        judged=case.judged,
     )
     if answer["status"] == "usage":
         raise ValueError(answer["message"])
     if answer["status"] != "done":
         return {key: answer[key] for key in ("status", "gate", "message") if key in answer}
     return _judge(program, "judge", folder, ["--outputs", str(outputs)])
+
+
+def _likeness(case: AuditCase, folder: Path, verdict: Line) -> str | None:
+    if verdict["status"] != "failed":
+        return None
+    inputs, outputs = folder / "inputs.safetensors", folder / "outputs.safetensors"
+    return look(case, inputs, outputs, str(verdict.get("gate")))
 
 
 def _judge(program: Path, tool: str, folder: Path, arguments: list[str]) -> Line:
@@ -207,12 +224,12 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def _chosen(patterns: tuple[str, ...] | None) -> list[AuditCase]:
     if patterns is None:
-        return list(CASES)
+        return list(EVERY)
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in CASES):
-            near = did_you_mean(pattern, [case.name for case in CASES])
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in EVERY):
+            near = did_you_mean(pattern, [case.name for case in EVERY])
             raise ValueError(f"--case: no case matches {pattern}; --list shows them{near}")
-    return [c for c in CASES if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
+    return [c for c in EVERY if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
 
 
 def _last_line(text: str) -> str:

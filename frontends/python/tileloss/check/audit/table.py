@@ -98,7 +98,12 @@ def _merged(cells: list[str]) -> list[str]:
 
 
 def what_failed(line: Mapping[str, Any]) -> str:
-    """ "dlogits/normwise 3.2 > 1, and 2 more", or the message."""
+    """ "dlogits/normwise 3.2 > 1, and 2 more", or the message; and the known bug that it looks like."""
+    like = f"; looks like {line['looks_like']}" if line.get("looks_like") else ""
+    return f"{_gate(line)}{like}"
+
+
+def _gate(line: Mapping[str, Any]) -> str:
     if line["gate"] is None:
         return str(line["message"])
     if line["limit"] is None:

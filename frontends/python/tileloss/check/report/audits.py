@@ -48,6 +48,7 @@ class Audited:
     value: float = math.nan
     limit: float = math.nan
     message: str = ""
+    looks_like: str = ""
 
     @property
     def cell(self) -> Cell:
@@ -66,6 +67,7 @@ _DETAILS: Columns[Audited] = {
     "value": lambda each: known(each.value),
     "limit": lambda each: known(each.limit),
     "message": lambda each: plain(each.message),
+    "looks like": lambda each: plain(each.looks_like),
 }
 
 
