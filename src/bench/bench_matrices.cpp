@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backends/cpu/isa/isa.h"
+#include "bench/device_run.h"
 #include "support/abi.h"
 #include "support/synthetic.h"
 
@@ -176,6 +177,10 @@ Roofs BenchMatrices::measure_roofs(RoofMeter& meter, tileloss_isa isa) {
   return roofs;
 }
 
+Roofs BenchMatrices::measure_roofs(const Device& device) const {
+  return DeviceRun::measure_roofs(device, find(spec_.is_linear ? "head" : "logits")->bytes(), kRepetitions);
+}
+
 double BenchMatrices::roof_ms(const Roofs& roofs, bool gradients) const {
   const double exp_ms = sides() * roofs.exp_ms;
   if (!spec_.is_linear) {
@@ -184,7 +189,8 @@ double BenchMatrices::roof_ms(const Roofs& roofs, bool gradients) const {
   }
   const bool writes = gradients && !spec_.head.is_frozen;
   const double bytes_per_ms = static_cast<double>(find("head")->bytes()) * (writes ? 2 / roofs.copy_ms : 1 / roofs.read_ms);
-  return std::max({flops(gradients) / (roofs.tflops * 1e9), traffic_bytes(gradients) / bytes_per_ms, exp_ms});
+  const double products_ms = roofs.tflops > 0 ? flops(gradients) / (roofs.tflops * 1e9) : 0;
+  return std::max({products_ms, traffic_bytes(gradients) / bytes_per_ms, exp_ms});
 }
 
 }  // namespace tileloss::tools

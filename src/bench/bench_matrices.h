@@ -12,6 +12,7 @@
 #include "bench/matmul_roof.h"
 #include "bench/roofs.h"
 #include "reference/number_formats.h"
+#include "support/device.h"
 #include "support/memory.h"
 #include "support/thread_team.h"
 
@@ -58,6 +59,8 @@ class BenchMatrices {
 
   // On these buffers; puts back what it overwrites. `isa`: the kernel's.
   Roofs measure_roofs(RoofMeter& meter, tileloss_isa isa);
+  // Of a device: with its own copies, and without exp and products.
+  Roofs measure_roofs(const Device& device) const;
   // The longest of the things that a pass cannot avoid.
   double roof_ms(const Roofs& roofs, bool gradients) const;
 

@@ -54,6 +54,7 @@ Json to_json(const BenchSettings& settings, const Bench& bench, const BenchRepor
                {"vocab", settings.vocab},
                {"hidden", is_linear ? Json(settings.head.hidden) : Json()},
                {"dtype", reference::format_info(settings.dtype).name},
+               {"device", settings.device.name()},
                {"in_place", settings.in_place},
                {"entropy", settings.entropy},
                {"options", bench.function().to_json()},
@@ -64,8 +65,8 @@ Json to_json(const BenchSettings& settings, const Bench& bench, const BenchRepor
   if (is_linear) {
     json.update({{"head_layout", settings.head.is_transposed ? "hv" : "vh"},
                  {"dhead_dtype", settings.head.is_frozen ? Json() : Json(reference::format_info(settings.head.dhead_dtype).name)},
-                 {"roof_tflops", report.roofs.tflops},
-                 {"roof_share", tflops(timing) / report.roofs.tflops}});
+                 {"roof_tflops", report.roofs.tflops > 0 ? Json(report.roofs.tflops) : Json()},
+                 {"roof_share", report.roofs.tflops > 0 ? Json(tflops(timing) / report.roofs.tflops) : Json()}});
   }
   json.update(to_json(timing));
   json.update({{"in_place_ms", report.roofs.in_place_ms},

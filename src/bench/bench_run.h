@@ -14,6 +14,7 @@
 #include "bench/roofs.h"
 #include "bench/unfused_baseline.h"
 #include "support/abi.h"
+#include "support/device.h"
 #include "support/policy_inputs.h"
 
 namespace tileloss::tools {
@@ -30,6 +31,7 @@ struct BenchSettings {
   uint64_t seed = 0;
   HeadSettings head;  // of the functions linear_*
   KernelWishes kernel;
+  Device device{"cpu"};
   std::string preset;                // "": none
   std::vector<std::string> options;  // "label_smoothing=0.1"
 };
@@ -59,8 +61,10 @@ struct Timing {
   std::optional<tileloss_plan> plan;  // the kernel's
   int threads = 0;
 
-  std::string isa() const { return plan ? tileloss_isa_name(plan->cpu.isa) : "-"; }
-  std::string schedule() const { return plan ? tileloss_schedule_name(plan->cpu.schedule) : "-"; }
+  // The CPU's own part of the plan; null elsewhere.
+  const tileloss_cpu_plan* cpu() const { return plan && plan->device_type == TILELOSS_CPU ? &plan->cpu : nullptr; }
+  std::string isa() const { return cpu() != nullptr ? tileloss_isa_name(cpu()->isa) : "-"; }
+  std::string schedule() const { return cpu() != nullptr ? tileloss_schedule_name(cpu()->schedule) : "-"; }
   int64_t workspace_bytes() const { return plan ? plan->workspace_bytes : 0; }
   std::span<const tileloss_plan_buffer> buffers() const {
     if (!plan) return {};
@@ -93,7 +97,9 @@ class Bench {
   // On these buffers, with as many threads as the kernel has.
   Roofs measure_roofs();
   double roof_ms(const Roofs& roofs, const Timing& timing) const { return matrices_->roof_ms(roofs, timing.gradients); }
-  std::string roofs_description() const { return roofs_.description(); }
+  std::string roofs_description() const {
+    return settings_.device.is_cpu() ? roofs_.description() : "by the device's own copies; a read counts as half of one";
+  }
 
   const Function& function() const { return function_; }
   int threads() const { return threads_; }
@@ -104,7 +110,8 @@ class Bench {
   void set_row_state(tileloss_args& args);
   void save_row_state();
   KernelWishes wishes(tileloss_pass pass) const;
-  Timing time(const std::function<void()>& run, tileloss_pass pass, int iterations);
+  Timing time(const std::function<void()>& run, const std::function<void()>& restore, tileloss_pass pass, int iterations);
+  Timing time_on_device(tileloss_pass pass);
 
   BenchSettings settings_;
   Function function_;

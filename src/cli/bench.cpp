@@ -33,6 +33,7 @@ struct Command {
   std::string head_layout = "vh";
   std::string dhead_dtype = "fp32";
   std::string implementation = "kernel";
+  std::string device = "cpu";
   std::string pass;  // "": forward, then the gradient in one call
   bool json = false;
   std::optional<std::string> output;
@@ -45,6 +46,14 @@ std::string shape_text(const BenchSettings& settings) {
   const bool turned = settings.head.is_transposed;
   return formatted("[{}, {}] x [{}, {}]{}", settings.tokens, hidden, turned ? hidden : settings.vocab,
                    turned ? settings.vocab : hidden, settings.head.is_frozen ? ", frozen head" : "");
+}
+
+Device device_of_flag(const std::string& name) {
+  try {
+    return Device(name);
+  } catch (const ToolError& error) {
+    throw ToolError(kExitUsage, std::string("--device: ") + error.what());
+  }
 }
 
 using Cell = std::pair<std::string, std::string>;
@@ -62,10 +71,12 @@ std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Tim
                              {"min ms", formatted("{:.2f}", timing.min_ms)},
                              {"mean ms", formatted("{:.2f}", timing.mean_ms)}};
   if (bench.function().is_linear()) {
-    cells.emplace_back("kept columns", formatted("{}", timing.plan->cpu.kept_columns));
-    cells.emplace_back("rows in dhead", formatted("{}", timing.plan->cpu.kept_rows));
+    if (const tileloss_cpu_plan* const cpu = timing.cpu(); cpu != nullptr) {
+      cells.emplace_back("kept columns", formatted("{}", cpu->kept_columns));
+      cells.emplace_back("rows in dhead", formatted("{}", cpu->kept_rows));
+    }
     cells.emplace_back("TFLOP/s", formatted("{:.3f}", tflops(timing)));
-    cells.emplace_back("of roof", formatted("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
+    if (report.roofs.tflops > 0) cells.emplace_back("of roof", formatted("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
   } else {
     cells.emplace_back("GB/s", formatted("{:.1f}", gb_per_s(timing)));
   }
@@ -89,16 +100,18 @@ void print_workspaces(const BenchReport& report) {
 
 void print_table(const Command& command, const Bench& bench, const BenchReport& report) {
   const BenchSettings& settings = command.settings;
-  print_formatted("{}{} {} {}{}{}, {} threads, {} iterations after {}\n", settings.loss,
+  const std::string where =
+      settings.device.is_cpu() ? formatted("{} threads", bench.threads()) : "device " + settings.device.name();
+  print_formatted("{}{} {} {}{}{}, {}, {} iterations after {}\n", settings.loss,
                   bench.function().preset().empty() ? "" : " " + bench.function().preset(), shape_text(settings),
                   reference::format_info(settings.dtype).name, settings.in_place ? ", in place" : "",
-                  settings.entropy ? ", with entropy" : "", bench.threads(), settings.iterations, settings.warmup);
+                  settings.entropy ? ", with entropy" : "", where, settings.iterations, settings.warmup);
   if (const Json options = bench.function().to_json(); !options.empty()) print_formatted("options {}\n", options.dump());
   Table roofs({"roof", "ms"});
   roofs.add({"in place: read + write", formatted("{:.2f}", report.roofs.in_place_ms)});
   roofs.add({"copy: read + non-temporal write", formatted("{:.2f}", report.roofs.copy_ms)});
   roofs.add({"read", formatted("{:.2f}", report.roofs.read_ms)});
-  roofs.add({"exp: one an element, in L1", formatted("{:.2f}", report.roofs.exp_ms)});
+  if (report.roofs.exp_ms > 0) roofs.add({"exp: one an element, in L1", formatted("{:.2f}", report.roofs.exp_ms)});
   if (report.roofs.tflops > 0) roofs.add({"products, in L1", formatted("{:.3f} TFLOP/s", report.roofs.tflops)});
   print_formatted("\n{}{}\n\n", roofs.text(), report.roofs_description);
 
@@ -151,6 +164,12 @@ int run_bench(Command command) {
   settings.kernel.workspace_bytes = *workspace;
   settings.head.is_transposed = command.head_layout == "hv";
   settings.head.dhead_dtype = parse_dtype(command.dhead_dtype);
+  settings.device = device_of_flag(command.device);
+  if (!settings.device.is_cpu()) {
+    if (command.implementation != "kernel")
+      throw ToolError(kExitUsage, "--device: the reference runs on the cpu alone; use --impl kernel");
+    (void)settings.device.memory();  // before anything is allocated
+  }
   if (command.output) check_output("--output", *command.output, {});
   ResultWriter writer(command.output);  // before the work, so that a file that cannot be written is known at once
   Bench bench(command.settings);
@@ -213,6 +232,8 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_flag("--entropy", settings.entropy, "Ask for each row's entropy as well");
   app->add_option("--impl", command->implementation, "The kernel, a plain unfused baseline (reference), or both")
       ->check(one_of({"kernel", "reference", "both"}))
+      ->capture_default_str();
+  app->add_option("--device", command->device, "cpu, cuda or cuda:N; there roofs are the device's own copies")
       ->capture_default_str();
   app->add_option("--iters", settings.iterations, "Timed calls")->transform(integer_in(1, 1'000'000))->capture_default_str();
   app->add_option("--warmup", settings.warmup, "Calls before them")->transform(integer_in(0, 1'000'000))->capture_default_str();

@@ -23,8 +23,7 @@ Device::Device(std::string_view name) : name_(name) {
   type_ = TILELOSS_CUDA;
 }
 
-void Device::use() const {
-  if (is_cpu()) return;
+const impl::Backend& Device::backend() const {
   const impl::Backend* const backend = impl::find_backend(type_);
   if (backend == nullptr)
     throw ToolError(kExitEnvironment,
@@ -32,7 +31,18 @@ void Device::use() const {
   if (index_ >= backend->device_count())
     throw ToolError(kExitEnvironment,
                     formatted("device: expected cuda:0 to cuda:{}, got {}", backend->device_count() - 1, name_));
-  impl::device::take_the_cpus_place(*backend, index_, *backend);
+  return *backend;
+}
+
+void Device::use() const {
+  if (!is_cpu()) impl::device::take_the_cpus_place(backend(), index_, backend());
+}
+
+void Device::check(const impl::Status& status) const {
+  if (status.ok()) return;
+  const std::string message = formatted("device {}: {}", name_, status.message);
+  if (status.code == TILELOSS_OUT_OF_MEMORY) throw OutOfMemory(message);
+  throw ToolError(kExitEnvironment, message);
 }
 
 }  // namespace tileloss::tools

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "backends/backend.h"
+
 namespace tileloss::tools {
 
 // "cpu", "cuda" (the first one) or "cuda:1". Throws ToolError (usage) for another name.
@@ -16,11 +18,18 @@ class Device {
 
   const std::string& name() const { return name_; }
   bool is_cpu() const { return type_ == TILELOSS_CPU; }
-  // From here on all calls of this process run there, over copies of their tensors; plans are the device's. Throws ToolError
-  // (environment) where it cannot be had.
+  tileloss_device_type type() const { return type_; }
+  int32_t index() const { return index_; }
+  // Throws ToolError (environment) where there is no such device.
+  impl::DeviceMemory& memory() const { return *backend().memory(); }
+  // From here on all calls of this process run there, over copies of their tensors; plans are the device's. Throws as memory().
   void use() const;
+  // Throws what the device said: OutOfMemory, or ToolError (environment).
+  void check(const impl::Status& status) const;
 
  private:
+  const impl::Backend& backend() const;
+
   std::string name_;
   tileloss_device_type type_ = TILELOSS_CPU;
   int32_t index_ = 0;

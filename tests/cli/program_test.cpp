@@ -101,6 +101,8 @@ TEST(Program, WrongFlagsAreOneLineWithWhatWasExpectedAndGiven) {
            {{"bench", "--tokens", "2147483649"}, "--tokens: expected an integer from 1 to 2147483648, got '2147483649'"},
            {{"bench", "--iters", "99999999999999999999"},
             "--iters: expected an integer from 1 to 1000000, got '99999999999999999999'"},
+           {{"bench", "--device", "cuda:x"}, "--device: expected cpu, cuda or cuda:N, got cuda:x"},
+           {{"bench", "--device", "cuda", "--impl", "both"}, "--device: the reference runs on the cpu alone"},
            {{"bench", "--impl", "fast"}, "--impl: expected one of kernel, reference, both, got 'fast'"}}) {
     const ProgramResult result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << result.err;

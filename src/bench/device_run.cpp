@@ -1,0 +1,94 @@
+#include "bench/device_run.h"
+
+#include <vector>
+
+#include "support/abi.h"
+#include "support/arg_slots.h"
+#include "support/timer.h"
+
+namespace tileloss::tools {
+namespace {
+
+size_t bytes_of(const TensorView& view) {
+  if (view.rows == 0) return 0;
+  return static_cast<size_t>((view.rows - 1) * view.stride + view.cols) * view.element;
+}
+
+}  // namespace
+
+DeviceRun::DeviceRun(const Device& device, const tileloss_args& host, tileloss_pass pass) : device_(device), args_(host) {
+  if (host.row_state != nullptr) {
+    row_state_ = *host.row_state;
+    row_state_.device_type = device.type();
+    row_state_.device_index = device.index();
+    args_.row_state = &row_state_;
+  }
+  for_each_tensor(args_, pass, [&](TensorView& view) {
+    void*& copy = copies_[view.data];
+    if (copy == nullptr) {
+      copy = allocate(bytes_of(view));
+      device.check(device.memory().copy(copy, view.data, bytes_of(view)));
+    }
+    view.data = copy;
+  });
+  for (const impl::TensorSlot& slot : impl::tensor_slots()) {
+    const auto place = [&](auto& tensor) {
+      tensor.device_type = device.type();
+      tensor.device_index = device.index();
+    };
+    if (slot.matrix != nullptr && impl::present(args_, slot)) place(args_.*slot.matrix);
+    if (slot.vector != nullptr && impl::present(args_, slot)) place(args_.*slot.vector);
+  }
+  if (is_in_place(args_)) {
+    logits_bytes_ = static_cast<size_t>(args_.logits.rows * args_.logits.row_stride) * element_bytes(args_.logits.dtype);
+    logits_before_ = copies_[nullptr] = allocate(logits_bytes_);
+    device.check(device.memory().copy(logits_before_, args_.logits.data, logits_bytes_));
+  }
+  synchronise();
+}
+
+DeviceRun::~DeviceRun() {
+  for (const auto& [host, copy] : copies_) device_.memory().release(copy);
+}
+
+void* DeviceRun::allocate(size_t bytes) {
+  void* data = nullptr;
+  device_.check(device_.memory().allocate(device_.index(), bytes, &data));
+  return data;
+}
+
+tileloss_run DeviceRun::make_run(const tileloss_plan& plan) {
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
+  if (plan.workspace_bytes > 0) run.workspace = copies_[&copies_] = allocate(run.workspace_bytes);
+  return run;
+}
+
+void DeviceRun::synchronise() const { device_.check(device_.memory().synchronise(device_.index())); }
+
+void DeviceRun::restore() const {
+  if (logits_before_ == nullptr) return;
+  device_.check(device_.memory().copy(args_.logits.data, logits_before_, logits_bytes_));
+  synchronise();
+}
+
+Roofs DeviceRun::measure_roofs(const Device& device, int64_t bytes, int repetitions) {
+  impl::DeviceMemory& memory = device.memory();
+  void* ends[2] = {};
+  std::vector<double> times;
+  for (void*& end : ends) device.check(memory.allocate(device.index(), static_cast<size_t>(bytes), &end));
+  for (int i = -1; i < repetitions; ++i) {
+    const Timer timer;
+    device.check(memory.copy(ends[0], ends[1], static_cast<size_t>(bytes)));
+    device.check(memory.synchronise(device.index()));
+    if (i >= 0) times.push_back(timer.milliseconds());
+  }
+  for (void* end : ends) memory.release(end);
+  Roofs roofs;
+  roofs.in_place_ms = roofs.copy_ms = median(times);
+  roofs.read_ms = roofs.copy_ms / 2;
+  return roofs;
+}
+
+}  // namespace tileloss::tools
