@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import tileloss
+from tileloss.check.audit import cells
 from tileloss.check.audit.bugs import BUGS, Bug
 from tileloss.check.audit.bugs.likeness import look
 from tileloss.check.audit.bugs.policy import Policy
 from tileloss.check.audit.bugs.right import Right
 from tileloss.check.audit.bugs.targets import Columns, Distilled, SoftLabels
 from tileloss.check.audit.calls import Misbehaved, call
-from tileloss.check.audit.command import _judge, _prepare
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_tensors
 from tileloss.check.command import run
@@ -56,7 +56,7 @@ def judged(bug: Bug, compute: Any, folder: Path) -> dict[str, Any]:
     else:
         seen = bug.case.judged or found
         write_tensors(outputs, {name: x for name, x in found.items() if name in seen})
-        verdict = _judge(PROGRAM, "judge", folder, ["--outputs", str(outputs)])
+        verdict = cells.judge(PROGRAM, "judge", folder, ["--outputs", str(outputs)])
     like = look(bug.case, inputs, outputs, verdict["gate"]) if "gate" in verdict else None
     return verdict | {"looks_like": like}
 
@@ -66,11 +66,11 @@ def judged(bug: Bug, compute: Any, folder: Path) -> dict[str, Any]:
 )
 def test_the_planted_bug_fails_and_is_named(name: str, tmp_path: Path) -> None:
     bug = BUGS[name]
-    folder = _prepare(PROGRAM, bug.case, tmp_path)
+    folder = cells.prepare(PROGRAM, bug.case, tmp_path)
     assert judged(bug, right, folder)["status"] == "pass"
     planted = judged(bug, bug.plant, folder)
     assert planted["status"] == "failed" and planted["looks_like"] == bug.looks_like, planted
-    kernels = _judge(PROGRAM, "gradcheck", folder, ["--strict"] if bug.case.calls else [])
+    kernels = cells.judge(PROGRAM, "gradcheck", folder, ["--strict"] if bug.case.calls else [])
     assert kernels["status"] == "pass", kernels
 
 
@@ -125,7 +125,7 @@ def test_a_planted_bug_is_an_implementation_and_its_failure_has_a_name(
 
 def test_what_is_like_no_bug_has_no_name(tmp_path: Path) -> None:
     bug = BUGS["transformerengine-2476"]
-    folder = _prepare(PROGRAM, bug.case, tmp_path)
+    folder = cells.prepare(PROGRAM, bug.case, tmp_path)
 
     def off(case: Case) -> dict[str, Any]:
         found = right(case)

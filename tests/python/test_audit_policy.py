@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import tileloss
+from tileloss.check.audit import cells
 from tileloss.check.audit.cases import CASES, AuditCase
-from tileloss.check.audit.command import _judge, _prepare
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_tensors
 from tileloss.check.outputs import prepare
@@ -68,7 +68,7 @@ def bounds(options: dict[str, Any]) -> Bounds:
 @pytest.mark.parametrize("chosen", POLICY, ids=lambda case: case.name)
 def test_every_branch_has_tokens(chosen: AuditCase, tmp_path: Path) -> None:
     """A table: for either sign of the advantage, how many tokens lie on each side of each bound."""
-    case = read_case(_prepare(PROGRAM, chosen, tmp_path) / "inputs.safetensors")
+    case = read_case(cells.prepare(PROGRAM, chosen, tmp_path) / "inputs.safetensors")
     ratio, kind = ratios(case), case.options.get("kind", "clip")
     advantage = np.repeat(case.tensors["advantages"], case.seq_len)
     limits = bounds(case.options)
@@ -107,7 +107,7 @@ def test_a_loss_that_forgets_a_bound_fails(
     from tileloss.check.implementations.torch_losses import eager_float32
 
     (chosen,) = (case for case in POLICY if case.name == name)
-    folder = _prepare(PROGRAM, chosen, tmp_path)
+    folder = cells.prepare(PROGRAM, chosen, tmp_path)
     case = read_case(folder / "inputs.safetensors")
     options = {"epsilon_high": 0.2, **case.options}  # it stays where it is without epsilon_low
     for planted in (False, True):
@@ -116,5 +116,5 @@ def test_a_loss_that_forgets_a_bound_fails(
         returned = eager_float32(replace(case.with_numbers(), options=given))
         outputs = folder / "outputs.safetensors"
         write_tensors(outputs, prepare(case, returned))
-        verdict = _judge(PROGRAM, "judge", folder, ["--outputs", str(outputs)])
+        verdict = cells.judge(PROGRAM, "judge", folder, ["--outputs", str(outputs)])
         assert verdict["status"] == ("failed" if planted else "pass"), verdict

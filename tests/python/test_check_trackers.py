@@ -157,7 +157,7 @@ def test_no_secret_reaches_the_program(folder: Path, monkeypatch: pytest.MonkeyP
     assert run_program(program, []) == 0
     assert CANARY not in (folder / "seen").read_text()
     # The console script, which becomes the program.
-    code = "import pathlib, tileloss._program as p; p._find = lambda: pathlib.Path('program').absolute(); p.main()"
+    code = "import pathlib, tileloss._program as p; p.find = lambda: pathlib.Path('program').absolute(); p.main()"
     subprocess.run([sys.executable, "-c", code, "info"], check=True)
     assert CANARY not in (folder / "seen").read_text()
 
@@ -169,7 +169,7 @@ def test_a_stop_ends_the_program_too(folder: Path) -> None:
     )
     program.chmod(0o755)
     Path("c.yaml").write_text(CHECK + "tracker: tensorboard\n")
-    code = "import pathlib, tileloss._program as p; p._find = lambda: pathlib.Path('program').absolute(); p.main()"
+    code = "import pathlib, tileloss._program as p; p.find = lambda: pathlib.Path('program').absolute(); p.main()"
     command = [sys.executable, "-c", code, "gradcheck", "--config=c.yaml"]
     with subprocess.Popen(command) as child:
         started = folder / "started"

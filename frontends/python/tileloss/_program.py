@@ -22,7 +22,7 @@ _TERMINATED = 143
 def main() -> NoReturn:
     """Becomes the program: same arguments, terminal, signals and exit code. What it lacks stays here."""
     arguments = sys.argv[1:]
-    program = _find()
+    program = find()
     if program is None:
         print(
             "tileloss: the compiled program is not in this package. `pip install .` in a checkout builds it in; "
@@ -50,7 +50,7 @@ def _needs_python(arguments: list[str]) -> bool:
     return arguments[0] in _WITH_CONFIG and needs_package(arguments)
 
 
-def _find() -> Path | None:
+def find() -> Path | None:
     """The package's own; of a checkout's package the one beside the library that TILELOSS_LIBRARY names."""
     beside = library_path().with_name("tileloss")
     return packaged_file("bin/tileloss") or (beside if beside.is_file() else None)

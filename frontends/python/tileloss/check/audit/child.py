@@ -57,6 +57,9 @@ class Child:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._end()
         self._errors.close()
 
