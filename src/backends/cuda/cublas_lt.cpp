@@ -14,50 +14,47 @@ struct Version {
 };
 constexpr Version kVersions[] = {{"libcublasLt.so.13", "cu13"}, {"libcublasLt.so.12", "cublas"}};
 
-// Of the library that holds this function: the folders above it, where "nvidia" may lie.
-std::string folder_of_this() {
+// Of the library that holds this function.
+std::string path_of_this() {
   Dl_info here = {};
-  if (dladdr(reinterpret_cast<const void*>(&cublas_lt), &here) == 0 || here.dli_fname == nullptr) return {};
-  return here.dli_fname;
+  const bool is_known = dladdr(reinterpret_cast<const void*>(&cublas_lt), &here) != 0 && here.dli_fname != nullptr;
+  return is_known ? here.dli_fname : "";
 }
 
-void* open_library() {
-  if (const char* const named = std::getenv("TILELOSS_CUBLASLT"); named != nullptr && *named != '\0')
-    return dlopen(named, RTLD_NOW | RTLD_LOCAL);
-  for (const int flags : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
+// `path`: what was tried last.
+void* open_library(std::string& path) {
+  const auto open = [&](std::string name, int flags) {
+    path = std::move(name);
+    return dlopen(path.c_str(), flags | RTLD_NOW | RTLD_LOCAL);
+  };
+  if (const char* const named = std::getenv("TILELOSS_CUBLASLT"); named != nullptr && *named != '\0') return open(named, 0);
+  for (const int flags : {RTLD_NOLOAD, 0}) {
     for (const Version& version : kVersions) {
-      if (void* const opened = dlopen(version.name, flags)) return opened;
+      if (void* const opened = open(version.name, flags)) return opened;
     }
   }
-  std::string folder = folder_of_this();
-  while (true) {
-    const std::size_t end = folder.rfind('/');
-    if (end == std::string::npos || end == 0) break;
+  std::string folder = path_of_this();
+  for (std::size_t end = folder.rfind('/'); end != std::string::npos && end > 0; end = folder.rfind('/')) {
     folder.resize(end);
     for (const Version& version : kVersions) {
-      const std::string path = folder + "/nvidia/" + version.folder + "/lib/" + version.name;
-      if (void* const opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return opened;
+      if (void* const opened = open(folder + "/nvidia/" + version.folder + "/lib/" + version.name, 0)) return opened;
     }
   }
-  return dlopen(kVersions[0].name, RTLD_NOW | RTLD_LOCAL);  // for its message
+  return open(kVersions[0].name, 0);  // for its message
 }
 
 CublasLt open_once() {
   CublasLt lt = {};
-  void* const opened = open_library();
+  void* const opened = open_library(lt.path);
   if (opened == nullptr) {
     const char* const message = dlerror();
-    lt.missing = message != nullptr ? message : kVersions[0].name;
+    lt.missing = message != nullptr ? message : lt.path;
     return lt;
   }
   for_each_function(lt, [&](const char* name, auto& function) {
-    void* const found = dlsym(opened, name);
-    if (found == nullptr && lt.missing.empty()) lt.missing = std::string("it has no ") + name;
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(opened, name));
+    if (function == nullptr && lt.missing.empty()) lt.missing = lt.path + " has no " + name;
   });
-  Dl_info where = {};
-  if (lt.create != nullptr && dladdr(reinterpret_cast<const void*>(lt.create), &where) != 0 && where.dli_fname != nullptr)
-    lt.path = where.dli_fname;
   return lt;
 }
 

@@ -48,7 +48,7 @@ using LtPreference = struct LtPreferenceOpaque*;
 
 struct CublasLt {
   std::string missing;  // what is; empty: all of it is there
-  std::string path;     // of the library that was opened
+  std::string path;     // of the library that was opened, as it was named
 
   LtResult (*create)(LtHandle* handle);
   const char* (*status_name)(LtResult result);
