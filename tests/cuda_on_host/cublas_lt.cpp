@@ -35,7 +35,9 @@ constexpr LtResult kInvalidValue = 7;
 
 // What an algorithm is for, and needs.
 struct Choice {
-  std::uint64_t type, transposed, alignment, workspace_bytes, may_split, unused[3];
+  std::uint64_t type, transposed, alignment, workspace_bytes, may_split;
+  std::uint64_t extents;  // of what lies together: multiples of it
+  std::uint64_t unused[2];
 };
 static_assert(sizeof(Choice) == sizeof(LtAlgorithm));
 
@@ -45,6 +47,12 @@ std::uint64_t transposed(const LtProductOpaque& p) {
 std::uint64_t bytes_of(int type) { return type == kLtFloat32 ? 4 : 2; }
 std::uint64_t extent(const LtMatrixOpaque& m) {
   return m.rows == 0 || m.columns == 0 ? 0 : ((m.columns - 1) * static_cast<std::uint64_t>(m.stride) + m.rows) * bytes_of(m.type);
+}
+
+// The power of two, up to 8, that the lengths of all columns are multiples of.
+std::uint64_t extents_of(const LtMatrixOpaque& a, const LtMatrixOpaque& b, const LtMatrixOpaque& d) {
+  const std::uint64_t all = a.rows | b.rows | d.rows | 8;
+  return all & ~(all - 1);
 }
 
 struct Sizes {
@@ -179,6 +187,7 @@ LtResult find(LtHandle handle, LtProduct product, LtMatrix a, LtMatrix b, LtMatr
     choice.alignment = std::min<std::uint64_t>(choice.alignment, alignment);
   choice.workspace_bytes = preference->workspace_bytes;  // all that there may be
   choice.may_split = preference->reduction_schemes;
+  choice.extents = extents_of(*a, *b, *d);
   *found = {};
   std::memcpy(&found->algorithm, &choice, sizeof choice);
   found->workspace_bytes = choice.workspace_bytes;
@@ -201,6 +210,7 @@ LtResult multiply(LtHandle handle, LtProduct product, const void* alpha, const v
     std::memcpy(&choice, algorithm, sizeof choice);
     if (choice.type != static_cast<std::uint64_t>(a_matrix->type) || choice.transposed != transposed(*product))
       return refuse("an algorithm of another kind of product");
+    if (extents_of(*a_matrix, *b_matrix, *d_matrix) % choice.extents != 0) return refuse("an algorithm of longer vectors");
     for (const void* data : {a, b, c, static_cast<const void*>(d)}) {
       if (reinterpret_cast<std::uintptr_t>(data) % choice.alignment != 0) return refuse("a matrix is not aligned as was said");
     }

@@ -84,6 +84,10 @@ class CudaBackend final : public Backend {
     const auto [threads, reserved, head] = own_part(plan);
     std::vector<PlanFact> facts = {{"threads", std::int64_t{threads}}};
     if (head.vocab_block == 0) return facts;
+    const tileloss_schedule schedule = head.kept_columns > 0                  ? TILELOSS_SCHEDULE_STASH
+                                       : plan.pass == TILELOSS_VALUE_AND_GRAD ? TILELOSS_SCHEDULE_RECOMPUTE
+                                                                              : TILELOSS_SCHEDULE_SWEEPS;
+    facts.push_back({"schedule", std::string(tileloss_schedule_name(schedule))});
     for (const auto& [name, value] : {std::pair{"row_block", head.row_block},
                                       {"vocab_block", head.vocab_block},
                                       {"chunk_columns", head.chunk_columns},

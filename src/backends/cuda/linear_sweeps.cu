@@ -55,11 +55,19 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
     return all.find({p.device_index, is_bfloat16, left_is_across, right_is_across, rows, columns, depth, scratch}, may_choose,
                     &algorithm);
   };
-  if (Status s = find(found->logits, false, !is_across, kUsualRowBlock, cut.vocab_block, width); !s.ok()) return s;
-  if (!p.needs_backward) return {};
-  if (Status s = find(found->dhidden, false, is_across, kUsualRows, width, cut.chunk_columns); !s.ok()) return s;
-  if (dhead_is_across(p)) return find(found->dhead, true, false, width, cut.chunk_columns, kUsualRows);
-  return find(found->dhead, true, false, cut.chunk_columns, width, kUsualRows);
+  for (const bool is_last : {false, true}) {
+    const auto size = [&](std::int64_t whole) { return is_last ? p.columns % whole : p.columns >= whole ? whole : 0; };
+    const std::int64_t block = size(cut.vocab_block), chunk = size(cut.chunk_columns);
+    Status s;
+    if (block > 0) s = find(found->logits[is_last], false, !is_across, kUsualRowBlock, block, width);
+    if (s.ok() && chunk > 0 && p.needs_backward) {
+      s = find(found->dhidden[is_last], false, is_across, kUsualRows, width, chunk);
+      const std::int64_t rows = dhead_is_across(p) ? width : chunk, columns = dhead_is_across(p) ? chunk : width;
+      if (s.ok()) s = find(found->dhead[is_last], true, false, rows, columns, kUsualRows);
+    }
+    if (!s.ok()) return s;
+  }
+  return {};
 }
 
 // --------------------------------------------------------------------------------------------------------------- forward
@@ -140,7 +148,9 @@ void HeadSweeps::make_logits(Queue& queue, const Chunk& chunk, std::int64_t begi
   const std::int64_t width = p.args.hidden.cols, stride = row_stride_of(width);
   Operand hidden = {pieces_.hidden + begin * stride * element_bytes(p.compute), stride, false}, head = chunk.head;
   head.is_across = !head.is_across;  // [width, columns]
-  multiply(queue, algorithms_.logits, {count, chunk.columns, width, hidden, head, z, cut_.vocab_block, has_bias},
+  // The same for all columns of a block, so that those that are made again have the same bits.
+  const bool is_last = chunk.first - chunk.first % cut_.vocab_block + cut_.vocab_block > p.columns;
+  multiply(queue, algorithms_.logits[is_last], {count, chunk.columns, width, hidden, head, z, cut_.vocab_block, has_bias},
            pieces_.scratch);
 }
 
@@ -214,7 +224,7 @@ void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& ro
 void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {
   const std::int64_t width = problem_->args.hidden.cols;
   const Operand dz = {pieces_.dlogits, cut_.chunk_columns, false};
-  multiply(queue, algorithms_.dhidden,
+  multiply(queue, algorithm_of(chunk, algorithms_.dhidden),
            {problem_->rows, width, chunk.columns, dz, chunk.head, pieces_.dhidden, row_stride_of(width), true}, pieces_.scratch);
 }
 
@@ -229,7 +239,7 @@ void HeadSweeps::store_dhead(Queue& queue, const Chunk& chunk) const {
     to = transposed(to);
   }
   product.left.is_across = true;
-  multiply(queue, algorithms_.dhead, product, pieces_.scratch);
+  multiply(queue, algorithm_of(chunk, algorithms_.dhead), product, pieces_.scratch);
   queue.launch(store_rows, product.rows, threads_for(product.columns), Rows<float>{pieces_.dhead, product.to_stride}, to,
                product.columns, static_cast<const std::int64_t*>(nullptr), p.linear.accumulate != 0);
 }

@@ -21,8 +21,9 @@ namespace tileloss::impl::cuda {
 
 struct BlockWeights;
 
+// Of whole blocks and chunks; and [1] of the last ones, if they have fewer columns, which need not be aligned as those are.
 struct HeadAlgorithms {
-  const Algorithm *logits = nullptr, *dhidden = nullptr, *dhead = nullptr;
+  const Algorithm *logits[2] = {}, *dhidden[2] = {}, *dhead[2] = {};
 
   // Chosen now, if nobody has and `may_choose`.
   static Status find(const Problem& problem, const HeadCut& cut, Algorithms& all, bool may_choose, HeadAlgorithms* found);
@@ -51,6 +52,9 @@ class HeadSweeps {
   Chunk chunk_at(Queue& queue, const Arrays& rows, std::int64_t first, std::int64_t most, bool needs_head) const;
   // z of rows from `begin` on, in a chunk: where it is kept, or where it is made for now. From row to row vocab_block elements.
   bool is_kept(const Chunk& chunk) const { return chunk.first < cut_.kept_columns; }
+  const Algorithm* algorithm_of(const Chunk& chunk, const Algorithm* const (&of)[2]) const {
+    return of[chunk.columns < cut_.chunk_columns ? 1 : 0];
+  }
   float* logits_at(const Chunk& chunk, std::int64_t begin) const;
   void make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count, float* z) const;
   SweepJob job(const Chunk& chunk, std::int64_t begin, const Arrays& rows, float* z) const;
