@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import write_c
-import write_docs
 import write_python
 from option_table import TABLE, Function, Option, Table, TableError, read
 
@@ -32,32 +31,10 @@ WHOLE: dict[str, Callable[[Table], str]] = {
     "src/api/named_functions.cpp": write_c.named_functions,
 }
 WITH_REGIONS = (
-    "include/tileloss/tileloss.h",
-    "include/tileloss/tileloss.hpp",
-    "include/tileloss/arguments.hpp",
-    "docs/users/losses.md",
-    "src/schema/tensors.cpp",
-    "src/support/oracle_options.cpp",
-    *(
-        f"frontends/python/tileloss/{name}.py"
-        for name in (
-            "jax/cross_entropy",
-            "jax/distillation",
-            "jax/policy",
-            "jax/sparse_distillation",
-            "torch/_outputs",
-            "torch/cross_entropy",
-            "torch/distributed/distillation",
-            "torch/distributed/functions",
-            "torch/distributed/policy",
-            "torch/distillation",
-            "torch/modules/cross_entropy",
-            "torch/modules/distillation",
-            "torch/modules/policy",
-            "torch/policy",
-            "torch/sparse_distillation",
-        )
-    ),
+    "include/tileloss/*.h*",
+    "docs/users/*.md",
+    "src/*/*.cpp",
+    "frontends/python/tileloss/**/*.py",
 )
 REGIONS: dict[str, Callable[[Table], str]] = {
     "options": write_c.header_options,
@@ -69,7 +46,6 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "functions in C++": write_c.cpp_functions,
     "row outputs": write_python.row_outputs,
 }
-
 OF_OPTIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
     "arguments": write_python.arguments,
     "stubs": write_python.stubs,
@@ -83,7 +59,7 @@ def region(what: str, indent: str, table: Table) -> str:
         return REGIONS[what](table)
     for struct in table.structs:
         if what == f"table of {struct.name}":
-            return write_docs.option_table(struct)
+            return write_python.option_table(struct)
     match = _OF_OPTIONS.fullmatch(what)
     if match is not None and match[1] in OF_OPTIONS:
         lines = OF_OPTIONS[match[1]](*table.options_of(match[2], match[3]))
@@ -100,17 +76,22 @@ def with_regions(path: str, text: str, table: Table) -> str:
             raise TableError(f"{path}: {error}") from None
 
     new, count = _REGION.subn(replaced, text)
-    if count != text.count(" generated: ") or count == 0:
-        raise TableError(f'{path}: a region without "end of generated", or none at all')
+    if count != text.count(" generated: "):
+        raise TableError(f'{path}: a region without "end of generated"')
     return write_python.with_docstrings(path, new, table) if path.endswith(".py") else new
 
 
 def outputs(table: Table, root: Path) -> dict[Path, str]:
     """What the files should hold."""
-    found = {root / path: make(table) for path, make in WHOLE.items()}
-    for path in WITH_REGIONS:
-        found[root / path] = with_regions(path, (root / path).read_text(), table)
-    return found
+    found = dict[Path, str]()
+    for path in sorted(path for pattern in WITH_REGIONS for path in root.glob(pattern)):
+        if " generated: " in (text := path.read_text()):
+            found[path] = with_regions(str(path.relative_to(root)), text, table)
+    whole = "".join(found.values())
+    for name in [*REGIONS, *(f"{name} of" for name in OF_OPTIONS)]:
+        if f" generated: {name}" not in whole:
+            raise TableError(f"no file has the region {name!r}")
+    return found | {root / path: make(table) for path, make in WHOLE.items()}
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
@@ -120,23 +101,19 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
         wanted = outputs(read(TABLE.read_text()), root)
     except TableError as error:
         sys.exit(f"generate: {error}")
-    stale = {
-        path: text
-        for path, text in wanted.items()
-        if not path.is_file() or path.read_text() != text
-    }
-    for path, text in stale.items():
-        name = str(path.relative_to(root))
+    has_stale = False
+    for path, text in wanted.items():
+        name, old = path.relative_to(root), path.read_text() if path.is_file() else ""
+        if old == text:
+            continue
         if arguments:
-            before = path.read_text().splitlines() if path.is_file() else []
-            changes = difflib.unified_diff(
-                before, text.splitlines(), name, "generated", lineterm="", n=0
-            )
-            print(f"{name}: stale, run ./dev generate", *list(changes)[:12], sep="\n")
+            changes = difflib.unified_diff(old.splitlines(), text.splitlines(), lineterm="", n=0)
+            print(f"{name}: stale, run ./dev generate", *list(changes)[2:12], sep="\n")
+            has_stale = True
         else:
             path.write_text(text)
             print(f"generate: {name}")
-    return 1 if arguments and stale else 0
+    return int(has_stale)
 
 
 if __name__ == "__main__":

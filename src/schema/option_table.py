@@ -4,208 +4,146 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 TABLE = Path(__file__).with_name("table.toml")
 STATE_ARRAYS = ("entropy_sum", "collision_sum", "smoothing_sum", "argmax")
-# Not for callers: those of a vocabulary cut into shards, which the front ends find themselves.
-NOT_PUBLIC = ("vocab_start", "vocab_total")
-DTYPES = {
-    "float32": ("float32",),
-    "floats": ("float32", "bfloat16", "float16"),
-    "integers": ("int32", "int64"),
-    "numbers": ("uint8", "int32", "int64", "float32"),
-    "int64": ("int64",),
-    "uint8": ("uint8",),
-}
-# The letters of tileloss_tensor.shape, and the enumerators of tensors.h's Shape.
-SHAPES = {
-    "N": "Rows",
-    "C": "Classes",
-    "V": "Columns",
-    "L": "Losses",
-    "B+1": "SequenceOffsets",
-    "B|N": "Advantages",
-    "M": "Metrics",
-    "N,V": "Logits",
-    "N,H": "Hidden",
-    "V,H": "Head",
-    "N,G": "TeacherHidden",
-    "V,G": "TeacherHead",
-    "N,K": "TeacherColumns",
-}
 ROLES = ("input", "upstream", "output", "row_output", "gradient")
 NUMBERS = ("double", "scalar", "int64")
-_RANGE = re.compile(r"(>=?) (\S+)|([\[(])(\S+), (\S+)\]")
+RANGE = re.compile(r"(>=?) (\S+)|in ([\[(])(\S+), (\S+)\]")
+Presets = Mapping[str, Mapping[str, str]]
 
 
 class TableError(Exception):
     """The entry and what is wrong with it."""
 
 
-@dataclass(frozen=True)
-class Value:
-    """An enumerator, or a metric."""
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The fields of a class are the keys of its entries, and table.toml says what they mean."""
 
     name: str
-    doc: str
-    in_c: str
+    doc: str = ""
+    in_c: str = ""
+    in_python: str = ""
 
 
-@dataclass(frozen=True)
-class Enum:
-    name: str
-    doc: str
-    is_elsewhere: bool  # declared by hand
-    values: tuple[Value, ...]
+@dataclass(frozen=True, kw_only=True)
+class Enum(Entry):
+    prefix: str
+    values: Sequence[Entry]
 
 
-@dataclass(frozen=True)
-class Range:
-    text: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
-    is_above: bool = False  # the minimum itself is outside
-
-
-@dataclass(frozen=True)
-class Option:
-    name: str
+@dataclass(frozen=True, kw_only=True)
+class Option(Entry):
     type: str
-    default: float | str | bool | None  # None: not given
-    absent: str
-    range: Range
-    needs: tuple[str, ...]
-    doc: str
-    in_python: str  # what a default of None stands for there
-    count: int  # of reserved numbers; 0: one of 32 bits
     enum: Enum | None
+    default: float | str | bool | None = None  # None: not given
+    absent: str = ""
+    range: str = ""
+    needs: Sequence[str] = ()
+    count: int = 0
+    is_public: bool = True
 
     @property
-    def is_reserved(self) -> bool:
-        return self.type == "reserved"
-
-    @property
-    def has_absent(self) -> bool:
-        return self.default is None or bool(self.absent)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
+    def choices(self) -> Sequence[str]:
         if self.enum is not None:
-            return tuple(value.name for value in self.enum.values)
-        return ("false", "true") if self.type == "flag" else ()
+            return [value.name for value in self.enum.values]
+        return ["false", "true"] if self.type == "flag" else []
 
     @property
     def default_text(self) -> str:
-        """The default in words; "" where the option is given always."""
-        if self.default is None:
-            return self.absent
-        text = str(self.default).lower() if self.type == "flag" else f"{self.default}"
-        return f"{text}: {self.absent}" if self.absent else text
-
-
-@dataclass(frozen=True)
-class Struct:
-    """The options of a function, or those that all functions share."""
-
-    name: str
-    doc: str
-    options: tuple[Option, ...]
+        return str(self.default).lower()
 
     @property
-    def named(self) -> tuple[Option, ...]:
-        return tuple(option for option in self.options if not option.is_reserved)
+    def default_number(self) -> str:
+        """A choice is held as its index."""
+        text = self.default_text
+        return str(self.choices.index(text)) if self.choices else text
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A member of a function's arguments; one without a shape has a type of its own."""
+@dataclass(frozen=True, kw_only=True)
+class Struct(Entry):
+    """The options of a function, or those that all functions share."""
 
-    name: str
-    doc: str
+    options_doc: str = ""
+    options: Sequence[Option] = ()
+    presets: Presets | None = None
+    metrics: Enum | None = None
+
+    @property
+    def named(self) -> list[Option]:
+        return [option for option in self.options if option.type != "reserved"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form(Entry):
+    """A shape, or types."""
+
+    in_cpp: str = ""
+    vector: str = ""
+    matrix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor(Entry):
+    """A member of a function's arguments, also one that is no tensor: it has a type in place of shape and dtypes."""
+
+    shape: Form
+    dtypes: Form
     type: str = ""
-    shape: str = ""
-    dtypes: str = ""
     role: str = "input"
     group: str = ""
     required: bool = False
     passes: str = ""
-    needs: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
 
     @property
     def is_matrix(self) -> bool:
-        return "," in self.shape
+        return "," in self.shape.name
 
     @property
     def said(self) -> str:
         """Shape, types and meaning."""
-        sizes = {
-            "L": "[1] or [N]",
-            "C": "[classes]",
-            "B|N": "[B] or [N]",
-            "M": "[TILELOSS_POLICY_METRICS]",
-        }
-        size = sizes.get(self.shape, f"[{self.shape}]")
-        types = f"{size} {', '.join(DTYPES[self.dtypes])}" if self.shape else ""
-        return "; ".join(filter(None, [types, self.doc]))
+        types = f"{self.shape.in_c or f'[{self.shape.name}]'} {self.dtypes.in_c}"
+        return "; ".join(filter(None, ["" if self.type else types, self.doc]))
 
 
-@dataclass(frozen=True)
-class Section:
-    """Of tileloss_args."""
-
-    doc: str
-    members: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Function:
-    name: str
-    is_loss: bool
-    has_row_state: bool
+@dataclass(frozen=True, kw_only=True)
+class Function(Struct):
+    passes: Sequence[str]
     needs_labels: bool
-    is_pass_first: bool  # in its names: forward_sweep
-    tensors: tuple[Tensor, ...]
-    doc: str
-    linear_doc: str
-    struct: Struct
-    presets: dict[str, dict[str, str]]
-    metrics_doc: str
-    metrics: tuple[Value, ...]
-
-    @property
-    def passes(self) -> tuple[str, ...]:
-        found = ["forward", "backward"]
-        found += ["value_and_grad"] * self.is_loss + ["from_row_state"] * self.has_row_state
-        return tuple(found)
+    tensors: Sequence[Tensor]
+    linear_doc: str = ""
+    pass_first: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    enums: dict[str, Enum]
     logit: Struct
     linear: Struct
-    arguments: tuple[Section, ...]
-    tensors: tuple[Tensor, ...]  # in the order in which they are checked and told of
-    functions: tuple[Function, ...]
+    linear_doc: str
+    sections: Sequence[tuple[str, Sequence[Tensor]]]  # of tileloss_args: what is said, members
+    tensors: Sequence[Tensor]  # in the order in which they are checked and told of
+    functions: Sequence[Function]
 
     @property
-    def structs(self) -> tuple[Struct, ...]:
-        return (self.logit, self.linear, *(function.struct for function in self.functions))
+    def structs(self) -> list[Struct]:
+        return [self.logit, self.linear, *self.functions]
 
     def options_of(self, name: str, without: str | None) -> tuple[list[Option], Function]:
         """The options that callers may give to a function, but for those named, "a, b"."""
         functions = {function.name: function for function in self.functions}
         if name not in functions:
             raise TableError(f"no function {name}, there are {', '.join(functions)}")
-        every = (*self.logit.named, *functions[name].struct.named)
+        options = [*self.logit.named, *functions[name].named]
         left_out = without.split(", ") if without else []
-        if unknown := set(left_out) - {option.name for option in every}:
+        if unknown := set(left_out) - {option.name for option in options}:
             raise TableError(f"{name} has no option {', '.join(sorted(unknown))}")
-        return [o for o in every if o.name not in (*NOT_PUBLIC, *left_out)], functions[name]
+        return [o for o in options if o.is_public and o.name not in left_out], functions[name]
 
 
 def read(text: str) -> Table:
@@ -213,212 +151,135 @@ def read(text: str) -> Table:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TableError(f"table.toml: {error}") from None
-    _check_keys(
-        "table.toml", raw, ("enum", "shared", "tensor_order", "arguments", "function"), optional=()
-    )
-    _check_keys("shared", raw["shared"], ("tensors", "logit", "linear"), optional=())
-    enums = {name: _enum(name, entry) for name, entry in raw["enum"].items()}
-    structs = dict[str, Struct]()
-    shared = {name: raw["shared"][name] for name in ("logit", "linear")}
-    for place, entries in (("shared", shared), ("function", raw["function"])):
-        for name, entry in entries.items():
-            structs[name] = _struct(f"{place}.{name}", name, entry, enums, structs)
-    sections = tuple(map(_section, raw["arguments"]))
-    tensors = {member.name: member for section in sections for member in section.members}
+    top = ("shapes", "dtypes", "enum", "shared", "tensor_order", "arguments", "function")
+    _check_keys("table.toml", raw, top, top)
+    keys = ("tensors", "linear_doc", "logit", "linear")
+    _check_keys("shared", raw["shared"], keys, keys)
+    sections = []
+    for given in raw["arguments"]:
+        _check_keys("arguments", given, ("members",), ("doc", "members"))
+        members = [_tensor(raw, name, member) for name, member in given["members"].items()]
+        sections.append((given.get("doc", ""), members))
+    tensors = {tensor.name: tensor for _, members in sections for tensor in members}
     order = raw["tensor_order"]
-    if sorted(order) != sorted(name for name, tensor in tensors.items() if tensor.shape):
-        raise TableError("tensor_order: expected the names of all tensors of arguments, once each")
-    last = _tensors("shared", raw["shared"]["tensors"], tensors)
-    functions = tuple(
-        _function(name, entry, structs[name], tensors, last)
-        for name, entry in raw["function"].items()
+    is_whole = sorted(order) == sorted(name for name in tensors if not tensors[name].type)
+    _expect(is_whole, "tensor_order", "the names of all tensors of arguments, once each", order)
+    return Table(
+        _struct(Struct, raw, "shared", "logit"),
+        _struct(Struct, raw, "shared", "linear"),
+        raw["shared"]["linear_doc"],
+        sections,
+        [tensors[name] for name in order],
+        [_function(raw, name, tensors) for name in raw["function"]],
     )
-    ordered = tuple(tensors[name] for name in order)
-    return Table(enums, structs["logit"], structs["linear"], sections, ordered, functions)
 
 
-def _check_keys(place: str, entry: Any, needed: Sequence[str], optional: Sequence[str]) -> None:
-    if not isinstance(entry, dict):
-        raise TableError(f"{place}: expected a table, got {entry!r}")
-    if missing := [key for key in needed if key not in entry]:
+Made = TypeVar("Made", bound=Entry)
+MadeStruct = TypeVar("MadeStruct", bound=Struct)
+
+
+def _made(kind: type[Made], place: str, given: Any, **found: Any) -> Made:
+    """An entry with the fields that are given, and with those found elsewhere, which are no keys."""
+    known = {field.name: field for field in fields(kind) if field.name not in found}
+    needed = [name for name, field in known.items() if field.default is MISSING]
+    _check_keys(place, given, needed, known)
+    return kind(**found, **given)
+
+
+def _expect(is_right: object, place: str, expected: str, got: object) -> None:
+    if not is_right:
+        raise TableError(f"{place}: expected {expected}, got {got}")
+
+
+def _check_keys(place: str, given: Any, needed: Collection[str], known: Collection[str]) -> None:
+    _expect(isinstance(given, dict), place, "a table", repr(given))
+    if missing := [key for key in needed if key not in given]:
         raise TableError(f"{place}: {', '.join(missing)} is missing")
-    if unknown := [key for key in entry if key not in {*needed, *optional}]:
-        known = ", ".join([*needed, *optional])
-        raise TableError(f"{place}: expected keys among {known}, got {', '.join(unknown)}")
+    _check(place, list(given), known, "keys among ")
 
 
-def _values(place: str, rows: Sequence[Sequence[str]], prefix: str) -> tuple[Value, ...]:
-    found = []
-    for row in rows:
-        if not 1 <= len(row) <= 3 or not all(isinstance(part, str) for part in row):
-            raise TableError(f"{place}: expected [name, doc, name in C], got {row!r}")
-        name, doc, in_c = (*row, "", "", "")[:3]
-        found.append(Value(name, doc, "TILELOSS_" + (in_c or f"{prefix}{name.upper()}")))
-    return tuple(found)
+def _check(place: str, given: Any, known: Collection[str], what: str = "") -> None:
+    """Refuses a value that is not known, or a list with some that are not."""
+    is_list = isinstance(given, list | tuple)
+    unknown = [one for one in (given if is_list else [given]) if one not in known]
+    got = ", ".join(unknown) if is_list else repr(given)
+    _expect(not unknown, place, f"{what}{', '.join(known)}", got)
 
 
-def _enum(name: str, entry: Mapping[str, Any]) -> Enum:
-    place = f"enum.{name}"
-    _check_keys(place, entry, ("prefix", "values"), optional=("doc", "in_c"))
-    if entry.get("in_c", "elsewhere") != "elsewhere":
-        raise TableError(f'{place}: in_c: expected "elsewhere", got {entry["in_c"]!r}')
-    values = _values(place, entry["values"], entry["prefix"])
-    return Enum(name, entry.get("doc", ""), "in_c" in entry, values)
+def _enum(place: str, name: str, given: Any) -> Enum:
+    enum, values = _made(Enum, place, given, name=name), list[Entry]()
+    _check(f"{place}.in_c", enum.in_c, ("", "elsewhere"))
+    for row in given["values"]:
+        is_row = 1 <= len(row) <= 3 and all(isinstance(part, str) for part in row)
+        _expect(is_row, place, "[name, doc, name in C]", repr(row))
+        value, doc, in_c = (*row, "", "", "")[:3]
+        in_c = f"TILELOSS_{in_c or enum.prefix + value.upper()}"
+        values.append(Entry(name=value, doc=doc, in_c=in_c))
+    return replace(enum, values=values)
 
 
-def _struct(
-    place: str,
-    name: str,
-    entry: Mapping[str, Any],
-    enums: Mapping[str, Enum],
-    before: Mapping[str, Struct],
-) -> Struct:
-    options = []
-    for key, given in entry.get("options", {}).items():
-        at = f"{place}.options.{key}"
-        if "like" in given:
-            _check_keys(at, given, ("like",), optional=())
-            options.append(_like(at, key, before.get(given["like"])))
-        else:
-            options.append(_option(at, key, given, enums))
-    doc = entry.get("doc", "") if place.startswith("shared") else entry.get("options_doc", "")
-    return Struct(name, doc, tuple(options))
+def _struct(kind: type[MadeStruct], raw: Any, part: str, name: str) -> MadeStruct:
+    given, options = raw[part][name], list[Option]()
+    struct = _made(kind, f"{part}.{name}", given, name=name)
+    enums = {key: _enum(f"enum.{key}", key, entry) for key, entry in raw["enum"].items()}
+    for key, entry in given.get("options", {}).items():
+        place = f"{part}.{name}.options.{key}"
+        if "like" in entry:
+            _check_keys(place, entry, (), ("like",))
+            like = entry["like"]
+            entry = raw["function"].get(like, {}).get("options", {}).get(key)
+            _expect(entry, f"{place}: like", "a function with an option of that name", like)
+        options.append(_option(place, key, entry, enums))
+    return replace(struct, options=options)
 
 
-def _like(place: str, name: str, other: Struct | None) -> Option:
-    found = [option for option in other.options if option.name == name] if other else []
-    if not found:
-        raise TableError(f"{place}: like: expected a function above with an option of that name")
-    return found[0]
-
-
-def _option(place: str, name: str, given: Mapping[str, Any], enums: Mapping[str, Enum]) -> Option:
-    optional = ("default", "absent", "range", "needs", "doc", "in_python", "count")
-    _check_keys(place, given, ("type",), optional)
-    kind, default, absent = given["type"], given.get("default"), given.get("absent", "")
-    enum = enums.get(kind)
-    if enum is None and kind not in (*NUMBERS, "flag", "reserved"):
-        known = ", ".join((*NUMBERS, "flag", "reserved", *enums))
-        raise TableError(f"{place}: type: expected one of {known}, got {kind!r}")
+def _option(place: str, name: str, given: Any, enums: Mapping[str, Enum]) -> Option:
+    option = _made(Option, place, given, name=name, enum=enums.get(given.get("type")))
+    kind, default, absent, span = option.type, option.default, option.absent, option.range
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    _check(f"{place}: type", kind, (*NUMBERS, "flag", "reserved", *enums))
+    _check(f"{place}: needs", option.needs, STATE_ARRAYS)
     if kind == "reserved":
-        _check_keys(place, given, ("type",), optional=("count",))
-    elif not given.get("doc"):
-        raise TableError(f"{place}: doc: expected a sentence, got none")
-    if enum is not None and default not in [value.name for value in enum.values]:
-        names = ", ".join(value.name for value in enum.values)
-        raise TableError(f"{place}: default: expected one of {names}, got {default!r}")
-    if kind == "flag" and not isinstance(default, bool):
-        raise TableError(f"{place}: default: expected true or false, got {default!r}")
+        _check_keys(place, given, (), ("type", "count"))
+        return option
+    _expect(option.doc, f"{place}: doc", "a sentence", "none")
     if kind in NUMBERS:
-        is_number = isinstance(default, int | float) and not isinstance(default, bool)
-        if not is_number and (default is not None or kind == "int64" or not absent):
-            raise TableError(
-                f"{place}: default: expected a number, or what absent means, got {default!r}"
-            )
-        if is_number and absent and kind != "int64":
-            raise TableError(f"{place}: absent: expected none beside a default, got {absent!r}")
-    if "range" in given and kind not in NUMBERS:
-        raise TableError(f"{place}: range: expected none of a {kind}, got {given['range']!r}")
-    return Option(
-        name=name,
-        type=kind,
-        default=default,
-        absent=absent,
-        range=_range(place, given["range"]) if "range" in given else Range(),
-        needs=_needs(place, given),
-        doc=given.get("doc", ""),
-        in_python=given.get("in_python", f"{default}"),
-        count=given.get("count", 0),
-        enum=enum,
-    )
+        is_right = is_number or (default is None and absent != "" and kind != "int64")
+        expected = "a number, or what absent means"
+        is_alone = kind == "int64" or not is_number or not absent
+        _expect(is_alone, f"{place}: absent", "none beside a default", repr(absent))
+        is_range, ranges = RANGE.fullmatch(span), '"> a", ">= a", "in [a, b]" or "in (a, b]"'
+        _expect(not span or is_range, f"{place}: range", ranges, repr(span))
+    else:
+        is_right = default in option.choices if option.enum else isinstance(default, bool)
+        expected = ", ".join(option.choices)
+        _expect(not span, f"{place}: range", f"none of a {kind}", repr(span))
+    _expect(is_right, f"{place}: default", expected, repr(default))
+    return option
 
 
-def _range(place: str, text: str) -> Range:
-    match = _RANGE.fullmatch(text)
-    if match is None:
-        raise TableError(
-            f'{place}: range: expected "> a", ">= a", "[a, b]" or "(a, b]", got {text!r}'
-        )
-    sign, least, bracket, low, high = match.groups()
-    if sign:
-        return Range(text, float(least), None, sign == ">")
-    return Range(f"in {text}", float(low), float(high), bracket == "(")
-
-
-def _section(entry: Mapping[str, Any]) -> Section:
-    _check_keys("arguments", entry, ("members",), optional=("doc",))
-    members = tuple(
-        _tensor(f"arguments.{name}", name, given) for name, given in entry["members"].items()
-    )
-    return Section(entry.get("doc", ""), members)
-
-
-def _tensor(place: str, name: str, given: Mapping[str, Any]) -> Tensor:
+def _tensor(raw: Any, name: str, given: Any) -> Tensor:
+    place = f"arguments.{name}"
     if "type" in given:
-        _check_keys(place, given, ("type",), optional=("doc",))
-        return Tensor(name, given.get("doc", ""), given["type"])
-    optional = ("role", "group", "required", "passes", "needs", "doc")
-    _check_keys(place, given, ("shape", "dtypes"), optional)
-    for key, known in (
-        ("shape", tuple(SHAPES)),
-        ("dtypes", tuple(DTYPES)),
-        ("role", ROLES),
-        ("passes", ("vocabulary",)),
-    ):
-        if key in given and given[key] not in known:
-            raise TableError(
-                f"{place}: {key}: expected one of {', '.join(known)}, got {given[key]!r}"
-            )
-    needs = _needs(place, given)
-    return Tensor(**{"name": name, "doc": "", **given, "needs": needs})
+        return _made(Tensor, place, given, name=name, shape=Form(name=""), dtypes=Form(name=""))
+    tensor, forms = _made(Tensor, place, given, name=name), []
+    for key, known in (("shape", raw["shapes"]), ("dtypes", raw["dtypes"])):
+        _check(f"{place}: {key}", given[key], known)
+        forms.append(_made(Form, f"{key} {given[key]}", known[given[key]], name=given[key]))
+    _check(f"{place}: role", tensor.role, ROLES)
+    _check(f"{place}: passes", tensor.passes, ("", "vocabulary"))
+    _check(f"{place}: needs", tensor.needs, STATE_ARRAYS)
+    return replace(tensor, shape=forms[0], dtypes=forms[1])
 
 
-def _needs(place: str, given: Mapping[str, Any]) -> tuple[str, ...]:
-    needs = tuple(given.get("needs", ()))
-    if unknown := [array for array in needs if array not in STATE_ARRAYS]:
-        raise TableError(
-            f"{place}: needs: expected {', '.join(STATE_ARRAYS)}, got {', '.join(unknown)}"
-        )
-    return needs
-
-
-def _tensors(place: str, names: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    if unknown := [name for name in names if name not in known]:
-        raise TableError(
-            f"{place}.tensors: expected members of arguments, got {', '.join(unknown)}"
-        )
-    return tuple(known[name] for name in names)
-
-
-def _function(
-    name: str,
-    entry: Mapping[str, Any],
-    struct: Struct,
-    tensors: Mapping[str, Tensor],
-    last: tuple[Tensor, ...],
-) -> Function:
-    place = f"function.{name}"
-    optional = ("linear_doc", "options_doc", "options", "presets", "metrics", "pass_first")
-    _check_keys(place, entry, ("is_loss", "row_state", "needs_labels", "tensors", "doc"), optional)
-    presets, choices = entry.get("presets", {}), {o.name: o.choices for o in struct.options}
-    for preset, values in presets.items():
+def _function(raw: Any, name: str, tensors: Mapping[str, Tensor]) -> Function:
+    place, given = f"function.{name}", raw["function"][name]
+    function = _struct(Function, raw, "function", name)
+    choices = {option.name: option.choices for option in function.options}
+    for preset, values in (function.presets or {}).items():
         for option, value in values.items():
-            if value not in choices.get(option, ()):
-                at = f"{place}.presets.{preset}.{option}"
-                expected = ", ".join(choices.get(option, ())) or "an option with choices"
-                raise TableError(f"{at}: expected {expected}, got {value!r}")
-    metrics = entry.get("metrics", {})
-    return Function(
-        name,
-        entry["is_loss"],
-        entry["row_state"],
-        entry["needs_labels"],
-        entry.get("pass_first", False),
-        (*_tensors(place, entry["tensors"], tensors), *last),
-        entry["doc"],
-        entry.get("linear_doc", ""),
-        struct,
-        presets,
-        metrics.get("doc", ""),
-        _values(f"{place}.metrics", metrics.get("values", ()), "METRIC_"),
-    )
+            _check(f"{place}.presets.{preset}.{option}", value, choices.get(option, ()))
+    names = [*given["tensors"], *raw["shared"]["tensors"]]
+    _check(f"{place}.tensors", names, tensors)
+    metrics = _enum(f"{place}.metrics", "metric", given["metrics"]) if function.metrics else None
+    return replace(function, tensors=[tensors[each] for each in names], metrics=metrics)

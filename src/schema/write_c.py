@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from option_table import SHAPES, Enum, Function, Option, Struct, Table, Tensor
+from option_table import RANGE, Entry, Function, Option, Presets, Struct, Table, Tensor
 
 WIDTH = 130
 NOTE = "// Written by ./dev generate from src/schema/table.toml, which is the file to edit.\n"
@@ -13,209 +14,155 @@ NOTE = "// Written by ./dev generate from src/schema/table.toml, which is the fi
 # -------------------------------------------------------------------------------------------------------------- text
 
 
+def camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def packed(parts: Sequence[str], width: int, start: str = "", indent: str = "") -> list[str]:
+    """Lines of parts, as many on each as fit; none of them is broken."""
+    text = " ".join(part.replace(" ", "\0") for part in parts)
+    wrapper = textwrap.TextWrapper(width, start, indent, break_on_hyphens=False)
+    wrapper.break_long_words = False
+    return [line.replace("\0", " ") for line in wrapper.wrap(text)]
+
+
 def comment(text: str, indent: str = "") -> str:
     """A C++ comment, wrapped; lines that begin with spaces, formulas, stay as they are."""
-    paragraphs: list[str] = []
-    for line in text.strip().splitlines():
-        if paragraphs and not line.startswith(" ") and not paragraphs[-1].startswith(" "):
-            paragraphs[-1] += " " + line
-        else:
-            paragraphs.append(line)
+    paragraphs = re.sub(r"(?m)^(\S.*)\n(?=\S)", r"\1 ", text.strip()).splitlines()
     start = f"{indent}// "
-    lines = [
-        part
-        for paragraph in paragraphs
-        for part in textwrap.wrap(paragraph, WIDTH, initial_indent=start, subsequent_indent=start)
-    ]
-    return "".join(f"{line}\n" for line in lines)
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=start, subsequent_indent=start)
+    return "".join(f"{wrapper.fill(paragraph)}\n" for paragraph in paragraphs)
 
 
 def aligned(rows: Iterable[tuple[str, str]]) -> str:
     """Lines of code and what their comments say: beside them in one column while they fit, above them where they never do."""
-    text, block = "", list[tuple[str, str]]()
 
-    def flush() -> None:
-        nonlocal text
-        column = max((len(code) for code, _ in block), default=0) + 2
-        text += "".join(f"{code:{column}}// {said}\n" for code, said in block)
-        block.clear()
+    def fits(block: Sequence[tuple[str, str]]) -> bool:
+        widths = [max(map(len, column)) for column in zip(*block, strict=True)]
+        return all(said for _, said in block) and sum(widths) + len("  // ") <= WIDTH
 
-    for code, said in rows:
-        is_beside = said and len(code) + len(f"  // {said}") <= WIDTH
-        if is_beside:
-            longest = max(len(other) for other, _ in [*block, (code, said)]) + 2
-            if longest + max(len(f"// {other}") for _, other in [*block, (code, said)]) > WIDTH:
-                flush()
-            block.append((code, said))
+    blocks = list[list[tuple[str, str]]]()
+    for row in rows:
+        if blocks and fits([*blocks[-1], row]):
+            blocks[-1].append(row)
         else:
-            flush()
-            text += comment(said, "  ") if said else ""
-            text += f"{code}\n"
-    flush()
+            blocks.append([row])
+    text = ""
+    for block in blocks:
+        column = max(len(code) for code, _ in block)
+        for code, said in block:
+            beside = f"{code:{column}}  // {said}\n"
+            text += beside if fits(block) else comment(said, "  ") + f"{code}\n"
     return text
 
 
 def filled(start: str, parts: Sequence[str], end: str) -> str:
-    """start(parts) end, with as many parts on a line as fit, as clang-format has it."""
-    broken = start.rpartition(" ")
+    """start(parts) end."""
     pieces = [f"{part}," for part in parts[:-1]] + [f"{parts[-1]}){end}"]
-    if len(start) + 1 + max(map(len, pieces)) > WIDTH:
-        return f"{broken[0]}\n" + filled(broken[2], parts, end)
-    lines = [f"{start}("]
-    for piece in pieces:
-        space = "" if lines[-1].endswith("(") or not lines[-1].strip() else " "
-        if len(lines[-1]) + len(space) + len(piece) > WIDTH:
-            lines.append(" " * (len(start) + 1))
-            space = ""
-        lines[-1] += space + piece
-    return "\n".join(lines) + "\n"
-
-
-def number(value: float) -> str:
-    return repr(int(value)) if value == int(value) else repr(value)
+    made = packed(pieces, WIDTH, f"{start}(", " " * (len(start) + 1))
+    if max(map(len, made)) > WIDTH:
+        head, name = start.rsplit(" ", 1)
+        return f"{head}\n" + filled(name, parts, end)
+    return "\n".join(made) + "\n"
 
 
 # -------------------------------------------------------------------------------------------------------- tileloss.h
 
 
-def enumerators(names: Sequence[tuple[str, str]]) -> str:
-    rows = [(f"{name} = {i}", doc) for i, (name, doc) in enumerate(names)]
-    if not any(doc for _, doc in rows):
-        return f"enum {{ {', '.join(row for row, _ in rows)} }};\n"
-    lines = [(f"  {code},", doc) for code, doc in rows[:-1]] + [(f"  {rows[-1][0]}", rows[-1][1])]
-    return f"enum {{\n{aligned(lines)}}};\n"
-
-
-def c_enum(enum: Enum) -> str:
-    said = comment(enum.doc) + f"typedef int32_t tileloss_{enum.name};\n"
-    return said + enumerators([(value.in_c, value.doc) for value in enum.values])
-
-
-def c_default(option: Option) -> str:
-    if option.is_reserved:
-        return "TILELOSS_DEFAULT({})" if option.count else "TILELOSS_DEFAULT(0)"
-    if option.default is None:
-        return "TILELOSS_NOT_GIVEN"
-    if option.enum is not None:
-        index = option.choices.index(str(option.default))
-        return f"TILELOSS_DEFAULT({option.enum.values[index].in_c})"
-    return f"TILELOSS_DEFAULT({number(float(option.default))})"
+def enumerators(values: Sequence[Entry]) -> str:
+    rows = [(f"  {value.in_c} = {i},", value.doc) for i, value in enumerate(values)]
+    rows[-1] = (rows[-1][0].rstrip(","), rows[-1][1])
+    if any(value.doc for value in values):
+        return f"enum {{\n{aligned(rows)}}};\n"
+    return f"enum {{{''.join(code[1:] for code, _ in rows)} }};\n"
 
 
 def c_member(option: Option) -> tuple[str, str]:
-    kinds = {"double": "double", "scalar": "tileloss_scalar", "int64": "int64_t", "flag": "int32_t"}
-    kind = kinds.get(option.type, f"tileloss_{option.type}")
-    if option.is_reserved:
-        kind = "int64_t" if option.count else "int32_t"
-    array = f"[{option.count}]" if option.count else ""
-    default = f"default {option.default_text}"
+    if option.type == "reserved":
+        kind, size, zero = (
+            ("int64_t", f"[{option.count}]", "{}") if option.count else ("int32_t", "", "0")
+        )
+        return f"  {kind} {option.name}{size} TILELOSS_DEFAULT({zero});", "0"
+    kinds = {"double": "double", "int64": "int64_t", "flag": "int32_t"}
+    kind, value, doc = option.type, option.default_number, option.doc
+    default = f"default {value if kind == 'flag' else option.default_text}"
+    if option.enum is not None:
+        value = option.enum.values[int(value)].in_c
+    value = f"TILELOSS_DEFAULT({value})"
     if option.default is None:
-        default = f"not given: {option.absent}"
-    if option.type == "flag":
-        default = f"default {option.default:d}"
-    said = "; ".join(
-        filter(None, ["1: " * (option.type == "flag") + option.doc, option.range.text, default])
-    )
-    return (
-        f"  {kind} {option.name}{array} {c_default(option)};",
-        "0" if option.is_reserved else said,
-    )
-
-
-def c_struct(struct: Struct, is_shared: bool) -> str:
-    name = f"tileloss_{struct.name}_options"
-    members = (
-        []
-        if is_shared
-        else [
-            (f"  size_t struct_size TILELOSS_SIZE({name});", ""),
-            ("  tileloss_logit_options logit TILELOSS_DEFAULT({});", ""),
-            ("  tileloss_linear_options linear TILELOSS_DEFAULT({});", ""),
-        ]
-    )
-    members += map(c_member, struct.options)
-    return f"{comment(struct.doc)}typedef struct {name} {{\n{aligned(members)}}} {name};\n"
+        default, value = "not given", "TILELOSS_NOT_GIVEN"
+    default += f": {option.absent}" if option.absent else ""
+    said = [f"1: {doc}" if kind == "flag" else doc, option.range, default]
+    code = f"  {kinds.get(kind, f'tileloss_{kind}')} {option.name} {value};"
+    return code, "; ".join(filter(None, said))
 
 
 def header_options(table: Table) -> str:
     parts, declared, inits = list[str](), set[str](), ""
-    metrics = {function.name: function for function in table.functions if function.metrics}
     for struct in table.structs:
         for enum in filter(None, (option.enum for option in struct.options)):
-            if not enum.is_elsewhere and enum.name not in declared:
-                parts.append(c_enum(enum))
+            if enum.in_c != "elsewhere" and enum.name not in declared:
                 declared.add(enum.name)
-        parts.append(c_struct(struct, struct in (table.logit, table.linear)))
-        if function := metrics.get(struct.name):
-            names = [(metric.in_c, metric.doc) for metric in function.metrics]
-            count = f"TILELOSS_{function.name.removesuffix('_loss').upper()}_METRICS"
-            parts.append(comment(function.metrics_doc) + enumerators([*names, (count, "")]))
-    for function in table.functions:
-        name = f"tileloss_{function.name}_options"
-        inits += f"static inline void {name}_init({name}* options) {{\n"
-        inits += (
-            f'  (void)tileloss_options_init("{function.name}", options, sizeof *options);\n}}\n'
-        )
+                typedef = f"typedef int32_t tileloss_{enum.name};\n"
+                parts.append(comment(enum.doc) + typedef + enumerators(enum.values))
+        name, first = f"tileloss_{struct.name}_options", list[tuple[str, str]]()
+        if isinstance(struct, Function):
+            first = [
+                (f"  size_t struct_size TILELOSS_SIZE({name});", ""),
+                ("  tileloss_logit_options logit TILELOSS_DEFAULT({});", ""),
+                ("  tileloss_linear_options linear TILELOSS_DEFAULT({});", ""),
+            ]
+            call = f'(void)tileloss_options_init("{struct.name}", options, sizeof *options);'
+            inits += f"static inline void {name}_init({name}* options) {{\n  {call}\n}}\n"
+        members = aligned([*first, *map(c_member, struct.options)])
+        said = comment(struct.options_doc)
+        parts.append(f"{said}typedef struct {name} {{\n{members}}} {name};\n")
+        if struct.metrics:
+            count = f"TILELOSS_{struct.name.removesuffix('_loss').upper()}_METRICS"
+            values = [*struct.metrics.values, Entry(name="count", in_c=count)]
+            parts.append(comment(struct.metrics.doc) + enumerators(values))
     return "\n".join([*parts, inits])
 
 
 def header_arguments(table: Table) -> str:
     parts = []
-    for section in table.arguments:
+    for doc, members in table.sections:
         rows = []
-        for tensor in section.members:
-            kind = "tileloss_matrix" if tensor.is_matrix else tensor.type or "tileloss_vector"
+        for tensor in members:
+            kind = tensor.type or ("tileloss_matrix" if tensor.is_matrix else "tileloss_vector")
             rows.append((f"  {kind} {tensor.name};", tensor.said))
-        parts.append(comment(section.doc, "  ") + aligned(rows))
+        parts.append(comment(doc, "  ") + aligned(rows))
     return "\n".join(parts)
 
 
-def parameters(function: Function) -> list[str]:
-    options = f"const tileloss_{function.name}_options* options"
-    return [
-        "const tileloss_args* args",
-        options,
-        "const tileloss_plan* plan",
-        "const tileloss_run* run",
-    ]
-
-
-def c_functions(table: Table) -> Iterable[tuple[Function, str, str, str]]:
-    """(function, name in C less tileloss_, name for tileloss_call, pass) of every typed function."""
+def typed_functions(table: Table) -> Iterable[tuple[Function, str, str, str, list[str]]]:
+    """(function, name in C less tileloss_, name for tileloss_call, pass, parameters in C) of every typed function."""
     for prefix in ("", "linear_"):
         for function in table.functions:
             for which in function.passes:
                 name = f"{prefix}{function.name}"
                 typed = name if which == "forward" else f"{name}_{which}"
-                if function.is_pass_first:
+                if function.pass_first:
                     typed = f"{prefix}{which}_{function.name}"
-                yield function, typed, name, which
+                options = f"const tileloss_{function.name}_options* options"
+                last = ["const tileloss_plan* plan", "const tileloss_run* run"]
+                yield function, typed, name, which, ["const tileloss_args* args", options, *last]
 
 
 def header_functions(table: Table) -> str:
     text = ""
-    for function, typed, name, which in c_functions(table):
-        doc = function.linear_doc if name.startswith("linear_") else function.doc
+    for function, typed, name, which, parameters in typed_functions(table):
+        is_linear = name.startswith("linear_")
+        doc = function.linear_doc if is_linear else function.doc
         if which == "forward":
             text += "\n" * bool(text and doc) + comment(doc)
-            if name == f"linear_{table.functions[0].name}":
-                text += "\n" + comment(LINEAR)
-        text += filled(f"TILELOSS_API tileloss_status tileloss_{typed}", parameters(function), ";")
+            if is_linear and function is table.functions[0]:
+                text += "\n" + comment(table.linear_doc)
+        text += filled(f"TILELOSS_API tileloss_status tileloss_{typed}", parameters, ";")
     return text
 
 
-LINEAR = """
-The same functions fused with the LM head: args.hidden, head and bias stand for the logits, dhidden, dhead and dbias (any
-subset) for dlogits. The logits exist a tile at a time; docs/users/memory.md says what is held instead and how workspace_bytes
-chooses. With options.linear.compute_dtype bfloat16 the products see hidden, head and the logits' gradient rounded to it once,
-and sum in float32 (on AVX-512 with BF16, subnormal operands and sums count as 0). A label's own gradient is exact to float32
-before that rounding."""
-
 # ---------------------------------------------------------------------------------------- tileloss.hpp, arguments.hpp
-
-
-def camel(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
 
 
 def cpp_options(table: Table) -> str:
@@ -223,32 +170,28 @@ def cpp_options(table: Table) -> str:
     return "".join(f"using {camel(name)}Options = tileloss_{name}_options;\n" for name in names)
 
 
-def cpp_arguments(table: Table) -> str:
-    return "\n".join(map(cpp_struct, table.functions))
-
-
 def cpp_type(tensor: Tensor) -> str:
-    if not tensor.shape:
+    if tensor.type:
         return tensor.type.replace("int64_t", "std::int64_t")
     if tensor.role == "gradient":
         return "MutableLogitsView"
-    if tensor.is_matrix:
-        return "IdsView" if tensor.dtypes == "integers" else "LogitsView"
-    if tensor.dtypes in ("integers", "numbers"):
-        return "LabelsView" if tensor.dtypes == "integers" else "MaskView"
-    kind = {"int64": "std::int64_t", "uint8": "std::uint8_t"}.get(tensor.dtypes, "float")
-    return f"Vector<{kind}>" if "output" in tensor.role else f"Vector<const {kind}>"
+    kind = tensor.dtypes.matrix if tensor.is_matrix else tensor.dtypes.vector
+    return kind if "output" in tensor.role else kind.replace("Vector<", "Vector<const ")
+
+
+def cpp_arguments(table: Table) -> str:
+    return "\n".join(map(cpp_struct, table.functions))
 
 
 def cpp_struct(function: Function) -> str:
     members, copies = list[tuple[str, str]](), ""
     for tensor in function.tensors:
-        kind, is_view = cpp_type(tensor), bool(tensor.shape)
+        kind, name = cpp_type(tensor), tensor.name
         absent = {"*": " = nullptr", "t": " = 0"}.get(kind[-1], " = {}")
-        if tensor.name == "labels" and function.needs_labels:
+        if name == "labels" and function.needs_labels:
             absent = ""
-        members.append((f"  {kind} {tensor.name}{absent};", tensor.said))
-        copies += f"    args.{tensor.name} = {tensor.name}{'.c()' if is_view else ''};\n"
+        members.append((f"  {kind} {name}{absent};", tensor.said))
+        copies += f"    args.{name} = {name}{'' if tensor.type else '.c()'};\n"
     return f"""struct {camel(function.name)}Args {{
   using Options = {camel(function.name)}Options;
   static constexpr const char* kFunction = "{function.name}";
@@ -266,121 +209,75 @@ def cpp_struct(function: Function) -> str:
 
 def cpp_functions(table: Table) -> str:
     text = ""
-    for function, typed, name, which in c_functions(table):
-        args, c_args = f"{camel(function.name)}Args", "args.c()"
-        takes = [
-            f"const {args}& args",
-            f"const {camel(function.name)}Options& options = {{}}",
-            "const RunOptions& run = {}",
-        ]
+    for function, typed, name, which, _ in typed_functions(table):
+        kind, args, heads = camel(function.name), "args.c()", list[str]()
         if name.startswith("linear_"):
-            takes, c_args = ["const LinearHead& head", *takes], "head.c(args)"
+            heads, args = ["const LinearHead& head"], "head.c(args)"
             if "teacher_logits" in [tensor.name for tensor in function.tensors]:
-                takes, c_args = (
-                    [takes[0], "const TeacherHead& teacher", *takes[1:]],
-                    "teacher.c(head, args)",
-                )
+                heads.append("const TeacherHead& teacher")
+                args = "teacher.c(head, args)"
         if which == "forward":
-            text += "\n" * bool(text) + comment(
-                "" if takes[0].startswith("const Linear") else function.doc
-            )
-        text += filled(f"inline Status {typed}", takes, " noexcept {")
-        text += (
-            f'  return detail::call("{name}", Pass::k{camel(which)}, {c_args}, options, run);\n}}\n'
-        )
+            text += "\n" * bool(text) + comment("" if heads else function.doc)
+        options = [f"const {kind}Options& options = {{}}", "const RunOptions& run = {}"]
+        takes = [*heads, f"const {kind}Args& args", *options]
+        call = f'detail::call("{name}", Pass::k{camel(which)}, {args}, options, run)'
+        text += filled(f"inline Status {typed}", takes, " noexcept {") + f"  return {call};\n}}\n"
     return text
 
 
 # -------------------------------------------------------------------------------------------------------- the library
 
 
-def field(struct: Struct, option: Option, path: str, owner: str) -> str:
-    is_int64, span = option.type == "int64", option.range
-    least, most = ("-0x1p62", "0x1p62") if is_int64 else ("-kUnbounded", "kUnbounded")
+def states(needs: Sequence[str], *first: str) -> str:
+    return " | ".join([*first, *(f"TILELOSS_STATE_{array.upper()}" for array in needs)])
+
+
+def field(option: Option, path: str, owner: str) -> str:
+    kind, edge = option.type.upper(), "0x1p62" if option.type == "int64" else "kUnbounded"
+    match = RANGE.fullmatch(option.range)
+    sign, above, bracket, least, most = match.groups("") if match else [""] * 5
+    least, most, choices = above or least or f"-{edge}", most or edge, "nullptr"
+    is_above = sign == ">" or bracket == "("
+    default = option.default_number if option.default is not None else "kNotGiven"
     if option.choices:
         kind, least, most = "CHOICE", "0", f"{len(option.choices) - 1}"
-        default = number(option.choices.index(str(option.default).lower()))
-    else:
-        kind = option.type.upper()
-        default = "kNotGiven" if option.default is None else number(float(option.default))
-    if span.minimum is not None:
-        least = number(span.minimum)
-    if span.maximum is not None:
-        most = number(span.maximum)
-    needs = " | ".join(f"TILELOSS_STATE_{array.upper()}" for array in option.needs) or "0"
-    choices = f'"{"|".join(option.choices)}"' if option.choices else "nullptr"
-    bits = f"{span.is_above:d}, {option.has_absent:d}"
+        choices = f'"{"|".join(option.choices)}"'
     return (
-        f'    {{"{option.name}", TILELOSS_FIELD_{kind}, {needs}, offsetof({owner}, {path}{option.name}), {default}, {least}, '
-        f"{most}, {bits}, {choices}}},\n"
+        f'    {{"{option.name}", TILELOSS_FIELD_{kind}, {states(option.needs) or 0}, offsetof({owner}, {path}{option.name}), '
+        f"{default}, {least}, {most}, {is_above:d}, {bool(option.absent):d}, {choices}}},\n"
     )
 
 
 def fields_header(table: Table) -> str:
-    def fields(struct: Struct, path: str, owner: str) -> str:
-        name = camel(struct.name)
-        rows = "".join(field(struct, option, path, owner) for option in struct.named)
-        return f"inline constexpr tileloss_field k{name}Fields[] = {{\n{rows}}};\n" if rows else ""
-
-    common = "tileloss_logprobs_options"
-    parts = [fields(table.logit, "logit.", common), fields(table.linear, "linear.", common)]
-    for function in table.functions:
-        parts.append(fields(function.struct, "", f"tileloss_{function.name}_options"))
-        name = camel(function.name)
-        if function.metrics:
-            names = "|".join(metric.name for metric in function.metrics)
+    parts = []
+    for struct in table.structs:
+        name, path, owner = camel(struct.name), "", f"tileloss_{struct.name}_options"
+        if not isinstance(struct, Function):  # it is part of every function's options
+            path, owner = f"{struct.name}.", "tileloss_logprobs_options"
+        rows = "".join(field(option, path, owner) for option in struct.named)
+        if rows:
+            parts.append(f"inline constexpr tileloss_field k{name}Fields[] = {{\n{rows}}};\n")
+        if struct.metrics:
+            names = "|".join(metric.name for metric in struct.metrics.values)
             parts.append(f'inline constexpr const char* k{name}MetricNames = "{names}";\n')
-        if function.presets:
-            parts.append(presets(function, name))
-    return FIELDS_HEADER.replace("PARTS", "\n".join(filter(None, parts)))
+        if struct.presets:
+            parts.append(presets(name, struct, struct.presets))
+    return FIELDS_HEADER.replace("PARTS", "\n".join(parts))
 
 
-SLOT_DTYPES = {
-    "float32": "kFloat",
-    "floats": "kAnyFloat",
-    "integers": "kInteger",
-    "numbers": "kAnyMask",
-}
-
-
-def tensor_slots(table: Table) -> str:
-    return "".join(map(_slot, table.tensors))
-
-
-def _slot(tensor: Tensor) -> str:
-    places = f"nullptr, &A::{tensor.name}" if tensor.is_matrix else f"&A::{tensor.name}, nullptr"
-    dtypes = SLOT_DTYPES.get(tensor.dtypes, f"dtype_bit(TILELOSS_{tensor.dtypes.upper()})")
-    passes = {"gradient": "kWithGradient", "row_output": "kWithValue | kBackward"}.get(
-        tensor.role, "kAll"
-    )
-    if tensor.role == "input" and (tensor.is_matrix or tensor.passes):
-        passes = "kWithVocabulary"
-    states = " | ".join(
-        ["kMaxSumTarget", *(f"TILELOSS_STATE_{array.upper()}" for array in tensor.needs)]
-    )
-    if tensor.role != "row_output":
-        states = "0"
-    group = f"k{camel(tensor.group)}" if tensor.group else "0"
-    return (
-        f'    {{"{tensor.name}", {places}, TILELOSS_ROLE_{tensor.role.upper()}, {dtypes}, Shape::k{SHAPES[tensor.shape]}, '
-        f"{group}, {passes}, {str(tensor.required).lower()}, {states}}},\n"
-    )
-
-
-def presets(function: Function, name: str) -> str:
-    enums = {o.name: o.enum for o in function.struct.options if o.enum is not None}
-    keys = list(next(iter(function.presets.values())))
-    rows = ""
-    for preset, values in function.presets.items():
-        in_c = [
-            value.in_c for key in keys for value in enums[key].values if value.name == values[key]
+def presets(name: str, struct: Struct, given: Presets) -> str:
+    keys, rows = list(next(iter(given.values()))), ""
+    enums = {option.name: option.enum for option in struct.options if option.enum is not None}
+    for preset, choices in given.items():
+        words = [
+            word.in_c for key in keys for word in enums[key].values if word.name == choices[key]
         ]
-        rows += f'    {{"{preset}", {", ".join(in_c)}}},\n'
+        rows += f'    {{"{preset}", {", ".join(words)}}},\n'
     members = "".join(f"  tileloss_{enums[key].name} {key};\n" for key in keys)
     return (
         f"struct {name}Preset {{\n  const char* name;\n{members}}};\n"
         f"inline constexpr {name}Preset k{name}Presets[] = {{\n{rows}}};\n"
-        f'inline constexpr const char* k{name}PresetNames = "{"|".join(function.presets)}";\n'
+        f'inline constexpr const char* k{name}PresetNames = "{"|".join(given)}";\n'
     )
 
 
@@ -401,16 +298,35 @@ PARTS// clang-format on
 """
 
 
+def tensor_slots(table: Table) -> str:
+    text = ""
+    for tensor in table.tensors:
+        name, place = tensor.name, f"&A::{tensor.name}"
+        places = f"nullptr, {place}" if tensor.is_matrix else f"{place}, nullptr"
+        passes, held = {"gradient": "kWithGradient"}.get(tensor.role, "kAll"), "0"
+        if tensor.role == "row_output":
+            passes, held = "kWithValue | kBackward", states(tensor.needs, "kMaxSumTarget")
+        elif tensor.role == "input" and (tensor.is_matrix or tensor.passes):
+            passes = "kWithVocabulary"
+        group = f"k{camel(tensor.group)}" if tensor.group else "0"
+        text += (
+            f'    {{"{name}", {places}, TILELOSS_ROLE_{tensor.role.upper()}, {tensor.dtypes.in_cpp}, '
+            f"Shape::k{tensor.shape.in_cpp}, {group}, {passes}, {str(tensor.required).lower()}, {held}}},\n"
+        )
+    return text
+
+
 def copies(options: Sequence[Option], function: Function) -> list[str]:
     """What hands a function's own options to the oracle."""
-    own = [option for option in options if option in function.struct.options]
-    return [f"hand_over(from.{option.name}, to.{option.name});" for option in own]
+    own = [option.name for option in options if option in function.options]
+    return [f"hand_over(from.{name}, to.{name});" for name in own]
 
 
 def named_functions(table: Table) -> str:
     text = f"// A function of its own for every name and pass that tileloss_call knows.\n{NOTE}"
     text += '#include <tileloss/tileloss.h>\n\nextern "C" {\n\n'
-    for function, typed, name, which in c_functions(table):
-        text += filled(f"tileloss_status tileloss_{typed}", parameters(function), " {")
-        text += f'  return tileloss_call("{name}", TILELOSS_{which.upper()}, args, options, plan, run);\n}}\n'
+    for _, typed, name, which, parameters in typed_functions(table):
+        text += filled(f"tileloss_status tileloss_{typed}", parameters, " {")
+        call = f'tileloss_call("{name}", TILELOSS_{which.upper()}, args, options, plan, run)'
+        text += f"  return {call};\n}}\n"
     return text + '\n}  // extern "C"\n'

@@ -1,4 +1,4 @@
-"""What of the table stands in Python: arguments with their defaults, what docstrings say of them, values by name."""
+"""What of the table stands in Python, arguments and docstrings, and what docs/users say of options."""
 
 from __future__ import annotations
 
@@ -6,40 +6,33 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from option_table import Function, Option, Table, TableError
+from option_table import Function, Option, Struct, Table, TableError
+from write_c import packed
 
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
 _ARGUMENTS = re.compile(r"# generated: arguments of (\w+)(?: but ([\w, ]+))?\n")
 _BLOCK = re.compile(r"(?m)^(    (Options|Tensors)\b[^\n]*:\n)(?:        [^\n]*\n)*")
-_SHAPES = {"N": "[...] or flat [N]", "B+1": "[B+1]"}
-_DTYPES = {"float32": "converted to float32", "numbers": "any numbers", "integers": "integers"}
 
 
 def _argument(option: Option, function: Function, value: str = "") -> str:
     """name: type = default. With presets each is None where it was not given."""
     kind, default = _TYPES.get(option.type, "str"), option.default
-    if option.has_absent or function.presets:
-        return f"{option.name}: {kind} | None = {value or 'None'}"
-    if isinstance(default, str):
-        default = f'"{default}"'
+    if option.absent or function.presets:
+        kind, default = f"{kind} | None", None
     elif kind in ("float", "Number"):
         default = float(default or 0)
-    return f"{option.name}: {kind} = {value or default}"
+    text = f'"{default}"' if isinstance(default, str) else str(default)
+    return f"{option.name}: {kind} = {value or text},"
 
 
 def arguments(options: Sequence[Option], function: Function) -> list[str]:
     """Of a signature, a line each."""
-    return [f"{_argument(option, function)}," for option in options]
+    return [_argument(option, function) for option in options]
 
 
 def stubs(options: Sequence[Option], function: Function) -> list[str]:
     """The same of an overload, which is for type checkers alone."""
-    lines = [""]
-    for part in (f"{_argument(option, function, '...')}," for option in options):
-        if len(lines[-1]) + 1 + len(part) > 126:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {part}".strip()
-    return lines
+    return packed([_argument(option, function, "...") for option in options], 126)
 
 
 def values(options: Sequence[Option], function: Function) -> list[str]:
@@ -47,37 +40,29 @@ def values(options: Sequence[Option], function: Function) -> list[str]:
     return [f'"{option.name}": {option.name},' for option in options]
 
 
-def _said(option: Option) -> str:
-    has_names = option.choices and option.type != "flag"
-    choices = f"one of {', '.join(option.choices)}" if has_names else ""
-    default = f"None: {option.absent}" if option.has_absent else f"default {option.in_python}"
-    parts = [option.doc, choices, option.range.text, default]
-    return _entry(f"{option.name}: {'; '.join(filter(None, parts))}.")
-
-
-def _tensors(function: Function) -> list[str]:
-    """What may go with the rows."""
-    return [
-        _entry(f"{t.name}: {_SHAPES[t.shape]}, {_DTYPES[t.dtypes]}; {t.doc}.")
-        for t in function.tensors
-        if t.role == "input" and t.shape in _SHAPES and not t.required
-    ]
-
-
 def row_outputs(table: Table) -> str:
     """Fields of what logprobs gives; a comment stands above its line where it would make that too long for ruff."""
     text = ""
-    for tensor in (t for section in table.arguments for t in section.members):
+    for tensor in (tensor for _, members in table.sections for tensor in members):
         if tensor.role == "row_output" and not tensor.group:
             field = f"    {tensor.name}: Tensor | None = None"
-            said = f"# {tensor.dtypes.replace('uint8', 'bool')}: {tensor.doc}"
+            said = f"# {tensor.dtypes.name.replace('uint8', 'bool')}: {tensor.doc}"
             fits = len(field) + 2 + len(said) <= 100
             text += f"{field}  {said}\n" if fits else f"    {said}\n{field}\n"
     return text
 
 
-def _entry(text: str) -> str:
+def _entry(name: str, *parts: str) -> str:
+    text = f"{name}: {'; '.join(filter(None, parts))}."
     return textwrap.fill(text, 128, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
+
+
+def _option(option: Option) -> str:
+    choices = f"one of {', '.join(option.choices)}" if option.enum else ""
+    default = f"default {option.in_python or option.default}"
+    if option.absent:
+        default = f"None: {option.absent}"
+    return _entry(option.name, option.doc, choices, option.range, default)
 
 
 def with_docstrings(path: str, text: str, table: Table) -> str:
@@ -88,14 +73,29 @@ def with_docstrings(path: str, text: str, table: Table) -> str:
         if not above:
             raise TableError(f"{path}: {match[2]} in a docstring before any generated arguments")
         options, function = table.options_of(above[-1][1], above[-1][2])
-        if match[2] == "Tensors":
-            return match[1] + "".join(_tensors(function))
-        lines = [_said(option) for option in options]
+        entries = [_option(option) for option in options]
         if function.presets:
-            names = f"preset: {', '.join(function.presets)}: the method's name"
-            lines.insert(
-                0, _entry(f"{names}, and what it sets of these; one that is given counts.")
-            )
-        return match[1] + "".join(lines)
+            said = "the method's name, and what it sets of these; one that is given counts"
+            entries.insert(0, _entry("preset", f"{', '.join(function.presets)}: {said}"))
+        if match[2] == "Tensors":  # what may go with the rows
+            entries = [
+                _entry(t.name, f"{t.shape.in_python}, {t.dtypes.in_python}", t.doc)
+                for t in function.tensors
+                if t.role == "input" and t.shape.in_python and not t.required
+            ]
+        return match[1] + "".join(entries)
 
     return _BLOCK.sub(block, text)
+
+
+def option_table(struct: Struct) -> str:
+    """Of docs/users."""
+    text = "| option | values | default | what it is |\n|---|---|---|---|\n"
+    for option in struct.named:
+        kind = "an integer" if option.type == "int64" else "a number"
+        values = ", ".join(f"`{choice}`" for choice in option.choices)
+        values = values or f"{kind} {option.range}".strip()
+        default = [f"`{option.default_text}`"] if option.default is not None else []
+        default += [option.absent] if option.absent else []
+        text += f"| `{option.name}` | {values} | {': '.join(default)} | {option.doc} |\n"
+    return text

@@ -74,8 +74,10 @@ def test_a_wrong_entry_is_named(old: str, new: str, message: str) -> None:
         read(TEXT.replace(old, new, 1))
 
 
-def test_a_region_that_nothing_fills_is_named() -> None:
+def test_a_region_that_nothing_fills_or_no_file_has_is_named(tmp_path: Path) -> None:
     table = read(TEXT)
+    with pytest.raises(TableError, match="no file has the region 'options'"):
+        generate.outputs(table, tmp_path)
     with pytest.raises(TableError, match="file: no region 'nothing', there are options"):
         generate.with_regions("file", "// generated: nothing\n// end of generated\n", table)
     with pytest.raises(TableError, match='file: a region without "end of generated"'):
