@@ -5,7 +5,6 @@
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/library.h"
-#include "backends/device/device_call.h"
 #include "losses/row_arrays.h"
 #include "schema/options.h"
 

@@ -33,7 +33,7 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
   job.total_columns = p.args.dlogits.cols;
   job.first_column = p.logit.vocab_start;
   job.sums = p.sums;
-  job.transform = transform_;
+  job.transform = arrays_.transform;
   job.class_weights = class_weights(p);
   job.rows = rows;
   return job;
@@ -41,7 +41,7 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
 
 void CudaDevice::check(const device::RowArrays& rows) {
   const Problem& p = *problem_;
-  const Verdict verdict = {report_, is_wrong_};
+  const Verdict verdict = {report_, arrays_.is_wrong};
   for (const tileloss_field& field : p.loss->fields) {
     if (field.type != TILELOSS_FIELD_SCALAR) continue;
     tileloss_scalar scalar;
@@ -50,14 +50,14 @@ void CudaDevice::check(const device::RowArrays& rows) {
   }
   const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
   each(1, MakeTransform{p.logit.logit_scale, p.logit.softcap, on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature,
-                        transform_, verdict});
+                        arrays_.transform, verdict});
   if (const tileloss_vector& v = p.args.sequence_offsets; v.dtype != TILELOSS_NONE) {
     const IntegerInput offsets(v);
     find(v.size, IsWrongOffset{offsets, p.rows}, ReportOffset{offsets, p.rows, verdict});
   }
   find(p.rows, IsBadLabel{rows},
        ReportLabel{Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index, verdict});
-  each(p.rows, CondemnRow{rows, is_wrong_});
+  each(p.rows, CondemnRow{rows, arrays_.is_wrong});
 }
 
 void CudaDevice::forward(const device::RowArrays& rows) {

@@ -13,9 +13,20 @@
 #include "backends/cuda/pieces.h"
 #include "backends/cuda/row_launches.h"
 #include "backends/cuda/steps.h"
+#include "backends/device/device_call.h"
 #include "backends/problem.h"
 
 namespace tileloss::impl::cuda {
+
+// What the device itself keeps of a call there, but for the head's.
+struct DeviceArrays {
+  LogitTransform* transform;
+  std::int32_t* is_wrong;
+
+  template <class Allocator>
+  DeviceArrays(const Problem& /*problem*/, Allocator& from)
+      : transform(from.template allocate<LogitTransform>(1)), is_wrong(from.template allocate<std::int32_t>(1)) {}
+};
 
 class CudaDevice {
  public:
@@ -31,22 +42,17 @@ class CudaDevice {
         pieces_(workspace),
         queue_(stream),
         report_(report),
-        transform_(pieces_.take<LogitTransform>(1)),
-        is_wrong_(allocate<std::int32_t>(1)) {
-    if (has_head(problem)) head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, transform_, threads);
+        arrays_(problem, *this) {
+    if (has_head(problem))
+      head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, threads);
   }
 
   // Of all that a call takes, its loss included, but for the head's.
   template <class Loss>
   static std::int64_t workspace_bytes(const Problem& p) {
     Pieces pieces;
-    pieces.take<LogitTransform>(1);
-    pieces.take<std::int32_t>(1);
-    pieces.take<std::byte>(p.stage_bytes);
-    pieces.take<Loss>(1);
-    pieces.take<std::int64_t>(p.rows);
-    pieces.take<RowState>(p.rows);
-    pieces.take<RowResult>(p.rows);
+    DeviceArrays(p, pieces);
+    device::CallMemory<Loss>(p, pieces);
     return pieces.bytes();
   }
 
@@ -54,7 +60,7 @@ class CudaDevice {
 
   template <class T>
   T* allocate(std::int64_t count) {
-    T* const at = pieces_.take<T>(count);
+    T* const at = pieces_.allocate<T>(count);
     if (count > 0)
       queue_.keep(cudaMemsetAsync(at, 0, static_cast<std::size_t>(count) * sizeof(T), queue_.stream()), "the workspace");
     return at;
@@ -103,8 +109,7 @@ class CudaDevice {
   Pieces pieces_;
   Queue queue_;
   Report* report_;
-  LogitTransform* transform_;
-  std::int32_t* is_wrong_;
+  DeviceArrays arrays_;
   std::optional<HeadSweeps> head_;
 };
 

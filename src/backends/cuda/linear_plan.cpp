@@ -59,7 +59,7 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   if (!has_head(p)) return;
   const auto take = [&]<class T>(const char* name, T*& piece, std::int64_t count) {
     const std::int64_t before = pieces.bytes();
-    piece = pieces.take<T>(count);
+    piece = pieces.allocate<T>(count);
     if (pieces.bytes() > before) buffers.emplace_back(name, pieces.bytes() - before);
   };
   const std::int64_t width = row_stride_of(p.args.hidden.cols), blocks = (p.columns + cut.vocab_block - 1) / cut.vocab_block;

@@ -14,7 +14,7 @@ class Pieces {
 
   explicit Pieces(std::byte* data = nullptr) : data_(data) {}
   template <class T>
-  T* take(std::int64_t count) {
+  T* allocate(std::int64_t count) {
     T* const at = reinterpret_cast<T*>(data_ + bytes_);
     bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
     return at;

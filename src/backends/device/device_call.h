@@ -42,20 +42,35 @@ class DeviceSteps {
   Loss* loss_;
 };
 
+// What a call keeps on its device, taken from that, or from who counts what it takes.
+template <class Loss>
+struct CallMemory {
+  std::byte* scratch;
+  Loss* loss;
+  RowArrays rows;
+
+  template <class Allocator>
+  CallMemory(const Problem& p, Allocator& from)
+      : scratch(from.template allocate<std::byte>(p.stage_bytes)), loss(from.template allocate<Loss>(1)) {
+    rows.label_columns = from.template allocate<std::int64_t>(p.rows);
+    rows.states = from.template allocate<RowState>(p.rows);
+    if (p.loss->looks_twice()) rows.stats = from.template allocate<TargetStats>(p.rows);
+    rows.results = from.template allocate<RowResult>(p.rows);
+  }
+};
+
 template <class Device, class Loss>
 class DeviceCall final : public Call {
  public:
   explicit DeviceCall(Device device)
       : device_(std::move(device)),
         p_(device_.problem()),
-        context_(context_with(device_.template allocate<std::byte>(p_.stage_bytes))),
+        memory_(p_, device_),
+        rows_(memory_.rows),
+        on_device_(memory_.loss),
+        context_(context_with(memory_.scratch)),
         loss_(context_),
-        on_device_(device_.template allocate<Loss>(1)),
         steps_(device_, on_device_) {
-    rows_.label_columns = device_.template allocate<std::int64_t>(p_.rows);
-    rows_.states = device_.template allocate<RowState>(p_.rows);
-    if (p_.loss->looks_twice()) rows_.stats = device_.template allocate<TargetStats>(p_.rows);
-    rows_.results = device_.template allocate<RowResult>(p_.rows);
     device_.place(on_device_, loss_);
   }
 
@@ -122,11 +137,12 @@ class DeviceCall final : public Call {
 
   Device device_;
   const Problem& p_;
+  const CallMemory<Loss> memory_;
+  const RowArrays& rows_;
+  Loss* const on_device_;
   const LossContext context_;
   const Loss loss_;  // what the host may know of it
-  Loss* const on_device_;
   DeviceSteps<Device, Loss> steps_;
-  RowArrays rows_;
 };
 
 // A call of the problem's loss. Of losses that live outside the library there is none.
