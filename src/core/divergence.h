@@ -1,5 +1,5 @@
 // The divergences D of a student's distribution p from a teacher's q, column by column: losses.md, "Distillation: two inputs a
-// row". A formula stands here once, and is compiled for vectors of float (backends/cpu/sweep/vector_arithmetic.h), for one double
+// row". A formula stands here once, and is compiled for vectors of float (core/vector_arithmetic.h), for one double
 // at a time (Scalar), and for devices.
 //
 // A divergence is a class that gets a column and gives its share of D and p (g - what g is shifted by), dD/dz_j = p_j (g_j -

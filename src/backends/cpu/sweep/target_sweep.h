@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "backends/cpu/sweep/backward_sweep.h"
-#include "backends/cpu/sweep/vector_arithmetic.h"
+#include "core/vector_arithmetic.h"
 
 namespace tileloss::impl::cpu {
 
