@@ -5,13 +5,14 @@
 
 #include "backends/cuda/device_api.h"
 #include "backends/device/row_kernels.h"
+#include "backends/known_entries.h"
 #include "core/logit_transform.h"
 #include "losses/inputs.h"
 #include "schema/fields.h"
 
 namespace tileloss::impl::cuda {
 
-enum class Wrong : std::int32_t { kNothing, kLabel, kNumber, kTransform, kOffset };
+enum class Wrong : std::int32_t { kNothing, kLabel, kNumber, kTransform, kOffset, kEntry, kEntryTwice };
 
 // In the host's memory, where the device writes it: the first error since somebody asked.
 struct Report {
@@ -20,7 +21,9 @@ struct Report {
   std::int64_t label, classes, ignore_index;  // of a row
   std::int64_t offset, before, count, rows;   // of an offset
   double number;
-  tileloss_field field;  // its texts are the host's
+  tileloss_field field;     // its texts are the host's
+  const char* temperature;  // the name, the host's too
+  KnownEntry entry;         // its columns are `classes`
 };
 
 // Of a call: where its errors go, and that no row of it is right.
@@ -51,21 +54,23 @@ struct CheckNumber {
   }
 };
 
-// Of the transform of the logits, whose temperature may lie behind a pointer, when that is in its own range.
+// Of the transform of some logits, whose temperature may lie behind a pointer, when that is in its own range.
 struct MakeTransform {
   double logit_scale, softcap;
-  tileloss_scalar temperature;
+  tileloss_scalar temperature, otherwise;  // the latter where the former is not given
+  const char* name;                        // of the temperature
   LogitTransform* transform;
   Verdict verdict;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
-    const double t = scalar_value(temperature);
+    const double own = scalar_value(temperature), t = std::isnan(own) ? scalar_value(otherwise) : own;
     *transform = LogitTransform::make(logit_scale, softcap, t);
     const auto is_in_range = [](double quotient) { return quotient >= 0x1p-126 && quotient <= 0x1p126; };
     if (is_in_range(logit_scale / t) && (softcap == 0 || is_in_range(softcap / t))) return;
     Report found = {};
     found.what = Wrong::kTransform;
     found.number = t;
+    found.temperature = name;
     verdict.condemn(found);
   }
 };
@@ -117,12 +122,65 @@ struct ReportLabel {
   }
 };
 
-// Where the whole call is wrong.
+// What stands for the column of a row's label where an entry of its sparse teacher is wrong, until it becomes kBadLabel.
+inline constexpr std::int64_t kBadEntry = -4;
+
+// The columns that a sparse teacher knows of a row, by a block a row: a column that is no column or is there twice, and what is
+// no logarithm of a probability.
+template <class Matrix>
+__global__ void __launch_bounds__(kMaxThreads)
+    check_entries(device::RowArrays rows, Matrix ids, Matrix logprobs, std::int64_t columns) {
+  using Parts = std::int32_t[kWarp];
+  TILELOSS_SHARED(Parts, parts);
+  const std::int64_t i = blockIdx.x;
+  const std::int64_t label = rows.label_columns[i];
+  if (label == kIgnoredRow || label == kBadLabel) return;
+  std::int32_t is_wrong = 0;
+  for (std::int64_t k = threadIdx.x; k < ids.cols; k += blockDim.x) {
+    const KnownEntry entry(ids, logprobs, i, k);
+    if (entry.id < 0) continue;
+    if (entry.is_column_wrong(columns) || entry.is_log_wrong()) is_wrong = 1;
+    for (std::int64_t j = 0; j < k; ++j) is_wrong |= integer_at(ids, i, j) == entry.id ? 1 : 0;
+  }
+  is_wrong = reduce_block(is_wrong, parts, 0, [](std::int32_t a, std::int32_t b) { return a | b; });
+  if (threadIdx.x == 0 && is_wrong != 0) rows.label_columns[i] = kBadEntry;
+}
+struct HasBadEntry {
+  device::RowArrays rows;
+  TILELOSS_HOST_DEVICE bool operator()(std::int64_t i) const { return rows.label_columns[i] == kBadEntry; }
+};
+// The first entry that is wrong by itself, else the least column that is there twice.
+struct ReportEntry {
+  tileloss_matrix ids, logprobs;
+  std::int64_t columns;
+  Verdict verdict;
+
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    if (verdict.report->what != Wrong::kNothing) return;
+    Report& found = *verdict.report;
+    found.classes = columns;
+    for (std::int64_t k = 0; k < ids.cols; ++k) {
+      found.entry = KnownEntry(ids, logprobs, i, k);
+      found.what = Wrong::kEntry;
+      if (found.entry.id >= 0 && (found.entry.is_column_wrong(columns) || found.entry.is_log_wrong())) return;
+    }
+    found.what = Wrong::kEntryTwice;
+    found.entry.id = columns;
+    for (std::int64_t k = 1; k < ids.cols; ++k) {
+      const std::int64_t id = integer_at(ids, i, k);
+      for (std::int64_t j = 0; j < k && id >= 0 && id < found.entry.id; ++j) {
+        if (integer_at(ids, i, j) == id) found.entry.id = id;
+      }
+    }
+  }
+};
+
+// Where the whole call is wrong, or what the row is held against.
 struct CondemnRow {
   device::RowArrays rows;
   const std::int32_t* is_wrong;
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (*is_wrong != 0) rows.label_columns[i] = kBadLabel;
+    if (*is_wrong != 0 || rows.label_columns[i] == kBadEntry) rows.label_columns[i] = kBadLabel;
   }
 };
 

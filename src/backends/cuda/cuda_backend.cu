@@ -22,8 +22,15 @@ Status not_yet(const Problem& p, const char* what) {
   return {TILELOSS_UNSUPPORTED, "cuda: " + p.loss->name + ": " + what + " is not there on this device yet"};
 }
 
+Status bad_temperature(const std::string& name, double value) {
+  const std::string side = name.starts_with("teacher") ? "teacher_" : "";
+  return expected(
+      name, side + "logit_scale / " + name + " and " + side + "softcap / " + name + " from 1.18e-38 to 8.5e+37, for float32",
+      std::to_string(value));
+}
+
 Status check_supported(const Problem& p) {
-  if (p.loss->looks_twice()) return not_yet(p, "a target that is not labels");
+  if (p.loss->looks_twice() && has_head(p)) return not_yet(p, "a target that is not labels, with the LM head,");
   return {};
 }
 
@@ -215,9 +222,9 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
   switch (r.what) {
     case Wrong::kLabel: return bad_label(r.index, r.label, r.classes, r.ignore_index);
     case Wrong::kNumber: return out_of_range(r.field, r.number);
-    case Wrong::kTransform:
-      return expected("temperature", "logit_scale / temperature and softcap / temperature from 1.18e-38 to 8.5e+37, for float32",
-                      std::to_string(r.number));
+    case Wrong::kTransform: return bad_temperature(r.temperature, r.number);
+    case Wrong::kEntry:
+    case Wrong::kEntryTwice: return bad_entry(r.entry, r.classes, r.what == Wrong::kEntryTwice);
     case Wrong::kOffset: return check_offset(r.index, r.count, r.offset, r.before, r.rows);
     default: return {};
   }

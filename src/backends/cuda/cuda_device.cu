@@ -4,31 +4,12 @@
 #include "backends/cuda/row_backward.h"
 
 namespace tileloss::impl::cuda {
-namespace {
-
-RowMatrix matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
-  return {m.data, m.row_stride, group_rows, group_stride};
-}
-
-// visit(T{}, is_plain) for the kernel of a dtype.
-template <class Visit>
-void visit_kernel(tileloss_dtype storage, bool is_plain, Visit&& visit) {
-  visit_format(storage, [&](auto format) {
-    if (is_plain) {
-      visit(format, std::true_type{});
-    } else {
-      visit(format, std::false_type{});
-    }
-  });
-}
-
-}  // namespace
 
 SweepJob CudaDevice::job(const device::RowArrays& rows) const {
   const Problem& p = *problem_;
   SweepJob job;
-  job.logits = matrix(p.args.logits, p.args.row_groups.rows, p.args.row_groups.logits_stride);
-  job.dlogits = matrix(p.args.dlogits, p.args.row_groups.rows, p.args.row_groups.dlogits_stride);
+  job.logits = row_matrix(p.args.logits, p.args.row_groups.rows, p.args.row_groups.logits_stride);
+  job.dlogits = row_matrix(p.args.dlogits, p.args.row_groups.rows, p.args.row_groups.dlogits_stride);
   job.columns = p.columns;
   job.total_columns = p.args.dlogits.cols;
   job.first_column = p.logit.vocab_start;
@@ -49,29 +30,34 @@ void CudaDevice::check(const device::RowArrays& rows) {
     if (scalar.pointer != nullptr) each(1, CheckNumber{field, scalar, verdict});
   }
   const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
-  each(1, MakeTransform{p.logit.logit_scale, p.logit.softcap, on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature,
-                        arrays_.transform, verdict});
+  const tileloss_scalar temperature = on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature;
+  each(1,
+       MakeTransform{p.logit.logit_scale, p.logit.softcap, temperature, temperature, "temperature", arrays_.transform, verdict});
+  make_target_transforms(verdict);
   if (const tileloss_vector& v = p.args.sequence_offsets; v.dtype != TILELOSS_NONE) {
     const IntegerInput offsets(v);
     find(v.size, IsWrongOffset{offsets, p.rows}, ReportOffset{offsets, p.rows, verdict});
   }
   find(p.rows, IsBadLabel{rows},
        ReportLabel{Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index, verdict});
+  check_known_columns(rows, verdict);
   each(p.rows, CondemnRow{rows, arrays_.is_wrong});
 }
 
 void CudaDevice::forward(const device::RowArrays& rows) {
   if (head_) return head_->forward(queue_, rows);
-  launch_forward(queue_, *problem_, problem_->rows, threads_, job(rows));
+  if (problem_->loss->looks_twice()) return forward_target(rows);
+  launch_forward(queue_, *problem_, problem_->rows, threads_, job(rows), problem_->logit.softcap > 0);
 }
 
 void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
   if (head_) return head_->backward(queue_, rows, states);
+  if (problem_->loss->looks_twice()) return backward_target(rows);
   launch_backward(queue_, *problem_, problem_->rows, threads_, job(rows), states);
 }
 
-void launch_forward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job) {
-  visit_kernel(p.storage, p.sums == kNoSums && p.logit.softcap == 0,
+void launch_forward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap) {
+  visit_kernel(p.storage, job.sums == kNoSums && !has_softcap,
                [&]<class T>(T /*format*/, auto is_plain) { queue.launch(forward_rows<T, is_plain>, rows, threads, job); });
 }
 

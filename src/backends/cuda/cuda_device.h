@@ -13,6 +13,7 @@
 #include "backends/cuda/pieces.h"
 #include "backends/cuda/row_launches.h"
 #include "backends/cuda/steps.h"
+#include "backends/cuda/target_sweep.h"
 #include "backends/device/device_call.h"
 #include "backends/problem.h"
 
@@ -22,10 +23,31 @@ namespace tileloss::impl::cuda {
 struct DeviceArrays {
   LogitTransform* transform;
   std::int32_t* is_wrong;
+  // Of targets that are not labels; null where the call has no such thing.
+  LogitTransform *teacher_transform = nullptr, *label_transform = nullptr;
+  RowState *teacher_states = nullptr, *label_states = nullptr;
+  float *largest = nullptr, *teacher_largest = nullptr;  // logits
+  KnownColumn* known_columns = nullptr;
+  KnownRow* known = nullptr;
 
   template <class Allocator>
-  DeviceArrays(const Problem& /*problem*/, Allocator& from)
-      : transform(from.template allocate<LogitTransform>(1)), is_wrong(from.template allocate<std::int32_t>(1)) {}
+  DeviceArrays(const Problem& p, Allocator& from)
+      : transform(from.template allocate<LogitTransform>(1)), is_wrong(from.template allocate<std::int32_t>(1)) {
+    if (p.loss->looks_twice() && !p.has_pair_state) largest = from.template allocate<float>(p.rows);
+    if (p.loss->target() == TargetKind::kLogits) {
+      teacher_transform = from.template allocate<LogitTransform>(1);
+      teacher_states = from.template allocate<RowState>(p.rows);
+      if (!p.has_pair_state) teacher_largest = from.template allocate<float>(p.rows);
+    }
+    if (p.loss->info.label_temperature != nullptr && is_given(p.loss->info.label_temperature(p.options.data()))) {
+      label_transform = from.template allocate<LogitTransform>(1);
+      label_states = from.template allocate<RowState>(p.rows);
+    }
+    if (p.loss->target() == TargetKind::kColumns) {
+      known_columns = from.template allocate<KnownColumn>(p.rows * p.args.teacher_ids.cols);
+      known = from.template allocate<KnownRow>(p.rows);
+    }
+  }
 };
 
 class CudaDevice {
@@ -43,8 +65,7 @@ class CudaDevice {
         queue_(stream),
         report_(report),
         arrays_(problem, *this) {
-    if (has_head(problem))
-      head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, threads);
+    if (has_head(problem)) head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, threads);
   }
 
   // Of all that a call takes, its loss included, but for the head's.
@@ -100,6 +121,12 @@ class CudaDevice {
     return static_cast<int>(std::clamp<std::int64_t>((count + kWarp - 1) / kWarp * kWarp, kWarp, kMaxThreads));
   }
   SweepJob job(const device::RowArrays& rows) const;
+  // The same of rows whose target is not labels: target_sweeps.cu.
+  TargetJob target_job(const device::RowArrays& rows) const;
+  void make_target_transforms(const Verdict& verdict);
+  void check_known_columns(const device::RowArrays& rows, const Verdict& verdict);
+  void forward_target(const device::RowArrays& rows);
+  void backward_target(const device::RowArrays& rows);
 
   const Problem* problem_;
   int threads_;
@@ -112,6 +139,22 @@ class CudaDevice {
   DeviceArrays arrays_;
   std::optional<HeadSweeps> head_;
 };
+
+// visit(T{}, is_plain) for the kernel of a dtype.
+template <class Visit>
+void visit_kernel(tileloss_dtype storage, bool is_plain, Visit&& visit) {
+  visit_format(storage, [&](auto format) {
+    if (is_plain) {
+      visit(format, std::true_type{});
+    } else {
+      visit(format, std::false_type{});
+    }
+  });
+}
+
+inline RowMatrix row_matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
+  return {m.data, m.row_stride, group_rows, group_stride};
+}
 
 }  // namespace tileloss::impl::cuda
 

@@ -84,7 +84,7 @@ void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
       make_logits(queue, block, begin, count, z);
       SweepJob sweep = job(block, begin, rows, z);
       if (first > 0) sweep.rows.states = pieces_.states;
-      launch_forward(queue, p, count, threads_, sweep);
+      launch_forward(queue, p, count, threads_, sweep, p.logit.softcap > 0);
       if (first > 0)
         launch_each(queue, count, MergeBlock{rows.states + begin, pieces_.states, weights, sweep.rows.label_columns});
     }

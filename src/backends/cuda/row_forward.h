@@ -215,6 +215,7 @@ __global__ void __launch_bounds__(kMaxThreads, kIsPlain && sizeof(T) == 2 ? 2 : 
   if (threadIdx.x == 0) {
     const float logit = label >= 0 ? to_float(load(row + label)) : 0;
     state = finish_state(seen, label >= 0, logit, label >= 0 ? job.weight(label) : 0, transform);
+    if (job.largest != nullptr) job.largest[i] = label >= 0 ? max_nan(seen.max, logit) : seen.max;
     if (std::isnan(state.max)) state = {state.max, state.max, state.max, state.max, state.max, state.max, -1};
   }
   if constexpr (!kIsPlain) {

@@ -15,7 +15,8 @@ inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
   return kWarp * static_cast<int>(std::clamp<std::int64_t>((columns + of_a_warp - 1) / of_a_warp, 1, kMaxThreads / kWarp));
 }
 
-void launch_forward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job);
+// Of any logits of the problem's format; `has_softcap`: theirs.
+void launch_forward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap);
 void launch_backward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job,
                      const RowStates& states);
 

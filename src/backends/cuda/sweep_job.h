@@ -14,9 +14,11 @@ struct RowMatrix {
   void* data = nullptr;
   std::int64_t row_stride = 0, group_rows = 0, group_stride = 0;
 
+  // Elements before it.
+  TILELOSS_HOST_DEVICE std::int64_t offset(std::int64_t i) const { return row_offset(i, row_stride, group_rows, group_stride); }
   template <class T>
   __device__ T* row(std::int64_t i) const {
-    return static_cast<T*>(data) + row_offset(i, row_stride, group_rows, group_stride);
+    return static_cast<T*>(data) + offset(i);
   }
 };
 
@@ -28,6 +30,7 @@ struct SweepJob {
   const LogitTransform* transform = nullptr;    // on the device
   const float* class_weights = nullptr;         // of column 0; null: 1
   device::RowArrays rows;
+  float* largest = nullptr;  // not null: a row's largest logit, as it lies in memory, which the forward writes
 
   __device__ float weight(std::int64_t column) const { return class_weights == nullptr ? 1 : class_weights[column]; }
 };

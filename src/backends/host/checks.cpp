@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/known_entries.h"
 #include "backends/label_columns.h"
 #include "schema/options.h"
 
@@ -45,33 +46,20 @@ Status check_labels(const Problem& p, const std::int64_t* label_columns) {
 
 Status check_target(const Problem& p, const std::int64_t* label_columns) {
   if (p.loss->target() != TargetKind::kColumns) return {};
-  constexpr float kMost = 0.001F;  // of a log q: what rounding may make of 0
-  const tileloss_matrix &ids = p.args.teacher_ids, &log_q = p.args.teacher_logprobs;
-  const auto entry = [](const char* name, std::int64_t i, std::int64_t k) {
-    return std::string(name) + "[" + std::to_string(i) + "," + std::to_string(k) + "]";
-  };
-  std::vector<std::int64_t> seen;
+  std::vector<KnownEntry> seen;
   for (std::int64_t i = 0; i < p.rows; ++i) {
     if (label_columns[i] == kIgnoredRow) continue;
     seen.clear();
-    for (std::int64_t k = 0; k < ids.cols; ++k) {
-      const std::int64_t id = integer_at(ids, i, k);
-      if (id < 0) continue;
-      if (id >= p.columns) {
-        return expected(entry("teacher_ids", i, k), "a column < " + std::to_string(p.columns) + ", or a negative number for none",
-                        std::to_string(id));
-      }
-      const float log = number_at(log_q, i, k);
-      if (log > kMost) {
-        return expected(entry("teacher_logprobs", i, k), "the logarithm of a probability, <= 0 but for rounding",
-                        std::to_string(log));
-      }
-      seen.push_back(id);
+    for (std::int64_t k = 0; k < p.args.teacher_ids.cols; ++k) {
+      const KnownEntry entry(p.args.teacher_ids, p.args.teacher_logprobs, i, k);
+      if (entry.id < 0) continue;
+      if (entry.is_column_wrong(p.columns) || entry.is_log_wrong()) return bad_entry(entry, p.columns, false);
+      seen.push_back(entry);
     }
-    std::sort(seen.begin(), seen.end());
-    const auto twice = std::adjacent_find(seen.begin(), seen.end());
-    if (twice != seen.end())
-      return expected("teacher_ids[" + std::to_string(i) + "]", "distinct columns", std::to_string(*twice) + " twice");
+    std::sort(seen.begin(), seen.end(), [](const KnownEntry& a, const KnownEntry& b) { return a.id < b.id; });
+    const auto twice =
+        std::adjacent_find(seen.begin(), seen.end(), [](const KnownEntry& a, const KnownEntry& b) { return a.id == b.id; });
+    if (twice != seen.end()) return bad_entry(*twice, p.columns, true);
   }
   return {};
 }

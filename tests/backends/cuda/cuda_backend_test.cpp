@@ -180,13 +180,71 @@ TEST_F(OnCuda, AnotherDeviceThanTheCurrentOneDoesTheCall) {
   cudaSetDevice(0);
 }
 
+// A teacher whose rows lie elsewhere: bits, and what is read of both and written.
+TEST_F(OnCuda, ATeacherIsReadAsOftenAsTheStudent) {
+  tileloss_distillation_options options = distillation_options();
+  options.divergence = TILELOSS_JSD;
+  std::vector<std::uint16_t> first;
+  for (const std::int64_t offset : {0, 1, 8}) {
+    for (const std::int64_t teacher_offset : {0, 3}) {
+      cuda_on_host::set_seed(static_cast<std::uint64_t>(offset + teacher_offset));
+      set_up(offset);
+      std::vector<std::uint16_t> padded(static_cast<std::size_t>(teacher_offset), 0x7fc0);
+      const std::vector<std::uint16_t> logits = some_logits(5);
+      padded.insert(padded.end(), logits.begin(), logits.end());
+      DeviceArray<std::uint16_t> teacher(padded);
+      args_.teacher_logits =
+          on_cuda(tileloss_make_matrix(teacher.data() + teacher_offset, TILELOSS_BFLOAT16, kRows, kVocab, kStride));
+      cuda_on_host::counters() = {};
+      ASSERT_TRUE(succeeds(tileloss_distillation_value_and_grad(&args_, &options, nullptr, nullptr)));
+      cudaDeviceSynchronize();
+      constexpr std::int64_t kUsed = kRows - 1, kBytes = 2;
+      // Once for the state, once for the divergence, once for the gradient, and the label's own.
+      EXPECT_EQ(cuda_on_host::counters().loaded, static_cast<std::uint64_t>(kUsed * (2 * 3 * kVocab + 3) * kBytes));
+      EXPECT_EQ(cuda_on_host::counters().stored, static_cast<std::uint64_t>(kRows * kVocab * kBytes));
+      if (first.empty()) first = gradient(offset);
+      EXPECT_EQ(gradient(offset), first) << "offsets " << offset << ", " << teacher_offset;
+      EXPECT_TRUE(std::isfinite(loss_->get()[0]) && loss_->get()[0] > 0);
+    }
+  }
+}
+
+TEST_F(OnCuda, WhatASparseTeacherMayNotKnowIsReportedOnce) {
+  const struct {
+    std::vector<std::int32_t> ids;  // of the second row
+    float log_q;
+    const char* message;
+  } cases[] = {
+      {{7, 300}, -1, "teacher_ids[1,1]: expected a column < 300, or a negative number for none, got 300"},
+      {{7, 7}, -1, "teacher_ids[1]: expected distinct columns, got 7 twice"},
+      {{7, 8}, 0.5F, "teacher_logprobs[1,1]: expected the logarithm of a probability, <= 0 but for rounding, got 0.500000"}};
+  for (const auto& [second, log_q, message] : cases) {
+    set_up();
+    std::vector<std::int32_t> ids = {1, 2, second[0], second[1], 999, 999, 5, -1, 6, 7};  // the third row is not in use
+    std::vector<float> log_qs(2 * kRows, -1);
+    log_qs[3] = log_q;
+    DeviceArray<std::int32_t> on_device(ids);
+    DeviceArray<float> logs(log_qs);
+    args_.teacher_ids = on_cuda(tileloss_make_matrix(on_device.data(), TILELOSS_INT32, kRows, 2, 2));
+    args_.teacher_logprobs = on_cuda(tileloss_make_matrix(logs.data(), TILELOSS_FLOAT32, kRows, 2, 2));
+    ASSERT_TRUE(succeeds(tileloss_sparse_distillation_value_and_grad(&args_, nullptr, nullptr, nullptr)));
+    cudaDeviceSynchronize();
+    EXPECT_TRUE(std::isnan(loss_->get()[0]));
+    const std::vector<std::uint16_t> d = gradient();
+    EXPECT_TRUE(std::isnan(impl::to_float(impl::Bfloat16{d[kVocab]})));
+    EXPECT_FALSE(std::isnan(impl::to_float(impl::Bfloat16{d[0]})));
+    EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_INVALID_ARGUMENT, message));
+    EXPECT_TRUE(succeeds(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr)));
+  }
+}
+
 TEST_F(OnCuda, WhatIsNotThereYetIsSaid) {
   set_up();
-  args_.teacher_logits = args_.logits;
-  args_.dlogits = {};
-  const tileloss_distillation_options options = distillation_options();
-  EXPECT_TRUE(refused(tileloss_distillation(&args_, &options, nullptr, nullptr), TILELOSS_UNSUPPORTED,
-                      "cuda: distillation: a target that is not labels is not there on this device yet"));
+  args_.hidden = args_.head = args_.teacher_hidden = args_.teacher_head = args_.logits;
+  args_.logits = args_.dlogits = {};
+  EXPECT_TRUE(
+      refused(tileloss_linear_distillation(&args_, nullptr, nullptr, nullptr), TILELOSS_UNSUPPORTED,
+              "cuda: linear_distillation: a target that is not labels, with the LM head, is not there on this device yet"));
 }
 
 }  // namespace
