@@ -3,8 +3,8 @@
 
 A file is either made whole, or has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in
 REGIONS, or NAME of FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index".
-A docstring's line that begins with "Options" or "Tensors" and ends with a colon is the head of a list: of the arguments before
-it, or of what may go with their function's rows.
+A docstring's line that begins with "Options", "Tensors" or "Values of NAME" and ends with a colon is the head of a list: of the
+arguments before it, of what may go with their function's rows, of what an option may be.
 """
 
 from __future__ import annotations
@@ -69,16 +69,15 @@ def region(what: str, indent: str, table: Table) -> str:
 
 
 def with_regions(path: str, text: str, table: Table) -> str:
-    def replaced(match: re.Match[str]) -> str:
-        try:
-            return match["head"] + region(match["what"], match["indent"], table)
-        except TableError as error:
-            raise TableError(f"{path}: {error}") from None
-
-    new, count = _REGION.subn(replaced, text)
-    if count != text.count(" generated: "):
-        raise TableError(f'{path}: a region without "end of generated"')
-    return write_python.with_docstrings(path, new, table) if path.endswith(".py") else new
+    try:
+        new, count = _REGION.subn(
+            lambda match: match["head"] + region(match["what"], match["indent"], table), text
+        )
+        if count != text.count(" generated: "):
+            raise TableError('a region without "end of generated"')
+        return write_python.with_docstrings(new, table) if path.endswith(".py") else new
+    except TableError as error:
+        raise TableError(f"{path}: {error}") from None
 
 
 def outputs(table: Table, root: Path) -> dict[Path, str]:

@@ -11,7 +11,7 @@ from write_c import packed
 
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
 _ARGUMENTS = re.compile(r"# generated: arguments of (\w+)(?: but ([\w, ]+))?\n")
-_BLOCK = re.compile(r"(?m)^(    (Options|Tensors)\b[^\n]*:\n)(?:        [^\n]*\n)*")
+_BLOCK = re.compile(r"(?m)^(    (Options|Tensors|Values of (\w+))\b[^\n]*:\n)(?:        [^\n]*\n)*")
 
 
 def _argument(option: Option, function: Function, value: str = "") -> str:
@@ -65,25 +65,34 @@ def _option(option: Option) -> str:
     return _entry(option.name, option.doc, choices, option.range, default)
 
 
-def with_docstrings(path: str, text: str, table: Table) -> str:
-    """A docstring's blocks "Options...:" and "Tensors...:" are of the function whose arguments are generated before them."""
+def _entries(what: str, named: str, options: Sequence[Option], function: Function) -> list[str]:
+    if what == "Tensors":  # that may go with the rows
+        return [
+            _entry(t.name, f"{t.shape.in_python}, {t.dtypes.in_python}", t.doc)
+            for t in function.tensors
+            if t.role == "input" and t.shape.in_python and not t.required
+        ]
+    if what != "Options":
+        for option in options:
+            if option.name == named and option.enum:
+                return [_entry(value.name, value.doc) for value in option.enum.values]
+        raise TableError(f"{function.name} has no option {named} with values")
+    entries = [_option(option) for option in options]
+    if function.presets:
+        said = "the method's name, and what it sets of these; one that is given counts"
+        entries.insert(0, _entry("preset", f"{', '.join(function.presets)}: {said}"))
+    return entries
+
+
+def with_docstrings(text: str, table: Table) -> str:
+    """A docstring's blocks "Options...:" are of the function whose arguments are generated before them."""
 
     def block(match: re.Match[str]) -> str:
         above = list(_ARGUMENTS.finditer(text, 0, match.start()))
         if not above:
-            raise TableError(f"{path}: {match[2]} in a docstring before any generated arguments")
+            raise TableError(f"{match[2]} in a docstring before any generated arguments")
         options, function = table.options_of(above[-1][1], above[-1][2])
-        entries = [_option(option) for option in options]
-        if function.presets:
-            said = "the method's name, and what it sets of these; one that is given counts"
-            entries.insert(0, _entry("preset", f"{', '.join(function.presets)}: {said}"))
-        if match[2] == "Tensors":  # what may go with the rows
-            entries = [
-                _entry(t.name, f"{t.shape.in_python}, {t.dtypes.in_python}", t.doc)
-                for t in function.tensors
-                if t.role == "input" and t.shape.in_python and not t.required
-            ]
-        return match[1] + "".join(entries)
+        return match[1] + "".join(_entries(match[2], match[3], options, function))
 
     return _BLOCK.sub(block, text)
 

@@ -15,6 +15,7 @@ Z_LOSS = (
     'z_loss = { type = "double", default = 0, range = ">= 0", doc = "zeta: adds zeta * lse^2" }'
 )
 OPTIONS = "function.cross_entropy.options"
+VALUES = "    # generated: arguments of {}\n    # end of generated\n    Values of {}:\n"
 
 
 def test_generating_again_changes_nothing() -> None:
@@ -88,6 +89,9 @@ def test_a_region_that_nothing_fills_or_no_file_has_is_named(tmp_path: Path) -> 
     ]:
         with pytest.raises(TableError, match=f"file: {message}"):
             generate.with_regions("file", f"# generated: {name}\n# end of generated\n", table)
+    for name in ("tail", "softcap"):
+        with pytest.raises(TableError, match=f"f.py: logprobs has no option {name} with values"):
+            generate.with_regions("f.py", VALUES.format("logprobs", name), table)
 
 
 def test_python_gets_arguments_what_is_said_of_them_and_their_values() -> None:
@@ -122,6 +126,8 @@ def f(
     assert "labels:" not in made and "target_probs:" not in made
     assert "temperature:" not in made and '"valid_vocab"' not in made
     assert generate.with_regions("f.py", made, read(TEXT)) == made
+    made = generate.with_regions("f.py", VALUES.format("sparse_distillation", "tail"), read(TEXT))
+    assert "    Values of tail:\n        lump: they are one more class: q " in made
 
 
 def test_comments_stand_as_clang_format_has_them() -> None:

@@ -44,32 +44,32 @@ def distillation(
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), q likewise of the teacher's logits, a row's loss is
 
-        w_i [alpha (-log p_y) + (1 - alpha) D_i]
+        w_i [alpha (-log p_y) + (1 - alpha) s D_i],  s = 1, or T^2 with scale_by_temperature_squared
 
-    and D is one of (docs/users/losses.md has the formulas):
-
-        forward_kl         sum q (log q - log p)
-        reverse_kl         sum p (log p - log q)
-        jsd                beta sum q (log q - log m) + (1 - beta) sum p (log p - log m), m = beta q + (1 - beta) p: TRL's
-                           generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here
-        jeffreys           forward_kl + reverse_kl
-        skew_forward_kl    sum q (log q - log m), m = beta q + (1 - beta) p
-        skew_reverse_kl    sum p (log p - log m), m = beta p + (1 - beta) q
-        total_variation    sum |p - q| / 2
+    Values of divergence, D (jsd is TRL's generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here):
+        forward_kl: sum q (log q - log p).
+        reverse_kl: sum p (log p - log q).
+        jsd: m = beta q + (1-beta) p: beta sum q (log q - log m) + (1-beta) sum p (log p - log m).
+        jeffreys: forward + reverse.
+        skew_forward_kl: m = beta q + (1-beta) p: sum q (log q - log m).
+        skew_reverse_kl: m = beta p + (1-beta) q: sum p (log p - log m).
+        total_variation: sum |p - q| / 2.
 
     Args:
         logits: x, the student's, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse
             mode.
         teacher: the teacher's logits, of the same shape and dtype. Their gradient is 0, as under `jax.lax.stop_gradient`.
         labels: [...] integers; needed where alpha is not 0. Rows with ``ignore_index`` are not read: they may hold NaN.
-        mask: [...] or flat [N]; rows where it is 0 are not read and count nowhere.
-        token_weights: [...] or flat [N] w.
         outputs: names of `DistillationRows`: what else to return of each row.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): the backward then only scales
             it. Default None: True, as on the CPU a backward of its own makes all sums again; but False for float16, which a
             loss scale would reach too late.
         implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu" or "xla". There are no Pallas
             kernels of this loss: "xla" runs on TPUs.
+
+    Tensors that go with the rows, None for the default:
+        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
+        token_weights: [...] or flat [N], converted to float32; w_i; default 1.
 
     Options, of which a Number may be an array of one element, which may be traced:
         logit_scale: multiplies the logits; > 0; default 1.

@@ -128,13 +128,18 @@ def policy_loss(
         labels: the tokens sampled, [B, T] or [N] integers.
         advantages: [B] or [B, 1] of a sequence, or of the labels' shape. For [N] tokens with one advantage a token say
             ``advantage_level="token"``.
-        mask: of the labels' shape or flat [N]: tokens with 0 are neither read nor counted.
-        old_logp, ref_logp, sampler_logp: of the labels' shape or flat [N], of the policy that sampled, the reference model, and
-            the engine that sampled. Without old_logp the new logp stands in, so rho = 1 with a gradient.
-        sequence_offsets: [S+1] integers, may be traced: sequence b is rows offsets[b] to offsets[b+1], 0 first, N last; all rows
-            are NaN where traced ones cannot be. Default: the batch's rows.
         return_metrics: also return a dict of float32 scalars: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
         grad_in_forward, implementation, vocab_axis: as `tileloss.jax.cross_entropy`.
+
+    Tensors that go with the tokens, [...] being the labels' shape; old_logp is the sampling policy's:
+        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
+        sequence_offsets: [B+1], integers; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last.
+        old_logp: [...] or flat [N], converted to float32; absent: the new logp itself, detached (rho = 1, with gradient).
+        ref_logp: [...] or flat [N], converted to float32; of the reference model; of NaN here or in old_logp:
+            docs/users/losses.md.
+        sampler_logp: [...] or flat [N], converted to float32; of the engine that sampled the tokens; NaN: no difference.
+
+    The offsets may be traced: all rows are NaN where traced ones cannot be. Without them the sequences are the batch's rows.
 
     Options, each None for its default or the preset's; a Number may be an array of one element, traced or not:
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: the method's name, and what it sets of
@@ -184,6 +189,21 @@ def policy_loss(
             as_loss; default token_mean.
         num_items: the denominator of token_mean and sum, not floored; >= 0; None: the tokens are counted, sum divides by 1.
         max_length: L_max of seq_mean_token_sum_norm; >= 1; None: sequence_length.
+
+    Values of kind, and l of a token:
+        clip: -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip.
+        cispo: -stop(clip(rho, cap_low, cap)) A logp.
+        sapo: -(4 / tau) sigmoid(tau (rho - 1)) A.
+        vespo: -stop(phi) A logp, phi a gamma weight of the sequence's ratio.
+        reinforce: -A logp.
+
+    Values of aggregation, n_b tokens in use of sequence b, M in all, and B sequences, empty ones included:
+        seq_mean_token_mean: mean over the sequences of (sum l / n_b).
+        token_mean: sum l / M, or / num_items when given.
+        seq_mean_token_sum_norm: sum l / (B max_length).
+        seq_mean_token_sum: mean over the sequences of sum l.
+        sum: sum l / num_items (default 1).
+        none: one l a row.
 
     Returns:
         float32: a scalar, or the labels' shape with aggregation "none"; with return_metrics a pair.

@@ -47,18 +47,16 @@ def distillation(
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), q likewise of the teacher's logits, a row's loss is
 
-        w_i [alpha (-log p_y) + (1 - alpha) D_i]
+        w_i [alpha (-log p_y) + (1 - alpha) s D_i],  s = 1, or T^2 with scale_by_temperature_squared
 
-    and D is one of (docs/users/losses.md has the formulas):
-
-        forward_kl         sum q (log q - log p)
-        reverse_kl         sum p (log p - log q)
-        jsd                beta sum q (log q - log m) + (1 - beta) sum p (log p - log m), m = beta q + (1 - beta) p: TRL's
-                           generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here
-        jeffreys           forward_kl + reverse_kl
-        skew_forward_kl    sum q (log q - log m), m = beta q + (1 - beta) p
-        skew_reverse_kl    sum p (log p - log m), m = beta p + (1 - beta) q
-        total_variation    sum |p - q| / 2
+    Values of divergence, D (jsd is TRL's generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here):
+        forward_kl: sum q (log q - log p).
+        reverse_kl: sum p (log p - log q).
+        jsd: m = beta q + (1-beta) p: beta sum q (log q - log m) + (1-beta) sum p (log p - log m).
+        jeffreys: forward + reverse.
+        skew_forward_kl: m = beta q + (1-beta) p: sum q (log q - log m).
+        skew_reverse_kl: m = beta p + (1-beta) q: sum p (log p - log m).
+        total_variation: sum |p - q| / 2.
 
     Args:
         input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU or a CUDA device.

@@ -210,6 +210,21 @@ def policy_loss(
         num_items: the denominator of token_mean and sum, not floored; >= 0; None: the tokens are counted, sum divides by 1.
         max_length: L_max of seq_mean_token_sum_norm; >= 1; None: sequence_length.
 
+    Values of kind, and l of a token:
+        clip: -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip.
+        cispo: -stop(clip(rho, cap_low, cap)) A logp.
+        sapo: -(4 / tau) sigmoid(tau (rho - 1)) A.
+        vespo: -stop(phi) A logp, phi a gamma weight of the sequence's ratio.
+        reinforce: -A logp.
+
+    Values of aggregation, n_b tokens in use of sequence b, M in all, and B sequences, empty ones included:
+        seq_mean_token_mean: mean over the sequences of (sum l / n_b).
+        token_mean: sum l / M, or / num_items when given.
+        seq_mean_token_sum_norm: sum l / (B max_length).
+        seq_mean_token_sum: mean over the sequences of sum l.
+        sum: sum l / num_items (default 1).
+        none: one l a row.
+
     Returns:
         float32: a scalar, or target's shape with aggregation "none"; with return_metrics a pair.
 

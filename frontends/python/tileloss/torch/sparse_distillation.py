@@ -43,11 +43,12 @@ def sparse_distillation(
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """`distillation` from a teacher of which only K columns of each row are known.
 
-    With q from teacher_logprobs as they are (no temperature, no transform) the divergence is over those columns and, by ``tail``,
+    q is from teacher_logprobs as they are: no temperature, no transform.
 
-        lump          one more class, of all other columns: q what is left of 1, p the sum of theirs
-        ignore        nothing else: a sum over the K columns, which may be negative
-        renormalise   nothing else, and p and q are divided by their sums over the K columns
+    Values of tail, what becomes of the other columns in the divergence:
+        lump: they are one more class: q what is left of 1, p the sum of theirs.
+        ignore: no part in the divergence, which is a sum over the K columns, and may be negative.
+        renormalise: both distributions are divided by their sums over the K columns.
 
     Args:
         input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU or a CUDA device.
