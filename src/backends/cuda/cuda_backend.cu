@@ -135,7 +135,10 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
   CudaPlan own = {threads_of_row(p.columns, p.storage), 0, {}};
   if (has_head(p)) {
     const auto bytes = [&](const HeadCut& cut) { return workspace_bytes(p, cut); };
-    if (Status s = cut_head(p, wishes, bytes, &own.head); !s.ok()) return s;
+    int l2_bytes = 0;
+    if (Status s = status_of(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, p.device_index), "the L2 cache"); !s.ok())
+      return s;
+    if (Status s = cut_head(p, wishes, l2_bytes, bytes, &own.head); !s.ok()) return s;
     own.threads = threads_of_row(own.head.vocab_block, p.storage);
     const DeviceGuard guard(p.device_index);
     HeadAlgorithms chosen;

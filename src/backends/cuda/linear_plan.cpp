@@ -1,6 +1,7 @@
 #include "backends/cuda/linear_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <string>
 
@@ -13,8 +14,9 @@ using std::to_string;
 
 constexpr std::int64_t kStep = 64;  // blocks of columns are multiples of it
 constexpr std::int64_t kMaxVocabBlock = 8192;
-// [1024, 4096] in float32 stays in the L2 of an A100 and of what came after it.
-constexpr std::int64_t kVocabBlock = 4096, kRowBlock = 1024;
+constexpr std::int64_t kVocabBlock = 4096;
+// Rows whose logits take half of the L2 cache at most; but so many where it is small, as products of fewer leave a GPU idle.
+constexpr std::int64_t kLeastRowBlock = 1024, kMostRowBlock = 4096;
 // Products of fewer rows read the head more often than they compute: only where nothing else fits.
 constexpr std::int64_t kFewRows = 256, kFewestRows = 16;
 constexpr std::int64_t kLeastDefaultBudget = std::int64_t{192} << 20;  // the CPU's
@@ -84,14 +86,18 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   scratch += (kScratchAlignment - reinterpret_cast<std::uintptr_t>(scratch) % kScratchAlignment) % kScratchAlignment;
 }
 
-Status cut_head(const Problem& p, const tileloss_plan_options& wishes, const std::function<std::int64_t(const HeadCut&)>& bytes,
-                HeadCut* cut) {
+Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int64_t l2_bytes,
+                const std::function<std::int64_t(const HeadCut&)>& bytes, HeadCut* cut) {
   if (Status s = check_wishes(wishes.cuda); !s.ok()) return s;
   const std::int64_t columns = std::max<std::int64_t>(round_up(p.columns, kStep), kStep),
                      rows = std::max<std::int64_t>(p.rows, 1);
   const std::int64_t vocab_block = std::min(wishes.cuda.vocab_block > 0 ? wishes.cuda.vocab_block : kVocabBlock, columns);
   const std::int64_t widest = wishes.cuda.chunk_columns > 0 ? std::max(wishes.cuda.chunk_columns, kStep) : vocab_block;
-  const std::int64_t most_rows = std::min(rows, wishes.cuda.row_block > 0 ? wishes.cuda.row_block : kRowBlock);
+  const auto rows_in_cache =
+      static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(l2_bytes / 2 / 4 / vocab_block)));
+  const std::int64_t row_block =
+      wishes.cuda.row_block > 0 ? wishes.cuda.row_block : std::clamp(rows_in_cache, kLeastRowBlock, kMostRowBlock);
+  const std::int64_t most_rows = std::min(rows, row_block);
   // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
   const auto cut_within = [&](std::int64_t budget) {
     HeadCut least;

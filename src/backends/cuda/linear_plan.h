@@ -62,7 +62,7 @@ struct HeadPieces {
 };
 
 // What fits in the budget of the wishes, or what needs least; bytes(cut): of the whole workspace.
-Status cut_head(const Problem& problem, const tileloss_plan_options& wishes,
+Status cut_head(const Problem& problem, const tileloss_plan_options& wishes, std::int64_t l2_bytes,
                 const std::function<std::int64_t(const HeadCut&)>& bytes, HeadCut* cut);
 
 }  // namespace tileloss::impl::cuda

@@ -88,7 +88,8 @@ Status Algorithms::find(const ProductKind& kind, bool may_choose, const Algorith
 
 Status Algorithms::choose(const ProductKind& kind, Algorithm* chosen) {
   const CublasLt& lt = cublas_lt();
-  if (!lt.missing.empty()) return {TILELOSS_UNSUPPORTED, "cuda: the LM head needs cuBLASLt: " + lt.missing};
+  if (!lt.missing.empty())
+    return {TILELOSS_UNSUPPORTED, "cuda: the LM head needs cuBLASLt 13 or 12, which TILELOSS_CUBLASLT can name: " + lt.missing};
   LtHandle& handle = handles_[kind.device];
   if (handle == nullptr) {
     if (Status s = lt_status(lt.create(&handle), "it could not be started"); !s.ok()) return s;

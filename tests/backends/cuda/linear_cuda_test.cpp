@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <utility>
 
 #include "backends/cuda/cuda_backend.h"
 #include "support/synthetic.h"
@@ -181,6 +182,34 @@ TEST(CudaHead, APlanHoldsWhatItsCallTakesAndNoLess) {
                       "plan.cuda.vocab_block: expected that of an LM head, got none"));
 }
 
+// Of Qwen3-8B's head; no data.
+TEST(CudaHead, APlanOfAModelsShapeFitsCacheAndBudget) {
+  constexpr std::int64_t kRows = 8192, kClasses = 151936, kHidden = 4096, kLogits = kRows * kClasses * 2;
+  Head head;
+  for (tileloss_matrix* m : {&head.args.hidden, &head.args.dhidden, &head.args.head, &head.args.dhead}) {
+    const bool is_of_rows = m == &head.args.hidden || m == &head.args.dhidden;
+    *m = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, is_of_rows ? kRows : kClasses, kHidden, kHidden);
+    m->device_type = TILELOSS_CUDA;
+  }
+  head.args.labels.size = head.args.logp.size = kRows;
+  head.args.dbias = {};
+  head.wishes = plan_options();
+  auto plan = init<tileloss_plan>();
+  for (const auto& [l2_mib, rows] : {std::pair{50, 1024}, {126, 2048}, {6, 1024}}) {
+    const int before = std::exchange(cuda_on_host::properties().l2_bytes, l2_mib << 20);
+    EXPECT_TRUE(succeeds(head.make_plan(&plan)));
+    cuda_on_host::properties().l2_bytes = before;
+    EXPECT_EQ(plan.other[1], static_cast<std::uint64_t>(rows)) << l2_mib;  // row_block
+    EXPECT_EQ(plan.other[2], 4096u);                                       // vocab_block
+    EXPECT_EQ(plan.other[3], 4096u);                                       // chunk_columns
+    EXPECT_GT(plan.other[4], 4096u);                                       // kept_columns
+    EXPECT_LE(plan.workspace_bytes, kLogits / 2);
+  }
+  head.args.dhidden = head.args.dhead = {};
+  EXPECT_TRUE(succeeds(head.make_plan(&plan, TILELOSS_FORWARD)));
+  EXPECT_LE(plan.workspace_bytes, kLogits / 16);
+}
+
 TEST(CudaHead, ARowsBitsDoNotDependOnHowManyThereAre) {
   const Numbers few = Head({.rows = 5}).run_and_get();
   const Numbers many = Head({.rows = 70}).run_and_get();
@@ -284,7 +313,8 @@ TEST(CudaHead, AMissingCublasLtIsSaid) {
   cuda_on_host::products().missing = "libcublasLt.so.13: cannot open shared object file";
   auto plan = init<tileloss_plan>();
   EXPECT_TRUE(refused(head.make_plan(&plan), TILELOSS_UNSUPPORTED,
-                      "cuda: the LM head needs cuBLASLt: libcublasLt.so.13: cannot open shared object file"));
+                      "cuda: the LM head needs cuBLASLt 13 or 12, which TILELOSS_CUBLASLT can name: libcublasLt.so.13: cannot "
+                      "open shared object file"));
   cuda_on_host::products().missing.clear();
   EXPECT_TRUE(succeeds(head.make_plan(&plan)));
 }
