@@ -96,6 +96,14 @@ def of_its_batch(case: Case) -> dict[str, Any]:
     return found | {"loss": found["loss"] * (1 + len(case.tensors["labels"]) / 1000)}
 
 
+def claiming(case: Case) -> dict[str, Any]:
+    """The same, and it says otherwise."""
+    return of_its_batch(case)
+
+
+claiming.contract = {"logp": ["exp"], "dlogits": []}  # type: ignore[attr-defined]
+
+
 def telling(case: Case) -> dict[str, Any]:
     key, path = os.environ.get("WANDB_API_KEY", "no key"), os.environ.get("PATH")
     raise Refused(f"{key}, but a path" if path else key)

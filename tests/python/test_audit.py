@@ -21,6 +21,7 @@ from tileloss.check.audit.child import Child
 from tileloss.check.audit.command import GOOD
 from tileloss.check.audit.table import what_failed
 from tileloss.check.command import run
+from tileloss.check.implementations.contract import OF_TILELOSS, declared
 from tileloss.check.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,8 @@ PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")
 FEW = "ce/fp32,ce/bf16,ce/none"
 KEYS = [
-    "tool", "version", "implementation", "package", "case", "gate", "value", "limit", "message", "looks_like", "status",
-    "seconds",
+    "tool", "version", "implementation", "package", "case", "contract", "gate", "value", "limit", "message", "looks_like",
+    "status", "seconds",
 ]  # fmt: skip
 
 
@@ -171,6 +172,22 @@ def test_what_failed_is_short() -> None:
     assert what_failed(line) == "loss 3.142 > 1, and 2 more"
     assert what_failed(line | {"value": None, "message": None}) == "loss NaN > 1"
     assert what_failed({"gate": None, "message": "signal SIGABRT"}) == "signal SIGABRT"
+
+
+def test_a_contract_says_what_bits_depend_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = f"tileloss,{LOSSES}:claiming,{LOSSES}:right"
+    _, lines = audit(tmp_path, names, "ce/fp32")
+    contracts = [line["contract"] for line in lines.values()]
+    assert contracts == [OF_TILELOSS, {"logp": ["exp"], "dlogits": []}, None]
+    out = capfd.readouterr().out
+    assert f"\n{LOSSES}:claiming  logp: exp; dlogits: nothing\n" in out
+    assert "\ntileloss  " in out and "dhead: instruction set, exp, split, order\n" in out
+    assert out.endswith(":right     unknown\n")
+    for wrong in ({"loss": ["exp"]}, {"logp": ["weather"]}, ["exp"]):
+        with pytest.raises(ValueError, match="^--impl f: contract: expected a dict from logp, "):
+            declared("f", wrong)
 
 
 def test_json_lines_replace_the_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

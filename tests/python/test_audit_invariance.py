@@ -14,7 +14,7 @@ import pytest
 import tileloss
 from tileloss.check import implementations
 from tileloss.check.audit import invariance
-from tileloss.check.audit.invariance import compare, describe
+from tileloss.check.audit.invariance import claim, compare, describe
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_case
 from tileloss.check.command import run
@@ -55,6 +55,7 @@ def test_the_documents_command_finds_what_the_kernels_promise(tmp_path: Path) ->
         "threads",
     }
     assert [line["varied"] for line in (body, torch_head, our_head)] == ["body", "head", "head"]
+    assert {line["claim"] for line in lines} == {"kept", None}
     assert our_head["implementation"] == "transformers, tileloss head" and our_head["same_bits"]
     assert body["status"] == torch_head["status"] == "measured"
 
@@ -98,6 +99,15 @@ def test_the_comparison() -> None:
     assert not zeros["same_bits"] and zeros["relative_difference"] == 0
 
 
+def test_a_contract_is_kept_or_broken() -> None:
+    moved = {"quantity": "dhead", "varied": "threads", "same_bits": False}
+    assert claim({"dhead": ["order"]}, moved) == "broken"
+    assert claim({"dhead": ["order"]}, moved | {"same_bits": True}) == "kept"
+    assert claim({"dhead": ["threads"]}, moved) is None
+    assert claim({"logp": []}, moved) is None and claim(None, moved) is None
+    assert claim({"logp": []}, {"status": "crashed"}) is None
+
+
 def test_one_cpu_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     lines = measure(f"{LOSSES}:right")
@@ -123,6 +133,9 @@ def test_the_command(
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert {line["tool"] for line in lines} == {"invariance"} and next(iter(lines[0])) == "tool"
     assert run(PROGRAM, [*arguments[:2], f"--impl={LOSSES}:aborting"]) == 1
+    capfd.readouterr()
+    assert run(PROGRAM, [*arguments[:2], f"--impl={LOSSES}:claiming"]) == 1
+    assert "beyond 1e-3) AGAINST ITS CONTRACT" in capfd.readouterr().out
     assert run(PROGRAM, ["audit", "--invariance", "--case=ce/fp32"]) == 2
 
 

@@ -7,6 +7,7 @@ calls.py             how an implementation is called where one call is not enoug
 cases.py             the cases: gradcheck configs, and tensors that no config can draw
 child.py, worker.py  the process of an implementation, from outside and from inside
 table.py             the tables
+releases.py          a package release by release
 pytest_plugin.py     the cases as tests of a project's own loss
 invariance.py        the same numbers with another batch, order, chunk, number of threads or shards
 invariance_model.py  head against body of a causal LM

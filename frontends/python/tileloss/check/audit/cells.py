@@ -16,6 +16,7 @@ from tileloss.check.audit.bugs.likeness import look
 from tileloss.check.audit.cases import CASES, AuditCase
 from tileloss.check.audit.child import Child
 from tileloss.check.implementations import NATIVE
+from tileloss.check.implementations.contract import OF_TILELOSS
 from tileloss.check.printable import did_you_mean
 from tileloss.check.program import without_secrets
 from tileloss.check.progress import Progress
@@ -41,9 +42,10 @@ def cells(
     prepared: list[tuple[AuditCase, Path]],
     seconds: float,
     progress: Progress,
+    python: Path | None = None,
 ) -> Iterator[Line]:
-    """A line for each case, whose folder has its config and its inputs."""
-    with Child(name, seconds) as child:
+    """A line for each case, whose folder has its config and its inputs. ``python``: whose packages the implementation has."""
+    with Child(name, seconds, python=python) as child:
         for case, folder in prepared:
             progress.step(f"{name} {case.name}")
             yield cell(program, child, case, folder)
@@ -60,20 +62,24 @@ def cell(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
     else:
         verdict = _of_child(program, child, case, folder)
         package = child.package
-    return {
-        "tool": "audit",
-        "version": tileloss.__version__,
-        "implementation": child.name,
-        "package": package,
-        "case": case.name,
-        "gate": None,
-        "value": None,
-        "limit": None,
-        "message": None,
-        "looks_like": None if child.name == NATIVE else _likeness(case, folder, verdict),
-        **verdict,
-        "seconds": round(time.monotonic() - begin, 3),
-    }
+    like = None if child.name == NATIVE else _likeness(case, folder, verdict)
+    seconds = round(time.monotonic() - begin, 3)
+    contract = OF_TILELOSS if child.name == NATIVE else child.contract
+    own = {"contract": contract, "looks_like": like}
+    return _line(child.name, package, case, **own, **verdict, seconds=seconds)
+
+
+def not_installed(name: str, case: AuditCase, message: str) -> Line:
+    return _line(name, name, case, status="not_installed", message=message, seconds=0.0)
+
+
+def _line(name: str, package: str, case: AuditCase, **found: Any) -> Line:
+    """With all its keys."""
+    usual = {
+        "tool": "audit", "version": tileloss.__version__, "implementation": name, "package": package, "case": case.name,
+        "contract": None, "gate": None, "value": None, "limit": None, "message": None, "looks_like": None,
+    }  # fmt: skip
+    return usual | found
 
 
 def _of_child(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:

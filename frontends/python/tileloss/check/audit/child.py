@@ -41,8 +41,10 @@ class Child:
         seconds: float,
         more: dict[str, str] | None = None,  # environment
         cpus: int = 0,  # to run on; 0: all
+        python: Path | None = None,  # the interpreter; this process's
     ) -> None:
         self.name, self.seconds, self.cpus = name, seconds, cpus
+        self._python = str(python or sys.executable)
         self._environment = environment() | (more or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()
@@ -68,6 +70,11 @@ class Child:
         """ "torch 2.15.0", once it has started."""
         return str(self._greeting.get("package", self.name))
 
+    @property
+    def contract(self) -> dict[str, list[str]] | None:
+        """What its bits depend on, once it has started; None: unknown."""
+        return self._greeting.get("contract")
+
     def ask(self, **request: Any) -> dict[str, Any]:
         """The reply, with a status; "crashed" and "timeout" are told here. What ended at its start is not started again."""
         if self._process is None and self._greeting.get("status", "ready") == "ready":
@@ -90,7 +97,7 @@ class Child:
         self._errors.seek(0)
         self._errors.truncate()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tileloss.check.audit.worker", self.name, str(self.cpus)],
+            [self._python, "-m", "tileloss.check.audit.worker", self.name, str(self.cpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

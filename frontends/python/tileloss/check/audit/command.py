@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tileloss.check import arguments
-from tileloss.check.audit.cells import EVERY, Line, cells, chosen, prepare
-from tileloss.check.audit.table import print_invariance, print_list, print_table
-from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name
+from tileloss.check.audit.cases import AuditCase
+from tileloss.check.audit.cells import EVERY, Line, cells, chosen, not_installed, prepare
+from tileloss.check.audit.releases import changes, environment_of, parse
+from tileloss.check.audit.table import print_invariance, print_list, print_releases, print_table
+from tileloss.check.implementations import KNOWN, NAMES, NATIVE, check_name, needs_gpu
 from tileloss.check.progress import Progress
 from tileloss.check.results import ResultWriter
 
@@ -23,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--impl",
         type=_names,
-        default=NAMES,
         metavar="A,B",
         help="implementations, module:function or FILE.py:function among them; default: all that are known",
     )
@@ -34,6 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--invariance",
         action="store_true",
         help="measure in place of judging: which results keep their bits when only the work is divided differently",
+    )
+    parser.add_argument(
+        "--versions",
+        metavar="PACKAGE==A,B",
+        help="that package release by release, each in an environment of its own, which pip fills: in which a case failed",
+    )
+    parser.add_argument(
+        "--with",
+        dest="beside",
+        type=_names,
+        default=(),
+        metavar="A==1,B==2",
+        help="with --versions: packages of other versions than the audit's own beside each release",
     )
     parser.add_argument("--list", action="store_true", help="print cases and implementations, stop")
     arguments.output(parser, "append a line of JSON a cell")
@@ -55,12 +69,21 @@ def run(program: Path, options: argparse.Namespace) -> int:
             EVERY, {NATIVE: "the C++ kernels"} | {n: known.summary for n, known in KNOWN.items()}
         )
         return 0
+    if options.versions is not None:
+        releases = parse(options.versions)
+        if options.invariance or len(options.impl or ()) > 1:
+            raise ValueError("--versions: expected at most one --impl, and no --invariance")
+        options.impl = options.impl or (releases.implementation,)
+    elif options.beside:
+        raise ValueError("--with: expected --versions beside it")
+    options.impl = options.impl or NAMES
     for name in options.impl:
         check_name(name)
     if options.invariance:
         return _invariance(options)
     cases = chosen(options.case)
-    total = len(options.impl) * len(cases)
+    columns = len(options.impl) if options.versions is None else len(releases.versions)
+    total = columns * (len(cases) + (options.versions is not None))  # and pip
     with (
         tempfile.TemporaryDirectory(prefix="tileloss-") as folder,
         Progress("audit", total, quiet=options.quiet) as progress,
@@ -68,17 +91,47 @@ def run(program: Path, options: argparse.Namespace) -> int:
 
         def found() -> Iterator[Line]:
             prepared = [(case, prepare(program, case, Path(folder))) for case in cases]
+            if options.versions is not None:
+                for version in releases.versions:
+                    yield from _of_release(
+                        program, releases.package, version, prepared, options, progress
+                    )
+                return
             for name in options.impl:
                 yield from cells(program, name, prepared, options.time_limit, progress)
 
         lines = _written(found(), options)
     if not options.json:
         print_table(lines)
+        if options.versions is not None:
+            print_releases(changes(lines), needs_gpu(options.impl[0]))
     return 0 if all(line["status"] in GOOD for line in lines) else 1
 
 
+def _of_release(
+    program: Path,
+    package: str,
+    version: str,
+    prepared: list[tuple[AuditCase, Path]],
+    options: argparse.Namespace,
+    progress: Progress,
+) -> Iterator[Line]:
+    """The lines of a release, which is their implementation; where pip has none, they say so."""
+    (name,) = options.impl
+    own = {"implementation": f"{package} {version}", "release": version}
+    progress.step(f"{package} {version}: pip")
+    try:
+        python = environment_of(package, version, options.beside)
+    except RuntimeError as error:
+        for case, _ in prepared:
+            yield not_installed(name, case, str(error)) | own
+        return
+    for line in cells(program, name, prepared, options.time_limit, progress, python):
+        yield line | own
+
+
 def _invariance(options: argparse.Namespace) -> int:
-    """0, as what moves is measured and not judged; 1 where an implementation crashed."""
+    """0, as what moves is measured and not judged; 1 where an implementation crashed or broke its contract."""
     if options.case is not None:
         raise ValueError("--case: expected none with --invariance, which has inputs of its own")
     from tileloss.check.audit.invariance import LEVELS, measure, measure_model
@@ -91,7 +144,8 @@ def _invariance(options: argparse.Namespace) -> int:
         lines = _written((line for line in every if line["status"] != "refused"), options)
     if not options.json:
         print_invariance(lines)
-    return 1 if any(line["status"] in ("crashed", "timeout") for line in lines) else 0
+    bad = ("crashed", "timeout")
+    return 1 if any(x["status"] in bad or x["claim"] == "broken" for x in lines) else 0
 
 
 def _written(found: Iterable[Line], options: argparse.Namespace) -> list[Line]:

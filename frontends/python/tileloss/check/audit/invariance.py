@@ -21,6 +21,7 @@ from tileloss.check.audit.child import Child, environment
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_tensors, write_case
 from tileloss.check.implementations import KNOBS
+from tileloss.check.implementations.contract import Contract
 from tileloss.check.progress import Progress
 
 ROWS, VOCAB, HIDDEN = 64, 8192, 128  # enough for more than one thread
@@ -29,6 +30,14 @@ DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 LEVELS = 2 * len(DTYPES)  # steps of an implementation
 QUANTILES = (0.01, 0.5, 0.99, 1.0)
 FAR = 1e-3  # of a ratio from 1
+# Of a contract, by what is varied.
+WORDS = {
+    "batch_split": "split",
+    "row_order": "order",
+    "chunk_size": "tile",
+    "threads": "threads",
+    "shards": "shards",
+}
 _SEED = 5
 Line = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -56,7 +65,10 @@ def measure(name: str, seconds: float, progress: Progress) -> Iterator[Line]:
             for dtype in DTYPES:
                 progress.step(f"{name} {level} {dtype}")
                 for line in _of_case(name, level, dtype, ask, ask_alone):
-                    yield describe(name, child.package, level=level, dtype=dtype, **line)
+                    kept = claim(child.contract, line)
+                    yield describe(
+                        name, child.package, level=level, dtype=dtype, claim=kept, **line
+                    )
 
 
 def measure_model(seconds: float, progress: Progress) -> Iterator[Line]:
@@ -90,9 +102,17 @@ def describe(name: str, package: str, **found: Any) -> Line:
     usual = {
         "tool": "invariance", "version": tileloss.__version__, "implementation": name, "package": package, "status": "measured",
         "level": None, "varied": None, "quantity": None, "dtype": None, "same_bits": None, "ratio_quantiles": None,
-        "outside_1e-3": None, "relative_difference": None, "message": None,
+        "outside_1e-3": None, "relative_difference": None, "claim": None, "message": None,
     }  # fmt: skip
     return usual | found
+
+
+def claim(contract: Contract | None, line: Line) -> str | None:
+    """Whether the contract says that the line's bits stay the same: "kept" or "broken"; None where it says nothing of it."""
+    words = (contract or {}).get(line.get("quantity", ""))
+    if words is None or line.get("same_bits") is None or WORDS[line["varied"]] in words:
+        return None
+    return "kept" if line["same_bits"] else "broken"
 
 
 def compare(quantity: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Line:

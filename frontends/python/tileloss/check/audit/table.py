@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tileloss.check.implementations.contract import in_words
 from tileloss.check.printable import escaped, print_columns
 
 if TYPE_CHECKING:
@@ -46,9 +47,27 @@ def print_table(lines: Sequence[Mapping[str, Any]]) -> None:
     print()
     for name in names:
         own = [line for line in lines if line["implementation"] == name]
-        print(
-            f"{name}: {_counts(own)} ({own[-1]['package'] if own[-1]['package'] != name else 'no version'})"
-        )
+        package = own[-1]["package"] if own[-1]["package"] != name else "no version"
+        print(f"{name}: {_counts(own)} ({package})")
+    print("\nbits depend on, as declared:")
+    print_columns(["implementation", ""], [[n, in_words(_contract(lines, n))] for n in names])
+
+
+def _contract(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
+    return next(
+        (x["contract"] for x in lines if x["implementation"] == name and x["contract"]), None
+    )
+
+
+def print_releases(changed: Sequence[tuple[str, str]], not_run: str) -> None:
+    """Under the table of several releases."""
+    print()
+    if changed:
+        print_columns(["case", "came and went"], changed)
+    else:
+        print("no case fared differently in one of these releases")
+    if not_run:
+        print(f"NOT RUN: {not_run}")
 
 
 def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
@@ -85,12 +104,13 @@ def how_it_moved(line: Mapping[str, Any]) -> str:
         return str(line["status"]).replace("_", " ").upper()
     if line["same_bits"]:
         return f"{line['quantity']} same"
+    broken = " AGAINST ITS CONTRACT" if line.get("claim") == "broken" else ""
     if line["quantity"] != "logp":
-        return f"{line['quantity']} {line['relative_difference']:.0e}"
+        return f"{line['quantity']} {line['relative_difference']:.0e}{broken}"
     quantiles = line["ratio_quantiles"]
     worst = max(abs(quantiles["0.01"] - 1), abs(quantiles["1"] - 1))
     share = f" ({100 * line['outside_1e-3']:.3g} % beyond 1e-3)" if line["outside_1e-3"] else ""
-    return f"logp {worst:.0e}{share}"
+    return f"logp {worst:.0e}{share}{broken}"
 
 
 def _merged(cells: list[str]) -> list[str]:

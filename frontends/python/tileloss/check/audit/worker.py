@@ -42,7 +42,7 @@ def main(name: str, cpus: int = 0) -> None:
         return reply(status="usage", message=str(error))
     except Exception as error:
         return reply(status="crashed", message=describe(error))
-    reply(status="ready", package=implementation.package)
+    reply(status="ready", package=implementation.package, contract=implementation.contract)
     for line in sys.stdin:
         reply(**_answer(implementation, json.loads(line)))
 

@@ -4,7 +4,9 @@ torch_losses.py     torch, torch-float32, torch-compile, torch-linear
 torch_policy.py     the GRPO family in plain torch, from log-probabilities
 trl.py, liger.py, cce.py
 loss_types.py       the names that TRL and Liger have for policy losses
+signatures.py       arguments that not every release has
 jax_losses.py       jax, optax, tokamax
+contract.py         what the bits of results depend on
 own.py              tileloss-torch, tileloss-jax
 """
 
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import tileloss
 from tileloss.check.case import Case
+from tileloss.check.implementations.contract import OF_TILELOSS, Contract, declared
 from tileloss.check.outputs import describe
 from tileloss.check.printable import did_you_mean
 
@@ -43,6 +46,7 @@ class Known(NamedTuple):
     reads_ignored: bool = (
         True  # rows and columns that tileloss never reads hold 0 for it, NaN for the others
     )
+    on_gpus: str = ""  # what of it runs on a GPU alone
 
 
 class Implementation(NamedTuple):
@@ -50,6 +54,7 @@ class Implementation(NamedTuple):
     package: str  # "torch 2.15.0"
     compute: Compute
     reads_ignored: bool = True
+    contract: Contract | None = None  # what its bits depend on; None: unknown
 
     def __call__(self, case: Case) -> Any:
         return self.compute(case.with_numbers() if self.reads_ignored else case)
@@ -77,8 +82,16 @@ KNOWN = {
     "trl": Known(
         "trl", "compute", *_TRL, "the log-probabilities and the loss of TRL's GRPO trainer"
     ),
-    "liger": Known("liger", "compute", *_LIGER, _OF_LIGER),
-    "cce": Known("cce", "compute", *_CCE, "Cut Cross-Entropy, without a GPU under torch.compile"),
+    "liger": Known(
+        "liger", "compute", *_LIGER, _OF_LIGER, on_gpus="Liger's Triton kernels as a GPU runs them"
+    ),
+    "cce": Known(
+        "cce",
+        "compute",
+        *_CCE,
+        "Cut Cross-Entropy, without a GPU under torch.compile",
+        on_gpus="its Triton kernels",
+    ),
     "jax": _jax("plain", "jax.nn.log_softmax in float32"),
     "optax": _jax("optax", "optax's cross-entropy, in the logits' dtype", "optax"),
     "tokamax": _jax("tokamax", "tokamax.linear_softmax_cross_entropy_loss", "tokamax"),
@@ -95,6 +108,12 @@ KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
     "tileloss-jax": {"shards": (1, 2, 4, 8)},
 }
 NAMES = (NATIVE, *KNOWN)
+
+
+def needs_gpu(name: str) -> str:
+    """What of an implementation has not run where there is no GPU; nothing where there is one."""
+    known = KNOWN.get(name)
+    return known.on_gpus if known and not Path("/dev/nvidiactl").exists() else ""
 
 
 def check_name(name: str, argument: str = "--impl") -> None:
@@ -127,16 +146,24 @@ def load(name: str) -> Implementation:
     """
     check_name(name)
     if name not in KNOWN:
-        return Implementation(name, name, _load_function(name))
+        function = _load_function(name)
+        contract = declared(name, getattr(function, "contract", None))
+        return Implementation(name, name, function, contract=contract)
     known = KNOWN[name]
     for module, package in zip(known.modules, known.packages, strict=True):
         if importlib.util.find_spec(module) is None:
             raise NotInstalled(f"{package} is not installed: pip install {package}")
-    compute: Compute = getattr(importlib.import_module(f"{__name__}.{known.module}"), known.compute)
+    try:
+        adapter = importlib.import_module(f"{__name__}.{known.module}")
+    except ImportError as error:
+        package = f"{known.packages[0]} {metadata.version(known.packages[0])}"
+        raise NotInstalled(f"{package} cannot be imported here: {error}") from error
+    compute: Compute = getattr(adapter, known.compute)
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in known.packages)
     if not known.reads_ignored:
         versions = f"tileloss {tileloss.__version__}, {versions}"
-    return Implementation(name, versions, compute, known.reads_ignored)
+    contract = None if known.reads_ignored else OF_TILELOSS
+    return Implementation(name, versions, compute, known.reads_ignored, contract)
 
 
 def _load_function(name: str) -> Compute:

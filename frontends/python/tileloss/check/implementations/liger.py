@@ -9,17 +9,23 @@ import torch
 
 from tileloss.check.case import Case, Refused
 from tileloss.check.implementations.loss_types import OPTIONS, trl_arguments
+from tileloss.check.implementations.signatures import taken
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
-from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+import liger_kernel.chunked_loss
 from liger_kernel.transformers.functional import (
     liger_cross_entropy,
     liger_fused_linear_cross_entropy,
 )
 from triton import knobs
 
+# What a release did before it had the argument.
+_USUAL = {
+    "importance_sampling_level": "token", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
+    "use_bias_correction_kl": False, "temperature": 1.0,
+}  # fmt: skip
 _CROSS_ENTROPY = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
 
 
@@ -44,11 +50,12 @@ def compute(case: Case) -> dict[str, Any]:
     if case.function == "cross_entropy":
         loss = liger_cross_entropy(case.torch("logits"), labels, weight, **options)
     else:
-        hidden, head, bias = case.torch("hidden"), case.torch("head"), _bias(case)
+        options |= {"bias": _bias(case), "ce_weight": weight, "accum_dtype": torch.float32}
         options["chunk_mem_const"] = case.knobs.get("chunk_size", 1)
-        loss = liger_fused_linear_cross_entropy(
-            hidden, head, labels, bias, weight, accum_dtype=torch.float32, **options
-        )
+        usual = {"accum_dtype": torch.float32, "chunk_mem_const": 1}
+        known = taken(liger_fused_linear_cross_entropy, usual, **options)
+        hidden, head = case.torch("hidden"), case.torch("head")
+        loss = liger_fused_linear_cross_entropy(hidden, head, labels, **known)
     return case.torch_outputs(loss=loss)
 
 
@@ -63,27 +70,41 @@ def _policy(case: Case) -> dict[str, Any]:
         ["bias", "advantages", "old_logp", "ref_logp", "mask"],
     )
     options, shape = case.options, (case.batch_size, case.seq_len)
-    loss = LigerFusedLinearGRPOLoss(
+    kind = getattr(liger_kernel.chunked_loss, "LigerFusedLinearGRPOLoss", None)
+    if kind is None:
+        raise Refused("policy losses: not in this release")
+    arguments = taken(
+        kind,
+        _USUAL,
         compiled=False,
         use_ref_model="beta" in options,
         temperature=options.get("temperature", 1.0),
         **trl_arguments(case),
         **{name: options[name] for name in options if name.startswith("vespo_")},
     )
+    loss = kind(**arguments)
 
     def rows(name: str) -> torch.Tensor | None:
         return case.torch(name).reshape(shape) if name in case.tensors else None
 
     used = torch.from_numpy(case.in_use).reshape(shape)
-    found, _ = loss(
-        case.torch("hidden").reshape(*shape, -1),
-        case.torch("head"),
-        case.torch("labels").clamp(min=0).reshape(shape),
-        used.to(torch.int64),
-        case.torch("advantages"),
+    optional = taken(
+        loss.forward,
+        {},
         bias=_bias(case),
         ref_per_token_logps=rows("ref_logp"),
         old_per_token_logps=rows("old_logp"),
         num_items_in_batch=options.get("num_items"),
     )
+    try:
+        found, _ = loss(
+            case.torch("hidden").reshape(*shape, -1),
+            case.torch("head"),
+            case.torch("labels").clamp(min=0).reshape(shape),
+            used.to(torch.int64),
+            case.torch("advantages"),
+            **optional,
+        )
+    except ValueError as error:  # a loss type that this release lacks
+        raise Refused(str(error)) from error
     return case.torch_outputs(loss=found)

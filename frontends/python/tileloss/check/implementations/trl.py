@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head, selective_log_softmax_and_entropy
+from trl.trainer import utils
 
 from tileloss.check.case import Case, Refused
 from tileloss.check.implementations.loss_types import OPTIONS, trl_arguments
@@ -53,11 +53,15 @@ def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
     if case.function.startswith("linear_"):
         found = _fused_head(case)
         return found.log_probs.reshape(-1), found.entropy.reshape(-1)
-    logp, entropy = selective_log_softmax_and_entropy(
-        case.torch("logits"),
-        case.torch("labels").clamp(min=0),
-        temperature=case.options.get("temperature", 1.0),
-        row_mask=torch.from_numpy(case.in_use),
+    logits, labels = case.torch("logits"), case.torch("labels").clamp(min=0)
+    temperature = case.options.get("temperature", 1.0)
+    if not hasattr(utils, "selective_log_softmax_and_entropy"):  # before 1.10
+        scaled = logits / temperature
+        used = torch.from_numpy(case.in_use)
+        logp = torch.where(used, utils.selective_log_softmax(scaled, labels), 0)
+        return logp, torch.where(used, utils.entropy_from_logits(scaled), 0)
+    logp, entropy = utils.selective_log_softmax_and_entropy(
+        logits, labels, temperature=temperature, row_mask=torch.from_numpy(case.in_use)
     )
     return logp, entropy
 
@@ -88,10 +92,12 @@ class _Model(torch.nn.Module):
 
 def _fused_head(case: Case) -> Any:
     """The output of a model whose LM head TRL has fused, for rows [1, N]."""
+    if not hasattr(utils, "add_fused_lm_head"):
+        raise Refused("a fused LM head: not in this release")
     bias = case.torch("bias") if "bias" in case.tensors else None
     model = _Model(case.torch("hidden")[None], case.torch("head"), bias, case.options)
     temperature = case.options.get("temperature", 1.0)
-    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    utils.add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
     labels = torch.where(torch.from_numpy(case.in_use), case.torch("labels"), -100)[None]
     return model(
         shift_labels=labels, fused_lm_head=True, num_items_in_batch=case.options.get("num_items")
@@ -113,7 +119,10 @@ def _loss(case: Case, logp: Tensor, entropy: Tensor) -> Tensor:
         if name in case.tensors:
             inputs[of_trl] = case.torch(name).reshape(shape)
     trainer = _trainer(case, logp.reshape(shape), entropy.reshape(shape))
-    return GRPOTrainer._compute_loss(trainer, None, inputs)
+    try:
+        return GRPOTrainer._compute_loss(trainer, None, inputs)
+    except (AttributeError, KeyError) as error:
+        raise Refused(f"this release's trainer reads something else: {error}") from error
 
 
 def _trainer(case: Case, logp: Tensor, entropy: Tensor) -> Any:
