@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "backends/backend.h"
 #include "backends/cpu/isa/isa.h"
 #include "bench/matmul_roof.h"
 #include "bench/roofs.h"
@@ -68,6 +69,20 @@ tileloss_plan chosen_plan() {
   return make_plan(function, TILELOSS_FORWARD, args, KernelWishes{});
 }
 
+// How many there are of each kind; and of a kind that is not there, why.
+void add_devices(Json& info) {
+  std::string note;
+  for (const tileloss_device_type type : {TILELOSS_CPU, TILELOSS_CUDA}) {
+    const impl::Backend* const backend = impl::find_backend(type);
+    if (backend != nullptr) {
+      info["devices"][backend->name()] = backend->device_count();
+    } else {
+      note += impl::why_no_backend(type);
+    }
+  }
+  info["devices_note"] = note;
+}
+
 Json measure_roofs(int threads, std::string& description) {
   const HugeBuffer from(kRoofBytes, "roof buffer");
   const HugeBuffer to(kRoofBytes, "roof buffer");
@@ -107,6 +122,7 @@ Json collect() {
   }
   info["isa_available"] = available;
   info["amx"] = *impl::cpu::why_without_amx() == '\0' ? "AMX: ready" : impl::cpu::why_without_amx();
+  add_devices(info);
   const tileloss_plan plan = chosen_plan();
   info["isa_chosen"] = tileloss_isa_name(plan.cpu.isa);
   info["isa_note"] = plan.cpu.isa_note;
@@ -119,6 +135,14 @@ Json collect() {
   std::string description;
   info["roofs"] = measure_roofs(tileloss_default_threads(), description);
   return info;
+}
+
+// "cpu, 2 cuda", or "cpu, not cuda (what is missing)".
+std::string devices(const Json& info) {
+  std::string text;
+  for (const auto& [name, count] : info["devices"].items())
+    text += (text.empty() ? "" : ", ") + (name == "cpu" ? name : formatted("{} {}", count.get<int>(), name));
+  return text + info["devices_note"].get<std::string>();
 }
 
 std::string joined(const Json& list) {
@@ -138,6 +162,7 @@ void print_tables(const Json& info) {
   const std::string forced = info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" + (note.empty() ? "" : "; " + note)
                                                             : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();
   table.add({"chosen", formatted("{} ({})", info["isa_chosen"].get<std::string>(), forced)});
+  table.add({"devices", devices(info)});
   table.add({"threads", formatted("{} (TILELOSS_NUM_THREADS, affinity, cgroup quota)", info["threads"].get<int>())});
   for (const Json& cache : info["caches"]) {
     table.add({formatted("L{} {}", cache["level"].get<std::string>(), cache["type"].get<std::string>()),
