@@ -13,7 +13,7 @@ import torch
 
 from comparison.contestants import OURS, Output, Step, contestant
 from comparison.inputs import EPSILON, Inputs, OwnLogits, of_torch
-from tileloss.jax._sweeps.cpu import is_built
+from tileloss.jax._sweeps.library import is_built
 
 # Of tileloss.jax, those that run on a CPU.
 IMPLEMENTATIONS = ("cpu", "xla") if is_built() else ("xla",)

@@ -1,14 +1,17 @@
-// The XLA FFI handler: one custom call that is a call of the C ABI. It translates XLA's buffers into views and knows no function
-// and no option by name: those come as attributes, from Python's tables of what the library tells about itself.
+// The XLA FFI handlers: one custom call that is a call of the C ABI, a handler for each platform. They translate XLA's buffers
+// into views and know no function and no option by name: those come as attributes, from Python's tables of what the library tells
+// about itself. Of CUDA they know a stream's address, and are built without it.
 //
 //   function   "linear_logprobs", ...; pass: a tileloss_pass
 //   operands   what each operand is, in order, with spaces between: a tensor of tileloss_args ("labels"), "T:head" for a matrix
-//   results    that lies transposed, "state:max" for an array of the row state, "option:beta" for the place of a scalar option
+//   results    that lies transposed, "state:max" for an array of the row state ("state:argmax" is int32 [N,2], the halves of its
+//              int64), "option:beta" for the place of a scalar option
 //   options    "name=number ..."
 //   first, columns   the columns of logits and head that are meant, of a forward; columns -1: all
 //   sequence_length  that of tileloss_args
 //
-// A label out of range, at which the library writes nothing, makes all results NaN: a compiled program cannot raise.
+// A label out of range, at which the library writes nothing on the CPU, makes all results NaN: a compiled program cannot raise.
+// On CUDA the library itself makes NaN of the rows concerned.
 #include <tileloss/tileloss.h>
 #include <xla/ffi/api/ffi.h>
 
@@ -91,21 +94,84 @@ struct Output {
   }
 };
 
+struct Attributes {
+  std::string_view function;
+  int32_t pass;
+  std::string_view operands, results, options;
+  int64_t first, columns, sequence_length;
+};
+
+struct Device {
+  tileloss_device_type type;
+  int32_t index;
+};
+template <class View>
+View on_device(View view, Device device) {
+  view.device_type = device.type;
+  view.device_index = device.index;
+  return view;
+}
+
 // A call of the ABI while it is put together. `problem` is empty as long as all is well.
 class Call {
  public:
-  Call(std::string_view function, int64_t first, int64_t columns)
-      : function_(function), info_(info_of(function)), first_(first), columns_(columns) {
+  Call(const Attributes& attributes, Device device)
+      : function_(attributes.function),
+        info_(info_of(attributes.function)),
+        pass_(attributes.pass),
+        first_(attributes.first),
+        columns_(attributes.columns),
+        device_(device) {
     tileloss_args_init(&args_);
+    args_.sequence_length = attributes.sequence_length;
     tileloss_row_state_init(&state_);
+    state_ = on_device(state_, device);
+    tileloss_plan_init(&plan_);
     if (!info_) {
       problem_ = "no function " + function_;
       return;
     }
     options_.resize(info_->options_size / sizeof(double) + 1);
     keep(tileloss_options_init(function_.c_str(), options_.data(), info_->options_size));
+    set_options(attributes.options);
   }
 
+  // All of them, by their words in the attributes.
+  ffi::Error set_buffers(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results, Attributes attributes) {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      auto buffer = operands.get<ffi::AnyBuffer>(i);
+      if (buffer.has_error()) return buffer.error();
+      set(next_word(attributes.operands), *buffer);
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto buffer = results.get<ffi::AnyBuffer>(i);
+      if (buffer.has_error()) return buffer.error();
+      set_result(next_word(attributes.results), **buffer);
+    }
+    return ffi::Error::Success();
+  }
+
+  // `allocate(bytes)`: a workspace, or null for the library's own. `run` says the rest.
+  template <class Allocate>
+  ffi::Error run(tileloss_run run, Allocate&& allocate) {
+    if (!problem_.empty()) return {ffi::ErrorCode::kInvalidArgument, "tileloss: " + problem_};
+    if (state_.max) args_.row_state = &state_;
+    keep(status_ != TILELOSS_OK
+             ? status_
+             : tileloss_make_plan(function_.c_str(), pass_, &args_, options_.data(), nullptr, run.executor, &plan_));
+    if (status_ == TILELOSS_OK) {
+      run.workspace = allocate(static_cast<size_t>(plan_.workspace_bytes));
+      run.workspace_bytes = run.workspace == nullptr ? 0 : static_cast<size_t>(plan_.workspace_bytes);
+      keep(tileloss_call(function_.c_str(), pass_, &args_, options_.data(), &plan_, &run));
+    }
+    if (status_ == TILELOSS_LABEL_OUT_OF_RANGE) {
+      for (const Output& output : outputs_) output.fill_with_nan();
+      return ffi::Error::Success();
+    }
+    return status_ == TILELOSS_OK ? ffi::Error::Success() : failed(status_);
+  }
+
+ private:
   void set_options(std::string_view options) {
     for (std::string_view word = next_word(options); !word.empty() && ok(); word = next_word(options)) {
       const size_t equals = word.find('=');
@@ -114,7 +180,6 @@ class Call {
     }
   }
 
-  // One operand or result, by its word in the attributes.
   void set(std::string_view word, const ffi::AnyBuffer& buffer) {
     if (!ok()) return;
     const ffi::Span<const int64_t> shape = buffer.dimensions();
@@ -136,35 +201,6 @@ class Call {
     outputs_.push_back({dtype_of(buffer.element_type()), static_cast<int64_t>(buffer.element_count()), buffer.untyped_data()});
   }
 
-  void set_sequence_length(int64_t length) { args_.sequence_length = length; }
-
-  ffi::Error run(tileloss_pass pass, ffi::ThreadPool& pool) {
-    if (!problem_.empty()) return {ffi::ErrorCode::kInvalidArgument, "tileloss: " + problem_};
-    if (state_.max) args_.row_state = &state_;
-    tileloss_executor executor;
-    tileloss_executor_init(&executor);
-    executor.context = &pool;
-    executor.threads = static_cast<int32_t>(std::max<int64_t>(1, pool.num_threads()));
-    executor.schedule = [](void* context, tileloss_task task, void* data, int64_t index) {
-      static_cast<ffi::ThreadPool*>(context)->Schedule([=] { task(data, index); });
-    };
-    tileloss_run run;
-    tileloss_run_init(&run);
-    run.executor = &executor;
-    tileloss_plan plan;
-    tileloss_plan_init(&plan);
-    keep(tileloss_make_plan(function_.c_str(), pass, &args_, options_.data(), nullptr, &executor, &plan));
-    keep(status_ != TILELOSS_OK ? status_ : tileloss_call(function_.c_str(), pass, &args_, options_.data(), &plan, &run));
-    if (status_ == TILELOSS_LABEL_OUT_OF_RANGE) {
-      for (const Output& output : outputs_) output.fill_with_nan();
-      return ffi::Error::Success();
-    }
-    if (status_ != TILELOSS_OK) return failed(status_);
-    for (size_t i = 0; i < wide_argmax_.size(); ++i) argmax_[i] = static_cast<int32_t>(wide_argmax_[i]);
-    return ffi::Error::Success();
-  }
-
- private:
   bool ok() const { return problem_.empty() && status_ == TILELOSS_OK; }
   void keep(tileloss_status status) {
     if (status_ == TILELOSS_OK) status_ = status;
@@ -172,14 +208,10 @@ class Call {
 
   void set_state(const std::string& name, ffi::Span<const int64_t> shape, void* data) {
     state_.rows = shape.size() ? shape[0] : 1;
-    if (name == "argmax") {  // JAX has no 64-bit integers unless it is told to
-      argmax_ = static_cast<int32_t*>(data);
-      wide_argmax_.resize(static_cast<size_t>(state_.rows));
-      state_.argmax = wide_argmax_.data();
-      return;
-    }
     float* const array = static_cast<float*>(data);
-    if (name == "max")
+    if (name == "argmax")  // JAX has no 64-bit integers unless it is told to
+      state_.argmax = static_cast<int64_t*>(data);
+    else if (name == "max")
       state_.max = array;
     else if (name == "sum")
       state_.sum = array;
@@ -208,7 +240,7 @@ class Call {
         for (const int64_t extent : shape) size *= extent;
         char* begin = static_cast<char*>(data);
         if (columns_ >= 0 && std::strchr(tensor.shape, 'V')) begin += first_ * bytes_of(dtype), size = columns_;
-        const tileloss_vector view = tileloss_make_vector(begin, dtype, size);
+        const tileloss_vector view = on_device(tileloss_make_vector(begin, dtype, size), device_);
         std::memcpy(place, &view, sizeof view);
       }
       return;
@@ -222,7 +254,7 @@ class Call {
       problem_ = std::string(tensor.name) + ": expected two dimensions";
       return {};
     }
-    tileloss_matrix view = tileloss_make_matrix(data, dtype, shape[0], shape[1], shape[1]);
+    tileloss_matrix view = on_device(tileloss_make_matrix(data, dtype, shape[0], shape[1], shape[1]), device_);
     if (is_transposed) {
       std::swap(view.rows, view.cols);
       view.row_stride = 1, view.col_stride = shape[1];
@@ -242,51 +274,84 @@ class Call {
 
   std::string function_;
   const tileloss_function_info* info_;
-  int64_t first_, columns_;
+  const tileloss_pass pass_;
+  const int64_t first_, columns_;
+  const Device device_;
   tileloss_args args_;
   tileloss_row_state state_;
   std::vector<Output> outputs_;
   std::vector<double> options_;  // aligned for any options struct
-  std::vector<int64_t> wide_argmax_;
-  int32_t* argmax_ = nullptr;
+  tileloss_plan plan_;
   std::string problem_;
   tileloss_status status_ = TILELOSS_OK;
 };
 
-ffi::Error call(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view function,
-                int32_t pass, std::string_view operand_words, std::string_view result_words, std::string_view options,
-                int64_t first, int64_t columns, int64_t sequence_length) {
-  Call call(function, first, columns);
-  call.set_options(options);
-  call.set_sequence_length(sequence_length);
-  for (size_t i = 0; i < operands.size(); ++i) {
-    auto buffer = operands.get<ffi::AnyBuffer>(i);
-    if (buffer.has_error()) return buffer.error();
-    call.set(next_word(operand_words), *buffer);
-  }
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto buffer = results.get<ffi::AnyBuffer>(i);
-    if (buffer.has_error()) return buffer.error();
-    call.set_result(next_word(result_words), **buffer);
-  }
-  return call.run(pass, pool);
+ffi::Error call_on_cpu(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, Attributes attributes) {
+  Call call(attributes, {TILELOSS_CPU, 0});
+  if (ffi::Error error = call.set_buffers(operands, results, attributes); error.failure()) return error;
+  tileloss_executor executor;
+  tileloss_executor_init(&executor);
+  executor.context = &pool;
+  executor.threads = static_cast<int32_t>(std::max<int64_t>(1, pool.num_threads()));
+  executor.schedule = [](void* context, tileloss_task task, void* data, int64_t index) {
+    static_cast<ffi::ThreadPool*>(context)->Schedule([=] { task(data, index); });
+  };
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.executor = &executor;
+  return call.run(run, [](size_t /*bytes*/) { return nullptr; });
+}
+
+ffi::Error call_on_cuda(void* stream, int32_t device, ffi::ScratchAllocator scratch, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, Attributes attributes) {
+  Call call(attributes, {TILELOSS_CUDA, device});
+  if (ffi::Error error = call.set_buffers(operands, results, attributes); error.failure()) return error;
+  tileloss_run run;
+  tileloss_run_init(&run);
+  run.stream = stream;
+  return call.run(run, [&](size_t bytes) { return bytes == 0 ? nullptr : scratch.Allocate(bytes, 256).value_or(nullptr); });
+}
+
+// Before a program runs, as XLA may capture that in a graph: what a device's first plan allocates cannot be allocated then.
+ffi::Error initialize_on_cuda(int32_t device, ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*results*/,
+                              ffi::Dictionary /*attributes*/) {
+  const Device cuda = {TILELOSS_CUDA, device};
+  tileloss_args args;
+  tileloss_args_init(&args);
+  args.logits = on_device(tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 1, 2, 2), cuda);
+  args.labels = on_device(tileloss_make_vector(nullptr, TILELOSS_INT64, 1), cuda);
+  args.loss = on_device(tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1), cuda);
+  tileloss_cross_entropy_options options;
+  tileloss_cross_entropy_options_init(&options);
+  tileloss_plan plan;
+  tileloss_plan_init(&plan);
+  const tileloss_status status = tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, &args, &options, nullptr, nullptr, &plan);
+  return status == TILELOSS_OK ? ffi::Error::Success() : failed(status);
 }
 
 }  // namespace
 
-// Declared with default visibility before XLA's macro defines it.
-extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call(XLA_FFI_CallFrame*);
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<std::string_view>("function"),
+                                      ffi::StructMember<int32_t>("call_pass"), ffi::StructMember<std::string_view>("operands"),
+                                      ffi::StructMember<std::string_view>("results"),
+                                      ffi::StructMember<std::string_view>("options"), ffi::StructMember<int64_t>("first"),
+                                      ffi::StructMember<int64_t>("columns"), ffi::StructMember<int64_t>("sequence_length"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call, call,
+// Declared with default visibility before XLA's macro defines it.
+extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame*);
+extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cuda(XLA_FFI_CallFrame*);
+extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_initialize_on_cuda(XLA_FFI_CallFrame*);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cpu, call_on_cpu,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs<Attributes>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cuda, call_on_cuda,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<ffi::PlatformStream<void*>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::ScratchAllocator>()
                                   .RemainingArgs()
                                   .RemainingRets()
-                                  .Attr<std::string_view>("function")
-                                  .Attr<int32_t>("call_pass")
-                                  .Attr<std::string_view>("operands")
-                                  .Attr<std::string_view>("results")
-                                  .Attr<std::string_view>("options")
-                                  .Attr<int64_t>("first")
-                                  .Attr<int64_t>("columns")
-                                  .Attr<int64_t>("sequence_length"));
+                                  .Attrs<Attributes>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_initialize_on_cuda, initialize_on_cuda,
+                              ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs());

@@ -21,7 +21,7 @@ from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_tensors
 from tileloss.check.command import run
 from tileloss.jax import cross_entropy, logprobs
-from tileloss.jax._sweeps.cpu import is_built
+from tileloss.jax._sweeps.library import is_built
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

@@ -2,9 +2,9 @@
 from hidden states [..., H] and the LM head, whose logits are never held; distillation from a teacher's logits, its LM head, or
 some of its columns.
 
-The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. There are three
-implementations: "cpu", the C++ kernels, "pallas_tpu", kernels for TPUs, and "xla", which runs on any platform. They have been run
-on CPUs alone, those for TPUs in Pallas' interpreter.
+The vocabulary is swept in tiles of columns, forward and backward, so that no softmax of the logits' size is held. There are four
+implementations: "cpu", the C++ kernels, "cuda", the CUDA kernels, "pallas_tpu", kernels for TPUs, and "xla", which runs on any
+platform. They have been run on CPUs alone, those for TPUs in Pallas' interpreter, those for CUDA as g++ makes them.
 """
 
 from typing import Any

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tileloss.jax._devices import may_be_cut, varying_alike
-from tileloss.jax._sweeps import cpu, tpu, xla, xla_head, xla_targets, xla_targets_head
+from tileloss.jax._sweeps import library, tpu, xla, xla_head, xla_targets, xla_targets_head
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
 
@@ -20,7 +20,7 @@ class Implementation(NamedTuple):
     """Two sweeps, as jax/_sweeps/operands.py has them."""
 
     name: str
-    platform: str | None  # where it runs: "cpu", "tpu", ...; None: everywhere
+    platform: str | None  # where it runs: "cpu", "cuda", "tpu", ...; None: everywhere
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     # The gradient in one pass with the whole of a scalar loss where there is more to it than the sweeps; where the target is not
@@ -45,8 +45,17 @@ def _refuses_nothing(operand: Operand, spec: Spec) -> str:
     return ""
 
 
+_CPU = Implementation(
+    "cpu",
+    "cpu",
+    library.forward,
+    library.backward,
+    library.value_and_grad,
+    library.refusal,
+)
 IMPLEMENTATIONS = (
-    Implementation("cpu", "cpu", cpu.forward, cpu.backward, cpu.value_and_grad, cpu.refusal),
+    _CPU,
+    _CPU._replace(name="cuda", platform="cuda", refusal=library.refusal_on_cuda),
     Implementation("pallas_tpu", "tpu", tpu.forward, tpu.backward, None, tpu.refusal),
     Implementation(
         "xla",
@@ -61,7 +70,7 @@ _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTA
 DEFAULT = tuple(_BY_NAME)  # in order of preference
 # Of the targets that are not labels.
 _OF_TARGETS = {
-    "cpu": _BY_NAME["cpu"]._replace(value_and_grad=cpu.rows_and_grad),
+    "cpu": _CPU._replace(value_and_grad=library.rows_and_grad),
     "xla": Implementation(
         "xla",
         None,
@@ -94,9 +103,9 @@ def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
 @cache
 def _warn_where_the_handler_is_missing() -> None:
     """Once."""
-    if "cpu" in DEFAULT and cpu.missing() and jax.default_backend() == "cpu":
+    if "cpu" in DEFAULT and library.missing() and jax.default_backend() == "cpu":
         warnings.warn(
-            f'tileloss.jax: "cpu" {cpu.missing()}: "xla" runs in its place, slower. A build that finds a jaxlib has it '
+            f'tileloss.jax: "cpu" {library.missing()}: "xla" runs in its place, slower. A build that finds a jaxlib has it '
             "(docs/users/install.md); who names an implementation is not told",
             RuntimeWarning,
             stacklevel=2,
@@ -145,8 +154,9 @@ class Choice(NamedTuple):
 
         return _differentiated_as(by_sweeps, of_any, arguments)
 
-    def has_one_pass(self, platform: str) -> bool:
-        return platform in self._passes()
+    def has_one_pass(self, backend: str) -> bool:
+        """``backend``: as jax.default_backend says it."""
+        return ("cuda" if backend == "gpu" else backend) in self._passes()
 
     def _passes(self) -> dict[str, Callable[..., Any]]:
         if not self.may_be_whole:

@@ -56,11 +56,12 @@ def cross_entropy(
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): it is held from the forward
             on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision
             gradient is rounded a second time where it is scaled (not by powers of 2), and with a label out of range all of it may
-            be NaN. Default None: False from logits; fused with the LM head True where "cpu" runs, which saves a product, but for
-            float16; with class probabilities True wherever no tensor of the student is float16.
+            be NaN. Default None: False from logits; fused with the LM head True where "cpu" or "cuda" runs, which saves a
+            product, but for float16; with class probabilities True wherever no tensor of the student is float16.
         implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
-            "cpu": the C++ kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over the vocabulary in
-            plain XLA, on any platform. Default: in this order. Of class probabilities "pallas_tpu" has none.
+            "cpu": the C++ kernels; "cuda": the CUDA kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over
+            the vocabulary in plain XLA, on any platform. Default: in this order. Of class probabilities "cuda" and "pallas_tpu"
+            have none.
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 

@@ -7,7 +7,7 @@ xla.py        "xla" from logits, held against labels
 xla_head.py   "xla" from hidden states and the LM head, held against labels
 xla_targets.py  "xla" from logits, held against a teacher's logits, some of its columns, or class probabilities
 xla_targets_head.py  the same with the LM head
-cpu.py        "cpu", by XLA FFI calls of the C++ library
+library.py    "cpu" and "cuda", by XLA FFI calls of the C++ library
 by_rows.py    custom calls that may be cut by rows over devices
 tpu/          "pallas_tpu"
 """

@@ -127,7 +127,7 @@ class Swept(NamedTuple):
 
 
 class TeacherState(NamedTuple):
-    """[N] arrays. "cpu" leaves zeros, as it makes all sums again."""
+    """[N] arrays. The library leaves zeros, as it makes all sums again."""
 
     student: RowState
     teacher: RowState

@@ -1,4 +1,4 @@
-"""The sweeps as XLA FFI calls of the C++ library (frontends/xla/handler.cpp): "cpu".
+"""The sweeps as XLA FFI calls of the C++ library (frontends/xla/handler.cpp): "cpu", and on CUDA devices "cuda".
 
 A call goes by names: those of tensors, options and row-state arrays in tileloss.h.
 """
@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import starmap
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -44,34 +43,44 @@ from tileloss.jax._sweeps.transform import (
 )
 
 _TARGET = "tileloss_call"
-_FILE = "libtileloss_xla.so"
-
-
-def handler_path() -> Path:
-    """Where the handler is if this build has it: beside the library."""
-    return library_path().parent / _FILE
+_FILE, _CUDA_FILE = "libtileloss_xla.so", "libtileloss_cuda.so"
 
 
 @cache
-def is_built() -> bool:
-    return handler_path().is_file()
+def is_built(file: str = _FILE) -> bool:
+    """Whether the handlers, or the kernels that they call on CUDA, are there: beside the library."""
+    return (library_path().parent / file).is_file()
 
 
 @cache
 def _register() -> None:
-    handler = ctypes.CDLL(str(handler_path())).tileloss_xla_call
-    capsule = jax.ffi.pycapsule(handler)  # type: ignore[no-untyped-call]
-    jax.ffi.register_ffi_target(_TARGET, capsule, platform="cpu")
+    handlers = ctypes.CDLL(str(library_path().parent / _FILE))
+
+    def capsule(name: str) -> Any:
+        return jax.ffi.pycapsule(getattr(handlers, name))  # type: ignore[no-untyped-call]
+
+    jax.ffi.register_ffi_target(_TARGET, capsule("tileloss_xla_call_on_cpu"), platform="cpu")
+    stages = {
+        "initialize": capsule("tileloss_xla_initialize_on_cuda"),
+        "execute": capsule("tileloss_xla_call_on_cuda"),
+    }
+    jax.ffi.register_ffi_target(_TARGET, stages, platform="CUDA")
 
 
 def refusal(operand: Operand, spec: Spec) -> str:
     return missing()
 
 
-def missing() -> str:
-    """What is missing of this implementation as a whole, as a refusal says it."""
-    if not is_built():
-        return f"is not in this build ({_FILE} is missing beside libtileloss.so)"
+def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
+    return missing(_FILE, _CUDA_FILE)
+
+
+def missing(*files: str) -> str:
+    """What is missing of this implementation as a whole, as a refusal says it. ``files``: what it needs, if not the handlers
+    alone."""
+    for file in files or (_FILE,):
+        if not is_built(file):
+            return f"is not in this build ({file} is missing beside libtileloss.so)"
     return ""
 
 
@@ -84,11 +93,14 @@ def forward(
         return Swept(dict(zip(results, found, strict=True)), _no_state(target))
     call, shape = _sweep(operand, target, transform, spec), target.labels.shape
     names = spec.sums.arrays
-    results = {
-        f"state:{name}": like(shape, jnp.int32 if name == "argmax" else jnp.float32)
-        for name in names
-    }
-    found = call.run(FORWARD, results, first=spec.first, columns=spec.columns)
+    results = {f"state:{name}": like(shape, jnp.float32) for name in names}
+    if (
+        "argmax" in names
+    ):  # int64, which JAX has only when it is told to: two halves, of which the first says it all
+        results["state:argmax"] = like((*shape, 2), jnp.int32)
+    found = list(call.run(FORWARD, results, first=spec.first, columns=spec.columns))
+    if "argmax" in names:
+        found[names.index("argmax")] = found[names.index("argmax")][:, 0]
     weight = target.smoothing_weight(spec)
     return RowState(**dict(zip(names, found, strict=True)), smoothing_weight=weight)
 
