@@ -14,7 +14,19 @@ namespace {
 constexpr int kSeeds = 24;
 constexpr unsigned kAll = ~0u;
 
-enum class Fault { kNone, kNoBarrier, kNoSecondBarrier, kNoClusterBarrier, kLeavesEarly, kPastTheEnd, kReadsPastTheEnd };
+enum class Fault {
+  kNone,
+  kNoBarrier,
+  kNoSecondBarrier,
+  kNoClusterBarrier,
+  kLeavesEarly,
+  kPastTheEnd,
+  kReadsPastTheEnd,
+  kNoWait,
+  kWaitsForTooFew,
+  kFillsEarly,
+  kNotAligned
+};
 
 template <class... Expected, class... Actual>
 cudaError_t launch(dim3 grid, dim3 block, unsigned cluster, std::size_t dynamic, void (*kernel)(Expected...),
@@ -185,6 +197,73 @@ TEST(CudaOnHost, AMissingClusterBarrierIsFound) {
 TEST(CudaOnHostDeathTest, AReadOfAPeerThatHasLeftStops) {
   EXPECT_DEATH(for (int seed = 1; seed <= kSeeds; ++seed) sums_of_clusters_with<Fault::kLeavesEarly>(seed, 3, 4, 64);
                , "the shared memory of a block that has left");
+}
+
+// A block's numbers come in two groups of copies to two halves of its memory, four numbers a thread; then the first half is
+// filled again. What each thread adds up others brought.
+template <Fault kFault>
+__global__ void sums_of_copies(const float* values, float* sums) {
+  TILELOSS_DYNAMIC_SHARED(float, held);
+  const unsigned count = 4 * blockDim.x, mine = 4 * threadIdx.x + (kFault == Fault::kNotAligned ? 1 : 0);
+  for (unsigned half = 0; half < 2; ++half) {
+    cuda_on_host::begin_copy(held + half * count + mine, values + half * count + mine, 16);
+    cuda_on_host::end_copy_group();
+  }
+  float sum = 0;
+  const auto add = [&](unsigned half) {
+    for (unsigned i = 0; i < 4; ++i) sum += held[half * count + (threadIdx.x + i * blockDim.x)];
+  };
+  if (kFault != Fault::kNoWait) cuda_on_host::wait_for_copies(kFault == Fault::kWaitsForTooFew ? 2 : 1);
+  __syncthreads();
+  add(0);
+  if (kFault != Fault::kFillsEarly) __syncthreads();
+  cuda_on_host::begin_copy(held + mine, values + 2 * count + mine, 16);
+  cuda_on_host::end_copy_group();
+  cuda_on_host::wait_for_copies(0);
+  __syncthreads();
+  add(0);
+  add(1);
+  sums[threadIdx.x] = sum;
+}
+
+template <Fault kFault>
+std::vector<float> sums_of_copies_with(int seed) {
+  constexpr unsigned kThreads = 64;
+  cuda_on_host::set_seed(static_cast<std::uint64_t>(seed));
+  const DeviceArray<float> values(numbers(3 * 4 * kThreads)), sums(kThreads);
+  EXPECT_EQ(launch(1, kThreads, 1, 2 * 4 * kThreads * sizeof(float), sums_of_copies<kFault>, values.data(), sums.data()),
+            cudaSuccess);
+  return sums.get();
+}
+
+std::vector<float> expected_sums_of_copies() {
+  const std::vector<float> values = numbers(3 * 256);
+  std::vector<float> sums(64);
+  for (unsigned i = 0; i < 3 * 256; ++i) sums[i % 64] += values[i];
+  return sums;
+}
+
+TEST(CudaOnHost, CopiesAreThereOnceTheyAreWaitedFor) {
+  EXPECT_EQ(seeds_with_other_results(sums_of_copies_with<Fault::kNone>, expected_sums_of_copies()), 0);
+}
+
+TEST(CudaOnHost, FaultsOfCopiesAreFound) {
+  const std::vector<float> expected = expected_sums_of_copies();
+  EXPECT_EQ(seeds_with_other_results(sums_of_copies_with<Fault::kNoWait>, expected), kSeeds);
+  EXPECT_EQ(seeds_with_other_results(sums_of_copies_with<Fault::kWaitsForTooFew>, expected), kSeeds);
+  expect_race(sums_of_copies_with<Fault::kFillsEarly>, expected, kSeeds / 4);
+}
+
+TEST(CudaOnHostDeathTest, CopiesHaveRules) {
+  EXPECT_DEATH(sums_of_copies_with<Fault::kNotAligned>(1), "a copy that is not aligned");
+  float outside[4];
+  EXPECT_DEATH(
+      {
+        launch(
+            1, 1, 1, 0, +[](float* to) { cuda_on_host::begin_copy(to, to, 4); }, static_cast<float*>(outside));
+        cudaDeviceSynchronize();
+      },
+      "a copy to what is no shared memory of the block");
 }
 
 __global__ void lanes(unsigned* results) {

@@ -48,6 +48,12 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane,
 unsigned ballot(unsigned mask, bool value, Place at);
 unsigned lane();
 
+// Copies that go on by themselves, in groups of this thread. Each is done at some time from its begin to where its group is
+// waited for: all but the last `others` groups.
+void begin_copy(void* to, const void* from, std::size_t bytes, Place at = Place::current());
+void end_copy_group();
+void wait_for_copies(unsigned others);
+
 inline void cluster_sync(Place at = Place::current()) { sync_cluster(at); }
 unsigned cluster_rank();
 unsigned cluster_size();

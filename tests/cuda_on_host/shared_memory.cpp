@@ -73,6 +73,14 @@ void* SharedMemory::peer(unsigned block, const void* mine, unsigned rank) {
   return nullptr;
 }
 
+bool SharedMemory::has(unsigned block, const void* data, std::size_t bytes) const {
+  const auto* const at = static_cast<const std::byte*>(data);
+  for (const Piece& piece : pieces_) {
+    if (piece.block == block && at >= piece.data && at + bytes <= piece.data + piece.bytes) return true;
+  }
+  return false;
+}
+
 void SharedMemory::close(unsigned block) {
   for (Piece& piece : pieces_) {
     if (piece.block != block || !piece.is_open) continue;

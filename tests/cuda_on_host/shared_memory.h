@@ -19,6 +19,7 @@ class SharedMemory {
   void* find(unsigned block, const void* key, std::size_t bytes, std::size_t alignment);
   // What is in block `rank` where `mine` is in `block`; null if that is no piece of it.
   void* peer(unsigned block, const void* mine, unsigned rank);
+  bool has(unsigned block, const void* data, std::size_t bytes) const;
   void close(unsigned block);  // when its threads have left
   void clear();                // when the cluster's have
   std::size_t bytes(unsigned block) const;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cuda_on_host/copies.h"
 #include "tests/cuda_on_host/device_code.h"
 #include "tests/cuda_on_host/sanitizers.h"
 #include "tests/cuda_on_host/shared_memory.h"
@@ -53,6 +54,7 @@ struct Thread {
   // Of a warp's call: what this lane gives, whose it takes, what it got.
   std::uint64_t value = 0, result = 0;
   unsigned source = 0, mask = 0;
+  Copies copies;
   void *fake_stack = nullptr, *fiber = nullptr;  // the sanitizers'
 };
 
@@ -86,6 +88,10 @@ class Machine {
   unsigned lane() const { return running_->number % threads_ % kWarp; }
   Warp& warp() { return warps_[running_->block * warps_of_block_ + running_->number % threads_ / kWarp]; }
   unsigned first_of_warp() const { return running_->number - lane(); }
+
+  void begin_copy(void* to, const void* from, std::size_t bytes, Place at);
+  void end_copy_group() { running_->copies.end_group(); }
+  void wait_for_copies(unsigned others) { running_->copies.wait(others, *random_); }
 
   unsigned rank() const { return running_->block; }
   unsigned cluster() const { return kernel_->cluster; }
@@ -232,6 +238,7 @@ void Machine::run_cluster(uint3 block) {
   head_ = tail_ = 0;
   for (unsigned i = 0; i < total_; ++i) {
     threads_of_[i].top = nullptr;
+    threads_of_[i].copies = {};
     wake(i);
   }
   random_->shuffle(ready_.data(), total_);
@@ -396,6 +403,15 @@ void Machine::sync_warp(unsigned mask, std::uint64_t value, unsigned source, Pla
   give_way();
 }
 
+void Machine::begin_copy(void* to, const void* from, std::size_t bytes, Place at) {
+  running_->at = at;
+  for (const void* place : {static_cast<const void*>(to), from}) {
+    if (reinterpret_cast<std::uintptr_t>(place) % bytes != 0) stop("a copy that is not aligned", running_);
+  }
+  if (!shared_.has(running_->block, to, bytes)) stop("a copy to what is no shared memory of the block", running_);
+  running_->copies.begin({to, from, bytes}, *random_);
+}
+
 void* Machine::shared(const void* key, std::size_t bytes, std::size_t alignment) {
   void* const data = shared_.find(running_->block, key, bytes, alignment);
   if (shared_.bytes(running_->block) > kernel_->most_shared_bytes) stop("more shared memory than a block can have", running_);
@@ -417,6 +433,9 @@ void run(const Kernel& kernel, Random& random) { machine.run(kernel, random); }
 void* shared_memory(const void* key, std::size_t bytes, std::size_t alignment) { return machine.shared(key, bytes, alignment); }
 void* dynamic_shared_memory() { return machine.dynamic(); }
 void* peer_of(const void* mine, unsigned rank) { return machine.peer(mine, rank); }
+void begin_copy(void* to, const void* from, std::size_t bytes, Place at) { machine.begin_copy(to, from, bytes, at); }
+void end_copy_group() { machine.end_copy_group(); }
+void wait_for_copies(unsigned others) { machine.wait_for_copies(others); }
 void sync_block(Place at) { machine.sync_block(at); }
 void sync_cluster(Place at) { machine.sync_cluster(at); }
 void sync_warp(unsigned mask, Place at) { machine.sync_warp(mask, 0, machine.lane(), at); }
