@@ -12,8 +12,7 @@ namespace tileloss::impl::cuda {
 namespace {
 
 struct CudaPlan {
-  std::int32_t threads;  // of a block, which sweeps a row
-  std::int32_t reserved;
+  RowCut rows;
   HeadCut head;
 };
 static_assert(sizeof(CudaPlan) <= sizeof(tileloss_plan::other));
@@ -70,9 +69,8 @@ class CudaBackend final : public Backend {
   Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
               tileloss_plan* plan) const override;
   Status check_plan(const tileloss_plan& plan) const override {
-    const auto [threads, reserved, head] = own_part(plan);
-    if (threads < kWarp || threads > kMaxThreads || threads % kWarp != 0)
-      return expected("plan.cuda.threads", "a multiple of 32 up to 512", std::to_string(threads));
+    const auto [rows, head] = own_part(plan);
+    if (Status s = check_cut(rows); !s.ok()) return s;
     if (head.vocab_block == 0 || head.is_valid()) return {};
     return expected(
         "plan.cuda", "a row_block, a vocab_block of 64s up to 8192 and a chunk_columns of 64s that divides it",
@@ -87,9 +85,13 @@ class CudaBackend final : public Backend {
   Status check_errors(std::int32_t device_index, void* stream) const override;
   DeviceMemory* memory() const override { return &memory_; }
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
-    const auto [threads, reserved, head] = own_part(plan);
-    std::vector<PlanFact> facts = {{"threads", std::int64_t{threads}}};
-    if (head.vocab_block == 0) return facts;
+    const auto [rows, head] = own_part(plan);
+    std::vector<PlanFact> facts = {{"threads", std::int64_t{rows.threads}}};
+    if (head.vocab_block == 0) {
+      facts.push_back({"blocks", std::int64_t{rows.blocks}});
+      facts.push_back({"kernel", std::string(rows.kernel == TILELOSS_CUDA_KERNEL_CLUSTER ? "cluster" : "two_reads")});
+      return facts;
+    }
     const tileloss_schedule schedule = head.kept_columns > 0                  ? TILELOSS_SCHEDULE_STASH
                                        : plan.pass == TILELOSS_VALUE_AND_GRAD ? TILELOSS_SCHEDULE_RECOMPUTE
                                                                               : TILELOSS_SCHEDULE_SWEEPS;
@@ -127,19 +129,18 @@ class CudaBackend final : public Backend {
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
   if (Status s = check_supported(p); !s.ok()) return s;
-  if (const tileloss_cuda_kernel asked = wishes.cuda.kernel;
-      asked != TILELOSS_CUDA_KERNEL_AUTO && asked != TILELOSS_CUDA_KERNEL_TWO_READS)
-    return expected("kernel", "auto or two_reads (0 or 1)", std::to_string(asked));
   Report* made = nullptr;
   if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
-  CudaPlan own = {threads_of_row(p.columns, p.storage), 0, {}};
-  if (has_head(p)) {
+  CudaPlan own = {{0, 1, TILELOSS_CUDA_KERNEL_TWO_READS}, {}};
+  if (!has_head(p)) {
+    if (Status s = cut_rows(p, wishes.cuda.kernel, &own.rows); !s.ok()) return s;
+  } else {
     const auto bytes = [&](const HeadCut& cut) { return workspace_bytes(p, cut); };
     int l2_bytes = 0;
     if (Status s = status_of(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, p.device_index), "the L2 cache"); !s.ok())
       return s;
     if (Status s = cut_head(p, wishes, l2_bytes, bytes, &own.head); !s.ok()) return s;
-    own.threads = threads_of_row(own.head.vocab_block, p.storage);
+    own.rows.threads = threads_of_row(own.head.vocab_block, p.storage);
     const DeviceGuard guard(p.device_index);
     HeadAlgorithms chosen;
     if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, true, &chosen); !s.ok()) return s;
@@ -163,7 +164,8 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
 Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const tileloss_run& run,
                           std::unique_ptr<Call>* call) const {
   if (Status s = check_supported(p); !s.ok()) return s;
-  const auto [threads, reserved, cut] = own_part(plan);
+  const auto [rows, cut] = own_part(plan);
+  if (Status s = check_cut(p, rows); !s.ok()) return s;
   if (has_head(p) && !cut.is_valid()) return expected("plan.cuda.vocab_block", "that of an LM head", "none");
   if (const std::int64_t needed = workspace_bytes(p, cut); plan.workspace_bytes < needed)
     return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows and the head need",
@@ -188,7 +190,7 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
       return s;
     workspace = static_cast<std::byte*>(data);
   }
-  return device::begin_call(CudaDevice(p, threads, cut, algorithms, std::move(guard), workspace, is_owned, stream, report), call);
+  return device::begin_call(CudaDevice(p, rows, cut, algorithms, std::move(guard), workspace, is_owned, stream, report), call);
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {

@@ -13,6 +13,7 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
   job.columns = p.columns;
   job.total_columns = p.args.dlogits.cols;
   job.first_column = p.logit.vocab_start;
+  job.slices = row_cut_.blocks;
   job.sums = p.sums;
   job.transform = arrays_.transform;
   job.class_weights = class_weights(p);
@@ -47,13 +48,13 @@ void CudaDevice::check(const device::RowArrays& rows) {
 void CudaDevice::forward(const device::RowArrays& rows) {
   if (head_) return head_->forward(queue_, rows);
   if (problem_->loss->looks_twice()) return forward_target(rows);
-  launch_forward(queue_, *problem_, problem_->rows, threads_, job(rows), problem_->logit.softcap > 0);
+  launch_forward(queue_, *problem_, problem_->rows, row_cut_.threads, job(rows), problem_->logit.softcap > 0);
 }
 
 void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
   if (head_) return head_->backward(queue_, rows, states);
   if (problem_->loss->looks_twice()) return backward_target(rows);
-  launch_backward(queue_, *problem_, problem_->rows, threads_, job(rows), states);
+  launch_backward(queue_, *problem_, problem_->rows, row_cut_.threads, job(rows), states);
 }
 
 void launch_forward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap) {

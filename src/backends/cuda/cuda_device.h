@@ -12,6 +12,7 @@
 #include "backends/cuda/linear_sweeps.h"
 #include "backends/cuda/pieces.h"
 #include "backends/cuda/row_launches.h"
+#include "backends/cuda/row_plan.h"
 #include "backends/cuda/steps.h"
 #include "backends/cuda/target_sweep.h"
 #include "backends/device/device_call.h"
@@ -52,12 +53,11 @@ struct DeviceArrays {
 
 class CudaDevice {
  public:
-  // `threads`: of a block that sweeps a row. `is_owned`: the workspace is given back at the end of what is queued. `cut`,
-  // `algorithms`: of an LM head.
-  CudaDevice(const Problem& problem, int threads, const HeadCut& cut, const HeadAlgorithms& algorithms, DeviceGuard guard,
+  // `is_owned`: the workspace is given back at the end of what is queued. `cut`, `algorithms`: of an LM head.
+  CudaDevice(const Problem& problem, const RowCut& rows, const HeadCut& cut, const HeadAlgorithms& algorithms, DeviceGuard guard,
              std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
       : problem_(&problem),
-        threads_(threads),
+        row_cut_(rows),
         guard_(std::move(guard)),
         workspace_(workspace),
         is_owned_(is_owned),
@@ -65,7 +65,8 @@ class CudaDevice {
         queue_(stream),
         report_(report),
         arrays_(problem, *this) {
-    if (has_head(problem)) head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, threads);
+    if (has_head(problem))
+      head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, rows.threads);
   }
 
   // Of all that a call takes, its loss included, but for the head's.
@@ -110,6 +111,11 @@ class CudaDevice {
   void check(const device::RowArrays& rows);
   void forward(const device::RowArrays& rows);
   void backward(const device::RowArrays& rows, const RowStates& states);
+  bool holds_rows() const { return row_cut_.kernel == TILELOSS_CUDA_KERNEL_CLUSTER; }
+  template <class Loss>
+  void whole_rows(const device::RowArrays& rows, const device::RowStageOf<Loss>& stage) {
+    if constexpr (kHasWholeRows<Loss>) launch_whole(queue_, *problem_, row_cut_.threads, job(rows), stage);
+  }
   Status done() {
     if (is_owned_) queue_.keep(cudaFreeAsync(workspace_, queue_.stream()), "the workspace");
     return queue_.status();
@@ -129,7 +135,7 @@ class CudaDevice {
   void backward_target(const device::RowArrays& rows);
 
   const Problem* problem_;
-  int threads_;
+  RowCut row_cut_;
   DeviceGuard guard_;
   std::byte* workspace_;
   bool is_owned_;

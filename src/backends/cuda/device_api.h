@@ -10,18 +10,20 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
+#include "backends/cuda/limits.h"
 #include "core/number_formats.h"
 
 #if defined(__CUDACC__)
 // A variable of the block's, not initialised.
 #define TILELOSS_SHARED(type, name) __shared__ type name
+// What the launch gives it besides, one array a kernel.
+#define TILELOSS_DYNAMIC_SHARED(type, name) extern __shared__ type name[]
 #endif
 
 namespace tileloss::impl::cuda {
 
-inline constexpr int kWarp = 32;
-inline constexpr int kMaxThreads = 512;  // of a block, so that one thread may have 128 registers
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 // 2^x, as the special function unit has it: off by 2^-22 of it, 0 for what is not normal.
@@ -95,6 +97,25 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high, Float16 /*f
 #endif
 }
 
+// The larger ones of two words of two numbers each; NaN where one is.
+template <class T>
+__device__ __forceinline__ std::uint32_t max_of_pairs(std::uint32_t a, std::uint32_t b, T format) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t word;
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  }
+  return word;
+#else
+  float low[2], high[2];
+  unpack(a, format, low[0], high[0]);
+  unpack(b, format, low[1], high[1]);
+  return pack(max_nan(low[0], low[1]), max_nan(high[0], high[1]), format);
+#endif
+}
+
 // What sweeps read and write of rows, so that the host can count it and see that it is theirs.
 template <class Value>
 __device__ __forceinline__ Value load(const Value* from) {
@@ -122,6 +143,78 @@ __device__ __forceinline__ void store_16_bytes(void* to, uint4 words) {
 #endif
 }
 
+// Copies into the block's memory that go on while the thread does: in groups, each of what was begun since the last one ended.
+// They are there for the thread that began them, once it has waited for their group.
+__device__ __forceinline__ void begin_copy_of_16_bytes(void* to_shared, const void* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to_shared))), "l"(from)
+               : "memory");
+#else
+  cuda_on_host::count_load(from, 16);
+  cuda_on_host::begin_copy(to_shared, from, 16);
+#endif
+}
+__device__ __forceinline__ void end_copy_group() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  cuda_on_host::end_copy_group();
+#endif
+}
+// For all groups of this thread but the last `kOthers`.
+template <int kOthers>
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" : : "n"(kOthers) : "memory");
+#else
+  cuda_on_host::wait_for_copies(kOthers);
+#endif
+}
+
+// The blocks of a cluster: a block alone where the GPU has no clusters.
+#if defined(__CUDACC__)
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ __forceinline__ unsigned cluster_size() {
+  unsigned size = 1;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+#endif
+  return size;
+}
+// All threads of the cluster have come here, and what each of them wrote before is there for the others.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+// What lies in the shared memory of block `rank` where `mine` lies in this one's.
+template <class T>
+__device__ __forceinline__ T* cluster_peer(T* mine, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  T* peer;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(peer) : "l"(mine), "r"(rank));
+  return peer;
+#else
+  return mine;
+#endif
+}
+#else
+using cuda_on_host::cluster_peer;
+using cuda_on_host::cluster_rank;
+using cuda_on_host::cluster_size;
+using cuda_on_host::cluster_sync;
+#endif
+
 // Neighbouring columns of a row, 16 bytes of them.
 template <class T>
 struct Group {
@@ -148,7 +241,7 @@ struct Group {
     for (int q = 0; q < kCount; ++q) g.values[q] = q < count ? to_float(load(from + q)) : -std::numeric_limits<float>::infinity();
     return g;
   }
-  __device__ __forceinline__ void store(T* to) const {
+  __device__ __forceinline__ uint4 packed() const {
     std::uint32_t all[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -158,8 +251,9 @@ struct Group {
         all[w] = pack(values[2 * w], values[2 * w + 1], T{});
       }
     }
-    store_16_bytes(to, {all[0], all[1], all[2], all[3]});
+    return {all[0], all[1], all[2], all[3]};
   }
+  __device__ __forceinline__ void store(T* to) const { store_16_bytes(to, packed()); }
   __device__ __forceinline__ void store_some(T* to, int count) const {
 #pragma unroll
     for (int q = 0; q < kCount; ++q) {

@@ -1,5 +1,6 @@
 #include "backends/cuda/linear_kernels.h"
 #include "backends/cuda/linear_sweeps.h"
+#include "backends/cuda/row_plan.h"
 #include "backends/cuda/steps.h"
 #include "schema/tensors.h"
 

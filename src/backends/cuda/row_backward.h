@@ -13,15 +13,14 @@ struct GradientRow {
   float prob;
   double prob_base, prob_t;  // in double: of rows that are nearly uniform the two all but cancel
   float uniform;
-  float label;  // the label's own, as it is stored
+  float label;              // the label's own, as it is stored
+  float bias, prob_biased;  // of a 16-bit row that is a multiple of p: 2^(x scale + bias) prob_biased
 };
 
 // `largest`: of the row's own logits, where they are capped. The maximum of the state is one of float32, which says less than the
 // logit that it came from, unless that is another shard's.
-template <class T>
-__device__ inline GradientRow make_gradient(const T* row, std::int64_t i, const SweepJob& job, const LogitTransform& transform,
-                                            const RowStates& states, float largest) {
-  const RowStats stats = states.stats(i);
+__device__ inline GradientRow make_gradient(std::int64_t i, float label_logit, const SweepJob& job,
+                                            const LogitTransform& transform, const RowStats& stats, float largest) {
   const RowCoefficients& c = job.rows.results[i].coefficients;
   // Of t = 0: where a scale's rounding has moved the maximum, it is not quite the maximum's.
   const double per_unit = transform.exact_exponent_scale / LogitTransform::kExactLog2E;
@@ -38,9 +37,11 @@ __device__ inline GradientRow make_gradient(const T* row, std::int64_t i, const 
   g.uniform = static_cast<float>(c.uniform * transform.scale);
   g.label = 0;
   if (const std::int64_t label = job.rows.label_columns[i]; label >= 0) {
-    g.label = static_cast<float>(column_gradient(c, stats, true, job.weight(label)) *
-                                 transform.derivative(to_float(load(row + label))));
+    g.label = static_cast<float>(column_gradient(c, stats, true, job.weight(label)) * transform.derivative(label_logit));
   }
+  const float top = static_cast<float>(g.top), scale = transform.exponent_scale;
+  g.bias = bias_of(top, scale);
+  g.prob_biased = static_cast<float>(g.prob_base * std::exp2(-static_cast<double>(bias_error(g.bias, top, scale))));
   return g;
 }
 
@@ -62,48 +63,82 @@ __device__ __forceinline__ float column_slope(const GradientRow& g, float x, std
   }
 }
 
-// kIsPlain: off the label a multiple of p, no softcap.
+// A span's, to the row that begins at `to`. kIsPlain: off the label a multiple of p, no softcap.
+template <class T, bool kIsPlain, class Source>
+__device__ __forceinline__ void write_gradient(const Source& source, const Span& span, T* to, const GradientRow& gradient,
+                                               std::int64_t label, const LogitTransform& transform, const SweepJob& job) {
+  constexpr int kCount = Group<T>::kCount;
+  constexpr bool kIsFast = kIsPlain && sizeof(T) == 2;
+  const Exponents<T, kIsPlain> exponents(transform);
+  const bool is_aligned = source.is_aligned && is_aligned_to_16(to), is_biased = kIsFast && is_bias_fine(gradient.bias);
+  const float scale = exponents.scale, bias = gradient.bias, prob = gradient.prob_biased;
+  const auto write = [&](auto at_once, bool takes_bias) {
+    for_each_visit<at_once>(span, [&](int g, auto groups) {
+      constexpr int kGroups = decltype(groups)::value;
+      uint4 words[kGroups];
+      source.load(g, words);
+      T* const at = to + std::int64_t{g} * kCount;
+#pragma unroll
+      for (int k = 0; k < kGroups; ++k) {
+        constexpr int kApart = kWarp * kCount;
+        Group<T> x = Group<T>::unpacked(words[k]);
+#pragma unroll
+        for (int q = 0; q < kCount; ++q) {
+          x.values[q] = takes_bias
+                            ? exp2_approx(std::fma(x.values[q], scale, bias)) * prob
+                            : column_slope(gradient, x.values[q], std::int64_t{g} * kCount + k * kApart + q, exponents, job);
+        }
+        if (is_aligned && (kGroups > 1 || g < span.whole)) {
+          x.store(at + k * kApart);
+        } else {
+          x.store_some(at + k * kApart, g < span.whole ? kCount : static_cast<int>(job.columns % kCount));
+        }
+      }
+    });
+  };
+  constexpr bool kAtOnce = kIsFast || Source::kAtOnce;
+  if (kAtOnce && is_aligned && is_biased == kIsFast) {
+    write(std::bool_constant<kAtOnce>(), kIsFast);
+  } else {
+    write(std::false_type(), is_biased);
+  }
+  // Whoever wrote something else there.
+  if (const int g = label >= 0 ? static_cast<int>(label / kCount) : -1;
+      span.has(g) && span.visit_of(g).thread == static_cast<int>(threadIdx.x))
+    store(to + label, from_float<T>(gradient.label));
+}
+
+// The padding's gradient, and all of it where the row is not used: by these threads of so many.
+template <class T>
+__device__ __forceinline__ void write_zeros(T* to, std::int64_t from, const SweepJob& job, unsigned rank, unsigned ranks) {
+  const std::int64_t step = std::int64_t{blockDim.x} * ranks;
+  for (std::int64_t j = from + std::int64_t{blockDim.x} * rank + threadIdx.x; j < job.total_columns; j += step)
+    store(to + j, from_float<T>(0.0f));
+}
+
 template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxThreads, 1) backward_rows(SweepJob job, RowStates states) {
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1)
+    backward_rows(SweepJob job, RowStates states) {
   TILELOSS_SHARED(GradientRow, shared);
   const std::int64_t i = blockIdx.x;
-  const T* const row = job.logits.row<T>(i);
   T* const to = job.dlogits.row<T>(i);
   const std::int64_t label = job.rows.label_columns[i];
-  const std::int64_t written = label == kIgnoredRow ? 0 : job.columns;
-  for (std::int64_t j = written + threadIdx.x; j < job.total_columns; j += blockDim.x) store(to + j, from_float<T>(0.0f));
+  write_zeros(to, label == kIgnoredRow ? 0 : job.columns, job, 0, 1);
   if (label == kIgnoredRow) return;
-  const LogitTransform transform = *job.transform;
-  const Exponents<T, kIsPlain> exponents(transform);
+  const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
+  const LogitTransform& transform = *job.transform;
   float largest = -kInfinity;
-  if (exponents.has_softcap) {
+  if (!kIsPlain && transform.softcap > 0) {
     using Parts = float[kWarp];
     TILELOSS_SHARED(Parts, parts);
-    for (std::int64_t j = threadIdx.x; j < job.columns; j += blockDim.x) largest = max_nan(largest, to_float(load(row + j)));
+    for (std::int64_t j = threadIdx.x; j < job.columns; j += blockDim.x) largest = max_nan(largest, to_float(load(row.data + j)));
     largest = reduce_block(largest, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
   }
   // Before anybody writes: the gradient may lie where the logits do.
-  if (threadIdx.x == 0) shared = make_gradient(row, i, job, transform, states, largest);
+  if (threadIdx.x == 0)
+    shared = make_gradient(i, label >= 0 ? to_float(load(row.data + label)) : 0, job, transform, states.stats(i), largest);
   __syncthreads();
-  const GradientRow gradient = shared;
-  constexpr int kCount = Group<T>::kCount;
-  const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1, label_place = static_cast<int>(label % kCount);
-  const auto make = [&](int g, Group<T> x, int count) {
-#pragma unroll
-    for (int q = 0; q < kCount; ++q) {
-      if (!kIsPlain && q >= count) break;
-      x.values[q] = column_slope(gradient, x.values[q], std::int64_t{g} * kCount + q, exponents, job);
-    }
-    if (g == label_group) {
-#pragma unroll
-      for (int q = 0; q < kCount; ++q) x.values[q] = q == label_place ? gradient.label : x.values[q];
-    }
-    return x;
-  };
-  for_each_group<T>(
-      row, job.columns, is_aligned_to_16(row) && is_aligned_to_16(to),
-      [&](int g, const Group<T>& x) { make(g, x, kCount).store(to + std::int64_t{g} * kCount); },
-      [&](int g, const Group<T>& x, int count) { make(g, x, count).store_some(to + std::int64_t{g} * kCount, count); });
+  write_gradient<T, kIsPlain>(row, all_of<T>(job), to, shared, label, transform, job);
 }
 
 }  // namespace tileloss::impl::cuda

@@ -1,8 +1,8 @@
-// A row's state, by one block that reads it once.
+// A row's state, by one block that reads it once, or of one slice by each block of a cluster.
 #ifndef TILELOSS_BACKENDS_CUDA_ROW_FORWARD_H_
 #define TILELOSS_BACKENDS_CUDA_ROW_FORWARD_H_
 
-#include "backends/cuda/sweep_job.h"
+#include "backends/cuda/row_source.h"
 
 namespace tileloss::impl::cuda {
 
@@ -83,6 +83,49 @@ struct Seen {
     }
     sum *= factor;
   }
+  // Of other columns; both at the larger maximum.
+  __device__ __forceinline__ void add(Seen other, const Exponents<T, kIsPlain>& exponents) {
+    const float both = max_nan(max, other.max);
+    if (!(both == max)) move_to(both, exponents);
+    if (!(both == other.max)) other.move_to(both, exponents);
+    sum += other.sum;
+    if constexpr (!kIsPlain) {
+      entropy += other.entropy;
+      collision += other.collision;
+      smoothing += other.smoothing;
+      weight += other.weight;
+    }
+  }
+  // Of all lanes of the warp, in every lane.
+  __device__ __forceinline__ void add_lanes(const Exponents<T, kIsPlain>& exponents) {
+    float all = max;
+#pragma unroll
+    for (int k = kWarp / 2; k > 0; k /= 2) all = max_nan(all, __shfl_xor_sync(kAllLanes, all, k));
+    if (!(all == max)) move_to(all, exponents);
+    each_sum([](float& x) {
+#pragma unroll
+      for (int k = kWarp / 2; k > 0; k /= 2) x += __shfl_xor_sync(kAllLanes, x, k);
+    });
+  }
+
+  // As kNumbers numbers, for other threads.
+  static constexpr int kNumbers = kIsPlain ? 2 : 6;
+  __device__ __forceinline__ void save(float* to) {
+    *to = max;
+    each_sum([&](float& x) { *++to = x; });
+  }
+  __device__ __forceinline__ void load(const float* from, const Exponents<T, kIsPlain>& exponents) {
+    max = *from;
+    top = exponents.top(max);
+    each_sum([&](float& x) { x = *++from; });
+  }
+
+ private:
+  template <class Visit>
+  __device__ __forceinline__ void each_sum(Visit&& visit) {
+    visit(sum);
+    if constexpr (!kIsPlain) visit(entropy), visit(collision), visit(smoothing), visit(weight);
+  }
 };
 
 template <class T, bool kIsPlain>
@@ -109,6 +152,123 @@ __device__ __forceinline__ void see(Seen<T, kIsPlain>& seen, const float (&x)[Gr
       }
     }
   }
+}
+
+// The exponents of 16-bit rows in one instruction each: t = x scale + bias, bias being -top scale rounded. Of what that rounding
+// is t is off by the same for all columns, which is known to the last digit and comes off their sum at the end. For tops of any
+// use; the others, masks say, are too large for it.
+__device__ __forceinline__ float bias_of(float top, float scale) { return top == -kInfinity ? 0 : -(top * scale); }
+__device__ __forceinline__ bool is_bias_fine(float bias) { return std::fabs(bias) <= 0x1p20f; }
+__device__ __forceinline__ float bias_error(float bias, float top, float scale) { return std::fma(top, scale, bias); }
+
+// What a thread has seen of a 16-bit row, two numbers at a time. The label is -inf here.
+template <class T>
+struct SeenPairs {
+  static constexpr std::uint32_t kNothing = from_float<T>(-kInfinity).bits;
+  std::uint32_t max = kNothing << 16 | kNothing;  // of all low halves, and of all high ones
+  float bias = 0, sum = 0;                        // of 2^(x scale + bias)
+
+  __device__ __forceinline__ float top() const {
+    float low, high;
+    unpack(max, T{}, low, high);
+    return max_nan(low, high);
+  }
+  template <int kGroups>
+  __device__ __forceinline__ void see(const uint4 (&groups)[kGroups], float scale) {
+    std::uint32_t larger = max;
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      larger = max_of_pairs(max_of_pairs(larger, groups[k].x, T{}), groups[k].y, T{});
+      larger = max_of_pairs(max_of_pairs(larger, groups[k].z, T{}), groups[k].w, T{});
+    }
+    if (larger != max) [[unlikely]] {
+      max = larger;
+      const float moved = bias_of(top(), scale);
+      sum = sum == 0 ? 0 : sum * exp2_approx(moved - bias);
+      bias = moved;
+    }
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      const Group<T> x = Group<T>::unpacked(groups[k]);
+#pragma unroll
+      for (int q = 0; q < Group<T>::kCount; ++q) sum += exp2_approx(std::fma(x.values[q], scale, bias));
+    }
+  }
+};
+
+// A column of some groups, the one at this place, is -inf from now on.
+template <class T, int kGroups>
+__device__ __forceinline__ void leave_out(uint4 (&groups)[kGroups], int place) {
+  const std::uint32_t shift = place % 2 * 16, nothing = std::uint32_t{SeenPairs<T>::kNothing} << shift;
+  const std::uint32_t others = 0xffff0000u >> shift;
+  const auto without = [&](std::uint32_t word, int number) { return number == place / 2 ? (word & others) | nothing : word; };
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const uint4 w = groups[k];
+    groups[k] = {without(w.x, 4 * k), without(w.y, 4 * k + 1), without(w.z, 4 * k + 2), without(w.w, 4 * k + 3)};
+  }
+}
+
+// This thread's columns of a span, but the label's.
+template <bool kAtOnce, class T, bool kIsPlain, class Source>
+__device__ __forceinline__ void see_span(Seen<T, kIsPlain>& seen, const Source& source, const Span& span, std::int64_t label,
+                                         const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
+  constexpr int kCount = Group<T>::kCount;
+  const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1, label_place = static_cast<int>(label % kCount);
+  for_each_visit<kAtOnce>(span, [&](int g, auto groups) {
+    constexpr int kGroups = decltype(groups)::value;
+    uint4 words[kGroups];
+    source.load(g, words);
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      const int at = g + k * kWarp;
+      const std::int64_t column = std::int64_t{at} * kCount;
+      const int count = kGroups > 1 || at < span.whole ? kCount : static_cast<int>(job.columns - column);
+      const Group<T> x = Group<T>::unpacked(words[k]);
+      if (at == label_group) {
+        see(seen, x.values, count, label_place, column, exponents, job);
+      } else {
+        see(seen, x.values, count, -1, column, exponents, job);
+      }
+    }
+  });
+}
+
+// The same, and as fast as it goes. `again`: where they can be found another time.
+template <class T, bool kIsPlain, class Source, class Again>
+__device__ __forceinline__ Seen<T, kIsPlain> see_slice(const Source& source, const Again& again, const Span& span,
+                                                       std::int64_t label, const Exponents<T, kIsPlain>& exponents,
+                                                       const SweepJob& job) {
+  Seen<T, kIsPlain> seen(exponents);
+  if constexpr (!kIsPlain || sizeof(T) != 2) {
+    see_span<Source::kAtOnce>(seen, source, span, label, exponents, job);
+  } else {
+    constexpr int kCount = Group<T>::kCount;
+    const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1;
+    Span::Visit of_label = {-1, -1, 0};
+    if (span.has(label_group)) of_label = span.visit_of(label_group);
+    int until_label = of_label.thread == static_cast<int>(threadIdx.x) ? of_label.number : -1;
+    const int place = of_label.group * kCount + static_cast<int>(label % kCount);
+    const float scale = exponents.scale;
+    SeenPairs<T> pairs;
+    for_each_visit<true>(span, [&](int g, auto groups) {
+      constexpr int kGroups = decltype(groups)::value;
+      uint4 words[kGroups];
+      source.load(g, words);
+      if (until_label-- == 0) [[unlikely]]
+        leave_out<T>(words, place);
+      pairs.see(words, scale);
+    });
+    const float top = pairs.top();
+    if (is_bias_fine(pairs.bias)) {
+      seen.max = top;
+      seen.top = exponents.top(top);
+      seen.sum = pairs.sum * std::exp2(-bias_error(pairs.bias, seen.top.logit, scale));
+    } else {
+      see_span<false>(seen, again, span, label, exponents, job);
+    }
+  }
+  return seen;
 }
 
 // The row's state: what all columns but the label's are, and the label's.
@@ -152,86 +312,116 @@ __device__ inline RowState finish_state(const Seen<T, kIsPlain>& others, bool ha
 }
 
 // The first column whose logit is the largest, as a column of the whole vocabulary; and of a row whose largest is infinite
-// sum_j c_j z_j.
-template <class T>
-__device__ inline void look_again(const T* row, const SweepJob& job, const LogitTransform& transform, RowState& state,
-                                  std::int64_t* columns, double* sums) {
-  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
-  std::int64_t first = kNone;
-  double sum = 0;
-  for (std::int64_t j = threadIdx.x; j < job.columns; j += blockDim.x) {
-    const float x = to_float(load(row + j));
-    if (first == kNone && transform.value(x) == state.max) first = j;
-    if (std::isinf(state.max)) sum += static_cast<double>(job.weight(j)) * transform.exact_value(x);
-  }
-  first = reduce_block(first, columns, kNone, [](std::int64_t a, std::int64_t b) { return a < b ? a : b; });
-  sum = reduce_block(sum, sums, 0.0, [](double a, double b) { return a + b; });
-  state.argmax = first == kNone ? -1 : job.first_column + first;
-  if (std::isinf(state.max) && (job.sums & kSmoothingSum) != 0) state.smoothing_sum = static_cast<float>(sum);
+// sum_j c_j z_j. Of some columns.
+struct SecondLook {
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first;
+  double sum;
+};
+template <class T, class Source>
+__device__ __forceinline__ SecondLook look_again(const Source& source, const Span& span, const SweepJob& job,
+                                                 const LogitTransform& transform, float max) {
+  constexpr int kCount = Group<T>::kCount;
+  SecondLook found = {SecondLook::kNone, 0};
+  for_each_visit<false>(span, [&](int g, auto /*groups*/) {
+    uint4 words[1];
+    source.load(g, words);
+    const Group<T> x = Group<T>::unpacked(words[0]);
+#pragma unroll
+    for (int q = 0; q < kCount; ++q) {
+      const std::int64_t j = std::int64_t{g} * kCount + q;
+      if (j >= job.columns) break;
+      if (found.first == SecondLook::kNone && transform.value(x.values[q]) == max) found.first = j;
+      if (std::isinf(max)) found.sum += static_cast<double>(job.weight(j)) * transform.exact_value(x.values[q]);
+    }
+  });
+  return found;
 }
 
-// kIsPlain: no sums but the one, no softcap.
-template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1) forward_rows(SweepJob job) {
-  using Parts = float[kWarp];
-  TILELOSS_SHARED(Parts, parts);
-  const std::int64_t i = blockIdx.x;
-  const std::int64_t label = job.rows.label_columns[i];
-  if (label == kIgnoredRow || label == kBadLabel) {
-    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-    if (threadIdx.x == 0)
-      job.rows.states[i] = label == kIgnoredRow ? RowState() : RowState{kNan, kNan, kNan, kNan, kNan, kNan, -1};
-    return;
-  }
-  const T* const row = job.logits.row<T>(i);
-  const LogitTransform transform = *job.transform;
+// The row's state, in the first thread of the cluster's first block, from what each thread has seen of its block's span; the
+// others get none. `parts` is of each block.
+using WarpSums = float[kWarp * 6];
+template <class T, bool kIsPlain, class Source>
+__device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, WarpSums& parts, const Source& source,
+                                                     const Span& span, std::int64_t label, float label_logit, const SweepJob& job,
+                                                     const LogitTransform& transform, float& largest) {
+  constexpr int kNumbers = Seen<T, kIsPlain>::kNumbers;
   const Exponents<T, kIsPlain> exponents(transform);
-  constexpr int kCount = Group<T>::kCount;
-  // The group that holds the label, and its place there.
-  const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1, label_place = static_cast<int>(label % kCount);
-
-  Seen<T, kIsPlain> seen(exponents);
-  const auto add = [&](int g, const Group<T>& x, int count) {
-    if (g == label_group) {
-      see(seen, x.values, count, label_place, std::int64_t{g} * kCount, exponents, job);
-    } else {
-      see(seen, x.values, count, -1, std::int64_t{g} * kCount, exponents, job);
-    }
-  };
-  for_each_group<T>(
-      row, job.columns, is_aligned_to_16(row), [&](int g, const Group<T>& x) { add(g, x, kCount); }, add);
-
-  const float max = reduce_block(seen.max, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
-  if (!(max == seen.max)) seen.move_to(max, exponents);
-  const auto add_up = [&](float x) { return reduce_block(x, parts, 0.0f, [](float a, float b) { return a + b; }); };
-  seen.sum = add_up(seen.sum);
-  if constexpr (!kIsPlain) {
-    seen.entropy = add_up(seen.entropy);
-    seen.collision = add_up(seen.collision);
-    seen.smoothing = add_up(seen.smoothing);
-    seen.weight = add_up(seen.weight);
-  }
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const unsigned ranks = cluster_size();
+  const bool is_first = cluster_rank() == 0 && threadIdx.x == 0;
+  if (lane == 0) seen.save(parts + warp * kNumbers);
+  cluster_sync();
   RowState state;
-  if (threadIdx.x == 0) {
-    const float logit = label >= 0 ? to_float(load(row + label)) : 0;
-    state = finish_state(seen, label >= 0, logit, label >= 0 ? job.weight(label) : 0, transform);
-    if (job.largest != nullptr) job.largest[i] = label >= 0 ? max_nan(seen.max, logit) : seen.max;
-    if (std::isnan(state.max)) state = {state.max, state.max, state.max, state.max, state.max, state.max, -1};
+  if (cluster_rank() == 0 && warp == 0) {
+    seen = Seen<T, kIsPlain>(exponents);
+    for (unsigned rank = 0; rank < ranks && lane < static_cast<int>(blockDim.x) / kWarp; ++rank) {
+      Seen<T, kIsPlain> other(exponents);
+      other.load(cluster_peer(&parts[lane * kNumbers], rank), exponents);
+      seen.add(other, exponents);
+    }
+    seen.add_lanes(exponents);
+  }
+  if (is_first) {
+    largest = label >= 0 ? max_nan(seen.max, label_logit) : seen.max;
+    state = finish_state(seen, label >= 0, label_logit, label >= 0 ? job.weight(label) : 0, transform);
+    if (std::isnan(state.max) || label == kBadLabel) {
+      constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+      state = {kNan, kNan, kNan, kNan, kNan, kNan, -1};
+    }
   }
   if constexpr (!kIsPlain) {
-    TILELOSS_SHARED(float, largest);
+    if ((job.sums & (kArgmax | kSmoothingSum)) == 0) return state;
+    TILELOSS_SHARED(float, max);
+    TILELOSS_SHARED(SecondLook, found);
     using Columns = std::int64_t[kWarp];
     using Sums = double[kWarp];
     TILELOSS_SHARED(Columns, columns);
     TILELOSS_SHARED(Sums, sums);
-    if (threadIdx.x == 0) largest = state.max;
-    __syncthreads();
-    state.max = largest;
-    const bool is_sum_lost = std::isinf(state.max) && (job.sums & kSmoothingSum) != 0;
-    if (!std::isnan(state.max) && ((job.sums & kArgmax) != 0 || is_sum_lost))
-      look_again(row, job, transform, state, columns, sums);
+    for (unsigned rank = 0; is_first && rank < ranks; ++rank) *cluster_peer(&max, rank) = state.max;
+    cluster_sync();
+    const bool is_sum_lost = std::isinf(max) && (job.sums & kSmoothingSum) != 0;
+    if (std::isnan(max) || ((job.sums & kArgmax) == 0 && !is_sum_lost)) return state;
+    SecondLook own = look_again<T>(source, span, job, transform, max);
+    own.first = reduce_block(own.first, columns, SecondLook::kNone, [](auto a, auto b) { return a < b ? a : b; });
+    own.sum = reduce_block(own.sum, sums, 0.0, [](double a, double b) { return a + b; });
+    if (threadIdx.x == 0) found = own;
+    cluster_sync();
+    for (unsigned rank = 1; is_first && rank < ranks; ++rank) {
+      const SecondLook other = *cluster_peer(&found, rank);
+      own = {min(own.first, other.first), own.sum + other.sum};
+    }
+    state.argmax = own.first == SecondLook::kNone ? -1 : job.first_column + own.first;
+    if (is_sum_lost) state.smoothing_sum = static_cast<float>(own.sum);
   }
-  if (threadIdx.x == 0) job.rows.states[i] = state;
+  return state;
+}
+
+// kIsPlain: no sums but the one, no softcap.
+template <class T, bool kIsPlain>
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1) forward_rows(SweepJob job) {
+  TILELOSS_SHARED(WarpSums, parts);
+  const std::int64_t i = blockIdx.x;
+  const std::int64_t label = job.rows.label_columns[i];
+  if (label == kIgnoredRow) {
+    if (threadIdx.x == 0) job.rows.states[i] = RowState();
+    return;
+  }
+  const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
+  const LogitTransform& transform = *job.transform;
+  const Exponents<T, kIsPlain> exponents(transform);
+  Seen<T, kIsPlain> seen(exponents);
+  for (int slice = 0; slice < job.slices; ++slice) {
+    Seen<T, kIsPlain> of_slice = see_slice(row, row, slice_of<T>(job, slice), label, exponents, job);
+    of_slice.add_lanes(exponents);
+    seen.add(of_slice, exponents);
+  }
+  const float label_logit = threadIdx.x == 0 && label >= 0 ? to_float(load(row.data + label)) : 0;
+  float largest;
+  const RowState state = state_of_cluster(seen, parts, row, all_of<T>(job), label, label_logit, job, transform, largest);
+  if (threadIdx.x != 0) return;
+  job.rows.states[i] = state;
+  if (job.largest != nullptr) job.largest[i] = largest;
 }
 
 }  // namespace tileloss::impl::cuda

@@ -2,23 +2,27 @@
 #ifndef TILELOSS_BACKENDS_CUDA_ROW_LAUNCHES_H_
 #define TILELOSS_BACKENDS_CUDA_ROW_LAUNCHES_H_
 
-#include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/runtime.h"
 #include "backends/cuda/sweep_job.h"
+#include "backends/problem.h"
+#include "losses/cross_entropy.h"
+#include "losses/policy_loss.h"
 
 namespace tileloss::impl::cuda {
 
-// Threads of a block that sweeps a row: whole warps, each thread with some groups of columns if there are enough.
-inline int threads_of_row(std::int64_t columns, tileloss_dtype storage) {
-  const std::int64_t of_a_warp = kWarp * 4 * (storage == TILELOSS_FLOAT32 ? 4 : 8);
-  return kWarp * static_cast<int>(std::clamp<std::int64_t>((columns + of_a_warp - 1) / of_a_warp, 1, kMaxThreads / kWarp));
-}
+// The losses that take a row as a whole: those of labels that have a value_and_grad.
+template <class Loss>
+inline constexpr bool kHasWholeRows = std::is_same_v<Loss, CrossEntropy> || std::is_same_v<Loss, PolicyLoss>;
 
 // Of any logits of the problem's format; `has_softcap`: theirs.
 void launch_forward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap);
 void launch_backward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job,
                      const RowStates& states);
+// By a cluster of job.slices blocks each.
+template <class Loss>
+void launch_whole(Queue& queue, const Problem& problem, int threads, const SweepJob& job, const device::RowStageOf<Loss>& stage);
 
 }  // namespace tileloss::impl::cuda
 

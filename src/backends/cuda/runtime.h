@@ -71,11 +71,27 @@ class Queue {
 
   template <class... Expected, class... Given>
   void launch(void (*kernel)(Expected...), std::int64_t blocks, int threads, const Given&... given) {
-    if (blocks == 0 || !status_.ok()) return;
+    launch_clusters(kernel, blocks, 1, threads, 0, given...);
+  }
+  // Of `cluster` blocks each, with so much shared memory besides what the kernel itself has.
+  template <class... Expected, class... Given>
+  void launch_clusters(void (*kernel)(Expected...), std::int64_t clusters, int cluster, int threads, std::int64_t shared_bytes,
+                       const Given&... given) {
+    if (clusters == 0 || !status_.ok()) return;
+    cudaLaunchAttribute size = {};
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim.x = static_cast<unsigned>(cluster);
+    size.val.clusterDim.y = size.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
     config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
     config.stream = stream_;
+    if (cluster > 1) config.attrs = &size, config.numAttrs = 1;
+    // No work of a stream's: allowed while it is captured.
+    if (shared_bytes > 0)
+      keep(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+           "a kernel's shared memory");
     keep(cudaLaunchKernelEx(&config, kernel, given...), "a kernel could not be launched");
   }
 

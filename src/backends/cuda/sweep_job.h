@@ -26,6 +26,7 @@ struct SweepJob {
   RowMatrix logits, dlogits;
   std::int64_t columns = 0, total_columns = 0;  // valid ones, and with the padding, whose gradient is 0
   std::int64_t first_column = 0;                // of the whole vocabulary
+  int slices = 1;                               // that a row is cut into: blocks of the cluster that could hold it
   std::uint32_t sums = 0;                       // RowSums that the forward gathers
   const LogitTransform* transform = nullptr;    // on the device
   const float* class_weights = nullptr;         // of column 0; null: 1

@@ -47,7 +47,9 @@ TargetJob CudaDevice::target_job(const device::RowArrays& rows) const {
 void CudaDevice::forward_target(const device::RowArrays& rows) {
   const Problem& p = *problem_;
   const TargetJob target = target_job(rows);
-  const auto sweep = [&](const SweepJob& side, bool is_capped) { launch_forward(queue_, p, p.rows, threads_, side, is_capped); };
+  const auto sweep = [&](const SweepJob& side, bool is_capped) {
+    launch_forward(queue_, p, p.rows, row_cut_.threads, side, is_capped);
+  };
   const bool has_softcap = p.logit.softcap > 0, teacher_has_softcap = softcap_of_teacher(p) > 0;
   if (!p.has_pair_state) {
     SweepJob own = target.own;
@@ -77,9 +79,9 @@ void CudaDevice::forward_target(const device::RowArrays& rows) {
   }
   visit_kernel(p.storage, !has_softcap && !teacher_has_softcap, [&]<class T>(T /*format*/, auto is_plain) {
     if (target.kind == TargetKind::kColumns) {
-      queue_.launch(look_at_others<T, is_plain>, p.rows, threads_, target.own, p.args.teacher_ids, arrays_.known);
+      queue_.launch(look_at_others<T, is_plain>, p.rows, row_cut_.threads, target.own, p.args.teacher_ids, arrays_.known);
     } else {
-      queue_.launch(look_at_rows<T, is_plain>, p.rows, threads_, target);
+      queue_.launch(look_at_rows<T, is_plain>, p.rows, row_cut_.threads, target);
     }
   });
   if (target.kind == TargetKind::kColumns) {
@@ -92,7 +94,7 @@ void CudaDevice::backward_target(const device::RowArrays& rows) {
   const Problem& p = *problem_;
   const bool is_plain = p.logit.softcap == 0 && softcap_of_teacher(p) == 0;
   visit_kernel(p.storage, is_plain, [&]<class T>(T /*format*/, auto is_plain_kernel) {
-    queue_.launch(target_backward_rows<T, is_plain_kernel>, p.rows, threads_, target_job(rows));
+    queue_.launch(target_backward_rows<T, is_plain_kernel>, p.rows, row_cut_.threads, target_job(rows));
   });
 }
 

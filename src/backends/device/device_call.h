@@ -12,6 +12,8 @@
 //   void forward(rows)                  the rows' states; of a target that is not labels their stats too. With a pair_state the
 //                                       stats are there but for the sums, which are then those of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
+//   bool holds_rows()                   may be missing: whether it takes each row of this call in one go, by
+//   void whole_rows(rows, stage)        ... its forward, the stage (RowStageOf: ignore, or run and write) and its backward
 //   Status done()                       what a call ends with
 #ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 #define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
@@ -87,12 +89,22 @@ class DeviceCall final : public Call {
   void couple() override {
     if constexpr (requires { loss_.couple(steps_, states()); }) loss_.couple(steps_, states());
   }
-  bool keeps_states() const override { return true; }
+  bool keeps_states() const override {
+    if constexpr (requires { device_.holds_rows(); }) return !device_.holds_rows();
+    return true;
+  }
 
   Status sweep(std::uint32_t stages) override {
+    const RowStageOf<Loss> stage = {on_device_, rows_, states(), {p_.args, context_}, writes()};
+    if constexpr (requires { device_.holds_rows(); }) {
+      if (!keeps_states()) {
+        device_.whole_rows(rows_, stage);
+        if (p_.has_row_state) device_.each(p_.rows, SaveState{rows_, p_.row_state});
+        return {};
+      }
+    }
     if ((stages & kForward) != 0) forward();
-    if ((stages & kRowStage) != 0 && !gives_sums())
-      device_.each(p_.rows, RowStageOf<Loss>{on_device_, rows_, states(), {p_.args, context_}, writes()});
+    if ((stages & kRowStage) != 0 && !gives_sums()) device_.each(p_.rows, stage);
     if ((stages & kBackward) != 0) device_.backward(rows_, states());
     return {};
   }

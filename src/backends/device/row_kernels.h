@@ -82,16 +82,23 @@ struct RowStageOf {
   bool writes;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-    RowResult& result = rows.results[i];
-    result = {};
-    if (rows.label_columns[i] == kIgnoredRow) {
-      if (writes) outputs.write_ignored(i);
-      return;
-    }
+    if (rows.label_columns[i] == kIgnoredRow) return ignore(i);
     const bool is_bad = rows.label_columns[i] == kBadLabel;
     const TargetStats stats = is_bad ? bad_stats() : rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
-    result = is_bad ? RowResult{kNan, {kNan, kNan, kNan, kNan}, kNan, true} : loss->row(i, stats);
+    run(i, stats);
+    write(i, stats);
+  }
+  TILELOSS_HOST_DEVICE void ignore(std::int64_t i) const {
+    rows.results[i] = {};
+    if (writes) outputs.write_ignored(i);
+  }
+  // Both parts of it, of a row that is used.
+  TILELOSS_HOST_DEVICE void run(std::int64_t i, const TargetStats& stats) const {
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    const bool is_bad = rows.label_columns[i] == kBadLabel;
+    rows.results[i] = is_bad ? RowResult{kNan, {kNan, kNan, kNan, kNan}, kNan, true} : loss->row(i, stats);
+  }
+  TILELOSS_HOST_DEVICE void write(std::int64_t i, const TargetStats& stats) const {
     if (writes) outputs.write(i, stats);
   }
 };

@@ -2,9 +2,11 @@
 // but the row. That its numbers are right is for the C API's own suites to say: cuda_in_place.cpp.
 #include "backends/cuda/cuda_backend.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <sstream>
 
 #include "tests/api/calls.h"
 #include "tests/cuda_on_host/device_array.h"
@@ -14,10 +16,11 @@ namespace {
 
 const bool is_registered = (impl::add_backend(&impl::cuda::cuda_backend()), true);
 
-constexpr std::int64_t kRows = 5, kVocab = 300, kStride = 331;
+constexpr std::int64_t kRows = 5, kVocab = 300;
+constexpr std::int64_t stride_of(std::int64_t vocab) { return vocab + 31; }
 
-std::vector<std::uint16_t> some_logits(int seed) {
-  std::vector<std::uint16_t> logits(kRows * kStride);
+std::vector<std::uint16_t> some_logits(int seed, std::int64_t vocab = kVocab) {
+  std::vector<std::uint16_t> logits(static_cast<std::size_t>(kRows * stride_of(vocab)));
   for (std::size_t i = 0; i < logits.size(); ++i)
     logits[i] = impl::from_float<impl::Bfloat16>(static_cast<float>((i * 37 + static_cast<std::size_t>(seed)) % 101) / 8).bits;
   return logits;
@@ -28,14 +31,14 @@ class OnCuda : public testing::Test {
  protected:
   void set_up(std::int64_t offset = 0, std::vector<std::int32_t> labels = {0, 299, -100, 17, 150}) {
     std::vector<std::uint16_t> padded(static_cast<std::size_t>(offset), 0x7fc0);
-    const std::vector<std::uint16_t> logits = some_logits(1);
+    const std::vector<std::uint16_t> logits = some_logits(1, vocab_);
     padded.insert(padded.end(), logits.begin(), logits.end());
     logits_ = std::make_unique<DeviceArray<std::uint16_t>>(padded);
     labels_ = std::make_unique<DeviceArray<std::int32_t>>(labels);
     loss_ = std::make_unique<DeviceArray<float>>(1);
     tileloss_args_init(&args_);
     args_.logits = args_.dlogits =
-        on_cuda(tileloss_make_matrix(logits_->data() + offset, TILELOSS_BFLOAT16, kRows, kVocab, kStride));
+        on_cuda(tileloss_make_matrix(logits_->data() + offset, TILELOSS_BFLOAT16, kRows, vocab_, stride_of(vocab_)));
     args_.labels = on_cuda(tileloss_make_vector(labels_->data(), TILELOSS_INT32, kRows));
     args_.loss = on_cuda(tileloss_make_vector(loss_->data(), TILELOSS_FLOAT32, 1));
   }
@@ -44,18 +47,25 @@ class OnCuda : public testing::Test {
     view.device_type = TILELOSS_CUDA;
     return view;
   }
-  tileloss_status run(const tileloss_run* run = nullptr) {
-    return tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, run);
+  tileloss_status run(tileloss_cuda_kernel kernel = TILELOSS_CUDA_KERNEL_AUTO) {
+    auto wishes = init<tileloss_plan_options>();
+    wishes.cuda.kernel = kernel;
+    auto plan = init<tileloss_plan>();
+    const tileloss_status s =
+        tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan);
+    return s != TILELOSS_OK ? s : tileloss_cross_entropy_value_and_grad(&args_, &options_, &plan, nullptr);
   }
   // Of the first row to the last, without what lies between them.
-  std::vector<std::uint16_t> gradient(std::int64_t offset = 0) const {
-    const std::vector<std::uint16_t> all = logits_->get();
+  std::vector<std::uint16_t> gradient(std::int64_t offset = 0) const { return rows_of(logits_->get(), offset); }
+  std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& all, std::int64_t offset) const {
     std::vector<std::uint16_t> rows;
     for (std::int64_t i = 0; i < kRows; ++i)
-      rows.insert(rows.end(), all.begin() + offset + i * kStride, all.begin() + offset + i * kStride + kVocab);
+      rows.insert(rows.end(), all.begin() + offset + i * stride_of(vocab_),
+                  all.begin() + offset + i * stride_of(vocab_) + vocab_);
     return rows;
   }
 
+  std::int64_t vocab_ = kVocab;
   std::unique_ptr<DeviceArray<std::uint16_t>> logits_;
   std::unique_ptr<DeviceArray<std::int32_t>> labels_;
   std::unique_ptr<DeviceArray<float>> loss_;
@@ -81,15 +91,105 @@ TEST_F(OnCuda, BitsDependNeitherOnTheOrderOfBlocksNorOnAlignment) {
   EXPECT_EQ(logits_->get()[8 + kVocab], some_logits(1)[kVocab]) << "what lies behind a row was written";
 }
 
-// Each logit is read twice and its gradient written once; besides, the labels' own.
-TEST_F(OnCuda, TwoReadsAndOneWriteAreAll) {
+// Each logit is read once, or twice, and its gradient written once; besides, the label's own each time.
+TEST_F(OnCuda, BytesReadAndWrittenAreTheKernels) {
+  for (const auto& [kernel, reads] : {std::pair{TILELOSS_CUDA_KERNEL_AUTO, 1}, {TILELOSS_CUDA_KERNEL_TWO_READS, 2}}) {
+    set_up();
+    cuda_on_host::counters() = {};
+    ASSERT_TRUE(succeeds(run(kernel)));
+    cudaDeviceSynchronize();
+    constexpr std::int64_t kUsed = kRows - 1, kBytes = 2;
+    EXPECT_EQ(cuda_on_host::counters().loaded, static_cast<std::uint64_t>(reads * kUsed * (kVocab + 1) * kBytes));
+    EXPECT_EQ(cuda_on_host::counters().stored, static_cast<std::uint64_t>((kRows * kVocab + kUsed) * kBytes));
+  }
+}
+
+// A device whose blocks have little shared memory, for the time of a test.
+class LittleMemory {
+ public:
+  explicit LittleMemory(int slice_bytes) : before_(cuda_on_host::properties()) {
+    cuda_on_host::properties().shared_bytes_of_block = slice_bytes + (2 << 10);
+    cuda_on_host::properties().shared_bytes_of_multiprocessor = 2 * (slice_bytes + (3 << 10));
+  }
+  ~LittleMemory() { cuda_on_host::properties() = before_; }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+
+ private:
+  cuda_on_host::Properties before_;
+};
+
+// Held by clusters of 1, 2, 4 and 8 blocks or read twice, aligned or not, in place or not, whatever runs when.
+TEST_F(OnCuda, ClustersAndTwoReadsGiveTheSameBits) {
+  struct Case {
+    std::int64_t vocab;
+    int slice_bytes;
+    float label_smoothing;
+  };
+  // Of 8, 4, 2 and 1 blocks; with threads that have several groups at once; by the kernels of other sums, too.
+  for (const auto& [vocab, slice_bytes, label_smoothing] :
+       {Case{300, 80, 0}, Case{317, 176, 0.125f}, Case{300, 304, 0}, Case{33507, 40000, 0.125f}, Case{41003, 42000, 0}}) {
+    const LittleMemory little(slice_bytes);
+    vocab_ = vocab;
+    options_.label_smoothing = label_smoothing;
+    std::vector<std::uint16_t> first;
+    std::vector<float> loss;
+    for (const auto kernel : {TILELOSS_CUDA_KERNEL_TWO_READS, TILELOSS_CUDA_KERNEL_CLUSTER}) {
+      for (const std::int64_t offset : {0, 3}) {
+        cuda_on_host::set_seed(static_cast<std::uint64_t>(offset + vocab));
+        set_up(offset);
+        const DeviceArray<std::uint16_t> elsewhere(logits_->get());
+        const bool is_in_place = offset == 0 || vocab > kVocab;
+        if (!is_in_place) args_.dlogits.data = elsewhere.data() + offset;
+        ASSERT_TRUE(succeeds(run(kernel)));
+        cudaDeviceSynchronize();
+        const std::vector<std::uint16_t> d = rows_of(is_in_place ? logits_->get() : elsewhere.get(), offset);
+        if (first.empty()) first = d, loss = loss_->get();
+        EXPECT_EQ(d, first) << vocab << " columns, kernel " << kernel << ", offset " << offset;
+        EXPECT_EQ(loss_->get(), loss) << vocab << " columns, kernel " << kernel << ", offset " << offset;
+      }
+    }
+    EXPECT_TRUE(std::isfinite(loss[0]) && loss[0] > 0);
+  }
+}
+
+// Rows that no cluster can hold are read twice, and so are all where there are no clusters for them.
+TEST_F(OnCuda, APlanSaysHowRowsAreRead) {
+  const auto facts_of = [&](std::int64_t vocab, tileloss_cuda_kernel wish = TILELOSS_CUDA_KERNEL_AUTO) {
+    args_.logits.cols = args_.logits.row_stride = args_.dlogits.cols = args_.dlogits.row_stride = vocab;
+    auto wishes = init<tileloss_plan_options>();
+    wishes.cuda.kernel = wish;
+    auto plan = init<tileloss_plan>();
+    if (tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan) != TILELOSS_OK)
+      return std::string(tileloss_last_error());
+    char text[1024];
+    tileloss_plan_describe(&plan, TILELOSS_TEXT, text, sizeof text, nullptr);
+    std::string facts;
+    for (const char* const name : {"threads", "blocks", "kernel"}) {
+      std::istringstream lines(text);
+      for (std::string line, word, value; std::getline(lines, line);) {
+        if (std::istringstream(line) >> word >> value && word.starts_with(name)) facts += value + " ";
+      }
+    }
+    return facts;
+  };
   set_up();
-  cuda_on_host::counters() = {};
-  ASSERT_TRUE(succeeds(run()));
-  cudaDeviceSynchronize();
-  constexpr std::int64_t kUsed = kRows - 1, kBytes = 2;
-  EXPECT_EQ(cuda_on_host::counters().loaded, static_cast<std::uint64_t>(2 * kUsed * (kVocab + 1) * kBytes));
-  EXPECT_EQ(cuda_on_host::counters().stored, static_cast<std::uint64_t>(kRows * kVocab * kBytes));
+  EXPECT_EQ(facts_of(300), "32 1 cluster ");
+  EXPECT_EQ(facts_of(50257), "384 1 cluster ");
+  EXPECT_EQ(facts_of(151936), "384 4 cluster ");
+  EXPECT_EQ(facts_of(151936, TILELOSS_CUDA_KERNEL_TWO_READS), "384 4 two_reads ");
+  EXPECT_EQ(facts_of(900000), "384 8 cluster ");
+  EXPECT_EQ(facts_of(1000000), "384 1 two_reads ");
+  EXPECT_THAT(facts_of(1000000, TILELOSS_CUDA_KERNEL_CLUSTER),
+              testing::HasSubstr("kernel: expected auto or two_reads, as a row"));
+  EXPECT_THAT(facts_of(300, 3), testing::HasSubstr("kernel: expected auto, two_reads or cluster (0 to 2), got 3"));
+  const cuda_on_host::Properties before = cuda_on_host::properties();
+  cuda_on_host::properties().compute_capability = 80;
+  cuda_on_host::properties().shared_bytes_of_multiprocessor = 164 << 10;
+  cuda_on_host::properties().shared_bytes_of_block = 163 << 10;
+  EXPECT_EQ(facts_of(50257), "384 1 cluster ");
+  EXPECT_EQ(facts_of(151936), "384 1 two_reads ");
+  cuda_on_host::properties() = before;
 }
 
 TEST_F(OnCuda, ABadLabelGivesNanAndIsReportedOnce) {
@@ -194,7 +294,7 @@ TEST_F(OnCuda, ATeacherIsReadAsOftenAsTheStudent) {
       padded.insert(padded.end(), logits.begin(), logits.end());
       DeviceArray<std::uint16_t> teacher(padded);
       args_.teacher_logits =
-          on_cuda(tileloss_make_matrix(teacher.data() + teacher_offset, TILELOSS_BFLOAT16, kRows, kVocab, kStride));
+          on_cuda(tileloss_make_matrix(teacher.data() + teacher_offset, TILELOSS_BFLOAT16, kRows, kVocab, stride_of(kVocab)));
       cuda_on_host::counters() = {};
       ASSERT_TRUE(succeeds(tileloss_distillation_value_and_grad(&args_, &options, nullptr, nullptr)));
       cudaDeviceSynchronize();

@@ -1,0 +1,15 @@
+// Numbers that kernels and those who launch them agree on.
+#ifndef TILELOSS_BACKENDS_CUDA_LIMITS_H_
+#define TILELOSS_BACKENDS_CUDA_LIMITS_H_
+
+namespace tileloss::impl::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kMaxThreads = 512;         // of a block, so that one thread may have 128 registers
+inline constexpr int kMaxRowThreads = 384;      // of one that sweeps a row, so that in two of them one may have 80
+inline constexpr int kMaxCluster = 8;           // blocks
+inline constexpr int kSharedOfWholeRow = 2048;  // bytes of a block of whole_rows, besides its slice
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_LIMITS_H_

@@ -1,0 +1,91 @@
+#include "backends/cuda/row_plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "backends/cuda/limits.h"
+#include "backends/cuda/runtime.h"
+
+namespace tileloss::impl::cuda {
+namespace {
+
+constexpr std::int64_t kGroupBytes = 16;
+
+// What a device has.
+struct Shared {
+  int of_block = 0, of_multiprocessor = 0, reserved = 0;  // bytes; reserved: in each block
+  int most_blocks = 1;                                    // of a cluster
+
+  explicit Shared(std::int32_t device) {
+    int major = 0;
+    cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (major >= 9) most_blocks = kMaxCluster;
+  }
+  bool has_room(std::int64_t slice, int blocks_at_once) const {
+    const std::int64_t bytes = slice + kSharedOfWholeRow;
+    return bytes <= of_block && (bytes + reserved) * blocks_at_once <= of_multiprocessor;
+  }
+};
+
+// Forward, row stage and backward of a row wait for no other row.
+bool is_row_alone(const Problem& p) {
+  return p.pass == TILELOSS_VALUE_AND_GRAD && p.needs_forward && p.needs_backward && !p.couples_rows && !p.is_shard &&
+         !p.loss->is_linear && p.loss->target() == TargetKind::kLabels;
+}
+
+}  // namespace
+
+std::int16_t threads_of_row(std::int64_t columns, tileloss_dtype storage) {
+  const std::int64_t of_a_warp = kWarp * 4 * kGroupBytes / element_bytes(storage), most = kMaxRowThreads / kWarp;
+  return static_cast<std::int16_t>(kWarp * std::clamp<std::int64_t>((columns + of_a_warp - 1) / of_a_warp, 1, most));
+}
+
+std::int64_t slice_bytes(std::int64_t columns, tileloss_dtype storage, std::int32_t blocks) {
+  const std::int64_t groups = (columns * element_bytes(storage) + kGroupBytes - 1) / kGroupBytes;
+  return (groups + blocks - 1) / blocks * kGroupBytes;
+}
+
+Status cut_rows(const Problem& p, tileloss_cuda_kernel wish, RowCut* cut) {
+  if (wish < TILELOSS_CUDA_KERNEL_AUTO || wish > TILELOSS_CUDA_KERNEL_CLUSTER)
+    return expected("kernel", "auto, two_reads or cluster (0 to 2)", std::to_string(wish));
+  const Shared shared(p.device_index);
+  *cut = {0, 1, TILELOSS_CUDA_KERNEL_TWO_READS};
+  bool has_room = false;
+  for (const int at_once : {2, 1}) {
+    for (int blocks = 1; blocks <= shared.most_blocks && !has_room; blocks *= 2) {
+      has_room = shared.has_room(slice_bytes(p.columns, p.storage, blocks), at_once);
+      if (has_room) cut->blocks = static_cast<std::int16_t>(blocks);
+    }
+  }
+  cut->threads = threads_of_row(slice_bytes(p.columns, p.storage, cut->blocks) / element_bytes(p.storage), p.storage);
+  const bool may_hold = is_row_alone(p) && has_room && wish == TILELOSS_CUDA_KERNEL_AUTO;
+  if (may_hold || (p.pass == TILELOSS_VALUE_AND_GRAD && wish == TILELOSS_CUDA_KERNEL_CLUSTER))
+    cut->kernel = TILELOSS_CUDA_KERNEL_CLUSTER;
+  return check_cut(p, *cut);
+}
+
+Status check_cut(const RowCut& cut) {
+  if (cut.threads < kWarp || cut.threads > kMaxRowThreads || cut.threads % kWarp != 0)
+    return expected("plan.cuda.threads", "a multiple of 32 up to 384", std::to_string(cut.threads));
+  if (cut.blocks < 1 || cut.blocks > kMaxCluster || (cut.blocks & (cut.blocks - 1)) != 0)
+    return expected("plan.cuda.blocks", "1, 2, 4 or 8", std::to_string(cut.blocks));
+  if (cut.kernel != TILELOSS_CUDA_KERNEL_TWO_READS && cut.kernel != TILELOSS_CUDA_KERNEL_CLUSTER)
+    return expected("plan.cuda.kernel", "two_reads or cluster (1 or 2)", std::to_string(cut.kernel));
+  return {};
+}
+
+Status check_cut(const Problem& p, const RowCut& cut) {
+  if (cut.kernel != TILELOSS_CUDA_KERNEL_CLUSTER) return {};
+  if (!is_row_alone(p)) return expected("kernel", "auto or two_reads, as rows of this call wait for others", "cluster");
+  const Shared shared(p.device_index);
+  if (cut.blocks <= shared.most_blocks && shared.has_room(slice_bytes(p.columns, p.storage, cut.blocks), 1)) return {};
+  return expected(
+      "kernel",
+      "auto or two_reads, as a row does not fit in the shared memory of " + std::to_string(shared.most_blocks) + " blocks",
+      "cluster");
+}
+
+}  // namespace tileloss::impl::cuda

@@ -1,0 +1,61 @@
+// A row in one go, forward, row stage and backward, by a cluster whose blocks keep it in shared memory: read once, written once.
+// Nothing outside the row is waited for.
+#ifndef TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
+#define TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
+
+#include "backends/cuda/row_backward.h"
+
+namespace tileloss::impl::cuda {
+
+// `stage` is a device::RowStageOf. kIsPlain: both sweeps are.
+template <class T, bool kIsPlain, class Stage>
+__global__ void __launch_bounds__(kMaxRowThreads, sizeof(T) == 2 ? 2 : 1) whole_rows(SweepJob job, Stage stage) {
+  TILELOSS_DYNAMIC_SHARED(uint4, held);
+  TILELOSS_SHARED(WarpSums, parts);
+  TILELOSS_SHARED(GradientRow, gradient);
+  const unsigned rank = cluster_rank(), ranks = cluster_size();
+  const bool is_first = rank == 0 && threadIdx.x == 0;
+  const std::int64_t i = blockIdx.x / ranks;
+  const std::int64_t label = job.rows.label_columns[i];
+  if (label == kIgnoredRow) {
+    write_zeros(job.dlogits.row<T>(i), 0, job, rank, ranks);
+    if (!is_first) return;
+    job.rows.states[i] = RowState();
+    stage.ignore(i);
+    return;
+  }
+  const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
+  const Span span = slice_of<T>(job, static_cast<int>(rank));
+  RowHeld<T, true>::bring(row, span, held);
+  const RowHeld<T, false> here = {held, span.begin};
+  const float label_logit = is_first && label >= 0 ? to_float(load(row.data + label)) : 0;
+  const LogitTransform& transform = *job.transform;
+  const Exponents<T, kIsPlain> exponents(transform);
+  Seen<T, kIsPlain> seen = see_slice(RowHeld<T, true>{held, span.begin}, here, span, label, exponents, job);
+  seen.add_lanes(exponents);
+  float largest;
+  const RowState state = state_of_cluster(seen, parts, here, span, label, label_logit, job, transform, largest);
+  using Bytes = double[sizeof(TargetStats) / sizeof(double)];
+  TILELOSS_SHARED(Bytes, bytes);
+  auto& stats = reinterpret_cast<TargetStats&>(bytes);
+  if (is_first) {
+    job.rows.states[i] = state;
+    stats = TargetStats(make_row_stats(state));
+  }
+  __syncthreads();
+  if (rank == 0 && threadIdx.x + 1 == blockDim.x) stage.write(i, stats);
+  if (is_first) {
+    stage.run(i, stats);
+    const GradientRow made = make_gradient(i, label_logit, job, transform, stats, largest);
+    for (unsigned other = 0; other < ranks; ++other) *cluster_peer(&gradient, other) = made;
+  }
+  // All of the row has been read, and nobody looks into another block any more.
+  cluster_sync();
+  T* const to = job.dlogits.row<T>(i);
+  write_gradient<T, kIsPlain>(here, span, to, gradient, job.rows.label_columns[i], transform, job);
+  write_zeros(to, job.columns, job, rank, ranks);
+}
+
+}  // namespace tileloss::impl::cuda
+
+#endif  // TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
