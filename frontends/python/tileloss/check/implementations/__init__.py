@@ -155,7 +155,7 @@ def load(name: str) -> Implementation:
             raise NotInstalled(f"{package} is not installed: pip install {package}")
     try:
         adapter = importlib.import_module(f"{__name__}.{known.module}")
-    except ImportError as error:
+    except Exception as error:  # of whatever kind: it is the package's import
         package = f"{known.packages[0]} {metadata.version(known.packages[0])}"
         raise NotInstalled(f"{package} cannot be imported here: {error}") from error
     compute: Compute = getattr(adapter, known.compute)

@@ -121,7 +121,7 @@ def _loss(case: Case, logp: Tensor, entropy: Tensor) -> Tensor:
     trainer = _trainer(case, logp.reshape(shape), entropy.reshape(shape))
     try:
         return GRPOTrainer._compute_loss(trainer, None, inputs)
-    except (AttributeError, KeyError) as error:
+    except (AttributeError, KeyError, ValueError) as error:
         raise Refused(f"this release's trainer reads something else: {error}") from error
 
 
