@@ -90,7 +90,7 @@ KNOWN = {
         "compute",
         *_CCE,
         "Cut Cross-Entropy, without a GPU under torch.compile",
-        on_gpus="its Triton kernels",
+        on_gpus="Cut Cross-Entropy's Triton kernels",
     ),
     "jax": _jax("plain", "jax.nn.log_softmax in float32"),
     "optax": _jax("optax", "optax's cross-entropy, in the logits' dtype", "optax"),
