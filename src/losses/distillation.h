@@ -48,7 +48,12 @@ class DistillationOf {
 
   static std::string check_numbers(const void* options) {
     const double alpha = scalar_value(static_cast<const Options*>(options)->alpha);
-    return alpha <= 1 ? std::string() : "alpha: expected a number >= 0 and <= 1, got " + std::to_string(alpha);
+    return alpha <= kMostAlpha ? std::string() : "alpha: expected a number >= 0 and <= 1, got " + std::to_string(alpha);
+  }
+  // The same for devices, where no number can be read before the call: the field's range in it.
+  static const char* limit_number(const Options& /*options*/, tileloss_field& field) {
+    if (std::string_view(field.name) == "alpha") field.maximum = kMostAlpha;
+    return nullptr;
   }
 
  protected:
@@ -72,6 +77,7 @@ class DistillationOf {
   const Options& options() const { return options_; }
 
  private:
+  static constexpr double kMostAlpha = 1;
   static_assert(static_cast<int>(DivergenceKind::kTotalVariation) == TILELOSS_TOTAL_VARIATION &&
                 static_cast<int>(DivergenceKind::kJsd) == TILELOSS_JSD);
 

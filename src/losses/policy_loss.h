@@ -176,6 +176,8 @@ class PolicyLoss {
     steps.template each<&PolicyLoss::report>(1);
   }
 
+  static const char* limit_number(const Options& options, tileloss_field& field) { return policy::limit_number(options, field); }
+
   static LossInfo info() {
     return {.name = "policy_loss",
             .is_loss = true,

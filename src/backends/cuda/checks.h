@@ -23,6 +23,7 @@ struct Report {
   double number;
   tileloss_field field;     // its texts are the host's
   const char* temperature;  // the name, the host's too
+  const char* if_missing;   // what is said of a number that is NaN; null: its range
   KnownEntry entry;         // its columns are `classes`
 };
 
@@ -41,6 +42,7 @@ struct Verdict {
 struct CheckNumber {
   tileloss_field field;
   tileloss_scalar scalar;
+  const char* if_missing;
   Verdict verdict;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
@@ -50,6 +52,7 @@ struct CheckNumber {
     found.what = Wrong::kNumber;
     found.number = x;
     found.field = field;
+    found.if_missing = if_missing;
     verdict.condemn(found);
   }
 };

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -226,7 +227,8 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
   *all = Report();
   switch (r.what) {
     case Wrong::kLabel: return bad_label(r.index, r.label, r.classes, r.ignore_index);
-    case Wrong::kNumber: return out_of_range(r.field, r.number);
+    case Wrong::kNumber:
+      return r.if_missing != nullptr && std::isnan(r.number) ? invalid(r.if_missing) : out_of_range(r.field, r.number);
     case Wrong::kTransform: return bad_temperature(r.temperature, r.number);
     case Wrong::kEntry:
     case Wrong::kEntryTwice: return bad_entry(r.entry, r.classes, r.what == Wrong::kEntryTwice);

@@ -24,11 +24,17 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
 void CudaDevice::check(const device::RowArrays& rows) {
   const Problem& p = *problem_;
   const Verdict verdict = {report_, arrays_.is_wrong};
-  for (const tileloss_field& field : p.loss->fields) {
+  for (tileloss_field field : p.loss->fields) {
     if (field.type != TILELOSS_FIELD_SCALAR) continue;
     tileloss_scalar scalar;
     std::memcpy(&scalar, p.options.data() + field.offset, sizeof scalar);
-    if (scalar.pointer != nullptr) each(1, CheckNumber{field, scalar, verdict});
+    if (scalar.pointer == nullptr) continue;
+    const char* if_missing = nullptr;
+    visit_loss(p.loss->info.name, [&]<class Loss>() {
+      if constexpr (requires { &Loss::limit_number; })
+        if_missing = Loss::limit_number(*reinterpret_cast<const typename Loss::Options*>(p.options.data()), field);
+    });
+    each(1, CheckNumber{field, scalar, if_missing, verdict});
   }
   const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
   const tileloss_scalar temperature = on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature;

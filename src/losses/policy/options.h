@@ -60,6 +60,14 @@ inline std::string check_numbers(const void* options) {
   return o.kind == TILELOSS_POLICY_CISPO && std::isnan(scalar_value(o.epsilon_high)) ? kCapMissing : "";
 }
 
+// The same for devices, where no number can be read before the call: the field's range in it, and what is said where the number
+// is missing.
+inline const char* limit_number(const Options& o, tileloss_field& field) {
+  if (o.kind != TILELOSS_POLICY_CISPO || std::string_view(field.name) != "epsilon_high") return nullptr;
+  field.has_absent = 0;
+  return kCapMissing;
+}
+
 inline std::string check_options(const LossContext& context) {
   const auto& o = context.options_as<Options>();
   if (o.reserved != 0 || o.reserved2 != 0) return "options.reserved: expected 0, got another value";
