@@ -24,11 +24,11 @@ struct Batch {
   std::vector<float> together;
   std::vector<std::int64_t> labels;
 
-  Batch() {
+  explicit Batch(float size = 4) {
     for (std::int64_t i = 0; i < kGroups * kRows; ++i) {
       labels.push_back(i % 5 == 3 ? -100 : i * 7 % kColumns);
       for (std::int64_t j = 0; j < kColumns; ++j) {
-        const float z = std::sin(static_cast<float>(i * kColumns + j) * 0.37f) * 4;
+        const float z = std::sin(static_cast<float>(i * kColumns + j) * 0.37f) * size;
         sliced[static_cast<std::size_t>(at(i) + j)] = z;
         together.push_back(z);
       }
@@ -70,6 +70,25 @@ TEST(RowGroups, GiveTheBitsOfRowsSideBySideAndLeaveTheRowsInBetweenAlone) {
     }
     EXPECT_EQ(std::ranges::count(gradient, kUntouched), kGroups * 2 * kColumns);
   }
+}
+
+TEST(RowGroups, OfATeacherGiveTheLossOfRowsSideBySide) {
+  Batch student, teacher(1);
+  const tileloss_distillation_options options = distillation_options(TILELOSS_REVERSE_KL);
+  std::vector<float> losses;
+  for (const bool is_grouped : {false, true}) {
+    float loss = 0;
+    std::vector<float> gradient(student.sliced.size());
+    tileloss_args a = is_grouped ? student.grouped(student.sliced.data(), &loss, gradient.data())
+                                 : student.args(student.together.data(), &loss, gradient.data());
+    a.row_groups.teacher_logits_stride = is_grouped ? kGroupStride : 0;
+    a.teacher_logits = a.logits;
+    a.teacher_logits.data = is_grouped ? teacher.sliced.data() : teacher.together.data();
+    ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, a, &options, plan_options()));
+    losses.push_back(loss);
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_GT(losses[0], 0);
 }
 
 TEST(RowGroups, InPlaceWritesNoRowInBetween) {

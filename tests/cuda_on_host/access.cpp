@@ -12,6 +12,10 @@ std::uintptr_t found_begin = 0, found_end = 0;  // the piece that was found last
 
 void check_access(const char* what, const void* data, std::size_t bytes) {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
+  if (at % bytes != 0) {
+    std::fprintf(stderr, "cuda_on_host: a kernel %s %zu bytes at %p, which is not aligned to that\n", what, bytes, data);
+    std::abort();
+  }
   if (at >= found_begin && at + bytes <= found_end) return;
   const auto* const piece = devices().find(data);
   if (piece == nullptr || at + bytes > piece->first + piece->second.bytes) {

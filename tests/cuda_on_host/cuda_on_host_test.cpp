@@ -423,7 +423,7 @@ TEST(CudaOnHost, BytesAreCounted) {
   EXPECT_EQ(cuda_on_host::counters().stored, 256u);
 }
 
-TEST(CudaOnHostDeathTest, AKernelThatIsGivenTheHostsMemoryStops) {
+TEST(CudaOnHostDeathTest, AKernelThatIsGivenWrongMemoryStops) {
   const std::vector<float> host = numbers(64);
   const DeviceArray<float> from(host), to(64);
   const auto run = [&](const float* at, unsigned past) {
@@ -432,6 +432,8 @@ TEST(CudaOnHostDeathTest, AKernelThatIsGivenTheHostsMemoryStops) {
   };
   EXPECT_DEATH(run(host.data(), 0), "a kernel reads 4 bytes at .* not the device's memory");
   EXPECT_DEATH(run(from.data(), 1), "a kernel reads 4 bytes at .* not the device's memory");
+  const void* const between = reinterpret_cast<const char*>(from.data()) + 2;
+  EXPECT_DEATH(run(static_cast<const float*>(between), 0), "a kernel reads 4 bytes at .* not aligned");
 }
 
 }  // namespace
