@@ -17,9 +17,10 @@ import cuda_on_host
 import torch_problems
 from cuda_on_host import CudaTensor, get, to_device
 from tileloss import torch as tl
+from tileloss.integrations.trl import LogProbFunction
 from tileloss.torch import _operators
 from tileloss.torch import distributed as td
-from torch_problems import FUNCTIONS, LOGIT_FUNCTIONS, Problem, T, V, problem
+from torch_problems import FUNCTIONS, LOGIT_FUNCTIONS, TEACHER_FUNCTIONS, Problem, T, V, problem
 
 LOSSES = ("cross_entropy", "policy_loss")
 ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -52,7 +53,8 @@ def hold(found: Tensor, expected: Tensor, relative: float) -> None:
 
 def hold_function(name: str, p: Problem, index: int = 0, **options: Any) -> None:
     """The loss and its gradient of CUDA tensors, against the definitions in float64."""
-    exact = torch_problems.gradients(name, p, torch_problems.plain)
+    wide = dataclasses.replace(p, teacher=p.teacher.double())  # definitions compute in its type
+    exact = torch_problems.gradients(name, wide, torch_problems.plain)
     found = torch_problems.gradients(name, on_device(p, index), **options)
     for ours, theirs in zip(found, exact, strict=True):
         assert isinstance(ours, CudaTensor)
@@ -60,7 +62,7 @@ def hold_function(name: str, p: Problem, index: int = 0, **options: Any) -> None
         hold(ours, theirs, ROUNDING[ours.dtype])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS + TEACHER_FUNCTIONS)
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     hold_function(name, problem(dtype))
@@ -163,6 +165,21 @@ def test_modules() -> None:
     q = on_device(p)
     expected = tl.CrossEntropyLoss(label_smoothing=0.1)(p.logits, p.labels).detach()
     hold(tl.CrossEntropyLoss(label_smoothing=0.1)(q.logits, q.labels), expected, 1e-5)
+
+
+def test_trls_fused_head() -> None:
+    p = problem()
+    q = on_device(p)
+
+    def rows(p: Problem) -> tuple[Tensor | None, ...]:
+        tensors = (p.hidden.flatten(0, 1), p.weight, p.bias, p.labels.flatten().clamp(min=0))
+        return LogProbFunction.apply(*tensors, 0.7, 64, 30.0)
+
+    with torch.no_grad():
+        for ours, theirs in zip(rows(q), rows(p), strict=True):
+            assert ours is not None
+            assert theirs is not None
+            hold(ours, theirs, ROUNDING[torch.float32])
 
 
 def test_what_the_device_finds_wrong_is_nan_and_can_be_asked_for() -> None:

@@ -21,6 +21,7 @@ from tileloss.jax import (
     cross_entropy,
     distillation,
     linear_cross_entropy,
+    linear_distillation,
     logprobs,
 )
 from tileloss.jax._sweeps import library
@@ -59,8 +60,10 @@ def test_programs_for_cuda(implementation: str, monkeypatch: pytest.MonkeyPatch)
     assert "tensor<3x2xi32>)" in call
     (call,) = lowered(partial(linear_cross_entropy, labels=y, temperature=jnp.ones(())), x, head)
     assert 'operands = "hidden T:head labels option:temperature"' in call
+    (call,) = lowered(lambda x: distillation(x, x), x)
+    assert 'function = "distillation", operands = "logits teacher_logits labels"' in call
     # What the kernels do not have is XLA's; so is what other platforms get.
-    assert lowered(lambda x: distillation(x, x), x) == []
+    assert lowered(lambda x: linear_distillation(x, head, x, head), x) == []
     assert lowered(partial(loss, implementation=("cpu", "xla")), x) == []
     exported = export.export(
         jax.jit(loss),
@@ -78,10 +81,8 @@ def test_the_handlers_run_on_the_host() -> None:
         pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
     folder = Path(__file__).parent
     files = [folder / "test_jax_functions.py", folder / "test_jax_linear.py"]
-    # What the kernels do not have yet, a target that is not labels, is refused.
-    not_there = "distillation or those_of_the_padding or none_of_is_refused"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", *files, "-k", f"cpu and not ({not_there})"],
+        [sys.executable, "-m", "pytest", "-q", "-n0", *files, "-k", "cpu"],
         env=os.environ | {"TILELOSS_LIBRARY": str(library_path().parent / "cuda_on_host/libtileloss.so")},
         cwd=folder.parents[1],
         capture_output=True,

@@ -53,9 +53,10 @@ _CPU = Implementation(
     library.value_and_grad,
     library.refusal,
 )
+_CUDA = _CPU._replace(name="cuda", platform="cuda", refusal=library.refusal_on_cuda)
 IMPLEMENTATIONS = (
     _CPU,
-    _CPU._replace(name="cuda", platform="cuda", refusal=library.refusal_on_cuda),
+    _CUDA,
     Implementation("pallas_tpu", "tpu", tpu.forward, tpu.backward, None, tpu.refusal),
     Implementation(
         "xla",
@@ -71,6 +72,9 @@ DEFAULT = tuple(_BY_NAME)  # in order of preference
 # Of the targets that are not labels.
 _OF_TARGETS = {
     "cpu": _CPU._replace(value_and_grad=library.rows_and_grad),
+    "cuda": _CUDA._replace(
+        value_and_grad=library.rows_and_grad, refusal=library.refusal_of_targets_on_cuda
+    ),
     "xla": Implementation(
         "xla",
         None,

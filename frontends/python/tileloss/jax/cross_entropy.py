@@ -60,8 +60,8 @@ def cross_entropy(
             product, but for float16; with class probabilities True wherever no tensor of the student is float16.
         implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
             "cpu": the C++ kernels; "cuda": the CUDA kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over
-            the vocabulary in plain XLA, on any platform. Default: in this order. Of class probabilities "cuda" and "pallas_tpu"
-            have none.
+            the vocabulary in plain XLA, on any platform. Default: in this order. Of class probabilities "pallas_tpu" has none,
+            and "cuda" none with the LM head.
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 

@@ -64,8 +64,8 @@ def distillation(
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): the backward then only scales
             it. Default None: True, as on the CPU a backward of its own makes all sums again; but False for float16, which a
             loss scale would reach too late.
-        implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu" or "xla". There are no Pallas
-            kernels of this loss: "xla" runs on TPUs.
+        implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu", "cuda" (from logits) or
+            "xla". There are no Pallas kernels of this loss: "xla" runs on TPUs.
 
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
