@@ -21,9 +21,9 @@ template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) look_at_others(SweepJob job, tileloss_matrix ids, KnownRow* known) {
   constexpr int kCount = Group<T>::kCount;
   constexpr std::int64_t kPiece = 16384;
-  using Marks = std::uint8_t[kPiece];
+  using Marks = int[kPiece / 32];  // a bit a column
   using Parts = float[kWarp];
-  TILELOSS_SHARED(Marks, is_known);
+  TILELOSS_SHARED(Marks, marks);
   TILELOSS_SHARED(Parts, parts);
   const std::int64_t i = blockIdx.x;
   const std::int64_t label = job.rows.label_columns[i];
@@ -37,19 +37,21 @@ __global__ void __launch_bounds__(kMaxThreads, 1) look_at_others(SweepJob job, t
   for (std::int64_t start = 0; start < job.columns; start += kPiece) {
     const std::int64_t n = job.columns - start < kPiece ? job.columns - start : kPiece;
     __syncthreads();
-    for (std::int64_t j = threadIdx.x; j < n; j += blockDim.x) is_known[j] = 0;
+    for (std::int64_t j = threadIdx.x; j < kPiece / 32; j += blockDim.x) marks[j] = 0;
     __syncthreads();
     for (std::int64_t k = threadIdx.x; k < ids.cols; k += blockDim.x) {
       const std::int64_t at = integer_at(ids, i, k) - start;
       if (at < 0 || at >= n) continue;
-      is_known[at] = 1;
+      atomicOr(&marks[at / 32], static_cast<int>(1u << (at % 32)));
       largest = max_nan(largest, to_float(load(row + start + at)));
     }
     __syncthreads();
     const auto add = [&](int g, const Group<T>& x, int count) {
+      const int first = g * kCount;
+      const unsigned known_ones = static_cast<unsigned>(marks[first / 32]) >> (first % 32);
 #pragma unroll
       for (int q = 0; q < kCount; ++q) {
-        if (q >= count || is_known[std::int64_t{g} * kCount + q] != 0) continue;
+        if (q >= count || (known_ones >> q & 1) != 0) continue;
         const float max = max_nan(seen.max, x.values[q]);
         if (!(max == seen.max)) seen.move_to(max, exponents);
         seen.sum += exponents.power(x.values[q], seen.top).e;
