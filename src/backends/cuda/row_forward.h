@@ -209,65 +209,73 @@ __device__ __forceinline__ void leave_out(uint4 (&groups)[kGroups], int place) {
   }
 }
 
+// Groups g, g + kWarp, ..., but the label.
+template <class T, bool kIsPlain, int kGroups>
+__device__ __forceinline__ void see_groups(Seen<T, kIsPlain>& seen, const uint4 (&words)[kGroups], int g, const Span& span,
+                                           std::int64_t label, const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
+  constexpr int kCount = Group<T>::kCount;
+  const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1, label_place = static_cast<int>(label % kCount);
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const int at = g + k * kWarp;
+    const std::int64_t column = std::int64_t{at} * kCount;
+    const int count = kGroups > 1 || at < span.whole ? kCount : static_cast<int>(job.columns - column);
+    const Group<T> x = Group<T>::unpacked(words[k]);
+    if (at == label_group) {
+      see(seen, x.values, count, label_place, column, exponents, job);
+    } else {
+      see(seen, x.values, count, -1, column, exponents, job);
+    }
+  }
+}
+
 // This thread's columns of a span, but the label's.
 template <bool kAtOnce, class T, bool kIsPlain, class Source>
 __device__ __forceinline__ void see_span(Seen<T, kIsPlain>& seen, const Source& source, const Span& span, std::int64_t label,
                                          const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
-  constexpr int kCount = Group<T>::kCount;
-  const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1, label_place = static_cast<int>(label % kCount);
   for_each_visit<kAtOnce>(span, [&](int g, auto groups) {
-    constexpr int kGroups = decltype(groups)::value;
-    uint4 words[kGroups];
+    uint4 words[decltype(groups)::value];
     source.load(g, words);
-#pragma unroll
-    for (int k = 0; k < kGroups; ++k) {
-      const int at = g + k * kWarp;
-      const std::int64_t column = std::int64_t{at} * kCount;
-      const int count = kGroups > 1 || at < span.whole ? kCount : static_cast<int>(job.columns - column);
-      const Group<T> x = Group<T>::unpacked(words[k]);
-      if (at == label_group) {
-        see(seen, x.values, count, label_place, column, exponents, job);
-      } else {
-        see(seen, x.values, count, -1, column, exponents, job);
-      }
-    }
+    see_groups(seen, words, g, span, label, exponents, job);
   });
 }
 
-// The same, and as fast as it goes. `again`: where they can be found another time.
+// The same, and as fast as it goes. `again`: where they can be found another time. The sum of a row of 16 bits is that of its
+// pairs whatever else is asked for, so that logp has the same bits with an entropy and without.
 template <class T, bool kIsPlain, class Source, class Again>
 __device__ __forceinline__ Seen<T, kIsPlain> see_slice(const Source& source, const Again& again, const Span& span,
                                                        std::int64_t label, const Exponents<T, kIsPlain>& exponents,
                                                        const SweepJob& job) {
   Seen<T, kIsPlain> seen(exponents);
-  if constexpr (!kIsPlain || sizeof(T) != 2) {
-    see_span<Source::kAtOnce>(seen, source, span, label, exponents, job);
-  } else {
-    constexpr int kCount = Group<T>::kCount;
-    const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1;
-    Span::Visit of_label = {-1, -1, 0};
-    if (span.has(label_group)) of_label = span.visit_of(label_group);
-    int until_label = of_label.thread == static_cast<int>(threadIdx.x) ? of_label.number : -1;
-    const int place = of_label.group * kCount + static_cast<int>(label % kCount);
-    const float scale = exponents.scale;
-    SeenPairs<T> pairs;
-    for_each_visit<true>(span, [&](int g, auto groups) {
-      constexpr int kGroups = decltype(groups)::value;
-      uint4 words[kGroups];
-      source.load(g, words);
-      if (until_label-- == 0) [[unlikely]]
-        leave_out<T>(words, place);
-      pairs.see(words, scale);
-    });
-    const float top = pairs.top();
-    if (is_bias_fine(pairs.bias)) {
-      seen.max = top;
-      seen.top = exponents.top(top);
-      seen.sum = pairs.sum * std::exp2(-bias_error(pairs.bias, seen.top.logit, scale));
-    } else {
-      see_span<false>(seen, again, span, label, exponents, job);
+  if constexpr (sizeof(T) == 2) {
+    if (!exponents.has_softcap) {
+      constexpr int kCount = Group<T>::kCount;
+      const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1;
+      Span::Visit of_label = {-1, -1, 0};
+      if (span.has(label_group)) of_label = span.visit_of(label_group);
+      int until_label = of_label.thread == static_cast<int>(threadIdx.x) ? of_label.number : -1;
+      const int place = of_label.group * kCount + static_cast<int>(label % kCount);
+      const float scale = exponents.scale;
+      SeenPairs<T> pairs;
+      for_each_visit<true>(span, [&](int g, auto groups) {
+        uint4 words[decltype(groups)::value];
+        source.load(g, words);
+        if constexpr (!kIsPlain) see_groups(seen, words, g, span, label, exponents, job);
+        if (until_label-- == 0) [[unlikely]]
+          leave_out<T>(words, place);
+        pairs.see(words, scale);
+      });
+      if (is_bias_fine(pairs.bias)) {
+        seen.max = pairs.top();
+        seen.top = exponents.top(seen.max);
+        seen.sum = pairs.sum * std::exp2(-bias_error(pairs.bias, seen.top.logit, scale));
+      } else if constexpr (kIsPlain) {
+        see_span<false>(seen, again, span, label, exponents, job);
+      }
+      return seen;
     }
   }
+  see_span<Source::kAtOnce>(seen, source, span, label, exponents, job);
   return seen;
 }
 

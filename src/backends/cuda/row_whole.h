@@ -9,7 +9,7 @@ namespace tileloss::impl::cuda {
 
 // `stage` is a device::RowStageOf. kIsPlain: both sweeps are.
 template <class T, bool kIsPlain, class Stage>
-__global__ void __launch_bounds__(kMaxRowThreads, sizeof(T) == 2 ? 2 : 1) whole_rows(SweepJob job, Stage stage) {
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1) whole_rows(SweepJob job, Stage stage) {
   TILELOSS_DYNAMIC_SHARED(uint4, held);
   TILELOSS_SHARED(WarpSums, parts);
   TILELOSS_SHARED(GradientRow, gradient);
