@@ -9,7 +9,8 @@ targets.py  teachers and class probabilities
 calls.py    cheats, and what shows in a second call
 likeness.py which of them a failure looks like
 
-``--impl tileloss.check.audit.bugs:liger_kernel_1329`` runs one.
+``--impl tileloss.check.audit.bugs:liger_kernel_1329`` runs one. To add one: a class that overrides one method, under a
+`@bug` with the thread, what it looked like and a config on which it shows; and its row in docs/users/audit.md.
 """
 
 from __future__ import annotations
