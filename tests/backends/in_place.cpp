@@ -38,7 +38,6 @@ const impl::Backend* device_named(std::string_view name) {
 #if defined(TILELOSS_CUDA_ON_HOST)
   if (name == "cuda") {
     // With so little shared memory that the suites' rows take a block, a cluster of any size, or do not fit.
-    cuda_on_host::properties().shared_bytes_of_block = 4 << 10;
     cuda_on_host::properties().shared_bytes_of_multiprocessor = 8 << 10;
     return &impl::cuda::cuda_backend();
   }

@@ -7,9 +7,11 @@
 
 namespace tileloss::impl::cuda {
 
-// `stage` is a device::RowStageOf. kIsPlain: both sweeps are.
+// `stage` is a device::RowStageOf. kIsPlain: both sweeps are; else the backward may be, so that a gradient has the same
+// bits whatever outputs are asked for.
 template <class T, bool kIsPlain, class Stage>
-__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1) whole_rows(SweepJob job, Stage stage) {
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1)
+    whole_rows(SweepJob job, Stage stage, bool is_plain_backward) {
   TILELOSS_DYNAMIC_SHARED(uint4, held);
   TILELOSS_SHARED(WarpSums, parts);
   TILELOSS_SHARED(GradientRow, gradient);
@@ -52,7 +54,11 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2
   // All of the row has been read, and nobody looks into another block any more.
   cluster_sync();
   T* const to = job.dlogits.row<T>(i);
-  write_gradient<T, kIsPlain>(here, span, to, gradient, job.rows.label_columns[i], transform, job);
+  if (kIsPlain || is_plain_backward) {
+    write_gradient<T, true>(here, span, to, gradient, job.rows.label_columns[i], transform, job);
+  } else {
+    write_gradient<T, kIsPlain>(here, span, to, gradient, job.rows.label_columns[i], transform, job);
+  }
   write_zeros(to, job.columns, job, rank, ranks);
 }
 
