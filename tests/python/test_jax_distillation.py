@@ -398,7 +398,7 @@ def test_the_choice_of_an_implementation() -> None:
         ({"teacher_temperature": -1.0}, ValueError, "teacher_temperature: expected"),
         ({"valid_vocab": 14}, ValueError, "valid_vocab: expected"),
         ({"reduction": "none", "grad_in_forward": True}, ValueError, "grad_in_forward: expected False for a loss per row"),
-        ({"implementation": "cuda"}, ValueError, "implementation: expected names among cpu, pallas_tpu, xla, got cuda"),
+        ({"implementation": "rocm"}, ValueError, "implementation: expected names among cpu, cuda, pallas_tpu, xla, got rocm"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_named(
