@@ -117,7 +117,7 @@ __device__ __forceinline__ void write_zeros(T* to, std::int64_t from, const Swee
 }
 
 template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1)
     backward_rows(SweepJob job, RowStates states) {
   TILELOSS_SHARED(GradientRow, shared);
   const std::int64_t i = blockIdx.x;

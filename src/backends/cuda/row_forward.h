@@ -407,7 +407,7 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
 
 // kIsPlain: no sums but the one, no softcap.
 template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1) forward_rows(SweepJob job) {
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1) forward_rows(SweepJob job) {
   TILELOSS_SHARED(WarpSums, parts);
   const std::int64_t i = blockIdx.x;
   const std::int64_t label = job.rows.label_columns[i];
