@@ -151,7 +151,7 @@ __device__ __forceinline__ void begin_copy_of_16_bytes(void* to_shared, const vo
                :
                : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to_shared))), "l"(from)
                : "memory");
-#else
+#elif !defined(__CUDACC__)
   cuda_on_host::count_load(from, 16);
   cuda_on_host::begin_copy(to_shared, from, 16);
 #endif
@@ -159,7 +159,7 @@ __device__ __forceinline__ void begin_copy_of_16_bytes(void* to_shared, const vo
 __device__ __forceinline__ void end_copy_group() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
-#else
+#elif !defined(__CUDACC__)
   cuda_on_host::end_copy_group();
 #endif
 }
@@ -168,7 +168,7 @@ template <int kOthers>
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_group %0;" : : "n"(kOthers) : "memory");
-#else
+#elif !defined(__CUDACC__)
   cuda_on_host::wait_for_copies(kOthers);
 #endif
 }
