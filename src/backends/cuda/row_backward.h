@@ -55,10 +55,7 @@ __device__ __forceinline__ float column_slope(const GradientRow& g, float x, std
     float dx = e * (g.prob_t == 0 ? g.prob : static_cast<float>(g.prob_base + g.prob_t * static_cast<double>(t)));
     if (e == 0 && !std::isnan(g.prob)) dx = 0;  // t may be -inf
     if (g.uniform != 0) dx += g.uniform * job.weight(column);
-    if (exponents.has_softcap) {
-      const double q = std::exp(-2 * std::fabs(exponents.inner * x));  // 1 - tanh^2
-      dx *= static_cast<float>(4 * q / ((1 + q) * (1 + q)));
-    }
+    if (exponents.has_softcap) dx *= capped_slope(exponents.inner, x);
     return dx;
   }
 }
@@ -128,12 +125,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
   const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
   const LogitTransform& transform = *job.transform;
   float largest = -kInfinity;
-  if (!kIsPlain && transform.softcap > 0) {
-    using Parts = float[kWarp];
-    TILELOSS_SHARED(Parts, parts);
-    for (std::int64_t j = threadIdx.x; j < job.columns; j += blockDim.x) largest = max_nan(largest, to_float(load(row.data + j)));
-    largest = reduce_block(largest, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
-  }
+  if (!kIsPlain && transform.softcap > 0) largest = largest_of(row.data, job.columns);
   // Before anybody writes: the gradient may lie where the logits do.
   if (threadIdx.x == 0)
     shared = make_gradient(i, label >= 0 ? to_float(load(row.data + label)) : 0, job, transform, states.stats(i), largest);

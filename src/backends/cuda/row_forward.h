@@ -58,6 +58,22 @@ struct Exponents {
   }
 };
 
+// dz/dx of a capped column over that of a small logit: 1 - tanh^2.
+__device__ __forceinline__ float capped_slope(double inner, float x) {
+  const double q = std::exp(-2 * std::fabs(inner * x));
+  return static_cast<float>(4 * q / ((1 + q) * (1 + q)));
+}
+
+// A row's largest logit, in every thread of the block.
+template <class T>
+__device__ inline float largest_of(const T* row, std::int64_t columns) {
+  using Parts = float[kWarp];
+  TILELOSS_SHARED(Parts, parts);
+  float largest = -kInfinity;
+  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) largest = max_nan(largest, to_float(load(row + j)));
+  return reduce_block(largest, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
+}
+
 // What a thread has seen of a row, its label left out. Sums are of 2^t.
 template <class T, bool kIsPlain>
 struct Seen {

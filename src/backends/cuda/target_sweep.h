@@ -136,11 +136,7 @@ template <class T>
 __device__ inline float find_largest(const float* known, std::int64_t i, const T* row, std::int64_t columns, bool is_capped) {
   if (known != nullptr) return known[i];
   if (!is_capped) return std::numeric_limits<float>::quiet_NaN();
-  using Parts = float[kWarp];
-  TILELOSS_SHARED(Parts, parts);
-  float largest = -kInfinity;
-  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) largest = max_nan(largest, to_float(load(row + j)));
-  return reduce_block(largest, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
+  return largest_of(row, columns);
 }
 
 // Both sides, by the first thread; the others get it at the next barrier.
@@ -169,12 +165,6 @@ __device__ inline void make_sides(const TargetJob& job, const RowInBlock<T>& blo
 }
 
 // -------------------------------------------------------------------------------------------------------- column after column
-
-// dz/dx of a capped column over that of a small logit: 1 - tanh^2.
-__device__ __forceinline__ float capped_slope(double inner, float x) {
-  const double q = std::exp(-2 * std::fabs(inner * x));
-  return static_cast<float>(4 * q / ((1 + q) * (1 + q)));
-}
 
 // A column's p, and its share of the divergence and of the mean.
 struct ColumnTerm {
