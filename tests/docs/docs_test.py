@@ -28,7 +28,11 @@ BLOCK = re.compile(
 NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ", "python -m ")
 NEVER_RUN += ("tileloss remote ", "run=$(tileloss remote ", "sky ")
 # Tests of Python's run these in their own ways: with a sample project, and with releases of a package made for it.
-NEVER_RUN += ("pytest --tileloss-audit ", "tileloss audit --versions ", "tileloss report liger.jsonl ")
+NEVER_RUN += (
+    "pytest --tileloss-audit ",
+    "tileloss audit --versions ",
+    "tileloss report liger.jsonl ",
+)
 
 
 def documents(root):
