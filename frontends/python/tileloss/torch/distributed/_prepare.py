@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS, by_name
+from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, by_name
 from tileloss._core.slots import ARGUMENTS, SLOTS
 from tileloss.torch._arguments import (
     Options,
@@ -19,8 +19,11 @@ from tileloss.torch._arguments import (
     checked_tensors,
     encode,
     is_per_row,
+    is_probabilities,
+    without_z_loss,
 )
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
+from tileloss.torch._dtensor import is_dtensor
 from tileloss.torch._operators import is_traced
 from tileloss.torch._outputs import DistillationRows, RowOutputs, checked_outputs
 from tileloss.torch.distributed import _shards
@@ -36,6 +39,7 @@ from tileloss.torch.distributed._meeting import (
     ranks_of,
 )
 from tileloss.torch.distributed._request import Operands, Request
+from tileloss.torch.policy import policy_options
 
 
 class Given(NamedTuple):
@@ -50,7 +54,7 @@ class Given(NamedTuple):
     options: Callable[[], Mapping[str, Value]]  # called where a refusal reaches every rank
     preset: str | None = None
     outputs: Any = None  # names of row outputs; None: there are none to ask for
-    wants_metrics: bool = False
+    return_metrics: bool = False
     mean_of_shard: bool = False
     inplace_backward: bool = False
     linear_weight: Any = None
@@ -84,9 +88,32 @@ class Given(NamedTuple):
         return found
 
 
-def names_of(outputs: Iterable[str]) -> Any:
-    """An iterator's names as a tuple, to be read more than once. What is no list of names is refused later, on every rank."""
-    return tuple(outputs) if isinstance(outputs, Iterator) else outputs
+def given_of(function: str, arguments: Mapping[str, Any]) -> Given:
+    """``function``: its name from logits. ``arguments``: of the public function, by name."""
+    is_linear, target = "linear_weight" in arguments, arguments["target"]
+    named = {name: arguments[name] for name in PUBLIC_OPTIONS[function] if name in arguments}
+
+    def options() -> Mapping[str, Value]:
+        if function == "soft_cross_entropy":
+            return without_z_loss(named)
+        if function == "policy_loss":
+            return policy_options(named, target, arguments["advantages"])
+        return named
+
+    if function == "cross_entropy":
+        if is_probabilities(target.to_local() if is_dtensor(target) else target):
+            function = "soft_cross_entropy"
+    slots = ARGUMENTS[f"linear_{function}" if is_linear else function]
+    tensors = {
+        slot: arguments.get(ARGUMENT_NAMES.get(slot, slot))
+        for slot in (*slots.target, "labels", *slots.inputs)
+    }
+    if "target_probs" in tensors:
+        tensors["labels"] = None
+    own = {name: arguments[name] for name in Given._fields if name in arguments}
+    if isinstance(own.get("outputs"), Iterator):  # to be read more than once
+        own["outputs"] = tuple(own["outputs"])
+    return Given(function=function, tensors=tensors, options=options, is_linear=is_linear, **own)
 
 
 class _Arguments(NamedTuple):
@@ -202,7 +229,7 @@ def _prepare(given: Given) -> Prepared:
 
 
 def _outputs(given: Given) -> tuple[str, ...]:
-    metrics = ("metrics",) if given.wants_metrics else ()
+    metrics = ("metrics",) if given.return_metrics else ()
     if given.outputs is None:
         return metrics
     kind: Any = DistillationRows if FUNCTIONS[given.function].is_loss else RowOutputs
@@ -252,7 +279,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "preset": given.preset,
             **by_name(FUNCTIONS[given.name], names, values, numbers),
             "valid_vocab": arguments.valid_vocab,
-            "return_metrics": given.wants_metrics,
+            "return_metrics": given.return_metrics,
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
             "grad_in_forward": arguments.grad_in_forward,
             "compute_dtype": of_head[0] if of_head else None,

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tileloss.torch._arguments import Value
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
-from tileloss.torch.distributed._prepare import Given, call, names_of
+from tileloss.torch.distributed._prepare import Given, call, given_of
 
 Group = dist.ProcessGroup | None
 Number = float | Tensor
@@ -70,36 +69,7 @@ def distillation(
         As `tileloss.torch.distillation`, on every rank: where the arguments of one are refused the others raise a RuntimeError
         that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
     """
-    options: dict[str, Value] = {
-        # generated: values of distillation but temperature_on
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        # end of generated
-    }
-    given = Given(
-        "distillation",
-        input,
-        {"teacher_logits": teacher, "labels": target, "mask": mask, "token_weights": token_weights},
-        group,
-        vocab_start,
-        lambda: options,
-        outputs=names_of(outputs),
-        inplace_backward=inplace_backward,
-    )
-    return _results(given)
+    return _results(given_of("distillation", locals()))
 
 
 def linear_distillation(
@@ -149,47 +119,7 @@ def linear_distillation(
     Each meeting of the ranks, and the backward, makes both sides' logits again: eight products where one process takes four. The
     other arguments, the result and the errors: `distillation` of this module.
     """
-    options: dict[str, Value] = {
-        # generated: values of distillation but temperature_on
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "alpha": alpha,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        # end of generated
-    }
-    given = Given(
-        "distillation",
-        input,
-        {
-            "teacher_hidden": teacher_input,
-            "teacher_head": teacher_weight,
-            "teacher_bias": teacher_bias,
-            "labels": target,
-            "mask": mask,
-            "token_weights": token_weights,
-        },
-        group,
-        vocab_start,
-        lambda: options,
-        outputs=names_of(outputs),
-        linear_weight=linear_weight,
-        linear_bias=linear_bias,
-        compute_dtype=compute_dtype,
-        workspace_bytes=workspace_bytes,
-        is_linear=True,
-    )
-    return _results(given)
+    return _results(given_of("distillation", locals()))
 
 
 def _results(given: Given) -> Tensor | tuple[Tensor, DistillationRows]:

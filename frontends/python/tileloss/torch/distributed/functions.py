@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tileloss.torch._arguments import Value, is_probabilities, without_z_loss
-from tileloss.torch._dtensor import is_dtensor
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
-from tileloss.torch.distributed._prepare import Given, call, names_of
+from tileloss.torch.distributed._prepare import Given, call, given_of
 
 Group = dist.ProcessGroup | None
 Number = float | Tensor
@@ -63,30 +61,7 @@ def cross_entropy(
         As `tileloss.torch.cross_entropy`, on every rank: where the arguments of one are refused the others raise a RuntimeError
         that names it. ValueError: ranks whose rows, dtypes, labels or options differ, shards with gaps or overlaps.
     """
-    options: dict[str, Value] = {
-        # generated: values of cross_entropy
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
-    given = Given(
-        "cross_entropy",
-        input,
-        {"labels": target, "class_weights": weight, "token_weights": token_weights},
-        group,
-        vocab_start,
-        lambda: options,
-        inplace_backward=inplace_backward,
-    )
-    return call(_with_probabilities(given))["loss"]
+    return call(given_of("cross_entropy", locals()))["loss"]
 
 
 def linear_cross_entropy(
@@ -132,48 +107,7 @@ def linear_cross_entropy(
     The other arguments, the result and the errors: `cross_entropy` of this module. Gradients of head and bias are those of this
     rank's rows.
     """
-    options: dict[str, Value] = {
-        # generated: values of cross_entropy
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
-    given = Given(
-        "cross_entropy",
-        input,
-        {"labels": target, "class_weights": weight, "token_weights": token_weights},
-        group,
-        vocab_start,
-        lambda: options,
-        linear_weight=linear_weight,
-        linear_bias=linear_bias,
-        compute_dtype=compute_dtype,
-        workspace_bytes=workspace_bytes,
-        grad_in_forward=grad_in_forward,
-        is_linear=True,
-    )
-    return call(_with_probabilities(given))["loss"]
-
-
-def _with_probabilities(given: Given) -> Given:
-    """Class probabilities, this rank's columns of them, may stand for the labels."""
-    tensors, options = dict(given.tensors), given.options
-    target = tensors.pop("labels")
-    if not is_probabilities(target.to_local() if is_dtensor(target) else target):
-        return given
-    return given._replace(
-        function="soft_cross_entropy",
-        tensors={"target_probs": target, **tensors},
-        options=lambda: without_z_loss(options()),
-    )
+    return call(given_of("cross_entropy", locals()))["loss"]
 
 
 def logprobs(
@@ -197,27 +131,7 @@ def logprobs(
 
     Arguments, and errors: `cross_entropy` of this module, `tileloss.torch.logprobs`.
     """
-    options: dict[str, Value] = {
-        # generated: values of logprobs
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
-    given = Given(
-        "logprobs",
-        input,
-        {"labels": target},
-        group,
-        vocab_start,
-        lambda: options,
-        outputs=names_of(outputs),
-        inplace_backward=inplace_backward,
-    )
-    return _rows(given)
+    return _rows(given_of("logprobs", locals()))
 
 
 def linear_logprobs(
@@ -241,31 +155,7 @@ def linear_logprobs(
     # end of generated
 ) -> RowOutputs:
     """`logprobs` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
-    options: dict[str, Value] = {
-        # generated: values of logprobs
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
-    given = Given(
-        "logprobs",
-        input,
-        {"labels": target},
-        group,
-        vocab_start,
-        lambda: options,
-        outputs=names_of(outputs),
-        linear_weight=linear_weight,
-        linear_bias=linear_bias,
-        compute_dtype=compute_dtype,
-        workspace_bytes=workspace_bytes,
-        is_linear=True,
-    )
-    return _rows(given)
+    return _rows(given_of("logprobs", locals()))
 
 
 def _rows(given: Given) -> RowOutputs:

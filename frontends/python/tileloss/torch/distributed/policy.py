@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss.torch._arguments import Value
 from tileloss.torch._outputs import with_metrics
-from tileloss.torch.distributed._prepare import Given, call
+from tileloss.torch.distributed._prepare import Given, call, given_of
 from tileloss.torch.distributed.functions import Group, Number
-from tileloss.torch.policy import policy_options
 
 
 def policy_loss(
@@ -78,69 +76,7 @@ def policy_loss(
     Returns:
         The loss, or (loss, metrics by name) with ``return_metrics``; the same on every rank.
     """
-    options: dict[str, Value] = {
-        # generated: values of policy_loss
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "kind": kind,
-        "ratio_level": ratio_level,
-        "aggregation": aggregation,
-        "advantage_level": advantage_level,
-        "cispo_cap": cispo_cap,
-        "epsilon_low": epsilon_low,
-        "epsilon_high": epsilon_high,
-        "delta": delta,
-        "dual_clip": dual_clip,
-        "cap_low": cap_low,
-        "tau_pos": tau_pos,
-        "tau_neg": tau_neg,
-        "vespo_k_pos": vespo_k_pos,
-        "vespo_lambda_pos": vespo_lambda_pos,
-        "vespo_k_neg": vespo_k_neg,
-        "vespo_lambda_neg": vespo_lambda_neg,
-        "log_ratio_clamp": log_ratio_clamp,
-        "sampler_correction": sampler_correction,
-        "sampler_level": sampler_level,
-        "sampler_min": sampler_min,
-        "sampler_max": sampler_max,
-        "off_policy_threshold": off_policy_threshold,
-        "entropy_quantile": entropy_quantile,
-        "entropy_threshold": entropy_threshold,
-        "beta": beta,
-        "kl_estimator": kl_estimator,
-        "kl_importance": kl_importance,
-        "kl_log_ratio_clamp": kl_log_ratio_clamp,
-        "kl_clamp": kl_clamp,
-        "entropy_coef": entropy_coef,
-        "entropy_reduction": entropy_reduction,
-        "num_items": num_items,
-        "max_length": max_length,
-        # end of generated
-    }
-    given = Given(
-        "policy_loss",
-        input,
-        {
-            "labels": target,
-            "advantages": advantages,
-            "mask": mask,
-            "old_logp": old_logp,
-            "ref_logp": ref_logp,
-            "sampler_logp": sampler_logp,
-            "sequence_offsets": sequence_offsets,
-        },
-        group,
-        vocab_start,
-        lambda: policy_options(options, target, advantages),
-        preset,
-        wants_metrics=return_metrics,
-        inplace_backward=inplace_backward,
-    )
-    return with_metrics("policy_loss", call(given), given.wants_metrics)
+    return _results(given_of("policy_loss", locals()))
 
 
 def linear_policy_loss(
@@ -205,71 +141,8 @@ def linear_policy_loss(
     # end of generated
 ) -> Any:
     """`policy_loss` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
-    options: dict[str, Value] = {
-        # generated: values of policy_loss
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "kind": kind,
-        "ratio_level": ratio_level,
-        "aggregation": aggregation,
-        "advantage_level": advantage_level,
-        "cispo_cap": cispo_cap,
-        "epsilon_low": epsilon_low,
-        "epsilon_high": epsilon_high,
-        "delta": delta,
-        "dual_clip": dual_clip,
-        "cap_low": cap_low,
-        "tau_pos": tau_pos,
-        "tau_neg": tau_neg,
-        "vespo_k_pos": vespo_k_pos,
-        "vespo_lambda_pos": vespo_lambda_pos,
-        "vespo_k_neg": vespo_k_neg,
-        "vespo_lambda_neg": vespo_lambda_neg,
-        "log_ratio_clamp": log_ratio_clamp,
-        "sampler_correction": sampler_correction,
-        "sampler_level": sampler_level,
-        "sampler_min": sampler_min,
-        "sampler_max": sampler_max,
-        "off_policy_threshold": off_policy_threshold,
-        "entropy_quantile": entropy_quantile,
-        "entropy_threshold": entropy_threshold,
-        "beta": beta,
-        "kl_estimator": kl_estimator,
-        "kl_importance": kl_importance,
-        "kl_log_ratio_clamp": kl_log_ratio_clamp,
-        "kl_clamp": kl_clamp,
-        "entropy_coef": entropy_coef,
-        "entropy_reduction": entropy_reduction,
-        "num_items": num_items,
-        "max_length": max_length,
-        # end of generated
-    }
-    given = Given(
-        "policy_loss",
-        input,
-        {
-            "labels": target,
-            "advantages": advantages,
-            "mask": mask,
-            "old_logp": old_logp,
-            "ref_logp": ref_logp,
-            "sampler_logp": sampler_logp,
-            "sequence_offsets": sequence_offsets,
-        },
-        group,
-        vocab_start,
-        lambda: policy_options(options, target, advantages),
-        preset,
-        wants_metrics=return_metrics,
-        linear_weight=linear_weight,
-        linear_bias=linear_bias,
-        compute_dtype=compute_dtype,
-        workspace_bytes=workspace_bytes,
-        grad_in_forward=grad_in_forward,
-        is_linear=True,
-    )
-    return with_metrics("policy_loss", call(given), given.wants_metrics)
+    return _results(given_of("policy_loss", locals()))
+
+
+def _results(given: Given) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    return with_metrics("policy_loss", call(given), given.return_metrics)
