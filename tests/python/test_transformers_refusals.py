@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import linecache
+import re
 import subprocess
 import sys
 import types
@@ -317,91 +319,70 @@ def test_a_model_whose_forward_does_more_is_refused(name: str, quoted: str) -> N
     assert quoted in str(error.value)
 
 
-def scaled_after_softcap(self: Any, input_ids=None, labels=None, **kwargs):
+OF_HEAD = """\
+def forward(self, input_ids=None, labels=None, **kwargs):
     outputs = self.model(input_ids=input_ids, **kwargs)
     hidden_states = outputs.last_hidden_state
     logits = self.lm_head(hidden_states)
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
+"""
+OF_MODEL_INSIDE = OF_HEAD.replace("self.model(", "self.language_model(").replace(
+    "    hidden_states = outputs.last_hidden_state\n    logits = self.lm_head(hidden_states)\n",
+    "    logits = outputs.logits\n",
+)
+CAPPED_THEN_SCALED = """\
     if self.config.cap is not None:
         logits = logits / self.config.cap
         logits = torch.tanh(logits)
         logits = logits * self.config.cap
     logits = logits * self.config.scale
     loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
+"""
+LOSS = OF_HEAD[OF_HEAD.index("    loss = None") : OF_HEAD.index("    return")]
 
 
-def head_of_something_else(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.model(input_ids=input_ids, **kwargs)
-    hidden_states = outputs.last_hidden_state  # noqa: F841
-    logits = self.lm_head(other_states)  # noqa: F821
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
+def own_class(source: str, old: str = "", new: str = "") -> type:
+    """A causal LM whose forward has that source, with ``new`` in place of ``old``."""
+    assert old in source
+    text, name = source.replace(old, new), f"a forward with {new!r}"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    found: dict[str, Any] = {}
+    exec(compile(text, name, "exec"), globals(), found)
+    return own_model(found["forward"])
 
 
-def returns_more_than_it_may(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.model(input_ids=input_ids, **kwargs)
-    hidden_states = outputs.last_hidden_state
-    logits = self.lm_head(hidden_states)
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=logits.exp())
-
-
-def without_a_loss(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.model(input_ids=input_ids, **kwargs)
-    hidden_states = outputs.last_hidden_state
-    logits = self.lm_head(hidden_states)
-    return CausalLMOutputWithPast(loss=None, logits=logits)
-
-
-def argument_of_its_own_making(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.model(input_ids=input_ids.flip(1), **kwargs)
-    hidden_states = outputs.last_hidden_state
-    logits = self.lm_head(hidden_states)
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
-def cap_that_is_not_used(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.model(input_ids=input_ids, **kwargs)
-    hidden_states = outputs.last_hidden_state
-    logits = self.lm_head(hidden_states)
-    cap = self.config.cap  # noqa: F841
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
+def own_model(forward: Any) -> type:
+    return type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
 
 
 def test_a_cap_counts_only_where_it_is_applied() -> None:
-    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": cap_that_is_not_used})
-    assert read_forward(own).softcap is None
+    unused = "    cap = self.config.cap\n    loss = None\n"
+    assert read_forward(own_class(OF_HEAD, "    loss = None\n", unused)).softcap is None
 
 
 @pytest.mark.parametrize(
-    ("forward", "message"),
+    ("old", "new", "message"),
     [
-        (scaled_after_softcap, "`logits = logits * self.config.scale`"),
-        (head_of_something_else, "`logits = self.lm_head(other_states)`"),
-        (returns_more_than_it_may, "returns hidden_states=logits.exp()"),
-        (without_a_loss, "no statement of the kind loss"),
-        (argument_of_its_own_making, "hands `input_ids=input_ids.flip(1)` to its base model"),
-        (eval("lambda self, labels: None"), "no source to read"),
+        ("    loss = None\n", CAPPED_THEN_SCALED, "`logits = logits * self.config.scale`"),
+        ("head(hidden_states)", "head(other_states)", "`logits = self.lm_head(other_states)`"),
+        ("logits=logits)", "logits=logits, hidden_states=logits.exp())", "returns hidden_states=logits.exp()"),
+        (LOSS, "    loss = None\n", "no statement of the kind loss"),
+        ("=input_ids,", "=input_ids.flip(1),", "hands `input_ids=input_ids.flip(1)` to its base model"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_forward_of_ones_own_is_refused_where_it_differs(forward: Any, message: str) -> None:
-    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
-    with pytest.raises(UnknownForward) as error:
-        read_forward(own)
-    assert message in str(error.value)
+)  # fmt: skip
+def test_a_forward_of_ones_own_is_refused_where_it_differs(
+    old: str, new: str, message: str
+) -> None:
+    with pytest.raises(UnknownForward, match=re.escape(message)):
+        read_forward(own_class(OF_HEAD, old, new))
+
+
+def test_a_forward_without_source_is_refused() -> None:
+    with pytest.raises(UnknownForward, match="no source to read"):
+        read_forward(own_model(eval("lambda self, labels: None")))
 
 
 def test_a_subclass_with_the_known_forward_is_taken() -> None:
@@ -431,108 +412,55 @@ def decorated_by_a_namesake(self: Any, input_ids=None, labels=None, **kwargs):
     return None
 
 
-def replaces_kwargs_of_the_model(self: Any, input_ids=None, labels=None, **kwargs):
-    self.config.cap = 3.0
-    outputs = self.model(input_ids=input_ids, **kwargs)
-    hidden_states = outputs.last_hidden_state
-    logits = self.lm_head(hidden_states)
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
         (wrapped_again(LlamaForCausalLM), "is wrapped by functions of .*other than its decorators"),
         (decorated_by_a_namesake, r"is decorated with @deprecate_kwarg\('old'\)"),
-        (replaces_kwargs_of_the_model, r"the statement `self\.config\.cap = 3\.0`"),
     ],
-    ids=["wrapper", "namesake", "writes to the config"],
+    ids=["wrapper", "namesake"],
 )
 def test_what_stands_around_a_forward_is_refused_where_it_is_not_known(
     forward: Any, message: str
 ) -> None:
-    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
     with pytest.raises(UnknownForward, match=message):
+        read_forward(own_model(forward))
+
+
+def test_a_forward_that_writes_to_the_config_is_refused() -> None:
+    own = own_class(OF_HEAD, "    outputs =", "    self.config.cap = 3.0\n    outputs =")
+    with pytest.raises(UnknownForward, match=r"the statement `self\.config\.cap = 3\.0`"):
         read_forward(own)
 
 
-def changes_its_arguments(self: Any, input_ids=None, labels=None, **kwargs):
-    if labels is not None:
-        labels = labels.masked_fill(labels < 40, -100)
-    outputs = self.model(input_ids=input_ids, **kwargs)
-    hidden_states = outputs.last_hidden_state
-    logits = self.lm_head(hidden_states)
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
 def test_statements_before_the_base_model_run_as_they_stand() -> None:
+    first = "    if labels is not None:\n        labels = labels.masked_fill(labels < 40, -100)\n"
     model = build("llama")
-    model.__class__ = type(
-        "OwnForCausalLM", (LlamaForCausalLM,), {"forward": changes_its_arguments}
-    )
+    model.__class__ = own_class(OF_HEAD, "    outputs =", f"{first}    outputs =")
     want = model(**batch()).loss
     got = patch(model)(**batch())
     assert got.logits is None
     torch.testing.assert_close(got.loss, want, rtol=1e-6, atol=0)
 
 
-def scales_the_logits_of_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.language_model(input_ids=input_ids, **kwargs)
-    logits = outputs.logits * 0.5
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
-def hands_labels_to_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.language_model(input_ids=input_ids, weights=labels.ne(3), **kwargs)
-    logits = outputs.logits
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
-def returns_more_of_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.language_model(input_ids=input_ids, **kwargs)
-    logits = outputs.logits
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=logits.exp())
-
-
-def adds_to_the_loss_of_a_model_inside(self: Any, input_ids=None, labels=None, **kwargs):
-    outputs = self.language_model(input_ids=input_ids, **kwargs)
-    logits = outputs.logits
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-    loss = loss + outputs.more
-    return CausalLMOutputWithPast(loss=loss, logits=logits)
-
-
 @pytest.mark.parametrize(
-    "forward",
+    ("old", "new"),
     [
-        scales_the_logits_of_a_model_inside,
-        hands_labels_to_a_model_inside,
-        returns_more_of_a_model_inside,
-        adds_to_the_loss_of_a_model_inside,
+        ("outputs.logits", "outputs.logits * 0.5"),
+        ("input_ids=input_ids,", "input_ids=input_ids, weights=labels.ne(3),"),
+        ("logits=logits)", "logits=logits, hidden_states=logits.exp())"),
+        ("    return", "    loss = loss + outputs.more\n    return"),
     ],
 )
-def test_a_forward_around_a_causal_lm_that_does_more_is_refused(forward: Any) -> None:
-    own = type("OwnForCausalLM", (LlamaForCausalLM,), {"forward": forward})
+def test_a_forward_around_a_causal_lm_that_does_more_is_refused(old: str, new: str) -> None:
+    own = own_class(OF_MODEL_INSIDE, old, new)
     with pytest.raises(UnknownForward):
         read_inner(own)
     model = build("llama")
     model.__class__ = own
     with pytest.raises(UnknownForward, match="OwnForCausalLM.forward"):
         patch(model)
+
+
+def test_a_forward_around_a_causal_lm_that_does_no_more_is_read() -> None:
+    assert read_inner(own_class(OF_MODEL_INSIDE)) == "language_model"
