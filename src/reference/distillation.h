@@ -19,27 +19,15 @@
 // Special values, of z and zt. Here p_j = 0 is z_j = -inf, and q_j = 0 is zt_j = -inf. Where only an exp is 0 in double, the
 // logarithms are finite, and so is D; terms with that p_j or q_j as a factor are 0.
 //   row not in use                        all outputs and the gradient 0; logits may be anything and are not read
-//   spoiled: any NaN, any +inf, all -inf  loss, D and the row's gradient NaN, whatever alpha is; that side's entropy NaN, its lse
+//   any NaN, any +inf, or all -inf        loss, D and the row's gradient NaN, whatever alpha is; that side's entropy NaN, its lse
 //                                         NaN, inf, -inf; the other side's outputs as ever; logp NaN if it is the student's side
 //   q_j = 0 = p_j                         no part in any sum, gradient 0
-//   q_j = 0 < p_j   forward KL            0 in D, gradient p_j (as ever p - q)
-//                   reverse KL, Jeffreys  D = +inf; gradient NaN at every such j, elsewhere -inf where p_k > 0, and where p_k = 0
-//                                         0 and -q_k
-//                   JSD                   (1 - beta) p_j log(1/(1 - beta)) in D; gradient finite
-//                   skewed forward        0 in D; gradient finite. With beta = 0 as the forward KL
-//                   skewed reverse        p_j log(1/beta) in D; gradient finite. With beta = 0 as the reverse KL
-//                   total variation       p_j / 2
-//   p_j = 0 < q_j   forward KL, Jeffreys  D = +inf; gradient finite: p - q, plus the reverse part, which is 0 at j
-//                   reverse KL            0 in D, gradient 0 at j
-//                   JSD                   beta q_j log(1/beta) in D, gradient 0 at j
-//                   skewed forward        q_j log(1/beta) in D, gradient 0 at j. With beta = 0 as the forward KL
-//                   skewed reverse        0 in D, gradient 0 at j
-//                   total variation       q_j / 2, gradient 0 at j
+//   one of the two is 0                   as divergence.cpp says of each divergence
 //   p_y = 0 at the label, alpha > 0       loss +inf, logp -inf; gradient as the formula p - [j = y]
-//   a sparse teacher without columns      D = 0 with Tail::kIgnore and kRenormalise, and with kLump, where the tail is all there
-//   is columns without any p, or any q       with Tail::kRenormalise as a spoiled row lumped tail without p, with q         as
-//   p_j = 0 < q_j; gradient 0 in its columns weight 0, or a denominator of 0       as the product, where D or CE is infinite:
-//   NaN; the scalar of a denominator of 0 is 0
+//   a sparse teacher without columns      D = 0 with Tail::kIgnore and kRenormalise; with kLump the tail is all there is
+//   columns without any p, or any q       with Tail::kRenormalise as a row of NaN
+//   lumped tail without p, with q         as p_j = 0 < q_j; gradient 0 in its columns
+//   weight 0, or a denominator of 0       as the product, where D or CE is infinite: NaN; the scalar of a denominator of 0 is 0
 #ifndef TILELOSS_REFERENCE_DISTILLATION_H_
 #define TILELOSS_REFERENCE_DISTILLATION_H_
 
@@ -53,7 +41,9 @@
 
 namespace tileloss::reference {
 
+// generated: enums tail
 enum class Tail { kLump, kIgnore, kRenormalise };
+// end of generated
 
 struct DistillationOptions {
   static constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();

@@ -1,3 +1,21 @@
+// Of the divergences three have a beta. JSD: m = beta q + (1 - beta) p, 0 < beta < 1 (at 0 and 1 TRL's generalised JSD is the
+// forward and the reverse KL; here those have their names). Skewed forward KL: sum q log(q/m), the same m; skewed reverse KL:
+// sum p log(p/m), m = beta p + (1 - beta) q; both 0 <= beta <= 1, the KL at 0 and nothing at 1.
+//
+// Where one side has nothing:
+//   q_j = 0 < p_j   forward KL            0 in D, gradient p_j (as ever p - q)
+//                   reverse KL, Jeffreys  D = +inf; gradient NaN at every such j, elsewhere -inf where p_k > 0, and where p_k = 0
+//                                         0 and -q_k
+//                   JSD                   (1 - beta) p_j log(1/(1 - beta)) in D; gradient finite
+//                   skewed forward        0 in D; gradient finite. With beta = 0 as the forward KL
+//                   skewed reverse        p_j log(1/beta) in D; gradient finite. With beta = 0 as the reverse KL
+//                   total variation       p_j / 2
+//   p_j = 0 < q_j   forward KL, Jeffreys  D = +inf; gradient finite: p - q, plus the reverse part, which is 0 at j
+//                   reverse KL            0 in D, gradient 0 at j
+//                   JSD                   beta q_j log(1/beta) in D, gradient 0 at j
+//                   skewed forward        q_j log(1/beta) in D, gradient 0 at j. With beta = 0 as the forward KL
+//                   skewed reverse        0 in D, gradient 0 at j
+//                   total variation       q_j / 2, gradient 0 at j
 #include "reference/divergence.h"
 
 #include <algorithm>
@@ -45,8 +63,8 @@ double term(Divergence divergence, double beta, const Classes& classes, std::siz
       const double m = beta * q + rest * p;
       return beta * kl_term(q, m, log_mix(rest, log_ratio)) + rest * kl_term(p, m, log_mix(beta, -log_ratio));
     }
-    case Divergence::kSkewForward: return kl_term(q, beta * q + rest * p, log_mix(rest, log_ratio));
-    case Divergence::kSkewReverse: return kl_term(p, beta * p + rest * q, log_mix(rest, -log_ratio));
+    case Divergence::kSkewForwardKl: return kl_term(q, beta * q + rest * p, log_mix(rest, log_ratio));
+    case Divergence::kSkewReverseKl: return kl_term(p, beta * p + rest * q, log_mix(rest, -log_ratio));
     case Divergence::kTotalVariation: return std::fabs(difference(classes, c)) / 2.0;
   }
   throw std::invalid_argument("divergence: not one of the enumerators");
@@ -55,11 +73,11 @@ double term(Divergence divergence, double beta, const Classes& classes, std::siz
 // What term() adds to the formula's own term, summed: D = sum term + excess * (sum q - sum p).
 double excess(Divergence divergence, double beta) {
   switch (divergence) {
-    case Divergence::kForwardKl: return 1.0;              // sum a - sum b with a = q, b = p
-    case Divergence::kReverseKl: return -1.0;             // a = p, b = q
-    case Divergence::kSkewForward: return 1.0 - beta;     // a = q, b = m
-    case Divergence::kSkewReverse: return -(1.0 - beta);  // a = p, b = m
-    case Divergence::kJsd:                                // beta (1 - beta) - (1 - beta) beta
+    case Divergence::kForwardKl: return 1.0;                // sum a - sum b with a = q, b = p
+    case Divergence::kReverseKl: return -1.0;               // a = p, b = q
+    case Divergence::kSkewForwardKl: return 1.0 - beta;     // a = q, b = m
+    case Divergence::kSkewReverseKl: return -(1.0 - beta);  // a = p, b = m
+    case Divergence::kJsd:                                  // beta (1 - beta) - (1 - beta) beta
     case Divergence::kJeffreys:
     case Divergence::kTotalVariation: return 0.0;
   }
@@ -90,13 +108,13 @@ Slope class_slope(Divergence divergence, double beta, const Classes& classes, st
       const double log_m_over_p = log_mix(beta, -log_ratio);
       return {-rest * p * log_m_over_p, rest * p * (size_p + std::fabs(classes.log_p[c] + log_m_over_p))};
     }
-    case Divergence::kSkewForward: {
+    case Divergence::kSkewForwardKl: {
       // -(1 - beta) p (q/m - 1), where q - m = (1 - beta) (q - p)
       if (rest == 0.0 || (p == 0.0 && (q == 0.0 || beta != 0.0))) return none;
       const double p_over_m = beta == 0.0 ? 1.0 : p / (beta * q + rest * p);
       return {rest * rest * p_minus_q * p_over_m, rest * p_over_m * (p + q)};
     }
-    case Divergence::kSkewReverse: {
+    case Divergence::kSkewReverseKl: {
       // p (log p - log m) + p (1 - beta) (q/m - 1), where q - m = beta (q - p)
       if (p == 0.0) return none;
       const double m = beta * p + rest * q;
@@ -116,7 +134,7 @@ void check_beta(Divergence divergence, double beta) {
   const bool inside = beta > 0.0 && beta < 1.0, on_it = beta == 0.0 || beta == 1.0;
   if (divergence == Divergence::kJsd && !inside)
     throw std::invalid_argument("beta: expected 0 < beta < 1 for jsd, given " + std::to_string(beta));
-  const bool skewed = divergence == Divergence::kSkewForward || divergence == Divergence::kSkewReverse;
+  const bool skewed = divergence == Divergence::kSkewForwardKl || divergence == Divergence::kSkewReverseKl;
   if (skewed && !inside && !on_it)
     throw std::invalid_argument("beta: expected 0 <= beta <= 1 for a skewed divergence, given " + std::to_string(beta));
 }

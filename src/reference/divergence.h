@@ -12,10 +12,9 @@
 
 namespace tileloss::reference {
 
-// kJsd: m = beta q + (1 - beta) p, 0 < beta < 1 (at 0 and 1 TRL's generalised JSD is the forward and the reverse KL; here those
-// have their names). kSkewForward: sum q log(q/m), the same m; kSkewReverse: sum p log(p/m), m = beta p + (1 - beta) q; both
-// 0 <= beta <= 1, the KL at 0 and nothing at 1. The others have no beta.
-enum class Divergence { kForwardKl, kReverseKl, kJsd, kJeffreys, kSkewForward, kSkewReverse, kTotalVariation };
+// generated: enums divergence
+enum class Divergence { kForwardKl, kReverseKl, kJsd, kJeffreys, kSkewForwardKl, kSkewReverseKl, kTotalVariation };
+// end of generated
 
 // Throws std::invalid_argument if beta is outside the divergence's range.
 void check_beta(Divergence divergence, double beta);

@@ -25,7 +25,10 @@
 
 namespace tileloss::reference {
 
+// generated: enums temperature_on, reduction
 enum class TemperatureOn { kLogits, kLogprob };
+enum class Reduction { kNone, kSum, kMean };
+// end of generated
 
 // z = softcap(logit_scale * x) / temperature. With kLogprob the softmax is taken at temperature 1 and logp is divided by it.
 struct Transform {
@@ -120,8 +123,6 @@ struct RowUpstream {
   double mean = 0.0;  // of the logits
 };
 void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out);
-
-enum class Reduction { kNone, kSum, kMean };
 
 struct CrossEntropyOptions {
   Transform transform;

@@ -26,6 +26,7 @@
 
 namespace tileloss::reference {
 
+// generated: enums policy_kind, level, aggregation, cispo_cap, sampler_correction, kl_estimator, entropy_reduction
 enum class PolicyKind { kClip, kCispo, kSapo, kVespo, kReinforce };
 enum class Level { kToken, kSequence };
 enum class Aggregation { kSeqMeanTokenMean, kTokenMean, kSeqMeanTokenSumNorm, kSeqMeanTokenSum, kSum, kNone };
@@ -33,6 +34,7 @@ enum class CispoCap { kRaw, kOnePlus };
 enum class SamplerCorrection { kOff, kTruncate, kMask };
 enum class KlEstimator { kK1, kK2, kK3 };
 enum class EntropyReduction { kTokenMean, kAsLoss };
+// end of generated
 
 // NaN: not given.
 struct PolicyOptions {

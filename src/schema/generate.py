@@ -2,7 +2,8 @@
 """Writes what repeats src/schema/table.toml: `./dev generate`, or with --check says which files are stale.
 
 A file is either made whole, or has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in
-REGIONS, or NAME of FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index".
+REGIONS, or NAME of FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index";
+or "enums NAME, NAME".
 A docstring's line that begins with "Options", "Tensors" or "Values of NAME" and ends with a colon is the head of a list: of the
 arguments before it, of what may go with their function's rows, of what an option may be.
 """
@@ -34,6 +35,7 @@ WITH_REGIONS = (
     "include/tileloss/*.h*",
     "docs/users/*.md",
     "src/*/*.cpp",
+    "src/*/*.h",
     "frontends/python/tileloss/**/*.py",
 )
 REGIONS: dict[str, Callable[[Table], str]] = {
@@ -60,11 +62,13 @@ def region(what: str, indent: str, table: Table) -> str:
     for struct in table.structs:
         if what == f"table of {struct.name}":
             return write_python.option_table(struct)
+    if what.startswith("enums "):
+        return write_c.enums(table, what.removeprefix("enums ").split(", "))
     match = _OF_OPTIONS.fullmatch(what)
     if match is not None and match[1] in OF_OPTIONS:
         lines = OF_OPTIONS[match[1]](*table.options_of(match[2], match[3]))
         return "".join(f"{indent}{line}\n" for line in lines)
-    names = [*REGIONS, *(f"{name} of FUNCTION" for name in ("table", *OF_OPTIONS))]
+    names = [*REGIONS, "enums", *(f"{name} of FUNCTION" for name in ("table", *OF_OPTIONS))]
     raise TableError(f"no region {what!r}, there are {', '.join(names)}")
 
 
@@ -87,7 +91,7 @@ def outputs(table: Table, root: Path) -> dict[Path, str]:
         if " generated: " in (text := path.read_text()):
             found[path] = with_regions(str(path.relative_to(root)), text, table)
     whole = "".join(found.values())
-    for name in [*REGIONS, *(f"{name} of" for name in OF_OPTIONS)]:
+    for name in [*REGIONS, "enums", *(f"{name} of" for name in OF_OPTIONS)]:
         if f" generated: {name}" not in whole:
             raise TableError(f"no file has the region {name!r}")
     return found | {root / path: make(table) for path, make in WHOLE.items()}

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from option_table import RANGE, Entry, Function, Option, Presets, Struct, Table, Tensor
+from option_table import RANGE, Entry, Function, Option, Presets, Struct, Table, TableError, Tensor
 
 WIDTH = 130
 NOTE = "// Written by ./dev generate from src/schema/table.toml, which is the file to edit.\n"
@@ -317,9 +317,21 @@ def tensor_slots(table: Table) -> str:
 
 
 def copies(options: Sequence[Option], function: Function) -> list[str]:
-    """What hands a function's own options to the oracle."""
+    """What copies a function's own options to the oracle."""
     own = [option.name for option in options if option in function.options]
-    return [f"hand_over(from.{name}, to.{name});" for name in own]
+    return [f"copy(from.{name}, to.{name});" for name in own]
+
+
+def enums(table: Table, names: Sequence[str]) -> str:
+    """For the oracle, which sees no header of the ABI."""
+    known = {o.enum.name: o.enum for struct in table.structs for o in struct.options if o.enum}
+    text = ""
+    for name in names:
+        if name not in known:
+            raise TableError(f"no enum {name}, there are {', '.join(known)}")
+        values = ", ".join(f"k{camel(value.name)}" for value in known[name].values)
+        text += f"enum class {camel(name)} {{ {values} }};\n"
+    return text
 
 
 def named_functions(table: Table) -> str:

@@ -8,7 +8,7 @@ namespace {
 
 // A number, choice or flag; the oracle's choices are in the ABI's order.
 template <class From, class To>
-void hand_over(const From& from, To& to) {
+void copy(const From& from, To& to) {
   if constexpr (std::is_same_v<From, tileloss_scalar>) {
     to = from.pointer != nullptr ? static_cast<double>(*from.pointer) : from.value;
   } else {
@@ -24,18 +24,14 @@ reference::DistillationOptions rows_of(const From& from) {
   return to;
 }
 
-static_assert(static_cast<int>(reference::Tail::kIgnore) == TILELOSS_TAIL_IGNORE);
-static_assert(static_cast<int>(reference::Reduction::kSum) == TILELOSS_REDUCTION_SUM);
-static_assert(static_cast<int>(reference::TemperatureOn::kLogprob) == TILELOSS_TEMPERATURE_ON_LOGPROB);
-
 }  // namespace
 
 reference::Transform make_transform(const tileloss_logit_options& from) {
   reference::Transform to;
-  hand_over(from.logit_scale, to.logit_scale);
-  hand_over(from.softcap, to.softcap);
-  hand_over(from.temperature, to.temperature);
-  hand_over(from.temperature_on, to.temperature_on);
+  copy(from.logit_scale, to.logit_scale);
+  copy(from.softcap, to.softcap);
+  copy(from.temperature, to.temperature);
+  copy(from.temperature_on, to.temperature_on);
   return to;
 }
 
@@ -44,10 +40,10 @@ reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_
   to.transform = make_transform(from.logit);
   to.ignore_index = from.logit.ignore_index;
   // generated: copies of cross_entropy
-  hand_over(from.label_smoothing, to.label_smoothing);
-  hand_over(from.z_loss, to.z_loss);
-  hand_over(from.num_items, to.num_items);
-  hand_over(from.reduction, to.reduction);
+  copy(from.label_smoothing, to.label_smoothing);
+  copy(from.z_loss, to.z_loss);
+  copy(from.num_items, to.num_items);
+  copy(from.reduction, to.reduction);
   // end of generated
   return to;
 }
@@ -55,38 +51,38 @@ reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_
 reference::PolicyOptions make_oracle_options(const tileloss_policy_loss_options& from, std::int64_t sequence_length) {
   reference::PolicyOptions to;
   // generated: copies of policy_loss but max_length
-  hand_over(from.kind, to.kind);
-  hand_over(from.ratio_level, to.ratio_level);
-  hand_over(from.aggregation, to.aggregation);
-  hand_over(from.advantage_level, to.advantage_level);
-  hand_over(from.cispo_cap, to.cispo_cap);
-  hand_over(from.epsilon_low, to.epsilon_low);
-  hand_over(from.epsilon_high, to.epsilon_high);
-  hand_over(from.delta, to.delta);
-  hand_over(from.dual_clip, to.dual_clip);
-  hand_over(from.cap_low, to.cap_low);
-  hand_over(from.tau_pos, to.tau_pos);
-  hand_over(from.tau_neg, to.tau_neg);
-  hand_over(from.vespo_k_pos, to.vespo_k_pos);
-  hand_over(from.vespo_lambda_pos, to.vespo_lambda_pos);
-  hand_over(from.vespo_k_neg, to.vespo_k_neg);
-  hand_over(from.vespo_lambda_neg, to.vespo_lambda_neg);
-  hand_over(from.log_ratio_clamp, to.log_ratio_clamp);
-  hand_over(from.sampler_correction, to.sampler_correction);
-  hand_over(from.sampler_level, to.sampler_level);
-  hand_over(from.sampler_min, to.sampler_min);
-  hand_over(from.sampler_max, to.sampler_max);
-  hand_over(from.off_policy_threshold, to.off_policy_threshold);
-  hand_over(from.entropy_quantile, to.entropy_quantile);
-  hand_over(from.entropy_threshold, to.entropy_threshold);
-  hand_over(from.beta, to.beta);
-  hand_over(from.kl_estimator, to.kl_estimator);
-  hand_over(from.kl_importance, to.kl_importance);
-  hand_over(from.kl_log_ratio_clamp, to.kl_log_ratio_clamp);
-  hand_over(from.kl_clamp, to.kl_clamp);
-  hand_over(from.entropy_coef, to.entropy_coef);
-  hand_over(from.entropy_reduction, to.entropy_reduction);
-  hand_over(from.num_items, to.num_items);
+  copy(from.kind, to.kind);
+  copy(from.ratio_level, to.ratio_level);
+  copy(from.aggregation, to.aggregation);
+  copy(from.advantage_level, to.advantage_level);
+  copy(from.cispo_cap, to.cispo_cap);
+  copy(from.epsilon_low, to.epsilon_low);
+  copy(from.epsilon_high, to.epsilon_high);
+  copy(from.delta, to.delta);
+  copy(from.dual_clip, to.dual_clip);
+  copy(from.cap_low, to.cap_low);
+  copy(from.tau_pos, to.tau_pos);
+  copy(from.tau_neg, to.tau_neg);
+  copy(from.vespo_k_pos, to.vespo_k_pos);
+  copy(from.vespo_lambda_pos, to.vespo_lambda_pos);
+  copy(from.vespo_k_neg, to.vespo_k_neg);
+  copy(from.vespo_lambda_neg, to.vespo_lambda_neg);
+  copy(from.log_ratio_clamp, to.log_ratio_clamp);
+  copy(from.sampler_correction, to.sampler_correction);
+  copy(from.sampler_level, to.sampler_level);
+  copy(from.sampler_min, to.sampler_min);
+  copy(from.sampler_max, to.sampler_max);
+  copy(from.off_policy_threshold, to.off_policy_threshold);
+  copy(from.entropy_quantile, to.entropy_quantile);
+  copy(from.entropy_threshold, to.entropy_threshold);
+  copy(from.beta, to.beta);
+  copy(from.kl_estimator, to.kl_estimator);
+  copy(from.kl_importance, to.kl_importance);
+  copy(from.kl_log_ratio_clamp, to.kl_log_ratio_clamp);
+  copy(from.kl_clamp, to.kl_clamp);
+  copy(from.entropy_coef, to.entropy_coef);
+  copy(from.entropy_reduction, to.entropy_reduction);
+  copy(from.num_items, to.num_items);
   // end of generated
   to.max_length = from.max_length > 0 ? from.max_length : sequence_length;
   return to;
@@ -95,30 +91,30 @@ reference::PolicyOptions make_oracle_options(const tileloss_policy_loss_options&
 reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& from) {
   reference::DistillationOptions to = rows_of(from);
   // generated: copies of distillation but teacher_logit_scale, teacher_softcap, teacher_temperature
-  hand_over(from.divergence, to.divergence);
-  hand_over(from.reduction, to.reduction);
-  hand_over(from.beta, to.beta);
-  hand_over(from.alpha, to.alpha);
-  hand_over(from.label_temperature, to.label_temperature);
-  hand_over(from.num_items, to.num_items);
-  hand_over(from.scale_by_temperature_squared, to.scale_by_temperature_squared);
+  copy(from.divergence, to.divergence);
+  copy(from.reduction, to.reduction);
+  copy(from.beta, to.beta);
+  copy(from.alpha, to.alpha);
+  copy(from.label_temperature, to.label_temperature);
+  copy(from.num_items, to.num_items);
+  copy(from.scale_by_temperature_squared, to.scale_by_temperature_squared);
   // end of generated
-  hand_over(from.teacher_logit_scale, to.teacher.logit_scale);
-  hand_over(from.teacher_softcap, to.teacher.softcap);
-  hand_over(from.teacher_temperature, to.teacher.temperature);
+  copy(from.teacher_logit_scale, to.teacher.logit_scale);
+  copy(from.teacher_softcap, to.teacher.softcap);
+  copy(from.teacher_temperature, to.teacher.temperature);
   return to;
 }
 
 reference::DistillationOptions make_oracle_options(const tileloss_sparse_distillation_options& from) {
   reference::DistillationOptions to = rows_of(from);
   // generated: copies of sparse_distillation but tail
-  hand_over(from.divergence, to.divergence);
-  hand_over(from.reduction, to.reduction);
-  hand_over(from.beta, to.beta);
-  hand_over(from.alpha, to.alpha);
-  hand_over(from.label_temperature, to.label_temperature);
-  hand_over(from.num_items, to.num_items);
-  hand_over(from.scale_by_temperature_squared, to.scale_by_temperature_squared);
+  copy(from.divergence, to.divergence);
+  copy(from.reduction, to.reduction);
+  copy(from.beta, to.beta);
+  copy(from.alpha, to.alpha);
+  copy(from.label_temperature, to.label_temperature);
+  copy(from.num_items, to.num_items);
+  copy(from.scale_by_temperature_squared, to.scale_by_temperature_squared);
   // end of generated
   return to;
 }
@@ -126,8 +122,8 @@ reference::DistillationOptions make_oracle_options(const tileloss_sparse_distill
 reference::DistillationOptions make_oracle_options(const tileloss_soft_cross_entropy_options& from) {
   reference::DistillationOptions to = rows_of(from);
   // generated: copies of soft_cross_entropy but label_smoothing
-  hand_over(from.num_items, to.num_items);
-  hand_over(from.reduction, to.reduction);
+  copy(from.num_items, to.num_items);
+  copy(from.reduction, to.reduction);
   // end of generated
   return to;
 }

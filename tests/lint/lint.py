@@ -89,14 +89,11 @@ BELOW = {
 RECIPES = {
     "jeffreys|k?Jeffreys": (
         {"src/schema/table.toml", "src/core/divergence.h"},
-        {
-            "src/reference/distillation.h",
-            "src/reference/divergence.h",
-            "src/reference/divergence.cpp",
-        },
+        {"src/reference/divergence.cpp"},
         {"frontends/python/tileloss/jax/_sweeps/divergence.py"},
         {
             "src/schema/option_fields.h",
+            "src/reference/divergence.h",
             *(
                 f"frontends/python/tileloss/{name}distillation.py"
                 for name in ("torch/", "torch/sparse_", "jax/", "jax/sparse_")

@@ -84,6 +84,7 @@ def test_a_region_that_nothing_fills_or_no_file_has_is_named(tmp_path: Path) -> 
     with pytest.raises(TableError, match='file: a region without "end of generated"'):
         generate.with_regions("file", "// generated: options\n", table)
     for name, message in [
+        ("enums tail, nothing", "no enum nothing, there are temperature_on, "),
         ("arguments of nothing", "no function nothing, there are logprobs, "),
         ("values of logprobs but z_loss", "logprobs has no option z_loss"),
     ]:

@@ -25,10 +25,10 @@ struct Kind {
   double beta;
 };
 const std::vector<Kind> kKinds{
-    {Divergence::kForwardKl, 0.5},   {Divergence::kReverseKl, 0.5},   {Divergence::kJeffreys, 0.5},
-    {Divergence::kJsd, 0.5},         {Divergence::kJsd, 0.9},         {Divergence::kSkewForward, 0.1},
-    {Divergence::kSkewForward, 0.0}, {Divergence::kSkewForward, 0.7}, {Divergence::kSkewReverse, 0.1},
-    {Divergence::kSkewReverse, 0.0}, {Divergence::kSkewReverse, 0.7}, {Divergence::kTotalVariation, 0.5}};
+    {Divergence::kForwardKl, 0.5},     {Divergence::kReverseKl, 0.5},     {Divergence::kJeffreys, 0.5},
+    {Divergence::kJsd, 0.5},           {Divergence::kJsd, 0.9},           {Divergence::kSkewForwardKl, 0.1},
+    {Divergence::kSkewForwardKl, 0.0}, {Divergence::kSkewForwardKl, 0.7}, {Divergence::kSkewReverseKl, 0.1},
+    {Divergence::kSkewReverseKl, 0.0}, {Divergence::kSkewReverseKl, 0.7}, {Divergence::kTotalVariation, 0.5}};
 
 Rows make_rows(std::uint64_t seed) {
   Rows logits(kRows, std::vector<double>(kColumns));

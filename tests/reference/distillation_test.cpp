@@ -17,8 +17,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 const Values kStudent{0.5, -1.25, 2.0, 0.0}, kTeacher{1.0, 0.25, -0.5, 3.0};
-const std::vector<Divergence> kAll{Divergence::kForwardKl,     Divergence::kReverseKl,   Divergence::kJsd,
-                                   Divergence::kJeffreys,      Divergence::kSkewForward, Divergence::kSkewReverse,
+const std::vector<Divergence> kAll{Divergence::kForwardKl,     Divergence::kReverseKl,     Divergence::kJsd,
+                                   Divergence::kJeffreys,      Divergence::kSkewForwardKl, Divergence::kSkewReverseKl,
                                    Divergence::kTotalVariation};
 
 DistillationOptions with(Divergence divergence, double beta = 0.5) {
@@ -116,8 +116,8 @@ TEST(Distillation, JeffreysIsTheSumOfBothKls) {
 }
 
 TEST(Distillation, SkewedDivergencesEndInTheKlAndInNothing) {
-  const std::vector<std::pair<Divergence, Divergence>> pairs{{Divergence::kSkewForward, Divergence::kForwardKl},
-                                                             {Divergence::kSkewReverse, Divergence::kReverseKl}};
+  const std::vector<std::pair<Divergence, Divergence>> pairs{{Divergence::kSkewForwardKl, Divergence::kForwardKl},
+                                                             {Divergence::kSkewReverseKl, Divergence::kReverseKl}};
   for (const auto& [skewed, kl] : pairs) {
     const OneRow start = one_row(skewed, 0.0, kStudent, kTeacher), plain = one_row(kl, 0.5, kStudent, kTeacher);
     EXPECT_NEAR(start.loss, plain.loss, 1e-15);
@@ -283,7 +283,7 @@ TEST(DistillationSpecial, ColumnsWithoutQ) {
   EXPECT_NEAR(forward.loss, log2, 1e-15);
   expect_near(forward.dlogits, {0.5, -0.5});
   for (const auto& [divergence, beta] : {std::pair{Divergence::kReverseKl, 0.5}, std::pair{Divergence::kJeffreys, 0.5},
-                                         std::pair{Divergence::kSkewReverse, 0.0}}) {
+                                         std::pair{Divergence::kSkewReverseKl, 0.0}}) {
     const OneRow row = one_row(divergence, beta, student, teacher);
     EXPECT_EQ(row.loss, kInfinity);
     EXPECT_TRUE(std::isnan(row.dlogits[0]));
@@ -299,10 +299,10 @@ TEST(DistillationSpecial, ColumnsWithoutQ) {
   EXPECT_NEAR(jsd.loss, 0.25 * std::log(8.0 / 5.0) + 0.75 * (0.5 * std::log(4.0 / 3.0) + 0.5 * std::log(4.0 / 5.0)), 1e-15);
   const double jsd_slope = 0.75 * 0.25 * (std::log(4.0 / 3.0) - std::log(4.0 / 5.0));
   expect_near(jsd.dlogits, {jsd_slope, -jsd_slope});
-  const OneRow skew = one_row(Divergence::kSkewForward, 0.25, student, teacher);
+  const OneRow skew = one_row(Divergence::kSkewForwardKl, 0.25, student, teacher);
   EXPECT_NEAR(skew.loss, std::log(8.0 / 5.0), 1e-15);
   expect_near(skew.dlogits, {0.75 * 0.25 * 8.0 / 5.0, -0.75 * 0.25 * 8.0 / 5.0});
-  const OneRow turned = one_row(Divergence::kSkewReverse, 0.25, student, teacher);
+  const OneRow turned = one_row(Divergence::kSkewReverseKl, 0.25, student, teacher);
   EXPECT_NEAR(turned.loss, 0.5 * std::log(4.0) + 0.5 * std::log(4.0 / 7.0), 1e-15);
   const double turned_slope = 0.25 * (std::log(7.0) - 0.75 * 8.0 / 7.0);
   expect_near(turned.dlogits, {turned_slope, -turned_slope});
@@ -314,7 +314,7 @@ TEST(DistillationSpecial, ColumnsWithoutQ) {
 TEST(DistillationSpecial, ColumnsWithoutP) {
   const Values student{-kInfinity, 0.0}, teacher{0.0, 0.0};
   for (const auto& [divergence, beta] : {std::pair{Divergence::kForwardKl, 0.5}, std::pair{Divergence::kJeffreys, 0.5},
-                                         std::pair{Divergence::kSkewForward, 0.0}}) {
+                                         std::pair{Divergence::kSkewForwardKl, 0.0}}) {
     const OneRow row = one_row(divergence, beta, student, teacher);
     EXPECT_EQ(row.loss, kInfinity);
     expect_near(row.dlogits, {-0.5, 0.5});
@@ -327,10 +327,10 @@ TEST(DistillationSpecial, ColumnsWithoutP) {
   const OneRow jsd = one_row(Divergence::kJsd, 0.25, student, teacher);
   EXPECT_NEAR(jsd.loss, 0.25 * from_teacher + 0.75 * std::log(8.0 / 7.0), 1e-15);
   expect_near(jsd.dlogits, {0.0, 0.0});
-  const OneRow skew = one_row(Divergence::kSkewForward, 0.25, student, teacher);
+  const OneRow skew = one_row(Divergence::kSkewForwardKl, 0.25, student, teacher);
   EXPECT_NEAR(skew.loss, from_teacher, 1e-15);
   expect_near(skew.dlogits, {0.0, 0.0});
-  const OneRow turned = one_row(Divergence::kSkewReverse, 0.25, student, teacher);
+  const OneRow turned = one_row(Divergence::kSkewReverseKl, 0.25, student, teacher);
   EXPECT_NEAR(turned.loss, std::log(8.0 / 5.0), 1e-15);
   expect_near(turned.dlogits, {0.0, 0.0});
   const OneRow tv = one_row(Divergence::kTotalVariation, 0.5, student, teacher);
@@ -395,7 +395,7 @@ TEST(DistillationSpecial, WrongArgumentsAreRefused) {
     EXPECT_THROW(Distillation(options, 1, {}, {}, {}), std::invalid_argument);
   };
   for (const double beta : {0.0, 1.0, kNan}) refused(with(Divergence::kJsd, beta));
-  for (const double beta : {-0.1, 1.1, kNan}) refused(with(Divergence::kSkewForward, beta));
+  for (const double beta : {-0.1, 1.1, kNan}) refused(with(Divergence::kSkewForwardKl, beta));
   DistillationOptions options = with(Divergence::kForwardKl);
   options.alpha = 1.5;
   refused(options);

@@ -32,8 +32,8 @@ Divergence divergence_of(const nlohmann::json& value) {
                                                        {"reverse_kl", Divergence::kReverseKl},
                                                        {"jsd", Divergence::kJsd},
                                                        {"jeffreys", Divergence::kJeffreys},
-                                                       {"skew_forward", Divergence::kSkewForward},
-                                                       {"skew_reverse", Divergence::kSkewReverse},
+                                                       {"skew_forward", Divergence::kSkewForwardKl},
+                                                       {"skew_reverse", Divergence::kSkewReverseKl},
                                                        {"total_variation", Divergence::kTotalVariation}};
   return names.at(value["divergence"].get<std::string>());
 }

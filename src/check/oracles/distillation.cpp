@@ -52,7 +52,7 @@ class PairRow : public DivergenceRow {
     if (kernel == "mean_dropped") {
       const double mean = mean_slope();
       for (std::size_t j = 0; j < dz.size(); ++j) dz[j] = factor * square() * p(j) * mean;
-    } else if (kernel == "mixture_forgotten" && options_.divergence == Divergence::kSkewReverse) {
+    } else if (kernel == "mixture_forgotten" && options_.divergence == Divergence::kSkewReverseKl) {
       // sum p log(p/m) by z, m = beta p + (1 - beta) q held fixed, less the same with its derivative: beta p (p/m - sum p^2/m).
       std::vector<double> terms(dz.size());
       double mean = 0;
