@@ -177,7 +177,7 @@ def test_sizes_are_those_of_the_published_models() -> None:
         (["text=none.txt"], "--set text=none.txt: text: expected a text or a file"),
         (["text=two words"], "text: expected at least batch_size x seq_len = 256 tokens"),
         (["seq_len=1"], "seq_len: expected an integer from 2 on, got '1'"),
-        (["dtype=int8"], "dtype: expected one of"),
+        (["dtype=int8"], "dtype: expected one of fp32, bf16, fp16, got 'int8'"),
         (["source.kind=synthetic"], "source: the tensors come from model_path"),
         (["kernel.isa=none"], "kernel.isa"),  # the compiled program's, before the model is loaded
         (["kernel.block_size=x"], "kernel.block_size: expected an integer from 1 on, got 'x'"),

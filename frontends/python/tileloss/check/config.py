@@ -129,7 +129,9 @@ class Config:
         return value
 
     def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
-        text = self.text(key, default)
+        text = self.text(key)
+        if text is None:
+            return default
         if text not in choices:
             self.fail(key, f"expected one of {', '.join(choices)}, got '{text}'")
         return text

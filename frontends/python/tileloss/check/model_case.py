@@ -117,7 +117,7 @@ def _is_policy(config: Config) -> bool:
 
 def _wishes(config: Config) -> _Wishes:
     is_policy = _is_policy(config)
-    dtype = config.choice("dtype", ("", *_DTYPES), "")
+    dtype = config.choice("dtype", tuple(_DTYPES), "")
     return _Wishes(
         model_path=config.text("model_path") or "",
         teacher_path=config.text("teacher_model_path"),

@@ -19,9 +19,9 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def _end_with_parent() -> None:
-    """In the child: a signal that reaches this process before it knows of the child ends both."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """In a child: a signal that reaches its parent before it knows of the child ends both."""
+    _libc.prctl(_PR_SET_PDEATHSIG, by)
 
 
 def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -53,7 +53,7 @@ def run_program(
             env=without_secrets(),
             stdout=output,
             pass_fds=(writing,),
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
     finally:
         os.close(writing)

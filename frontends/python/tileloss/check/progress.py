@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from types import TracebackType
 
 _PATIENCE_S = 2.0  # before a bar is shown, and between two lines of JSON
 
@@ -33,12 +32,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

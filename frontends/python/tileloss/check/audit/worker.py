@@ -5,7 +5,6 @@ Requests and replies are a line of JSON each, on standard input and output; what
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -14,15 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from tileloss.check.program import end_with_parent
 
 
 def main(name: str, cpus: int = 0) -> None:
     """``cpus``: the number of CPUs to run on, 0: all."""
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
-    # A case that hangs ends with its audit.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)  # a case that hangs, too
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

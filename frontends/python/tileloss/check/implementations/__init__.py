@@ -41,7 +41,6 @@ class Known(NamedTuple):
     module: str
     compute: str
     packages: tuple[str, ...]  # distributions, that of the implementation first
-    modules: tuple[str, ...]  # what is imported of them
     summary: str
     reads_ignored: bool = (
         True  # rows and columns that tileloss never reads hold 0 for it, NaN for the others
@@ -61,17 +60,13 @@ class Implementation(NamedTuple):
 
 
 def _torch(compute: str, summary: str) -> Known:
-    return Known("torch_losses", compute, ("torch",), ("torch",), summary)
+    return Known("torch_losses", compute, ("torch",), summary)
 
 
 def _jax(compute: str, summary: str, *packages: str) -> Known:
-    return Known("jax_losses", compute, (*packages, "jax"), (*packages, "jax"), summary)
+    return Known("jax_losses", compute, (*packages, "jax"), summary)
 
 
-_OF_LIGER = "Liger's cross-entropy (on a CPU in Triton's interpreter), chunked policy losses"
-_LIGER = ("liger-kernel", "torch", "triton"), ("liger_kernel", "torch", "triton")
-_CCE = ("cut-cross-entropy", "torch"), ("cut_cross_entropy", "torch")
-_TRL = ("trl", "torch"), ("trl", "torch")
 KNOWN = {
     "torch": _torch(
         "eager", "torch.nn.functional in the logits' dtype; policy losses in plain torch"
@@ -80,25 +75,30 @@ KNOWN = {
     "torch-compile": _torch("compiled", "the same as torch, under torch.compile"),
     "torch-linear": _torch("linear", "torch.nn.functional.linear_cross_entropy, in chunks"),
     "trl": Known(
-        "trl", "compute", *_TRL, "the log-probabilities and the loss of TRL's GRPO trainer"
+        "trl",
+        "compute",
+        ("trl", "torch"),
+        "the log-probabilities and the loss of TRL's GRPO trainer",
     ),
     "liger": Known(
-        "liger", "compute", *_LIGER, _OF_LIGER, on_gpus="Liger's Triton kernels as a GPU runs them"
+        "liger",
+        "compute",
+        ("liger-kernel", "torch", "triton"),
+        "Liger's cross-entropy (on a CPU in Triton's interpreter), chunked policy losses",
+        on_gpus="Liger's Triton kernels as a GPU runs them",
     ),
     "cce": Known(
         "cce",
         "compute",
-        *_CCE,
+        ("cut-cross-entropy", "torch"),
         "Cut Cross-Entropy, without a GPU under torch.compile",
         on_gpus="Cut Cross-Entropy's Triton kernels",
     ),
     "jax": _jax("plain", "jax.nn.log_softmax in float32"),
     "optax": _jax("optax", "optax's cross-entropy, in the logits' dtype", "optax"),
     "tokamax": _jax("tokamax", "tokamax.linear_softmax_cross_entropy_loss", "tokamax"),
-    "tileloss-torch": Known(
-        "own", "through_torch", ("torch",), ("torch",), "tileloss.torch", False
-    ),
-    "tileloss-jax": Known("own", "through_jax", ("jax",), ("jax",), "tileloss.jax", False),
+    "tileloss-torch": Known("own", "through_torch", ("torch",), "tileloss.torch", False),
+    "tileloss-jax": Known("own", "through_jax", ("jax",), "tileloss.jax", False),
 }
 # Of Case.knobs those that an implementation has, with values that should all give the same. Chunks: with the LM head.
 KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -150,8 +150,8 @@ def load(name: str) -> Implementation:
         contract = declared(name, getattr(function, "contract", None))
         return Implementation(name, name, function, contract=contract)
     known = KNOWN[name]
-    for module, package in zip(known.modules, known.packages, strict=True):
-        if importlib.util.find_spec(module) is None:
+    for package in known.packages:
+        if importlib.util.find_spec(package.replace("-", "_")) is None:
             raise NotInstalled(f"{package} is not installed: pip install {package}")
     try:
         adapter = importlib.import_module(f"{__name__}.{known.module}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -51,7 +52,9 @@ def printable(value: Any) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Of JSON's integers those that a float can be."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, float) or (is_whole and abs(value) <= sys.float_info.max)
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -34,7 +34,19 @@ class SumTakenForOne(SoftLabels):
         return self.p - self.wide("target_probs")
 
 
-class Distilled(Right):
+class OfTeacher(Right):
+    def divergence(self) -> tuple[Array, Array]:
+        """D, [N], and dD/dz, [N,V]."""
+        raise NotImplementedError
+
+    def row_losses(self) -> Array:
+        return np.where(self.used, self.divergence()[0], 0)
+
+    def of_loss(self) -> Array:
+        return self.divergence()[1]
+
+
+class Distilled(OfTeacher):
     """Forward KL, and JSD."""
 
     functions: ClassVar[tuple[str, ...]] = ("distillation",)
@@ -47,7 +59,6 @@ class Distilled(Right):
         return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
     def divergence(self) -> tuple[Array, Array]:
-        """D, [N], and dD/dz, [N,V]."""
         log_q = self.teacher()
         q = np.exp(log_q)
         if self.option.get("divergence") != "jsd":
@@ -57,12 +68,6 @@ class Distilled(Right):
         g = (1 - beta) * (self.log_p - log_m)
         d = beta * q * (log_q - log_m) + (1 - beta) * self.p * (self.log_p - log_m)
         return d.sum(-1), self.p * (g - (self.p * g).sum(-1, keepdims=True))
-
-    def row_losses(self) -> Array:
-        return np.where(self.used, self.divergence()[0], 0)
-
-    def of_loss(self) -> Array:
-        return self.divergence()[1]
 
 
 _JSD = {"divergence": "jsd", "beta": 0.3}
@@ -99,7 +104,7 @@ class DifferenceOfRounded(Distilled):
         return rounded(self.p, like) - rounded(np.exp(self.teacher()), like)
 
 
-class Columns(Right):
+class Columns(OfTeacher):
     """Forward KL of the teacher's columns alone: of `tail: ignore`."""
 
     functions: ClassVar[tuple[str, ...]] = ("sparse_distillation",)
@@ -117,12 +122,6 @@ class Columns(Right):
             dz, np.maximum(ids, 0), np.take_along_axis(dz, np.maximum(ids, 0), -1) - q, -1
         )
         return d, dz
-
-    def row_losses(self) -> Array:
-        return np.where(self.used, self.divergence()[0], 0)
-
-    def of_loss(self) -> Array:
-        return self.divergence()[1]
 
 
 @bug("verl-project/verl#7856", "the truncated divergence is clamped at 0, and with it the gradient: in 89 % of all steps", SPARSE,
