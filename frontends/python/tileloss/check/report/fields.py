@@ -53,8 +53,9 @@ def printable(value: Any) -> Any:
 
 def _is_number(value: object) -> bool:
     """Of JSON's integers those that a float can be."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, float) or (is_whole and abs(value) <= sys.float_info.max)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
