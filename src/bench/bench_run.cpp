@@ -60,6 +60,7 @@ Function make_function(const BenchSettings& settings) {
 }
 
 void check(const BenchSettings& settings, const Function& function) {
+  settings.device.check_wishes(settings.kernel, function.is_linear());
   const auto refuse = [](const std::string& message) { throw ToolError(kExitUsage, message); };
   if (function.is_linear()) {
     if (settings.head.hidden == 0) refuse("--hidden: " + function.name() + " needs the hidden size, got none");
@@ -132,14 +133,16 @@ double gb_per_s(const Timing& timing) { return timing.traffic_bytes / timing.med
 
 double tflops(const Timing& timing) { return timing.flops / timing.median_ms / 1e9; }
 
+Json Timing::facts() const { return plan ? plan_facts(*plan) : Json::object(); }
+
 Json to_json(const Timing& timing) {
-  const tileloss_cpu_plan cpu = timing.cpu() != nullptr ? *timing.cpu() : tileloss_cpu_plan{};
+  const Json facts = timing.facts();
   Json json = {{"pass", timing.pass},
-               {"isa", timing.isa()},
+               {"isa", facts.value("isa", "-")},
                {"threads", timing.threads},
-               {"schedule", timing.schedule()},
-               {"row_block", cpu.row_block},
-               {"vocab_block", cpu.vocab_block},
+               {"schedule", facts.value("schedule", "-")},
+               {"row_block", facts.value("row_block", int64_t{0})},
+               {"vocab_block", facts.value("vocab_block", int64_t{0})},
                {"workspace_bytes", timing.workspace_bytes()},
                {"iters", timing.iterations},
                {"first_call_s", timing.first_call_s},
@@ -150,6 +153,7 @@ Json to_json(const Timing& timing) {
                {"mem_peak", timing.mem_peak},
                {"mem_scratch", timing.mem_scratch},
                {"gb_per_s", gb_per_s(timing)}};
+  if (facts.contains("kernel")) json["cuda_kernel"] = facts["kernel"];
   if (timing.plan) {
     json["predicted_ms"] = timing.plan->predicted_ms;
     json["buffers"] = Json::object();
@@ -157,8 +161,8 @@ Json to_json(const Timing& timing) {
   }
   if (timing.flops > 0) {
     json["tflops"] = tflops(timing);
-    json["kept_columns"] = cpu.kept_columns;
-    json["kept_rows"] = cpu.kept_rows;
+    json["kept_columns"] = facts.value("kept_columns", int64_t{0});
+    json["kept_rows"] = facts.value("kept_rows", int64_t{0});
   }
   return json;
 }

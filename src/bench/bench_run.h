@@ -15,6 +15,7 @@
 #include "bench/unfused_baseline.h"
 #include "support/abi.h"
 #include "support/device.h"
+#include "support/json.h"
 #include "support/policy_inputs.h"
 
 namespace tileloss::tools {
@@ -61,10 +62,8 @@ struct Timing {
   std::optional<tileloss_plan> plan;  // the kernel's
   int threads = 0;
 
-  // The CPU's own part of the plan; null elsewhere.
-  const tileloss_cpu_plan* cpu() const { return plan && plan->device_type == TILELOSS_CPU ? &plan->cpu : nullptr; }
-  std::string isa() const { return cpu() != nullptr ? tileloss_isa_name(cpu()->isa) : "-"; }
-  std::string schedule() const { return cpu() != nullptr ? tileloss_schedule_name(cpu()->schedule) : "-"; }
+  // The plan's facts; none of a reference.
+  Json facts() const;
   int64_t workspace_bytes() const { return plan ? plan->workspace_bytes : 0; }
   std::span<const tileloss_plan_buffer> buffers() const {
     if (!plan) return {};

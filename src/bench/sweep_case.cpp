@@ -33,6 +33,8 @@ BenchSettings bench_settings(const Json& sweep_case) {
   sweep_case.at("schedule").get_to(settings.kernel.schedule);
   sweep_case.at("row_block").get_to(settings.kernel.row_block);
   sweep_case.at("vocab_block").get_to(settings.kernel.vocab_block);
+  settings.device = Device(sweep_case.value("device", "cpu"));
+  settings.kernel.cuda_kernel = sweep_case.value("cuda_kernel", "auto");
   if (sweep_case.contains("hidden")) {
     sweep_case["hidden"].get_to(settings.head.hidden);
     settings.head.is_transposed = sweep_case.at("head_layout").get<std::string>() == "hv";
@@ -56,12 +58,13 @@ std::string describe_work(const Json& sweep_case) {
                     value_text(sweep_case, "dtype"), value_text(sweep_case, "pass"));
   if (sweep_case.contains("hidden")) text += " hidden " + value_text(sweep_case, "hidden");
   if (sweep_case.at("in_place").get<bool>()) text += " in place";
+  if (sweep_case.contains("device")) text += " on " + value_text(sweep_case, "device");
   return text;
 }
 
 std::vector<std::string> varied_axes(const std::vector<Json>& cases) {
   std::vector<std::string> axes;
-  for (const char* axis : {"isa", "threads", "schedule", "row_block", "vocab_block", "head_layout", "workspace"}) {
+  for (const char* axis : {"isa", "threads", "schedule", "row_block", "vocab_block", "cuda_kernel", "head_layout", "workspace"}) {
     const auto differs = [&](const Json& other) { return other.value(axis, Json()) != cases.front().value(axis, Json()); };
     if (std::any_of(cases.begin(), cases.end(), differs)) axes.emplace_back(axis);
   }

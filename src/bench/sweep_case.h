@@ -11,7 +11,8 @@
 namespace tileloss::tools {
 
 // A case is a JSON object of all its parameters: loss, preset (if one was named), options, tokens, vocab, dtype, pass, isa,
-// threads, schedule, row_block, vocab_block, in_place, iters, warmup, seed, and with an LM head hidden, head_layout, workspace.
+// threads, schedule, row_block, vocab_block, in_place, iters, warmup, seed, with an LM head hidden, head_layout, workspace, and
+// of a device other than the CPU device, cuda_kernel.
 // So it travels to the child and into the results file, and two cases are the same if their text is.
 
 // Throws nlohmann's exceptions or ToolError for anything else.

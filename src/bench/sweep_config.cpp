@@ -117,6 +117,7 @@ std::vector<Axis> read_axes(ConfigReader& reader) {
           choice_axis(reader, "schedule", "auto", schedule_names()),
           integer_axis(reader, "row_block", kMaxCount),
           integer_axis(reader, "vocab_block", kMaxCount),
+          choice_axis(reader, "cuda_kernel", "auto", cuda_kernel_names()),
           integer_axis(reader, "hidden", int64_t{1} << 20),
           choice_axis(reader, "head_layout", "vh", {"vh", "hv"}),
           read_axis(reader, "workspace", 0, read_workspace)};
@@ -125,6 +126,16 @@ std::vector<Axis> read_axes(ConfigReader& reader) {
 // Takes from a case what its function has no use for.
 void finish_case(Json& sweep_case, const ConfigReader& reader) {
   const Function function(sweep_case["loss"].get<std::string>());
+  try {
+    const BenchSettings settings = bench_settings(sweep_case);
+    settings.device.check_wishes(settings.kernel, function.is_linear());
+  } catch (const ToolError& error) {
+    reader.fail("device", error.what());
+  }
+  if (sweep_case["device"] == "cpu") {
+    sweep_case.erase("device");
+    sweep_case.erase("cuda_kernel");
+  }
   // A function without a loss has its gradient from a backward.
   if (!function.is_loss() && sweep_case["pass"] == pass_name(TILELOSS_VALUE_AND_GRAD))
     sweep_case["pass"] = pass_name(TILELOSS_BACKWARD);
@@ -177,12 +188,15 @@ SweepConfig read_sweep_config(const std::filesystem::path& file, const std::vect
   SweepConfig config;
   config.file = file.string();
   const std::vector<Axis> axes = read_axes(reader);
-  const Json common = {{"in_place", reader.boolean("in_place", false)},
+  const Json common = {{"device", read_device(reader).name()},
+                       {"in_place", reader.boolean("in_place", false)},
                        {"iters", reader.integer("iters", 20, 1, 1'000'000)},
                        {"warmup", reader.integer("warmup", 3, 0, 1'000'000)},
                        {"seed", reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max())}};
   config.limits.seconds = reader.number("time_limit_s", 300, {0, 1e6, true, std::nullopt});
   config.limits.memory_mb = reader.integer("memory_limit_mb", 0, 0, kMaxCount);
+  if (config.limits.memory_mb > 0 && common["device"] != "cpu")
+    reader.fail("memory_limit_mb", "expected none on a GPU, whose driver takes more address space than there is memory");
   config.output = reader.path("output", file.stem().string() + ".jsonl");
   check_output(reader.origin("output") + ": output", config.output, {{{"--config", file}}});
   reader.finish();

@@ -70,14 +70,6 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   out.accumulate = config.function.get_integer("accumulate", 0) != 0;
 }
 
-Device read_device(ConfigReader& kernel) {
-  try {
-    return Device(kernel.text("device", "cpu"));
-  } catch (const ToolError& error) {
-    kernel.fail("device", error.what());
-  }
-}
-
 void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
   out.device = read_device(kernel);
   out.kernel.isa = kernel.choice("isa", out.kernel.isa, isa_names());
@@ -85,6 +77,9 @@ void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
   out.kernel.threads = kernel.integer("threads", 0, 0, kMaxThreads);
   out.kernel.row_block = kernel.integer("row_block", 0, 0, kMaxCount);
   out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
+  out.kernel.cuda_kernel = kernel.choice("cuda_kernel", out.kernel.cuda_kernel, cuda_kernel_names());
+  if (out.kernel.cuda_kernel != "auto" && (out.device.is_cpu() || out.is_linear()))
+    kernel.fail("cuda_kernel", "expected auto where the device is cpu or the level linear, got " + out.kernel.cuda_kernel);
   out.kernel.workspace_bytes = out.is_linear() ? kernel.integer("workspace_bytes", 0, 0, int64_t{1} << 50) : 0;
   out.in_place = !out.is_linear() && kernel.boolean("in_place", false);
   out.row_groups = !out.is_linear() && kernel.boolean("row_groups", false);

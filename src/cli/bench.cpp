@@ -62,19 +62,18 @@ using Cell = std::pair<std::string, std::string>;
 std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Timing& timing) {
   const auto megabytes = [](int64_t bytes) { return formatted("{:.2f}", static_cast<double>(bytes) / 1e6); };
   const double roof = bench.roof_ms(report.roofs, timing);
+  const Json facts = timing.facts();
   std::vector<Cell> cells = {{"pass", timing.pass},
                              {"impl", timing.implementation},
-                             {"isa", timing.isa()},
-                             {"schedule", timing.schedule()},
+                             {"isa", facts.value("isa", "-")},
+                             {"schedule", facts.value("schedule", facts.value("kernel", "-"))},
                              {"first s", formatted("{:.3f}", timing.first_call_s)},
                              {"median ms", formatted("{:.2f}", timing.median_ms)},
                              {"min ms", formatted("{:.2f}", timing.min_ms)},
                              {"mean ms", formatted("{:.2f}", timing.mean_ms)}};
   if (bench.function().is_linear()) {
-    if (const tileloss_cpu_plan* const cpu = timing.cpu(); cpu != nullptr) {
-      cells.emplace_back("kept columns", formatted("{}", cpu->kept_columns));
-      cells.emplace_back("rows in dhead", formatted("{}", cpu->kept_rows));
-    }
+    for (const auto& [title, fact] : {std::pair{"kept columns", "kept_columns"}, {"rows in dhead", "kept_rows"}})
+      cells.emplace_back(title, formatted("{}", facts.value(fact, int64_t{0})));
     cells.emplace_back("TFLOP/s", formatted("{:.3f}", tflops(timing)));
     if (report.roofs.tflops > 0) cells.emplace_back("of roof", formatted("{:.1f} %", 100 * tflops(timing) / report.roofs.tflops));
   } else {
@@ -252,6 +251,9 @@ void add_bench(CLI::App& program, Action& action) {
       ->capture_default_str();
   app->add_option("--vocab-block", settings.kernel.vocab_block, "Columns of a tile, a multiple of 64; 0: the planner's choice")
       ->transform(integer_in(0, int64_t{1} << 31))
+      ->capture_default_str();
+  app->add_option("--cuda-kernel", settings.kernel.cuda_kernel, "With --device cuda, from logits")
+      ->check(one_of(cuda_kernel_names()))
       ->capture_default_str();
   app->add_option("--set", settings.options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
   app->add_flag("--json", command->json, "One JSON object a line, value_and_grad last");

@@ -40,15 +40,6 @@ void add_times(const KernelResults& results, Json& json) {
   json["time/kernel_backward_s"] = results.backward_s;
 }
 
-Json plan_facts(const tileloss_plan& plan) {
-  size_t needed = 0;
-  check_status(tileloss_plan_describe(&plan, TILELOSS_JSON, nullptr, 0, &needed), "describing the plan");
-  std::string text(needed, '\0');
-  check_status(tileloss_plan_describe(&plan, TILELOSS_JSON, text.data(), needed, nullptr), "describing the plan");
-  text.pop_back();
-  return Json::parse(text);
-}
-
 void add_kernel(const GradcheckConfig& config, const KernelResults& results, Json& json) {
   const Json facts = plan_facts(results.plan);
   for (const auto& [fact, value] : facts.items()) {
@@ -147,7 +138,7 @@ constexpr const char* kFooter =
     "  (none, random), upstream (ones, random, per_row), outputs, mutants, strict, expect_mostly_zero, output\n"
     "  source: kind (synthetic, safetensors); synthetic: distribution, std, offset; safetensors: path, and the names of its\n"
     "    tensors logits and labels\n"
-    "  kernel: device, isa, threads, schedule, row_block, vocab_block, in_place, row_groups\n"
+    "  kernel: device, isa, threads, schedule, row_block, vocab_block, cuda_kernel, in_place, row_groups\n"
     "  tolerances: ulp, loss_atol, logp_max_abs, dlogits_max_abs, dlogits_max_rel\n"
     "Of policy losses also\n"
     "  preset, sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale\n"

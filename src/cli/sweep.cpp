@@ -22,10 +22,10 @@ constexpr const char* kCaseCommand = "sweep-case";
 
 constexpr const char* kFooter =
     "The config gives lists, or single values: loss (a name, or {name: cross_entropy, label_smoothing: 0.1}), shape\n"
-    "(TOKENSxVOCAB), dtype, pass (forward, value_and_grad, backward), isa, threads, schedule, row_block, vocab_block, with an LM "
-    "head\n"
-    "(linear_*) hidden, head_layout (vh, hv), workspace (64MiB); and in_place, iters, warmup, seed, time_limit_s,\n"
-    "memory_limit_mb, output. Every combination is a case, measured in a process of its own, and\n"
+    "(TOKENSxVOCAB), dtype, pass (forward, value_and_grad, backward), isa, threads, schedule, row_block, vocab_block,\n"
+    "cuda_kernel, with an LM head (linear_*) hidden, head_layout (vh, hv), workspace (64MiB); and device (cpu, cuda, cuda:1),\n"
+    "in_place, iters, warmup, seed, time_limit_s, memory_limit_mb, output. Every combination is a case, measured in a process of "
+    "its own, and\n"
     "becomes a line of the results file at once: run the same command again after whatever stopped it, and it goes on from\n"
     "there. With the Python package's command also tracker, wandb_project, wandb_mode, wandb_name.\n"
     "Exit code 1: every case has its line, but some are not ok. docs/users/sweep.md says more, configs/ has examples.";

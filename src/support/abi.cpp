@@ -294,6 +294,8 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
+std::vector<std::string> cuda_kernel_names() { return {"auto", "two_reads", "cluster"}; }
+
 tileloss_plan_options KernelWishes::plan_options() const {
   tileloss_plan_options options;
   tileloss_plan_options_init(&options);
@@ -304,6 +306,9 @@ tileloss_plan_options KernelWishes::plan_options() const {
   options.cpu.vocab_block = vocab_block;
   options.workspace_bytes = workspace_bytes;
   options.cpu.chunk_columns = chunk_columns;
+  const std::vector<std::string> kernels = cuda_kernel_names();
+  const auto kernel = std::find(kernels.begin(), kernels.end(), cuda_kernel) - kernels.begin();
+  options.cuda = {static_cast<tileloss_cuda_kernel>(kernel), options.cpu.schedule, row_block, vocab_block, chunk_columns};
   return options;
 }
 
@@ -320,6 +325,15 @@ void call(const Function& function, tileloss_pass pass, const tileloss_args& arg
           const tileloss_run* run) {
   check_status(tileloss_call(function.name().c_str(), pass, &args, function.options(), &plan, run),
                formatted("{} {}", function.name(), pass_name(pass)));
+}
+
+Json plan_facts(const tileloss_plan& plan) {
+  size_t needed = 0;
+  check_status(tileloss_plan_describe(&plan, TILELOSS_JSON, nullptr, 0, &needed), "describing the plan");
+  std::string text(needed, '\0');
+  check_status(tileloss_plan_describe(&plan, TILELOSS_JSON, text.data(), needed, nullptr), "describing the plan");
+  text.pop_back();
+  return Json::parse(text);
 }
 
 const char* pass_name(tileloss_pass pass) {

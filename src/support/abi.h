@@ -102,11 +102,12 @@ tileloss_dtype abi_dtype(reference::NumberFormat format);
 
 std::vector<std::string> isa_names();
 std::vector<std::string> schedule_names();
+std::vector<std::string> cuda_kernel_names();
 
 // More the library refuses.
 inline constexpr int64_t kMaxThreads = 1024;
 
-// What --isa, --threads, ... and the config's kernel section ask of the planner.
+// What --isa, --threads, ... and the config's kernel section ask of the planner; of a GPU's all but isa and threads.
 struct KernelWishes {
   std::string isa = "auto";
   std::string schedule = "auto";
@@ -115,6 +116,7 @@ struct KernelWishes {
   int64_t vocab_block = 0;
   int64_t workspace_bytes = 0;
   int64_t chunk_columns = 0;
+  std::string cuda_kernel = "auto";
 
   tileloss_plan_options plan_options() const;
 };
@@ -122,6 +124,9 @@ struct KernelWishes {
 tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelWishes& wishes);
 void call(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
           const tileloss_run* run = nullptr);
+
+// The plan's facts by name, those of its device among them.
+Json plan_facts(const tileloss_plan& plan);
 
 const char* pass_name(tileloss_pass pass);
 // forward, backward, value_and_grad: those that take logits or an LM head.

@@ -34,8 +34,32 @@ const impl::Backend& Device::backend() const {
   return *backend;
 }
 
+void Device::check_wishes(const KernelWishes& wishes, bool is_linear) const {
+  const auto refuse = [&](const char* wish, const std::string& default_value, const std::string& given) {
+    if (given == default_value) return;
+    throw ToolError(kExitUsage, formatted("{}: expected {} on {}{}, got {}", wish, default_value, name_,
+                                          is_linear ? " with the LM head" : " from logits", given));
+  };
+  if (is_cpu() || is_linear) refuse("cuda_kernel", "auto", wishes.cuda_kernel);
+  if (is_cpu()) return;
+  refuse("isa", "auto", wishes.isa);
+  refuse("threads", "0", std::to_string(wishes.threads));
+  if (is_linear) return;
+  refuse("schedule", "auto", wishes.schedule);
+  refuse("row_block", "0", std::to_string(wishes.row_block));
+  refuse("vocab_block", "0", std::to_string(wishes.vocab_block));
+}
+
 void Device::use() const {
   if (!is_cpu()) impl::device::take_the_cpus_place(backend(), index_, backend());
+}
+
+Device read_device(ConfigReader& config) {
+  try {
+    return Device(config.text("device", "cpu"));
+  } catch (const ToolError& error) {
+    config.fail("device", error.what());
+  }
 }
 
 void Device::check(const impl::Status& status) const {

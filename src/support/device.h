@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "backends/backend.h"
+#include "support/abi.h"
 
 namespace tileloss::tools {
 
@@ -22,6 +23,8 @@ class Device {
   int32_t index() const { return index_; }
   // Throws ToolError (environment) where there is no such device.
   impl::DeviceMemory& memory() const { return *backend().memory(); }
+  // Throws ToolError (usage) naming a wish that the planner of such a function there has no use for.
+  void check_wishes(const KernelWishes& wishes, bool is_linear) const;
   // From here on all calls of this process run there, over copies of their tensors; plans are the device's. Throws as memory().
   void use() const;
   // Throws what the device said: OutOfMemory, or ToolError (environment).
@@ -34,6 +37,9 @@ class Device {
   tileloss_device_type type_ = TILELOSS_CPU;
   int32_t index_ = 0;
 };
+
+// The key `device` of a config, "cpu" by default.
+Device read_device(ConfigReader& config);
 
 }  // namespace tileloss::tools
 

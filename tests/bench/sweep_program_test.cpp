@@ -72,6 +72,43 @@ TEST(SweepProgram, MeasuresEveryCaseWithTheBenchsFigures) {
   EXPECT_NE(result.out.find("logprobs [5, 512] bfloat16 backward\n"), std::string::npos) << result.out;
 }
 
+#ifdef __x86_64__
+// On a libtileloss_cuda.so whose devices are the host.
+TEST(SweepProgram, MeasuresTheKernelsOfADevice) {
+  const TemporaryFolder folder;
+  const std::string on_host = (std::filesystem::path(TILELOSS_PROGRAM).parent_path() / "cuda_on_host").string();
+  const std::vector<std::string> sets = {
+      "device=cuda", "cuda_kernel=[two_reads, cluster]", "loss=cross_entropy", "shape=3x257", "threads=0", "vocab_block=0"};
+  std::vector<std::string> arguments = sweep_arguments(folder, kCheapSweep, sets);
+  arguments.insert(arguments.begin(), {"LD_LIBRARY_PATH=" + on_host, TILELOSS_PROGRAM});
+  const ProgramResult result = Program(arguments, {}, "/usr/bin/env").wait();
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  for (const char* text : {"cross_entropy [3, 257] bfloat16 value_and_grad on cuda\n", "best: cuda_kernel="})
+    EXPECT_NE(result.out.find(text), std::string::npos) << result.out;
+  const std::vector<Json> lines = read_results(folder.path() / "r.jsonl").lines;
+  ASSERT_EQ(lines.size(), 2U);
+  for (const Json& line : lines) EXPECT_EQ(line.at("cuda_kernel"), line["case"]["cuda_kernel"]) << line;
+}
+#endif
+
+TEST(SweepProgram, WhatADeviceHasNoUseForIsRefused) {
+  const struct {
+    std::vector<std::string> sets;
+    const char* message;
+  } cases[] = {{{"cuda_kernel=cluster"}, "device: cuda_kernel: expected auto on cpu from logits, got cluster"},
+               {{"device=cuda"}, "device: threads: expected 0 on cuda from logits, got 1"},
+               {{"device=cuda", "threads=0"}, "device: vocab_block: expected 0 on cuda from logits, got 64"},
+               {{"device=cuda", "threads=0", "isa=avx2"}, "device: isa: expected auto on cuda from logits, got avx2"},
+               {{"device=cuda", "memory_limit_mb=100"}, "memory_limit_mb: expected none on a GPU"},
+               {{"device=tpu"}, "device: expected cpu, cuda or cuda:N, got tpu"}};
+  for (const auto& [sets, message] : cases) {
+    const TemporaryFolder folder;
+    const ProgramResult result = sweep(folder, kCheapSweep, sets);
+    EXPECT_EQ(result.exit_code, 2) << message;
+    EXPECT_NE(result.err.find(message), std::string::npos) << message << "\n" << result.err;
+  }
+}
+
 TEST(SweepProgram, PresetsOfAPolicyLossAreMeasured) {
   const TemporaryFolder folder;
   const ProgramResult result = sweep(folder, kCheapSweep,

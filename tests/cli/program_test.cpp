@@ -103,6 +103,7 @@ TEST(Program, WrongFlagsAreOneLineWithWhatWasExpectedAndGiven) {
             "--iters: expected an integer from 1 to 1000000, got '99999999999999999999'"},
            {{"bench", "--device", "cuda:x"}, "--device: expected cpu, cuda or cuda:N, got cuda:x"},
            {{"bench", "--device", "cuda", "--impl", "both"}, "--device: the reference runs on the cpu alone"},
+           {{"bench", "--cuda-kernel", "cluster"}, "cuda_kernel: expected auto on cpu from logits, got cluster"},
            {{"bench", "--impl", "fast"}, "--impl: expected one of kernel, reference, both, got 'fast'"}}) {
     const ProgramResult result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << result.err;

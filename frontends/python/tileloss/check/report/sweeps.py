@@ -26,7 +26,16 @@ from tileloss.check.report.blocks import (
 from tileloss.check.report.grids import Curve, Heat, curve_chart, heat_map
 
 # Of a case, what says how the work is done; the rest says what the work is.
-_AXES = ("isa", "threads", "schedule", "row_block", "vocab_block", "workspace", "head_layout")
+_AXES = (
+    "isa",
+    "threads",
+    "schedule",
+    "row_block",
+    "vocab_block",
+    "cuda_kernel",
+    "workspace",
+    "head_layout",
+)
 _SIZES = ("tokens", "vocab", "hidden")
 _MOST_CURVES, _MOST_PICTURES = 6, 24
 

@@ -64,7 +64,7 @@ def read(line: Line) -> Timing:
     case += "".join(f" {name}={value}" for name, value in options.items())
     tflops, gb = (fields.value(line, name, "float", math.nan) for name in ("tflops", "gb_per_s"))
     buffers = fields.value(line, "buffers", "Line")
-    runs_as = [fields.value(line, name, "str", "") for name in ("isa", "schedule")]
+    runs_as = [fields.value(line, name, "str", "") for name in ("isa", "schedule", "cuda_kernel")]
     return fields.read(
         Timing,
         line,
