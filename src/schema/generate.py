@@ -47,9 +47,11 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "arguments in C++": write_c.cpp_arguments,
     "functions in C++": write_c.cpp_functions,
     "row outputs": write_python.row_outputs,
+    "names in PyTorch": write_python.names_in_torch,
 }
 OF_OPTIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
     "arguments": write_python.arguments,
+    "options": write_python.options,
     "stubs": write_python.stubs,
     "values": write_python.values,
     "copies": write_c.copies,
@@ -73,10 +75,12 @@ def region(what: str, indent: str, table: Table) -> str:
 
 
 def with_regions(path: str, text: str, table: Table) -> str:
+    def made(match: re.Match[str]) -> str:
+        found = region(match["what"], match["indent"], table)
+        return match["head"] + (found.replace("Tensor", "Array") if "/jax/" in path else found)
+
     try:
-        new, count = _REGION.subn(
-            lambda match: match["head"] + region(match["what"], match["indent"], table), text
-        )
+        new, count = _REGION.subn(made, text)
         if count != text.count(" generated: "):
             raise TableError('a region without "end of generated"')
         return write_python.with_docstrings(new, table) if path.endswith(".py") else new

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,6 +98,7 @@ class Tensor(Entry):
     type: str = ""
     role: str = "input"
     group: str = ""
+    in_torch: str = ""
     required: bool = False
     passes: str = ""
     needs: Sequence[str] = ()
@@ -120,6 +122,12 @@ class Function(Struct):
     linear_doc: str = ""
     pass_first: bool = False
 
+    @property
+    def of_rows(self) -> list[Tensor]:
+        """The inputs that may go with the rows."""
+        inputs = [t for t in self.tensors if t.role == "input" and not t.required]
+        return [tensor for tensor in inputs if tensor.shape.in_python]
+
 
 @dataclass(frozen=True)
 class Table:
@@ -135,15 +143,20 @@ class Table:
         return [self.logit, self.linear, *self.functions]
 
     def options_of(self, name: str, without: str | None) -> tuple[list[Option], Function]:
-        """The options that callers may give to a function, but for those named, "a, b"."""
+        """The options that callers may give to a function, but for those named, "a, b"; and the function, of a name "linear_..."
+        with the teacher's head in the place of its logits."""
         functions = {function.name: function for function in self.functions}
-        if name not in functions:
+        if (function := functions.get(name.removeprefix("linear_"))) is None:
             raise TableError(f"no function {name}, there are {', '.join(functions)}")
-        options = [*self.logit.named, *functions[name].named]
+        if name != function.name:
+            head = [tensor for tensor in self.tensors if tensor.group == "teacher_head"]
+            parts = (head if t.group == "teacher_logits" else [t] for t in function.tensors)
+            function = replace(function, tensors=[*chain.from_iterable(parts)])
+        options = [*self.logit.named, *function.named]
         left_out = without.split(", ") if without else []
         if unknown := set(left_out) - {option.name for option in options}:
             raise TableError(f"{name} has no option {', '.join(sorted(unknown))}")
-        return [o for o in options if o.is_public and o.name not in left_out], functions[name]
+        return [o for o in options if o.is_public and o.name not in left_out], function
 
 
 def read(text: str) -> Table:

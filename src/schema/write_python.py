@@ -25,19 +25,38 @@ def _argument(option: Option, function: Function, value: str = "") -> str:
     return f"{option.name}: {kind} = {value or text},"
 
 
-def arguments(options: Sequence[Option], function: Function) -> list[str]:
+def options(options: Sequence[Option], function: Function, value: str = "") -> list[str]:
     """Of a signature, a line each."""
-    return [_argument(option, function) for option in options]
+    return [_argument(option, function, value) for option in options]
+
+
+def arguments(given: Sequence[Option], function: Function, value: str = "") -> list[str]:
+    """The same, with the tensors that may go with the rows, and the preset, before them."""
+    names = [f"{tensor.name}: Tensor" for tensor in function.of_rows]
+    names += ["preset: str"] if function.presets else []
+    before = [f"{name} | None = {value or None}," for name in names]
+    return before + options(given, function, value)
 
 
 def stubs(options: Sequence[Option], function: Function) -> list[str]:
     """The same of an overload, which is for type checkers alone."""
-    return packed([_argument(option, function, "...") for option in options], 126)
+    return packed(arguments(options, function, "..."), 126)
 
 
 def values(options: Sequence[Option], function: Function) -> list[str]:
-    """Entries of a dictionary."""
-    return [f'"{option.name}": {option.name},' for option in options]
+    """Entries of a dictionary, of all inputs but the logits and of the options, in PyTorch's names."""
+    inputs = [
+        t for t in function.tensors if t.role == "input" and not t.type and t.name != "logits"
+    ]
+    found = [(tensor.name, tensor.in_torch or tensor.name) for tensor in inputs]
+    found += [(option.name, option.name) for option in options]
+    return [f'"{name}": {given},' for name, given in found]
+
+
+def names_in_torch(table: Table) -> str:
+    """Entries of a dictionary by the ABI's names."""
+    renamed = [tensor for tensor in table.tensors if tensor.in_torch]
+    return "".join(f'    "{tensor.name}": "{tensor.in_torch}",\n' for tensor in renamed)
 
 
 def row_outputs(table: Table) -> str:
@@ -69,8 +88,7 @@ def _entries(what: str, named: str, options: Sequence[Option], function: Functio
     if what == "Tensors":  # that may go with the rows
         return [
             _entry(t.name, f"{t.shape.in_python}, {t.dtypes.in_python}", t.doc)
-            for t in function.tensors
-            if t.role == "input" and t.shape.in_python and not t.required
+            for t in function.of_rows
         ]
     if what != "Options":
         for option in options:

@@ -122,13 +122,31 @@ def f(
         "    Options of f:\n        logit_scale: multiplies the logits; > 0; default 1.\n" in made
     )
     assert "        num_items: mean's denominator, of no other reduction; >= 0; None: " in made
+    rows = "    mask: Tensor | None = None,\n    token_weights: Tensor | None = None,\n"
+    assert f"{rows}    logit_scale: float = 1.0,\n" in made
+    inputs = ("target_probs", "target"), ("labels", "target"), ("mask", "mask")
+    assert "".join(f'        "{name}": {given},\n' for name, given in inputs) in made
     assert '        "label_smoothing": label_smoothing,\n        "num_items": num_items,\n' in made
     assert "        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows" in made
     assert "labels:" not in made and "target_probs:" not in made
     assert "temperature:" not in made and '"valid_vocab"' not in made
     assert generate.with_regions("f.py", made, read(TEXT)) == made
+    of_jax = generate.with_regions("tileloss/jax/f.py", text, read(TEXT))
+    assert rows.replace("Tensor", "Array") in of_jax
     made = generate.with_regions("f.py", VALUES.format("sparse_distillation", "tail"), read(TEXT))
     assert "    Values of tail:\n        lump: they are one more class: q " in made
+
+
+def test_a_function_of_heads_has_the_teachers_in_place_of_its_logits() -> None:
+    region = "# generated: {} of {}\n# end of generated\n"
+    text = region.format("values", "linear_distillation") + region.format("options", "policy_loss")
+    text += region.format("arguments", "policy_loss")
+    made = generate.with_regions("f.py", text, read(TEXT))
+    assert '"teacher_hidden": teacher_input,\n"teacher_head": teacher_weight,\n' in made
+    assert '"teacher_bias": teacher_bias,\n' in made and "teacher_logits" not in made
+    own, of_all = made.split("# generated: arguments")
+    assert "preset" not in own and "mask: Tensor" not in own
+    assert "sampler_logp: Tensor | None = None,\npreset: str | None = None,\n" in of_all
 
 
 def test_comments_stand_as_clang_format_has_them() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss._core.functions import PUBLIC_OPTIONS
 from tileloss.torch._arguments import (
     Student,
     Value,
@@ -227,7 +228,6 @@ for _op in OPERATORS.values():
 def results_of(
     function: str,
     student: Student,
-    tensors: Mapping[str, Any],
     given: Mapping[str, Value],
     *,
     preset: str = "",
@@ -236,10 +236,11 @@ def results_of(
     inplace_backward: bool = False,
 ) -> dict[str, Tensor]:
     """The loss, and the outputs that were asked for, by their names in the ABI; others are empty. ``function``: its name from
-    logits. ``tensors``: all but the student's, by their names in the ABI. ``given``: options."""
+    logits. ``given``: all tensors but the student's, and options, by their names in the ABI."""
     op = OPERATORS[student.name_of(function)]
-    checked = checked_tensors(function, student, tensors, given)
-    options = encode(op.name, given, student.first.device, preset)
+    checked = checked_tensors(function, student, given, given)
+    named = {name: given[name] for name in PUBLIC_OPTIONS[op.name] if name in given}
+    options = encode(op.name, named, student.first.device, preset)
     inputs = (*student.matrices, *checked, *options, *student.of_head)
     needs = student.needs()
     wants_grad, in_place = True in needs, inplace_backward and not is_traced()

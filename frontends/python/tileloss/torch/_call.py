@@ -34,16 +34,18 @@ _VECTORS = frozenset(name for name, slot in SLOTS.items() if slot.rank == 1)
 CPU = torch.device("cpu")
 # The ABI's names of what the public functions name as torch does.
 ARGUMENT_NAMES = {
+    # generated: names in PyTorch
     "logits": "input",
     "hidden": "input",
     "head": "linear_weight",
+    "labels": "target",
+    "class_weights": "weight",
     "bias": "linear_bias",
     "teacher_logits": "teacher",
     "teacher_hidden": "teacher_input",
     "teacher_head": "teacher_weight",
-    "labels": "target",
     "target_probs": "target",
-    "class_weights": "weight",
+    # end of generated
 }
 
 

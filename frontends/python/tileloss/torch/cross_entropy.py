@@ -27,10 +27,10 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     *,
-    token_weights: Tensor | None = None,
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
     # generated: arguments of cross_entropy
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -100,6 +100,9 @@ def cross_entropy(
     """
     given: dict[str, Value] = {
         # generated: values of cross_entropy
+        "labels": target,
+        "token_weights": token_weights,
+        "class_weights": weight,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -114,8 +117,6 @@ def cross_entropy(
     }
     return _cross_entropy(
         checked_logits(input),
-        target,
-        {"class_weights": weight, "token_weights": token_weights},
         given,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
@@ -130,11 +131,11 @@ def linear_cross_entropy(
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
     ignore_index: int | None = None,
-    token_weights: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of cross_entropy but ignore_index
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -176,6 +177,9 @@ def linear_cross_entropy(
     """
     given: dict[str, Value] = {
         # generated: values of cross_entropy
+        "labels": target,
+        "token_weights": token_weights,
+        "class_weights": weight,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -190,24 +194,16 @@ def linear_cross_entropy(
     }
     return _cross_entropy(
         checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
-        target,
-        {"class_weights": weight, "token_weights": token_weights},
         given,
         grad_in_forward=grad_in_forward,
     )
 
 
-def _cross_entropy(
-    student: Student,
-    target: Tensor,
-    tensors: dict[str, Tensor | None],
-    given: dict[str, Value],
-    **how: Any,
-) -> Tensor:
-    if is_probabilities(target):
-        tensors, given = {"target_probs": target, **tensors}, without_z_loss(given)
-        return results_of("soft_cross_entropy", student, tensors, given, **how)["loss"]
-    return results_of("cross_entropy", student, {"labels": target, **tensors}, given, **how)["loss"]
+def _cross_entropy(student: Student, given: dict[str, Value], **how: Any) -> Tensor:
+    if not is_probabilities(target := given["labels"]):
+        return results_of("cross_entropy", student, given, **how)["loss"]
+    given = {**without_z_loss(given), "target_probs": target, "labels": None}
+    return results_of("soft_cross_entropy", student, given, **how)["loss"]
 
 
 def logprobs(
@@ -247,6 +243,7 @@ def logprobs(
     """
     given: dict[str, Value] = {
         # generated: values of logprobs
+        "labels": target,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -259,7 +256,6 @@ def logprobs(
     results = results_of(
         "logprobs",
         checked_logits(input),
-        {"labels": target},
         given,
         outputs=names,
         inplace_backward=inplace_backward,
@@ -291,6 +287,7 @@ def linear_logprobs(
     """
     given: dict[str, Value] = {
         # generated: values of logprobs
+        "labels": target,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -301,5 +298,5 @@ def linear_logprobs(
     }
     student = checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
     names = checked_outputs(RowOutputs, outputs)
-    results = results_of("logprobs", student, {"labels": target}, given, outputs=names)
+    results = results_of("logprobs", student, given, outputs=names)
     return rows_of(RowOutputs, results, names)

@@ -20,12 +20,12 @@ def distillation(
     teacher: Tensor,
     target: Tensor | None = None,
     *,
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
     # generated: arguments of distillation but temperature_on
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -105,6 +105,10 @@ def distillation(
     """
     given: dict[str, Value] = {
         # generated: values of distillation but temperature_on
+        "teacher_logits": teacher,
+        "labels": target,
+        "mask": mask,
+        "token_weights": token_weights,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -125,7 +129,6 @@ def distillation(
     return loss_and_rows(
         "distillation",
         checked_logits(input),
-        {"teacher_logits": teacher, "labels": target, "mask": mask, "token_weights": token_weights},
         given,
         outputs,
         grad_in_forward=grad_in_forward,
@@ -142,13 +145,13 @@ def linear_distillation(
     *,
     linear_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of distillation but temperature_on
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -189,7 +192,13 @@ def linear_distillation(
     of input, linear_weight and linear_bias that ask for them; the teacher has none.
     """
     given: dict[str, Value] = {
-        # generated: values of distillation but temperature_on
+        # generated: values of linear_distillation but temperature_on
+        "teacher_hidden": teacher_input,
+        "teacher_head": teacher_weight,
+        "teacher_bias": teacher_bias,
+        "labels": target,
+        "mask": mask,
+        "token_weights": token_weights,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -210,14 +219,6 @@ def linear_distillation(
     return loss_and_rows(
         "distillation",
         checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
-        {
-            "teacher_hidden": teacher_input,
-            "teacher_head": teacher_weight,
-            "teacher_bias": teacher_bias,
-            "labels": target,
-            "mask": mask,
-            "token_weights": token_weights,
-        },
         given,
         outputs,
         grad_in_forward=grad_in_forward,
@@ -227,11 +228,10 @@ def linear_distillation(
 def loss_and_rows(
     function: str,
     student: Student,
-    tensors: Mapping[str, Tensor | None],
     given: Mapping[str, Value],
     outputs: Iterable[str],
     **how: Any,
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     names = checked_outputs(DistillationRows, outputs)
-    results = results_of(function, student, tensors, given, outputs=names, **how)
+    results = results_of(function, student, given, outputs=names, **how)
     return with_rows(results, names)

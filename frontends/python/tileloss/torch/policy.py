@@ -22,7 +22,7 @@ Number = float | Tensor
 
 
 def policy_options(
-    options: Mapping[str, Value], target: Tensor | None, advantages: Tensor | None
+    options: Mapping[str, Value], target: Value, advantages: Value
 ) -> dict[str, Value]:
     """The options that were given, and how the advantages lie, which their shape says where nothing else does."""
     given = dict(options)
@@ -41,13 +41,13 @@ def policy_options(
 @overload
 def policy_loss(
     input: Tensor, target: Tensor, advantages: Tensor, *,
-    mask: Tensor | None = ..., old_logp: Tensor | None = ..., ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ..., sequence_offsets: Tensor | None = ..., preset: str | None = ...,
     return_metrics: Literal[False] = ..., grad_in_forward: bool | None = ..., inplace_backward: bool = ...,
     # generated: stubs of policy_loss
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
+    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
+    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
+    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -62,13 +62,13 @@ def policy_loss(
 @overload
 def policy_loss(
     input: Tensor, target: Tensor, advantages: Tensor, *,
-    mask: Tensor | None = ..., old_logp: Tensor | None = ..., ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ..., sequence_offsets: Tensor | None = ..., preset: str | None = ...,
     return_metrics: Literal[True], grad_in_forward: bool | None = ..., inplace_backward: bool = ...,
     # generated: stubs of policy_loss
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
+    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
+    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
+    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -86,16 +86,16 @@ def policy_loss(
     target: Tensor,
     advantages: Tensor,
     *,
-    mask: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_logp: Tensor | None = None,
-    sequence_offsets: Tensor | None = None,
-    preset: str | None = None,
     return_metrics: bool = False,
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
     # generated: arguments of policy_loss
+    mask: Tensor | None = None,
+    sequence_offsets: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    sampler_logp: Tensor | None = None,
+    preset: str | None = None,
     logit_scale: float | None = None,
     softcap: float | None = None,
     temperature: Number | None = None,
@@ -231,8 +231,15 @@ def policy_loss(
     Raises:
         As `tileloss.torch.cross_entropy`.
     """
-    options: dict[str, Value] = {
+    given: dict[str, Value] = {
         # generated: values of policy_loss
+        "labels": target,
+        "mask": mask,
+        "sequence_offsets": sequence_offsets,
+        "advantages": advantages,
+        "old_logp": old_logp,
+        "ref_logp": ref_logp,
+        "sampler_logp": sampler_logp,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -276,16 +283,7 @@ def policy_loss(
     }
     return _policy_loss(
         checked_logits(input),
-        {
-            "labels": target,
-            "advantages": advantages,
-            "mask": mask,
-            "old_logp": old_logp,
-            "ref_logp": ref_logp,
-            "sampler_logp": sampler_logp,
-            "sequence_offsets": sequence_offsets,
-        },
-        options,
+        given,
         preset,
         return_metrics,
         grad_in_forward=grad_in_forward,
@@ -297,14 +295,14 @@ def policy_loss(
 @overload
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
-    mask: Tensor | None = ..., old_logp: Tensor | None = ..., ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ..., sequence_offsets: Tensor | None = ..., preset: str | None = ...,
     return_metrics: Literal[False] = ..., compute_dtype: torch.dtype | None = ...,
     workspace_bytes: int | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
+    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
+    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
+    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -319,14 +317,14 @@ def linear_policy_loss(
 @overload
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
-    mask: Tensor | None = ..., old_logp: Tensor | None = ..., ref_logp: Tensor | None = ...,
-    sampler_logp: Tensor | None = ..., sequence_offsets: Tensor | None = ..., preset: str | None = ...,
     return_metrics: Literal[True], compute_dtype: torch.dtype | None = ...,
     workspace_bytes: int | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
+    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
+    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
+    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -346,17 +344,17 @@ def linear_policy_loss(
     advantages: Tensor,
     *,
     linear_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_logp: Tensor | None = None,
-    sequence_offsets: Tensor | None = None,
-    preset: str | None = None,
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of policy_loss
+    mask: Tensor | None = None,
+    sequence_offsets: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    sampler_logp: Tensor | None = None,
+    preset: str | None = None,
     logit_scale: float | None = None,
     softcap: float | None = None,
     temperature: Number | None = None,
@@ -404,8 +402,15 @@ def linear_policy_loss(
     tokens. Tokens that are masked or ignored cost nothing. ``grad_in_forward`` None is True here, as that saves a product, but
     False where a float16 tensor asks for its gradient.
     """
-    options: dict[str, Value] = {
+    given: dict[str, Value] = {
         # generated: values of policy_loss
+        "labels": target,
+        "mask": mask,
+        "sequence_offsets": sequence_offsets,
+        "advantages": advantages,
+        "old_logp": old_logp,
+        "ref_logp": ref_logp,
+        "sampler_logp": sampler_logp,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -449,16 +454,7 @@ def linear_policy_loss(
     }
     return _policy_loss(
         checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
-        {
-            "labels": target,
-            "advantages": advantages,
-            "mask": mask,
-            "old_logp": old_logp,
-            "ref_logp": ref_logp,
-            "sampler_logp": sampler_logp,
-            "sequence_offsets": sequence_offsets,
-        },
-        options,
+        given,
         preset,
         return_metrics,
         grad_in_forward=grad_in_forward,
@@ -467,18 +463,15 @@ def linear_policy_loss(
 
 def _policy_loss(
     student: Student,
-    tensors: dict[str, Tensor | None],
-    options: dict[str, Value],
+    given: dict[str, Value],
     preset: str | None,
     return_metrics: bool,
     **how: Any,
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    given = policy_options(options, tensors["labels"], tensors["advantages"])
     results = results_of(
         "policy_loss",
         student,
-        tensors,
-        given,
+        policy_options(given, given["labels"], given["advantages"]),
         preset=preset or "",
         outputs=("metrics",) if return_metrics else (),
         **how,

@@ -20,12 +20,12 @@ def sparse_distillation(
     teacher_logprobs: Tensor,
     target: Tensor | None = None,
     *,
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
     # generated: arguments of sparse_distillation but temperature_on
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -80,6 +80,11 @@ def sparse_distillation(
     """
     given: dict[str, Value] = {
         # generated: values of sparse_distillation but temperature_on
+        "teacher_ids": teacher_ids,
+        "teacher_logprobs": teacher_logprobs,
+        "labels": target,
+        "mask": mask,
+        "token_weights": token_weights,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -98,13 +103,6 @@ def sparse_distillation(
     return loss_and_rows(
         "sparse_distillation",
         checked_logits(input),
-        {
-            "teacher_ids": teacher_ids,
-            "teacher_logprobs": teacher_logprobs,
-            "labels": target,
-            "mask": mask,
-            "token_weights": token_weights,
-        },
         given,
         outputs,
         grad_in_forward=grad_in_forward,
@@ -120,13 +118,13 @@ def linear_sparse_distillation(
     target: Tensor | None = None,
     *,
     linear_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of sparse_distillation but temperature_on
+    mask: Tensor | None = None,
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -148,6 +146,11 @@ def linear_sparse_distillation(
     """
     given: dict[str, Value] = {
         # generated: values of sparse_distillation but temperature_on
+        "teacher_ids": teacher_ids,
+        "teacher_logprobs": teacher_logprobs,
+        "labels": target,
+        "mask": mask,
+        "token_weights": token_weights,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -166,13 +169,6 @@ def linear_sparse_distillation(
     return loss_and_rows(
         "sparse_distillation",
         checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
-        {
-            "teacher_ids": teacher_ids,
-            "teacher_logprobs": teacher_logprobs,
-            "labels": target,
-            "mask": mask,
-            "token_weights": token_weights,
-        },
         given,
         outputs,
         grad_in_forward=grad_in_forward,

@@ -22,9 +22,9 @@ def cross_entropy(
     *,
     group: Group = None,
     vocab_start: int | None = None,
-    token_weights: Tensor | None = None,
     inplace_backward: bool = False,
     # generated: arguments of cross_entropy
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -73,11 +73,11 @@ def linear_cross_entropy(
     vocab_start: int | None = None,
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
-    token_weights: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of cross_entropy
+    token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,

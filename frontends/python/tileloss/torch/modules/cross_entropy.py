@@ -27,7 +27,7 @@ class CrossEntropyLoss(WithOptions):
         *,
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: arguments of cross_entropy but num_items
+        # generated: options of cross_entropy but num_items
         logit_scale: float = 1.0,
         softcap: float = 0.0,
         temperature: Number = 1.0,
@@ -89,7 +89,7 @@ class LinearCrossEntropyLoss(WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: arguments of cross_entropy but ignore_index, num_items
+        # generated: options of cross_entropy but ignore_index, num_items
         logit_scale: float = 1.0,
         softcap: float = 0.0,
         temperature: Number = 1.0,

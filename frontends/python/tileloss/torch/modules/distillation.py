@@ -24,7 +24,7 @@ class DistillationLoss(WithOptions):
         outputs: Iterable[str] = (),
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: arguments of distillation but temperature_on, num_items
+        # generated: options of distillation but temperature_on, num_items
         logit_scale: float = 1.0,
         softcap: float = 0.0,
         temperature: Number = 1.0,
@@ -87,7 +87,7 @@ class LinearDistillationLoss(WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: arguments of distillation but temperature_on, num_items
+        # generated: options of distillation but temperature_on, num_items
         logit_scale: float = 1.0,
         softcap: float = 0.0,
         temperature: Number = 1.0,
@@ -143,7 +143,7 @@ class SparseDistillationLoss(WithOptions):
         outputs: Iterable[str] = (),
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: arguments of sparse_distillation but temperature_on, num_items
+        # generated: options of sparse_distillation but temperature_on, num_items
         logit_scale: float = 1.0,
         softcap: float = 0.0,
         temperature: Number = 1.0,
@@ -204,7 +204,7 @@ class LinearSparseDistillationLoss(WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: arguments of sparse_distillation but temperature_on, num_items
+        # generated: options of sparse_distillation but temperature_on, num_items
         logit_scale: float = 1.0,
         softcap: float = 0.0,
         temperature: Number = 1.0,

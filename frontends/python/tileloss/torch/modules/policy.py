@@ -28,7 +28,7 @@ class PolicyLoss(WithOptions):
         return_metrics: bool = False,
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: arguments of policy_loss but num_items
+        # generated: options of policy_loss but num_items
         logit_scale: float | None = None,
         softcap: float | None = None,
         temperature: Number | None = None,
@@ -121,7 +121,7 @@ class LinearPolicyLoss(WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: arguments of policy_loss but num_items
+        # generated: options of policy_loss but num_items
         logit_scale: float | None = None,
         softcap: float | None = None,
         temperature: Number | None = None,
