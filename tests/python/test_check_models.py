@@ -202,7 +202,7 @@ def _widen(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
 
 
-def _spoil(folder: Path) -> None:
+def _put_nan(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -220,7 +220,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
     "truncated": (_truncate, "SafetensorError"),
     "other sizes": (_widen, "got [256, 256] for model.layers.0.mlp."),
-    "NaN": (_spoil, "its forward gives NaN or inf: the weights model.norm.weight hold NaN or inf"),
+    "NaN": (_put_nan, "its forward gives NaN or inf: the weights model.norm.weight hold NaN or inf"),
     "a layer missing": (_leave_out, "as config.json has it, got none for model.norm.weight"),
     "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
 }  # fmt: skip

@@ -75,15 +75,15 @@ def test_wrong_answers_are_not_timed(wrong: str, inputs: dict[str, Inputs]) -> N
     def setup(given: Inputs) -> measure.Step:
         step = by_key("cross_entropy/torch eager, float32 logits").setup(given)
 
-        def spoiled() -> measure.Output:
+        def changed() -> measure.Output:
             loss, (gradient,) = step()
             if wrong == "gradient":
                 gradient[:, 10:] *= 0.9
             return loss * (0.9 if wrong == "loss" else 1), (gradient,)
 
-        return spoiled
+        return changed
 
-    entry = Contestant("spoiled", "cross_entropy", setup, in_place=wrong == "place")
+    entry = Contestant("changed", "cross_entropy", setup, in_place=wrong == "place")
     mine = inputs["cross_entropy"]
     truth = make_truth(mine, GROUPS["cross_entropy"].loss_of_logp)
     with pytest.raises(measure.WrongAnswer, match="lay" if wrong == "place" else wrong):
@@ -97,7 +97,7 @@ def test_a_wrong_training_step_is_not_timed(wrong: str, inputs: dict[str, Inputs
     def setup(given: Inputs) -> measure.Step:
         step = by_key("training_step/transformers").setup(given)
 
-        def spoiled() -> measure.Output:
+        def changed() -> measure.Output:
             loss, (head, *body) = step()
             if wrong == "head":
                 head *= 0.9
@@ -109,9 +109,9 @@ def test_a_wrong_training_step_is_not_timed(wrong: str, inputs: dict[str, Inputs
                 body[3] *= 0.9
             return loss * (1.1 if wrong == "loss" else 1), (head, *body)
 
-        return spoiled
+        return changed
 
-    entry = measure.Measurement(Contestant("spoiled", "training_step", setup), 0)
+    entry = measure.Measurement(Contestant("changed", "training_step", setup), 0)
     truth = measure.group_truth(GROUPS["training_step"], mine)
     with pytest.raises(measure.WrongAnswer):
         measure.checked_step(entry, mine, truth)

@@ -144,7 +144,7 @@ def definition(kind: str, beta: float, z: Any, zt: Any) -> tuple[float, np.ndarr
     return value.sum(), slope - times(p, slope.sum())
 
 
-SPOILED = {"nan": (0, np.nan), "plus_inf": (0, np.inf), "all_minus_inf": (slice(None), -np.inf)}
+NO_LOGITS = {"nan": (0, np.nan), "plus_inf": (0, np.inf), "all_minus_inf": (slice(None), -np.inf)}
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
@@ -167,17 +167,17 @@ def test_probabilities_of_0_and_equal_rows(implementation: str, kind: str, beta:
 
 
 @pytest.mark.parametrize("side", ["student", "teacher"])
-@pytest.mark.parametrize("what", SPOILED)
-def test_a_spoiled_row_is_nan_and_leaves_the_others_alone(
+@pytest.mark.parametrize("what", NO_LOGITS)
+def test_a_row_that_is_no_logits_is_nan_and_leaves_the_others_alone(
     implementation: str, what: str, side: str
 ) -> None:
     program = step(implementation, "forward_kl", 0.5, False)
     x, teacher = (np.array(VALUES[name], np.float32) for name in ("student", "teacher"))
     _, clean, expected = run(program, x, teacher)
-    spoiled = x if side == "student" else teacher
-    where, value = SPOILED[what]
-    spoiled[3, where] = value
-    spoiled[1] = np.nan  # ignored
+    changed = x if side == "student" else teacher
+    where, value = NO_LOGITS[what]
+    changed[3, where] = value
+    changed[1] = np.nan  # ignored
     loss, rows, gradient = run(program, x, teacher)
     assert np.isnan(loss) and np.isnan(rows.divergence[3]) and np.isnan(gradient[3, :VALID]).all()
     np.testing.assert_array_equal(gradient[:3], expected[:3])

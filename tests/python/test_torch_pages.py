@@ -52,7 +52,7 @@ def test_the_kernel_takes_the_advice() -> None:
     pages.advise_huge_pages(ctypes.addressof(ctypes.c_char()), 1)  # too small: no advice, no error
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
     tl.empty_cache()
     yield
@@ -68,7 +68,6 @@ def gradient_of(name: str, x: Tensor, labels: Tensor, **mode: Any) -> Tensor:
     return torch.autograd.grad(LOSSES[name](x, labels, **mode), x)[0]
 
 
-@pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("mode", [{}, {"grad_in_forward": True}], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_memory_of_a_freed_gradient_serves_the_next(name: str, mode: dict[str, Any]) -> None:
@@ -108,7 +107,6 @@ def head_gradients(
     )
 
 
-@pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("one_pass", [True, False], ids=["one pass", "two passes"])
 @pytest.mark.parametrize("name", LINEAR_LOSSES)
 def test_the_memory_of_dhidden_and_dhead_serves_the_next(
@@ -131,7 +129,6 @@ def test_the_memory_of_dhidden_and_dhead_serves_the_next(
     assert not any(map(is_mapped, addresses))
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_gradients_of_the_head_accumulate_where_the_first_one_lies() -> None:
     hidden, weight, labels = large_head()
     addresses = set()
@@ -146,7 +143,6 @@ def test_gradients_of_the_head_accumulate_where_the_first_one_lies() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("nothing_kept")
 def test_the_memory_serves_a_compiled_step_of_the_head_too() -> None:
     given = large_head()
     expected = head_gradients("linear_logprobs", *given)
@@ -160,7 +156,6 @@ def test_the_memory_serves_a_compiled_step_of_the_head_too() -> None:
     assert len(addresses) == 1
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_a_forked_child_has_its_own_copy() -> None:
     """Of the gradients that the parent holds, and of the memory that it keeps."""
     given = large_head()
@@ -187,7 +182,6 @@ def test_a_forked_child_has_its_own_copy() -> None:
     assert gradient_of("cross_entropy", *large_batch()).data_ptr() == address
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_the_memory_serves_a_compiled_step_too() -> None:
     x, labels = large_batch()
     expected = gradient_of("cross_entropy", x, labels)
@@ -201,7 +195,6 @@ def test_the_memory_serves_a_compiled_step_too() -> None:
     assert len(addresses) == 1
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_a_gradient_in_use_keeps_its_memory() -> None:
     x, labels = large_batch()
     first = gradient_of("cross_entropy", x, labels)
@@ -212,7 +205,6 @@ def test_a_gradient_in_use_keeps_its_memory() -> None:
     assert torch.equal(view, values)
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_a_smaller_gradient_fits_and_a_larger_one_gets_its_own() -> None:
     larger, smaller = large_batch(72), large_batch(36)
     address = gradient_of("cross_entropy", *larger).data_ptr()
@@ -232,7 +224,6 @@ def own_gradient(x: Tensor, labels: Tensor) -> Tensor:
     return torch.autograd.grad(loss, x)[0]
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_only_one_gradients_memory_is_kept_and_empty_cache_unmaps_it() -> None:
     x, labels = large_batch()
     gradients = [gradient_of("cross_entropy", x, labels) for _ in range(3)]
@@ -245,7 +236,6 @@ def test_only_one_gradients_memory_is_kept_and_empty_cache_unmaps_it() -> None:
     tl.empty_cache()  # nothing left: no error
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_the_system_may_take_the_memory_that_is_kept() -> None:
     """smaps' LazyFree: what MADV_FREE has marked."""
     x, labels = large_batch()
@@ -256,7 +246,6 @@ def test_the_system_may_take_the_memory_that_is_kept() -> None:
     assert kilobytes_at(middle, "LazyFree") * 1024 >= huge_pages
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_memory_that_may_not_be_marked_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_FREE", 12345)
     x, labels = large_batch()
@@ -266,7 +255,6 @@ def test_memory_that_may_not_be_marked_is_not_kept(monkeypatch: pytest.MonkeyPat
     assert not is_mapped(address)
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_a_system_without_memory_leaves_the_error_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
@@ -277,7 +265,6 @@ def test_a_system_without_memory_leaves_the_error_to_torch(monkeypatch: pytest.M
     assert blocks[0] == x.nbytes  # torch's allocator was asked
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_gradients_freed_on_other_threads() -> None:
     x, labels = large_batch()
     head = large_head()
@@ -304,7 +291,6 @@ def test_gradients_freed_on_other_threads() -> None:
     assert wrong == []
 
 
-@pytest.mark.usefixtures("nothing_kept")
 def test_a_lent_gradient_is_a_tensor_like_any_other() -> None:
     x, labels = large_batch()
     gradient = gradient_of("cross_entropy", x, labels)

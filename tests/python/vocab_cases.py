@@ -25,7 +25,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     bias: bool = False
     uneven: bool = False
-    spoil: Callable[[Tensor], None] | None = None  # of the logits
+    change: Callable[[Tensor], None] | None = None  # of the logits
 
     def tensors(self) -> tuple[list[Tensor], Tensor]:
         """Leaves (logits, or hidden, head and bias), and labels, some of which do not count."""
@@ -35,8 +35,8 @@ class Case:
         leaves = [torch.randn(shape).to(self.dtype) for shape in shapes]
         if "linear" in self.function and not self.bias:
             leaves.pop()
-        if self.spoil is not None:
-            self.spoil(leaves[0])
+        if self.change is not None:
+            self.change(leaves[0])
         labels = torch.randint(0, self.options.get("valid_vocab", v), (B, T))
         labels[0, 2] = -100
         return [x.requires_grad_() for x in leaves], labels
@@ -181,7 +181,7 @@ CASES: dict[str, Case] = {
     **{f"distillation, {n}": Case("distillation", o) for n, o in DISTILLATIONS.items()},
     "distillation, bfloat16": Case("distillation", dtype=torch.bfloat16),
     "distillation, uneven": Case("distillation", vocab=61, uneven=True),
-    "distillation, specials": Case("distillation", {"reduction": "none"}, spoil=put_specials),
+    "distillation, specials": Case("distillation", {"reduction": "none"}, change=put_specials),
     **{
         f"linear_distillation, {n}": Case("linear_distillation", o)
         for n, o in DISTILLATIONS.items()
@@ -197,9 +197,9 @@ CASES: dict[str, Case] = {
     **{f"cross_entropy, {n}": Case("cross_entropy", o) for n, o in CROSS_ENTROPIES.items()},
     "cross_entropy, bfloat16": Case("cross_entropy", dtype=torch.bfloat16),
     "cross_entropy, uneven": Case("cross_entropy", vocab=61, uneven=True),
-    "cross_entropy, specials": Case("cross_entropy", {"reduction": "none"}, spoil=put_specials),
+    "cross_entropy, specials": Case("cross_entropy", {"reduction": "none"}, change=put_specials),
     "logprobs": Case("logprobs", {"outputs": ROWS, "valid_vocab": 43}),
-    "logprobs, specials": Case("logprobs", {"outputs": ROWS}, spoil=put_specials),
+    "logprobs, specials": Case("logprobs", {"outputs": ROWS}, change=put_specials),
     "logprobs, uneven": Case("logprobs", {"outputs": ROWS}, vocab=61, uneven=True),
     **{f"policy_loss, {n}": Case("policy_loss", o) for n, o in POLICIES.items()},
     **{
