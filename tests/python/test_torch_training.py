@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from typing import Any
 
@@ -116,6 +117,17 @@ def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
 
 
 NAMES = list(modules())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_call_names_the_function_gets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = modules()[name]
+    parameters = inspect.signature(module.forward).parameters.values()
+    given = {each.name: object() for each in parameters if each.kind is each.KEYWORD_ONLY}
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(type(module), "_function", lambda *_, **named: seen.update(named))
+    module(*inputs, **given)
+    assert given and {each: seen[each] for each in given} == given
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 
 class WithOptions(nn.Module):
-    """Keeps keyword arguments of a function, and shows those that are not the defaults."""
+    """A function of tileloss.torch with its keyword arguments, of which those are shown that are not the defaults."""
 
-    def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+    _function: ClassVar[Callable[..., Any]]
+
+    def __init__(self, given: dict[str, Any]) -> None:
         """``given``: a constructor's arguments, of which those are kept that the function has and the module does not hold."""
         super().__init__()
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(self._function).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "weight"]
         self.options = {name: given[name] for name in names if name in given}
+
+    def _call(self, input: Any, *given: Any, **named: Any) -> Any:
+        return self._function(input, *given, **named, **self.options)
 
     def extra_repr(self) -> str:
         defaults = inspect.signature(type(self)).parameters
@@ -26,9 +31,13 @@ class WithOptions(nn.Module):
 
 
 class WithHead(WithOptions):
-    """The options of a fused function, and the LM head as torch's own modules hold it: `linear`, a `torch.nn.Linear`."""
+    """A fused function, and the LM head as torch's own modules hold it: `linear`, a `torch.nn.Linear`."""
 
-    def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
-        super().__init__(function, given)
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
         of_head = {name: given[name] for name in ("bias", "device", "dtype")}
         self.linear = nn.Linear(given["in_features"], given["num_classes"], **of_head)
+
+    def _call(self, input: Any, *given: Any, **named: Any) -> Any:
+        head, bias = self.linear.weight, self.linear.bias
+        return self._function(input, head, *given, linear_bias=bias, **named, **self.options)

@@ -11,7 +11,25 @@ from tileloss.torch.modules._base import WithHead, WithOptions
 Number = float | Tensor
 
 
-class CrossEntropyLoss(WithOptions):
+class _CrossEntropy(WithOptions):
+    weight: Tensor | None
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Tensor:
+        """input [..., V], with the head [..., H], target [...] -> the loss, float32."""
+        loss: Tensor = self._call(
+            input, target, weight=self.weight, token_weights=token_weights, num_items=num_items
+        )
+        return loss
+
+
+class CrossEntropyLoss(_CrossEntropy):
     """`tileloss.torch.cross_entropy` with its options, as `torch.nn.CrossEntropyLoss`.
 
     Args:
@@ -19,7 +37,7 @@ class CrossEntropyLoss(WithOptions):
         The others: as `cross_entropy`.
     """
 
-    weight: Tensor | None
+    _function = staticmethod(cross_entropy)
 
     def __init__(
         self,
@@ -39,29 +57,11 @@ class CrossEntropyLoss(WithOptions):
         reduction: str = "mean",
         # end of generated
     ) -> None:
-        super().__init__(cross_entropy, locals())
+        super().__init__(locals())
         self.register_buffer("weight", weight)
 
-    def forward(
-        self,
-        input: Tensor,
-        target: Tensor,
-        *,
-        token_weights: Tensor | None = None,
-        num_items: Number | None = None,
-    ) -> Tensor:
-        """input [..., V], target [...] -> the loss, float32."""
-        return cross_entropy(
-            input,
-            target,
-            self.weight,
-            token_weights=token_weights,
-            num_items=num_items,
-            **self.options,
-        )
 
-
-class LinearCrossEntropyLoss(WithHead):
+class LinearCrossEntropyLoss(_CrossEntropy, WithHead):
     """An LM head and its cross-entropy in one, as `torch.nn.LinearCrossEntropyLoss`: `tileloss.torch.linear_cross_entropy`.
 
     Args:
@@ -74,7 +74,7 @@ class LinearCrossEntropyLoss(WithHead):
     its parameters. States are saved as torch's module saves them.
     """
 
-    weight: Tensor | None
+    _function = staticmethod(linear_cross_entropy)
 
     def __init__(
         self,
@@ -100,25 +100,5 @@ class LinearCrossEntropyLoss(WithHead):
         reduction: str = "mean",
         # end of generated
     ) -> None:
-        super().__init__(linear_cross_entropy, locals())
+        super().__init__(locals())
         self.register_buffer("weight", weight)
-
-    def forward(
-        self,
-        input: Tensor,
-        target: Tensor,
-        *,
-        token_weights: Tensor | None = None,
-        num_items: Number | None = None,
-    ) -> Tensor:
-        """input [..., H], target [...] -> the loss, float32."""
-        return linear_cross_entropy(
-            input,
-            self.linear.weight,
-            target,
-            linear_bias=self.linear.bias,
-            weight=self.weight,
-            token_weights=token_weights,
-            num_items=num_items,
-            **self.options,
-        )

@@ -18,6 +18,8 @@ Number = float | Tensor
 class DistillationLoss(WithOptions):
     """`tileloss.torch.distillation` with its options, keyword arguments of that function."""
 
+    _function = staticmethod(distillation)
+
     def __init__(
         self,
         *,
@@ -41,7 +43,7 @@ class DistillationLoss(WithOptions):
         scale_by_temperature_squared: bool = False,
         # end of generated
     ) -> None:
-        super().__init__(distillation, locals())
+        super().__init__(locals())
 
     def forward(
         self,
@@ -54,15 +56,8 @@ class DistillationLoss(WithOptions):
         num_items: Number | None = None,
     ) -> Any:
         """input, teacher [..., V] -> the loss, float32, or (loss, DistillationRows) if the options ask for outputs."""
-        return distillation(
-            input,
-            teacher,
-            target,
-            mask=mask,
-            token_weights=token_weights,
-            num_items=num_items,
-            **self.options,
-        )
+        more = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
+        return self._call(input, teacher, target, **more)
 
 
 class LinearDistillationLoss(WithHead):
@@ -74,6 +69,8 @@ class LinearDistillationLoss(WithHead):
 
     The teacher's head is no part of the module, which would save it and show it to optimizers: it is given at every call.
     """
+
+    _function = staticmethod(linear_distillation)
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class LinearDistillationLoss(WithHead):
         scale_by_temperature_squared: bool = False,
         # end of generated
     ) -> None:
-        super().__init__(linear_distillation, locals())
+        super().__init__(locals())
 
     def forward(
         self,
@@ -119,23 +116,33 @@ class LinearDistillationLoss(WithHead):
         num_items: Number | None = None,
     ) -> Any:
         """input [..., H], teacher_input [..., G], teacher_weight [V, G] -> the loss, or (loss, DistillationRows)."""
-        return linear_distillation(
-            input,
-            self.linear.weight,
-            teacher_input,
-            teacher_weight,
-            target,
-            linear_bias=self.linear.bias,
-            teacher_bias=teacher_bias,
-            mask=mask,
-            token_weights=token_weights,
-            num_items=num_items,
-            **self.options,
-        )
+        more = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
+        teacher = teacher_input, teacher_weight
+        return self._call(input, *teacher, target, teacher_bias=teacher_bias, **more)
 
 
-class SparseDistillationLoss(WithOptions):
+class _SparseDistillation(WithOptions):
+    def forward(
+        self,
+        input: Tensor,
+        teacher_ids: Tensor,
+        teacher_logprobs: Tensor,
+        target: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """input [..., V], with the head [..., H], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss,
+        DistillationRows)."""
+        more = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
+        return self._call(input, teacher_ids, teacher_logprobs, target, **more)
+
+
+class SparseDistillationLoss(_SparseDistillation):
     """`tileloss.torch.sparse_distillation` with its options, keyword arguments of that function."""
+
+    _function = staticmethod(sparse_distillation)
 
     def __init__(
         self,
@@ -158,39 +165,18 @@ class SparseDistillationLoss(WithOptions):
         tail: str = "lump",
         # end of generated
     ) -> None:
-        super().__init__(sparse_distillation, locals())
-
-    def forward(
-        self,
-        input: Tensor,
-        teacher_ids: Tensor,
-        teacher_logprobs: Tensor,
-        target: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        token_weights: Tensor | None = None,
-        num_items: Number | None = None,
-    ) -> Any:
-        """input [..., V], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss, DistillationRows)."""
-        return sparse_distillation(
-            input,
-            teacher_ids,
-            teacher_logprobs,
-            target,
-            mask=mask,
-            token_weights=token_weights,
-            num_items=num_items,
-            **self.options,
-        )
+        super().__init__(locals())
 
 
-class LinearSparseDistillationLoss(WithHead):
+class LinearSparseDistillationLoss(_SparseDistillation, WithHead):
     """The student's LM head and distillation from some columns of a teacher: `tileloss.torch.linear_sparse_distillation`.
 
     Args:
         in_features, num_classes, bias, device, dtype: as `LinearCrossEntropyLoss`, and so is the head, `linear`.
         The others: as `linear_sparse_distillation`.
     """
+
+    _function = staticmethod(linear_sparse_distillation)
 
     def __init__(
         self,
@@ -219,29 +205,4 @@ class LinearSparseDistillationLoss(WithHead):
         tail: str = "lump",
         # end of generated
     ) -> None:
-        super().__init__(linear_sparse_distillation, locals())
-
-    def forward(
-        self,
-        input: Tensor,
-        teacher_ids: Tensor,
-        teacher_logprobs: Tensor,
-        target: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        token_weights: Tensor | None = None,
-        num_items: Number | None = None,
-    ) -> Any:
-        """input [..., H], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss, DistillationRows)."""
-        return linear_sparse_distillation(
-            input,
-            self.linear.weight,
-            teacher_ids,
-            teacher_logprobs,
-            target,
-            linear_bias=self.linear.bias,
-            mask=mask,
-            token_weights=token_weights,
-            num_items=num_items,
-            **self.options,
-        )
+        super().__init__(locals())

@@ -13,13 +13,44 @@ from tileloss.torch.policy import linear_policy_loss, policy_loss
 Number = float | Tensor
 
 
-class PolicyLoss(WithOptions):
+class _Policy(WithOptions):
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        advantages: Tensor,
+        *,
+        mask: Tensor | None = None,
+        old_logp: Tensor | None = None,
+        ref_logp: Tensor | None = None,
+        sampler_logp: Tensor | None = None,
+        sequence_offsets: Tensor | None = None,
+        num_items: Number | None = None,
+    ) -> Any:
+        """The tensors of `policy_loss`, of the head's input [..., H] -> the loss, float32, or (loss, metrics) if the options ask
+        for metrics."""
+        return self._call(
+            input,
+            target,
+            advantages,
+            mask=mask,
+            old_logp=old_logp,
+            ref_logp=ref_logp,
+            sampler_logp=sampler_logp,
+            sequence_offsets=sequence_offsets,
+            num_items=num_items,
+        )
+
+
+class PolicyLoss(_Policy):
     """`tileloss.torch.policy_loss` with its options.
 
     Args:
         preset: grpo, dapo, gspo, ...; None: the defaults.
         The others: as `policy_loss`.
     """
+
+    _function = staticmethod(policy_loss)
 
     def __init__(
         self,
@@ -69,37 +100,10 @@ class PolicyLoss(WithOptions):
         max_length: int | None = None,
         # end of generated
     ) -> None:
-        super().__init__(policy_loss, locals())
-
-    def forward(
-        self,
-        input: Tensor,
-        target: Tensor,
-        advantages: Tensor,
-        *,
-        mask: Tensor | None = None,
-        old_logp: Tensor | None = None,
-        ref_logp: Tensor | None = None,
-        sampler_logp: Tensor | None = None,
-        sequence_offsets: Tensor | None = None,
-        num_items: Number | None = None,
-    ) -> Any:
-        """The tensors of `policy_loss` -> the loss, float32, or (loss, metrics) if the options ask for metrics."""
-        return policy_loss(
-            input,
-            target,
-            advantages,
-            mask=mask,
-            old_logp=old_logp,
-            ref_logp=ref_logp,
-            sampler_logp=sampler_logp,
-            sequence_offsets=sequence_offsets,
-            num_items=num_items,
-            **self.options,
-        )
+        super().__init__(locals())
 
 
-class LinearPolicyLoss(WithHead):
+class LinearPolicyLoss(_Policy, WithHead):
     """An LM head and a policy loss in one: `tileloss.torch.linear_policy_loss`.
 
     Args:
@@ -107,6 +111,8 @@ class LinearPolicyLoss(WithHead):
         preset: grpo, dapo, gspo, ...; None: the defaults.
         The others: as `linear_policy_loss`.
     """
+
+    _function = staticmethod(linear_policy_loss)
 
     def __init__(
         self,
@@ -162,33 +168,4 @@ class LinearPolicyLoss(WithHead):
         max_length: int | None = None,
         # end of generated
     ) -> None:
-        super().__init__(linear_policy_loss, locals())
-
-    def forward(
-        self,
-        input: Tensor,
-        target: Tensor,
-        advantages: Tensor,
-        *,
-        mask: Tensor | None = None,
-        old_logp: Tensor | None = None,
-        ref_logp: Tensor | None = None,
-        sampler_logp: Tensor | None = None,
-        sequence_offsets: Tensor | None = None,
-        num_items: Number | None = None,
-    ) -> Any:
-        """input [..., H] and the tensors of `policy_loss` -> the loss, or (loss, metrics) if the options ask for metrics."""
-        return linear_policy_loss(
-            input,
-            self.linear.weight,
-            target,
-            advantages,
-            linear_bias=self.linear.bias,
-            mask=mask,
-            old_logp=old_logp,
-            ref_logp=ref_logp,
-            sampler_logp=sampler_logp,
-            sequence_offsets=sequence_offsets,
-            num_items=num_items,
-            **self.options,
-        )
+        super().__init__(locals())
