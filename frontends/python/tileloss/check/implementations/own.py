@@ -124,9 +124,10 @@ def through_torch(case: Case) -> dict[str, Any]:
     import torch
 
     import tileloss.torch
+    from tileloss.torch._call import ARGUMENT_NAMES
 
     case = _as_users_give_it(case)
-    front_end = FrontEnd(tileloss.torch, torch, {"class_weights": "weight", "bias": "linear_bias"})
+    front_end = FrontEnd(tileloss.torch, torch, ARGUMENT_NAMES)
     call = Call(case, front_end, case.torch)
     if call.is_linear:
         call.more["workspace_bytes"] = case.knobs.get("chunk_size")
@@ -164,11 +165,12 @@ def jax_call(case: Case, operands: Mapping[str, Array], implementation: str | No
     import jax.numpy as jnp
 
     import tileloss.jax
+    from tileloss.jax._differentiated import SHOWN
 
     def get(name: str) -> Array:
         return operands[name] if name in operands else case.jax(name)
 
-    call = Call(case, FrontEnd(tileloss.jax, jnp, {"class_weights": "weight"}), get)
+    call = Call(case, FrontEnd(tileloss.jax, jnp, SHOWN), get)
     call.more["implementation"] = implementation
     if call.is_linear:
         call.more["head_layout"] = case.head_layout.upper()
