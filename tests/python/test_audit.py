@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import pytest
 import tileloss
 from tileloss.check import Case, Refused, implementations
 from tileloss.check.audit.cases import CASES
+from tileloss.check.audit.cells import EVERY
+from tileloss.check.audit.cells import prepare as prepare_case
 from tileloss.check.audit.child import Child
 from tileloss.check.audit.command import GOOD
 from tileloss.check.audit.table import what_failed
+from tileloss.check.case_file import read_case
 from tileloss.check.command import run
 from tileloss.check.implementations.contract import OF_TILELOSS, declared
 from tileloss.check.outputs import Missing, prepare
@@ -29,8 +34,8 @@ PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")
 FEW = "ce/fp32,ce/bf16,ce/none"
 KEYS = [
-    "tool", "version", "implementation", "package", "case", "contract", "gate", "value", "limit", "message", "looks_like",
-    "status", "seconds",
+    "tool", "version", "implementation", "package", "case", "device", "contract", "gate", "value", "limit", "message",
+    "looks_like", "status", "seconds",
 ]  # fmt: skip
 
 
@@ -202,6 +207,28 @@ def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[s
     assert {case.name for case in CASES} | set(implementations.NAMES) <= names
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="NOT RUN: fibers of x86-64")
+def test_the_kernels_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of tests/cuda_on_host."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(PROGRAM.with_name("cuda_on_host")))
+    kept = next(case.name for case in EVERY if case.calls == "kept")
+    code, lines = audit(tmp_path, "tileloss", f"ce/bf16,{kept}", "--device=cuda")
+    assert code == 0 and len(lines) == 2
+    assert {(line["status"], line["device"]) for line in lines.values()} == {("pass", "cuda")}
+
+
+@pytest.mark.parametrize("name", ["ce/z-loss", "ce/none", "policy/grpo-kl", "linear/logprobs"])
+def test_every_tensor_lies_on_the_device(name: str, tmp_path: Path) -> None:
+    """PyTorch's device without memory stands for one: there a tensor of the CPU beside the others is refused."""
+    import torch
+
+    case = next(case for case in CASES if case.name == name)
+    inputs = read_case(prepare_case(PROGRAM, case, tmp_path) / "inputs.safetensors")
+    compute = implementations.load("torch").compute
+    outputs = compute(replace(inputs.with_numbers(), device="meta"))
+    assert {x.device for x in outputs.values()} == {torch.device("meta")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -219,6 +246,8 @@ def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[s
             ["audit", "--output=/dev/full"],
             "--output: expected a regular file, got /dev/full, a device",
         ),
+        (["audit", "--device=tpu"], "--device: expected cpu, cuda or cuda:N, got tpu"),
+        (["audit", "--device=cuda", "--invariance"], "--device: expected cpu with --invariance"),
         (["audit", "--time-limit=nan"], "argument --time-limit: expected more than 0, got nan"),
         (["audit", "--output=-"], "--output: expected a file to write, got '-'"),
         (

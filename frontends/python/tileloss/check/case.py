@@ -55,6 +55,7 @@ class Case:
     backwards: int = 1  # how often the backward is called; the last one's gradients are judged
     # What an implementation has of its own that is to change no result: "chunk_size" in its own unit, "shards" of the vocabulary.
     knobs: Mapping[str, int] = field(default_factory=dict)
+    device: str = "cpu"  # PyTorch's tensors of the case are there
     _handed_out: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -142,9 +143,16 @@ class Case:
                 tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
             else:
                 tensor = torch.from_numpy(array)
+            tensor = tensor.to(self.device)
             is_wanted = f"d{name}" in self.gradients
             self._handed_out[name] = tensor.requires_grad_() if is_wanted else tensor
         return self._handed_out[name]
+
+    def torch_in_use(self) -> Tensor:
+        """`in_use` for PyTorch."""
+        import torch
+
+        return torch.from_numpy(self.in_use).to(self.device)
 
     def torch_outputs(self, **outputs: Tensor) -> dict[str, Tensor | None]:
         """The outputs by name, and the gradients that the case asks for, by autograd from those that have an upstream gradient.
@@ -175,7 +183,7 @@ class Case:
     def _torch_upstream(self, name: str) -> Tensor:
         import torch
 
-        return torch.from_numpy(np.array(self.upstream(name)))
+        return torch.from_numpy(np.array(self.upstream(name))).to(self.device)
 
     # ----------------------------------------------------------------------------------------------------------------- JAX
 

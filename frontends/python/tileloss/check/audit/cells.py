@@ -42,10 +42,11 @@ def cells(
     prepared: list[tuple[AuditCase, Path]],
     seconds: float,
     progress: Progress,
+    device: str,
     python: Path | None = None,
 ) -> Iterator[Line]:
     """A line for each case, whose folder has its config and its inputs. ``python``: whose packages the implementation has."""
-    with Child(name, seconds, python=python) as child:
+    with Child(name, seconds, python=python, device=device) as child:
         for case, folder in prepared:
             progress.step(f"{name} {case.name}")
             yield cell(program, child, case, folder)
@@ -58,7 +59,8 @@ def cell(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
         package = f"tileloss {tileloss.__version__}"
         # Guard pages, inputs that cannot be written to and outputs full of NaN, where calls are what is checked.
         strict = ["--strict"] if case.calls else []
-        verdict = judge(program, "gradcheck", folder, strict)
+        where = strict if child.device == "cpu" else [f"--device={child.device}"]
+        verdict = judge(program, "gradcheck", folder, where)
     else:
         verdict = _of_child(program, child, case, folder)
         package = child.package
@@ -66,7 +68,7 @@ def cell(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
     seconds = round(time.monotonic() - begin, 3)
     contract = OF_TILELOSS if child.name == NATIVE else child.contract
     own = {"contract": contract, "looks_like": like}
-    return _line(child.name, package, case, **own, **verdict, seconds=seconds)
+    return _line(child.name, package, case, device=child.device, **own, **verdict, seconds=seconds)
 
 
 def not_installed(name: str, case: AuditCase, message: str) -> Line:
@@ -77,7 +79,7 @@ def _line(name: str, package: str, case: AuditCase, **found: Any) -> Line:
     """With all its keys."""
     usual = {
         "tool": "audit", "version": tileloss.__version__, "implementation": name, "package": package, "case": case.name,
-        "contract": None, "gate": None, "value": None, "limit": None, "message": None, "looks_like": None,
+        "device": "cpu", "contract": None, "gate": None, "value": None, "limit": None, "message": None, "looks_like": None,
     }  # fmt: skip
     return usual | found
 

@@ -41,8 +41,9 @@ class Child:
         more: dict[str, str] | None = None,  # environment
         cpus: int = 0,  # to run on; 0: all
         python: Path | None = None,  # the interpreter; this process's
+        device: str = "cpu",  # of PyTorch's tensors
     ) -> None:
-        self.name, self.seconds, self.cpus = name, seconds, cpus
+        self.name, self.seconds, self.cpus, self.device = name, seconds, cpus, device
         self._python = str(python or sys.executable)
         self._environment = environment() | (more or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +92,14 @@ class Child:
         self._errors.seek(0)
         self._errors.truncate()
         self._process = subprocess.Popen(
-            [self._python, "-m", "tileloss.check.audit.worker", self.name, str(self.cpus)],
+            [
+                self._python,
+                "-m",
+                "tileloss.check.audit.worker",
+                self.name,
+                str(self.cpus),
+                self.device,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

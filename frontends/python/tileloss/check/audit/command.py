@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -49,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A==1,B==2",
         help="with --versions: packages of other versions than the audit's own beside each release",
     )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="cpu, cuda or cuda:N, where PyTorch's tensors and the C++ kernels are; JAX chooses for itself",
+    )
     parser.add_argument("--list", action="store_true", help="print cases and implementations, stop")
     arguments.output(parser, "append a line of JSON a cell")
     parser.add_argument("--json", action="store_true", help="print these lines in place of tables")
@@ -76,6 +83,10 @@ def run(program: Path, options: argparse.Namespace) -> int:
         options.impl = options.impl or (releases.implementation,)
     elif options.beside:
         raise ValueError("--with: expected --versions beside it")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
+        raise ValueError(f"--device: expected cpu, cuda or cuda:N, got {options.device}")
+    if options.invariance and options.device != "cpu":
+        raise ValueError(f"--device: expected cpu with --invariance, got {options.device}")
     options.impl = options.impl or NAMES
     for name in options.impl:
         check_name(name)
@@ -98,13 +109,15 @@ def run(program: Path, options: argparse.Namespace) -> int:
                     )
                 return
             for name in options.impl:
-                yield from cells(program, name, prepared, options.time_limit, progress)
+                yield from cells(
+                    program, name, prepared, options.time_limit, progress, options.device
+                )
 
         lines = _written(found(), options)
     if not options.json:
         print_table(lines)
         if options.versions is not None:
-            print_releases(changes(lines), needs_gpu(options.impl[0]))
+            print_releases(changes(lines), needs_gpu(options.impl[0], options.device))
     return 0 if all(line["status"] in GOOD for line in lines) else 1
 
 
@@ -126,7 +139,8 @@ def _of_release(
         for case, _ in prepared:
             yield not_installed(name, case, str(error)) | own
         return
-    for line in cells(program, name, prepared, options.time_limit, progress, python):
+    more = (options.time_limit, progress, options.device, python)
+    for line in cells(program, name, prepared, *more):
         yield line | own
 
 

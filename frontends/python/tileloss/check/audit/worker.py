@@ -16,8 +16,10 @@ from typing import Any
 from tileloss.check.program import end_with_parent
 
 
-def main(name: str, cpus: int = 0) -> None:
-    """``cpus``: the number of CPUs to run on, 0: all."""
+def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
+    """``cpus``: the number of CPUs to run on, 0: all. ``device``: of PyTorch's tensors."""
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nor does anything else choose a GPU
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
     end_with_parent(signal.SIGKILL)  # a case that hangs, too
@@ -42,17 +44,22 @@ def main(name: str, cpus: int = 0) -> None:
         return reply(status="crashed", message=describe(error))
     reply(status="ready", package=implementation.package, contract=implementation.contract)
     for line in sys.stdin:
-        reply(**_answer(implementation, json.loads(line)))
+        reply(**_answer(implementation, json.loads(line), device))
 
 
-def _answer(implementation: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(implementation: Any, request: dict[str, Any], device: str) -> dict[str, Any]:
     from tileloss.check.audit.calls import Misbehaved, call
     from tileloss.check.case import Refused
     from tileloss.check.case_file import read_case, write_tensors
     from tileloss.check.outputs import Missing, describe, prepare
 
     case = read_case(Path(request["inputs"]))
-    case = replace(case, backwards=request.get("backwards", 1), knobs=request.get("knobs", {}))
+    case = replace(
+        case,
+        backwards=request.get("backwards", 1),
+        knobs=request.get("knobs", {}),
+        device=device,
+    )
     case = case.with_numbers() if implementation.reads_ignored else case
     try:
         outputs = prepare(case, call(implementation.compute, case, request.get("calls", "")))
@@ -72,4 +79,4 @@ def _answer(implementation: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

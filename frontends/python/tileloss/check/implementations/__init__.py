@@ -110,10 +110,10 @@ KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
 NAMES = (NATIVE, *KNOWN)
 
 
-def needs_gpu(name: str) -> str:
-    """What of an implementation has not run where there is no GPU; nothing where there is one."""
+def needs_gpu(name: str, device: str) -> str:
+    """What of an implementation has not run on this device: nothing on a GPU."""
     known = KNOWN.get(name)
-    return known.on_gpus if known and not Path("/dev/nvidiactl").exists() else ""
+    return known.on_gpus if known and device == "cpu" else ""
 
 
 def check_name(name: str, argument: str = "--impl") -> None:

@@ -1,9 +1,10 @@
-"""Cut Cross-Entropy in its implementation under torch.compile, as its Triton kernels need a GPU."""
+"""Cut Cross-Entropy: its Triton kernels on a GPU, its implementation under torch.compile elsewhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from cut_cross_entropy import linear_cross_entropy
 
 from tileloss.check.case import Case, Refused
@@ -20,6 +21,6 @@ def compute(case: Case) -> dict[str, Any]:
         ignore_index=case.ignore_index,
         softcap=case.options.get("softcap"),
         reduction=case.options.get("reduction", "mean"),
-        impl="torch_compile",
+        impl="cce" if torch.device(case.device).type == "cuda" else "torch_compile",
     )
     return case.torch_outputs(loss=loss)

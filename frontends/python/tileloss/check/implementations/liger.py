@@ -87,7 +87,7 @@ def _policy(case: Case) -> dict[str, Any]:
     def rows(name: str) -> torch.Tensor | None:
         return case.torch(name).reshape(shape) if name in case.tensors else None
 
-    used = torch.from_numpy(case.in_use).reshape(shape)
+    used = case.torch_in_use().reshape(shape)
     optional = taken(
         loss.forward,
         {},

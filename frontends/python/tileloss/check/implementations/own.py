@@ -24,11 +24,12 @@ _HEADS = ("head", "teacher_head")
 
 
 class FrontEnd(NamedTuple):
-    """`package`: torch or jax.numpy."""
+    """`package`: torch or jax.numpy, whose arrays lie where ``placed`` says."""
 
     module: Any
     package: Any
     renamed: dict[str, str]
+    placed: dict[str, Any]
 
     def function(self, name: str) -> Any:
         """Raises ValueError where there is none."""
@@ -84,7 +85,8 @@ class Call:
         name = "linear_logprobs" if self.is_linear else "logprobs"
         options = {n: x for n, x in self._options().items() if n in FUNCTIONS[name].options}
         package, case = self.front_end.package, self.case
-        labels = package.where(package.asarray(case.in_use), self.get("labels"), case.ignore_index)
+        used = package.asarray(case.in_use, **self.front_end.placed)
+        labels = package.where(used, self.get("labels"), case.ignore_index)
         operands = [self.get(n) for n in ("logits", "hidden", "head") if n in self.tensors]
         keywords = self._named({"bias"} & set(self.tensors)) | options | self.more
         asked = [n for n in case.outputs if n not in self.own_rows]
@@ -127,7 +129,7 @@ def through_torch(case: Case) -> dict[str, Any]:
     from tileloss.torch._call import ARGUMENT_NAMES
 
     case = _as_users_give_it(case)
-    front_end = FrontEnd(tileloss.torch, torch, ARGUMENT_NAMES)
+    front_end = FrontEnd(tileloss.torch, torch, ARGUMENT_NAMES, {"device": case.device})
     call = Call(case, front_end, case.torch)
     if call.is_linear:
         call.more["workspace_bytes"] = case.knobs.get("chunk_size")
@@ -170,7 +172,7 @@ def jax_call(case: Case, operands: Mapping[str, Array], implementation: str | No
     def get(name: str) -> Array:
         return operands[name] if name in operands else case.jax(name)
 
-    call = Call(case, FrontEnd(tileloss.jax, jnp, SHOWN), get)
+    call = Call(case, FrontEnd(tileloss.jax, jnp, SHOWN, {}), get)
     call.more["implementation"] = implementation
     if call.is_linear:
         call.more["head_layout"] = case.head_layout.upper()

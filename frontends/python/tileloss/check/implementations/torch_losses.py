@@ -94,7 +94,7 @@ def _compute(
     case: Case, widen: Callable[[Tensor], Tensor], compiler: Callable[..., Any] = _identity
 ) -> Outputs:
     _refuse(case)
-    used = torch.from_numpy(case.in_use)
+    used = case.torch_in_use()
     for name in case.tensors:
         case.torch(name)  # before anything is compiled: it copies from numpy
 
@@ -151,7 +151,11 @@ def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:
 def _row_losses(case: Case, z: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each row's loss and z-loss; its weight, and that times its class's."""
     options, labels = case.options, case.torch("labels")
-    weight = case.torch("token_weights") if "token_weights" in case.tensors else torch.ones(len(z))
+    weight = (
+        case.torch("token_weights")
+        if "token_weights" in case.tensors
+        else torch.ones(len(z), device=z.device)
+    )
     weight = torch.where(used, weight, 0)
     rows = weight * F.cross_entropy(
         z,

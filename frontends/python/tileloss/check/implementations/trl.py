@@ -57,11 +57,11 @@ def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
     temperature = case.options.get("temperature", 1.0)
     if not hasattr(utils, "selective_log_softmax_and_entropy"):  # before 1.10
         scaled = logits / temperature
-        used = torch.from_numpy(case.in_use)
+        used = case.torch_in_use()
         logp = torch.where(used, utils.selective_log_softmax(scaled, labels), 0)
         return logp, torch.where(used, utils.entropy_from_logits(scaled), 0)
     logp, entropy = utils.selective_log_softmax_and_entropy(
-        logits, labels, temperature=temperature, row_mask=torch.from_numpy(case.in_use)
+        logits, labels, temperature=temperature, row_mask=case.torch_in_use()
     )
     return logp, entropy
 
@@ -98,7 +98,7 @@ def _fused_head(case: Case) -> Any:
     model = _Model(case.torch("hidden")[None], case.torch("head"), bias, case.options)
     temperature = case.options.get("temperature", 1.0)
     utils.add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    labels = torch.where(torch.from_numpy(case.in_use), case.torch("labels"), -100)[None]
+    labels = torch.where(case.torch_in_use(), case.torch("labels"), -100)[None]
     return model(
         shift_labels=labels, fused_lm_head=True, num_items_in_batch=case.options.get("num_items")
     )
@@ -106,7 +106,7 @@ def _fused_head(case: Case) -> Any:
 
 def _loss(case: Case, logp: Tensor, entropy: Tensor) -> Tensor:
     shape = (case.batch_size, case.seq_len)
-    mask = torch.from_numpy(case.in_use).reshape(shape).long()
+    mask = case.torch_in_use().reshape(shape).long()
     inputs = {
         "prompt_ids": mask[:, :0],
         "prompt_mask": mask[:, :0],
