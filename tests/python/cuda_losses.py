@@ -20,7 +20,7 @@ from tileloss import torch as tl
 from tileloss.integrations.trl import LogProbFunction
 from tileloss.torch import _operators
 from tileloss.torch import distributed as td
-from torch_problems import FUNCTIONS, LOGIT_FUNCTIONS, TEACHER_FUNCTIONS, Problem, T, V, problem
+from torch_problems import ALL_FUNCTIONS, FUNCTIONS, LOGIT_FUNCTIONS, Problem, T, V, problem
 
 LOSSES = ("cross_entropy", "policy_loss")
 ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -56,13 +56,15 @@ def hold_function(name: str, p: Problem, index: int = 0, **options: Any) -> None
     wide = dataclasses.replace(p, teacher=p.teacher.double())  # definitions compute in its type
     exact = torch_problems.gradients(name, wide, torch_problems.plain)
     found = torch_problems.gradients(name, on_device(p, index), **options)
+    # A head's products see rounded dlogits, which all but cancel where a target has mass in many columns.
+    roundings = 2 if name.startswith("linear_") and name not in FUNCTIONS else 1
     for ours, theirs in zip(found, exact, strict=True):
         assert isinstance(ours, CudaTensor)
         assert ours.device == torch.device("cuda", index)
-        hold(ours, theirs, ROUNDING[ours.dtype])
+        hold(ours, theirs, roundings * ROUNDING[ours.dtype])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS + TEACHER_FUNCTIONS)
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     hold_function(name, problem(dtype))

@@ -18,20 +18,11 @@ struct CudaPlan {
 };
 static_assert(sizeof(CudaPlan) <= sizeof(tileloss_plan::other));
 
-Status not_yet(const Problem& p, const char* what) {
-  return {TILELOSS_UNSUPPORTED, "cuda: " + p.loss->name + ": " + what + " is not there on this device yet"};
-}
-
 Status bad_temperature(const std::string& name, double value) {
   const std::string side = name.starts_with("teacher") ? "teacher_" : "";
   return expected(
       name, side + "logit_scale / " + name + " and " + side + "softcap / " + name + " from 1.18e-38 to 8.5e+37, for float32",
       std::to_string(value));
-}
-
-Status check_supported(const Problem& p) {
-  if (p.loss->looks_twice() && has_head(p)) return not_yet(p, "a target that is not labels, with the LM head,");
-  return {};
 }
 
 // But for the head's.
@@ -93,14 +84,15 @@ class CudaBackend final : public Backend {
       facts.push_back({"kernel", std::string(rows.kernel == TILELOSS_CUDA_KERNEL_CLUSTER ? "cluster" : "two_reads")});
       return facts;
     }
-    const tileloss_schedule schedule = head.kept_columns > 0                  ? TILELOSS_SCHEDULE_STASH
+    const tileloss_schedule schedule = head.kept_columns + head.kept_rows > 0 ? TILELOSS_SCHEDULE_STASH
                                        : plan.pass == TILELOSS_VALUE_AND_GRAD ? TILELOSS_SCHEDULE_RECOMPUTE
                                                                               : TILELOSS_SCHEDULE_SWEEPS;
     facts.push_back({"schedule", std::string(tileloss_schedule_name(schedule))});
     for (const auto& [name, value] : {std::pair{"row_block", head.row_block},
                                       {"vocab_block", head.vocab_block},
                                       {"chunk_columns", head.chunk_columns},
-                                      {"kept_columns", head.kept_columns}})
+                                      {"kept_columns", head.kept_columns},
+                                      {"kept_rows", head.kept_rows}})
       facts.push_back({name, value});
     return facts;
   }
@@ -129,7 +121,6 @@ class CudaBackend final : public Backend {
 
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
-  if (Status s = check_supported(p); !s.ok()) return s;
   Report* made = nullptr;
   if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
   CudaPlan own = {{0, 1, TILELOSS_CUDA_KERNEL_TWO_READS}, {}};
@@ -141,7 +132,11 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
     if (Status s = status_of(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, p.device_index), "the L2 cache"); !s.ok())
       return s;
     if (Status s = cut_head(p, wishes, l2_bytes, bytes, &own.head); !s.ok()) return s;
+    // Whole rows are read as they are from logits, for the same bits.
     own.rows.threads = threads_of_row(own.head.vocab_block, p.storage);
+    if (p.loss->looks_twice()) {
+      if (Status s = cut_rows(p, TILELOSS_CUDA_KERNEL_AUTO, &own.rows); !s.ok()) return s;
+    }
     const DeviceGuard guard(p.device_index);
     HeadAlgorithms chosen;
     if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, true, &chosen); !s.ok()) return s;
@@ -164,7 +159,6 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
 
 Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const tileloss_run& run,
                           std::unique_ptr<Call>* call) const {
-  if (Status s = check_supported(p); !s.ok()) return s;
   const auto [rows, cut] = own_part(plan);
   if (Status s = check_cut(p, rows); !s.ok()) return s;
   if (has_head(p) && !cut.is_valid()) return expected("plan.cuda.vocab_block", "that of an LM head", "none");

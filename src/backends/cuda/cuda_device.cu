@@ -21,6 +21,12 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
   return job;
 }
 
+TargetPart CudaDevice::all_rows(const device::RowArrays& rows) const {
+  const Problem& p = *problem_;
+  const tileloss_row_groups& groups = p.args.row_groups;
+  return {job(rows), row_matrix(p.args.teacher_logits, groups.rows, groups.teacher_logits_stride), 0, p.rows};
+}
+
 void CudaDevice::check(const device::RowArrays& rows) {
   const Problem& p = *problem_;
   const Verdict verdict = {report_, arrays_.is_wrong};
@@ -53,13 +59,13 @@ void CudaDevice::check(const device::RowArrays& rows) {
 
 void CudaDevice::forward(const device::RowArrays& rows) {
   if (head_) return head_->forward(queue_, rows);
-  if (problem_->loss->looks_twice()) return forward_target(rows);
+  if (target_) return target_->forward(queue_, all_rows(rows));
   launch_forward(queue_, *problem_, problem_->rows, row_cut_.threads, job(rows), problem_->logit.softcap > 0);
 }
 
 void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
   if (head_) return head_->backward(queue_, rows, states);
-  if (problem_->loss->looks_twice()) return backward_target(rows);
+  if (target_) return target_->backward(queue_, all_rows(rows));
   launch_backward(queue_, *problem_, problem_->rows, row_cut_.threads, job(rows), states);
 }
 

@@ -14,7 +14,7 @@
 #include "backends/cuda/row_launches.h"
 #include "backends/cuda/row_plan.h"
 #include "backends/cuda/steps.h"
-#include "backends/cuda/target_sweep.h"
+#include "backends/cuda/target_launches.h"
 #include "backends/device/device_call.h"
 #include "backends/problem.h"
 
@@ -24,31 +24,13 @@ namespace tileloss::impl::cuda {
 struct DeviceArrays {
   LogitTransform* transform;
   std::int32_t* is_wrong;
-  // Of targets that are not labels; null where the call has no such thing.
-  LogitTransform *teacher_transform = nullptr, *label_transform = nullptr;
-  RowState *teacher_states = nullptr, *label_states = nullptr;
-  float *largest = nullptr, *teacher_largest = nullptr;  // logits
-  KnownColumn* known_columns = nullptr;
-  KnownRow* known = nullptr;
+  TargetArrays target;
 
   template <class Allocator>
   DeviceArrays(const Problem& p, Allocator& from)
-      : transform(from.template allocate<LogitTransform>(1)), is_wrong(from.template allocate<std::int32_t>(1)) {
-    if (p.loss->looks_twice() && !p.has_pair_state) largest = from.template allocate<float>(p.rows);
-    if (p.loss->target() == TargetKind::kLogits) {
-      teacher_transform = from.template allocate<LogitTransform>(1);
-      teacher_states = from.template allocate<RowState>(p.rows);
-      if (!p.has_pair_state) teacher_largest = from.template allocate<float>(p.rows);
-    }
-    if (p.loss->info.label_temperature != nullptr && is_given(p.loss->info.label_temperature(p.options.data()))) {
-      label_transform = from.template allocate<LogitTransform>(1);
-      label_states = from.template allocate<RowState>(p.rows);
-    }
-    if (p.loss->target() == TargetKind::kColumns) {
-      known_columns = from.template allocate<KnownColumn>(p.rows * p.args.teacher_ids.cols);
-      known = from.template allocate<KnownRow>(p.rows);
-    }
-  }
+      : transform(from.template allocate<LogitTransform>(1)),
+        is_wrong(from.template allocate<std::int32_t>(1)),
+        target(p, from) {}
 };
 
 class CudaDevice {
@@ -65,8 +47,9 @@ class CudaDevice {
         queue_(stream),
         report_(report),
         arrays_(problem, *this) {
+    if (problem.loss->looks_twice()) target_.emplace(problem, arrays_.transform, arrays_.target, rows.threads);
     if (has_head(problem))
-      head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, rows.threads);
+      head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, target_, rows);
   }
 
   // Of all that a call takes, its loss included, but for the head's.
@@ -127,12 +110,10 @@ class CudaDevice {
     return static_cast<int>(std::clamp<std::int64_t>((count + kWarp - 1) / kWarp * kWarp, kWarp, kMaxThreads));
   }
   SweepJob job(const device::RowArrays& rows) const;
-  // The same of rows whose target is not labels: target_sweeps.cu.
-  TargetJob target_job(const device::RowArrays& rows) const;
+  TargetPart all_rows(const device::RowArrays& rows) const;
+  // Of rows whose target is not labels: target_sweeps.cu.
   void make_target_transforms(const Verdict& verdict);
   void check_known_columns(const device::RowArrays& rows, const Verdict& verdict);
-  void forward_target(const device::RowArrays& rows);
-  void backward_target(const device::RowArrays& rows);
 
   const Problem* problem_;
   RowCut row_cut_;
@@ -143,24 +124,9 @@ class CudaDevice {
   Queue queue_;
   Report* report_;
   DeviceArrays arrays_;
+  std::optional<TargetSweeps> target_;
   std::optional<HeadSweeps> head_;
 };
-
-// visit(T{}, is_plain) for the kernel of a dtype.
-template <class Visit>
-void visit_kernel(tileloss_dtype storage, bool is_plain, Visit&& visit) {
-  visit_format(storage, [&](auto format) {
-    if (is_plain) {
-      visit(format, std::true_type{});
-    } else {
-      visit(format, std::false_type{});
-    }
-  });
-}
-
-inline RowMatrix row_matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
-  return {m.data, m.row_stride, group_rows, group_stride};
-}
 
 }  // namespace tileloss::impl::cuda
 

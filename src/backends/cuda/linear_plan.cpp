@@ -42,19 +42,16 @@ Status check_wishes(const tileloss_cuda_plan_options& o) {
 bool HeadCut::is_valid() const {
   const auto is_block = [](std::int64_t columns) { return columns > 0 && columns <= kMaxVocabBlock && columns % kStep == 0; };
   return row_block > 0 && is_block(vocab_block) && is_block(chunk_columns) && vocab_block % chunk_columns == 0 &&
-         kept_columns >= 0;
+         kept_columns >= 0 && kept_rows >= 0;
 }
 
-bool head_is_across(const Problem& p) { return p.args.head.row_stride == 1 && p.args.head.col_stride != 1; }
-bool dhead_is_across(const Problem& p) { return p.args.dhead.row_stride == 1 && p.args.dhead.col_stride != 1; }
+bool lies_across(const tileloss_matrix& m) { return m.row_stride == 1 && m.col_stride != 1; }
 
-bool head_is_copied(const Problem& p) {
-  const tileloss_matrix& head = p.args.head;
-  const std::int64_t line = head_is_across(p) ? head.col_stride : head.row_stride;
-  const bool is_together = head_is_across(p) || head.col_stride == 1;
+bool is_copied(const tileloss_matrix& head, tileloss_dtype compute) {
+  const std::int64_t line = lies_across(head) ? head.col_stride : head.row_stride;
+  const bool is_together = lies_across(head) || head.col_stride == 1;
   const std::int64_t bytes = element_bytes(head.dtype);
-  return head.dtype != p.compute || !is_together || line * bytes % 16 != 0 ||
-         reinterpret_cast<std::uintptr_t>(head.data) % 16 != 0;
+  return head.dtype != compute || !is_together || line * bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(head.data) % 16 != 0;
 }
 
 HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
@@ -64,24 +61,34 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
     piece = pieces.allocate<T>(count);
     if (pieces.bytes() > before) buffers.emplace_back(name, pieces.bytes() - before);
   };
-  const std::int64_t width = row_stride_of(p.args.hidden.cols), blocks = (p.columns + cut.vocab_block - 1) / cut.vocab_block;
-  const std::int64_t kept_blocks = (cut.kept_columns + cut.vocab_block - 1) / cut.vocab_block;
+  const bool is_labels = !p.loss->looks_twice();
+  const std::int64_t width = row_stride_of(p.args.hidden.cols), teacher_width = row_stride_of(p.args.teacher_hidden.cols);
+  const std::int64_t blocks = (p.columns + cut.vocab_block - 1) / cut.vocab_block,
+                     kept_blocks = (cut.kept_columns + cut.vocab_block - 1) / cut.vocab_block;
   const bool makes_dhidden = p.needs_backward && present(p.args.dhidden), makes_dhead = p.needs_backward && present(p.args.dhead);
-  const std::int64_t row_block = std::min(cut.row_block, p.rows);
+  const std::int64_t row_block = std::min(cut.row_block, p.rows), kept_rows = std::min(cut.kept_rows, p.rows);
+  std::int64_t rows_of_logits = kept_rows + std::min(row_block, p.rows - kept_rows);
+  if (is_labels) rows_of_logits = cut.kept_columns < p.columns ? row_block : 0;
+  logits_stride = is_labels ? cut.vocab_block : row_stride_of(p.columns);
   take("labels of a chunk", labels, p.rows);
-  take("row states of a chunk", states, row_block);
-  take("sums of class weights", weights, sums_class_weights(p) ? blocks + 1 : 0);
+  take("row states of a chunk", states, is_labels ? row_block : 0);
+  take("sums of class weights", weights, is_labels && sums_class_weights(p) ? blocks + 1 : 0);
   take("hidden", hidden, p.rows * width * operand_bytes(p));
   // Whether it is copied or not: a plan is made before anybody knows where the head lies.
   take("head", head, cut.vocab_block * width * operand_bytes(p));
-  take("logits", logits, cut.kept_columns < p.columns ? row_block * cut.vocab_block : 0);
+  take("logits", logits, rows_of_logits * logits_stride);
+  if (has_teacher(p)) {
+    take("teacher's hidden", teacher_hidden, p.rows * teacher_width * operand_bytes(p));
+    take("teacher's head", teacher_head, cut.vocab_block * teacher_width * operand_bytes(p));
+    take("teacher's logits", teacher_logits, rows_of_logits * logits_stride);
+  }
   take("logits kept", kept, kept_blocks * p.rows * cut.vocab_block);
   take("dlogits", dlogits, p.needs_backward ? p.rows * cut.chunk_columns * operand_bytes(p) : 0);
   take("dhidden", dhidden, makes_dhidden ? p.rows * width : 0);
   take("dhead", dhead, makes_dhead ? cut.chunk_columns * width : 0);
   take("dbias", dbias, p.needs_backward && present(p.args.dbias) ? cut.chunk_columns : 0);
   // The same for any number of rows, as it decides which algorithms there are.
-  scratch_bytes = std::min(kMaxScratch, round_up(cut.vocab_block * width, kScratchAlignment));
+  scratch_bytes = std::min(kMaxScratch, round_up(cut.vocab_block * std::max(width, teacher_width), kScratchAlignment));
   take("products", scratch, scratch_bytes + kScratchAlignment - Pieces::kAlignment);
   scratch += (kScratchAlignment - reinterpret_cast<std::uintptr_t>(scratch) % kScratchAlignment) % kScratchAlignment;
 }
@@ -107,7 +114,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
         if (chunk > widest || chunk % kStep != 0 || vocab_block % chunk != 0) continue;
         for (std::int64_t block = most_rows; block > 0; block /= 2) {
           if (block < most_rows && (block < fewest || wishes.cuda.row_block > 0)) break;
-          const HeadCut candidate = {block, vocab_block, chunk, 0};
+          const HeadCut candidate = {block, vocab_block, chunk, 0, 0};
           if (bytes(candidate) <= budget) return candidate;
           if (least.row_block == 0 || bytes(candidate) < bytes(least)) least = candidate;
         }
@@ -115,19 +122,22 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
     }
     return least;
   };
-  const std::int64_t element = element_bytes(p.args.hidden.dtype);
+  const bool looks_twice = p.loss->looks_twice();
   std::int64_t budget = wishes.workspace_bytes;
   if (budget == 0) {
-    budget = std::max(
-        {p.rows * p.columns * element / 2, kLeastDefaultBudget, bytes(cut_within(std::numeric_limits<std::int64_t>::max()))});
+    const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype) * (has_teacher(p) ? 2 : 1);
+    budget = std::max(logits / 2, kLeastDefaultBudget);
+    // Whole rows may be fewer.
+    if (!looks_twice) budget = std::max(budget, bytes(cut_within(std::numeric_limits<std::int64_t>::max())));
   }
   *cut = cut_within(budget);
-  const bool may_keep = p.needs_forward && p.needs_backward && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
+  const bool may_keep =
+      p.needs_forward && p.needs_backward && !p.has_pair_state && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
   const bool keeps_all = wishes.cuda.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
-  const std::int64_t blocks = may_keep ? (p.columns + vocab_block - 1) / vocab_block : 0;
-  for (std::int64_t kept = blocks; kept > 0; --kept) {
+  const std::int64_t all = looks_twice ? p.rows : p.columns, block = looks_twice ? cut->row_block : vocab_block;
+  for (std::int64_t kept = may_keep ? (all + block - 1) / block : 0; kept > 0; --kept) {
     HeadCut keeping = *cut;
-    keeping.kept_columns = std::min(kept * vocab_block, p.columns);
+    (looks_twice ? keeping.kept_rows : keeping.kept_columns) = std::min(kept * block, all);
     if (!keeps_all && bytes(keeping) > budget) continue;
     *cut = keeping;
     break;

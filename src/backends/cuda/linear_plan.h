@@ -17,6 +17,7 @@ struct HeadCut {
   std::int64_t vocab_block = 0;    // columns of them, in a forward: what row states are merged of. 0: there is no head
   std::int64_t chunk_columns = 0;  // of the backward, whose gradients of all rows are there at once; divides vocab_block
   std::int64_t kept_columns = 0;   // the first ones, whose logits wait for the backward; whole vocab_blocks, or all
+  std::int64_t kept_rows = 0;      // the same of a target that is not labels: whole row_blocks, or all
 
   bool is_valid() const;
 };
@@ -27,15 +28,15 @@ inline bool has_head(const Problem& p) { return p.loss->is_linear && p.total_col
 // Elements from a row to the next of operands and sums of so many columns: rows begin at multiples of 16 bytes.
 inline std::int64_t row_stride_of(std::int64_t columns) { return (columns + 7) / 8 * 8; }
 
-// Whether products read the head where it lies, and which of its dimensions lies together.
-bool head_is_across(const Problem& problem);
-bool head_is_copied(const Problem& problem);
+// Which of a head's dimensions lies together, and whether products read it where it lies.
+bool lies_across(const tileloss_matrix& m);
+bool is_copied(const tileloss_matrix& head, tileloss_dtype compute);
+// Whether the target is logits, which a head of their own makes.
+inline bool has_teacher(const Problem& p) { return p.loss->target() == TargetKind::kLogits; }
 // The smoothing sums that are merged are weighted.
 inline bool sums_class_weights(const Problem& p) {
   return p.needs_forward && (p.sums & kSmoothingSum) != 0 && p.args.class_weights.dtype != TILELOSS_NONE;
 }
-// dhead is made as it lies.
-bool dhead_is_across(const Problem& problem);
 
 // The head's part of the workspace.
 struct HeadPieces {
@@ -46,16 +47,19 @@ struct HeadPieces {
   RowState* states = nullptr;      // [row_block]: of the columns of a chunk
   double* weights = nullptr;       // [vocab_blocks + 1]: those of all columns before each, where sums_class_weights
   // What products multiply, in the compute type.
-  std::byte* hidden = nullptr;   // [rows, width]; 0 where a row is ignored
-  std::byte* head = nullptr;     // [vocab_block, width] or [width, vocab_block], where it is copied
-  std::byte* dlogits = nullptr;  // [rows, chunk_columns]
+  std::byte* hidden = nullptr;  // [rows, width]; 0 where a row is ignored
+  std::byte* head = nullptr;    // [vocab_block, width] or [width, vocab_block], where it is copied
+  std::byte *teacher_hidden = nullptr, *teacher_head = nullptr;  // the same with the teacher's width
+  std::byte* dlogits = nullptr;                                  // [rows, chunk_columns]
   // What products make, in float32.
-  float* logits = nullptr;       // [row_block, vocab_block]
-  float* kept = nullptr;         // [vocab_blocks kept, rows, vocab_block]
-  float* dhidden = nullptr;      // [rows, width]
-  float* dhead = nullptr;        // [chunk_columns, width] or [width, chunk_columns]
-  double* dbias = nullptr;       // [chunk_columns]
-  std::byte* scratch = nullptr;  // cuBLASLt's, aligned as that wants it
+  float* logits = nullptr;          // [row_block, vocab_block]; of a target that is not labels [kept_rows + row_block, columns]
+  float* teacher_logits = nullptr;  // as logits
+  std::int64_t logits_stride = 0;   // of both
+  float* kept = nullptr;            // [vocab_blocks kept, rows, vocab_block]
+  float* dhidden = nullptr;         // [rows, width]
+  float* dhead = nullptr;           // [chunk_columns, width] or [width, chunk_columns]
+  double* dbias = nullptr;          // [chunk_columns]
+  std::byte* scratch = nullptr;     // cuBLASLt's, aligned as that wants it
   std::int64_t scratch_bytes = 0;
 
   std::vector<std::pair<const char*, std::int64_t>> buffers;  // name and bytes of what there is

@@ -1,6 +1,5 @@
 #include "backends/cuda/linear_kernels.h"
 #include "backends/cuda/linear_sweeps.h"
-#include "backends/cuda/row_plan.h"
 #include "backends/cuda/steps.h"
 #include "schema/tensors.h"
 
@@ -46,29 +45,46 @@ RowStates states_from(RowStates states, std::int64_t begin) {
 }  // namespace
 
 Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& all, bool may_choose, HeadAlgorithms* found) {
-  const std::int64_t width = p.args.hidden.cols;
-  if (!has_head(p) || width == 0) return {};
+  const tileloss_args& a = p.args;
+  if (!has_head(p)) return {};
   Pieces pieces;
-  const std::int64_t scratch = HeadPieces(p, cut, pieces).scratch_bytes;
-  const bool is_bfloat16 = p.compute == TILELOSS_BFLOAT16, is_across = head_is_across(p);
+  const std::int64_t scratch = HeadPieces(p, cut, pieces).scratch_bytes, width = a.hidden.cols;
+  const bool is_bfloat16 = p.compute == TILELOSS_BFLOAT16, is_across = lies_across(a.head);
+  Status status;
   const auto find = [&](const Algorithm*& algorithm, bool left_is_across, bool right_is_across, std::int64_t rows,
                         std::int64_t columns, std::int64_t depth) {
-    return all.find({p.device_index, is_bfloat16, left_is_across, right_is_across, rows, columns, depth, scratch}, may_choose,
-                    &algorithm);
+    if (!status.ok() || rows == 0 || columns == 0 || depth == 0) return;
+    status = all.find({p.device_index, is_bfloat16, left_is_across, right_is_across, rows, columns, depth, scratch}, may_choose,
+                      &algorithm);
   };
   for (const bool is_last : {false, true}) {
     const auto size = [&](std::int64_t whole) { return is_last ? p.columns % whole : p.columns >= whole ? whole : 0; };
     const std::int64_t block = size(cut.vocab_block), chunk = size(cut.chunk_columns);
-    Status s;
-    if (block > 0) s = find(found->logits[is_last], false, !is_across, kUsualRowBlock, block, width);
-    if (s.ok() && chunk > 0 && p.needs_backward) {
-      s = find(found->dhidden[is_last], false, is_across, kUsualRows, width, chunk);
-      const std::int64_t rows = dhead_is_across(p) ? width : chunk, columns = dhead_is_across(p) ? chunk : width;
-      if (s.ok()) s = find(found->dhead[is_last], true, false, rows, columns, kUsualRows);
-    }
-    if (!s.ok()) return s;
+    find(found->logits[is_last], false, !is_across, kUsualRowBlock, block, width);
+    if (has_teacher(p))
+      find(found->teacher_logits[is_last], false, !lies_across(a.teacher_head), kUsualRowBlock, block, a.teacher_hidden.cols);
+    if (!p.needs_backward) continue;
+    find(found->dhidden[is_last], false, is_across, kUsualRows, width, chunk);
+    const bool is_made_across = lies_across(a.dhead);
+    find(found->dhead[is_last], true, false, is_made_across ? width : chunk, is_made_across ? chunk : width, kUsualRows);
   }
-  return {};
+  return status;
+}
+
+HeadSweeps::HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPieces& pieces, const HeadAlgorithms& algorithms,
+                       const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows)
+    : problem_(&problem),
+      cut_(cut),
+      pieces_(pieces),
+      algorithms_(algorithms),
+      transform_(transform),
+      target_(target),
+      row_cut_(rows) {
+  const tileloss_args& a = problem.args;
+  sides_ = {{a.hidden, a.head, a.bias, pieces.hidden, pieces.head, pieces.logits, algorithms.logits}};
+  if (has_teacher(problem))
+    sides_.push_back({a.teacher_hidden, a.teacher_head, a.teacher_bias, pieces.teacher_hidden, pieces.teacher_head,
+                      pieces.teacher_logits, algorithms.teacher_logits});
 }
 
 // --------------------------------------------------------------------------------------------------------------- forward
@@ -76,19 +92,36 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
 void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
   const Problem& p = *problem_;
   copy_hidden(queue, rows);
+  if (target_) return forward_whole_rows(queue, rows);
   for (std::int64_t first = 0; first < p.columns; first += cut_.vocab_block) {
-    const Chunk block = chunk_at(queue, rows, first, cut_.vocab_block, true);
+    Chunk block = columns_from(first, cut_.vocab_block);
+    find_labels(queue, rows, block);
+    block.heads[0] = head_at(queue, sides_[0], block, true);
     const BlockWeights weights = weights_of(queue, block);
     for (std::int64_t begin = 0; begin < p.rows; begin += cut_.row_block) {
       const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
-      float* const z = logits_at(block, begin);
-      make_logits(queue, block, begin, count, z);
-      SweepJob sweep = job(block, begin, rows, z);
+      make_logits(queue, block, begin, count);
+      SweepJob sweep = job(block, begin, rows);
       if (first > 0) sweep.rows.states = pieces_.states;
-      launch_forward(queue, p, count, threads_, sweep, p.logit.softcap > 0);
+      launch_forward(queue, p, count, row_cut_.threads, sweep, p.logit.softcap > 0);
       if (first > 0)
         launch_each(queue, count, MergeBlock{rows.states + begin, pieces_.states, weights, sweep.rows.label_columns});
     }
+  }
+}
+
+void HeadSweeps::forward_whole_rows(Queue& queue, const Arrays& rows) const {
+  const Problem& p = *problem_;
+  const Chunk all = columns_from(0, p.columns);
+  find_labels(queue, rows, all);
+  for (std::int64_t begin = 0; begin < p.rows; begin += cut_.row_block) {
+    const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
+    for (std::int64_t first = 0; first < p.columns; first += cut_.vocab_block) {
+      Chunk block = columns_from(first, cut_.vocab_block);
+      for (std::size_t s = 0; s < sides_.size(); ++s) block.heads[s] = head_at(queue, sides_[s], block, true);
+      make_logits(queue, block, begin, count);
+    }
+    target_->forward(queue, part(job(all, begin, rows), all, begin, count));
   }
 }
 
@@ -104,71 +137,88 @@ BlockWeights HeadSweeps::weights_of(Queue& queue, const Chunk& block) const {
 }
 
 void HeadSweeps::copy_hidden(Queue& queue, const Arrays& rows) const {
-  const tileloss_matrix& hidden = problem_->args.hidden;
   visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
-    queue.launch(copy_rows<T>, hidden.rows, threads_for(hidden.cols), any(hidden),
-                 rows_at<T>(pieces_.hidden, 0, row_stride_of(hidden.cols)), hidden.cols, rows.label_columns);
+    for (const Side& side : sides_) {
+      const std::int64_t width = side.hidden.cols;
+      queue.launch(copy_rows<T>, problem_->rows, threads_for(width), any(side.hidden),
+                   rows_at<T>(side.hidden_copy, 0, row_stride_of(width)), width, rows.label_columns);
+    }
   });
 }
 
-HeadSweeps::Chunk HeadSweeps::chunk_at(Queue& queue, const Arrays& rows, std::int64_t first, std::int64_t most,
-                                       bool needs_head) const {
-  const Problem& p = *problem_;
-  const tileloss_matrix& head = p.args.head;
-  const bool is_across = head_is_across(p);
-  Chunk chunk = {first, std::min(most, p.columns - first), {}};
-  launch_each(queue, p.rows, FindInChunk{rows.label_columns, pieces_.labels, first, chunk.columns});
-  const AnyMatrix here = from(any(head), first);
-  if (!head_is_copied(p)) {
-    chunk.head = {here.data, is_across ? head.col_stride : head.row_stride, is_across};
-    return chunk;
-  }
+HeadSweeps::Chunk HeadSweeps::columns_from(std::int64_t first, std::int64_t most) const {
+  return {first, std::min(most, problem_->columns - first), {}};
+}
+
+void HeadSweeps::find_labels(Queue& queue, const Arrays& rows, const Chunk& chunk) const {
+  launch_each(queue, problem_->rows, FindInChunk{rows.label_columns, pieces_.labels, chunk.first, chunk.columns});
+}
+
+Operand HeadSweeps::head_at(Queue& queue, const Side& side, const Chunk& chunk, bool is_read) const {
+  const tileloss_matrix& head = side.head;
+  const bool is_across = lies_across(head);
+  const AnyMatrix here = from(any(head), chunk.first);
+  if (!is_copied(head, problem_->compute)) return {here.data, is_across ? head.col_stride : head.row_stride, is_across};
   const std::int64_t lines = is_across ? head.cols : chunk.columns, line = is_across ? chunk.columns : head.cols;
   const std::int64_t stride = row_stride_of(is_across ? cut_.vocab_block : head.cols);
-  chunk.head = {pieces_.head, stride, is_across};
-  if (!needs_head) return chunk;
-  visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
-    queue.launch(copy_rows<T>, lines, threads_for(line), is_across ? transposed(here) : here, rows_at<T>(pieces_.head, 0, stride),
-                 line, static_cast<const std::int64_t*>(nullptr));
-  });
-  return chunk;
+  if (is_read) {
+    visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
+      queue.launch(copy_rows<T>, lines, threads_for(line), is_across ? transposed(here) : here,
+                   rows_at<T>(side.head_copy, 0, stride), line, static_cast<const std::int64_t*>(nullptr));
+    });
+  }
+  return {side.head_copy, stride, is_across};
 }
 
-float* HeadSweeps::logits_at(const Chunk& chunk, std::int64_t begin) const {
-  if (!is_kept(chunk)) return pieces_.logits;
+float* HeadSweeps::logits_at(const Side& side, const Chunk& chunk, std::int64_t begin) const {
+  if (target_) return side.logits + std::min(begin, cut_.kept_rows) * pieces_.logits_stride + chunk.first;
+  if (!is_kept(chunk, begin)) return side.logits;
   const std::int64_t block = chunk.first / cut_.vocab_block, column = chunk.first % cut_.vocab_block;
   return pieces_.kept + (block * problem_->rows + begin) * cut_.vocab_block + column;
 }
 
-void HeadSweeps::make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count, float* z) const {
+void HeadSweeps::make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count) const {
   const Problem& p = *problem_;
-  const bool has_bias = present(p.args.bias);
-  if (has_bias)
-    queue.launch(fill_rows, count, threads_for(chunk.columns), any(p.args.bias), chunk.first, Rows<float>{z, cut_.vocab_block},
-                 chunk.columns);
-  const std::int64_t width = p.args.hidden.cols, stride = row_stride_of(width);
-  Operand hidden = {pieces_.hidden + begin * stride * element_bytes(p.compute), stride, false}, head = chunk.head;
-  head.is_across = !head.is_across;  // [width, columns]
-  // The same for all columns of a block, so that those that are made again have the same bits.
-  const bool is_last = chunk.first - chunk.first % cut_.vocab_block + cut_.vocab_block > p.columns;
-  multiply(queue, algorithms_.logits[is_last], {count, chunk.columns, width, hidden, head, z, cut_.vocab_block, has_bias},
-           pieces_.scratch);
+  for (std::size_t s = 0; s < sides_.size(); ++s) {
+    const Side& side = sides_[s];
+    const std::int64_t width = side.hidden.cols, stride = row_stride_of(width);
+    float* const z = logits_at(side, chunk, begin);
+    const bool has_bias = present(side.bias);
+    if (has_bias)
+      queue.launch(fill_rows, count, threads_for(chunk.columns), any(side.bias), chunk.first,
+                   Rows<float>{z, pieces_.logits_stride}, chunk.columns);
+    const Operand hidden = {side.hidden_copy + begin * stride * element_bytes(p.compute), stride, false};
+    Operand head = chunk.heads[s];
+    head.is_across = !head.is_across;  // [width, columns]
+    // The same for all columns of a block, so that those that are made again have the same bits.
+    const bool is_last = chunk.first - chunk.first % cut_.vocab_block + cut_.vocab_block > p.columns;
+    multiply(queue, side.products[is_last], {count, chunk.columns, width, hidden, head, z, pieces_.logits_stride, has_bias},
+             pieces_.scratch);
+  }
 }
 
-SweepJob HeadSweeps::job(const Chunk& chunk, std::int64_t begin, const Arrays& rows, float* z) const {
+SweepJob HeadSweeps::job(const Chunk& chunk, std::int64_t begin, const Arrays& rows) const {
   const Problem& p = *problem_;
   const float* const weights = class_weights(p);
   SweepJob job;
-  job.logits = job.dlogits = {z, cut_.vocab_block};
+  job.logits = job.dlogits = {logits_at(sides_[0], chunk, begin), pieces_.logits_stride};
   job.columns = job.total_columns = chunk.columns;
   job.first_column = p.logit.vocab_start + chunk.first;
+  job.slices = row_cut_.blocks;
   job.sums = p.sums;
   job.transform = transform_;
   job.class_weights = weights == nullptr ? nullptr : weights + chunk.first;
   job.rows.label_columns = pieces_.labels + begin;
   job.rows.states = rows.states + begin;
+  if (target_) job.rows.stats = rows.stats + begin;
   job.rows.results = rows.results + begin;
   return job;
+}
+
+TargetPart HeadSweeps::part(const SweepJob& own, const Chunk& chunk, std::int64_t begin, std::int64_t count) const {
+  TargetPart part = {own, {}, begin, count};
+  if (has_teacher(*problem_)) part.teacher = {logits_at(sides_[1], chunk, begin), pieces_.logits_stride};
+  return part;
 }
 
 // -------------------------------------------------------------------------------------------------------------- backward
@@ -177,13 +227,17 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
   const Problem& p = *problem_;
   const tileloss_args& a = p.args;
   const std::int64_t width = a.hidden.cols, stride = row_stride_of(width);
-  if (!p.needs_forward) copy_hidden(queue, rows);
+  if (!p.needs_forward || p.has_pair_state) copy_hidden(queue, rows);  // there was no forward
   if (present(a.dhidden)) {
     const auto bytes = static_cast<std::size_t>(p.rows * stride) * sizeof(float);
     queue.keep(cudaMemsetAsync(pieces_.dhidden, 0, bytes, queue.stream()), "the workspace");
   }
   for (std::int64_t first = 0; first < p.columns; first += cut_.chunk_columns) {
-    const Chunk chunk = chunk_at(queue, rows, first, cut_.chunk_columns, first >= cut_.kept_columns || present(a.dhidden));
+    Chunk chunk = columns_from(first, cut_.chunk_columns);
+    find_labels(queue, rows, chunk);
+    const bool makes_logits = p.rows > 0 && !is_kept(chunk, p.rows - 1);
+    for (std::size_t s = 0; s < sides_.size(); ++s)
+      chunk.heads[s] = head_at(queue, sides_[s], chunk, makes_logits || (s == 0 && present(a.dhidden)));
     make_dlogits(queue, chunk, rows, states);
     if (present(a.dhidden)) add_dhidden(queue, chunk);
     if (present(a.dhead)) store_dhead(queue, chunk);
@@ -204,13 +258,16 @@ void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& ro
   const bool are_multiplied = present(p.args.dhidden) || present(p.args.dhead);
   for (std::int64_t begin = 0; begin < p.rows; begin += cut_.row_block) {
     const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
-    float* const z = logits_at(chunk, begin);
-    if (!is_kept(chunk)) make_logits(queue, chunk, begin, count, z);
-    Rows<float> dz = {z, cut_.vocab_block};
+    if (!is_kept(chunk, begin)) make_logits(queue, chunk, begin, count);
+    SweepJob sweep = job(chunk, begin, rows);
+    Rows<float> dz = {static_cast<float*>(sweep.logits.data), sweep.logits.row_stride};
     if (are_multiplied && !is_bfloat16()) dz = rows_at<float>(pieces_.dlogits, begin, cut_.chunk_columns);
-    SweepJob sweep = job(chunk, begin, rows, z);
     sweep.dlogits = {dz.data, dz.stride};
-    launch_backward(queue, p, count, threads_, sweep, states_from(states, begin));
+    if (target_) {
+      target_->backward(queue, part(sweep, chunk, begin, count));
+    } else {
+      launch_backward(queue, p, count, row_cut_.threads, sweep, states_from(states, begin));
+    }
     if (are_multiplied && is_bfloat16()) {
       queue.launch(round_rows<Bfloat16>, count, threads_for(chunk.columns), dz,
                    rows_at<Bfloat16>(pieces_.dlogits, begin, cut_.chunk_columns), chunk.columns);
@@ -226,7 +283,8 @@ void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {
   const std::int64_t width = problem_->args.hidden.cols;
   const Operand dz = {pieces_.dlogits, cut_.chunk_columns, false};
   multiply(queue, algorithm_of(chunk, algorithms_.dhidden),
-           {problem_->rows, width, chunk.columns, dz, chunk.head, pieces_.dhidden, row_stride_of(width), true}, pieces_.scratch);
+           {problem_->rows, width, chunk.columns, dz, chunk.heads[0], pieces_.dhidden, row_stride_of(width), true},
+           pieces_.scratch);
 }
 
 void HeadSweeps::store_dhead(Queue& queue, const Chunk& chunk) const {
@@ -235,7 +293,7 @@ void HeadSweeps::store_dhead(Queue& queue, const Chunk& chunk) const {
   const Operand dz = {pieces_.dlogits, cut_.chunk_columns, false}, hidden = {pieces_.hidden, row_stride_of(width), false};
   Product product = {chunk.columns, width, p.rows, dz, hidden, pieces_.dhead, row_stride_of(width), false};
   AnyMatrix to = from(any(p.args.dhead), chunk.first);
-  if (dhead_is_across(p)) {
+  if (lies_across(p.args.dhead)) {
     product = {width, chunk.columns, p.rows, hidden, dz, pieces_.dhead, cut_.chunk_columns, false};
     to = transposed(to);
   }

@@ -8,14 +8,25 @@
 //             there, rounded once to what the products see, to where dz of all rows of the chunk is. Then dhidden += dz head,
 //             and the chunk of dhead = dz^T hidden at once, over all rows.
 // Schedules: recompute keeps no z and does 4 products; stash keeps that of the first K columns, 3 + (1 - K/V) products.
+//
+// Of a target that is not labels a row's columns are needed side by side, for its sums. So the forward takes some rows at a time:
+// z of their whole vocabulary, and of the teacher, a block of columns after the other; then the sweeps of target_launches.h. The
+// backward is the same as for labels, with the teacher's z beside z. With a teacher recompute does 6 products; stash keeps both z
+// of the first K rows, 4 + 2 (1 - K/N) products. Without one it is 4, and 3 + (1 - K/N).
+//
 // Sums that products make are float32, in the workspace, and stored from there: ignored rows, padding, strides and rounding are
 // one kernel's. Rows that are ignored are 0 in hidden's copy, and their dz is 0.
 #ifndef TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_
 #define TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_
 
+#include <array>
+#include <optional>
+#include <vector>
+
 #include "backends/cuda/linear_plan.h"
 #include "backends/cuda/linear_products.h"
-#include "backends/cuda/row_launches.h"
+#include "backends/cuda/row_plan.h"
+#include "backends/cuda/target_launches.h"
 
 namespace tileloss::impl::cuda {
 
@@ -23,7 +34,8 @@ struct BlockWeights;
 
 // Of whole blocks and chunks; and [1] of the last ones, if they have fewer columns, which need not be aligned as those are.
 struct HeadAlgorithms {
-  const Algorithm *logits[2] = {}, *dhidden[2] = {}, *dhead[2] = {};
+  using OfSizes = std::array<const Algorithm*, 2>;
+  OfSizes logits = {}, teacher_logits = {}, dhidden = {}, dhead = {};
 
   // Chosen now, if nobody has and `may_choose`.
   static Status find(const Problem& problem, const HeadCut& cut, Algorithms& all, bool may_choose, HeadAlgorithms* found);
@@ -31,34 +43,51 @@ struct HeadAlgorithms {
 
 class HeadSweeps {
  public:
+  // `target`: of a call whose target is not labels.
   HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPieces& pieces, const HeadAlgorithms& algorithms,
-             const LogitTransform* transform, int threads)
-      : problem_(&problem), cut_(cut), pieces_(pieces), algorithms_(algorithms), transform_(transform), threads_(threads) {}
+             const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows);
 
   void forward(Queue& queue, const device::RowArrays& rows) const;
   void backward(Queue& queue, const device::RowArrays& rows, const RowStates& states) const;
 
  private:
-  // Columns of the vocabulary, from `first` on, and what products read of the head for them. Of a forward: a whole vocab_block.
+  // What makes logits: the call's own, or the teacher's.
+  struct Side {
+    tileloss_matrix hidden, head;
+    tileloss_vector bias;
+    std::byte *hidden_copy, *head_copy;
+    float* logits;
+    HeadAlgorithms::OfSizes products;
+  };
+  // Columns of the vocabulary, from `first` on, and what products read of each side's head for them. Of a forward: a whole
+  // vocab_block.
   struct Chunk {
     std::int64_t first, columns;
-    Operand head;  // [columns, width]
+    std::array<Operand, 2> heads;  // [columns, width]
   };
   using Arrays = device::RowArrays;
 
   bool is_bfloat16() const { return problem_->compute == TILELOSS_BFLOAT16; }
-  void copy_hidden(Queue& queue, const device::RowArrays& rows) const;
+  void copy_hidden(Queue& queue, const Arrays& rows) const;
   BlockWeights weights_of(Queue& queue, const Chunk& block) const;
-  Chunk chunk_at(Queue& queue, const Arrays& rows, std::int64_t first, std::int64_t most, bool needs_head) const;
-  // z of rows from `begin` on, in a chunk: where it is kept, or where it is made for now. From row to row vocab_block elements.
-  bool is_kept(const Chunk& chunk) const { return chunk.first < cut_.kept_columns; }
-  const Algorithm* algorithm_of(const Chunk& chunk, const Algorithm* const (&of)[2]) const {
+  Chunk columns_from(std::int64_t first, std::int64_t most) const;
+  void find_labels(Queue& queue, const Arrays& rows, const Chunk& chunk) const;
+  // A side's head for a chunk; what is copied of it only if it `is_read`.
+  Operand head_at(Queue& queue, const Side& side, const Chunk& chunk, bool is_read) const;
+  // z of rows from `begin` on, in a chunk: where it is kept, or where it is made for now.
+  bool is_kept(const Chunk& chunk, std::int64_t begin) const {
+    return target_ ? begin < cut_.kept_rows : chunk.first < cut_.kept_columns;
+  }
+  const Algorithm* algorithm_of(const Chunk& chunk, const HeadAlgorithms::OfSizes& of) const {
     return of[chunk.columns < cut_.chunk_columns ? 1 : 0];
   }
-  float* logits_at(const Chunk& chunk, std::int64_t begin) const;
-  void make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count, float* z) const;
-  SweepJob job(const Chunk& chunk, std::int64_t begin, const Arrays& rows, float* z) const;
-  void make_dlogits(Queue& queue, const Chunk& chunk, const device::RowArrays& rows, const RowStates& states) const;
+  float* logits_at(const Side& side, const Chunk& chunk, std::int64_t begin) const;
+  // Of all sides.
+  void make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count) const;
+  SweepJob job(const Chunk& chunk, std::int64_t begin, const Arrays& rows) const;
+  TargetPart part(const SweepJob& own, const Chunk& chunk, std::int64_t begin, std::int64_t count) const;
+  void forward_whole_rows(Queue& queue, const Arrays& rows) const;
+  void make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
   void add_dhidden(Queue& queue, const Chunk& chunk) const;
   void store_dhead(Queue& queue, const Chunk& chunk) const;
   void clear_padding(Queue& queue) const;
@@ -68,7 +97,9 @@ class HeadSweeps {
   HeadPieces pieces_;
   HeadAlgorithms algorithms_;
   const LogitTransform* transform_;
-  int threads_;  // of a block that sweeps a row
+  std::optional<TargetSweeps> target_;
+  std::vector<Side> sides_;  // the call's own first
+  RowCut row_cut_;
 };
 
 }  // namespace tileloss::impl::cuda

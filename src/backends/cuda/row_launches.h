@@ -16,6 +16,18 @@ namespace tileloss::impl::cuda {
 template <class Loss>
 inline constexpr bool kHasWholeRows = std::is_same_v<Loss, CrossEntropy> || std::is_same_v<Loss, PolicyLoss>;
 
+// visit(T{}, is_plain) for the kernel of a dtype.
+template <class Visit>
+void visit_kernel(tileloss_dtype storage, bool is_plain, Visit&& visit) {
+  visit_format(storage, [&](auto format) {
+    if (is_plain) {
+      visit(format, std::true_type{});
+    } else {
+      visit(format, std::false_type{});
+    }
+  });
+}
+
 // Of any logits of the problem's format; `has_softcap`: theirs.
 void launch_forward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap);
 void launch_backward(Queue& queue, const Problem& problem, std::int64_t rows, int threads, const SweepJob& job,

@@ -22,6 +22,10 @@ struct RowMatrix {
   }
 };
 
+inline RowMatrix row_matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
+  return {m.data, m.row_stride, group_rows, group_stride};
+}
+
 struct SweepJob {
   RowMatrix logits, dlogits;
   std::int64_t columns = 0, total_columns = 0;  // valid ones, and with the padding, whose gradient is 0

@@ -1,5 +1,5 @@
 // A row's gradient from its statistics and its target, by one block that reads both once and writes the gradient once, in place
-// or not; the columns that a sparse teacher knows are written after that.
+// or not, or from some of its columns; the columns that a sparse teacher knows are written after that.
 #ifndef TILELOSS_BACKENDS_CUDA_TARGET_BACKWARD_H_
 #define TILELOSS_BACKENDS_CUDA_TARGET_BACKWARD_H_
 
@@ -39,7 +39,7 @@ __device__ inline void make_factors(const TargetJob& job, const RowInBlock<T>& b
   to.label_gradient = has_label ? static_cast<float>(slope * own.derivative(block.logit(block.label))) : 0;
 }
 
-// Those that a sparse teacher knows.
+// Those that a sparse teacher knows, of the block's columns.
 template <class T>
 __device__ inline void write_known(const TargetJob& job, const RowInBlock<T>& block, std::int64_t i, const TargetStats& stats,
                                    const LogitTransform& own, T* to) {
@@ -48,11 +48,13 @@ __device__ inline void write_known(const TargetJob& job, const RowInBlock<T>& bl
   const LogitTransform& label = job.label_transform == nullptr ? own : *job.label_transform;
   const double label_slope = label.exact_exponent_scale / own.exact_exponent_scale;
   for (const KnownColumn* c = known.columns.begin() + threadIdx.x; c < known.columns.end(); c += blockDim.x) {
+    const std::int64_t column = c->column - job.own.first_column;
+    if (column < 0 || column >= block.columns) continue;
     const double cross_entropy =
-        c->column == block.label ? stats.label.one_minus_p : -std::exp((c->z - known.max) * label_slope - stats.label.log_sum);
+        column == block.label ? stats.label.one_minus_p : -std::exp((c->z - known.max) * label_slope - stats.label.log_sum);
     double dz = result.coefficients.target * label_slope * cross_entropy;
     if (result.has_divergence) dz += result.form * known.columns.slope(*c);
-    store(to + c->column, from_float<T>(static_cast<float>(dz * c->derivative)));
+    store(to + column, from_float<T>(static_cast<float>(dz * c->derivative)));
   }
 }
 

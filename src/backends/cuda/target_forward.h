@@ -17,6 +17,17 @@ __device__ inline DivergenceTerm<double> label_column_term(const TargetJob& job,
   return label_term(d, stats, stats.teacher);
 }
 
+// Where the gradient finds it, whose block may have other columns than the row's largest.
+template <class T>
+__device__ inline void choose_shift(const TargetJob& job, const RowInBlock<T>& block, std::int64_t i, const TargetStats& stats,
+                                    const LogitTransform& own, const LogitTransform& teacher) {
+  const std::int64_t column = stats.argmax - job.own.first_column;
+  Divergence d = job.options.divergence;
+  d.shift_for(std::exp(own.exact_value(block.logit(column)) - stats.max) / stats.sum,
+              std::exp(teacher.exact_value(block.teacher_logit(column)) - stats.teacher.max) / stats.teacher.sum);
+  job.shifts[i] = d.shift;
+}
+
 template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) look_at_rows(TargetJob job) {
   TILELOSS_SHARED(TargetRow, row);
@@ -31,6 +42,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) look_at_rows(TargetJob job) {
     return;
   }
   const LogitTransform &own = *job.own.transform, &teacher = job.teacher_transform == nullptr ? own : *job.teacher_transform;
+  if (job.shifts != nullptr && threadIdx.x == 0) choose_shift(job, block, i, stats, own, teacher);
   make_sides(job, block, i, stats, own, teacher, row);
   __syncthreads();
   double divergence = 0, mean = 0;
@@ -68,7 +80,7 @@ struct SweptSide {
   RowMatrix logits;
   tileloss_dtype storage;
   const LogitTransform* transform;
-  const RowState* states;  // null: there is no such side
+  RowState* states;  // null: there is no such side
   const float* largest;
 
   // The forward's sums are relative to the very logit that the maximum came from: so is the label here, where a transform has

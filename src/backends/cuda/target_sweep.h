@@ -14,16 +14,16 @@ namespace tileloss::impl::cuda {
 
 struct TargetJob {
   SweepJob own;
-  RowMatrix other;                                             // the teacher's logits or the class probabilities
-  tileloss_dtype other_dtype = TILELOSS_FLOAT32;               // the teacher's is the logits'
-  const LogitTransform* teacher_transform = nullptr;           // on the device
-  const LogitTransform* label_transform = nullptr;             // on the device; null: the label's cross-entropy has the row's own
-  const float *largest = nullptr, *teacher_largest = nullptr;  // the forward's; null: not known, the statistics are of all shards
-  const KnownRow* known = nullptr;
+  RowMatrix other;                                       // the teacher's logits or the class probabilities
+  tileloss_dtype other_dtype = TILELOSS_FLOAT32;         // the teacher's is the logits'
+  const LogitTransform* teacher_transform = nullptr;     // on the device
+  const LogitTransform* label_transform = nullptr;       // on the device; null: the label's cross-entropy has the row's own
+  float *largest = nullptr, *teacher_largest = nullptr;  // the forward's; null: not known, the statistics are of all shards
+  KnownRow* known = nullptr;
   TargetKind kind = TargetKind::kLogits;
   TargetOptions options;
   std::int64_t classes = 0;
-  bool chooses_shift = false;  // Divergence::shift, from the row's argmax
+  double* shifts = nullptr;  // Divergence::shift, by the forward from the row's argmax; null: 1
 
   __device__ double kept() const { return 1 - options.label_smoothing; }
   __device__ double added() const { return options.label_smoothing / static_cast<double>(classes); }
@@ -155,13 +155,7 @@ __device__ inline void make_sides(const TargetJob& job, const RowInBlock<T>& blo
   to.shift = 1;
   if (!has_teacher) return;
   to.teacher = make_side(stats.teacher, teacher, teacher_largest);
-  if (job.chooses_shift) {
-    const std::int64_t column = stats.argmax - job.own.first_column;
-    Divergence d = job.options.divergence;
-    d.shift_for(std::exp(own.exact_value(block.logit(column)) - stats.max) / stats.sum,
-                std::exp(teacher.exact_value(block.teacher_logit(column)) - stats.teacher.max) / stats.teacher.sum);
-    to.shift = d.shift;
-  }
+  if (job.shifts != nullptr) to.shift = job.shifts[i];
 }
 
 // -------------------------------------------------------------------------------------------------------- column after column

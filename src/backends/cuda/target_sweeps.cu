@@ -1,4 +1,4 @@
-// What rows are held against other than labels: CudaDevice's part of it.
+// What rows are held against other than labels: CudaDevice's part of it, and its launches.
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/target_backward.h"
 
@@ -9,93 +9,25 @@ double softcap_of_teacher(const Problem& p) {
   return p.loss->target() == TargetKind::kLogits ? p.loss->info.teacher_options(p.options.data()).softcap : 0;
 }
 
+// From a row and a column on.
+tileloss_matrix from(tileloss_matrix m, std::int64_t row, std::int64_t column = 0) {
+  m.data = static_cast<std::byte*>(m.data) + (row * m.row_stride + column * m.col_stride) * element_bytes(m.dtype);
+  return m;
+}
+
 }  // namespace
 
 void CudaDevice::make_target_transforms(const Verdict& verdict) {
   const Problem& p = *problem_;
-  if (arrays_.teacher_transform != nullptr) {
+  if (arrays_.target.teacher_transform != nullptr) {
     const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());
     each(1, MakeTransform{teacher.logit_scale, teacher.softcap, teacher.temperature, p.logit.temperature, "teacher_temperature",
-                          arrays_.teacher_transform, verdict});
+                          arrays_.target.teacher_transform, verdict});
   }
-  if (arrays_.label_transform != nullptr) {
+  if (arrays_.target.label_transform != nullptr) {
     each(1, MakeTransform{p.logit.logit_scale, p.logit.softcap, p.loss->info.label_temperature(p.options.data()),
-                          p.logit.temperature, "label_temperature", arrays_.label_transform, verdict});
+                          p.logit.temperature, "label_temperature", arrays_.target.label_transform, verdict});
   }
-}
-
-TargetJob CudaDevice::target_job(const device::RowArrays& rows) const {
-  const Problem& p = *problem_;
-  TargetJob target;
-  target.own = job(rows);
-  target.kind = p.loss->target();
-  const tileloss_matrix& other = target.kind == TargetKind::kLogits ? p.args.teacher_logits : p.args.target_probs;
-  target.other = row_matrix(other, p.args.row_groups.rows, p.args.row_groups.teacher_logits_stride);
-  target.other_dtype = other.dtype;
-  target.teacher_transform = arrays_.teacher_transform;
-  target.label_transform = arrays_.label_transform;
-  target.largest = arrays_.largest;
-  target.teacher_largest = arrays_.teacher_largest;
-  target.known = arrays_.known;
-  target.options = p.loss->info.make(make_context(p))->target_options();
-  target.classes = p.classes;
-  target.chooses_shift =
-      target.kind == TargetKind::kLogits && has_shift(target.options.divergence.kind) && p.needs_backward && !p.has_pair_state;
-  return target;
-}
-
-void CudaDevice::forward_target(const device::RowArrays& rows) {
-  const Problem& p = *problem_;
-  const TargetJob target = target_job(rows);
-  const auto sweep = [&](const SweepJob& side, bool is_capped) {
-    launch_forward(queue_, p, p.rows, row_cut_.threads, side, is_capped);
-  };
-  const bool has_softcap = p.logit.softcap > 0, teacher_has_softcap = softcap_of_teacher(p) > 0;
-  if (!p.has_pair_state) {
-    SweepJob own = target.own;
-    own.largest = arrays_.largest;
-    if (target.chooses_shift) own.sums |= kArgmax;
-    sweep(own, has_softcap);
-    if (arrays_.teacher_states != nullptr) {
-      SweepJob teacher = target.own;
-      teacher.logits = target.other;
-      teacher.transform = arrays_.teacher_transform;
-      teacher.rows.states = arrays_.teacher_states;
-      teacher.largest = arrays_.teacher_largest;
-      sweep(teacher, teacher_has_softcap);
-    }
-    if (arrays_.label_states != nullptr) {
-      SweepJob label = target.own;
-      label.transform = arrays_.label_transform;
-      label.rows.states = arrays_.label_states;
-      label.sums = kNoSums;
-      sweep(label, has_softcap);
-    }
-    const SweptSide own_side = {target.own.logits, p.storage, arrays_.transform, rows.states, arrays_.largest};
-    const SweptSide teacher_side = {target.other, p.storage, arrays_.teacher_transform, arrays_.teacher_states,
-                                    arrays_.teacher_largest};
-    const SweptSide label_side = {target.own.logits, p.storage, arrays_.label_transform, arrays_.label_states, arrays_.largest};
-    each(p.rows, MakeStats{rows, own_side, teacher_side, label_side});
-  }
-  visit_kernel(p.storage, !has_softcap && !teacher_has_softcap, [&]<class T>(T /*format*/, auto is_plain) {
-    if (target.kind == TargetKind::kColumns) {
-      queue_.launch(look_at_others<T, is_plain>, p.rows, row_cut_.threads, target.own, p.args.teacher_ids, arrays_.known);
-    } else {
-      queue_.launch(look_at_rows<T, is_plain>, p.rows, row_cut_.threads, target);
-    }
-  });
-  if (target.kind == TargetKind::kColumns) {
-    each(p.rows, Diverge{rows, target.own.logits, p.storage, p.args.teacher_ids, p.args.teacher_logprobs, arrays_.transform,
-                         target.options, arrays_.known_columns, arrays_.known});
-  }
-}
-
-void CudaDevice::backward_target(const device::RowArrays& rows) {
-  const Problem& p = *problem_;
-  const bool is_plain = p.logit.softcap == 0 && softcap_of_teacher(p) == 0;
-  visit_kernel(p.storage, is_plain, [&]<class T>(T /*format*/, auto is_plain_kernel) {
-    queue_.launch(target_backward_rows<T, is_plain_kernel>, p.rows, row_cut_.threads, target_job(rows));
-  });
 }
 
 void CudaDevice::check_known_columns(const device::RowArrays& rows, const Verdict& verdict) {
@@ -104,6 +36,82 @@ void CudaDevice::check_known_columns(const device::RowArrays& rows, const Verdic
   const tileloss_matrix &ids = p.args.teacher_ids, &logprobs = p.args.teacher_logprobs;
   queue_.launch(check_entries<tileloss_matrix>, p.rows, threads_for(ids.cols), rows, ids, logprobs, p.columns);
   find(p.rows, HasBadEntry{rows}, ReportEntry{ids, logprobs, p.columns, verdict});
+}
+
+bool TargetSweeps::is_plain() const { return problem_->logit.softcap == 0 && softcap_of_teacher(*problem_) == 0; }
+
+TargetJob TargetSweeps::job(const TargetPart& part) const {
+  const Problem& p = *problem_;
+  const auto rows_of_part = [&](auto* array) { return array == nullptr ? nullptr : array + part.begin; };
+  TargetJob target;
+  target.own = part.own;
+  target.kind = p.loss->target();
+  target.other = part.teacher;
+  if (target.kind == TargetKind::kProbabilities) {
+    const tileloss_matrix probs = from(p.args.target_probs, part.begin, part.own.first_column - p.logit.vocab_start);
+    target.other = row_matrix(probs, p.args.row_groups.rows, p.args.row_groups.teacher_logits_stride);
+    target.other_dtype = probs.dtype;
+  }
+  target.teacher_transform = arrays_.teacher_transform;
+  target.label_transform = arrays_.label_transform;
+  target.largest = rows_of_part(arrays_.largest);
+  target.teacher_largest = rows_of_part(arrays_.teacher_largest);
+  target.known = rows_of_part(arrays_.known);
+  target.options = options_;
+  target.classes = p.classes;
+  if (has_shift(options_.divergence.kind)) target.shifts = rows_of_part(arrays_.shifts);
+  return target;
+}
+
+void TargetSweeps::forward(Queue& queue, const TargetPart& part) const {
+  const Problem& p = *problem_;
+  const TargetJob target = job(part);
+  if (!p.has_pair_state) make_stats(queue, part, target);
+  const tileloss_matrix ids = from(p.args.teacher_ids, part.begin);
+  visit_kernel(p.storage, is_plain(), [&]<class T>(T /*format*/, auto is_plain_kernel) {
+    if (target.kind == TargetKind::kColumns) {
+      queue.launch(look_at_others<T, is_plain_kernel>, part.rows, threads_, target.own, ids, target.known);
+    } else {
+      queue.launch(look_at_rows<T, is_plain_kernel>, part.rows, threads_, target);
+    }
+  });
+  if (target.kind == TargetKind::kColumns) {
+    launch_each(queue, part.rows,
+                Diverge{part.own.rows, part.own.logits, p.storage, ids, from(p.args.teacher_logprobs, part.begin), transform_,
+                        options_, arrays_.known_columns + part.begin * ids.cols, target.known});
+  }
+}
+
+void TargetSweeps::make_stats(Queue& queue, const TargetPart& part, const TargetJob& target) const {
+  const Problem& p = *problem_;
+  // Sweeps the logits for the states of a side.
+  const auto sweep = [&](const SweptSide& side, SweepJob how, float* largest, double softcap) {
+    how.logits = side.logits;
+    how.transform = side.transform;
+    how.rows.states = side.states;
+    how.largest = largest;
+    launch_forward(queue, p, part.rows, threads_, how, softcap > 0);
+  };
+  const auto states_of_part = [&](RowState* states) { return states == nullptr ? nullptr : states + part.begin; };
+  const RowMatrix& logits = part.own.logits;
+  const SweptSide own = {logits, p.storage, transform_, part.own.rows.states, target.largest};
+  const SweptSide teacher = {part.teacher, p.storage, arrays_.teacher_transform, states_of_part(arrays_.teacher_states),
+                             target.teacher_largest};
+  const SweptSide label = {logits, p.storage, arrays_.label_transform, states_of_part(arrays_.label_states), target.largest};
+  SweepJob how = part.own;
+  if (target.shifts != nullptr) how.sums |= kArgmax;
+  sweep(own, how, target.largest, p.logit.softcap);
+  how.sums = part.own.sums;
+  if (teacher.states != nullptr) sweep(teacher, how, target.teacher_largest, softcap_of_teacher(p));
+  how.sums = kNoSums;
+  if (label.states != nullptr) sweep(label, how, nullptr, p.logit.softcap);
+  launch_each(queue, part.rows, MakeStats{part.own.rows, own, teacher, label});
+}
+
+void TargetSweeps::backward(Queue& queue, const TargetPart& part) const {
+  visit_kernel(problem_->storage, is_plain(), [&]<class T>(T /*format*/, auto is_plain_kernel) {
+    queue.launch(target_backward_rows<T, is_plain_kernel>, part.rows, threads_, job(part));
+  });
 }
 
 }  // namespace tileloss::impl::cuda

@@ -72,9 +72,7 @@ DEFAULT = tuple(_BY_NAME)  # in order of preference
 # Of the targets that are not labels.
 _OF_TARGETS = {
     "cpu": _CPU._replace(value_and_grad=library.rows_and_grad),
-    "cuda": _CUDA._replace(
-        value_and_grad=library.rows_and_grad, refusal=library.refusal_of_targets_on_cuda
-    ),
+    "cuda": _CUDA._replace(value_and_grad=library.rows_and_grad),
     "xla": Implementation(
         "xla",
         None,

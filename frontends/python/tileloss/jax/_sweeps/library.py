@@ -75,12 +75,6 @@ def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
     return missing(_FILE, _CUDA_FILE)
 
 
-def refusal_of_targets_on_cuda(operand: Operand, spec: Spec) -> str:
-    """Where the target is not labels."""
-    has_none = "has no kernels of this loss with the LM head"
-    return has_none if isinstance(operand, LmHead) else refusal_on_cuda(operand, spec)
-
-
 def missing(*files: str) -> str:
     """What is missing of this implementation as a whole, as a refusal says it. ``files``: what it needs, if not the handlers
     alone."""
