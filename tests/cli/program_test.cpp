@@ -254,11 +254,19 @@ TEST(Info, JsonNamesWhatTheMachineHas) {
 }
 
 #ifdef __x86_64__
-// Beside this link to the program there is a libtileloss_cuda.so whose two devices are the host.
+// A libtileloss_cuda.so whose two devices are the host, beside a link to the program, and as both are installed.
 TEST(Info, ListsDevices) {
-  const std::string beside = std::filesystem::path(TILELOSS_PROGRAM).parent_path() / "cuda_on_host" / "tileloss";
-  const ProgramResult result = Program({"info"}, {}, beside).wait();
-  EXPECT_NE(result.out.find(" cpu, 2 cuda\n"), std::string::npos) << result.out << result.err;
+  namespace fs = std::filesystem;
+  const fs::path built = fs::path(TILELOSS_PROGRAM).parent_path() / "cuda_on_host";
+  const TemporaryFolder folder;
+  fs::create_directories(folder.path() / "bin");
+  fs::create_directories(folder.path() / "lib");
+  fs::create_symlink(TILELOSS_PROGRAM, folder.path() / "bin" / "tileloss");
+  fs::create_symlink(built / "libtileloss_cuda.so", folder.path() / "lib" / "libtileloss_cuda.so");
+  for (const fs::path& program : {built / "tileloss", folder.path() / "bin" / "tileloss"}) {
+    const ProgramResult result = Program({"info"}, {}, program).wait();
+    EXPECT_NE(result.out.find(" cpu, 2 cuda\n"), std::string::npos) << program << result.out << result.err;
+  }
 }
 #endif
 

@@ -12,9 +12,12 @@ void* open_library(std::string& missing) {
   Dl_info here = {};
   if (dladdr(reinterpret_cast<const void*>(&library), &here) != 0 && here.dli_fname != nullptr) {
     const std::string path = here.dli_fname;
-    const std::size_t end = path.rfind('/');
-    const std::string beside = (end == std::string::npos ? "" : path.substr(0, end + 1)) + kName;
-    if (void* const opened = dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL)) return opened;
+    const std::string folder = path.substr(0, path.rfind('/') + 1);
+    // The program, which contains the library, is installed in a folder beside lib.
+    for (const char* const where : {"", "../lib/"}) {
+      if (folder.empty()) break;
+      if (void* const opened = dlopen((folder + where + kName).c_str(), RTLD_NOW | RTLD_LOCAL)) return opened;
+    }
   }
   if (void* const opened = dlopen(kName, RTLD_NOW | RTLD_LOCAL)) return opened;
   missing = dlerror();
