@@ -172,7 +172,7 @@ TILE_INSTRUCTIONS = {
 }
 TILE_INSTRUCTION = re.compile(r"\t(\w*tile\w+|td\w+)\b")
 RUN_TIMES = re.compile(
-    r"lib(c|m|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+"
+    r"lib(c|m|dl|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+"
 )
 
 

@@ -3,8 +3,6 @@
 import fcntl
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -15,41 +13,9 @@ from scikit_build_core import build as backend
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "frontends" / "python" / "tileloss"
-sys.path.insert(0, str(ROOT / "tests" / "lint"))
+sys.path += [str(ROOT / "tests" / "lint"), str(ROOT / "tests" / "install")]
 import lint  # noqa: E402
-
-
-def run(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """A command in an environment that does not lead back to this tree."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "TILELOSS_LIBRARY")
-    }
-    return subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, env=clean | more
-    )
-
-
-def output_of(*command: str | Path, cwd: Path, **more: str) -> str:
-    done = run(*command, cwd=cwd, **more)
-    assert done.returncode == 0, (
-        f"exit {done.returncode} of {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    )
-    return done.stdout
-
-
-def pip_wheel(folder: Path, *definitions: str) -> subprocess.CompletedProcess[str]:
-    """Builds with the packages that are here, as there may be no network."""
-    settings = [f"--config-settings=cmake.define.{definition}" for definition in definitions]
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
-    # As ./dev build does it, for ccache's sake: as deep in the tree, and by the compilers' names that CMake finds, not Python's.
-    build = f"build/{folder.name}"
-    settings.append(f"--config-settings=build-dir={build}")
-    compilers = {"CC": "cc", "CXX": "c++"}
-    done = run(*pip, *settings, f"--wheel-dir={folder}", ROOT, cwd=folder, **compilers)
-    shutil.rmtree(ROOT / build, ignore_errors=True)
-    return done
+from wheels import output_of, pip_wheel, python_of, run  # noqa: E402
 
 
 def package_sources() -> set[str]:
@@ -62,7 +28,10 @@ def package_sources() -> set[str]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built once for all workers. With the build's own flags, so that ccache has every object already."""
+    """The wheel, built once for all workers. With the build's own flags, so that ccache has every object already. Or that of
+    ./dev wheels, which TILELOSS_WHEEL names."""
+    if given := os.environ.get("TILELOSS_WHEEL"):
+        return Path(given)
     folder = tmp_path_factory.getbasetemp()
     shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "wheel"
     shared.mkdir(exist_ok=True)
@@ -89,11 +58,12 @@ def test_one_wheel_for_every_python_3(wheel: Path) -> None:
         r"project\(tileloss VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()
     )
     assert version
-    assert wheel.name == f"tileloss-{version[1]}-py3-none-linux_{os.uname().machine}.whl"
+    linux = "manylinux_2_28" if "TILELOSS_WHEEL" in os.environ else "linux"
+    assert wheel.name == f"tileloss-{version[1]}-py3-none-{linux}_{os.uname().machine}.whl"
 
 
 def test_wheel_holds_the_package_the_library_and_the_program(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     written = "METADATA WHEEL RECORD entry_points.txt licenses/LICENSE licenses/LICENSE-THIRD-PARTY"
     about = {f"{info}/{name}" for name in written.split()}
@@ -160,23 +130,9 @@ def test_torch_functions_come_with_the_wheel(wheel: Path, tmp_path: Path) -> Non
     output_of(sys.executable, "-c", code, cwd=empty, PYTHONPATH=str(tmp_path))
 
 
-def other_pythons(folder: Path) -> list[str]:
-    """Pythons of other versions than this one, from PATH and from pyenv, whose shims on PATH need not work."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = []
-    for minor in {*range(11, 16)} - {sys.version_info.minor}:
-        places = [f"python3.{minor}", *map(str, pyenv.glob(f"3.{minor}.*/bin/python3.{minor}"))]
-        working = [
-            place
-            for place in places
-            if shutil.which(place) and not run(place, "-c", "import venv", cwd=folder).returncode
-        ]
-        found += working[:1]
-    return found
-
-
 def test_other_pythons_import_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    pythons = other_pythons(tmp_path)
+    others = {*range(11, 16)} - {sys.version_info.minor}
+    pythons = [python for minor in sorted(others) if (python := python_of(minor))]
     if not pythons:
         pytest.skip("this machine has no other Python from 3.11 on")
     for number, python in enumerate(pythons):
