@@ -1,7 +1,6 @@
 // A program's start. Until 2.33 the C library's start called a function of the program's that ran the program's constructors;
 // since 2.34 it runs them itself when it is given none, which an older one would take for a program without constructors. Linked
-// with
-// --wrap=__libc_start_main, whose caller is the compiler's crt1.o.
+// with --wrap=__libc_start_main, whose caller is the compiler's crt1.o.
 typedef int Main(int, char**, char**);
 typedef void Constructor(int, char**, char**);
 typedef void Function(void);
