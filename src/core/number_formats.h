@@ -19,13 +19,13 @@ constexpr float to_float(float x) { return x; }
 
 constexpr float to_float(Bfloat16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
-// The exponent is re-biased by a multiplication with 2^112, which also normalises subnormal halves; infinities and NaNs keep
-// their payload.
+// The exponent is re-biased by 112. A subnormal half is taken for 2^-14 more, which a subtraction removes: there is no subnormal
+// operand, which a machine that flushes (ARM's) would read as 0. Infinities and NaNs keep their payload.
 constexpr float to_float(Float16 x) {
   const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
   const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;
-  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(scaled);
+  std::uint32_t bits = magnitude + 0x38000000u;
+  if (magnitude < 0x00800000u) bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits + 0x00800000u) - 0x1p-14f);
   if (magnitude >= 0x0f800000u) bits |= 0x7f800000u;
   return std::bit_cast<float>(bits | sign);
 }

@@ -88,7 +88,8 @@ struct Simd : PortableLanes<Simd, Vectors> {
   }
   static F from_half(U h) {
     const U magnitude = (h & splat(0x7fff)) << 13;
-    const U scaled = as_bits(as_float(magnitude) * set(0x1p112f));
+    const U biased = magnitude + splat(0x38000000u);  // see to_float(Float16)
+    const U scaled = magnitude < splat(0x00800000u) ? as_bits(as_float(biased + splat(0x00800000u)) - set(0x1p-14f)) : biased;
     const U special = reinterpret(magnitude >= splat(0x0f800000u)) & splat(0x7f800000u);
     return as_float(scaled | special | ((h & splat(0x8000)) << 16));
   }
