@@ -30,6 +30,7 @@ struct RoofLoops {
 RoofLoops roof_loops_baseline();
 RoofLoops roof_loops_avx2();
 RoofLoops roof_loops_avx512();
+RoofLoops roof_loops_neon();
 
 // V: Bytes (one vector), load, store, stream, zero, mix (any operation that uses both), fold.
 // kStreams: the range is cut into that many pieces that are walked side by side, a cache line of each at a time.

@@ -22,8 +22,10 @@ RoofLoops widest_loops() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return roof_loops_avx512();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return roof_loops_avx2();
-#endif
   return roof_loops_baseline();
+#else
+  return roof_loops_neon();
+#endif
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct AnyMachine {
   static constexpr int kBytes = 16;
 };
 
+#if defined(__x86_64__)
 bool has_fma() { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; }
 
 template <typename T>
@@ -32,6 +33,12 @@ ProductTile<T> best_tile() {
     return kTile;
   }
 }
+#else
+template <typename T>
+ProductTile<T> best_tile() {
+  return ProductTileLoop<T, AnyMachine>::kTile;
+}
+#endif
 
 // Panels of `width` columns of m (or rows, by swapped strides), each [depth][width]; what is beyond `count` is 0.
 template <typename From, typename To>
