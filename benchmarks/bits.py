@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
+ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 N, V, H, G, K = (2, 9), 1003, 40, 24, 12
 DTYPES = ("float32", "bfloat16", "float16")
 DIVERGENCES = (

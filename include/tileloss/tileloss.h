@@ -557,7 +557,9 @@ enum {
   TILELOSS_ISA_AVX2 = 2,
   TILELOSS_ISA_AVX512 = 3,       // F, BW, DQ, VL
   TILELOSS_ISA_AVX512_BF16 = 4,  // and BF16
-  TILELOSS_ISA_AVX512_AMX = 5    // and AMX's tile registers, for products in bfloat16
+  TILELOSS_ISA_AVX512_AMX = 5,   // and AMX's tile registers, for products in bfloat16
+  TILELOSS_ISA_NEON = 6,         // 64-bit ARM
+  TILELOSS_ISA_NEON_BF16 = 7     // and BF16
 };
 
 typedef int32_t tileloss_schedule;

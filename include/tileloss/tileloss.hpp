@@ -41,7 +41,9 @@ enum class Isa : std::int32_t {
   kAvx2 = TILELOSS_ISA_AVX2,
   kAvx512 = TILELOSS_ISA_AVX512,
   kAvx512Bf16 = TILELOSS_ISA_AVX512_BF16,
-  kAvx512Amx = TILELOSS_ISA_AVX512_AMX
+  kAvx512Amx = TILELOSS_ISA_AVX512_AMX,
+  kNeon = TILELOSS_ISA_NEON,
+  kNeonBf16 = TILELOSS_ISA_NEON_BF16
 };
 enum class Schedule : std::int32_t {
   kAuto = TILELOSS_SCHEDULE_AUTO,

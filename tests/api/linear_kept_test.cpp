@@ -40,7 +40,7 @@ TEST(LinearPlan, ABfloat16DheadKeepsAsManyColumnsAsTheBudgetAllows) {
 // Whatever the machine: the plans of every instruction set that it has. In tile registers a product costs less than reading and
 // writing dhead once more does, elsewhere more.
 TEST(LinearPlan, AFloat32DheadTakesRowsWhereColumnsWouldBeSlower) {
-  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_AVX512_AMX; ++isa) {
+  for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa <= TILELOSS_ISA_NEON_BF16; ++isa) {
     if (tileloss_isa_supported(isa) == 0) continue;
     HeadShape shape{.dhead_dtype = TILELOSS_FLOAT32, .dhead_layout = MatrixLayout::kGaps, .isa = isa};
     const tileloss_plan by_default = plan_of(shape, 0), tight = plan_of(shape, 64 * kMiB), roomy = plan_of(shape, 1536 * kMiB);

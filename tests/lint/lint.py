@@ -155,7 +155,7 @@ SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
 PYTHON_NAME = re.compile(
     r"__(init|main)__\.py|_?[a-z0-9]+(_[a-z0-9]+)*\.py"
 )  # _name.py: private to its package
-ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*)\.cpp\.o")
+ISA_OBJECT = re.compile(r"\w+_(avx\w+|amx\w*|neon\w*)\.cpp\.o")
 TILE_OBJECT = re.compile(r"\w+_amx\.cpp\.o")
 MAX_TRACKED_BYTES = 1_000_000
 # Tracked files that may be larger: every clone takes them along for ever, so each needs its reason here.

@@ -1,7 +1,10 @@
 #include "backends/cpu/isa/isa.h"
 
-#ifdef TILELOSS_HAVE_X86_64
+#if defined(TILELOSS_HAVE_X86_64)
 #include <cpuid.h>
+#elif defined(TILELOSS_HAVE_AARCH64)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include <cstdlib>
@@ -21,7 +24,14 @@ struct Isa {
   bool (*is_present)();
 };
 
-#ifdef TILELOSS_HAVE_X86_64
+[[maybe_unused]] KernelTable with_bfloat16(KernelTable kernels, const Bfloat16Kernels& bfloat16) {
+  kernels.run[kStorageBfloat16] = bfloat16.run;
+  kernels.target[kStorageBfloat16] = bfloat16.target;
+  kernels.matmul = bfloat16.matmul;
+  return kernels;
+}
+
+#if defined(TILELOSS_HAVE_X86_64)
 // The bit of the processor alone, as clang 14's __builtin_cpu_supports does not know it.
 bool has_f16c() {
   // Asked once: in a virtual machine cpuid leaves it, which takes 8 us.
@@ -43,13 +53,7 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 bool has_avx512_amx() { return has_avx512_bf16() && amx_support() == AmxSupport::kReady; }
 
 const KernelTable& avx512_bf16_kernels() {
-  static const KernelTable table = [] {
-    KernelTable kernels = kAvx512Kernels;
-    kernels.run[kStorageBfloat16] = kAvx512Bf16Kernels.run;
-    kernels.target[kStorageBfloat16] = kAvx512Bf16Kernels.target;
-    kernels.matmul = kAvx512Bf16Kernels.matmul;
-    return kernels;
-  }();
+  static const KernelTable table = with_bfloat16(kAvx512Kernels, kAvx512Bf16Kernels);
   return table;
 }
 
@@ -60,6 +64,14 @@ const KernelTable& amx_kernels() {
     kernels.matmul = kAmxMatmul;
     return kernels;
   }();
+  return table;
+}
+#elif defined(TILELOSS_HAVE_AARCH64)
+bool has_neon() { return (getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0; }
+bool has_neon_bf16() { return has_neon() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }
+
+const KernelTable& neon_bf16_kernels() {
+  static const KernelTable table = with_bfloat16(kNeonKernels, kNeonBf16Kernels);
   return table;
 }
 #endif
@@ -79,6 +91,9 @@ const Isa kIsas[] = {
     {TILELOSS_ISA_AVX512_BF16, "avx512_bf16", &avx512_bf16_kernels, &has_avx512_bf16},
     {TILELOSS_ISA_AVX512, "avx512", &kernels_of<kAvx512Kernels>, &has_avx512},
     {TILELOSS_ISA_AVX2, "avx2", &kernels_of<kAvx2Kernels>, &has_avx2},
+#elif defined(TILELOSS_HAVE_AARCH64)
+    {TILELOSS_ISA_NEON_BF16, "neon_bf16", &neon_bf16_kernels, &has_neon_bf16},
+    {TILELOSS_ISA_NEON, "neon", &kernels_of<kNeonKernels>, &has_neon},
 #endif
     {TILELOSS_ISA_BASELINE, "baseline", &kernels_of<kBaselineKernels>, [] { return true; }},
 };
@@ -108,6 +123,8 @@ const char* isa_name(tileloss_isa isa) {
     case TILELOSS_ISA_AVX512: return "avx512";
     case TILELOSS_ISA_AVX512_BF16: return "avx512_bf16";
     case TILELOSS_ISA_AVX512_AMX: return "avx512_amx";
+    case TILELOSS_ISA_NEON: return "neon";
+    case TILELOSS_ISA_NEON_BF16: return "neon_bf16";
     default: return "unknown";
   }
 }

@@ -9,13 +9,14 @@ namespace tileloss::impl::cpu {
 extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-// What AVX-512 BF16 does otherwise than AVX-512, which it has the rest from.
+extern const KernelTable kNeonKernels;
+// What AVX-512 BF16 and NEON with BF16 do otherwise than AVX-512 and NEON, which they have the rest from.
 struct Bfloat16Kernels {
   RowFunction run;
   TargetTable target;
   MatmulTable matmul;
 };
-extern const Bfloat16Kernels kAvx512Bf16Kernels;
+extern const Bfloat16Kernels kAvx512Bf16Kernels, kNeonBf16Kernels;
 // Products in tile registers, for the instruction set that has the rest from AVX-512 BF16.
 extern const MatmulTable kAmxMatmul;
 

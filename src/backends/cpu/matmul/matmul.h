@@ -2,8 +2,8 @@
 //
 // The caller cuts the operands into blocks that suit the caches, packs each block once and multiplies it many times. A packed
 // block is a row of panels; a panel holds a_panel (or b_panel) rows, word by word along k: word (row r, step s) of panel p is at
-// dst[(p * words(depth) + s) * panel + r]. One instruction set has the left operand's words in another order within the panel:
-// backends/cpu/amx/matmul_tiles.h.
+// dst[(p * words(depth) + s) * panel + r]. Two instruction sets have words in another order within the panel: the left operand's
+// in backends/cpu/amx/matmul_tiles.h, both with neon_bf16, where words 2s and 2s + 1 of a row lie side by side.
 #ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_
 #define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_
 
@@ -16,7 +16,8 @@ namespace tileloss::impl::cpu {
 // What the products are computed in. Sums are float32. With kBfloat16 the operands are rounded to bfloat16 (nearest even) while
 // they are packed; products of two bfloat16 are exact in float32. The instruction sets avx512_bf16 and avx512_amx multiply pairs
 // with VDPBF16PS and TDPBF16PS, which take subnormal operands for 0, flush subnormal sums to 0 and round to nearest even whatever
-// the control word says; the others do as it says.
+// the control word says; neon_bf16 multiplies rows of four with BFMMLA, which flushes too and rounds sums to odd (an inexact
+// one's last bit is set, at most twice the error); the others do as the control word says.
 enum class Compute { kFloat32, kBfloat16 };
 
 // What a product does to c. kStream replaces a c that is not read again soon, around the caches where its lines are stored

@@ -6,6 +6,9 @@
 //     (two a cycle), 224 bytes of L2, 19 a cycle. One a cycle (Zen 4): 24 cycles, 9 bytes a cycle.
 //   AVX2, 4 x 3: 12 FMA, 3 loads, 4 broadcasts, all 16 registers; 6 cycles, 112 bytes, 19 a cycle.
 //   SSE2, 4 x 3: 12 mulps, 12 addps, and the copies that two-operand instructions need; compute is the bound by far.
+//   NEON, 8 x 3: 24 FMLA, 3 loads and 2 of A, whose words are taken out of a register; 24 + 3 + 2 of 32. Four a cycle (Neoverse
+//     V2): 6 cycles for 5 loads (three a cycle), 80 bytes, 13 a cycle. BF16, two words: 24 BFMMLA of 16 multiply-adds each for
+//     the same 24 registers, 6 + 4 loads: 6 cycles, 160 bytes, 27 a cycle.
 // So both operands may come from L2, no panel has to stay in L1, and A may even come from L3: a panel of it is used for all of a
 // panel of B. The chains of sums are as many as the registers, more than latency (4 to 6 cycles) times rate in a whole tile.
 //
@@ -18,12 +21,20 @@
 #define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_KERNELS_H_
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "backends/cpu/matmul/matmul.h"
 #include "backends/cpu/matmul/matmul_pack.h"
 #include "backends/cpu/matmul/matmul_write.h"
 
 namespace tileloss::impl::cpu {
+
+// A Simd whose fma takes a factor out of any lane of a vector.
+template <class Simd>
+concept MultipliesByLanes = requires(typename Simd::F x) {
+  Simd::template fma_by_lane<0>(x, x, x);
+};
 
 template <class Simd, int kRows, int kVectors>
 struct MatmulKernels {
@@ -34,8 +45,8 @@ struct MatmulKernels {
   static constexpr MatmulTable table() {
     return {kRows,
             kWidth,
-            MultipliesPairs<Simd> ? 2 : 1,
-            1,
+            MultipliesPairs<Simd> || MultipliesQuads<Simd> ? 2 : 1,
+            MultipliesQuads<Simd> ? 2 : 1,
             &MatmulPacking<Simd, kRows>::pack,
             &MatmulPacking<Simd, kWidth>::pack,
             &MatmulPacking<Simd, kWidth>::pack_part,
@@ -51,11 +62,15 @@ struct MatmulKernels {
   struct PairProducts {
     static F apply(F a, F b, F sum) { return Simd::add_pair_products(a, b, sum); }
   };
+  struct QuadProducts {};
 
   static void multiply(const float* a, const float* b, std::int64_t m, std::int64_t n, std::int64_t depth, Compute compute,
                        float* c, std::int64_t c_stride, Store how) {
     if constexpr (MultipliesPairs<Simd>) {
       if (compute == Compute::kBfloat16) return multiply<PairProducts>(a, b, m, n, (depth + 1) / 2, c, c_stride, how);
+    }
+    if constexpr (MultipliesQuads<Simd>) {
+      if (compute == Compute::kBfloat16) return multiply<QuadProducts>(a, b, m, n, (depth + 3) / 4 * 2, c, c_stride, how);
     }
     multiply<Fma>(a, b, m, n, depth, c, c_stride, how);
   }
@@ -63,6 +78,9 @@ struct MatmulKernels {
   static float tile_loop(const float* a, const float* b, std::int64_t depth, std::int64_t repeats, Compute compute) {
     if constexpr (MultipliesPairs<Simd>) {
       if (compute == Compute::kBfloat16) return tile_loop<PairProducts>(a, b, (depth + 1) / 2, repeats);
+    }
+    if constexpr (MultipliesQuads<Simd>) {
+      if (compute == Compute::kBfloat16) return tile_loop<QuadProducts>(a, b, (depth + 3) / 4 * 2, repeats);
     }
     return tile_loop<Fma>(a, b, depth, repeats);
   }
@@ -157,6 +175,17 @@ struct MatmulKernels {
 
   template <class Op, int rows, int vectors>
   [[gnu::always_inline]] static void add_products(const float* a, const float* b, std::int64_t words, F (&sum)[rows][vectors]) {
+    if constexpr (std::is_same_v<Op, QuadProducts>) {
+      add_quads(a, b, words, sum);
+    } else if constexpr (MultipliesByLanes<Simd>) {
+      add_by_lanes(a, b, words, sum, std::make_integer_sequence<int, rows>{});
+    } else {
+      add_words<Op>(a, b, words, sum);
+    }
+  }
+
+  template <class Op, int rows, int vectors>
+  [[gnu::always_inline]] static void add_words(const float* a, const float* b, std::int64_t words, F (&sum)[rows][vectors]) {
     for (std::int64_t s = 0; s < words; ++s) {
       F right[vectors];
 #pragma GCC unroll 8
@@ -166,6 +195,59 @@ struct MatmulKernels {
         const F left = Simd::set(a[s * kRows + i]);
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) sum[i][v] = Op::apply(left, right[v], sum[i][v]);
+      }
+    }
+  }
+
+  // The same with words of a taken out of vectors of them: a panel has whole ones of every step.
+  template <int rows, int vectors, int... row>
+  [[gnu::always_inline]] static void add_by_lanes(const float* a, const float* b, std::int64_t words, F (&sum)[rows][vectors],
+                                                  std::integer_sequence<int, row...>) {
+    static_assert(kRows % kLanes == 0);
+    for (std::int64_t s = 0; s < words; ++s) {
+      F left[kRows / kLanes];
+#pragma GCC unroll 8
+      for (int i = 0; i < (rows + kLanes - 1) / kLanes; ++i) left[i] = Simd::load(a + s * kRows + i * kLanes);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        const F right = Simd::load(b + s * kWidth + v * kLanes);
+        ((sum[row][v] = Simd::template fma_by_lane<row % kLanes>(left[row / kLanes], right, sum[row][v])), ...);
+      }
+    }
+  }
+
+  // Two rows of a and two of b, four bfloat16 of each, make two rows of two sums. A row that is not there has zeros or whatever
+  // the panel holds, and is dropped.
+  template <int rows, int vectors>
+  [[gnu::always_inline]] static void add_quads(const float* a, const float* b, std::int64_t words, F (&sum)[rows][vectors]) {
+    constexpr int kTwos = (rows + 1) / 2;
+    F twos[kTwos][2 * vectors];
+#pragma GCC unroll 32
+    for (int i = 0; i < kTwos; ++i) {
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        const F first = sum[2 * i][v], second = 2 * i + 1 < rows ? sum[2 * i + 1][v] : Simd::set(0);
+        twos[i][2 * v] = Simd::lower_halves(first, second);
+        twos[i][2 * v + 1] = Simd::upper_halves(first, second);
+      }
+    }
+    for (std::int64_t s = 0; s < words; s += 2) {
+      F left[kTwos];
+#pragma GCC unroll 32
+      for (int i = 0; i < kTwos; ++i) left[i] = Simd::load(a + s * kRows + i * kLanes);
+#pragma GCC unroll 8
+      for (int j = 0; j < 2 * vectors; ++j) {
+        const F right = Simd::load(b + s * kWidth + j * kLanes);
+#pragma GCC unroll 32
+        for (int i = 0; i < kTwos; ++i) twos[i][j] = Simd::add_quad_products(left[i], right, twos[i][j]);
+      }
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        const F left = twos[i / 2][2 * v], right = twos[i / 2][2 * v + 1];
+        sum[i][v] = i % 2 == 0 ? Simd::lower_halves(left, right) : Simd::upper_halves(left, right);
       }
     }
   }

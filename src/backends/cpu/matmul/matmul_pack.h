@@ -24,14 +24,25 @@ concept MultipliesPairs = requires(typename Simd::F x) {
   Simd::add_pair_products(x, x, x);
 };
 
-// kWholePairs: bfloat16 is packed as pairs along k, of which there are zeros up to a multiple of this; 0: not as pairs.
-template <class Simd, int kPanel, int kWholePairs = MultipliesPairs<Simd> ? 1 : 0>
+// A Simd that multiplies rows of four bfloat16, of two rows each of a vector (backends/cpu/simd/simd_neon_bf16.h).
+template <class Simd>
+concept MultipliesQuads = requires(typename Simd::F x) {
+  Simd::add_quad_products(x, x, x);
+};
+
+// kWholePairs: bfloat16 is packed as pairs along k, of which there are zeros up to a multiple of this; 0: not as pairs. With
+// quads two pairs of a row lie side by side.
+template <class Simd, int kPanel,
+          int kWholePairs = MultipliesQuads<Simd>   ? 2
+                            : MultipliesPairs<Simd> ? 1
+                                                    : 0>
 struct MatmulPacking : private PackBlocks<Simd> {
   using Blocks = PackBlocks<Simd>;
   using F = typename Simd::F;
   using Pair = typename Simd::Pair;
   static constexpr int kLanes = Simd::kLanes, kPair = Simd::kPair;
-  static_assert(kPanel % kLanes == 0 || kLanes % kPanel == 0);
+  static constexpr bool kQuads = MultipliesQuads<Simd>;
+  static_assert(kQuads ? kPanel % kLanes == 0 && kLanes == 4 : kPanel % kLanes == 0 || kLanes % kPanel == 0);
 
   static void pack(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
                    float* dst) {
@@ -76,6 +87,12 @@ struct MatmulPacking : private PackBlocks<Simd> {
         }
       }
     }
+    // Quads: the pairs of an even step and of the next.
+    [[gnu::always_inline]] void store_quads(std::int64_t step, F even, F odd) const {
+      float* const p = dst + row / kPanel * (panel_words * kPanel) + step * kPanel + row % kPanel * 2;
+      Simd::store(p, __builtin_shufflevector(even, odd, 0, 4, 1, 5));
+      Simd::store(p + kLanes, __builtin_shufflevector(even, odd, 2, 6, 3, 7));
+    }
   };
 
   using typename Blocks::Contiguous;
@@ -104,14 +121,14 @@ struct MatmulPacking : private PackBlocks<Simd> {
   static void pack_blocks(const Source<T>& x, const Block& to) {
     constexpr bool kRaw = std::is_same_v<T, Bfloat16> && contiguous == Contiguous::kAlongK;
     constexpr int kSteps = kRaw ? kPair : kLanes;
-    // NOLINTNEXTLINE(bugprone-branch-clone): kWholePairs is 1 but for tiles
+    // NOLINTNEXTLINE(bugprone-branch-clone): kWholePairs is 1 but for quads and tiles
     constexpr std::int64_t kWhole = words == Words::kPairs ? kWholePairs : 1;
     const std::int64_t all_rows = (x.rows + kPanel - 1) / kPanel * kPanel;
     const std::int64_t filled = words == Words::kPairs ? (x.depth + 1) / 2 : x.depth;
     const std::int64_t steps = (filled + kWhole - 1) / kWhole * kWhole;
     const std::int64_t panel_words = to.panel_words > 0 ? to.panel_words : steps;
     if constexpr (contiguous == Contiguous::kAlongRows && words == Words::kPairs && std::is_same_v<T, Bfloat16>) {
-      for (std::int64_t k = 0; k < x.depth; k += 2) {
+      for (std::int64_t k = 0; k < x.depth; k += kQuads ? 4 : 2) {
         for (std::int64_t r = 0; r < all_rows; r += kPair) interleave_block(x, k, Target{to.dst, all_rows, panel_words, r});
       }
     } else if constexpr (contiguous == Contiguous::kAlongRows) {
@@ -127,14 +144,14 @@ struct MatmulPacking : private PackBlocks<Simd> {
         }
       }
     }
-    if constexpr (kWhole > 1) {
+    if constexpr (kWhole > 1 && !kQuads) {  // quads are stored whole
       for (std::int64_t r = 0; r < all_rows; r += kPanel) {
         for (std::int64_t i = filled * kPanel; i < steps * kPanel; ++i) to.dst[r * panel_words + i] = 0;
       }
     }
   }
 
-  // Two steps of kPair rows: nothing is converted or transposed, only interleaved.
+  // Two steps of kPair rows, four of quads: nothing is converted or transposed, only interleaved.
   [[gnu::always_inline]] static void interleave_block(const Source<Bfloat16>& x, std::int64_t k, const Target& target) {
     const int rows = Blocks::part(x.rows - target.row, kPair);
     const auto step = [&](std::int64_t at) {
@@ -144,8 +161,15 @@ struct MatmulPacking : private PackBlocks<Simd> {
       return Blocks::load_whole(p, rows);
     };
     const Pair words = Blocks::interleave_words(step(k), step(k + 1));
-    target.store(k / 2, words.a);
-    if (target.row + kLanes < target.all_rows) target.after(kLanes).store(k / 2, words.b);
+    const bool has_second = target.row + kLanes < target.all_rows;
+    if constexpr (kQuads) {
+      const Pair next = Blocks::interleave_words(step(k + 2), step(k + 3));
+      target.store_quads(k / 2, words.a, next.a);
+      if (has_second) target.after(kLanes).store_quads(k / 2, words.b, next.b);
+    } else {
+      target.store(k / 2, words.a);
+      if (has_second) target.after(kLanes).store(k / 2, words.b);
+    }
   }
 
   template <Words words, Contiguous contiguous, class T>
@@ -161,8 +185,19 @@ struct MatmulPacking : private PackBlocks<Simd> {
     }
   }
 
+  // Two steps as pairs of bfloat16.
+  [[gnu::always_inline]] static auto rounded(F step, F next) {
+    Bfloat16 pairs[kPair];
+    Simd::store_pair(pairs, Pair{Blocks::quiet(step), Blocks::quiet(next)});
+    return Simd::load_raw(pairs);
+  }
+
   template <Words words>
   [[gnu::always_inline]] static void store_slices(const F (&slices)[kLanes], std::int64_t k, int steps, const Target& target) {
+    if constexpr (words == Words::kPairs && kQuads) {
+      const F even = reinterpret_cast<F>(rounded(slices[0], slices[1]));
+      return target.store_quads(k / 2, even, reinterpret_cast<F>(rounded(slices[2], slices[3])));
+    }
 #pragma GCC unroll 16
     for (int s = 0; s < kLanes; s += 2) {
       if (s >= steps) break;
@@ -170,13 +205,11 @@ struct MatmulPacking : private PackBlocks<Simd> {
         target.store(k + s, slices[s]);
         if (s + 1 < steps) target.store(k + s + 1, slices[s + 1]);
       } else {
-        Bfloat16 rounded[kPair];  // as pairs: this step's and the next's
-        Simd::store_pair(rounded, Pair{Blocks::quiet(slices[s]), Blocks::quiet(slices[s + 1])});
-        const auto raw = Simd::load_raw(rounded);
+        const auto raw = rounded(slices[s], slices[s + 1]);
         if constexpr (words == Words::kPairs) {
           target.store((k + s) / 2, reinterpret_cast<F>(raw));
         } else {
-          const Pair widened = Simd::unpack(raw, rounded);
+          const Pair widened = Simd::unpack(raw, static_cast<const Bfloat16*>(nullptr));
           target.store(k + s, widened.a);
           if (s + 1 < steps) target.store(k + s + 1, widened.b);
         }
@@ -188,7 +221,9 @@ struct MatmulPacking : private PackBlocks<Simd> {
 #pragma GCC unroll 16
     for (int s = 0; s < kLanes; ++s) {
       if (2 * s >= steps) break;
-      if constexpr (words == Words::kPairs) {
+      if constexpr (words == Words::kPairs && kQuads) {
+        if (s % 2 == 0) target.store_quads(k / 2 + s, pairs[s], pairs[s + 1]);
+      } else if constexpr (words == Words::kPairs) {
         target.store(k / 2 + s, pairs[s]);
       } else {
         Bfloat16 raw[kPair];

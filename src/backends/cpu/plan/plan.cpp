@@ -79,7 +79,7 @@ tileloss_schedule choose_schedule(const Problem& p, tileloss_schedule asked) {
 }  // namespace
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
-  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && p.storage != TILELOSS_FLOAT32;
+  const bool is_fused = isa >= TILELOSS_ISA_AVX512 && isa <= TILELOSS_ISA_AVX512_AMX && p.storage != TILELOSS_FLOAT32;
   if (!has_softcap(p) || (is_fused && !p.loss->looks_twice())) return kVocabBlock;
   return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }

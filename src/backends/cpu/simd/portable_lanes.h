@@ -21,6 +21,7 @@ struct PortableLanes {
   using W = typename Vectors::W;
   static constexpr int kLanes = sizeof(F) / sizeof(float);
   static constexpr int kPair = 2 * kLanes;
+  static constexpr bool kFmaOverwritesSummand = false;  // see exp2.h
   struct Pair {
     F a, b;
   };

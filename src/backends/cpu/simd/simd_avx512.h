@@ -41,6 +41,7 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static constexpr int kPair = 2 * kLanes;
   using F = __m512;
   static constexpr bool kHasTable = true;  // see SmallSoftcap
+  static constexpr bool kFmaOverwritesSummand = false;
   struct Pair {
     F a, b;
   };

@@ -166,10 +166,7 @@ struct BlockLoop {
     }
   }
 
-  [[gnu::always_inline]] static Pair exp2(const Reduced& in) {
-    const Pair p = exp2_polynomial<Simd, kFine>(in.r);
-    return {Simd::scale_by_power_of_two(p.a, in.n.a), Simd::scale_by_power_of_two(p.b, in.n.b)};
-  }
+  [[gnu::always_inline]] static Pair exp2(const Reduced& in) { return exp2_scaled<Simd, kFine>(in.r, in.n); }
 
   // ------------------------------------------------------------------------------------------------------- the loop's halves
 
