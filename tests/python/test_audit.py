@@ -361,9 +361,13 @@ def gradcheck(
     return code, out + err
 
 
-def test_gradcheck_takes_a_function(capfd: pytest.CaptureFixture[str]) -> None:
+def test_gradcheck_takes_a_function(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     code, out = gradcheck(f"{LOSSES}:right", capfd)
     assert code == 0 and f"made by {LOSSES}:right, " in out
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # its tensors are on the CPU
     code, out = gradcheck(f"{LOSSES}:right", capfd, "mutants=true")
     assert code == 0 and "dropped" in out and "NOT CAUGHT" not in out
 

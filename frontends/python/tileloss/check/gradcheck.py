@@ -99,9 +99,11 @@ def _name(options: argparse.Namespace) -> str:
         raise ValueError(
             f"--strict, --row and --column are of the program's own kernels, got --impl {name}"
         )
-    from tileloss.check.implementations import check_name
+    from tileloss.check.implementations import check_name, hide_gpus
 
     check_name(name)
+    if name not in (_OWN, "tileloss-jax"):
+        hide_gpus()
     return name
 
 

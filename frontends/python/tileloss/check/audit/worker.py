@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tileloss.check.implementations import hide_gpus
 from tileloss.check.program import end_with_parent
 
 
 def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
     """``cpus``: the number of CPUs to run on, 0: all. ``device``: of PyTorch's tensors."""
     if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nor does anything else choose a GPU
+        hide_gpus()
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
     end_with_parent(signal.SIGKILL)  # a case that hangs, too

@@ -116,6 +116,11 @@ def needs_gpu(name: str, device: str) -> str:
     return known.on_gpus if known and device == "cpu" else ""
 
 
+def hide_gpus() -> None:
+    """For cases whose tensors are on the CPU, before anything looks for a GPU: many packages run on one that they see."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def check_name(name: str, argument: str = "--impl") -> None:
     """Raises ValueError for a name that is neither known nor of the form module:function or FILE.py:function, and where there is
     no such module or file, as far as that is known without importing it."""
