@@ -239,6 +239,26 @@ def test_the_workspace_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [x.numel() > 0 and x.device.index == 0 for x in made if x.dtype == torch.uint8] == [True]
 
 
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
+def test_a_graph_captures_loss_and_gradient(name: str) -> None:
+    """After a call outside of it. It waits for nothing and reads nothing; a replay sees what the tensors hold then."""
+    p, other = problem(), problem()
+    q = on_device(p)
+    torch_problems.gradients(name, q)
+    graph = cuda_on_host.Graph()
+    with graph.capture():
+        found = torch_problems.gradients(name, q)
+    for now in (p, other, p):
+        for field in dataclasses.fields(p):
+            mine = getattr(q, field.name).detach()
+            mine.copy_(to_device(getattr(now, field.name).detach()))
+        graph.replay()
+        # A target that is made of the teacher is the student's constant.
+        exact = torch_problems.gradients(name, now, torch_problems.plain)
+        for ours, theirs in zip(found, exact, strict=True):
+            hold(ours, theirs, 2 * ROUNDING[torch.float32])
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path / 'store'}"

@@ -32,7 +32,12 @@ _library.cuda_on_host_malloc.restype = ctypes.c_void_p
 _library.cuda_on_host_malloc.argtypes = [ctypes.c_int, ctypes.c_size_t]
 _library.cuda_on_host_free.argtypes = [ctypes.c_void_p]
 _library.cuda_on_host_stream.restype = ctypes.c_void_p
-_library.cuda_on_host_run.argtypes = [ctypes.c_void_p, ctypes.c_int, _WORK]
+_library.cuda_on_host_give.argtypes = [ctypes.c_void_p, ctypes.c_int, _WORK]
+_library.cuda_on_host_wait.argtypes = [ctypes.c_void_p, ctypes.c_int]
+_library.cuda_on_host_begin_capture.argtypes = [ctypes.c_void_p]
+_library.cuda_on_host_end_capture.restype = ctypes.c_void_p
+_library.cuda_on_host_end_capture.argtypes = [ctypes.c_void_p]
+_library.cuda_on_host_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
 _pieces: dict[int, int] = {}  # address -> bytes
 _reads: list[bool] = []
@@ -56,7 +61,10 @@ class Stream:
             except BaseException as error:
                 found.append(error)
 
-        _library.cuda_on_host_run(self.cuda_stream, self.index, _WORK(guarded))
+        function = _WORK(guarded)
+        _library.cuda_on_host_give(self.cuda_stream, self.index, function)
+        _library.cuda_on_host_wait(self.cuda_stream, self.index)
+        assert found, "waited for the stream while it was captured"
         while _unused:
             _library.cuda_on_host_free(_unused.pop())
         if isinstance(found[0], BaseException):
@@ -77,19 +85,87 @@ def current_stream(device: torch.device) -> Stream:
     return _streams[device.index]
 
 
+_current = [0]
+
+
+def _exchange_device(index: int) -> int:
+    """As torch.cuda's of that name: the device before; nothing for a negative one."""
+    before = _current[0]
+    if index >= 0:
+        _current[0] = index
+    return before if index >= 0 else -1
+
+
 def _free(address: int) -> None:
     del _pieces[address]
     _unused.append(address)
 
 
+class Graph:
+    """As torch.cuda.CUDAGraph. What is made while it captures lies in memory of its own, which lives as long as the graph."""
+
+    def __init__(self) -> None:
+        self._stream, self._executable = _streams[0], None
+        self._end = 1 << 22
+        self._pool = _library.cuda_on_host_malloc(0, self._end)
+        self._work: list[Any] = []
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        _library.cuda_on_host_begin_capture(self._stream.cuda_stream)
+        _captures.append(self)
+        try:
+            yield
+        finally:
+            _captures.pop()
+            self._executable = _library.cuda_on_host_end_capture(self._stream.cuda_stream)
+        assert self._executable is not None, "something was done that may not be captured"
+
+    def add(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operator of torch, for later: what it will give, or the first argument, which it is to change."""
+        outputs = args[0]
+        if not func._schema.is_mutable:
+            meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, (args, kwargs))
+            device = {"device": "meta"} if "device" in kwargs else {}
+            shapes = func(*meta[0], **meta[1] | device)
+            outputs = tree_map(lambda x: _new_memory(x, 0) if isinstance(x, Tensor) else x, shapes)
+
+        def work() -> None:
+            found = func(*args, **kwargs)
+            for output, x in zip(tree_leaves(outputs), tree_leaves(found), strict=True):
+                if output is not x:
+                    output.copy_(x)
+
+        self._work.append(_WORK(work))
+        _library.cuda_on_host_give(self._stream.cuda_stream, 0, self._work[-1])
+        return outputs
+
+    def replay(self) -> None:
+        _library.cuda_on_host_replay(self._executable, self._stream.cuda_stream)
+
+    def take(self, size: int) -> int:
+        self._end = (self._end - size) // 64 * 64
+        assert self._end >= 0
+        _pieces[self._pool + self._end] = size
+        return int(self._pool + self._end)
+
+
+_captures: list[Graph] = []  # the one that captures now
+
+
 def _new_memory(x: Tensor, index: int) -> Tensor:
     """Contiguous, of x's shape and dtype, in the device's memory; holds NaN."""
     size = max(x.numel() * x.element_size(), 1)
-    address = _library.cuda_on_host_malloc(index, size)
+    address = _captures[0].take(size) if _captures else _library.cuda_on_host_malloc(index, size)
     memory = (ctypes.c_char * size).from_address(address)
-    _pieces[address] = size
-    weakref.finalize(memory, _free, address).atexit = False
-    flat = torch.frombuffer(memory, dtype=x.dtype, count=x.numel()) if x.numel() else x.new_empty(0)
+    if not _captures:
+        _pieces[address] = size
+        weakref.finalize(memory, _free, address).atexit = False
+    flat = (
+        torch.frombuffer(memory, dtype=x.dtype, count=x.numel())
+        if x.numel()
+        else _own["empty"](0, dtype=x.dtype)
+    )
     return flat.view(x.shape)
 
 
@@ -117,6 +193,9 @@ class CudaTensor(Tensor):
     device = property(lambda self: torch.device("cuda", self.index))  # type: ignore[assignment]
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def get_device(self) -> int:
+        return self.index
 
     def data_ptr(self) -> int:
         return self.held.data_ptr()
@@ -161,7 +240,12 @@ def _on_device(func: Any, args: Any, kwargs: dict[str, Any], index: int) -> Any:
             found[-1].wait()
         return found
 
-    found = stream.run(work)
+    if func.is_view:
+        found = work()
+    elif _captures:
+        found = _captures[0].add(func, *inputs)
+    else:
+        found = stream.run(work)
 
     def on_device(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -246,7 +330,9 @@ def installed() -> Iterator[None]:
         patch.setattr(Tensor, "to", _to)
         patch.setattr(torch.cuda, "current_stream", current_stream)
         patch.setattr(torch.cuda, "default_stream", lambda device: Stream(device.index, None))
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "current_device", lambda: _current[0])
+        for name in ("_exchange_device", "_maybe_exchange_device"):
+            patch.setattr(torch.cuda, name, _exchange_device)
         yield
 
 
