@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,10 +74,33 @@ def ranks_of(group: Any) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
+def on_device_of(input: Any) -> AbstractContextManager[None]:
+    """Makes the GPU where ``input`` lies the current one, on which torch.distributed puts what it gathers of Python objects and
+    `device_of_facts` the facts: NCCL wants one GPU for each rank, and not every program has told torch which is its own."""
+    if isinstance(input, Tensor) and input.is_cuda:
+        return torch.cuda.device(input.get_device())
+    return nullcontext()
+
+
 def device_of_facts(group: Group) -> torch.device:
     """Where small numbers have to lie to be gathered: the CPU, but in a group that has a backend for GPUs alone, as NCCL."""
+    if "cpu" in _device_types(group):
+        return CPU
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_backend(input: Tensor, group: Group) -> None:
+    """Raises ValueError where ``group`` cannot carry tensors of that device."""
+    types = _device_types(group)
+    if input.device.type not in types:
+        raise ValueError(
+            f"input: expected a tensor on {' or '.join(types)}, for which the group has a backend, got one on {input.device}"
+        )
+
+
+def _device_types(group: Group) -> list[str]:
     backends = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
-    return CPU if "cpu:" in backends else torch.device("cuda", torch.cuda.current_device())
+    return [backend.partition(":")[0] for backend in backends.split(",")]
 
 
 def gather(tensor: Tensor, group: Group, count: int) -> Tensor:

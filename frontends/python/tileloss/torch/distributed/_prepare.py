@@ -34,8 +34,10 @@ from tileloss.torch.distributed._meeting import (
     Facts,
     Group,
     Prepared,
+    check_backend,
     digest,
     meet,
+    on_device_of,
     ranks_of,
 )
 from tileloss.torch.distributed._request import Operands, Request
@@ -134,6 +136,11 @@ def call(given: Given) -> dict[str, Tensor]:
             "tileloss.torch.distributed: torch.compile and torch.jit.trace are not supported: call it in a function under "
             "torch.compiler.disable"
         )
+    with on_device_of(given.input):
+        return _call(given)
+
+
+def _call(given: Given) -> dict[str, Tensor]:
     group = group_of(given.group, list(given.shards().values()))
     prepared, everyone = meet(group, lambda: _prepare(_of_this_rank(given, group)))
     rank, _ = ranks_of(group)
@@ -178,7 +185,7 @@ def call(given: Given) -> dict[str, Tensor]:
 def _of_this_rank(given: Given, group: Group) -> Given:
     local = {name: local_shard(shard, group) for name, shard in given.shards().items()}
     tensors = {slot: local.pop(slot, x) for slot, x in given.tensors.items()}
-    return given._replace(tensors=tensors, **local)
+    return given._replace(tensors=tensors, group=group, **local)
 
 
 def _prepare(given: Given) -> Prepared:
@@ -197,6 +204,7 @@ def _prepare(given: Given) -> Prepared:
         )
     else:
         student = checked_logits(given.input, least_columns=0)
+    check_backend(student.first, given.group)
     checked = checked_tensors(given.function, student, given.tensors, options)
     place = len(given.target)
     target, labels, inputs = checked[:place], checked[place], checked[place + 1 :]
@@ -284,6 +292,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "grad_in_forward": arguments.grad_in_forward,
             "compute_dtype": of_head[0] if of_head else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
+            "device of input": arguments.student.first.device.type,
             "target is given": given.tensors.get("labels") is not None,
             **{
                 ARGUMENT_NAMES.get(slot, slot): None
