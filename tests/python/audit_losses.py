@@ -104,6 +104,34 @@ def claiming(case: Case) -> dict[str, Any]:
 claiming.contract = {"logp": ["exp"], "dlogits": []}  # type: ignore[attr-defined]
 
 
+def mine(case: Case) -> dict[str, Any]:
+    return right(case)
+
+
+def mine_again(case: Case) -> dict[str, Any]:
+    return right(case)
+
+
+def not_mine(case: Case) -> dict[str, Any]:
+    """It says that it is."""
+    return off(case)
+
+
+def without_exp(case: Case) -> dict[str, Any]:
+    return off(case)
+
+
+def others(case: Case) -> dict[str, Any]:
+    return off(case)
+
+
+_MINE = {"kernels": "mine 1", "logp": ["exp"], "dlogits": ["exp"]}
+for _function in (mine, mine_again, not_mine):
+    _function.contract = _MINE  # type: ignore[attr-defined]
+without_exp.contract = _MINE | {"logp": []}  # type: ignore[attr-defined]
+others.contract = _MINE | {"kernels": "mine 2"}  # type: ignore[attr-defined]
+
+
 def telling(case: Case) -> dict[str, Any]:
     key, path = os.environ.get("WANDB_API_KEY", "no key"), os.environ.get("PATH")
     raise Refused(f"{key}, but a path" if path else key)

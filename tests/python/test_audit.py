@@ -26,7 +26,7 @@ from tileloss.check.audit.command import GOOD
 from tileloss.check.audit.table import what_failed
 from tileloss.check.case_file import read_case
 from tileloss.check.command import run
-from tileloss.check.implementations.contract import OF_TILELOSS, declared
+from tileloss.check.implementations.contract import declared, of_tileloss
 from tileloss.check.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -185,12 +185,14 @@ def test_a_contract_says_what_bits_depend_on(
     names = f"tileloss,{LOSSES}:claiming,{LOSSES}:right"
     _, lines = audit(tmp_path, names, "ce/fp32")
     contracts = [line["contract"] for line in lines.values()]
-    assert contracts == [OF_TILELOSS, {"logp": ["exp"], "dlogits": []}, None]
+    assert contracts == [of_tileloss(), {"logp": ["exp"], "dlogits": []}, None]
     out = capfd.readouterr().out
     assert f"\n{LOSSES}:claiming  logp: exp; dlogits: nothing\n" in out
-    assert "\ntileloss  " in out and "dhead: instruction set, exp, split, order\n" in out
+    (own,) = (line for line in out.splitlines() if line.startswith("tileloss  "))
+    assert f"kernels: tileloss {tileloss.__version__}, " in own
+    assert own.endswith("; dhead: instruction set, exp, split, order")
     assert out.endswith(":right     unknown\n")
-    for wrong in ({"loss": ["exp"]}, {"logp": ["weather"]}, ["exp"]):
+    for wrong in ({"loss": ["exp"]}, {"logp": ["weather"]}, ["exp"], {"kernels": ["mine"]}):
         with pytest.raises(ValueError, match="^--impl f: contract: expected a dict from logp, "):
             declared("f", wrong)
 

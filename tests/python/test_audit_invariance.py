@@ -14,7 +14,7 @@ import pytest
 import tileloss
 from tileloss.check import implementations
 from tileloss.check.audit import invariance
-from tileloss.check.audit.invariance import claim, compare, describe
+from tileloss.check.audit.invariance import Claims, claim, compare, describe
 from tileloss.check.case import Case
 from tileloss.check.case_file import read_case, write_case
 from tileloss.check.command import run
@@ -28,7 +28,7 @@ Key = tuple[str, str, str, str]
 
 
 def measure(name: str) -> dict[Key, dict[str, Any]]:
-    lines = list(invariance.measure(name, 60, Progress("test", quiet=True)))
+    lines = list(invariance.measure(name, 60, Progress("test", quiet=True), Claims()))
     return {(x["level"], x["dtype"], x["varied"], x["quantity"]): x for x in lines}
 
 
@@ -137,6 +137,38 @@ def test_the_command(
     assert run(PROGRAM, [*arguments[:2], f"--impl={LOSSES}:claiming"]) == 1
     assert "beyond 1e-3) AGAINST ITS CONTRACT" in capfd.readouterr().out
     assert run(PROGRAM, ["audit", "--invariance", "--case=ce/fp32"]) == 2
+
+
+def test_who_claims_the_same_bits_is_held_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not those of another name or list, and not the unknown."""
+    monkeypatch.setattr(invariance, "measure_model", lambda *_: iter([]))
+    monkeypatch.setattr(invariance, "DTYPES", {"float32": np.float32})
+    names = ("mine", "mine_again", "not_mine", "without_exp", "others")
+    impl = [f"{LOSSES}:{name}" for name in names]
+    command = ["audit", "--invariance", "--impl"]
+    output = tmp_path / "results.jsonl"
+    assert run(PROGRAM, [*command, ",".join(impl), f"--output={output}"]) == 1
+    lines = [x for x in map(json.loads, output.read_text().splitlines()) if x["against"]]
+    assert {x["against"] for x in lines} == {f"{LOSSES}:mine"}
+    assert [(x["implementation"].split(":")[1], x["quantity"], x["claim"]) for x in lines] == [
+        ("mine_again", "logp", "kept"),
+        ("mine_again", "dlogits", "kept"),
+        ("not_mine", "logp", "broken"),
+        ("not_mine", "dlogits", "kept"),
+        ("without_exp", "dlogits", "kept"),
+    ]
+    out = capfd.readouterr().out
+    assert f"{LOSSES}:mine_again   logits  float32  equal bits as claimed: logp, dlogits\n" in out
+    assert re.search(r"claim broken: logp \de-01 .*; equal bits as claimed: dlogits\n", out)
+    assert run(PROGRAM, [*command, ",".join(impl[:2])]) == 0
+
+
+def test_a_row_stage_of_jax_is_no_row_stage_of_the_library() -> None:
+    torch, jax = (implementations.load(f"tileloss-{name}").contract for name in ("torch", "jax"))
+    assert torch is not None and jax is not None
+    assert jax["kernels"].startswith(f"{torch['kernels']}, row stage of jax ")
 
 
 def test_cases_go_round(tmp_path: Path) -> None:

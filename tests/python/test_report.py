@@ -132,7 +132,9 @@ def test_refusals_and_missing_packages_fail_no_audit() -> None:
 
 def test_invariance_says_what_keeps_its_bits() -> None:
     text = text_of(*lines.invariance_lines())
-    assert "2 of 5 keep every bit, 1 not measured" in text
+    assert "2 of 6 keep every bit, 1 not measured" in text
+    assert "| row order | as tileloss |" in text
+    assert "| mine | logits | bfloat16 | ✗ | dlogits 0.001 |" in text
     assert "| torch | logits | bfloat16 | ! | logp 0.07 | ! | logp 3 | ! | dlogits 2e-05 |" in text
     assert "| tileloss | logits | bfloat16 | ✓ | same |" in text
     assert "| liger | logits | bfloat16 | - | not installed |" in text

@@ -16,7 +16,7 @@ from tileloss.check.audit.bugs.likeness import look
 from tileloss.check.audit.cases import CASES, AuditCase
 from tileloss.check.audit.child import Child
 from tileloss.check.implementations import NATIVE
-from tileloss.check.implementations.contract import OF_TILELOSS
+from tileloss.check.implementations.contract import of_tileloss
 from tileloss.check.printable import did_you_mean
 from tileloss.check.program import without_secrets
 from tileloss.check.progress import Progress
@@ -66,7 +66,7 @@ def cell(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
         package = child.package
     like = None if child.name == NATIVE else _likeness(case, folder, verdict)
     seconds = round(time.monotonic() - begin, 3)
-    contract = OF_TILELOSS if child.name == NATIVE else child.contract
+    contract = of_tileloss(child.device) if child.name == NATIVE else child.contract
     own = {"contract": contract, "looks_like": like}
     return _line(child.name, package, case, device=child.device, **own, **verdict, seconds=seconds)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tileloss
+from tileloss.check.implementations.contract import Contract
 from tileloss.check.program import without_secrets
 
 _PACKAGE = Path(tileloss.__file__).parents[1]
@@ -66,7 +67,7 @@ class Child:
         return str(self._greeting.get("package", self.name))
 
     @property
-    def contract(self) -> dict[str, list[str]] | None:
+    def contract(self) -> Contract | None:
         """What its bits depend on, once it has started; None: unknown."""
         return self._greeting.get("contract")
 

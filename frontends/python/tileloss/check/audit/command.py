@@ -148,11 +148,12 @@ def _invariance(options: argparse.Namespace) -> int:
     """0, as what moves is measured and not judged; 1 where an implementation crashed or broke its contract."""
     if options.case is not None:
         raise ValueError("--case: expected none with --invariance, which has inputs of its own")
-    from tileloss.check.audit.invariance import LEVELS, measure, measure_model
+    from tileloss.check.audit.invariance import LEVELS, Claims, measure, measure_model
 
     names = [name for name in options.impl if name != NATIVE]
     with Progress("invariance", LEVELS * len(names) + 1, quiet=options.quiet) as progress:
-        found = [measure(name, options.time_limit, progress) for name in names]
+        claims = Claims()
+        found = [measure(name, options.time_limit, progress, claims) for name in names]
         found.append(measure_model(options.time_limit, progress))
         every = itertools.chain.from_iterable(found)
         lines = _written((line for line in every if line["status"] != "refused"), options)

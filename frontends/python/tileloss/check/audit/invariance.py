@@ -30,7 +30,7 @@ DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 LEVELS = 2 * len(DTYPES)  # steps of an implementation
 QUANTILES = (0.01, 0.5, 0.99, 1.0)
 FAR = 1e-3  # of a ratio from 1
-# Of a contract, by what is varied.
+# Of a contract, by what is varied; between two that claim the same bits it is the implementation, which has no word.
 WORDS = {
     "batch_split": "split",
     "row_order": "order",
@@ -52,7 +52,28 @@ class Unable(Exception):
         self.status = answer["status"]
 
 
-def measure(name: str, seconds: float, progress: Progress) -> Iterator[Line]:
+class Claims:
+    """The results of implementations, for those after them that claim the same bits: kernels of the same name in their contracts,
+    and the same list for the quantity."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[Any, ...], tuple[str, np.ndarray]] = {}
+
+    def lines(self, child: Child, case: Case, dtype: str, found: Arrays) -> Iterator[Line]:
+        """A line for each quantity of which somebody has claimed the same."""
+        contract = child.contract or {}
+        for quantity, ours in found.items():
+            if "kernels" not in contract or quantity not in contract:
+                continue
+            words = frozenset(contract[quantity])
+            key = (contract["kernels"], words, quantity, case.function, dtype)
+            first, theirs = self._first.setdefault(key, (child.name, ours))
+            if first != child.name:
+                line = compare(quantity, [(theirs, ours)])
+                yield {"varied": "implementation", "against": first, **line}
+
+
+def measure(name: str, seconds: float, progress: Progress, claims: Claims) -> Iterator[Line]:
     """A line for each level, dtype, kind of change and quantity; with a status and a message where nothing can be compared."""
     count = str(len(os.sched_getaffinity(0)))
     with (
@@ -64,7 +85,7 @@ def measure(name: str, seconds: float, progress: Progress) -> Iterator[Line]:
         for level in ("logits", "linear"):
             for dtype in DTYPES:
                 progress.step(f"{name} {level} {dtype}")
-                for line in _of_case(name, level, dtype, ask, ask_alone):
+                for line in _of_case(child, level, dtype, ask, ask_alone, claims):
                     kept = claim(child.contract, line)
                     yield describe(
                         name, child.package, level=level, dtype=dtype, claim=kept, **line
@@ -101,8 +122,8 @@ def describe(name: str, package: str, **found: Any) -> Line:
     """A line with all its keys."""
     usual = {
         "tool": "invariance", "version": tileloss.__version__, "implementation": name, "package": package, "status": "measured",
-        "level": None, "varied": None, "quantity": None, "dtype": None, "same_bits": None, "ratio_quantiles": None,
-        "outside_1e-3": None, "relative_difference": None, "claim": None, "message": None,
+        "level": None, "varied": None, "against": None, "quantity": None, "dtype": None, "same_bits": None,
+        "ratio_quantiles": None, "outside_1e-3": None, "relative_difference": None, "claim": None, "message": None,
     }  # fmt: skip
     return usual | found
 
@@ -110,7 +131,7 @@ def describe(name: str, package: str, **found: Any) -> Line:
 def claim(contract: Contract | None, line: Line) -> str | None:
     """Whether the contract says that the line's bits stay the same: "kept" or "broken"; None where it says nothing of it."""
     words = (contract or {}).get(line.get("quantity", ""))
-    if words is None or line.get("same_bits") is None or WORDS[line["varied"]] in words:
+    if words is None or line.get("same_bits") is None or WORDS.get(line["varied"]) in words:
         return None
     return "kept" if line["same_bits"] else "broken"
 
@@ -156,17 +177,20 @@ def _asking(child: Child, folder: Path) -> Run:
     return ask
 
 
-def _of_case(name: str, level: str, dtype: str, ask: Run, ask_alone: Run) -> Iterator[Line]:
+def _of_case(
+    child: Child, level: str, dtype: str, ask: Run, ask_alone: Run, claims: Claims
+) -> Iterator[Line]:
     try:
         case, whole = _first_that_is_offered(level, dtype, ask)
     except Unable as error:
         yield {"status": error.status, "message": str(error)}
         return
+    yield from claims.lines(child, case, dtype, whole)
     changes: dict[str, Callable[[], list[Arrays]]] = {
         "batch_split": lambda: [_in_parts(case, ask)],
         "row_order": lambda: [_reordered(case, ask)],
     }
-    for knob, values in KNOBS.get(name, {}).items():
+    for knob, values in KNOBS.get(child.name, {}).items():
         if knob == "chunk_size" and level == "logits":
             continue
         changes[knob] = lambda knob=knob, values=values: [

@@ -71,11 +71,13 @@ def print_releases(changed: Sequence[tuple[str, str]], not_run: str) -> None:
 
 
 def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
-    """A row for each implementation, level and dtype; a cell is "same" bits, or how far what moved moves at most."""
-    kinds = list(dict.fromkeys(line["varied"] for line in lines if line["varied"]))
+    """A row for each implementation, level and dtype; a cell is "same" bits, or how far what moved moves at most. Then a row for
+    each two that claim the same bits."""
+    pairs = [line for line in lines if line["against"]]
+    kinds = list(dict.fromkeys(x["varied"] for x in lines if x["varied"] and not x["against"]))
     rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for line in lines:
-        if line["varied"] is None:
+        if line["varied"] not in kinds:
             continue
         quantities = rows.setdefault((line["implementation"], line["level"], line["dtype"]), {})
         quantities.setdefault(line["varied"], []).append(how_it_moved(line))
@@ -89,6 +91,9 @@ def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
     print(
         "\nsame: the same bits; logp: the largest |ratio - 1| of probabilities; gradients: the relative norm of the difference"
     )
+    if pairs:
+        print()
+        print_columns(["claim the same bits", "level", "dtype", ""], _of_pairs(pairs))
     for line in lines:
         if line["status"] != "measured":
             print(
@@ -96,6 +101,20 @@ def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
                     f"{line['implementation']} {line['level'] or ''} {line['varied'] or ''}: {line['message']}"
                 )
             )
+
+
+def _of_pairs(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """ "equal bits as claimed: logp, dlogits", or "claim broken: logp 1e-06"."""
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for line in lines:
+        key = (f"{line['against']}, {line['implementation']}", line["level"], line["dtype"])
+        words = "equal bits as claimed" if line["same_bits"] else "claim broken"
+        moved = how_it_moved({**line, "claim": None}).removesuffix(" same")
+        rows.setdefault(key, {}).setdefault(words, []).append(moved)
+    return [
+        [*key, "; ".join(f"{words}: {', '.join(moved)}" for words, moved in row.items())]
+        for key, row in rows.items()
+    ]
 
 
 def how_it_moved(line: Mapping[str, Any]) -> str:

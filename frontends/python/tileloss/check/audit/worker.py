@@ -36,7 +36,7 @@ def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
     from tileloss.check.outputs import describe
 
     try:
-        implementation = load(name)
+        implementation = load(name, device)
     except NotInstalled as error:
         return reply(status="not_installed", message=str(error))
     except ValueError as error:

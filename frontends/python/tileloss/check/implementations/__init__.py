@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import tileloss
 from tileloss.check.case import Case
-from tileloss.check.implementations.contract import OF_TILELOSS, Contract, declared
+from tileloss.check.implementations.contract import Contract, declared, of_tileloss
 from tileloss.check.outputs import describe
 from tileloss.check.printable import did_you_mean
 
@@ -142,8 +142,8 @@ def check_name(name: str, argument: str = "--impl") -> None:
         raise ValueError(f"{argument} {name}: there is no module {place}")
 
 
-def load(name: str) -> Implementation:
-    """Imports it.
+def load(name: str, device: str = "cpu") -> Implementation:
+    """Imports it. ``device``: where its tensors will be.
 
     Raises:
         ValueError: no such name, module or function, or a module of the user's that cannot be imported.
@@ -165,10 +165,14 @@ def load(name: str) -> Implementation:
         raise NotInstalled(f"{package} cannot be imported here: {error}") from error
     compute: Compute = getattr(adapter, known.compute)
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in known.packages)
-    if not known.reads_ignored:
-        versions = f"tileloss {tileloss.__version__}, {versions}"
-    contract = None if known.reads_ignored else OF_TILELOSS
-    return Implementation(name, versions, compute, known.reads_ignored, contract)
+    if known.reads_ignored:
+        return Implementation(name, versions, compute)
+    # What lies between the library's two sweeps is JAX's own arithmetic.
+    row_stage = f"row stage of {versions}" if "jax" in known.packages else ""
+    contract = of_tileloss(device, row_stage)
+    return Implementation(
+        name, f"tileloss {tileloss.__version__}, {versions}", compute, False, contract
+    )
 
 
 def _load_function(name: str) -> Compute:

@@ -46,6 +46,12 @@ class Invariance:
     dtype: str = ""
     relative_difference: float = math.nan
     message: str = ""
+    claim: str = ""
+    against: str = ""
+
+    @property
+    def kind(self) -> str:
+        return f"as {self.against}" if self.against else self.varied.replace("_", " ")
 
     @property
     def who(self) -> tuple[str, str, str]:
@@ -92,15 +98,15 @@ def section(found: Sequence[Invariance]) -> Section:
 
 
 def _matrix(found: Sequence[Invariance]) -> Table:
-    kinds = list(dict.fromkeys(each.varied for each in found))
+    kinds = list(dict.fromkeys(each.kind for each in found))
     cells: dict[tuple[str, str, str], dict[str, list[Invariance]]] = {}
     for each in found:
-        cells.setdefault(each.who, {}).setdefault(each.varied, []).append(each)
+        cells.setdefault(each.who, {}).setdefault(each.kind, []).append(each)
     rows = [
         (*map(plain, who), *(_cell(row.get(kind, [])) for kind in kinds))
         for who, row in cells.items()
     ]
-    heads = ("implementation", "level", "dtype", *(kind.replace("_", " ") for kind in kinds))
+    heads = ("implementation", "level", "dtype", *kinds)
     caption = "Largest change: logp by the ratio of probabilities, gradients relative in the norm"
     return Table(heads, tuple(rows), caption)
 
@@ -112,7 +118,8 @@ def _cell(found: list[Invariance]) -> Cell:
     if other is not None:
         return status_cell(other.status, other.message)
     moved = [f"{each.quantity} {digits(each.moved, 1)}" for each in found if not each.same_bits]
-    return Cell(joined(moved), Mark.WARN) if moved else blocks.outcome(True, "same")
+    mark = Mark.FAIL if any(each.claim == "broken" for each in found) else Mark.WARN
+    return Cell(joined(moved), mark) if moved else blocks.outcome(True, "same")
 
 
 def _ranges(measured: Sequence[Invariance]) -> list[Picture]:
@@ -122,7 +129,7 @@ def _ranges(measured: Sequence[Invariance]) -> list[Picture]:
     for each in moved[:_MOST_RANGES]:
         values = [value for value in each.quantiles.values() if math.isfinite(value)]
         middle = each.quantiles.get(0.5, values[len(values) // 2])
-        label = f"{joined(each.who)}, {each.varied}: {each.quantity}".replace("_", " ")
+        label = f"{joined(each.who)}, {each.kind}: {each.quantity}"
         ranges.append(Range(label, min(values), middle, max(values)))
     if not ranges:
         return []
@@ -141,7 +148,7 @@ def _columns(found: Sequence[Invariance]) -> Columns[Invariance]:
         "implementation": lambda each: plain(each.implementation, title=each.package),
         "level": lambda each: plain(each.level),
         "dtype": lambda each: plain(each.dtype),
-        "varied": lambda each: plain(each.varied.replace("_", " ")),
+        "varied": lambda each: plain(each.kind),
         "quantity": lambda each: plain(each.quantity),
         "bits": _bits,
         **{f"q {share:g}": _quantile(share) for share in shares},
