@@ -78,7 +78,7 @@ void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
   out.kernel.row_block = kernel.integer("row_block", 0, 0, kMaxCount);
   out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
   out.kernel.cuda_kernel = kernel.choice("cuda_kernel", out.kernel.cuda_kernel, cuda_kernel_names());
-  if (out.kernel.cuda_kernel != "auto" && (out.device.is_cpu() || out.is_linear()))
+  if (out.kernel.cuda_kernel != "auto" && !out.device.has_kernels(out.is_linear()))
     kernel.fail("cuda_kernel", "expected auto where the device is cpu or the level linear, got " + out.kernel.cuda_kernel);
   out.kernel.workspace_bytes = out.is_linear() ? kernel.integer("workspace_bytes", 0, 0, int64_t{1} << 50) : 0;
   out.in_place = !out.is_linear() && kernel.boolean("in_place", false);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "backends/cuda/kernel_names.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
@@ -15,6 +16,7 @@
 namespace tileloss::tools {
 namespace {
 
+using impl::cuda::kKernelNames;
 using reference::NumberFormat;
 
 constexpr std::array<std::pair<const char*, NumberFormat>, 7> kDtypes = {{{"bf16", NumberFormat::kBfloat16},
@@ -294,7 +296,7 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
-std::vector<std::string> cuda_kernel_names() { return {"auto", "two_reads", "cluster"}; }
+std::vector<std::string> cuda_kernel_names() { return {std::begin(kKernelNames), std::end(kKernelNames)}; }
 
 tileloss_plan_options KernelWishes::plan_options() const {
   tileloss_plan_options options;
@@ -306,9 +308,9 @@ tileloss_plan_options KernelWishes::plan_options() const {
   options.cpu.vocab_block = vocab_block;
   options.workspace_bytes = workspace_bytes;
   options.cpu.chunk_columns = chunk_columns;
-  const std::vector<std::string> kernels = cuda_kernel_names();
-  const auto kernel = std::find(kernels.begin(), kernels.end(), cuda_kernel) - kernels.begin();
-  options.cuda = {static_cast<tileloss_cuda_kernel>(kernel), options.cpu.schedule, row_block, vocab_block, chunk_columns};
+  const auto kernel = find_name<tileloss_cuda_kernel>(
+      cuda_kernel, std::size(kKernelNames), [](tileloss_cuda_kernel each) { return kKernelNames[each]; }, "CUDA kernel");
+  options.cuda = {kernel, options.cpu.schedule, row_block, vocab_block, chunk_columns};
   return options;
 }
 

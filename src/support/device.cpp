@@ -40,7 +40,7 @@ void Device::check_wishes(const KernelWishes& wishes, bool is_linear) const {
     throw ToolError(kExitUsage, formatted("{}: expected {} on {}{}, got {}", wish, default_value, name_,
                                           is_linear ? " with the LM head" : " from logits", given));
   };
-  if (is_cpu() || is_linear) refuse("cuda_kernel", "auto", wishes.cuda_kernel);
+  if (!has_kernels(is_linear)) refuse("cuda_kernel", "auto", wishes.cuda_kernel);
   if (is_cpu()) return;
   refuse("isa", "auto", wishes.isa);
   refuse("threads", "0", std::to_string(wishes.threads));

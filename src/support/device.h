@@ -23,6 +23,8 @@ class Device {
   int32_t index() const { return index_; }
   // Throws ToolError (environment) where there is no such device.
   impl::DeviceMemory& memory() const { return *backend().memory(); }
+  // Whether its planner has a choice of kernels: KernelWishes::cuda_kernel.
+  bool has_kernels(bool is_linear) const { return !is_cpu() && !is_linear; }
   // Throws ToolError (usage) naming a wish that the planner of such a function there has no use for.
   void check_wishes(const KernelWishes& wishes, bool is_linear) const;
   // From here on all calls of this process run there, over copies of their tensors; plans are the device's. Throws as memory().

@@ -5,6 +5,7 @@
 
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/cuda_device.h"
+#include "backends/cuda/kernel_names.h"
 #include "backends/cuda/library.h"
 #include "losses/row_arrays.h"
 #include "schema/options.h"
@@ -81,7 +82,7 @@ class CudaBackend final : public Backend {
     std::vector<PlanFact> facts = {{"threads", std::int64_t{rows.threads}}};
     if (head.vocab_block == 0) {
       facts.push_back({"blocks", std::int64_t{rows.blocks}});
-      facts.push_back({"kernel", std::string(rows.kernel == TILELOSS_CUDA_KERNEL_CLUSTER ? "cluster" : "two_reads")});
+      facts.push_back({"kernel", std::string(rows.kernel == TILELOSS_CUDA_KERNEL_CLUSTER ? kCluster : kTwoReads)});
       return facts;
     }
     const tileloss_schedule schedule = head.kept_columns + head.kept_rows > 0 ? TILELOSS_SCHEDULE_STASH

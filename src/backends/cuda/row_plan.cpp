@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "backends/cuda/kernel_names.h"
 #include "backends/cuda/limits.h"
 #include "backends/cuda/runtime.h"
 
@@ -50,7 +51,7 @@ std::int64_t slice_bytes(std::int64_t columns, tileloss_dtype storage, std::int3
 
 Status cut_rows(const Problem& p, tileloss_cuda_kernel wish, RowCut* cut) {
   if (wish < TILELOSS_CUDA_KERNEL_AUTO || wish > TILELOSS_CUDA_KERNEL_CLUSTER)
-    return expected("kernel", "auto, two_reads or cluster (0 to 2)", std::to_string(wish));
+    return expected("kernel", std::string(kAuto) + ", " + kTwoReads + " or " + kCluster + " (0 to 2)", std::to_string(wish));
   const Shared shared(p.device_index);
   *cut = {0, 1, TILELOSS_CUDA_KERNEL_TWO_READS};
   bool has_room = false;
@@ -73,19 +74,18 @@ Status check_cut(const RowCut& cut) {
   if (cut.blocks < 1 || cut.blocks > kMaxCluster || (cut.blocks & (cut.blocks - 1)) != 0)
     return expected("plan.cuda.blocks", "1, 2, 4 or 8", std::to_string(cut.blocks));
   if (cut.kernel != TILELOSS_CUDA_KERNEL_TWO_READS && cut.kernel != TILELOSS_CUDA_KERNEL_CLUSTER)
-    return expected("plan.cuda.kernel", "two_reads or cluster (1 or 2)", std::to_string(cut.kernel));
+    return expected("plan.cuda.kernel", std::string(kTwoReads) + " or " + kCluster + " (1 or 2)", std::to_string(cut.kernel));
   return {};
 }
 
 Status check_cut(const Problem& p, const RowCut& cut) {
   if (cut.kernel != TILELOSS_CUDA_KERNEL_CLUSTER) return {};
-  if (!is_row_alone(p)) return expected("kernel", "auto or two_reads, as rows of this call wait for others", "cluster");
+  const std::string others = std::string(kAuto) + " or " + kTwoReads + ", as ";
+  if (!is_row_alone(p)) return expected("kernel", others + "rows of this call wait for others", kCluster);
   const Shared shared(p.device_index);
   if (cut.blocks <= shared.most_blocks && shared.has_room(slice_bytes(p.columns, p.storage, cut.blocks), 1)) return {};
-  return expected(
-      "kernel",
-      "auto or two_reads, as a row does not fit in the shared memory of " + std::to_string(shared.most_blocks) + " blocks",
-      "cluster");
+  const std::string blocks = std::to_string(shared.most_blocks) + " blocks";
+  return expected("kernel", others + "a row does not fit in the shared memory of " + blocks, kCluster);
 }
 
 }  // namespace tileloss::impl::cuda
