@@ -254,17 +254,23 @@ TEST(Info, JsonNamesWhatTheMachineHas) {
 }
 
 #ifdef __x86_64__
-// A libtileloss_cuda.so whose two devices are the host, beside a link to the program, and as both are installed.
+// A libtileloss_cuda.so whose two devices are the host, beside a link to the program, and as both are installed, started by its
+// path or through PATH.
 TEST(Info, ListsDevices) {
   namespace fs = std::filesystem;
   const fs::path built = fs::path(TILELOSS_PROGRAM).parent_path() / "cuda_on_host";
   const TemporaryFolder folder;
   fs::create_directories(folder.path() / "bin");
   fs::create_directories(folder.path() / "lib");
-  fs::create_symlink(TILELOSS_PROGRAM, folder.path() / "bin" / "tileloss");
+  fs::copy_file(TILELOSS_PROGRAM, folder.path() / "bin" / "tileloss");
   fs::create_symlink(built / "libtileloss_cuda.so", folder.path() / "lib" / "libtileloss_cuda.so");
-  for (const fs::path& program : {built / "tileloss", folder.path() / "bin" / "tileloss"}) {
-    const ProgramResult result = Program({"info"}, {}, program).wait();
+  const fs::path installed = folder.path() / "bin" / "tileloss";
+  const std::pair<std::string, std::vector<std::string>> starts[] = {
+      {built / "tileloss", {"info"}},
+      {installed, {"info"}},
+      {"/usr/bin/env", {"PATH=" + installed.parent_path().string(), "tileloss", "info"}}};
+  for (const auto& [program, arguments] : starts) {
+    const ProgramResult result = Program(arguments, {}, program).wait();
     EXPECT_NE(result.out.find(" cpu, 2 cuda\n"), std::string::npos) << program << result.out << result.err;
   }
 }

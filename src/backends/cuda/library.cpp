@@ -3,6 +3,9 @@
 #include <dlfcn.h>
 #include <tileloss/tileloss.h>
 
+#include <climits>
+#include <cstdlib>
+
 namespace tileloss::impl::cuda {
 namespace {
 
@@ -11,7 +14,10 @@ constexpr const char* kName = "libtileloss_cuda.so";
 void* open_library(std::string& missing) {
   Dl_info here = {};
   if (dladdr(reinterpret_cast<const void*>(&library), &here) != 0 && here.dli_fname != nullptr) {
-    const std::string path = here.dli_fname;
+    std::string path = here.dli_fname;
+    // Of a program that was started through PATH this is its name alone.
+    char program[PATH_MAX] = "";
+    if (path.find('/') == std::string::npos && realpath("/proc/self/exe", program) != nullptr) path = program;
     const std::string folder = path.substr(0, path.rfind('/') + 1);
     // The program, which contains the library, is installed in a folder beside lib.
     for (const char* const where : {"", "../lib/"}) {
