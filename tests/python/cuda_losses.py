@@ -20,7 +20,7 @@ from tileloss import torch as tl
 from tileloss.integrations.trl import LogProbFunction
 from tileloss.torch import _operators
 from tileloss.torch import distributed as td
-from torch_problems import ALL_FUNCTIONS, FUNCTIONS, LOGIT_FUNCTIONS, Problem, T, V, problem
+from torch_problems import ALL_FUNCTIONS, FUNCTIONS, LOGIT_FUNCTIONS, H, Problem, T, V, problem
 
 LOSSES = ("cross_entropy", "policy_loss")
 ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -165,8 +165,28 @@ def test_row_outputs() -> None:
 def test_modules() -> None:
     p = problem()
     q = on_device(p)
-    expected = tl.CrossEntropyLoss(label_smoothing=0.1)(p.logits, p.labels).detach()
-    hold(tl.CrossEntropyLoss(label_smoothing=0.1)(q.logits, q.labels), expected, 1e-5)
+    for module, names in {
+        tl.CrossEntropyLoss(label_smoothing=0.1): ("logits", "labels"),
+        tl.LinearCrossEntropyLoss(H, V, softcap=9.0): ("hidden", "labels"),
+        tl.PolicyLoss(preset="gspo"): ("logits", "labels", "advantages"),
+        tl.DistillationLoss(divergence="jsd"): ("logits", "teacher", "labels"),
+    }.items():
+        expected = module(*(getattr(p, name) for name in names)).detach()
+        cuda_on_host.move(module)
+        hold(module(*(getattr(q, name) for name in names)), expected, 1e-5)
+
+
+def test_autocast_says_in_what_a_head_is_multiplied() -> None:
+    q = on_device(problem())
+    given = q.hidden.detach(), q.weight.detach(), q.labels
+    expected = tl.linear_cross_entropy(*given, compute_dtype=torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast refuses where there is no GPU
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        found = tl.linear_cross_entropy(*given)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert get(found) == get(expected) != get(tl.linear_cross_entropy(*given))
 
 
 def test_trls_fused_head() -> None:

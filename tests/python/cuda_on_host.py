@@ -106,9 +106,11 @@ class Graph:
 
     def __init__(self) -> None:
         self._stream, self._executable = _streams[0], None
-        self._end = 1 << 22
+        self._end = 1 << 18
         self._pool = _library.cuda_on_host_malloc(0, self._end)
+        self._taken: list[int] = []
         self._work: list[Any] = []
+        weakref.finalize(self, _free_pool, self._pool, self._taken).atexit = False
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -146,11 +148,18 @@ class Graph:
     def take(self, size: int) -> int:
         self._end = (self._end - size) // 64 * 64
         assert self._end >= 0
-        _pieces[self._pool + self._end] = size
-        return int(self._pool + self._end)
+        self._taken.append(self._pool + self._end)
+        _pieces[self._taken[-1]] = size
+        return self._taken[-1]
 
 
 _captures: list[Graph] = []  # the one that captures now
+
+
+def _free_pool(pool: int, taken: list[int]) -> None:
+    for address in taken:
+        del _pieces[address]
+    _unused.append(pool)
 
 
 def _new_memory(x: Tensor, index: int) -> Tensor:
@@ -238,6 +247,8 @@ def _on_device(func: Any, args: Any, kwargs: dict[str, Any], index: int) -> Any:
         found = func(*inputs[0], **inputs[1])
         if func.namespace == "c10d":  # another thread is at it
             found[-1].wait()
+        if func.namespace == "_c10d_functional":
+            found = torch.ops._c10d_functional.wait_tensor(found)
         return found
 
     if func.is_view:
@@ -261,6 +272,18 @@ def to_device(x: Tensor, index: int = 0) -> CudaTensor:
     memory = _new_memory(x, index)
     current_stream(torch.device("cuda", index)).run(lambda: memory.copy_(x))
     return CudaTensor(memory, index)
+
+
+def move(module: torch.nn.Module) -> None:
+    """Its parameters, the tied ones as they are, and buffers."""
+    made: dict[Tensor, torch.nn.Parameter] = {}
+    for each in module.modules():
+        for name, x in each.named_parameters(recurse=False):
+            if x not in made:
+                made[x] = torch.nn.Parameter(to_device(x.detach()))
+            each._parameters[name] = made[x]
+        for name, x in each.named_buffers(recurse=False):
+            each._buffers[name] = to_device(x)
 
 
 @contextmanager
@@ -295,15 +318,19 @@ def _makes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if not (args and _is_cuda(args[0])):
+    device: Any = kwargs.get("device", args[0] if args else None)
+    if not _is_cuda(device):
         return _own_to(x, *args, **kwargs)
-    found = _own_to(x, *args[1:])
-    if found.device == args[0]:
+    rest = [each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)]
+    found = _own_to(x, *rest) if rest else x
+    if found.device == device:
         return found
-    return to_device(get(found) if found.is_cuda else found, args[0].index)
+    return to_device(get(found) if found.is_cuda else found, device.index)
 
 
-_own = {name: getattr(torch, name) for name in ("empty", "zeros", "ones", "tensor")}
+_own = {
+    name: getattr(torch, name) for name in ("empty", "zeros", "ones", "tensor", "arange", "full")
+}
 _own_to = Tensor.to
 
 
@@ -338,3 +365,12 @@ def installed() -> Iterator[None]:
 
 _setup_privateuseone_for_python_backend(rename=_NAME)
 torch._C._ensureCUDADeviceGuardSet()
+
+
+def _empty(size: Any, *, dtype: torch.dtype | None = None, **_: Any) -> CudaTensor:
+    """What torch's own code makes beside a tensor, on the first device."""
+    return CudaTensor(_new_memory(_own["empty"](size, dtype=dtype), 0))
+
+
+_kernels = torch.library.Library("aten", "IMPL")
+_kernels.impl("empty.memory_format", _empty, "PrivateUse1")

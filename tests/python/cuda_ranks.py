@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map
 
 import cuda_on_host
@@ -122,6 +124,31 @@ def what_the_devices_find() -> None:
     )
 
 
+def of_dtensors() -> None:
+    """A head in shards, as FSDP2 leaves it, gathered; its gradient is in shards again. A vocabulary's shards as they are."""
+    hidden, head, logits, labels = problem(requires_grad=False)
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+
+    def sharded(x: Tensor, dim: int) -> DTensor:
+        part = there(mine(x.transpose(0, dim)).transpose(0, dim))
+        return DTensor.from_local(part, mesh, [Shard(dim)], run_check=False).requires_grad_()
+
+    weight, plain = sharded(head, 0), head.clone().requires_grad_()
+    tl.linear_cross_entropy(there(hidden), weight, there(labels)).backward()
+    tl.linear_cross_entropy(hidden, plain, labels).backward()
+    assert weight.grad.placements == (Shard(0),)
+    torch.testing.assert_close(get(weight.grad.to_local()), mine(plain.grad))
+    x, whole = sharded(logits, 1), logits.clone().requires_grad_()
+    loss, expected = td.cross_entropy(x, there(labels)), tl.cross_entropy(whole, labels)
+    (loss + 0).backward(), expected.backward()
+    torch.testing.assert_close(get(loss.detach()), expected.detach())
+    torch.testing.assert_close(get(x.grad.to_local()), mine(whole.grad.T).T)
+    words = (
+        r"input: expected a plain tensor or a replicated DTensor, .* placements \(Shard\(dim=1\),\)"
+    )
+    raises(ValueError, words, lambda: tl.cross_entropy(x, there(labels)))
+
+
 def run(rank: int, folder: str) -> None:
     cases = {name: vocab_cases.CASES[name] for name in CASES}
     expected = {name: case.run(getattr(tl, case.function)) for name, case in cases.items()}
@@ -133,7 +160,7 @@ def run(rank: int, folder: str) -> None:
         vocab_ranks.run(rank, 2, folder, expected)
 
 
-CHECKS = {check.__name__: check for check in (of_gpus_alone, what_the_devices_find)}
+CHECKS = {check.__name__: check for check in (of_gpus_alone, what_the_devices_find, of_dtensors)}
 
 if __name__ == "__main__":
     torch.multiprocessing.start_processes(run, (sys.argv[1],), nprocs=2, start_method="fork")

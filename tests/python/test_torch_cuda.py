@@ -34,7 +34,8 @@ def run_on_the_host(*arguments: str | Path) -> None:
 
 @pytest.mark.full
 def test_cuda_tensors_run_on_the_host() -> None:
-    run_on_the_host("-m", "pytest", "-q", "-n0", Path(__file__).with_name("cuda_losses.py"))
+    files = map(Path(__file__).with_name, ("cuda_losses.py", "cuda_models.py"))
+    run_on_the_host("-m", "pytest", "-q", "-n0", *files)
 
 
 @pytest.mark.full
