@@ -14,7 +14,8 @@ extern "C" {
 void* cuda_on_host_malloc(int device, std::size_t bytes);
 void cuda_on_host_free(void* data);
 void* cuda_on_host_stream(int device);
-void cuda_on_host_run(void* stream, int device, void (*work)());
+void cuda_on_host_give(void* stream, int device, void (*work)());
+void cuda_on_host_wait(void* stream, int device);
 // frontends/xla/handler.cpp
 XLA_FFI_Error* tileloss_xla_call_on_cuda(XLA_FFI_CallFrame*);
 XLA_FFI_Error* tileloss_xla_initialize_on_cuda(XLA_FFI_CallFrame*);
@@ -33,7 +34,8 @@ void* stream() {
 void run(std::function<void()> work) {
   static std::function<void()> current;
   current = std::move(work);
-  cuda_on_host_run(stream(), kDevice, [] { current(); });
+  cuda_on_host_give(stream(), kDevice, [] { current(); });
+  cuda_on_host_wait(stream(), kDevice);
 }
 
 std::size_t bytes_of(const XLA_FFI_Buffer& buffer) {
