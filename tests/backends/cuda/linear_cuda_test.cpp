@@ -2,6 +2,7 @@
 // on nothing but the row. That its numbers are right is for the C API's own suites to say: cuda_in_place.cpp.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -44,6 +45,7 @@ class Head {
     int device = 0;
     bool has_nan = false;  // in the last class of the head
     TargetKind target = TargetKind::kLabels;
+    double softcap = 0;
   };
 
   Head() : Head(Shape{}) {}
@@ -90,6 +92,7 @@ class Head {
       v->device_type = TILELOSS_CUDA;
       v->device_index = shape.device;
     }
+    for (tileloss_logit_options* o : all_logit_options()) o->softcap = shape.softcap;
     wishes.cuda.vocab_block = 256;
     wishes.cuda.row_block = 16;
   }
@@ -124,14 +127,16 @@ class Head {
   }
 
   void set_ignore_index(std::int64_t index) {
-    for (tileloss_logit_options* o : {&options_.logit, &distillation_.logit, &sparse_.logit, &soft_.logit})
-      o->ignore_index = index;
+    for (tileloss_logit_options* o : all_logit_options()) o->ignore_index = index;
   }
 
   tileloss_args args;
   tileloss_plan_options wishes = plan_options();
 
  private:
+  std::array<tileloss_logit_options*, 4> all_logit_options() {
+    return {&options_.logit, &distillation_.logit, &sparse_.logit, &soft_.logit};
+  }
   const char* function() const {
     switch (target_) {
       case TargetKind::kLogits: return "linear_distillation";
@@ -327,12 +332,27 @@ TEST(CudaHead, APlanOfAModelsShapeFitsCacheAndBudget) {
 }
 
 TEST_P(CudaHeadOf, ARowsBitsDoNotDependOnHowManyThereAre) {
-  const Numbers few = Head({.rows = 5, .target = GetParam()}).run_and_get();
-  const Numbers many = Head({.rows = 70, .target = GetParam()}).run_and_get();
-  for (std::size_t i = 0; i < 5; ++i) {
-    EXPECT_EQ(few.logp[i], many.logp[i]) << i;
-    EXPECT_EQ(few.loss[i], many.loss[i]) << i;
-    for (std::size_t h = 0; h < kWidth; ++h) EXPECT_EQ(few.dhidden[i * kWidth + h], many.dhidden[i * kWidth + h]) << i;
+  for (const double softcap : {0, 5}) {
+    const Numbers few = Head({.rows = 5, .target = GetParam(), .softcap = softcap}).run_and_get();
+    const Numbers many = Head({.rows = 70, .target = GetParam(), .softcap = softcap}).run_and_get();
+    for (std::size_t i = 0; i < 5; ++i) {
+      EXPECT_EQ(few.logp[i], many.logp[i]) << i;
+      EXPECT_EQ(few.loss[i], many.loss[i]) << i;
+      for (std::size_t h = 0; h < kWidth; ++h) EXPECT_EQ(few.dhidden[i * kWidth + h], many.dhidden[i * kWidth + h]) << i;
+    }
+  }
+}
+
+// dhidden is a sum over chunks.
+TEST_P(CudaHeadOf, AChunksWidthChangesNoBitsOfTheHeadsGradient) {
+  Numbers expected = Head({.target = GetParam()}).run_and_get();
+  for (const std::int64_t width : {128, 64}) {
+    Head head({.target = GetParam()});
+    head.wishes.cuda.chunk_columns = width;
+    const Numbers got = head.run_and_get();
+    EXPECT_NE(got.dhidden, expected.dhidden) << width;
+    expected.dhidden = got.dhidden;
+    EXPECT_TRUE(got == expected) << width;
   }
 }
 
