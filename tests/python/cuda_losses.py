@@ -1,4 +1,4 @@
-"""The functions of tileloss.torch on CUDA tensors, run on the host: test_torch_cuda.py."""
+"""The functions of tileloss.torch on CUDA tensors, on the host or on a GPU: test_torch_cuda.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import cuda_on_host
+import cuda_device
 import torch_problems
-from cuda_on_host import CudaTensor, get, to_device
+from cuda_device import OTHER, CudaTensor, get, to_device
 from tileloss import torch as tl
 from tileloss.integrations.trl import LogProbFunction
 from tileloss.torch import _operators
@@ -28,7 +28,7 @@ ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-1
 
 @pytest.fixture(autouse=True)
 def _cuda() -> Iterator[None]:
-    with cuda_on_host.installed():
+    with cuda_device.installed():
         yield
         tl.check_errors()
 
@@ -86,7 +86,7 @@ def test_other_ways_to_the_gradient(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("name", LOGIT_FUNCTIONS)
 def test_the_second_device(name: str) -> None:
-    hold_function(name, problem(), index=1)
+    hold_function(name, problem(), index=OTHER)
 
 
 def views(x: Tensor) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ def test_numbers_may_lie_on_the_device_and_elsewhere() -> None:
         0.5,
         torch.tensor(0.5),
         to_device(torch.tensor([0.5])),
-        to_device(torch.tensor(0.5).double(), 1),
+        to_device(torch.tensor(0.5).double(), OTHER),
     ):
         count = to_device(torch.tensor(8))
         hold(tl.cross_entropy(x, y, temperature=number, num_items=count), expected, 1e-6)
@@ -172,7 +172,7 @@ def test_modules() -> None:
         tl.DistillationLoss(divergence="jsd"): ("logits", "teacher", "labels"),
     }.items():
         expected = module(*(getattr(p, name) for name in names)).detach()
-        cuda_on_host.move(module)
+        cuda_device.move(module)
         hold(module(*(getattr(q, name) for name in names)), expected, 1e-5)
 
 
@@ -212,7 +212,7 @@ def test_what_the_device_finds_wrong_is_nan_and_can_be_asked_for() -> None:
     with pytest.raises(IndexError, match=r"^target\[1\]: expected 0 <= label < 67 .*, got 67"):
         tl.check_errors("cuda:0")
     tl.check_errors(0)
-    for device in ("cuda", torch.device("cuda", 1), "cpu", None):
+    for device in ("cuda", torch.device("cuda", OTHER), "cpu", None):
         tl.check_errors(device)
     wrong = to_device(torch.tensor(-1.0))
     tl.cross_entropy(q.logits.detach(), q.labels, temperature=wrong)
@@ -222,8 +222,8 @@ def test_what_the_device_finds_wrong_is_nan_and_can_be_asked_for() -> None:
 
 def test_tensors_on_two_devices_are_refused() -> None:
     p, q = problem(), on_device(problem())
-    there = to_device(p.labels, 1)
-    for labels, where in ((p.labels, "cpu"), (there, "cuda:1")):
+    there = to_device(p.labels, OTHER)
+    for labels, where in ((p.labels, "cpu"), (there, "cuda:1"))[: 1 + OTHER]:
         words = f"^target: expected a tensor on cuda:0, where input is, got one on {where}$"
         with pytest.raises(ValueError, match=words):
             tl.cross_entropy(q.logits, labels)
@@ -265,7 +265,7 @@ def test_a_graph_captures_loss_and_gradient(name: str) -> None:
     p, other = problem(), problem()
     q = on_device(p)
     torch_problems.gradients(name, q)
-    graph = cuda_on_host.Graph()
+    graph = cuda_device.Graph()
     with graph.capture():
         found = torch_problems.gradients(name, q)
     for now in (p, other, p):
@@ -282,7 +282,7 @@ def test_a_graph_captures_loss_and_gradient(name: str) -> None:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    dist.init_process_group(cuda_device.BACKEND, init_method=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -301,7 +301,7 @@ def test_a_vocabulary_over_a_group(name: str, group: None) -> None:
     )
     q = on_device(p)
     exact = torch_problems.gradients(name, p, torch_problems.plain)
-    with cuda_on_host.reads():  # that is how ranks meet
+    with cuda_device.reads():  # that is how ranks meet
         found = torch_problems.gradients(name, q, partial(torch_problems.run, of=td))
     for ours, theirs in zip(found, exact, strict=True):
         hold(ours, theirs, ROUNDING[torch.float32])

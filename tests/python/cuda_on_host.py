@@ -25,6 +25,9 @@ from tileloss._core.library import library_path
 from tileloss._core.structs import CUDA
 from tileloss.torch import _apply, _operators
 
+OTHER = 1  # a device that is not the first
+BACKEND = "gloo"
+TOLERANCE_OF_MODELS = 1e-5
 _NAME = "cuda_on_host"
 _WORK = ctypes.CFUNCTYPE(None)
 _library = ctypes.CDLL(str(library_path().parent / "libtileloss_cuda.so"))

@@ -1,5 +1,5 @@
-"""A program: `cuda_ranks.py FOLDER` runs two gloo ranks, each on CUDA tensors of a device of its own, on the host: vocab_ranks.py
-with the cases and checks of here. Arguments of the functions are brought to the device, and results back."""
+"""A program: `cuda_ranks.py FOLDER BACKEND` runs two ranks, each on CUDA tensors of a device of its own: vocab_ranks.py with the
+cases and checks of here. Arguments of the functions are brought to the device, and results back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map
 
-import cuda_on_host
+import cuda_device
 import vocab_cases
 import vocab_checks
 import vocab_ranks
-from cuda_on_host import get, to_device
+from cuda_device import get, to_device
 from tileloss import torch as tl
 from tileloss.torch import distributed as td
 from vocab_checks import is_last, mine, problem, raises
@@ -149,18 +149,18 @@ def of_dtensors() -> None:
     raises(ValueError, words, lambda: tl.cross_entropy(x, there(labels)))
 
 
-def run(rank: int, folder: str) -> None:
+def run(rank: int, folder: str, backend: str) -> None:
     cases = {name: vocab_cases.CASES[name] for name in CASES}
     expected = {name: case.run(getattr(tl, case.function)) for name, case in cases.items()}
     patch = pytest.MonkeyPatch()
     patch.setattr(vocab_ranks, "CASES", cases)
     patch.setattr(vocab_checks, "CHECKS", CHECKS)
     patch.setattr(vocab_cases, "Whole", WholeThere)
-    with cuda_on_host.installed(), cuda_on_host.reads():  # that is how ranks meet
-        vocab_ranks.run(rank, 2, folder, expected)
+    with cuda_device.installed(), cuda_device.reads():  # that is how ranks meet
+        vocab_ranks.run(rank, 2, folder, expected, backend)
 
 
 CHECKS = {check.__name__: check for check in (of_gpus_alone, what_the_devices_find, of_dtensors)}
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(run, (sys.argv[1],), nprocs=2, start_method="fork")
+    torch.multiprocessing.start_processes(run, tuple(sys.argv[1:]), nprocs=2, start_method="fork")

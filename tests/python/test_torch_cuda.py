@@ -1,4 +1,4 @@
-"""tileloss.torch on CUDA tensors: run on the host in a process of its own, as the library is another; traced in this one."""
+"""tileloss.torch on CUDA tensors, on the host and on GPUs, in processes of their own, as the library is another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,27 @@ from tileloss._core.library import library_path
 ROOT = Path(__file__).parents[2]
 
 
-def run_on_the_host(*arguments: str | Path) -> None:
-    if platform.machine() != "x86_64":
-        pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
-    library = library_path().parent / "cuda_on_host/libtileloss.so"
-    path = os.pathsep.join(filter(None, sys.path))
+HERE = Path(__file__).parent
+DEVICES = pytest.mark.parametrize("device", ["host", "gpu"])
+
+
+def run_on(device: str, *arguments: str | Path, devices: int = 1) -> None:
+    """A program, on a library of the kernels as g++ compiled them, or on that of GPUs."""
+    folder = library_path().parent
+    if device == "host":
+        folder /= "cuda_on_host"
+        if platform.machine() != "x86_64":
+            pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
+    elif not (folder / "libtileloss_cuda.so").exists() or torch.cuda.device_count() < devices:
+        pytest.skip(f"NOT RUN: no libtileloss_cuda.so, or fewer GPUs than {devices}")
+    more = {
+        "TILELOSS_LIBRARY": str(folder / "libtileloss.so"),
+        "TILELOSS_TEST_DEVICE": device,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     run = subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {"TILELOSS_LIBRARY": str(library), "PYTHONPATH": path},
+        env=os.environ | more,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -33,14 +46,18 @@ def run_on_the_host(*arguments: str | Path) -> None:
 
 
 @pytest.mark.full
-def test_cuda_tensors_run_on_the_host() -> None:
-    files = map(Path(__file__).with_name, ("cuda_losses.py", "cuda_models.py"))
-    run_on_the_host("-m", "pytest", "-q", "-n0", *files)
+@DEVICES
+def test_losses_and_models(device: str) -> None:
+    run_on(device, "-m", "pytest", "-q", "-n0", HERE / "cuda_losses.py", HERE / "cuda_models.py")
 
 
 @pytest.mark.full
-def test_two_ranks_each_on_a_device_of_its_own(tmp_path: Path) -> None:
-    run_on_the_host(Path(__file__).with_name("cuda_ranks.py"), tmp_path)
+@DEVICES
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_two_ranks_each_on_a_device_of_its_own(device: str, backend: str, tmp_path: Path) -> None:
+    if (device, backend) == ("host", "nccl"):
+        pytest.skip("NOT RUN: NCCL wants GPUs")
+    run_on(device, HERE / "cuda_ranks.py", tmp_path, backend, devices=2)
     first, second = (torch.load(tmp_path / f"2-{rank}.pt") for rank in range(2))
     for case, (failure, found, gradients) in first.items():
         assert failure is None, f"rank 0, {case}: {failure}"

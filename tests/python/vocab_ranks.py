@@ -23,10 +23,12 @@ from tileloss import torch as tl
 from vocab_cases import CASES
 
 
-def run(rank: int, count: int, folder: str, of_one_process: dict[str, Any]) -> None:
+def run(
+    rank: int, count: int, folder: str, of_one_process: dict[str, Any], backend: str = "gloo"
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store-{count}",
         rank=rank,
         world_size=count,
