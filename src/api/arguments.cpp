@@ -3,8 +3,6 @@
 #include <limits>
 #include <tuple>
 
-#include "backends/backend.h"
-
 namespace tileloss::impl::api {
 namespace {
 
@@ -204,7 +202,7 @@ Status check_vectors(const Problem& p) {
   return check_sequences(p);
 }
 
-Status check_pointers(const Problem& p) {
+Status check_pointers(const Problem& p, const Backend& backend) {
   const tileloss_args& a = p.args;
   for (const TensorSlot& slot : tensor_slots()) {
     if (!present(a, slot)) continue;
@@ -214,7 +212,7 @@ Status check_pointers(const Problem& p) {
     const void* const data = is_vector ? (a.*slot.vector).data : (a.*slot.matrix).data;
     if (has_data && data == nullptr) return expected(std::string(slot.name) + ".data", "a pointer", "null");
   }
-  return check_overlap(p);
+  return check_memory(p, backend);
 }
 
 void hash_tensors(const Problem& p, Fingerprint& h) {

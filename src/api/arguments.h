@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "backends/problem.h"
+#include "backends/backend.h"
 #include "schema/options.h"
 #include "schema/status.h"
 
@@ -44,10 +44,11 @@ Status resolve_teacher_columns(const Problem& problem);
 Status check_row_groups(const Problem& p);
 // Every vector's dtype, size and stride, and whether the function takes it. Needs the problem's rows and classes.
 Status check_vectors(const Problem& p);
-// Pointers that are null where there is data, buffers that overlap.
-Status check_pointers(const Problem& p);
-// Refuses an output that shares memory with an input or with another output, but for dlogits in the logits' own place.
-Status check_overlap(const Problem& p);
+// Refuses pointers that are null where there is data, then as check_memory does.
+Status check_pointers(const Problem& p, const Backend& backend);
+// Refuses memory that the device cannot reach, and an output that shares memory with an input or with another output, but for
+// dlogits in the logits' own place.
+Status check_memory(const Problem& p, const Backend& backend);
 void hash_tensors(const Problem& p, Fingerprint& hash);
 
 }  // namespace tileloss::impl::api

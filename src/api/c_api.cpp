@@ -47,7 +47,8 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* given, con
 }
 
 Status run_planned(const Problem& problem, const tileloss_plan& plan, const tileloss_run* given) {
-  if (Status s = check_pointers(problem); !s.ok()) return s;
+  const Backend& backend = *find_backend(problem.device_type);
+  if (Status s = check_pointers(problem, backend); !s.ok()) return s;
   tileloss_run run{};
   if (Status s = take_struct("run", given, &run); !s.ok()) return s;
   tileloss_executor executor{};
@@ -57,7 +58,7 @@ Status run_planned(const Problem& problem, const tileloss_plan& plan, const tile
     return expected("run.merge", "a function, as the logits are a shard", "null");
   if (!problem.merges_shards() && run.merge != nullptr)
     return expected("run.merge", "null: it is for value_and_grad of a shard of the vocabulary", "a function");
-  return run_call(*find_backend(problem.device_type), problem, plan, run);
+  return run_call(backend, problem, plan, run);
 }
 
 Status call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, const tileloss_plan* given,

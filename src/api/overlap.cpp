@@ -19,6 +19,12 @@ struct Region {
   std::uintptr_t end() const { return begin + static_cast<std::uintptr_t>((count - 1) * stride + span); }
 };
 
+// The pointer's name in an error.
+std::string member_of(const Region& r) {
+  const std::string name(r.name);
+  return name.starts_with("row_state") ? name : name + ".data";
+}
+
 Region region(const char* name, const tileloss_vector& v, bool is_output) {
   const std::int64_t bytes = element_bytes(v.dtype);
   return {name, reinterpret_cast<std::uintptr_t>(v.data), bytes, v.size > 1 ? v.stride * bytes : 0, v.size, is_output};
@@ -105,24 +111,30 @@ Status check_in_place(const Problem& p) {
 
 }  // namespace
 
-Status check_overlap(const Problem& p) {
+Status check_memory(const Problem& p, const Backend& backend) {
   const tileloss_args& a = p.args;
   const bool is_in_place = present(a.dlogits) && a.dlogits.data == a.logits.data && p.rows > 0;
   if (is_in_place) {
     if (Status s = check_in_place(p); !s.ok()) return s;
   }
   const std::vector<Region> all = regions(p);
+  for (const Region& r : all) {
+    if (Status s = backend.check_address(member_of(r), reinterpret_cast<const void*>(r.begin), p.device_index); !s.ok()) return s;
+  }
+  for (const tileloss_field& field : p.loss->fields) {
+    const float* const number = pointer_of(field, p.options.data());
+    if (number == nullptr) continue;
+    if (Status s = backend.check_address(field.name, number, p.device_index); !s.ok()) return s;
+  }
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       const Region &output = all[i].is_output ? all[i] : all[j], &other = all[i].is_output ? all[j] : all[i];
       if (!output.is_output || !meet(output, other)) continue;
-      const std::string name(output.name);
-      if (name == "dlogits" && other.name == std::string_view("logits")) {
+      if (output.name == std::string_view("dlogits") && other.name == std::string_view("logits")) {
         if (is_in_place) continue;
         return expected("dlogits.data", "the logits' own, or a buffer apart from them", "one that overlaps them");
       }
-      return expected(name.starts_with("row_state") ? name : name + ".data", std::string("a buffer apart from ") + other.name,
-                      "one that overlaps it");
+      return expected(member_of(output), std::string("a buffer apart from ") + other.name, "one that overlaps it");
     }
   }
   return {};

@@ -57,6 +57,10 @@ void fill_defaults(Fields fields, void* options, std::size_t options_size) {
   }
 }
 
+const float* pointer_of(const tileloss_field& f, const void* options) {
+  return f.type == TILELOSS_FIELD_SCALAR ? read<tileloss_scalar>(options, f.offset).pointer : nullptr;
+}
+
 Status out_of_range(const tileloss_field& f, double x) { return expected(f.name, range(f, x), text(x)); }
 
 Status check_options(Fields fields, const void* options, bool with_pointers) {

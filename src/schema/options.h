@@ -40,6 +40,9 @@ Status out_of_range(const tileloss_field& field, double number);
 // Everything but the values that may change from step to step.
 void hash_options(Fields fields, const void* options, Fingerprint& hash);
 
+// Where a number lies that is given by a pointer; null: it is in the options.
+const float* pointer_of(const tileloss_field& field, const void* options);
+
 // One field by its name: a number, a choice by its name, the place of a scalar's number. `function` is for the message.
 Status set_number(Fields fields, const char* function, const char* name, double value, void* options);
 Status set_choice(Fields fields, const char* function, const char* name, const char* choice, void* options);

@@ -64,6 +64,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
@@ -112,11 +113,18 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMajor: *value = properties.compute_capability / 10; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *value = properties.compute_capability % 10; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = properties.shared_bytes_of_multiprocessor; return cudaSuccess;
+    case cudaDevAttrPageableMemoryAccess: *value = 0; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = properties.shared_bytes_of_block; return cudaSuccess;
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1 << 10; return cudaSuccess;
     case cudaDevAttrClusterLaunch: *value = properties.compute_capability >= 90 ? 1 : 0; return cudaSuccess;
   }
   return say(cudaErrorInvalidValue);
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  const Lock lock(devices().mutex);
+  if (!is_device(device) || !is_device(peer)) return say(cudaErrorInvalidDevice);
+  *can = 0;
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
   const Lock lock(devices().mutex);
@@ -275,6 +283,7 @@ void set_seed(std::uint64_t seed) {
 cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
   const Lock lock(devices().mutex);
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
+  if (devices().properties.compute_capability < 80) return say(cudaErrorNoKernelImageForDevice);  // as nvcc is told
   Kernel launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, 0, std::move(body)};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) continue;

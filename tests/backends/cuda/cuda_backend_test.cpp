@@ -291,6 +291,53 @@ TEST_F(OnCuda, AnotherDeviceThanTheCurrentOneDoesTheCall) {
   cudaSetDevice(0);
 }
 
+TEST_F(OnCuda, MemoryThatTheDeviceCannotReachIsRefused) {
+  set_up();
+  args_.dlogits = {};
+  std::vector<float> host(64);
+  cudaSetDevice(1);
+  const DeviceArray<float> other(1);
+  cudaSetDevice(0);
+  const struct {
+    const char* message;
+    std::function<void(tileloss_args&, tileloss_cross_entropy_options&)> break_it;
+  } cases[] = {
+      {"logits.data: expected memory of cuda:0, got a pointer of the host's",
+       [&](auto& a, auto&) { a.logits.data = host.data(); }},
+      {"labels.data: expected memory of cuda:0, got a pointer of the host's",
+       [&](auto& a, auto&) { a.labels.data = host.data(); }},
+      {"loss.data: expected memory of cuda:0, got memory of cuda:1", [&](auto& a, auto&) { a.loss.data = other.data(); }},
+      {"temperature: expected memory of cuda:0, got a pointer of the host's",
+       [&](auto&, auto& o) { o.logit.temperature.pointer = host.data(); }},
+  };
+  for (const auto& c : cases) {
+    tileloss_args args = args_;
+    tileloss_cross_entropy_options options = options_;
+    c.break_it(args, options);
+    EXPECT_TRUE(refused(tileloss_cross_entropy(&args, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT, c.message));
+  }
+  auto run = init<tileloss_run>();
+  alignas(64) std::byte workspace[4096];
+  run.workspace = workspace, run.workspace_bytes = sizeof workspace;
+  EXPECT_TRUE(refused(tileloss_cross_entropy(&args_, &options_, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
+                      "workspace: expected memory of cuda:0, got a pointer of the host's"));
+}
+
+TEST_F(OnCuda, WhatADeviceLacksIsSaidAndNothingIsDone) {
+  set_up();
+  const std::vector<std::uint16_t> before = logits_->get();
+  const cuda_on_host::Properties whole = cuda_on_host::properties();
+  cuda_on_host::properties().memory_bytes = 64;
+  EXPECT_TRUE(refused(run(), TILELOSS_OUT_OF_MEMORY, "cuda: the workspace: cudaErrorMemoryAllocation"));
+  cuda_on_host::properties() = whole;
+  cuda_on_host::properties().compute_capability = 75;
+  EXPECT_TRUE(refused(run(), TILELOSS_UNSUPPORTED, "cuda: a kernel could not be launched: cudaErrorNoKernelImageForDevice"));
+  cuda_on_host::properties() = whole;
+  cudaDeviceSynchronize();
+  EXPECT_EQ(logits_->get(), before);
+  EXPECT_TRUE(succeeds(run()));
+}
+
 // A teacher whose rows lie elsewhere: bits, and what is read of both and written.
 TEST_F(OnCuda, ATeacherIsReadAsOftenAsTheStudent) {
   tileloss_distillation_options options = distillation_options();
