@@ -117,8 +117,10 @@ def _on_default_stream(device: torch.device) -> Iterator[None]:
         return
     current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
     default.wait_stream(current)
-    yield
-    current.wait_stream(default)
+    try:
+        yield
+    finally:
+        current.wait_stream(default)
 
 
 class Met(NamedTuple):
