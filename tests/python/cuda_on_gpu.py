@@ -11,6 +11,7 @@ from torch import Tensor
 CudaTensor = Tensor
 OTHER = min(1, torch.cuda.device_count() - 1)
 BACKEND = "nccl"
+START = "spawn"  # of processes: CUDA is used before, and does not live through a fork
 # torch's own operators: a GPU's sums have another order than the CPU's.
 TOLERANCE_OF_MODELS = 1e-4
 

@@ -27,6 +27,7 @@ from tileloss.torch import _apply, _operators
 
 OTHER = 1  # a device that is not the first
 BACKEND = "gloo"
+START = "fork"
 TOLERANCE_OF_MODELS = 1e-5
 _NAME = "cuda_on_host"
 _WORK = ctypes.CFUNCTYPE(None)

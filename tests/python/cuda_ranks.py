@@ -163,4 +163,6 @@ def run(rank: int, folder: str, backend: str) -> None:
 CHECKS = {check.__name__: check for check in (of_gpus_alone, what_the_devices_find, of_dtensors)}
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(run, tuple(sys.argv[1:]), nprocs=2, start_method="fork")
+    torch.multiprocessing.start_processes(
+        run, tuple(sys.argv[1:]), nprocs=2, start_method=cuda_device.START
+    )
