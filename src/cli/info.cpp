@@ -17,6 +17,7 @@
 #include "bench/roofs.h"
 #include "cli/subcommands.h"
 #include "support/abi.h"
+#include "support/cpu_model.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/memory.h"
@@ -34,14 +35,6 @@ std::string first_line(const std::filesystem::path& file) {
   std::string line;
   std::getline(in, line);
   return line;
-}
-
-std::string cpu_model() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("model name")) return line.substr(std::min(line.find(':') + 2, line.size()));
-  }
-  return "unknown";
 }
 
 Json caches() {
@@ -115,13 +108,16 @@ Json collect() {
   info["version"] = tileloss_version();
   info["build"] = build_info();
   info["functions"] = Function::names();
-  info["cpu"] = cpu_model();
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  const CpuModel cpu = cpu_model(cpuinfo);
+  info["cpu"] = cpu.name;
+  info["cpu_features"] = cpu.features;
   Json available = Json::array();
   for (tileloss_isa isa = TILELOSS_ISA_BASELINE; isa < std::ssize(isa_names()); ++isa) {
     if (tileloss_isa_supported(isa) != 0) available.push_back(tileloss_isa_name(isa));
   }
   info["isa_available"] = available;
-  info["amx"] = *impl::cpu::why_without_amx() == '\0' ? "AMX: ready" : impl::cpu::why_without_amx();
+  info["amx"] = tileloss_isa_supported(TILELOSS_ISA_AVX512_AMX) != 0 ? "AMX: ready" : impl::cpu::why_without_amx();
   add_devices(info);
   const tileloss_plan plan = chosen_plan();
   info["isa_chosen"] = tileloss_isa_name(plan.cpu.isa);
@@ -156,8 +152,9 @@ void print_tables(const Json& info) {
   table.add({"compiler", info["build"]["compiler"].get<std::string>()});
   table.add({"build", info["build"]["type"].get<std::string>() + " " + info["build"]["flags"].get<std::string>()});
   table.add({"functions", joined(info["functions"])});
-  table.add({"cpu", info["cpu"].get<std::string>()});
-  table.add({"instruction sets", formatted("{} ({})", joined(info["isa_available"]), info["amx"].get<std::string>())});
+  const auto in_brackets = [](const std::string& text) { return text.empty() ? "" : " (" + text + ")"; };
+  table.add({"cpu", info["cpu"].get<std::string>() + in_brackets(info["cpu_features"])});
+  table.add({"instruction sets", joined(info["isa_available"]) + in_brackets(info["amx"])});
   const std::string note = info["isa_note"].get<std::string>();
   const std::string forced = info["TILELOSS_ISA"].is_null() ? "TILELOSS_ISA not set" + (note.empty() ? "" : "; " + note)
                                                             : "TILELOSS_ISA=" + info["TILELOSS_ISA"].get<std::string>();

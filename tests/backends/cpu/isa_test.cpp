@@ -32,7 +32,11 @@ TEST(ThisMachine, HasAmxWhereLinuxListsIt) {
 
 TEST(ThisMachine, SaysWhyItGoesWithoutAmx) {
   const std::string note = impl::cpu::why_without_amx();
+#ifdef __x86_64__
   EXPECT_EQ(note.empty(), impl::cpu::isa_supported(TILELOSS_ISA_AVX512_AMX));
+#else
+  EXPECT_EQ(note, "");
+#endif
   EXPECT_TRUE(note.empty() || note.starts_with("AMX: ")) << note;
   EXPECT_EQ(impl::cpu::isa_supported(TILELOSS_ISA_AVX512_AMX), impl::cpu::best_isa() == TILELOSS_ISA_AVX512_AMX);
 }

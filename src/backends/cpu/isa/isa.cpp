@@ -145,16 +145,17 @@ tileloss_isa best_isa() {
 }
 
 const char* why_without_amx() {
-  if (isa_supported(TILELOSS_ISA_AVX512_AMX)) return "";
+  if (find(TILELOSS_ISA_AVX512_AMX) == nullptr || isa_supported(TILELOSS_ISA_AVX512_AMX)) return "";
   const char* note = amx_note(amx_support());
   return *note != '\0' ? note : "AMX: of no use without AVX-512 BF16";
 }
 
 IsaChoice choose_isa(tileloss_isa wanted) {
   const auto refused = [](const std::string& what, const std::string& given, bool is_amx) {
+    const std::string why = is_amx ? why_without_amx() : "";
     return IsaChoice{TILELOSS_ISA_AUTO,
                      what + ": expected one that this build and machine have (" + supported_names() + "), got " + given +
-                         (is_amx ? std::string(" (") + why_without_amx() + ")" : ""),
+                         (why.empty() ? "" : " (" + why + ")"),
                      ""};
   };
   if (wanted != TILELOSS_ISA_AUTO) {

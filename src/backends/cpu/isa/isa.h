@@ -20,7 +20,8 @@ const char* isa_name(tileloss_isa isa);
 bool isa_supported(tileloss_isa isa);
 const KernelTable& kernels(tileloss_isa isa);  // of a supported one
 
-const char* why_without_amx();  // "AMX: not on this CPU", "AMX: permission refused", ...; "" where avx512_amx is supported
+// "AMX: not on this CPU", "AMX: permission refused", ...; "" where avx512_amx is supported, and on ARM.
+const char* why_without_amx();
 
 // Of this machine, whatever TILELOSS_ISA says: the richest, but for avx512_bf16 where its products are slower than avx512's.
 tileloss_isa best_isa();
