@@ -145,6 +145,7 @@ def test_who_claims_the_same_bits_is_held_to_it(
     """Not those of another name or list, and not the unknown."""
     monkeypatch.setattr(invariance, "measure_model", lambda *_: iter([]))
     monkeypatch.setattr(invariance, "DTYPES", {"float32": np.float32})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # no second process each
     names = ("mine", "mine_again", "not_mine", "without_exp", "others")
     impl = [f"{LOSSES}:{name}" for name in names]
     command = ["audit", "--invariance", "--impl"]
