@@ -138,7 +138,7 @@ void DistillationRow::finish(const DistillationOptions& options, double teacher_
   const double logp = has_label() ? at_label_temperature_.outputs().logp : kNan;
   outputs_ = {kNan, own.entropy, teacher_entropy, logp, own.lse, teacher_lse, false};
   outputs_.agreement = own.argmax >= 0 && own.argmax == teacher_argmax;
-  if (spoiled_) return;
+  if (is_undefined_) return;
   outputs_.divergence = divergence_factor_ * divergence_value(options.divergence, options.beta, classes_);
   divergence_slopes(options.divergence, options.beta, classes_, slopes_);
 }
@@ -151,8 +151,8 @@ void DistillationRow::compute(const DistillationOptions& options, std::span<cons
     throw std::invalid_argument("teacher: expected " + std::to_string(x.size()) + " columns, given " + std::to_string(xt.size()));
   teacher_.compute(teacher_transform(options), xt, 0);
   sparse_ = false;
-  spoiled_ = !has_distribution(student_) || !has_distribution(teacher_);
-  if (!spoiled_) {
+  is_undefined_ = !has_distribution(student_) || !has_distribution(teacher_);
+  if (!is_undefined_) {
     classes_.resize(x.size());
     classes_.complete = true;
     for (std::size_t j = 0; j < x.size(); ++j) {
@@ -178,11 +178,11 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
   std::vector<double> listed_p, listed_q(log_q.begin(), log_q.end());
   for (const std::int64_t id : ids) listed_p.push_back(log_prob(student_, index(id)));
   const bool readable = std::none_of(log_q.begin(), log_q.end(), [](double v) { return std::isnan(v) || v == kInfinity; });
-  spoiled_ = !readable || !has_distribution(student_);
+  is_undefined_ = !readable || !has_distribution(student_);
   // The teacher's side also beside a student without a distribution, whose p come to nothing.
   if (tail == Tail::kRenormalise && readable) {
     const double sum_p = log_sum_exp(listed_p), sum_q = log_sum_exp(listed_q);
-    spoiled_ = spoiled_ || (!ids.empty() && (sum_p == -kInfinity || sum_q == -kInfinity));
+    is_undefined_ = is_undefined_ || (!ids.empty() && (sum_p == -kInfinity || sum_q == -kInfinity));
     for (double& value : listed_p) value -= sum_p;
     for (double& value : listed_q) value -= sum_q;
   }
@@ -292,7 +292,7 @@ double Distillation::upstream(std::int64_t row) const {
 
 double Distillation::row_loss(std::int64_t row, const DistillationRow& values) const {
   if (is_ignored(row)) return 0.0;
-  if (values.spoiled()) return kNan;
+  if (values.is_undefined()) return kNan;
   double loss = 0.0;
   if (options_.alpha != 0.0) loss += options_.alpha * -values.outputs().logp;
   if (options_.alpha != 1.0) loss += (1.0 - options_.alpha) * values.outputs().divergence;
@@ -306,7 +306,7 @@ void Distillation::row_gradient(std::int64_t row, const DistillationRow& values,
   const std::span<double> dz = std::span(out.dz).first(index(student.vocab()));
   const std::span<double> magnitude = std::span(out.magnitude).first(dz.size());
   const double factor = token_weight(row) * upstream(row) * factor_;
-  if (values.spoiled()) {
+  if (values.is_undefined()) {
     std::fill(dz.begin(), dz.end(), kNan);
     std::fill(magnitude.begin(), magnitude.end(), kNan);
   } else {

@@ -90,7 +90,7 @@ class DistillationRow {
                       std::span<const double> log_q, Tail tail, std::int64_t label = kNoLabel);
 
   const DistillationOutputs& outputs() const { return outputs_; }
-  bool spoiled() const { return spoiled_; }
+  bool is_undefined() const { return is_undefined_; }
   std::int64_t columns() const { return columns_; }  // V of the student, padding included
   bool has_label() const { return label_ != kNoLabel; }
   const SoftmaxRow& student() const { return student_; }
@@ -114,7 +114,7 @@ class DistillationRow {
   bool sparse_ = false;
   Tail tail_ = Tail::kIgnore;
   double divergence_factor_ = 1.0;  // T^2
-  bool spoiled_ = false;
+  bool is_undefined_ = false;
   std::int64_t label_ = kNoLabel;
   std::int64_t columns_ = 0;
   DistillationOutputs outputs_;

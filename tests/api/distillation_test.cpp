@@ -78,7 +78,7 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
   }
 }
 
-// -inf on either side or on both, at the label and elsewhere; NaN and +inf spoil their row alone.
+// -inf on either side or on both, at the label and elsewhere; NaN and +inf corrupt their row alone.
 TEST_P(Distillation, SpecialValuesAreTheOracles) {
   for (int kind = 0; kind < kDivergences; ++kind) {
     for (const double alpha : {0.0, 0.5, 1.0}) {

@@ -49,16 +49,16 @@ void run(SpecialHead& s, const Way& way, double logit_scale = 1) {
 TEST(LinearRows, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   constexpr float kInfinite = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   constexpr std::int64_t kOthers = SpecialHead::kRows - 1;
-  struct Spoiler {
+  struct Corruption {
     const char* name;
-    std::function<void(SpecialHead&)> spoil;
+    std::function<void(SpecialHead&)> corrupt;
   };
-  const Spoiler spoilers[] = {{"NaN", [=](SpecialHead& s) { s.hidden_at(kOthers) = kNaN; }},
-                              {"infinity", [=](SpecialHead& s) { s.hidden_at(kOthers) = kInfinite; }},
-                              {"vast", [](SpecialHead& s) { s.hidden_at(kOthers) = 1e38F; }},
-                              {"far out", [](SpecialHead& s) { s.hidden_at(kOthers) = 1e9F; }},
-                              {"large", [](SpecialHead& s) { s.hidden_at(kOthers) = 1e3F; }},
-                              {"ignored", [](SpecialHead& s) { s.labels[kOthers] = -100; }}};
+  const Corruption corruptions[] = {{"NaN", [=](SpecialHead& s) { s.hidden_at(kOthers) = kNaN; }},
+                                    {"infinity", [=](SpecialHead& s) { s.hidden_at(kOthers) = kInfinite; }},
+                                    {"vast", [](SpecialHead& s) { s.hidden_at(kOthers) = 1e38F; }},
+                                    {"far out", [](SpecialHead& s) { s.hidden_at(kOthers) = 1e9F; }},
+                                    {"large", [](SpecialHead& s) { s.hidden_at(kOthers) = 1e3F; }},
+                                    {"ignored", [](SpecialHead& s) { s.labels[kOthers] = -100; }}};
   // Two ways of making dz differ in one element of some thousand: hence the seeds.
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const Way& way = kWays[seed % std::size(kWays)];
@@ -66,14 +66,14 @@ TEST(LinearRows, ARowsBitsDoNotDependOnTheRowsBesideIt) {
     SpecialHead plain(seed);
     if (!has_bias) plain.fold_bias();
     run(plain, way);
-    for (const Spoiler& spoiler : spoilers) {
-      SpecialHead spoiled(seed);
-      if (!has_bias) spoiled.fold_bias();
-      spoiler.spoil(spoiled);
-      run(spoiled, way);
-      const std::string what = std::string(way.name) + ", beside " + spoiler.name + (has_bias ? ", bias" : "");
-      EXPECT_TRUE(same_floats(spoiled.logp.data(), plain.logp.data(), kOthers)) << what << ", logp";
-      EXPECT_TRUE(same_floats(spoiled.dhidden.data(), plain.dhidden.data(), kOthers * SpecialHead::kWidth)) << what;
+    for (const Corruption& corruption : corruptions) {
+      SpecialHead corrupted(seed);
+      if (!has_bias) corrupted.fold_bias();
+      corruption.corrupt(corrupted);
+      run(corrupted, way);
+      const std::string what = std::string(way.name) + ", beside " + corruption.name + (has_bias ? ", bias" : "");
+      EXPECT_TRUE(same_floats(corrupted.logp.data(), plain.logp.data(), kOthers)) << what << ", logp";
+      EXPECT_TRUE(same_floats(corrupted.dhidden.data(), plain.dhidden.data(), kOthers * SpecialHead::kWidth)) << what;
     }
   }
 }
@@ -98,7 +98,7 @@ TEST(LinearRows, LogpHasTheSameBitsWhateverElseIsAskedFor) {
     for (const bool has_bias : {false, true}) {
       expect_one_logp(kind.name + std::string(has_bias ? ", bias" : ""), kind.logit_scale, [&] {
         SpecialHead s;
-        kind.spoil(s);
+        kind.corrupt(s);
         if (!has_bias) s.fold_bias();
         return s;
       });

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "support/synthetic.h"
-#include "tests/api/spoiled_call.h"
+#include "tests/api/corrupted_call.h"
 
 namespace tileloss::test {
 namespace {

@@ -127,7 +127,7 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
                                Where{1, SpecialHead::kWidth}}) {
       SpecialHead exact, kept;
       for (SpecialHead* s : {&exact, &kept}) {
-        kind.spoil(*s);
+        kind.corrupt(*s);
         s->dhead_stride = where.dhead_stride;
       }
       exact.run(recompute, kind.logit_scale);
@@ -155,7 +155,7 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfTheBaseline) {
     for (const tileloss_schedule schedule : kSchedules) {
       SpecialHead expected, got;
       for (SpecialHead* s : {&expected, &got}) {
-        kind.spoil(*s);
+        kind.corrupt(*s);
         s->fold_bias();
         s->dhead_stride = SpecialHead::kWidth;
       }

@@ -1,7 +1,7 @@
 // Outputs that share memory with an input or another output: refused with both names. What lies side by side is taken.
 #include <gtest/gtest.h>
 
-#include "tests/api/spoiled_call.h"
+#include "tests/api/corrupted_call.h"
 
 namespace tileloss::test {
 namespace {

@@ -185,7 +185,7 @@ TEST(HeadPairShards, GiveWhatTheWholeGives) {
   }
 }
 
-// A call of distillation with everything in its place, then one thing spoiled.
+// A call of distillation with everything in its place, then one thing corrupted.
 TEST(PairShardArguments, NameWhatIsWrong) {
   PairCase c({.student = {.rows = kRows, .vocab = 20}});
   RowStateArrays student(kRows), teacher(kRows);
@@ -207,7 +207,7 @@ TEST(PairShardArguments, NameWhatIsWrong) {
   ASSERT_TRUE(succeeds(status("distillation", TILELOSS_FORWARD)));
   const struct {
     const char* message;
-    std::function<void()> spoil;
+    std::function<void()> corrupt;
   } cases[] = {
       {"row_state: expected the student's, with a pair_state, got none", [&] { args.row_state = nullptr; }},
       {"row_state: expected none: distillation does not take it, got a row state", [&] { args.pair_state = nullptr; }},
@@ -222,7 +222,7 @@ TEST(PairShardArguments, NameWhatIsWrong) {
     const tileloss_args good = args;
     const tileloss_pair_state good_state = state;
     const tileloss_distillation_options good_options = options;
-    k.spoil();
+    k.corrupt();
     EXPECT_TRUE(refused(status("distillation", TILELOSS_FORWARD), TILELOSS_INVALID_ARGUMENT, k.message));
     args = good;
     state = good_state;

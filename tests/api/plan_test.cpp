@@ -76,7 +76,7 @@ TEST_F(Plan, WishesAreGranted) {
 TEST_F(Plan, WishesThatCannotBeAreRefused) {
   struct Wish {
     const char* message;
-    std::function<void(tileloss_plan_options&)> spoil;
+    std::function<void(tileloss_plan_options&)> corrupt;
   };
   const Wish wishes[] = {
       {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got 4", [](auto& o) { o.cpu.schedule = 4; }},
@@ -90,7 +90,7 @@ TEST_F(Plan, WishesThatCannotBeAreRefused) {
       {"workspace_bytes: expected >= 0, got -1", [](auto& o) { o.workspace_bytes = -1; }}};
   for (const Wish& wish : wishes) {
     tileloss_plan_options given = plan_options();
-    wish.spoil(given);
+    wish.corrupt(given);
     EXPECT_TRUE(refused(planned(given), TILELOSS_INVALID_ARGUMENT, wish.message));
   }
   tileloss_plan_options given = plan_options();

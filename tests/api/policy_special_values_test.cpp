@@ -14,21 +14,21 @@ namespace tileloss::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr std::int64_t kRows = 8, kVocab = 100, kSpoilt = 5;
+constexpr std::int64_t kRows = 8, kVocab = 100, kCorrupted = 5;
 
 // 4 sequences of 2 tokens, one loss a row.
-struct Spoilt {
+struct Corrupted {
   tileloss_policy_loss_options options;
   std::vector<float> x, dx, loss, old_logp, advantages, logp;
   std::vector<std::int64_t> labels;
 
-  Spoilt(const char* preset, auto&& spoil) {
+  Corrupted(const char* preset, auto&& corrupt) {
     EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
     options.aggregation = TILELOSS_AGGREGATION_NONE;
     options.epsilon_high.value = 4;
     for (std::int64_t i = 0; i < kRows * kVocab; ++i) x.push_back(static_cast<float>(i % 37) * 0.125F - 2);
     for (std::int64_t i = 0; i < kRows; ++i) labels.push_back(3 * i);
-    spoil(&x[static_cast<std::size_t>(kSpoilt * kVocab)], labels[kSpoilt]);
+    corrupt(&x[static_cast<std::size_t>(kCorrupted * kVocab)], labels[kCorrupted]);
     dx.assign(x.size(), -7);
     loss.assign(kRows, -7);
     logp.assign(kRows, -7);
@@ -53,7 +53,7 @@ struct Spoilt {
 const auto kNothing = [](float*, std::int64_t) {};
 
 // Bits of the rows but `first` to `last`.
-void expect_others_untouched(const Spoilt& a, const Spoilt& b, std::int64_t first, std::int64_t last) {
+void expect_others_untouched(const Corrupted& a, const Corrupted& b, std::int64_t first, std::int64_t last) {
   for (std::int64_t i = 0; i < kRows; ++i) {
     if (i >= first && i <= last) continue;
     EXPECT_EQ(a.loss[static_cast<std::size_t>(i)], b.loss[static_cast<std::size_t>(i)]) << i;
@@ -63,24 +63,24 @@ void expect_others_untouched(const Spoilt& a, const Spoilt& b, std::int64_t firs
 
 TEST(PolicySpecialLogits, NanInfinityAndNothingButMinusInfinityStayInTheirRow) {
   for (const char* preset : {"grpo", "cispo", "sapo", "reinforce"}) {
-    Spoilt clean(preset, kNothing);
+    Corrupted clean(preset, kNothing);
     ASSERT_TRUE(clean.run());
-    const std::vector<std::function<void(float*, std::int64_t)>> spoilers = {
+    const std::vector<std::function<void(float*, std::int64_t)>> corruptions = {
         [](float* row, std::int64_t) { row[50] = static_cast<float>(kNan); },
         [](float* row, std::int64_t) { row[50] = static_cast<float>(kInf); },
         [](float* row, std::int64_t) { std::fill(row, row + kVocab, static_cast<float>(-kInf)); }};
-    for (const auto& spoil : spoilers) {
-      Spoilt s(preset, spoil);
+    for (const auto& corrupt : corruptions) {
+      Corrupted s(preset, corrupt);
       ASSERT_TRUE(s.run());
-      EXPECT_TRUE(std::isnan(s.loss[kSpoilt])) << preset;
-      for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isnan(s.gradient(kSpoilt, j))) << preset << " " << j;
-      expect_others_untouched(s, clean, kSpoilt, kSpoilt);
+      EXPECT_TRUE(std::isnan(s.loss[kCorrupted])) << preset;
+      for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isnan(s.gradient(kCorrupted, j))) << preset << " " << j;
+      expect_others_untouched(s, clean, kCorrupted, kCorrupted);
     }
   }
 }
 
 TEST(PolicySpecialLogits, ACoupledLossCarriesNanThroughItsSequenceOnly) {
-  Spoilt clean("gspo", kNothing), s("gspo", [](float*row, std::int64_t) { row[50] = static_cast<float>(kNan); });
+  Corrupted clean("gspo", kNothing), s("gspo", [](float*row, std::int64_t) { row[50] = static_cast<float>(kNan); });
   ASSERT_TRUE(clean.run());
   ASSERT_TRUE(s.run());
   EXPECT_TRUE(std::isnan(s.loss[4]));
@@ -91,29 +91,29 @@ TEST(PolicySpecialLogits, ACoupledLossCarriesNanThroughItsSequenceOnly) {
 TEST(PolicySpecialLogits, AMinusInfiniteLabelLeavesClipAndSapoFinite) {
   const auto lost = [](float* row, std::int64_t label) { row[label] = static_cast<float>(-kInf); };
   for (const char* preset : {"grpo", "sapo"}) {
-    Spoilt s(preset, lost);
+    Corrupted s(preset, lost);
     ASSERT_TRUE(s.run());
-    EXPECT_TRUE(std::isfinite(s.loss[kSpoilt])) << preset;
-    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(s.gradient(kSpoilt, j), 0) << preset << " " << j;
-    EXPECT_EQ(s.logp[kSpoilt], static_cast<float>(-kInf));
+    EXPECT_TRUE(std::isfinite(s.loss[kCorrupted])) << preset;
+    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(s.gradient(kCorrupted, j), 0) << preset << " " << j;
+    EXPECT_EQ(s.logp[kCorrupted], static_cast<float>(-kInf));
   }
-  Spoilt reinforce("reinforce", lost), cispo("cispo", lost);
+  Corrupted reinforce("reinforce", lost), cispo("cispo", lost);
   ASSERT_TRUE(reinforce.run());
-  EXPECT_EQ(reinforce.loss[kSpoilt], static_cast<float>(kInf));
-  EXPECT_NEAR(reinforce.gradient(kSpoilt, 3 * kSpoilt), -0.5, 1e-6);  // p_y = 0: -A (1 - p_y)
+  EXPECT_EQ(reinforce.loss[kCorrupted], static_cast<float>(kInf));
+  EXPECT_NEAR(reinforce.gradient(kCorrupted, 3 * kCorrupted), -0.5, 1e-6);  // p_y = 0: -A (1 - p_y)
   ASSERT_TRUE(cispo.run());
-  EXPECT_TRUE(std::isnan(cispo.loss[kSpoilt]));
+  EXPECT_TRUE(std::isnan(cispo.loss[kCorrupted]));
 }
 
 TEST(PolicySpecialLogits, AMinusInfiniteLogitElsewhereGetsNoGradient) {
   for (const char* preset : {"grpo", "gspo", "vespo"}) {
-    Spoilt s(preset, [](float* row, std::int64_t) { row[50] = static_cast<float>(-kInf); });
+    Corrupted s(preset, [](float* row, std::int64_t) { row[50] = static_cast<float>(-kInf); });
     s.options.entropy_coef.value = 0.1;
     s.options.entropy_reduction = TILELOSS_ENTROPY_AS_LOSS;
     ASSERT_TRUE(s.run());
-    EXPECT_TRUE(std::isfinite(s.loss[kSpoilt]));
-    EXPECT_EQ(s.gradient(kSpoilt, 50), 0);
-    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isfinite(s.gradient(kSpoilt, j)));
+    EXPECT_TRUE(std::isfinite(s.loss[kCorrupted]));
+    EXPECT_EQ(s.gradient(kCorrupted, 50), 0);
+    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isfinite(s.gradient(kCorrupted, j)));
   }
 }
 
@@ -156,8 +156,8 @@ TEST(PolicySpecialLogps, NanInOldLogpReachesWhatIsMadeOfTheRatio) {
     std::int64_t first, last;  // rows of NaN; first > last: none
   } cases[] = {{"grpo", 5, 5}, {"cispo", 5, 5}, {"sapo", 5, 5}, {"gspo", 4, 5}, {"reinforce", 1, 0}};
   for (const auto& [preset, first, last] : cases) {
-    Spoilt clean(preset, kNothing), s(preset, kNothing);
-    s.old_logp[kSpoilt] = static_cast<float>(kNan);
+    Corrupted clean(preset, kNothing), s(preset, kNothing);
+    s.old_logp[kCorrupted] = static_cast<float>(kNan);
     ASSERT_TRUE(clean.run());
     ASSERT_TRUE(s.run());
     for (std::int64_t i = first; i <= last; ++i) {
@@ -166,8 +166,8 @@ TEST(PolicySpecialLogps, NanInOldLogpReachesWhatIsMadeOfTheRatio) {
     }
     expect_others_untouched(s, clean, first, last);
   }
-  Spoilt vespo("vespo", kNothing);  // phi is 0
-  vespo.old_logp[kSpoilt] = static_cast<float>(kNan);
+  Corrupted vespo("vespo", kNothing);  // phi is 0
+  vespo.old_logp[kCorrupted] = static_cast<float>(kNan);
   ASSERT_TRUE(vespo.run());
   for (const std::int64_t i : {4, 5}) {
     EXPECT_EQ(vespo.loss[static_cast<std::size_t>(i)], 0);

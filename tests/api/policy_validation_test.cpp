@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "tests/api/spoiled_call.h"
+#include "tests/api/corrupted_call.h"
 #include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
@@ -36,7 +36,7 @@ auto number(tileloss_scalar tileloss_policy_loss_options::*member, double value)
 }
 using O = tileloss_policy_loss_options;
 
-TEST(PolicyValidation, TheCallThatTheTestsSpoilIsValid) {
+TEST(PolicyValidation, TheCallThatTheTestsCorruptIsValid) {
   PolicyCall call;
   EXPECT_TRUE(succeeds(tileloss_policy_loss_value_and_grad(&call.args(), &call.options, nullptr, nullptr)));
   EXPECT_TRUE(agrees(call.data.check()));

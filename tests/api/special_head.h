@@ -96,7 +96,7 @@ inline void expect_alike(const std::vector<float>& a, const std::vector<float>& 
 
 struct SpecialKind {
   const char* name;
-  std::function<void(SpecialHead&)> spoil;
+  std::function<void(SpecialHead&)> corrupt;
   double logit_scale = 1;
 };
 inline std::vector<SpecialKind> special_kinds() {

@@ -1,7 +1,7 @@
 // As validation_test.cpp: row states, shards, data pointers, overlap, and the functions around the calls.
 #include <gtest/gtest.h>
 
-#include "tests/api/spoiled_call.h"
+#include "tests/api/corrupted_call.h"
 
 namespace tileloss::test {
 namespace {
@@ -69,22 +69,22 @@ TEST(Validation, AShardAloneGivesOnlyItsRowState) {
       change(c, all);
     };
   };
-  std::vector<Spoiler> spoilers = {
+  std::vector<Corruption> corruptions = {
       {"vocab_total", "a shard alone", "30", shard([](Call& c, const tileloss_args&) { c.args().row_state = nullptr; })}};
   for (const auto member :
        {&tileloss_args::loss, &tileloss_args::logp, &tileloss_args::lse, &tileloss_args::entropy, &tileloss_args::argmax,
         &tileloss_args::correct, &tileloss_args::log_sum_sq_probs, &tileloss_args::mean_logit}) {
-    spoilers.push_back({"vocab_total", "a shard alone", "30", shard([=](Call& c, const tileloss_args& all) {
-                          c.make_forward();
-                          c.args().*member = all.*member;
-                        })});
+    corruptions.push_back({"vocab_total", "a shard alone", "30", shard([=](Call& c, const tileloss_args& all) {
+                             c.make_forward();
+                             c.args().*member = all.*member;
+                           })});
   }
-  expect_refused(spoilers, When::kPlan);
+  expect_refused(corruptions, When::kPlan);
 }
 
 TEST(Validation, DataPointers) {
-  std::vector<Spoiler> spoilers = {{"logits.data", "a pointer", "null", [](Call& c) { c.args().logits.data = nullptr; }},
-                                   {"dlogits.data", "a pointer", "null", [](Call& c) { c.args().dlogits.data = nullptr; }}};
+  std::vector<Corruption> corruptions = {{"logits.data", "a pointer", "null", [](Call& c) { c.args().logits.data = nullptr; }},
+                                         {"dlogits.data", "a pointer", "null", [](Call& c) { c.args().dlogits.data = nullptr; }}};
   const std::pair<const char*, tileloss_vector tileloss_args::*> vectors[] = {
       {"labels.data", &tileloss_args::labels},
       {"token_weights.data", &tileloss_args::token_weights},
@@ -98,22 +98,22 @@ TEST(Validation, DataPointers) {
       {"log_sum_sq_probs.data", &tileloss_args::log_sum_sq_probs},
       {"mean_logit.data", &tileloss_args::mean_logit}};
   for (const auto& [name, member] : vectors) {
-    spoilers.push_back({name, "a pointer", "null", [vector = member](Call& c) { (c.args().*vector).data = nullptr; }});
+    corruptions.push_back({name, "a pointer", "null", [vector = member](Call& c) { (c.args().*vector).data = nullptr; }});
   }
-  spoilers.push_back({"class_weights.data", "a pointer", "null", [](Call& c) {
-                        c.args().mean_logit = {};
-                        c.args().class_weights = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 10);
-                      }});
+  corruptions.push_back({"class_weights.data", "a pointer", "null", [](Call& c) {
+                           c.args().mean_logit = {};
+                           c.args().class_weights = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 10);
+                         }});
   for (const auto& [name, member] : {std::pair{"logp_grad.data", &tileloss_args::logp_grad},
                                      {"lse_grad.data", &tileloss_args::lse_grad},
                                      {"entropy_grad.data", &tileloss_args::entropy_grad},
                                      {"mean_logit_grad.data", &tileloss_args::mean_logit_grad}}) {
-    spoilers.push_back({name, "a pointer", "null", [vector = member](Call& c) {
-                          c.make_logprobs(TILELOSS_BACKWARD);
-                          c.args().*vector = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 4);
-                        }});
+    corruptions.push_back({name, "a pointer", "null", [vector = member](Call& c) {
+                             c.make_logprobs(TILELOSS_BACKWARD);
+                             c.args().*vector = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 4);
+                           }});
   }
-  expect_refused(spoilers, When::kCall);
+  expect_refused(corruptions, When::kCall);
 }
 
 TEST(Validation, GradientsThatOverlapTheLogits) {

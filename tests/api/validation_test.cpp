@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "tests/api/spoiled_call.h"
+#include "tests/api/corrupted_call.h"
 
 namespace tileloss::test {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kHuge = std::int64_t{1} << 61;
 
-TEST(Validation, TheCallsThatTheTestsSpoilAreValid) {
+TEST(Validation, TheCallsThatTheTestsCorruptAreValid) {
   Call call;
   EXPECT_TRUE(succeeds(call.call()));
   call.make_forward();
@@ -211,18 +211,19 @@ TEST(Validation, VectorsOfTheWrongTypeSizeStrideOrPlace) {
         c.args().*vector.*member = value;
       };
     };
-    std::vector<Spoiler> spoilers = {{dtype, v.dtypes, "bfloat16", set(&V::dtype, TILELOSS_BFLOAT16)},
-                                     {dtype, v.dtypes, "an unknown dtype", set(&V::dtype, -3)},
-                                     {size, v.size, "3", set(&V::size, 3)},
-                                     {size, v.size, "-4", set(&V::size, -4)},
-                                     {size, v.size, "0", set(&V::size, 0)},
-                                     {stride, ">= 0", "-1", set(&V::stride, -1)},
-                                     {name + ".device_type", "device, cpu", "1", set(&V::device_type, TILELOSS_CUDA)}};
-    if (v.is_output && std::string(v.size) != "1") spoilers.push_back({stride, "not 0 for an output", "0", set(&V::stride, 0)});
+    std::vector<Corruption> corruptions = {{dtype, v.dtypes, "bfloat16", set(&V::dtype, TILELOSS_BFLOAT16)},
+                                           {dtype, v.dtypes, "an unknown dtype", set(&V::dtype, -3)},
+                                           {size, v.size, "3", set(&V::size, 3)},
+                                           {size, v.size, "-4", set(&V::size, -4)},
+                                           {size, v.size, "0", set(&V::size, 0)},
+                                           {stride, ">= 0", "-1", set(&V::stride, -1)},
+                                           {name + ".device_type", "device, cpu", "1", set(&V::device_type, TILELOSS_CUDA)}};
+    if (v.is_output && std::string(v.size) != "1")
+      corruptions.push_back({stride, "not 0 for an output", "0", set(&V::stride, 0)});
     if (std::string(v.size) == "4")
-      spoilers.push_back({v.name, "less than 2^63 bytes", "4 * 2305843009213693952", set(&V::stride, kHuge)});
-    if (name == "class_weights") spoilers.push_back({stride, "1", "2", set(&V::stride, 2)});
-    expect_refused(spoilers, When::kPlan);
+      corruptions.push_back({v.name, "less than 2^63 bytes", "4 * 2305843009213693952", set(&V::stride, kHuge)});
+    if (name == "class_weights") corruptions.push_back({stride, "1", "2", set(&V::stride, 2)});
+    expect_refused(corruptions, When::kPlan);
   }
   expect_refused({{"labels", "an int32 or int64 vector of size 4", "none", [](Call& c) { c.args().labels = {}; }},
                   {"loss.size", "4", "1",

@@ -21,7 +21,7 @@ using reference::NumberFormat;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// A row of logits in a format, its oracle gradient, and an output to spoil.
+// A row of logits in a format, its oracle gradient, and an output to corrupt.
 struct Row {
   Row(NumberFormat row_format, std::int64_t columns, const char* distribution = "normal",
       const reference::CrossEntropyOptions& options = {})
@@ -320,14 +320,14 @@ TEST(GradientMetric, FiguresAreWhatTheirNamesSay) {
 
 TEST(GradientMetric, MergedMetricsAreThoseOfAllRows) {
   Row row(NumberFormat::kBfloat16, 300);
-  Row spoiled(NumberFormat::kBfloat16, 300);
-  spoiled.set(5, 1.0);
-  spoiled.set(6, kNan);
+  Row corrupted(NumberFormat::kBfloat16, 300);
+  corrupted.set(5, 1.0);
+  corrupted.set(6, kNan);
   GradientMetric both(row.format), first(row.format), second(row.format);
   for (GradientMetric* metric : {&both, &first})
     metric->add_row(0, row.output.data(), 300, make_row_reference(row.softmax, row.gradient));
   for (GradientMetric* metric : {&both, &second}) {
-    metric->add_row(1, spoiled.output.data(), 300, make_row_reference(spoiled.softmax, spoiled.gradient));
+    metric->add_row(1, corrupted.output.data(), 300, make_row_reference(corrupted.softmax, corrupted.gradient));
   }
   first.merge(second);
   EXPECT_EQ(first.worst_ulp_off_target().value, both.worst_ulp_off_target().value);

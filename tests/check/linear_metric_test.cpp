@@ -268,7 +268,7 @@ std::vector<LinearMutant> mutants() {
   };
 }
 
-TEST(LinearMetric, EveryMutantIsRejectedByTheGradientsItSpoils) {
+TEST(LinearMetric, EveryMutantIsRejectedByTheGradientsItCorrupts) {
   for (Shape shape :
        std::vector<Shape>{{}, {.rows = 64, .vocab = 1000, .hidden = 33, .logit_std = 6}, {.rows = 40, .logit_std = 0.1}}) {
     for (const NumberFormat compute : {NumberFormat::kBfloat16, NumberFormat::kFloat32}) {
@@ -316,14 +316,14 @@ TEST(LinearMetric, AccumulationIsJudgedWithWhatWasThere) {
 TEST(LinearMetric, NotANumberAndWhatShouldBeZeroAreCounted) {
   const Problem problem({});
   const Gradients ideal = problem.ideal(rounding(NumberFormat::kBfloat16));
-  Gradients spoiled = ideal;
-  spoiled.dhidden[index(3 * problem.shape().hidden)] = 1e-30;  // row 3 is ignored
-  EXPECT_EQ(value_of(problem.judge(spoiled), "dhidden/nonzero_where_ignored"), 1);
-  spoiled = ideal;
-  spoiled.dhidden[0] = NAN;
-  spoiled.dhead[5] = INFINITY;
-  spoiled.dbias[5] = NAN;
-  const std::vector<Gate> gates = problem.judge(spoiled);
+  Gradients corrupted = ideal;
+  corrupted.dhidden[index(3 * problem.shape().hidden)] = 1e-30;  // row 3 is ignored
+  EXPECT_EQ(value_of(problem.judge(corrupted), "dhidden/nonzero_where_ignored"), 1);
+  corrupted = ideal;
+  corrupted.dhidden[0] = NAN;
+  corrupted.dhead[5] = INFINITY;
+  corrupted.dbias[5] = NAN;
+  const std::vector<Gate> gates = problem.judge(corrupted);
   for (const char* name : {"dhidden/nonfinite", "dhead/nonfinite", "dbias/nonfinite"})
     EXPECT_EQ(value_of(gates, name), 1) << name;
 }

@@ -331,7 +331,7 @@ TEST(CudaOnHostGraphs, WhatMayNotBeCapturedEndsTheCapture) {
   void* data = nullptr;
   int local = 0;
   const Stream stream, blocking(cudaStreamDefault);
-  const auto spoils = [&](cudaStream_t captured, auto&& call) {
+  const auto corrupts = [&](cudaStream_t captured, auto&& call) {
     EXPECT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
     const cudaError_t error = call();
     cudaGraph_t graph = nullptr;
@@ -339,15 +339,15 @@ TEST(CudaOnHostGraphs, WhatMayNotBeCapturedEndsTheCapture) {
     EXPECT_EQ(graph, nullptr);
     return error;
   };
-  EXPECT_EQ(spoils(stream, [&] { return cudaMalloc(&data, 4); }), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(stream, [&] { return cudaHostAlloc(&data, 4, 0); }), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(stream, [&] { return cudaFree(numbers.data()); }), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(stream, [&] { return cudaStreamSynchronize(stream); }), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(stream, [&] { return cudaDeviceSynchronize(); }), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(stream, [&] { return cudaStreamQuery(stream); }), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(stream, [&] { return cudaMemcpy(&local, numbers.data(), 4, cudaMemcpyDeviceToHost); }),
+  EXPECT_EQ(corrupts(stream, [&] { return cudaMalloc(&data, 4); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(corrupts(stream, [&] { return cudaHostAlloc(&data, 4, 0); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(corrupts(stream, [&] { return cudaFree(numbers.data()); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(corrupts(stream, [&] { return cudaStreamSynchronize(stream); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(corrupts(stream, [&] { return cudaDeviceSynchronize(); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(corrupts(stream, [&] { return cudaStreamQuery(stream); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(corrupts(stream, [&] { return cudaMemcpy(&local, numbers.data(), 4, cudaMemcpyDeviceToHost); }),
             cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(spoils(blocking, [&] { return launch(nullptr, add, numbers.data(), 1); }), cudaErrorStreamCaptureImplicit);
+  EXPECT_EQ(corrupts(blocking, [&] { return launch(nullptr, add, numbers.data(), 1); }), cudaErrorStreamCaptureImplicit);
   EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
   cudaGetLastError();
 }

@@ -234,8 +234,8 @@ TEST(DistillationSpecial, RowsNotInUseAreZero) {
   expect_near(gradient.dlogits, {0.0, 0.0}, 0.0);
 }
 
-TEST(DistillationSpecial, SpoiledSidesSpoilTheRowButNotTheOtherSidesOutputs) {
-  const Values spoilt[] = {{0.0, kNan, 1.0}, {0.0, kInfinity, 1.0}, {-kInfinity, -kInfinity, -kInfinity}};
+TEST(DistillationSpecial, CorruptedSidesCorruptTheRowButNotTheOtherSidesOutputs) {
+  const Values corrupted[] = {{0.0, kNan, 1.0}, {0.0, kInfinity, 1.0}, {-kInfinity, -kInfinity, -kInfinity}};
   const double lse[] = {kNan, kInfinity, -kInfinity};
   const Values clean{0.0, 1.0, 2.0};
   for (const Divergence divergence : kAll) {
@@ -244,7 +244,7 @@ TEST(DistillationSpecial, SpoiledSidesSpoilTheRowButNotTheOtherSidesOutputs) {
       options.alpha = alpha;
       const OneRow good = one_row(options, clean, clean, 0);
       for (std::size_t i = 0; i < 3; ++i) {
-        const OneRow teacher = one_row(options, clean, spoilt[i], 0), student = one_row(options, spoilt[i], clean, 0);
+        const OneRow teacher = one_row(options, clean, corrupted[i], 0), student = one_row(options, corrupted[i], clean, 0);
         for (const OneRow* row : {&teacher, &student}) {
           EXPECT_TRUE(std::isnan(row->loss));
           EXPECT_TRUE(std::isnan(row->outputs.divergence));
@@ -379,8 +379,8 @@ TEST(DistillationSpecial, AStudentWithoutADistributionLeavesTheSparseTeachersEnt
   const Values log_q = {std::log(0.25), std::log(0.5)};
   for (const Tail tail : {Tail::kIgnore, Tail::kLump, Tail::kRenormalise}) {
     const OneRow usual = sparse_row(options, {0.0, 1.0, 2.0}, {0, 2}, log_q, tail);
-    for (const double spoilt : {kInfinity, kNan}) {
-      const OneRow row = sparse_row(options, {0.0, 1.0, spoilt}, {0, 2}, log_q, tail);
+    for (const double corrupted : {kInfinity, kNan}) {
+      const OneRow row = sparse_row(options, {0.0, 1.0, corrupted}, {0, 2}, log_q, tail);
       EXPECT_TRUE(std::isnan(row.loss));
       expect_all_nan(row.dlogits);
       EXPECT_EQ(row.outputs.teacher_entropy, usual.outputs.teacher_entropy);

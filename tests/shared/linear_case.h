@@ -89,7 +89,7 @@ class LinearCase {
   // Row outputs, the gradients that there are, and what surrounds every buffer. `add_target`: what a row is held against.
   CheckResult check(const tools::Oracle& oracle, const std::function<void(tools::GivenRow& given)>& add_target = {}) const;
 
-  // For tests that spoil them.
+  // For tests that corrupt them.
   GuardedMatrix& dhidden() { return dhidden_; }
   GuardedMatrix& dhead() { return dhead_; }
   GuardedMatrix& dbias() { return dbias_; }

@@ -1,4 +1,4 @@
-// The test case and its judgement, without a kernel: outputs written from the oracle pass, spoiled ones do not.
+// The test case and its judgement, without a kernel: outputs written from the oracle pass, corrupted ones do not.
 #include "tests/shared/logits_case.h"
 
 #include <gtest/gtest.h>
@@ -93,26 +93,26 @@ TEST(LogitsCase, APerfectKernelPasses) {
   }
 }
 
-TEST(LogitsCase, EverySpoiledOutputIsNamed) {
+TEST(LogitsCase, EveryCorruptedOutputIsNamed) {
   const tileloss_cross_entropy_options options = full_options();
-  const auto spoiled = [&](const std::function<void(LogitsCase&)>& spoil) {
+  const auto corrupted = [&](const std::function<void(LogitsCase&)>& corrupt) {
     LogitsCase c(full_spec(reference::NumberFormat::kBfloat16, false));
     write_cross_entropy(c, options);
-    spoil(c);
+    corrupt(c);
     std::string failed;
     for (const tools::Gate& gate : check_cross_entropy(c, options).gates) {
       if (!gate.pass) failed += gate.name + " ";
     }
     return failed;
   };
-  EXPECT_EQ(spoiled([](LogitsCase& c) { floats(c.args().loss)[0] *= 1.001F; }), "loss ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) { floats(c.args().logp)[0] += 0.01F; }), "logp ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) { floats(c.args().lse)[6] = NAN; }), "lse/nonfinite ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) { floats(c.args().entropy)[1] += 0.01F; }), "entropy ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) { floats(c.args().log_sum_sq_probs)[1] += 0.01F; }), "log_sum_sq_probs ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) { floats(c.args().mean_logit)[1] += 0.01F; }), "mean_logit ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) { static_cast<std::uint8_t*>(c.args().correct.data)[1] ^= 1; }), "correct ");
-  EXPECT_EQ(spoiled([](LogitsCase& c) {
+  EXPECT_EQ(corrupted([](LogitsCase& c) { floats(c.args().loss)[0] *= 1.001F; }), "loss ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) { floats(c.args().logp)[0] += 0.01F; }), "logp ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) { floats(c.args().lse)[6] = NAN; }), "lse/nonfinite ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) { floats(c.args().entropy)[1] += 0.01F; }), "entropy ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) { floats(c.args().log_sum_sq_probs)[1] += 0.01F; }), "log_sum_sq_probs ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) { floats(c.args().mean_logit)[1] += 0.01F; }), "mean_logit ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) { static_cast<std::uint8_t*>(c.args().correct.data)[1] ^= 1; }), "correct ");
+  EXPECT_EQ(corrupted([](LogitsCase& c) {
               static_cast<std::int64_t*>(c.args().argmax.data)[0] =
                   (static_cast<std::int64_t*>(c.args().argmax.data)[0] + 1) % 120;
             }),
@@ -121,8 +121,8 @@ TEST(LogitsCase, EverySpoiledOutputIsNamed) {
   const auto set_dlogit = [](LogitsCase& c, std::int64_t column) {
     reference::encode_at(c.spec().format, const_cast<void*>(c.dlogits_row(0)), column, 0.5);
   };
-  EXPECT_EQ(spoiled([&](LogitsCase& c) { set_dlogit(c, 125); }), "dlogits/nonzero_where_ignored ");
-  EXPECT_EQ(spoiled([&](LogitsCase& c) { set_dlogit(c, 130); }), "surroundings_written ");
+  EXPECT_EQ(corrupted([&](LogitsCase& c) { set_dlogit(c, 125); }), "dlogits/nonzero_where_ignored ");
+  EXPECT_EQ(corrupted([&](LogitsCase& c) { set_dlogit(c, 130); }), "surroundings_written ");
 }
 
 TEST(LogitsCase, IgnoredRowsAndPaddingHoldNaN) {

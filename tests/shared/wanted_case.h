@@ -1,4 +1,4 @@
-// Test cases for functions that are told more of a row than its label: class probabilities, or some columns of a teacher. A
+// Test cases for functions whose target is more than a label: class probabilities, or some columns of a teacher. A
 // LogitsCase for the logits, and guarded buffers for what is wanted; judged by the oracle and the error metric.
 #ifndef TILELOSS_TESTS_SHARED_WANTED_CASE_H_
 #define TILELOSS_TESTS_SHARED_WANTED_CASE_H_

@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1) target_backward_rows(TargetJob
   if (block.label == kIgnoredRow) return fill(0, job.own.total_columns, 0);
   fill(block.columns, job.own.total_columns, 0);
   const TargetStats& stats = job.own.rows.stats[i];
-  const bool is_spoiled = block.label == kBadLabel || job.is_spoiled(stats) ||
-                          (job.kind == TargetKind::kProbabilities && !std::isfinite(stats.sums.mean));
-  if (is_spoiled || job.is_certain()) return fill(0, block.columns, is_spoiled ? std::numeric_limits<float>::quiet_NaN() : 0);
+  const bool is_undefined = block.label == kBadLabel || job.is_undefined(stats) ||
+                            (job.kind == TargetKind::kProbabilities && !std::isfinite(stats.sums.mean));
+  if (is_undefined || job.is_certain()) return fill(0, block.columns, is_undefined ? std::numeric_limits<float>::quiet_NaN() : 0);
   const LogitTransform &own = *job.own.transform, &teacher = job.teacher_transform == nullptr ? own : *job.teacher_transform;
   make_sides(job, block, i, stats, own, teacher, row);
   if (threadIdx.x == 0) make_factors(job, block, i, stats, own, row);

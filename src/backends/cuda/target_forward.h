@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) look_at_rows(TargetJob job) {
   const RowInBlock<T> block(job, i);
   if (block.label == kIgnoredRow || block.label == kBadLabel) return;
   TargetStats& stats = job.own.rows.stats[i];
-  if (job.is_spoiled(stats) || job.is_certain()) {
-    if (threadIdx.x == 0) stats.sums = {job.is_spoiled(stats) ? std::numeric_limits<double>::quiet_NaN() : 0, 0};
+  if (job.is_undefined(stats) || job.is_certain()) {
+    if (threadIdx.x == 0) stats.sums = {job.is_undefined(stats) ? std::numeric_limits<double>::quiet_NaN() : 0, 0};
     return;
   }
   const LogitTransform &own = *job.own.transform, &teacher = job.teacher_transform == nullptr ? own : *job.teacher_transform;

@@ -28,7 +28,7 @@ struct TargetJob {
   __device__ double kept() const { return 1 - options.label_smoothing; }
   __device__ double added() const { return options.label_smoothing / static_cast<double>(classes); }
   // A row that no target's sums can be told of: its gradient is NaN.
-  __device__ bool is_spoiled(const TargetStats& stats) const {
+  __device__ bool is_undefined(const TargetStats& stats) const {
     if (kind == TargetKind::kColumns) return std::isnan(stats.sums.divergence);
     return !std::isfinite(stats.max) || (kind == TargetKind::kLogits && !std::isfinite(stats.teacher.max));
   }

@@ -1,6 +1,6 @@
-// Valid calls to be spoilt, and what the library must answer then.
-#ifndef TILELOSS_TESTS_API_SPOILED_CALL_H_
-#define TILELOSS_TESTS_API_SPOILED_CALL_H_
+// Valid calls to be corrupted, and what the library must answer then.
+#ifndef TILELOSS_TESTS_API_CORRUPTED_CALL_H_
+#define TILELOSS_TESTS_API_CORRUPTED_CALL_H_
 
 #include <functional>
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace tileloss::test {
 
-// A valid call, to be spoilt. Rows 4, columns 10. Others have the same members: args(), function, pass, given_options(), wishes.
+// A valid call, to be corrupted. Rows 4, columns 10. Others have the same members: args(), function, pass, given_options(),
+// wishes.
 struct Call {
   LogitsCase data{{.rows = 4, .vocab = 10, .token_weights = true, .loss_grad = Upstream::kScalar, .extra_outputs = true}};
   std::string function = "cross_entropy";
@@ -42,21 +43,21 @@ struct Call {
   tileloss_status call() { return tileloss_call(function.c_str(), pass, &args(), given_options(), nullptr, nullptr); }
 };
 
-template <class SpoiltCall>
-struct SpoilerOf {
+template <class CorruptedCall>
+struct CorruptionOf {
   std::string argument;  // the message starts with it ...
   std::string wanted;    // ... then "expected" and something that holds this ...
   std::string given;     // ... then "got" and this
-  std::function<void(SpoiltCall&)> spoil = {};
+  std::function<void(CorruptedCall&)> corrupt = {};
   tileloss_status status = TILELOSS_INVALID_ARGUMENT;
 };
-using Spoiler = SpoilerOf<Call>;
+using Corruption = CorruptionOf<Call>;
 
 // Only at the call, as planning touches no data.
 enum class When { kPlan, kCall };
 
-template <class SpoiltCall = Call>
-testing::AssertionResult names(const SpoilerOf<SpoiltCall>& s, tileloss_status status) {
+template <class CorruptedCall = Call>
+testing::AssertionResult names(const CorruptionOf<CorruptedCall>& s, tileloss_status status) {
   const std::string message = tileloss_last_error(), start = s.argument + ": expected ";
   const std::size_t got = message.rfind(", got ");
   const bool right = status == s.status && message.rfind(start, 0) == 0 && got != std::string::npos &&
@@ -67,13 +68,13 @@ testing::AssertionResult names(const SpoilerOf<SpoiltCall>& s, tileloss_status s
 }
 
 // Refused with that message, at the plan and at the call or at the call alone, with a plan and without; and nothing is written.
-template <class SpoiltCall = Call>
-void expect_refused(const std::vector<SpoilerOf<SpoiltCall>>& spoilers, When when) {
-  for (const SpoilerOf<SpoiltCall>& s : spoilers) {
-    SpoiltCall call;
+template <class CorruptedCall = Call>
+void expect_refused(const std::vector<CorruptionOf<CorruptedCall>>& corruptions, When when) {
+  for (const CorruptionOf<CorruptedCall>& s : corruptions) {
+    CorruptedCall call;
     const tileloss_args original = call.args();
     const auto outputs = outputs_of(original);
-    s.spoil(call);
+    s.corrupt(call);
     const char* const function = call.function.c_str();
     auto plan = init<tileloss_plan>();
     const tileloss_status planned =
@@ -96,4 +97,4 @@ void expect_refused(const std::vector<SpoilerOf<SpoiltCall>>& spoilers, When whe
 
 }  // namespace tileloss::test
 
-#endif  // TILELOSS_TESTS_API_SPOILED_CALL_H_
+#endif  // TILELOSS_TESTS_API_CORRUPTED_CALL_H_
