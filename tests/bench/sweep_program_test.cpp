@@ -40,17 +40,20 @@ void expect_every_case_once(const std::filesystem::path& file) {
   for (const auto& [sweep_case, count] : results) EXPECT_EQ(count, 1) << sweep_case;
 }
 
-// Waits until a case with this seed runs; the seed stands in the arguments of its process.
-bool case_runs(const std::string& seed) {
+// Stands in the arguments of a case's process: no other suite on the machine has it.
+const std::string kSeed = std::to_string(770'000 + getpid());
+
+// Waits until a case with this seed runs.
+bool case_runs() {
   for (int i = 0; i < 30'000; ++i, usleep(10'000)) {
-    if (processes_with_argument("\"seed\":" + seed + "}") == 1) return true;
+    if (processes_with_argument("\"seed\":" + kSeed + "}") == 1) return true;
   }
   return false;
 }
 
-bool case_is_gone(const std::string& seed) {
+bool case_is_gone() {
   for (int i = 0; i < 30'000; ++i, usleep(10'000)) {
-    if (processes_with_argument("\"seed\":" + seed + "}") == 0) return true;
+    if (processes_with_argument("\"seed\":" + kSeed + "}") == 0) return true;
   }
   return false;
 }
@@ -158,18 +161,18 @@ TEST(SweepProgram, KilledAtRandomPointsLosesRepeatsAndDoublesNothing) {
 
 TEST(SweepProgram, KilledItTakesItsCaseAndItsLockWithIt) {
   const TemporaryFolder folder;
-  Program program(sweep_arguments(folder, kLongSweep, {"seed=770011"}));
-  ASSERT_TRUE(case_runs("770011"));
+  Program program(sweep_arguments(folder, kLongSweep, {"seed=" + kSeed}));
+  ASSERT_TRUE(case_runs());
   kill(program.child(), SIGKILL);
   program.wait();
-  EXPECT_TRUE(case_is_gone("770011"));
+  EXPECT_TRUE(case_is_gone());
   EXPECT_EQ(sweep(folder, kLongSweep, {"iters=1"}).exit_code, 0);
 }
 
 TEST(SweepProgram, TwoOnOneFileAreRefused) {
   const TemporaryFolder folder;
-  Program first(sweep_arguments(folder, kLongSweep, {"seed=770022"}));
-  ASSERT_TRUE(case_runs("770022"));
+  Program first(sweep_arguments(folder, kLongSweep, {"seed=" + kSeed}));
+  ASSERT_TRUE(case_runs());
   const ProgramResult second = sweep(folder, kLongSweep, {"iters=1"});
   EXPECT_EQ(second.exit_code, 3);
   EXPECT_NE(second.err.find("r.jsonl: another process writes to it"), std::string::npos) << second.err;
@@ -181,18 +184,17 @@ TEST(SweepProgram, TwoOnOneFileAreRefused) {
 TEST(SweepProgram, ASignalStopsItWithItsCaseAndItGoesOnLater) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const TemporaryFolder folder;
-    const std::string seed = std::to_string(770033 + signal);
     // An earlier result, which must survive.
-    ASSERT_EQ(sweep(folder, kLongSweep, {"iters=1", "seed=" + seed}).exit_code, 0);
+    ASSERT_EQ(sweep(folder, kLongSweep, {"iters=1", "seed=" + kSeed}).exit_code, 0);
     const std::string before = read_text(folder.path() / "r.jsonl");
-    Program program(sweep_arguments(folder, kLongSweep, {"seed=" + seed}));
-    ASSERT_TRUE(case_runs(seed));
+    Program program(sweep_arguments(folder, kLongSweep, {"seed=" + kSeed}));
+    ASSERT_TRUE(case_runs());
     kill(program.child(), signal);
     const ProgramResult result = program.wait();
     EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
     EXPECT_NE(result.err.find("stopped by"), std::string::npos) << result.err;
     EXPECT_NE(result.out.find("stopped with 0 of 1 cases done"), std::string::npos) << result.out;
-    EXPECT_TRUE(case_is_gone(seed));
+    EXPECT_TRUE(case_is_gone());
     EXPECT_EQ(read_text(folder.path() / "r.jsonl"), before);
   }
 }
