@@ -256,8 +256,8 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
 }  // namespace
 
 const Backend& cuda_backend() {
-  static const CudaBackend backend;
-  return backend;
+  static const auto* const backend = new CudaBackend();  // for good: at the end of the process CUDA may be gone before it
+  return *backend;
 }
 
 }  // namespace tileloss::impl::cuda
