@@ -51,6 +51,8 @@ Status run_planned(const Problem& problem, const tileloss_plan& plan, const tile
   if (Status s = check_pointers(problem, backend); !s.ok()) return s;
   tileloss_run run{};
   if (Status s = take_struct("run", given, &run); !s.ok()) return s;
+  const std::string found = run.workspace == nullptr ? "" : backend.out_of_reach(run.workspace, problem.device_index);
+  if (!found.empty()) return expected_memory("workspace", problem, backend, found);
   tileloss_executor executor{};
   if (Status s = check_executor(run.executor, &executor); !s.ok()) return s;
   if (run.executor != nullptr) run.executor = &executor;

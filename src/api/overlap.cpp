@@ -111,6 +111,10 @@ Status check_in_place(const Problem& p) {
 
 }  // namespace
 
+Status expected_memory(const std::string& name, const Problem& p, const Backend& backend, const std::string& found) {
+  return expected(name, std::string("memory of ") + backend.name() + ":" + to_string(p.device_index), found);
+}
+
 Status check_memory(const Problem& p, const Backend& backend) {
   const tileloss_args& a = p.args;
   const bool is_in_place = present(a.dlogits) && a.dlogits.data == a.logits.data && p.rows > 0;
@@ -119,12 +123,13 @@ Status check_memory(const Problem& p, const Backend& backend) {
   }
   const std::vector<Region> all = regions(p);
   for (const Region& r : all) {
-    if (Status s = backend.check_address(member_of(r), reinterpret_cast<const void*>(r.begin), p.device_index); !s.ok()) return s;
+    const std::string found = backend.out_of_reach(reinterpret_cast<const void*>(r.begin), p.device_index);
+    if (!found.empty()) return expected_memory(member_of(r), p, backend, found);
   }
   for (const tileloss_field& field : p.loss->fields) {
     const float* const number = pointer_of(field, p.options.data());
-    if (number == nullptr) continue;
-    if (Status s = backend.check_address(field.name, number, p.device_index); !s.ok()) return s;
+    const std::string found = number == nullptr ? "" : backend.out_of_reach(number, p.device_index);
+    if (!found.empty()) return expected_memory(field.name, p, backend, found);
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {

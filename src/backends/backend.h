@@ -92,10 +92,8 @@ class Backend {
   virtual Status check_errors(std::int32_t /*device_index*/, void* /*stream*/) const { return {}; }
   // Null: the host's.
   virtual DeviceMemory* memory() const { return nullptr; }
-  // Whether the device can reach what a call gives by that name, as far as can be told without a look at it.
-  virtual Status check_address(const std::string& /*name*/, const void* /*data*/, std::int32_t /*device_index*/) const {
-    return {};
-  }
+  // What that is, where the device cannot reach it: "a pointer of the host's"; else "", also where only a look could tell.
+  virtual std::string out_of_reach(const void* /*data*/, std::int32_t /*device_index*/) const { return {}; }
   // Its own part of a plan.
   virtual std::vector<PlanFact> describe(const tileloss_plan& plan) const = 0;
 };

@@ -77,7 +77,7 @@ class CudaBackend final : public Backend {
   Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
   Status check_errors(std::int32_t device_index, void* stream) const override;
   DeviceMemory* memory() const override { return &memory_; }
-  Status check_address(const std::string& name, const void* data, std::int32_t device_index) const override;
+  std::string out_of_reach(const void* data, std::int32_t device_index) const override;
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
     const auto [rows, head] = own_part(plan);
     std::vector<PlanFact> facts = {{"threads", std::int64_t{rows.threads}}};
@@ -168,9 +168,6 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
     return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows and the head need",
                     std::to_string(plan.workspace_bytes));
   if (Status s = check_workspace(run, plan); !s.ok()) return s;
-  if (run.workspace != nullptr) {
-    if (Status s = check_address("workspace", run.workspace, p.device_index); !s.ok()) return s;
-  }
   DeviceGuard guard(p.device_index);  // to the end of the call
   const auto stream = static_cast<cudaStream_t>(run.stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -204,9 +201,9 @@ Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& fr
 
 // A kernel that reads an address which its device has not ends the process's context with it. Where the GPU reads all of the
 // host's memory, as on a Grace Hopper, nothing of the host's is refused; another GPU's is where the two cannot see each other.
-Status CudaBackend::check_address(const std::string& name, const void* data, std::int32_t device_index) const {
+std::string CudaBackend::out_of_reach(const void* data, std::int32_t device_index) const {
   cudaPointerAttributes where = {};
-  if (Status s = status_of(cudaPointerGetAttributes(&where, data), name.c_str()); !s.ok()) return s;
+  if (Status s = status_of(cudaPointerGetAttributes(&where, data), "a pointer"); !s.ok()) return s.message;
   int is_reachable = 1;
   if (where.type == cudaMemoryTypeUnregistered) {
     cudaDeviceGetAttribute(&is_reachable, cudaDevAttrPageableMemoryAccess, device_index);
@@ -214,9 +211,7 @@ Status CudaBackend::check_address(const std::string& name, const void* data, std
     cudaDeviceCanAccessPeer(&is_reachable, device_index, where.device);
   }
   if (is_reachable != 0) return {};
-  const auto memory_of = [](std::int32_t device) { return "memory of cuda:" + std::to_string(device); };
-  return expected(name, memory_of(device_index),
-                  where.type == cudaMemoryTypeDevice ? memory_of(where.device) : "a pointer of the host's");
+  return where.type == cudaMemoryTypeDevice ? "memory of cuda:" + std::to_string(where.device) : "a pointer of the host's";
 }
 
 Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report** found) const {
