@@ -57,7 +57,7 @@ enum {
   TILELOSS_WORKSPACE_TOO_SMALL = 4,  // the caller's workspace or budget is below what the plan needs
   TILELOSS_UNSUPPORTED = 5,          // this machine or this build cannot do it (instruction set, device)
   TILELOSS_PLAN_MISMATCH = 6,        // the arguments are not those that were planned
-  TILELOSS_INTERNAL = 7              // a bug in TileLoss
+  TILELOSS_INTERNAL = 7              // a bug in TileLoss, or a device that failed
 };
 
 // The message of this thread's last failed call, "" if none failed yet. Valid until this thread's next call.
@@ -175,6 +175,7 @@ TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const
 
 static inline void tileloss_row_state_init(tileloss_row_state* state) { tileloss_struct_init(state, sizeof *state); }
 static inline void tileloss_pair_state_init(tileloss_pair_state* state) { tileloss_struct_init(state, sizeof *state); }
+// On a device these two run on its default stream, which the caller orders with its own.
 // Fills every array present with the identity: max = target = -inf, sums 0, argmax -1; smoothing_weight = 0.
 TILELOSS_API tileloss_status tileloss_row_state_set_identity(tileloss_row_state* state);
 // into = into + from, row by row, for every array present in both. max, sum and target are required. NaN survives.
