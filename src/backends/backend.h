@@ -50,14 +50,15 @@ class Call {
   virtual Status finish() = 0;
 };
 
-// A device's memory, for those whose data lies on the host.
+// The devices' memory, for those whose data lies on the host.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
   virtual Status allocate(std::int32_t device_index, std::size_t bytes, void** data) = 0;
-  virtual void release(void* data) = 0;
-  // Queued after all calls and copies before it; either end may be the host's, whose bytes stay as they are until synchronise().
-  virtual Status copy(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void release(std::int32_t device_index, void* data) = 0;
+  // Queued on the device after all calls and copies before it; either end may be the host's, whose bytes stay as they are until
+  // synchronise().
+  virtual Status copy(std::int32_t device_index, void* to, const void* from, std::size_t bytes) = 0;
   // Returns when all that is queued on the device is done.
   virtual Status synchronise(std::int32_t device_index) = 0;
 };

@@ -27,7 +27,7 @@ DeviceRun::DeviceRun(const Device& device, const tileloss_args& host, tileloss_p
     void*& copy = copies_[view.data];
     if (copy == nullptr) {
       copy = allocate(bytes_of(view));
-      device.check(device.memory().copy(copy, view.data, bytes_of(view)));
+      device.check(device.memory().copy(device.index(), copy, view.data, bytes_of(view)));
     }
     view.data = copy;
   });
@@ -42,13 +42,13 @@ DeviceRun::DeviceRun(const Device& device, const tileloss_args& host, tileloss_p
   if (is_in_place(args_)) {
     logits_bytes_ = static_cast<size_t>(args_.logits.rows * args_.logits.row_stride) * element_bytes(args_.logits.dtype);
     logits_before_ = copies_[nullptr] = allocate(logits_bytes_);
-    device.check(device.memory().copy(logits_before_, args_.logits.data, logits_bytes_));
+    device.check(device.memory().copy(device.index(), logits_before_, args_.logits.data, logits_bytes_));
   }
   synchronise();
 }
 
 DeviceRun::~DeviceRun() {
-  for (const auto& [host, copy] : copies_) device_.memory().release(copy);
+  for (const auto& [host, copy] : copies_) device_.memory().release(device_.index(), copy);
 }
 
 void* DeviceRun::allocate(size_t bytes) {
@@ -69,7 +69,7 @@ void DeviceRun::synchronise() const { device_.check(device_.memory().synchronise
 
 void DeviceRun::restore() const {
   if (logits_before_ == nullptr) return;
-  device_.check(device_.memory().copy(args_.logits.data, logits_before_, logits_bytes_));
+  device_.check(device_.memory().copy(device_.index(), args_.logits.data, logits_before_, logits_bytes_));
   synchronise();
 }
 
@@ -80,11 +80,11 @@ Roofs DeviceRun::measure_roofs(const Device& device, int64_t bytes, int repetiti
   for (void*& end : ends) device.check(memory.allocate(device.index(), static_cast<size_t>(bytes), &end));
   for (int i = -1; i < repetitions; ++i) {
     const Timer timer;
-    device.check(memory.copy(ends[0], ends[1], static_cast<size_t>(bytes)));
+    device.check(memory.copy(device.index(), ends[0], ends[1], static_cast<size_t>(bytes)));
     device.check(memory.synchronise(device.index()));
     if (i >= 0) times.push_back(timer.milliseconds());
   }
-  for (void* end : ends) memory.release(end);
+  for (void* end : ends) memory.release(device.index(), end);
   Roofs roofs;
   roofs.in_place_ms = roofs.copy_ms = median(times);
   roofs.read_ms = roofs.copy_ms / 2;

@@ -47,8 +47,12 @@ class CudaMemory final : public DeviceMemory {
     const DeviceGuard guard(device_index);
     return status_of(cudaMalloc(data, bytes), "memory");
   }
-  void release(void* data) override { cudaFree(data); }
-  Status copy(void* to, const void* from, std::size_t bytes) override {
+  void release(std::int32_t device_index, void* data) override {
+    const DeviceGuard guard(device_index);
+    cudaFree(data);
+  }
+  Status copy(std::int32_t device_index, void* to, const void* from, std::size_t bytes) override {
+    const DeviceGuard guard(device_index);
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, nullptr), "a copy");
   }
   Status synchronise(std::int32_t device_index) override {

@@ -62,7 +62,7 @@ class CopiedCall final : public Call {
   ~CopiedCall() override {
     inner_.reset();
     (void)memory_.synchronise(p_.device_index);
-    for (const auto& [host, piece] : pieces_) memory_.release(piece.data);
+    for (const auto& [host, piece] : pieces_) memory_.release(p_.device_index, piece.data);
   }
 
   // `plan`: the device's own; null: it makes one, with these wishes.
@@ -120,7 +120,8 @@ class CopiedCall final : public Call {
     const auto flush = [&] {
       if (end == begin) return;
       std::byte *const on_host = c.host + begin, *const on_device = c.device + begin;
-      keep(memory_.copy(is_back ? on_host : on_device, is_back ? on_device : on_host, static_cast<std::size_t>(end - begin)));
+      keep(memory_.copy(p_.device_index, is_back ? on_host : on_device, is_back ? on_device : on_host,
+                        static_cast<std::size_t>(end - begin)));
     };
     for (std::int64_t i = 0; i < l.lines; ++i) {
       if (c.only_used && !used_.is_used(i)) continue;

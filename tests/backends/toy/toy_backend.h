@@ -45,8 +45,8 @@ class ToyBackend final : public impl::Backend {
       *data = pages.allocate(bytes);
       return {};
     }
-    void release(void* data) override { pages.release(data); }
-    impl::Status copy(void* to, const void* from, std::size_t bytes) override {
+    void release(std::int32_t /*device_index*/, void* data) override { pages.release(data); }
+    impl::Status copy(std::int32_t /*device_index*/, void* to, const void* from, std::size_t bytes) override {
       pages.queue([=] { std::memcpy(to, from, bytes); });
       return {};
     }
