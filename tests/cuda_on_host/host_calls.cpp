@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <vector>
 
 #include "tests/cuda_on_host/streams.h"
 #include "tests/cuda_on_host/threads.h"
@@ -23,6 +25,9 @@ struct CUevent_st {
   std::uint64_t number = 0;
   std::shared_ptr<Graph> graph;  // recorded in a capture
 };
+struct CUctx_st {
+  int device;
+};
 struct CUgraph_st {
   std::shared_ptr<Graph> graph;
 };
@@ -33,23 +38,48 @@ struct CUgraphExec_st {
 namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
-thread_local int current = 0;
+thread_local std::vector<int> contexts;  // of this thread, by their devices; the last one is current
 
 using Lock = std::lock_guard<std::mutex>;
 
 bool is_device(int index) { return index >= 0 && index < devices().properties.devices; }
+
+cudaError_t retain_context(CUctx_st** context, int device) {
+  static CUctx_st of_devices[Devices::kMost];
+  const Lock lock(devices().mutex);
+  if (!is_device(device)) return cudaErrorInvalidDevice;
+  devices().started |= 1u << device;
+  of_devices[device].device = device;
+  *context = &of_devices[device];
+  return cudaSuccess;
+}
+cudaError_t push_context(CUctx_st* context) {
+  contexts.push_back(context->device);
+  return cudaSuccess;
+}
+cudaError_t pop_context(CUctx_st** /*context*/) {
+  if (contexts.empty()) return cudaErrorInvalidContext;
+  contexts.pop_back();
+  return cudaSuccess;
+}
 
 }  // namespace
 
 namespace cuda_on_host {
 
 cudaError_t say(cudaError_t error) {
+  if (devices().properties.lasting_error != cudaSuccess) error = devices().properties.lasting_error;
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
   return error;
 }
-int current_device() { return current; }
+int current_device() {
+  if (contexts.empty()) contexts.push_back(0);
+  devices().started |= 1u << contexts.back();
+  return contexts.back();
+}
 std::shared_ptr<Queue> queue_of(cudaStream_t stream) {
-  return stream != nullptr ? stream->queue : devices().device(current).default_queue;
+  const int device = current_device();
+  return stream != nullptr ? stream->queue : devices().device(device).default_queue;
 }
 
 }  // namespace cuda_on_host
@@ -63,10 +93,12 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidDevicePointer: return "cudaErrorInvalidDevicePointer";
     case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidContext: return "cudaErrorInvalidContext";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorAssert: return "cudaErrorAssert";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
@@ -89,14 +121,16 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDevice(int* device) {
   const Lock lock(devices().mutex);
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
-  *device = current;
+  *device = contexts.empty() ? 0 : contexts.back();
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
   const Lock lock(devices().mutex);
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
   if (!is_device(device)) return say(cudaErrorInvalidDevice);
-  current = device;
+  if (contexts.empty()) contexts.push_back(device);
+  contexts.back() = device;
+  devices().started |= 1u << device;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -120,23 +154,26 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   }
   return say(cudaErrorInvalidValue);
 }
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  const Lock lock(devices().mutex);
-  if (!is_device(device) || !is_device(peer)) return say(cudaErrorInvalidDevice);
-  *can = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned /*version*/,
+                                             unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* /*result*/) {
+  const std::string_view wanted = name;
+  *function = wanted == "cuDevicePrimaryCtxRetain" ? reinterpret_cast<void*>(retain_context)
+              : wanted == "cuCtxPushCurrent"       ? reinterpret_cast<void*>(push_context)
+              : wanted == "cuCtxPopCurrent"        ? reinterpret_cast<void*>(pop_context)
+                                                   : nullptr;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
   const Lock lock(devices().mutex);
   if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
-  devices().finish_device(current);
+  devices().finish_device(cuda_on_host::current_device());
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const Lock lock(devices().mutex);
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
-  *stream = new CUstream_st{devices().add_queue(current, flags != cudaStreamNonBlocking)};
+  *stream = new CUstream_st{devices().add_queue(cuda_on_host::current_device(), flags != cudaStreamNonBlocking)};
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
@@ -303,7 +340,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (launch.dynamic_bytes > static_cast<std::size_t>(most)) return say(cudaErrorInvalidValue);
   launch.most_shared_bytes = static_cast<std::size_t>(devices().properties.shared_bytes_of_block);
   const auto queue = queue_of(config.stream);
-  if (queue->device != current) return say(cudaErrorInvalidResourceHandle);
+  if (queue->device != current_device()) return say(cudaErrorInvalidResourceHandle);
   Step step;
   step.devices = 1u << queue->device;
   step.work = [launch = std::move(launch)] { run(launch, devices().random); };

@@ -19,9 +19,11 @@ enum cudaError_t {
   cudaErrorInvalidMemcpyDirection = 21,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidContext = 201,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorAssert = 710,
   cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
@@ -55,8 +57,12 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
 cudaError_t cudaDeviceSynchronize();
+// Of the driver: cuDevicePrimaryCtxRetain, cuCtxPushCurrent and cuCtxPopCurrent.
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
+constexpr unsigned long long cudaEnableDefault = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result = nullptr);
 
 // Streams and events.
 using cudaStream_t = struct CUstream_st*;
@@ -181,6 +187,8 @@ struct Properties {
   int shared_bytes_of_block = 227 << 10;  // who asks for it; else 48 KiB
   int compute_capability = 90;
   std::size_t memory_bytes = std::size_t{80} << 30;
+  bool peers_are_mapped = false;            // each reaches the others' memory
+  cudaError_t lasting_error = cudaSuccess;  // of a kernel that failed: what every call says from then on
 };
 Properties& properties();
 

@@ -204,6 +204,7 @@ TEST(CudaOnHostMemory, PointersAreKnown) {
   ASSERT_EQ(cudaPointerGetAttributes(&attributes, device.data() + 3), cudaSuccess);
   EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
   EXPECT_EQ(attributes.device, 1);
+  EXPECT_EQ(attributes.devicePointer, nullptr);
   ASSERT_EQ(cudaPointerGetAttributes(&attributes, host.at()), cudaSuccess);
   EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
   ASSERT_EQ(cudaPointerGetAttributes(&attributes, &local), cudaSuccess);

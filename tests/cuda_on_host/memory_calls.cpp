@@ -97,6 +97,7 @@ cudaError_t cudaFree(void* data) {
   const Lock lock(devices().mutex);
   if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
   if (data == nullptr) return cudaSuccess;
+  cuda_on_host::current_device();
   const auto piece = devices().pieces.find(number(data));
   if (piece == devices().pieces.end() || piece->second.is_host) return say(cudaErrorInvalidValue);
   const int device = piece->second.device;
@@ -181,13 +182,15 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) { return cudaMe
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
   const Lock lock(devices().mutex);
   void* const at = const_cast<void*>(data);
+  const int current = cuda_on_host::current_device();
   const auto* const piece = devices().find(data);
   if (piece == nullptr) {
     *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, at};
   } else if (piece->second.is_host) {
     *attributes = {cudaMemoryTypeHost, piece->second.device, at, at};
   } else {
-    *attributes = {cudaMemoryTypeDevice, piece->second.device, at, nullptr};
+    const bool is_reachable = piece->second.device == current || devices().properties.peers_are_mapped;
+    *attributes = {cudaMemoryTypeDevice, piece->second.device, is_reachable ? at : nullptr, nullptr};
   }
-  return cudaSuccess;
+  return say(cudaSuccess);
 }

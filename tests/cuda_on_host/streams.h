@@ -55,6 +55,7 @@ class Devices {
   std::mutex mutex;
   Properties properties;
   Random random;
+  unsigned started = 0;  // those that a context was made on, a bit each
 
   Devices();
   Device& device(int index);
@@ -89,7 +90,7 @@ class Devices {
 Devices& devices();
 
 cudaError_t say(cudaError_t error);  // and keeps it for cudaGetLastError
-int current_device();                // of this thread
+int current_device();                // of this thread, on which a context is made if there is none
 std::shared_ptr<Queue> queue_of(cudaStream_t stream);
 void forget_access();  // of memory that is no longer there (access.cpp)
 

@@ -109,6 +109,7 @@ class CudaBackend final : public Backend {
   static Status on_default_stream(const tileloss_row_state& state, Use&& use) {
     const DeviceGuard guard(state.device_index);
     Queue queue(nullptr);
+    queue.keep(guard.status());
     use(queue);
     return queue.status();
   }
@@ -140,6 +141,7 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
       if (Status s = cut_rows(p, TILELOSS_CUDA_KERNEL_AUTO, &own.rows); !s.ok()) return s;
     }
     const DeviceGuard guard(p.device_index);
+    if (Status s = guard.status(); !s.ok()) return s;
     HeadAlgorithms chosen;
     if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, true, &chosen); !s.ok()) return s;
   }
@@ -169,6 +171,7 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
                     std::to_string(plan.workspace_bytes));
   if (Status s = check_workspace(run, plan); !s.ok()) return s;
   DeviceGuard guard(p.device_index);  // to the end of the call
+  if (Status s = guard.status(); !s.ok()) return s;
   const auto stream = static_cast<cudaStream_t>(run.stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (Status s = status_of(cudaStreamIsCapturing(stream, &capture), "the stream"); !s.ok()) return s;
@@ -220,6 +223,7 @@ Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report*
   if (report == nullptr) {
     if (!may_allocate) return expected("plan", "one made before the stream was captured", "none");
     const DeviceGuard guard(device_index);
+    if (Status s = guard.status(); !s.ok()) return s;
     void* data = nullptr;
     if (Status s =
             status_of(cudaHostAlloc(&data, sizeof(Report), cudaHostAllocPortable | cudaHostAllocMapped), "its error report");

@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -19,24 +21,79 @@ inline Status status_of(cudaError_t error, const char* what) {
   return {code, std::string("cuda: ") + what + ": " + cudaGetErrorString(error)};
 }
 
-// The calling thread's device, while this lives.
+// What the driver keeps of a thread: a stack of contexts, whose top is what the runtime's calls go to. Its errors have the
+// runtime's numbers.
+class ThreadContexts {
+ public:
+  static ThreadContexts& get() {
+    static auto* const all = new ThreadContexts();  // for good, as what it holds
+    return *all;
+  }
+  cudaError_t push(std::int32_t device) {
+    if (error_ != cudaSuccess) return error_;
+    Context context = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Context& retained = of_devices_[device];
+      const cudaError_t error = retained == nullptr ? retain_(&retained, device) : cudaSuccess;
+      if (error != cudaSuccess) return error;
+      context = retained;
+    }
+    return push_(context);
+  }
+  void pop() const {
+    Context context = nullptr;
+    pop_(&context);
+  }
+
+ private:
+  using Context = struct CUctx_st*;
+
+  ThreadContexts() {
+    find("cuDevicePrimaryCtxRetain", retain_);
+    find("cuCtxPushCurrent", push_);
+    find("cuCtxPopCurrent", pop_);
+  }
+  template <class Function>
+  void find(const char* name, Function& function) {
+    constexpr unsigned kVersion = 12000;  // has functions of these types
+    void* found = nullptr;
+    if (error_ == cudaSuccess) error_ = cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault);
+    if (error_ == cudaSuccess && found == nullptr) error_ = cudaErrorNotSupported;
+    function = reinterpret_cast<Function>(found);
+  }
+
+  cudaError_t (*retain_)(Context*, int);
+  cudaError_t (*push_)(Context);
+  cudaError_t (*pop_)(Context*);
+  cudaError_t error_ = cudaSuccess;
+  std::mutex mutex_;
+  std::map<std::int32_t, Context> of_devices_;
+};
+
+// The calling thread's device, while this lives; then what was current before is again, even if that was nothing. cudaSetDevice
+// could not restore that: it would start a context, some 500 MB, on a GPU that the thread has never used.
 class DeviceGuard {
  public:
   explicit DeviceGuard(std::int32_t device) {
-    cudaGetDevice(&before_);
-    if (before_ != device) cudaSetDevice(device);
-    is_moved_ = before_ != device;
+    int current = 0;
+    error_ = cudaGetDevice(&current);
+    if (error_ != cudaSuccess || current == device) return;
+    error_ = ThreadContexts::get().push(device);
+    is_moved_ = error_ == cudaSuccess;
   }
   ~DeviceGuard() {
-    if (is_moved_) cudaSetDevice(before_);
+    if (is_moved_) ThreadContexts::get().pop();
   }
-  DeviceGuard(DeviceGuard&& other) noexcept : before_(other.before_), is_moved_(std::exchange(other.is_moved_, false)) {}
+  DeviceGuard(DeviceGuard&& other) noexcept : error_(other.error_), is_moved_(std::exchange(other.is_moved_, false)) {}
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
   DeviceGuard& operator=(DeviceGuard&&) = delete;
 
+  Status status() const { return status_of(error_, "the device"); }
+
  private:
-  int before_ = 0;
+  cudaError_t error_;
   bool is_moved_ = false;
 };
 
@@ -45,7 +102,7 @@ class CudaMemory final : public DeviceMemory {
  public:
   Status allocate(std::int32_t device_index, std::size_t bytes, void** data) override {
     const DeviceGuard guard(device_index);
-    return status_of(cudaMalloc(data, bytes), "memory");
+    return guard.status().ok() ? status_of(cudaMalloc(data, bytes), "memory") : guard.status();
   }
   void release(std::int32_t device_index, void* data) override {
     const DeviceGuard guard(device_index);
@@ -53,11 +110,12 @@ class CudaMemory final : public DeviceMemory {
   }
   Status copy(std::int32_t device_index, void* to, const void* from, std::size_t bytes) override {
     const DeviceGuard guard(device_index);
+    if (!guard.status().ok()) return guard.status();
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, nullptr), "a copy");
   }
   Status synchronise(std::int32_t device_index) override {
     const DeviceGuard guard(device_index);
-    return status_of(cudaDeviceSynchronize(), "the device");
+    return guard.status().ok() ? status_of(cudaDeviceSynchronize(), "the device") : guard.status();
   }
 };
 

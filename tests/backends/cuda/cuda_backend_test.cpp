@@ -7,9 +7,11 @@
 
 #include <cmath>
 #include <sstream>
+#include <thread>
 
 #include "tests/api/calls.h"
 #include "tests/cuda_on_host/device_array.h"
+#include "tests/cuda_on_host/streams.h"
 
 namespace tileloss::test {
 namespace {
@@ -287,6 +289,26 @@ TEST_F(OnCuda, AnotherDeviceThanTheCurrentOneDoesTheCall) {
   cudaSetDevice(1);
   cudaDeviceSynchronize();
   EXPECT_EQ(gradient(), expected);
+  // A thread that has not chosen a device: the first one is left alone.
+  std::thread([&] {
+    cuda_on_host::devices().started = 0;
+    EXPECT_TRUE(succeeds(run()));
+    EXPECT_TRUE(succeeds(tileloss_check_errors(TILELOSS_CUDA, 1, nullptr)));
+    impl::DeviceMemory& memory = *impl::cuda::cuda_backend().memory();
+    void* data = nullptr;
+    float value = 3;
+    EXPECT_TRUE(memory.allocate(1, sizeof value, &data).ok());
+    EXPECT_TRUE(memory.copy(1, data, &value, sizeof value).ok());
+    value = 0;
+    EXPECT_TRUE(memory.copy(1, &value, data, sizeof value).ok());
+    EXPECT_TRUE(memory.synchronise(1).ok());
+    EXPECT_EQ(value, 3);
+    memory.release(1, data);
+    EXPECT_EQ(cuda_on_host::devices().started, 1u << 1);
+    cudaGetDevice(&current);
+    EXPECT_EQ(current, 0);
+    EXPECT_THAT(memory.allocate(2, 4, &data).message, testing::HasSubstr("cuda: the device: cudaErrorInvalidDevice"));
+  }).join();
   labels_ = {}, logits_ = {}, loss_ = {};
   cudaSetDevice(0);
 }
