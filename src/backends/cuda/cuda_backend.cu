@@ -203,18 +203,21 @@ Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& fr
 }
 
 // A kernel that reads an address which its device has not ends the process's context with it. Where the GPU reads all of the
-// host's memory, as on a Grace Hopper, nothing of the host's is refused; another GPU's is where the two cannot see each other.
+// host's memory, as on a Grace Hopper, nothing of the host's is refused; another GPU's is where it is not mapped here. An error
+// of another kind is an earlier kernel's, and the launch will say so.
 std::string CudaBackend::out_of_reach(const void* data, std::int32_t device_index) const {
-  cudaPointerAttributes where = {};
-  if (Status s = status_of(cudaPointerGetAttributes(&where, data), "a pointer"); !s.ok()) return s.message;
+  const DeviceGuard guard(device_index);
+  if (!guard.status().ok()) return {};
+  cudaPointerAttributes where = {};  // unregistered, where that is an error
+  const cudaError_t error = cudaPointerGetAttributes(&where, data);
+  if (error != cudaSuccess) cudaGetLastError();
+  if (error != cudaSuccess && error != cudaErrorInvalidValue) return {};
+  if (where.type == cudaMemoryTypeDevice && where.device != device_index && where.devicePointer == nullptr)
+    return "memory of cuda:" + std::to_string(where.device);
   int is_reachable = 1;
-  if (where.type == cudaMemoryTypeUnregistered) {
+  if (where.type == cudaMemoryTypeUnregistered)
     cudaDeviceGetAttribute(&is_reachable, cudaDevAttrPageableMemoryAccess, device_index);
-  } else if (where.type == cudaMemoryTypeDevice && where.device != device_index) {
-    cudaDeviceCanAccessPeer(&is_reachable, device_index, where.device);
-  }
-  if (is_reachable != 0) return {};
-  return where.type == cudaMemoryTypeDevice ? "memory of cuda:" + std::to_string(where.device) : "a pointer of the host's";
+  return is_reachable != 0 ? "" : "a pointer of the host's";
 }
 
 Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report** found) const {

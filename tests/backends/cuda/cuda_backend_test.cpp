@@ -343,6 +343,23 @@ TEST_F(OnCuda, MemoryThatTheDeviceCannotReachIsRefused) {
   run.workspace = workspace, run.workspace_bytes = sizeof workspace;
   EXPECT_TRUE(refused(tileloss_cross_entropy(&args_, &options_, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
                       "workspace: expected memory of cuda:0, got a pointer of the host's"));
+  const impl::Backend& backend = impl::cuda::cuda_backend();
+  EXPECT_EQ(backend.out_of_reach(other.data(), 1), "") << "whatever device is current";
+  const cuda_on_host::Properties before = cuda_on_host::properties();
+  cuda_on_host::properties().peers_are_mapped = true;
+  EXPECT_EQ(backend.out_of_reach(other.data(), 0), "");
+  cuda_on_host::properties() = before;
+}
+
+// It is every later call's, and none of the arguments is to blame.
+TEST_F(OnCuda, AnEarlierKernelsErrorIsReportedAsWhatItIs) {
+  set_up();
+  const cuda_on_host::Properties before = cuda_on_host::properties();
+  cuda_on_host::properties().lasting_error = cudaErrorAssert;
+  const tileloss_status status = run();
+  cuda_on_host::properties() = before;
+  EXPECT_TRUE(refused(status, TILELOSS_INTERNAL, "cudaErrorAssert"));
+  cudaGetLastError();
 }
 
 TEST_F(OnCuda, WhatADeviceLacksIsSaidAndNothingIsDone) {
