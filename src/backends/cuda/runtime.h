@@ -14,11 +14,24 @@
 
 namespace tileloss::impl::cuda {
 
+// What is neither memory nor the machine is nobody's argument either: an earlier kernel's error, say, which every later call has.
+inline tileloss_status code_of(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation: return TILELOSS_OUT_OF_MEMORY;
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorNoDevice:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorNotSupported: return TILELOSS_UNSUPPORTED;
+    default: return TILELOSS_INTERNAL;
+  }
+}
+
 inline Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // or the caller's next look would find it
-  const tileloss_status code = error == cudaErrorMemoryAllocation ? TILELOSS_OUT_OF_MEMORY : TILELOSS_UNSUPPORTED;
-  return {code, std::string("cuda: ") + what + ": " + cudaGetErrorString(error)};
+  return {code_of(error), std::string("cuda: ") + what + ": " + cudaGetErrorString(error)};
 }
 
 // What the driver keeps of a thread: a stack of contexts, whose top is what the runtime's calls go to. Its errors have the

@@ -354,11 +354,12 @@ TEST_F(OnCuda, MemoryThatTheDeviceCannotReachIsRefused) {
 // It is every later call's, and none of the arguments is to blame.
 TEST_F(OnCuda, AnEarlierKernelsErrorIsReportedAsWhatItIs) {
   set_up();
+  ASSERT_TRUE(succeeds(run()));
   const cuda_on_host::Properties before = cuda_on_host::properties();
   cuda_on_host::properties().lasting_error = cudaErrorAssert;
   const tileloss_status status = run();
   cuda_on_host::properties() = before;
-  EXPECT_TRUE(refused(status, TILELOSS_INTERNAL, "cudaErrorAssert"));
+  EXPECT_TRUE(refused(status, TILELOSS_INTERNAL, "cuda: the workspace: cudaErrorAssert"));
   cudaGetLastError();
 }
 
