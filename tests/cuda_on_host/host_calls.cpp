@@ -37,6 +37,8 @@ struct CUgraphExec_st {
 
 namespace {
 
+constexpr int kSharedOfKernels = 1 << 10;
+
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local std::vector<int> contexts;  // of this thread, by their devices; the last one is current
 
@@ -303,11 +305,16 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   return cudaSuccess;
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*kernel*/) {
+  attributes->sharedSizeBytes = kSharedOfKernels;
+  return cudaSuccess;
+}
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const Lock lock(devices().mutex);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || value > devices().properties.shared_bytes_of_block) return say(cudaErrorInvalidValue);
-  devices().most_dynamic_bytes[kernel] = value;
+  const int rest = devices().properties.shared_bytes_of_block - value;
+  if (value < 0 || rest < kSharedOfKernels) return say(cudaErrorInvalidValue);
+  devices().not_dynamic_bytes[kernel] = rest;
   return cudaSuccess;
 }
 
@@ -338,8 +345,9 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (!has_blocks || !has_threads) return say(cudaErrorInvalidConfiguration);
   if (grid.x % launch.cluster != 0) return say(cudaErrorInvalidClusterSize);
   if (launch.cluster > 1 && devices().properties.compute_capability < 90) return say(cudaErrorInvalidClusterSize);
-  const auto asked = devices().most_dynamic_bytes.find(kernel);
-  const int most = asked == devices().most_dynamic_bytes.end() ? 48 << 10 : asked->second;
+  const auto asked = devices().not_dynamic_bytes.find(kernel);
+  const bool has_asked = asked != devices().not_dynamic_bytes.end();
+  const int most = has_asked ? devices().properties.shared_bytes_of_block - asked->second : 48 << 10;
   if (launch.dynamic_bytes > static_cast<std::size_t>(most)) return say(cudaErrorInvalidValue);
   launch.most_shared_bytes = static_cast<std::size_t>(devices().properties.shared_bytes_of_block);
   const auto queue = queue_of(config.stream);

@@ -260,9 +260,9 @@ TEST(CudaOnHostLaunches, WrongOnesAreRefused) {
   EXPECT_EQ(launch_of(3, 32, 0, 2), cudaErrorInvalidClusterSize);
   EXPECT_EQ(launch_of(16, 32, 0, 16), cudaErrorInvalidClusterSize);
   EXPECT_EQ(launch_of(1, 32, (48 << 10) + 1, 1), cudaErrorInvalidValue) << "more is to be asked for";
-  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10), cudaSuccess);
-  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_of(1, 32, (227 << 10) + 1, 1), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 << 10), cudaSuccess);
+  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_of(1, 32, (226 << 10) + 1, 1), cudaErrorInvalidValue);
   cudaGetLastError();
   EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 48 << 10), cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "none of them runs";

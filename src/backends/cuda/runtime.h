@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -132,6 +133,24 @@ class CudaMemory final : public DeviceMemory {
   }
 };
 
+// Lets a kernel's blocks have all the shared memory that the current device has for one. The same whatever a launch needs, which
+// another thread's launch of that kernel could take away otherwise; and no work of a stream's: allowed while it is captured.
+inline cudaError_t allow_shared_memory(const void* kernel) {
+  static std::mutex mutex;
+  static auto& allowed = *new std::set<std::pair<const void*, int>>();  // for good, as what calls it
+  int device = 0, most = 0;
+  cudaFuncAttributes own = {};
+  cudaError_t error = cudaGetDevice(&device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (error != cudaSuccess || allowed.contains({kernel, device})) return error;
+  error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&own, kernel);
+  most -= static_cast<int>(own.sharedSizeBytes);
+  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  if (error == cudaSuccess) allowed.emplace(kernel, device);
+  return error;
+}
+
 // Kernels in the order of a stream. The first error is kept, and nothing is launched after it.
 class Queue {
  public:
@@ -163,10 +182,7 @@ class Queue {
     config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
     config.stream = stream_;
     if (cluster > 1) config.attrs = &size, config.numAttrs = 1;
-    // No work of a stream's: allowed while it is captured.
-    if (shared_bytes > 0)
-      keep(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-           "a kernel's shared memory");
+    if (shared_bytes > 0) keep(allow_shared_memory(reinterpret_cast<const void*>(kernel)), "a kernel's shared memory");
     keep(cudaLaunchKernelEx(&config, kernel, given...), "a kernel could not be launched");
   }
 

@@ -153,6 +153,10 @@ TEST_F(OnCuda, ClustersAndTwoReadsGiveTheSameBits) {
     }
     EXPECT_TRUE(std::isfinite(loss[0]) && loss[0] > 0);
   }
+  cudaFuncAttributes own;
+  cudaFuncGetAttributes(&own, nullptr);
+  for (const auto& [kernel, bytes] : cuda_on_host::devices().not_dynamic_bytes)
+    EXPECT_EQ(bytes, static_cast<int>(own.sharedSizeBytes)) << "a launch of another size would be refused";
 }
 
 // Rows that no cluster can hold are read twice, and so are all where there are no clusters for them.
