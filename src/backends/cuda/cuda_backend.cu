@@ -181,16 +181,18 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
   HeadAlgorithms algorithms;
   if (Status s = HeadAlgorithms::find(p, cut, algorithms_, !is_captured, &algorithms); !s.ok()) return s;
   auto* workspace = static_cast<std::byte*>(run.workspace);
-  const bool is_owned = workspace == nullptr;
-  if (is_owned) {
+  StreamMemory owned(nullptr, {stream});
+  if (workspace == nullptr) {
     if (is_captured) return expected("workspace", "device memory, while the stream is being captured", "null");
     void* data = nullptr;
     if (Status s = status_of(cudaMallocAsync(&data, static_cast<std::size_t>(plan.workspace_bytes), stream), "the workspace");
         !s.ok())
       return s;
-    workspace = static_cast<std::byte*>(data);
+    owned.reset(static_cast<std::byte*>(data));
+    workspace = owned.get();
   }
-  return device::begin_call(CudaDevice(p, rows, cut, algorithms, std::move(guard), workspace, is_owned, stream, report), call);
+  return device::begin_call(CudaDevice(p, rows, cut, algorithms, std::move(guard), workspace, std::move(owned), stream, report),
+                            call);
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {

@@ -35,14 +35,13 @@ struct DeviceArrays {
 
 class CudaDevice {
  public:
-  // `is_owned`: the workspace is given back at the end of what is queued. `cut`, `algorithms`: of an LM head.
+  // `owned`: the workspace, where it is the call's own. `cut`, `algorithms`: of an LM head.
   CudaDevice(const Problem& problem, const RowCut& rows, const HeadCut& cut, const HeadAlgorithms& algorithms, DeviceGuard guard,
-             std::byte* workspace, bool is_owned, cudaStream_t stream, Report* report)
+             std::byte* workspace, StreamMemory owned, cudaStream_t stream, Report* report)
       : problem_(&problem),
         row_cut_(rows),
         guard_(std::move(guard)),
-        workspace_(workspace),
-        is_owned_(is_owned),
+        owned_(std::move(owned)),
         pieces_(workspace),
         queue_(stream),
         report_(report),
@@ -99,10 +98,7 @@ class CudaDevice {
   void whole_rows(const device::RowArrays& rows, const device::RowStageOf<Loss>& stage) {
     if constexpr (kHasWholeRows<Loss>) launch_whole(queue_, *problem_, row_cut_.threads, job(rows), stage);
   }
-  Status done() {
-    if (is_owned_) queue_.keep(cudaFreeAsync(workspace_, queue_.stream()), "the workspace");
-    return queue_.status();
-  }
+  Status done() const { return queue_.status(); }
 
  private:
   // Its number of threads decides the order of a sum, and is the count's alone.
@@ -117,9 +113,8 @@ class CudaDevice {
 
   const Problem* problem_;
   RowCut row_cut_;
-  DeviceGuard guard_;
-  std::byte* workspace_;
-  bool is_owned_;
+  DeviceGuard guard_;  // outlives what is given back
+  StreamMemory owned_;
   Pieces pieces_;
   Queue queue_;
   Report* report_;

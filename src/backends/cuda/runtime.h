@@ -4,8 +4,10 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -132,6 +134,13 @@ class CudaMemory final : public DeviceMemory {
     return guard.status().ok() ? status_of(cudaDeviceSynchronize(), "the device") : guard.status();
   }
 };
+
+// Memory in a stream's order, given back there.
+struct FreeOnStream {
+  cudaStream_t stream;
+  void operator()(std::byte* data) const { cudaFreeAsync(data, stream); }
+};
+using StreamMemory = std::unique_ptr<std::byte, FreeOnStream>;
 
 // Lets a kernel's blocks have all the shared memory that the current device has for one. The same whatever a launch needs, which
 // another thread's launch of that kernel could take away otherwise; and no work of a stream's: allowed while it is captured.

@@ -382,6 +382,32 @@ TEST_F(OnCuda, WhatADeviceLacksIsSaidAndNothingIsDone) {
   EXPECT_TRUE(succeeds(run()));
 }
 
+// Of a call that ends well, and of one whose shards cannot be merged.
+TEST_F(OnCuda, AWorkspaceOfItsOwnIsGivenBack) {
+  set_up();
+  const auto pieces = [] {
+    cudaDeviceSynchronize();
+    return cuda_on_host::devices().pieces.size();
+  };
+  ASSERT_TRUE(succeeds(run()));
+  const std::size_t before = pieces();
+  ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, nullptr)));
+  EXPECT_EQ(pieces(), before);
+  const DeviceArray<float> sums(3 * kRows);
+  tileloss_row_state state;
+  tileloss_row_state_init(&state);
+  state.rows = kRows;
+  state.device_type = TILELOSS_CUDA;
+  state.max = sums.data(), state.sum = sums.data() + kRows, state.target = sums.data() + 2 * kRows;
+  args_.row_state = &state;
+  options_.logit.vocab_total = 2 * kVocab;
+  auto run = init<tileloss_run>();
+  run.merge = [](void* /*context*/) -> tileloss_status { return TILELOSS_OUT_OF_MEMORY; };
+  EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, &run), TILELOSS_OUT_OF_MEMORY,
+                      "run.merge: expected TILELOSS_OK, got 3"));
+  EXPECT_EQ(pieces(), before + 1) << "that of the row state";
+}
+
 // A teacher whose rows lie elsewhere: bits, and what is read of both and written.
 TEST_F(OnCuda, ATeacherIsReadAsOftenAsTheStudent) {
   tileloss_distillation_options options = distillation_options();
