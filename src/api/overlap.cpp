@@ -70,7 +70,7 @@ std::vector<Region> regions(const Problem& p) {
   const bool writes_rows = p.pass != TILELOSS_BACKWARD;  // which leaves the forward's row outputs alone
   std::vector<Region> all;
   const auto add = [&](Region r) {
-    if (r.count > 0) all.push_back(std::move(r));
+    if (r.count > 0 && r.begin != 0) all.push_back(std::move(r));  // null: allowed where there are no rows
   };
   for (const TensorSlot& slot : tensor_slots()) {
     if (!present(a, slot)) continue;

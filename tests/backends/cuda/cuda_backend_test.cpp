@@ -355,6 +355,13 @@ TEST_F(OnCuda, MemoryThatTheDeviceCannotReachIsRefused) {
   cuda_on_host::properties() = before;
 }
 
+TEST_F(OnCuda, WithoutRowsDataMayBeNull) {
+  set_up();
+  args_.logits.rows = args_.dlogits.rows = args_.labels.size = 0;
+  args_.class_weights = on_cuda(tileloss_make_vector(nullptr, TILELOSS_FLOAT32, kVocab));
+  EXPECT_TRUE(succeeds(run()));
+}
+
 // It is every later call's, and none of the arguments is to blame.
 TEST_F(OnCuda, AnEarlierKernelsErrorIsReportedAsWhatItIs) {
   set_up();
