@@ -37,7 +37,8 @@ constexpr LtResult kInvalidValue = 7;
 struct Choice {
   std::uint64_t type, transposed, alignment, workspace_bytes, may_split;
   std::uint64_t extents;  // of what lies together: multiples of it
-  std::uint64_t unused[2];
+  std::uint64_t rows;     // of the product that it was found for, column after column
+  std::uint64_t unused;
 };
 static_assert(sizeof(Choice) == sizeof(LtAlgorithm));
 
@@ -79,6 +80,17 @@ const char* sizes_of(const LtProductOpaque& p, const LtMatrixOpaque& a, const Lt
     if (m->stride < static_cast<std::int64_t>(m->rows)) return "columns overlap";
     if (static_cast<std::uint64_t>(m->stride) * bytes_of(m->type) % 16 != 0) return "columns are not aligned to 16 bytes";
   }
+  return nullptr;
+}
+
+// Null: the algorithm does that product.
+const char* refusal_of(const LtAlgorithm& algorithm, const LtProductOpaque& product, const LtMatrixOpaque& a,
+                       const LtMatrixOpaque& b, const LtMatrixOpaque& d, Choice& choice) {
+  std::memcpy(&choice, &algorithm, sizeof choice);
+  if (choice.type != static_cast<std::uint64_t>(a.type) || choice.transposed != transposed(product))
+    return "an algorithm of another kind of product";
+  if (extents_of(a, b, d) % choice.extents != 0) return "an algorithm of longer vectors";
+  if (d.columns < cuda_on_host::products().fewest_rows && choice.rows != d.columns) return "an algorithm for more rows";
   return nullptr;
 }
 
@@ -188,10 +200,23 @@ LtResult find(LtHandle handle, LtProduct product, LtMatrix a, LtMatrix b, LtMatr
   choice.workspace_bytes = preference->workspace_bytes;  // all that there may be
   choice.may_split = preference->reduction_schemes;
   choice.extents = extents_of(*a, *b, *d);
+  choice.rows = d->columns;
   *found = {};
   std::memcpy(&found->algorithm, &choice, sizeof choice);
   found->workspace_bytes = choice.workspace_bytes;
   *count = 1;
+  return 0;
+}
+
+LtResult check(LtHandle handle, LtProduct product, LtMatrix a, LtMatrix b, LtMatrix c, LtMatrix d, const LtAlgorithm* algorithm,
+               LtFound* found) {
+  const std::lock_guard<std::mutex> lock(cuda_on_host::devices().mutex);
+  Sizes sizes;
+  Choice choice;
+  if (handle->device != cuda_on_host::current_device()) return refuse("a handle of another device");
+  if (const char* const wrong = sizes_of(*product, *a, *b, *c, *d, sizes); wrong != nullptr) return refuse(wrong);
+  if (refusal_of(*algorithm, *product, *a, *b, *d, choice) != nullptr) return kLtNotSupported;
+  found->workspace_bytes = choice.workspace_bytes;
   return 0;
 }
 
@@ -207,10 +232,8 @@ LtResult multiply(LtHandle handle, LtProduct product, const void* alpha, const v
     if (const char* const wrong = sizes_of(*product, *a_matrix, *b_matrix, *c_matrix, *d_matrix, sizes); wrong != nullptr)
       return refuse(wrong);
     Choice choice;
-    std::memcpy(&choice, algorithm, sizeof choice);
-    if (choice.type != static_cast<std::uint64_t>(a_matrix->type) || choice.transposed != transposed(*product))
-      return refuse("an algorithm of another kind of product");
-    if (extents_of(*a_matrix, *b_matrix, *d_matrix) % choice.extents != 0) return refuse("an algorithm of longer vectors");
+    if (const char* const wrong = refusal_of(*algorithm, *product, *a_matrix, *b_matrix, *d_matrix, choice); wrong != nullptr)
+      return refuse(wrong);
     for (const void* data : {a, b, c, static_cast<const void*>(d)}) {
       if (reinterpret_cast<std::uintptr_t>(data) % choice.alignment != 0) return refuse("a matrix is not aligned as was said");
     }
@@ -264,6 +287,7 @@ const CublasLt& cublas_lt() {
                         .preference_destroy = preference_destroy,
                         .preference_set = preference_set,
                         .find = find,
+                        .check = check,
                         .multiply = multiply};
   if (lt.missing != cuda_on_host::products().missing) lt.missing = cuda_on_host::products().missing;  // a test's own doing
   return lt;

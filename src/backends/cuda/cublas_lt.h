@@ -62,6 +62,9 @@ struct CublasLt {
   LtResult (*preference_set)(LtPreference preference, int attribute, const void* value, std::size_t bytes);
   LtResult (*find)(LtHandle handle, LtProduct product, LtMatrix a, LtMatrix b, LtMatrix c, LtMatrix d, LtPreference preference,
                    int most, LtFound* found, int* count);
+  // Whether an algorithm does this product, and what it needs for that; `found`'s algorithm is left alone.
+  LtResult (*check)(LtHandle handle, LtProduct product, LtMatrix a, LtMatrix b, LtMatrix c, LtMatrix d,
+                    const LtAlgorithm* algorithm, LtFound* found);
   // D = alpha A B + beta C.
   LtResult (*multiply)(LtHandle handle, LtProduct product, const void* alpha, const void* a, LtMatrix a_matrix, const void* b,
                        LtMatrix b_matrix, const void* beta, const void* c, LtMatrix c_matrix, void* d, LtMatrix d_matrix,
@@ -82,6 +85,7 @@ void for_each_function(Table& lt, Set&& set) {
   set("cublasLtMatmulPreferenceDestroy", lt.preference_destroy);
   set("cublasLtMatmulPreferenceSetAttribute", lt.preference_set);
   set("cublasLtMatmulAlgoGetHeuristic", lt.find);
+  set("cublasLtMatmulAlgoCheck", lt.check);
   set("cublasLtMatmul", lt.multiply);
 }
 

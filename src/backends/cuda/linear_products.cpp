@@ -36,14 +36,37 @@ class Description {
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
 
-  LtResult result() const { return result_; }
-  LtResult find(LtHandle handle, LtPreference preference, LtFound* found, int* count) const {
-    return lt_.find(handle, product_, right_, left_, to_, to_, preference, 1, found, count);
+  LtResult choose(LtHandle handle, std::int64_t scratch_bytes, LtAlgorithm* chosen) const {
+    LtPreference preference = nullptr;
+    LtResult result = result_;
+    const auto prefer = [&](int attribute, auto value) {
+      if (result == 0) result = lt_.preference_set(preference, attribute, &value, sizeof value);
+    };
+    if (result == 0) result = lt_.preference_create(&preference);
+    prefer(kLtMaxWorkspaceBytes, static_cast<std::uint64_t>(scratch_bytes));
+    prefer(kLtReductionSchemes, std::uint32_t{0});
+    for (const int operand : {kLtAlignmentA, kLtAlignmentB, kLtAlignmentC, kLtAlignmentD}) prefer(operand, kAlignment);
+    LtFound found = {};
+    int count = 0;
+    if (result == 0) result = lt_.find(handle, product_, right_, left_, to_, to_, preference, 1, &found, &count);
+    if (preference != nullptr) lt_.preference_destroy(preference);
+    if (result == 0) result = count > 0 ? found.state : kLtNotSupported;
+    *chosen = found.algorithm;
+    return result;
+  }
+  bool accepts(const Algorithm& algorithm) const {
+    LtFound found = {};
+    const LtResult result = lt_.check(algorithm.handle, product_, right_, left_, to_, to_, &algorithm.choice, &found);
+    return result == 0 && found.workspace_bytes <= static_cast<std::size_t>(algorithm.kind.scratch_bytes);
   }
   LtResult multiply(const Algorithm& algorithm, const Product& p, void* scratch, cudaStream_t stream) const {
     const float one = 1, beta = p.adds ? 1 : 0;
+    LtAlgorithm choice = algorithm.choice;
+    LtResult result = result_;
+    if (result == 0 && !accepts(algorithm)) result = choose(algorithm.handle, algorithm.kind.scratch_bytes, &choice);
+    if (result != 0) return result;
     return lt_.multiply(algorithm.handle, product_, &one, p.right.data, right_, p.left.data, left_, &beta, p.to, to_, p.to, to_,
-                        &algorithm.choice, scratch, static_cast<std::size_t>(algorithm.kind.scratch_bytes), stream);
+                        &choice, scratch, static_cast<std::size_t>(algorithm.kind.scratch_bytes), stream);
   }
 
  private:
@@ -66,9 +89,10 @@ class Description {
   LtMatrix right_ = nullptr, left_ = nullptr, to_ = nullptr;
 };
 
-std::string shape_of(const ProductKind& k) {
-  return "[" + std::to_string(k.rows) + "," + std::to_string(k.depth) + "] [" + std::to_string(k.depth) + "," +
-         std::to_string(k.columns) + "]";
+// Of a product or a kind of them.
+std::string shape_of(const auto& p) {
+  return "[" + std::to_string(p.rows) + "," + std::to_string(p.depth) + "] [" + std::to_string(p.depth) + "," +
+         std::to_string(p.columns) + "]";
 }
 
 }  // namespace
@@ -99,24 +123,9 @@ Status Algorithms::choose(const ProductKind& kind, Algorithm* chosen) {
   product.left = {nullptr, row_stride_of(kind.left_is_across ? kind.rows : kind.depth), kind.left_is_across};
   product.right = {nullptr, row_stride_of(kind.right_is_across ? kind.depth : kind.columns), kind.right_is_across};
   product.to_stride = row_stride_of(kind.columns);
-  const Description description(product, kind.is_bfloat16);
-  LtPreference preference = nullptr;
-  LtResult result = description.result();
-  const auto prefer = [&](int attribute, auto value) {
-    if (result == 0) result = lt.preference_set(preference, attribute, &value, sizeof value);
-  };
-  if (result == 0) result = lt.preference_create(&preference);
-  prefer(kLtMaxWorkspaceBytes, static_cast<std::uint64_t>(kind.scratch_bytes));
-  prefer(kLtReductionSchemes, std::uint32_t{0});
-  for (const int operand : {kLtAlignmentA, kLtAlignmentB, kLtAlignmentC, kLtAlignmentD}) prefer(operand, kAlignment);
-  LtFound found = {};
-  int count = 0;
-  if (result == 0) result = description.find(handle, preference, &found, &count);
-  if (preference != nullptr) lt.preference_destroy(preference);
-  if (result == 0) result = count > 0 ? found.state : kLtNotSupported;
-  if (Status s = lt_status(result, ("no algorithm for " + shape_of(kind)).c_str()); !s.ok()) return s;
-  *chosen = {kind, handle, found.algorithm};
-  return {};
+  *chosen = {kind, handle, {}};
+  const LtResult result = Description(product, kind.is_bfloat16).choose(handle, kind.scratch_bytes, &chosen->choice);
+  return lt_status(result, ("no algorithm for " + shape_of(kind)).c_str());
 }
 
 void multiply(Queue& queue, const Algorithm* algorithm, const Product& p, void* scratch) {
@@ -127,9 +136,8 @@ void multiply(Queue& queue, const Algorithm* algorithm, const Product& p, void* 
     return queue.keep(cudaMemsetAsync(p.to, 0, bytes, queue.stream()), "the workspace");
   }
   const Description description(p, algorithm->kind.is_bfloat16);
-  LtResult result = description.result();
-  if (result == 0) result = description.multiply(*algorithm, p, scratch, queue.stream());
-  queue.keep(lt_status(result, ("the product " + shape_of(algorithm->kind)).c_str()));
+  const LtResult result = description.multiply(*algorithm, p, scratch, queue.stream());
+  queue.keep(lt_status(result, ("the product " + shape_of(p)).c_str()));
 }
 
 }  // namespace tileloss::impl::cuda

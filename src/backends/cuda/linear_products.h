@@ -28,8 +28,8 @@ struct Product {
   bool adds = false;
 };
 
-// What an algorithm is chosen by. It multiplies matrices of other sizes too: so that a row's bits do not depend on how many there
-// are, sizes that follow from the number of rows are none of it.
+// What an algorithm is chosen by. It multiplies matrices of other sizes too, where cuBLASLt accepts it for them: so that a row's
+// bits do not depend on how many there are, sizes that follow from the number of rows are none of it.
 struct ProductKind {
   std::int32_t device;
   bool is_bfloat16;  // the operands; else float32
@@ -59,7 +59,8 @@ class Algorithms {
   std::map<ProductKind, Algorithm> chosen_;
 };
 
-// Queued. `scratch` is the kind's, and nobody else's at that time. Without an algorithm: nothing is to be multiplied.
+// Queued. `scratch` is the kind's, and nobody else's at that time. Where the algorithm is not for these sizes, one that is is
+// chosen for them alone. Without an algorithm: nothing is to be multiplied.
 void multiply(Queue& queue, const Algorithm* algorithm, const Product& product, void* scratch);
 
 }  // namespace tileloss::impl::cuda

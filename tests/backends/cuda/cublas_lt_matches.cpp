@@ -59,6 +59,7 @@ TILELOSS_IS_ALIKE(preference_create, cublasLtMatmulPreferenceCreate);
 TILELOSS_IS_ALIKE(preference_destroy, cublasLtMatmulPreferenceDestroy);
 TILELOSS_IS_ALIKE(preference_set, cublasLtMatmulPreferenceSetAttribute);
 TILELOSS_IS_ALIKE(find, cublasLtMatmulAlgoGetHeuristic);
+TILELOSS_IS_ALIKE(check, cublasLtMatmulAlgoCheck);
 TILELOSS_IS_ALIKE(multiply, cublasLtMatmul);
 
 }  // namespace

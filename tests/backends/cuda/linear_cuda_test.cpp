@@ -416,6 +416,17 @@ TEST(CudaHead, AlgorithmsAreFoundOnceForAnyNumberOfRows) {
   EXPECT_EQ(cuda_on_host::products().searches - before, 6);
 }
 
+// What is found for many rows may not be for the call's.
+TEST_P(CudaHeadOf, AnAlgorithmThatIsNotForACallsRowsIsReplaced) {
+  const Head::Shape shape = {.rows = 21, .target = GetParam()};  // the last 5 are a block
+  const Numbers expected = Head(shape).run_and_get();
+  const std::int64_t before = cuda_on_host::products().searches;
+  cuda_on_host::products().fewest_rows = 16;
+  EXPECT_TRUE(Head(shape).run_and_get() == expected);
+  cuda_on_host::products().fewest_rows = 0;
+  EXPECT_GT(cuda_on_host::products().searches, before);
+}
+
 TEST_P(CudaHeadOf, CallCanBeCapturedOnceItsPlanWasMade) {
   Head head({.target = GetParam()});
   const Numbers expected = head.run_and_get();
