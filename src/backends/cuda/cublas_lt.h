@@ -14,7 +14,7 @@ namespace tileloss::impl::cuda {
 
 // A call's result; 0: it succeeded.
 using LtResult = int;
-inline constexpr LtResult kLtNotSupported = 15;
+inline constexpr LtResult kLtNoMemory = 3, kLtOtherArchitecture = 8, kLtNotSupported = 15;
 
 enum LtType : int { kLtFloat32 = 0, kLtFloat16 = 2, kLtBfloat16 = 14 };
 inline constexpr int kLtComputeFloat32 = 68;  // no TF32

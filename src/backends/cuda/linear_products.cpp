@@ -11,7 +11,11 @@ constexpr std::uint32_t kAlignment = 16;  // of all operands and sums, and from 
 
 Status lt_status(LtResult result, const char* what) {
   if (result == 0) return {};
-  return {TILELOSS_UNSUPPORTED, std::string("cuda: cuBLASLt: ") + what + ": " + cublas_lt().status_name(result)};
+  const bool is_lacking = result == kLtNotSupported || result == kLtOtherArchitecture;
+  const tileloss_status code = result == kLtNoMemory ? TILELOSS_OUT_OF_MEMORY
+                               : is_lacking          ? TILELOSS_UNSUPPORTED
+                                                     : TILELOSS_INTERNAL;
+  return {code, std::string("cuda: cuBLASLt: ") + what + ": " + cublas_lt().status_name(result)};
 }
 
 // What cuBLASLt calls a product: matrices go column after column there, so that left and right change places and what lies in

@@ -11,7 +11,9 @@ namespace {
 
 static_assert(kLtFloat32 == static_cast<int>(CUDA_R_32F) && kLtFloat16 == static_cast<int>(CUDA_R_16F) &&
               kLtBfloat16 == static_cast<int>(CUDA_R_16BF));
-static_assert(kLtNotSupported == static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED) && CUBLAS_STATUS_SUCCESS == 0);
+static_assert(kLtNotSupported == static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED) && CUBLAS_STATUS_SUCCESS == 0 &&
+              kLtNoMemory == static_cast<int>(CUBLAS_STATUS_ALLOC_FAILED) &&
+              kLtOtherArchitecture == static_cast<int>(CUBLAS_STATUS_ARCH_MISMATCH));
 static_assert(kLtComputeFloat32 == static_cast<int>(CUBLAS_COMPUTE_32F));
 static_assert(kLtAsItIs == static_cast<int>(CUBLAS_OP_N) && kLtTransposed == static_cast<int>(CUBLAS_OP_T));
 static_assert(kLtTransposedA == static_cast<int>(CUBLASLT_MATMUL_DESC_TRANSA) &&
