@@ -309,6 +309,14 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*
   attributes->sharedSizeBytes = kSharedOfKernels;
   return cudaSuccess;
 }
+// Of the shape alone.
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* /*kernel*/, const cudaLaunchConfig_t* config) {
+  const Lock lock(devices().mutex);
+  if (config->numAttrs == 0) return say(cudaErrorInvalidValue);
+  const unsigned blocks = config->attrs[0].val.clusterDim.x;
+  *count = blocks > static_cast<unsigned>(devices().properties.largest_cluster) ? 0 : devices().properties.multiprocessors / 16;
+  return cudaSuccess;
+}
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const Lock lock(devices().mutex);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
@@ -335,7 +343,8 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) continue;
     const auto& cluster = config.attrs[i].val.clusterDim;
-    if (cluster.x == 0 || cluster.y != 1 || cluster.z != 1 || cluster.x > 8) return say(cudaErrorInvalidClusterSize);
+    if (cluster.x == 0 || cluster.y != 1 || cluster.z != 1) return say(cudaErrorInvalidClusterSize);
+    if (cluster.x > static_cast<unsigned>(devices().properties.largest_cluster)) return say(cudaErrorInvalidClusterSize);
     launch.cluster = cluster.x;
   }
   const dim3 &grid = launch.grid, &block = launch.block;

@@ -183,6 +183,12 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* kernel, const cudaLaunchConfig_t* config);
+template <class... Parameters>
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, void (*kernel)(Parameters...), const cudaLaunchConfig_t* config) {
+  return cudaOccupancyMaxActiveClusters(count, reinterpret_cast<const void*>(kernel), config);
+}
+
 namespace cuda_on_host {
 
 // What the devices are: at first two of an H100's shape.
@@ -194,6 +200,7 @@ struct Properties {
   int shared_bytes_of_block = 227 << 10;  // who asks for it; else 48 KiB
   int compute_capability = 90;
   std::size_t memory_bytes = std::size_t{80} << 30;
+  int largest_cluster = 8;                  // blocks that it has room for side by side
   bool peers_are_mapped = false;            // each reaches the others' memory
   cudaError_t lasting_error = cudaSuccess;  // of a kernel that failed: what every call says from then on
 };

@@ -124,6 +124,8 @@ class CudaBackend final : public Backend {
 
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
+  const DeviceGuard guard(p.device_index);
+  if (Status s = guard.status(); !s.ok()) return s;
   Report* made = nullptr;
   if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
   CudaPlan own = {{0, 1, TILELOSS_CUDA_KERNEL_TWO_READS}, {}};
@@ -140,8 +142,6 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
     if (p.loss->looks_twice()) {
       if (Status s = cut_rows(p, TILELOSS_CUDA_KERNEL_AUTO, &own.rows); !s.ok()) return s;
     }
-    const DeviceGuard guard(p.device_index);
-    if (Status s = guard.status(); !s.ok()) return s;
     HeadAlgorithms chosen;
     if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, true, &chosen); !s.ok()) return s;
   }

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::int64_t kGroupBytes = 16;
 
+std::string other_kernels() { return std::string(kAuto) + " or " + kTwoReads + ", as "; }
+
 // What a device has.
 struct Shared {
   int of_block = 0, of_multiprocessor = 0, reserved = 0;  // bytes; reserved: in each block
@@ -65,7 +67,13 @@ Status cut_rows(const Problem& p, tileloss_cuda_kernel wish, RowCut* cut) {
   const bool may_hold = is_row_alone(p) && has_room && wish == TILELOSS_CUDA_KERNEL_AUTO;
   if (may_hold || (p.pass == TILELOSS_VALUE_AND_GRAD && wish == TILELOSS_CUDA_KERNEL_CLUSTER))
     cut->kernel = TILELOSS_CUDA_KERNEL_CLUSTER;
-  return check_cut(p, *cut);
+  if (Status s = check_cut(p, *cut); !s.ok()) return s;
+  if (cut->kernel != TILELOSS_CUDA_KERNEL_CLUSTER || cut->blocks == 1 || can_place(p, *cut)) return {};
+  if (wish == TILELOSS_CUDA_KERNEL_CLUSTER)
+    return expected("kernel", other_kernels() + "the device cannot place a cluster of " + std::to_string(cut->blocks) + " blocks",
+                    kCluster);
+  cut->kernel = TILELOSS_CUDA_KERNEL_TWO_READS;
+  return {};
 }
 
 Status check_cut(const RowCut& cut) {
@@ -80,12 +88,11 @@ Status check_cut(const RowCut& cut) {
 
 Status check_cut(const Problem& p, const RowCut& cut) {
   if (cut.kernel != TILELOSS_CUDA_KERNEL_CLUSTER) return {};
-  const std::string others = std::string(kAuto) + " or " + kTwoReads + ", as ";
-  if (!is_row_alone(p)) return expected("kernel", others + "rows of this call wait for others", kCluster);
+  if (!is_row_alone(p)) return expected("kernel", other_kernels() + "rows of this call wait for others", kCluster);
   const Shared shared(p.device_index);
   if (cut.blocks <= shared.most_blocks && shared.has_room(slice_bytes(p.columns, p.storage, cut.blocks), 1)) return {};
   const std::string blocks = std::to_string(shared.most_blocks) + " blocks";
-  return expected("kernel", others + "a row does not fit in the shared memory of " + blocks, kCluster);
+  return expected("kernel", other_kernels() + "a row does not fit in the shared memory of " + blocks, kCluster);
 }
 
 }  // namespace tileloss::impl::cuda

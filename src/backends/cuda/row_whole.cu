@@ -3,11 +3,22 @@
 
 namespace tileloss::impl::cuda {
 
-template <class Loss>
-void launch_whole(Queue& queue, const Problem& p, int threads, const SweepJob& job, const device::RowStageOf<Loss>& stage) {
+namespace {
+
+// use(kernel, is_plain_backward)
+template <class Loss, class Use>
+void with_kernel(const Problem& p, Use&& use) {
   const bool is_plain_backward = p.is_multiple_of_p && p.logit.softcap == 0;
   visit_kernel(p.storage, p.sums == kNoSums && is_plain_backward, [&]<class T>(T /*format*/, auto is_plain) {
-    const auto kernel = whole_rows<T, is_plain, device::RowStageOf<Loss>>;
+    use(whole_rows<T, is_plain, device::RowStageOf<Loss>>, is_plain_backward);
+  });
+}
+
+}  // namespace
+
+template <class Loss>
+void launch_whole(Queue& queue, const Problem& p, int threads, const SweepJob& job, const device::RowStageOf<Loss>& stage) {
+  with_kernel<Loss>(p, [&](auto kernel, bool is_plain_backward) {
     queue.launch_clusters(kernel, p.rows, job.slices, threads, slice_bytes(p.columns, p.storage, job.slices), job, stage,
                           is_plain_backward);
   });
@@ -15,5 +26,20 @@ void launch_whole(Queue& queue, const Problem& p, int threads, const SweepJob& j
 
 template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::RowStageOf<CrossEntropy>&);
 template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::RowStageOf<PolicyLoss>&);
+
+bool can_place(const Problem& p, const RowCut& cut) {
+  int clusters = 1;
+  visit_loss(p.loss->info.name, [&]<class Loss>() {
+    if constexpr (kHasWholeRows<Loss>) {
+      with_kernel<Loss>(p, [&](auto kernel, bool /*is_plain_backward*/) {
+        const Launch launch(1, cut.blocks, cut.threads, slice_bytes(p.columns, p.storage, cut.blocks), nullptr);
+        cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
+        if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config());
+        if (error != cudaSuccess) cudaGetLastError(), clusters = 1;
+      });
+    }
+  });
+  return clusters > 0;
+}
 
 }  // namespace tileloss::impl::cuda

@@ -22,6 +22,7 @@ inline tileloss_status code_of(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation: return TILELOSS_OUT_OF_MEMORY;
     case cudaErrorInsufficientDriver:
+    case cudaErrorInvalidClusterSize:
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorNoDevice:
     case cudaErrorNoKernelImageForDevice:
@@ -160,6 +161,29 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
   return error;
 }
 
+// Clusters of `cluster` blocks each, with so much shared memory besides what the kernel itself has.
+class Launch {
+ public:
+  Launch(std::int64_t clusters, int cluster, int threads, std::int64_t shared_bytes, cudaStream_t stream) {
+    size_.id = cudaLaunchAttributeClusterDimension;
+    size_.val.clusterDim.x = static_cast<unsigned>(cluster);
+    size_.val.clusterDim.y = size_.val.clusterDim.z = 1;
+    config_.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
+    config_.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+    config_.stream = stream;
+    if (cluster > 1) config_.attrs = &size_, config_.numAttrs = 1;
+  }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+
+  const cudaLaunchConfig_t& config() const { return config_; }
+
+ private:
+  cudaLaunchAttribute size_ = {};
+  cudaLaunchConfig_t config_ = {};
+};
+
 // Kernels in the order of a stream. The first error is kept, and nothing is launched after it.
 class Queue {
  public:
@@ -176,23 +200,13 @@ class Queue {
   void launch(void (*kernel)(Expected...), std::int64_t blocks, int threads, const Given&... given) {
     launch_clusters(kernel, blocks, 1, threads, 0, given...);
   }
-  // Of `cluster` blocks each, with so much shared memory besides what the kernel itself has.
   template <class... Expected, class... Given>
   void launch_clusters(void (*kernel)(Expected...), std::int64_t clusters, int cluster, int threads, std::int64_t shared_bytes,
                        const Given&... given) {
     if (clusters == 0 || !status_.ok()) return;
-    cudaLaunchAttribute size = {};
-    size.id = cudaLaunchAttributeClusterDimension;
-    size.val.clusterDim.x = static_cast<unsigned>(cluster);
-    size.val.clusterDim.y = size.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-    config.stream = stream_;
-    if (cluster > 1) config.attrs = &size, config.numAttrs = 1;
+    const Launch launch(clusters, cluster, threads, shared_bytes, stream_);
     if (shared_bytes > 0) keep(allow_shared_memory(reinterpret_cast<const void*>(kernel)), "a kernel's shared memory");
-    keep(cudaLaunchKernelEx(&config, kernel, given...), "a kernel could not be launched");
+    keep(cudaLaunchKernelEx(&launch.config(), kernel, given...), "a kernel could not be launched");
   }
 
  private:

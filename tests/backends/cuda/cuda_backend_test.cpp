@@ -190,6 +190,11 @@ TEST_F(OnCuda, APlanSaysHowRowsAreRead) {
               testing::HasSubstr("kernel: expected auto or two_reads, as a row"));
   EXPECT_THAT(facts_of(300, 3), testing::HasSubstr("kernel: expected auto, two_reads or cluster (0 to 2), got 3"));
   const cuda_on_host::Properties before = cuda_on_host::properties();
+  cuda_on_host::properties().largest_cluster = 4;  // a small part of a device
+  EXPECT_EQ(facts_of(151936), "384 4 cluster ");
+  EXPECT_EQ(facts_of(900000), "384 8 two_reads ");
+  EXPECT_THAT(facts_of(900000, TILELOSS_CUDA_KERNEL_CLUSTER),
+              testing::HasSubstr("kernel: expected auto or two_reads, as the device cannot place a cluster of 8 blocks"));
   cuda_on_host::properties().compute_capability = 80;
   cuda_on_host::properties().shared_bytes_of_multiprocessor = 164 << 10;
   cuda_on_host::properties().shared_bytes_of_block = 163 << 10;
