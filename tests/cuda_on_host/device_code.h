@@ -118,6 +118,10 @@ T __ldg(const T* at) {
 }
 inline int atomicExch(int* at, int value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
 inline int atomicOr(int* at, int value) { return __atomic_fetch_or(at, value, __ATOMIC_SEQ_CST); }
+inline int atomicCAS_system(int* at, int expected, int value) {
+  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return expected;
+}
 inline int atomicExch_system(int* at, int value) { return atomicExch(at, value); }
 inline int atomicOr_system(int* at, int value) { return atomicOr(at, value); }
 inline void __threadfence() {}

@@ -14,8 +14,12 @@ namespace tileloss::impl::cuda {
 
 enum class Wrong : std::int32_t { kNothing, kLabel, kNumber, kTransform, kOffset, kEntry, kEntryTwice };
 
+// What kernels of several streams may want to write at once, and one does.
+enum ReportState : int { kUnwritten, kBeingWritten, kWritten };
+
 // In the host's memory, where the device writes it: the first error since somebody asked.
 struct Report {
+  int state;  // what else is here is the host's to read when it is kWritten
   Wrong what;
   std::int64_t index;                         // of a row or an offset
   std::int64_t label, classes, ignore_index;  // of a row
@@ -32,8 +36,16 @@ struct Verdict {
   Report* report;
   std::int32_t* is_wrong;
 
-  TILELOSS_HOST_DEVICE void condemn(const Report& found) const {
-    if (report->what == Wrong::kNothing) *report = found;
+  // The first error alone.
+  __device__ void write(Report found) const {
+    if (atomicCAS_system(&report->state, kUnwritten, kBeingWritten) != kUnwritten) return;
+    found.state = kBeingWritten;
+    *report = found;
+    __threadfence_system();
+    atomicExch_system(&report->state, kWritten);
+  }
+  __device__ void condemn(const Report& found) const {
+    write(found);
     *is_wrong = 1;
   }
 };
@@ -45,7 +57,7 @@ struct CheckNumber {
   const char* if_missing;
   Verdict verdict;
 
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
+  __device__ void operator()(std::int64_t /*index*/) const {
     const double x = scalar_value(scalar);
     if (in_range(field, x)) return;
     Report found = {};
@@ -65,7 +77,7 @@ struct MakeTransform {
   LogitTransform* transform;
   Verdict verdict;
 
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t /*index*/) const {
+  __device__ void operator()(std::int64_t /*index*/) const {
     const double own = scalar_value(temperature), t = std::isnan(own) ? scalar_value(otherwise) : own;
     *transform = LogitTransform::make(logit_scale, softcap, t);
     const auto is_in_range = [](double quotient) { return quotient >= 0x1p-126 && quotient <= 0x1p126; };
@@ -92,7 +104,7 @@ struct ReportOffset {
   std::int64_t rows;
   Verdict verdict;
 
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+  __device__ void operator()(std::int64_t i) const {
     Report found = {};
     found.what = Wrong::kOffset;
     found.index = i;
@@ -114,14 +126,14 @@ struct ReportLabel {
   std::int64_t classes, ignore_index;
   Verdict verdict;
 
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (verdict.report->what != Wrong::kNothing) return;
-    Report& found = *verdict.report;
+  __device__ void operator()(std::int64_t i) const {
+    Report found = {};
+    found.what = Wrong::kLabel;
     found.index = i;
     found.label = labels[i];
     found.classes = classes;
     found.ignore_index = ignore_index;
-    found.what = Wrong::kLabel;
+    verdict.write(found);
   }
 };
 
@@ -158,14 +170,14 @@ struct ReportEntry {
   std::int64_t columns;
   Verdict verdict;
 
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (verdict.report->what != Wrong::kNothing) return;
-    Report& found = *verdict.report;
+  __device__ void operator()(std::int64_t i) const {
+    Report found = {};
     found.classes = columns;
+    found.what = Wrong::kEntry;
     for (std::int64_t k = 0; k < ids.cols; ++k) {
       found.entry = KnownEntry(ids, logprobs, i, k);
-      found.what = Wrong::kEntry;
-      if (found.entry.id >= 0 && (found.entry.is_column_wrong(columns) || found.entry.is_log_wrong())) return;
+      if (found.entry.id >= 0 && (found.entry.is_column_wrong(columns) || found.entry.is_log_wrong()))
+        return verdict.write(found);
     }
     found.what = Wrong::kEntryTwice;
     found.entry.id = columns;
@@ -175,6 +187,7 @@ struct ReportEntry {
         if (integer_at(ids, i, j) == id) found.entry.id = id;
       }
     }
+    verdict.write(found);
   }
 };
 

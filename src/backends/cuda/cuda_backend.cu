@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -243,8 +244,10 @@ Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report*
 Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) const {
   Report* all = nullptr;
   if (Status s = report(device_index, true, &all); !s.ok()) return s;
+  const std::atomic_ref<int> state(all->state);
+  if (state.load(std::memory_order_acquire) != kWritten) return {};
   const Report r = *all;
-  *all = Report();
+  state.store(kUnwritten, std::memory_order_release);
   switch (r.what) {
     case Wrong::kLabel: return bad_label(r.index, r.label, r.classes, r.ignore_index);
     case Wrong::kNumber:

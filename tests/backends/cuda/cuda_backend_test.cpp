@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "backends/cuda/checks.h"
 #include "tests/api/calls.h"
 #include "tests/cuda_on_host/device_array.h"
 #include "tests/cuda_on_host/streams.h"
@@ -215,6 +216,22 @@ TEST_F(OnCuda, ABadLabelGivesNanAndIsReportedOnce) {
   EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_LABEL_OUT_OF_RANGE,
                       "labels[1]: expected 0 <= label < 300 or ignore_index -100, got 300"));
   EXPECT_TRUE(succeeds(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr)));
+}
+
+TEST(CudaReport, IsWrittenByOneAndReadWhenItIsWhole) {
+  namespace cuda = impl::cuda;
+  cuda::Report report = {}, found = {};
+  std::int32_t is_wrong = 0;
+  const cuda::Verdict verdict = {&report, &is_wrong};
+  found.what = cuda::Wrong::kOffset;
+  report.state = cuda::kBeingWritten;  // by another stream's kernel
+  verdict.condemn(found);
+  EXPECT_EQ(is_wrong, 1);
+  EXPECT_EQ(report.what, cuda::Wrong::kNothing);
+  report.state = cuda::kUnwritten;
+  verdict.condemn(found);
+  EXPECT_EQ(report.what, cuda::Wrong::kOffset);
+  EXPECT_EQ(report.state, cuda::kWritten);
 }
 
 TEST_F(OnCuda, AWrongNumberBehindAPointerIsReported) {
