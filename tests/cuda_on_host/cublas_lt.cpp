@@ -131,7 +131,10 @@ float dot(const float* a, const float* b, std::uint64_t depth, unsigned parts) {
   return all;
 }
 
+// Takes some of the device's memory.
 LtResult create(LtHandle* handle) {
+  const std::lock_guard<std::mutex> lock(cuda_on_host::devices().mutex);
+  if (cuda_on_host::devices().forbidden_by_capture()) return refuse("a handle while a stream is captured");
   *handle = new LtHandleOpaque{cuda_on_host::current_device()};
   return 0;
 }

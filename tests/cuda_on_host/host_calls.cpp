@@ -40,6 +40,7 @@ namespace {
 constexpr int kSharedOfKernels = 1 << 10;
 
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 thread_local std::vector<int> contexts;  // of this thread, by their devices; the last one is current
 
 using Lock = std::lock_guard<std::mutex>;
@@ -74,6 +75,7 @@ cudaError_t say(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
   return error;
 }
+bool is_apart_from_captures() { return capture_mode == cudaStreamCaptureModeRelaxed; }
 int current_device() {
   if (contexts.empty()) contexts.push_back(0);
   devices().started |= 1u << contexts.back();
@@ -253,6 +255,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(capture_mode, *mode);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   const Lock lock(devices().mutex);
   const auto queue = queue_of(stream);

@@ -351,6 +351,16 @@ TEST(CudaOnHostGraphs, WhatMayNotBeCapturedEndsTheCapture) {
   EXPECT_EQ(corrupts(blocking, [&] { return launch(nullptr, add, numbers.data(), 1); }), cudaErrorStreamCaptureImplicit);
   EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
   cudaGetLastError();
+  cudaGraph_t graph = nullptr;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  ASSERT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+  EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
+  EXPECT_EQ(cudaHostAlloc(&data, 4, 0), cudaSuccess) << "apart from the capture";
+  EXPECT_EQ(cudaFreeHost(data), cudaSuccess);
+  ASSERT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ cudaError_t Devices::give(const std::shared_ptr<Queue>& queue, Step step) {
 
 bool Devices::forbidden_by_capture() {
   bool found = false;
+  if (is_apart_from_captures()) return found;
   for (const auto& device : devices_) {
     if (device == nullptr) continue;
     for (const auto& queue : device->queues) {

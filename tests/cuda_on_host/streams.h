@@ -67,7 +67,7 @@ class Devices {
   void finish_device(int index);
   void finish_one(Queue& queue);
   std::uint64_t calls() const { return calls_; }
-  // Anything that a capture under way forbids; ends it.
+  // Anything that a capture under way forbids to a thread whose mode is not relaxed; ends it.
   bool forbidden_by_capture();
 
   struct Piece {
@@ -93,7 +93,8 @@ Devices& devices();
 cudaError_t say(cudaError_t error);  // and keeps it for cudaGetLastError
 int current_device();                // of this thread, on which a context is made if there is none
 std::shared_ptr<Queue> queue_of(cudaStream_t stream);
-void forget_access();  // of memory that is no longer there (access.cpp)
+bool is_apart_from_captures();  // this thread
+void forget_access();           // of memory that is no longer there (access.cpp)
 
 }  // namespace cuda_on_host
 

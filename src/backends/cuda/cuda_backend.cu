@@ -114,8 +114,8 @@ class CudaBackend final : public Backend {
     use(queue);
     return queue.status();
   }
-  // The device's, in memory that both see; made by its first plan or call, but not while a stream is captured.
-  Status report(std::int32_t device_index, bool may_allocate, Report** found) const;
+  // The device's, in memory that both see; made by the first who asks.
+  Status report(std::int32_t device_index, Report** found) const;
 
   mutable CudaMemory memory_;
   mutable std::mutex mutex_;
@@ -128,7 +128,7 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
   const DeviceGuard guard(p.device_index);
   if (Status s = guard.status(); !s.ok()) return s;
   Report* made = nullptr;
-  if (Status s = report(p.device_index, true, &made); !s.ok()) return s;
+  if (Status s = report(p.device_index, &made); !s.ok()) return s;
   CudaPlan own = {{0, 1, TILELOSS_CUDA_KERNEL_TWO_READS}, {}};
   if (!has_head(p)) {
     if (Status s = cut_rows(p, wishes.cuda.kernel, &own.rows); !s.ok()) return s;
@@ -144,7 +144,7 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
       if (Status s = cut_rows(p, TILELOSS_CUDA_KERNEL_AUTO, &own.rows); !s.ok()) return s;
     }
     HeadAlgorithms chosen;
-    if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, true, &chosen); !s.ok()) return s;
+    if (Status s = HeadAlgorithms::find(p, own.head, algorithms_, &chosen); !s.ok()) return s;
   }
   std::memcpy(plan->other, &own, sizeof own);
   const auto add = [&](const char* name, std::int64_t bytes) {
@@ -174,17 +174,17 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
   DeviceGuard guard(p.device_index);  // to the end of the call
   if (Status s = guard.status(); !s.ok()) return s;
   const auto stream = static_cast<cudaStream_t>(run.stream);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (Status s = status_of(cudaStreamIsCapturing(stream, &capture), "the stream"); !s.ok()) return s;
-  const bool is_captured = capture != cudaStreamCaptureStatusNone;
   Report* report = nullptr;
-  if (Status s = this->report(p.device_index, !is_captured, &report); !s.ok()) return s;
+  if (Status s = this->report(p.device_index, &report); !s.ok()) return s;
   HeadAlgorithms algorithms;
-  if (Status s = HeadAlgorithms::find(p, cut, algorithms_, !is_captured, &algorithms); !s.ok()) return s;
+  if (Status s = HeadAlgorithms::find(p, cut, algorithms_, &algorithms); !s.ok()) return s;
   auto* workspace = static_cast<std::byte*>(run.workspace);
   StreamMemory owned(nullptr, {stream});
   if (workspace == nullptr) {
-    if (is_captured) return expected("workspace", "device memory, while the stream is being captured", "null");
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (Status s = status_of(cudaStreamIsCapturing(stream, &capture), "the stream"); !s.ok()) return s;
+    if (capture != cudaStreamCaptureStatusNone)
+      return expected("workspace", "device memory, while the stream is being captured", "null");
     void* data = nullptr;
     if (Status s = status_of(cudaMallocAsync(&data, static_cast<std::size_t>(plan.workspace_bytes), stream), "the workspace");
         !s.ok())
@@ -223,13 +223,13 @@ std::string CudaBackend::out_of_reach(const void* data, std::int32_t device_inde
   return is_reachable != 0 ? "" : "a pointer of the host's";
 }
 
-Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report** found) const {
+Status CudaBackend::report(std::int32_t device_index, Report** found) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   Report*& report = reports_[device_index];
   if (report == nullptr) {
-    if (!may_allocate) return expected("plan", "one made before the stream was captured", "none");
     const DeviceGuard guard(device_index);
     if (Status s = guard.status(); !s.ok()) return s;
+    const ApartFromCapture apart;
     void* data = nullptr;
     if (Status s =
             status_of(cudaHostAlloc(&data, sizeof(Report), cudaHostAllocPortable | cudaHostAllocMapped), "its error report");
@@ -243,7 +243,7 @@ Status CudaBackend::report(std::int32_t device_index, bool may_allocate, Report*
 
 Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) const {
   Report* all = nullptr;
-  if (Status s = report(device_index, true, &all); !s.ok()) return s;
+  if (Status s = report(device_index, &all); !s.ok()) return s;
   const std::atomic_ref<int> state(all->state);
   if (state.load(std::memory_order_acquire) != kWritten) return {};
   const Report r = *all;

@@ -101,11 +101,10 @@ std::string shape_of(const auto& p) {
 
 }  // namespace
 
-Status Algorithms::find(const ProductKind& kind, bool may_choose, const Algorithm** found) {
+Status Algorithms::find(const ProductKind& kind, const Algorithm** found) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto at = chosen_.find(kind);
   if (at == chosen_.end()) {
-    if (!may_choose) return expected("plan", "one made before the stream was captured", "none");
     Algorithm chosen = {};
     if (Status s = choose(kind, &chosen); !s.ok()) return s;
     at = chosen_.emplace(kind, chosen).first;
@@ -118,6 +117,7 @@ Status Algorithms::choose(const ProductKind& kind, Algorithm* chosen) {
   const CublasLt& lt = cublas_lt();
   if (!lt.missing.empty())
     return {TILELOSS_UNSUPPORTED, "cuda: the LM head needs cuBLASLt 13 or 12, which TILELOSS_CUBLASLT can name: " + lt.missing};
+  const ApartFromCapture apart;
   LtHandle& handle = handles_[kind.device];
   if (handle == nullptr) {
     if (Status s = lt_status(lt.create(&handle), "it could not be started"); !s.ok()) return s;

@@ -48,8 +48,8 @@ struct Algorithm {
 // The algorithms that have been chosen, for the rest of the process.
 class Algorithms {
  public:
-  // The one for a kind; that is chosen now if `may_choose`. The kind's device is the current one.
-  Status find(const ProductKind& kind, bool may_choose, const Algorithm** found);
+  // The one for a kind, whose device is the current one.
+  Status find(const ProductKind& kind, const Algorithm** found);
 
  private:
   Status choose(const ProductKind& kind, Algorithm* chosen);

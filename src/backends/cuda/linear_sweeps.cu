@@ -44,7 +44,7 @@ RowStates states_from(RowStates states, std::int64_t begin) {
 
 }  // namespace
 
-Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& all, bool may_choose, HeadAlgorithms* found) {
+Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& all, HeadAlgorithms* found) {
   const tileloss_args& a = p.args;
   if (!has_head(p)) return {};
   Pieces pieces;
@@ -54,8 +54,7 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
   const auto find = [&](const Algorithm*& algorithm, bool left_is_across, bool right_is_across, std::int64_t rows,
                         std::int64_t columns, std::int64_t depth) {
     if (!status.ok() || rows == 0 || columns == 0 || depth == 0) return;
-    status = all.find({p.device_index, is_bfloat16, left_is_across, right_is_across, rows, columns, depth, scratch}, may_choose,
-                      &algorithm);
+    status = all.find({p.device_index, is_bfloat16, left_is_across, right_is_across, rows, columns, depth, scratch}, &algorithm);
   };
   for (const bool is_last : {false, true}) {
     const auto size = [&](std::int64_t whole) { return is_last ? p.columns % whole : p.columns >= whole ? whole : 0; };

@@ -37,8 +37,7 @@ struct HeadAlgorithms {
   using OfSizes = std::array<const Algorithm*, 2>;
   OfSizes logits = {}, teacher_logits = {}, dhidden = {}, dhead = {};
 
-  // Chosen now, if nobody has and `may_choose`.
-  static Status find(const Problem& problem, const HeadCut& cut, Algorithms& all, bool may_choose, HeadAlgorithms* found);
+  static Status find(const Problem& problem, const HeadCut& cut, Algorithms& all, HeadAlgorithms* found);
 };
 
 class HeadSweeps {

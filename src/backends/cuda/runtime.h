@@ -114,6 +114,19 @@ class DeviceGuard {
   bool is_moved_ = false;
 };
 
+// While this lives the thread may do what it has to do once, allocate say, although a stream of the caller's is captured: none of
+// it is that stream's.
+class ApartFromCapture {
+ public:
+  ApartFromCapture() { cudaThreadExchangeStreamCaptureMode(&other_); }
+  ~ApartFromCapture() { cudaThreadExchangeStreamCaptureMode(&other_); }
+  ApartFromCapture(const ApartFromCapture&) = delete;
+  ApartFromCapture& operator=(const ApartFromCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode other_ = cudaStreamCaptureModeRelaxed;
+};
+
 // The devices' memory, on their default streams.
 class CudaMemory final : public DeviceMemory {
  public:

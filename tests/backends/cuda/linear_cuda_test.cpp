@@ -427,31 +427,26 @@ TEST_P(CudaHeadOf, AnAlgorithmThatIsNotForACallsRowsIsReplaced) {
   EXPECT_GT(cuda_on_host::products().searches, before);
 }
 
-TEST_P(CudaHeadOf, CallCanBeCapturedOnceItsPlanWasMade) {
+// The first call with such a head, too: the plan and what is made once are apart from the capture.
+TEST_P(CudaHeadOf, CallCanBeCaptured) {
   Head head({.target = GetParam()});
-  const Numbers expected = head.run_and_get();
-  auto plan = init<tileloss_plan>();
-  ASSERT_TRUE(succeeds(head.make_plan(&plan)));
-  const DeviceArray<std::uint8_t> workspace(static_cast<std::size_t>(plan.workspace_bytes));
+  head.wishes.cuda.vocab_block = 192;  // as no other test has it
+  const DeviceArray<std::uint8_t> workspace(std::size_t{8} << 20);
   cudaStream_t stream = nullptr;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  auto plan = init<tileloss_plan>();
   auto run = init<tileloss_run>();
   run.stream = stream;
   run.workspace = workspace.data();
-  run.workspace_bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  run.workspace_bytes = std::size_t{8} << 20;
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+  ASSERT_TRUE(succeeds(head.make_plan(&plan)));
   ASSERT_TRUE(succeeds(head.call(plan, &run)));
-  // A stored plan of another process, say, whose products nobody has looked for.
-  tileloss_plan foreign = plan;
-  foreign.other[2] = foreign.other[3] = 192;  // vocab_block and chunk_columns
-  foreign.workspace_bytes *= 2;
-  run.workspace_bytes *= 2;
-  EXPECT_TRUE(refused(head.call(foreign, &run), TILELOSS_INVALID_ARGUMENT,
-                      "plan: expected one made before the stream was captured, got none"));
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+  const Numbers expected = head.run_and_get();
   for (int replay = 0; replay < 2; ++replay) {
     head.forget();
     cudaGraphLaunch(executable, stream);
