@@ -24,7 +24,7 @@ class CrossEntropy {
 
   template <class Steps>
   void prepare(Steps&& steps) const {
-    if (context_.class_weights)
+    if (context_.class_weights && context_.rows > 0)  // else they need not be there
       steps.template sum<&CrossEntropy::class_weight, &CrossEntropy::take_class_weights>(context_.classes);
     if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
     steps.template sum<&CrossEntropy::weight, &CrossEntropy::take_weights>(context_.rows);

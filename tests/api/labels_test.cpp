@@ -189,6 +189,7 @@ TEST(Labels, NoRowsNeedNoPointers) {
   args.logits = tileloss_make_matrix(nullptr, TILELOSS_FLOAT32, 0, 40, 40);
   args.dlogits = args.logits;
   args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, 0);
+  args.class_weights = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 40);
   args.loss = tileloss_make_vector(&loss, TILELOSS_FLOAT32, 1);
   EXPECT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&args, nullptr, nullptr, nullptr)));
   EXPECT_EQ(loss, 0.0F);

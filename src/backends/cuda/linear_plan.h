@@ -35,7 +35,7 @@ bool is_copied(const tileloss_matrix& head, tileloss_dtype compute);
 inline bool has_teacher(const Problem& p) { return p.loss->target() == TargetKind::kLogits; }
 // The smoothing sums that are merged are weighted.
 inline bool sums_class_weights(const Problem& p) {
-  return p.needs_forward && (p.sums & kSmoothingSum) != 0 && p.args.class_weights.dtype != TILELOSS_NONE;
+  return p.needs_forward && p.rows > 0 && (p.sums & kSmoothingSum) != 0 && p.args.class_weights.dtype != TILELOSS_NONE;
 }
 
 // The head's part of the workspace.

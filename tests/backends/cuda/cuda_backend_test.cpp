@@ -382,6 +382,8 @@ TEST_F(OnCuda, WithoutRowsDataMayBeNull) {
   args_.logits.rows = args_.dlogits.rows = args_.labels.size = 0;
   args_.class_weights = on_cuda(tileloss_make_vector(nullptr, TILELOSS_FLOAT32, kVocab));
   EXPECT_TRUE(succeeds(run()));
+  cudaDeviceSynchronize();
+  EXPECT_EQ(loss_->get()[0], 0);
 }
 
 // It is every later call's, and none of the arguments is to blame.
