@@ -56,8 +56,11 @@ class CudaBackend final : public Backend {
   tileloss_device_type device_type() const override { return TILELOSS_CUDA; }
   const char* name() const override { return "cuda"; }
   std::int32_t device_count() const override {
-    int count = 0;
-    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+    static const int found = [] {
+      int count = 0;
+      return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+    }();
+    return found;
   }
 
   Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
