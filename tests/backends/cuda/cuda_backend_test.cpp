@@ -222,16 +222,13 @@ TEST(CudaReport, IsWrittenByOneAndReadWhenItIsWhole) {
   namespace cuda = impl::cuda;
   cuda::Report report = {}, found = {};
   std::int32_t is_wrong = 0;
-  const cuda::Verdict verdict = {&report, &is_wrong};
   found.what = cuda::Wrong::kOffset;
   report.state = cuda::kBeingWritten;  // by another stream's kernel
-  verdict.condemn(found);
-  EXPECT_EQ(is_wrong, 1);
-  EXPECT_EQ(report.what, cuda::Wrong::kNothing);
+  cuda::Verdict{&report, &is_wrong}.condemn(found);
+  EXPECT_TRUE(is_wrong == 1 && report.what == cuda::Wrong::kNothing);
   report.state = cuda::kUnwritten;
-  verdict.condemn(found);
-  EXPECT_EQ(report.what, cuda::Wrong::kOffset);
-  EXPECT_EQ(report.state, cuda::kWritten);
+  cuda::Verdict{&report, &is_wrong}.condemn(found);
+  EXPECT_TRUE(report.state == cuda::kWritten && report.what == cuda::Wrong::kOffset);
 }
 
 TEST_F(OnCuda, AWrongNumberBehindAPointerIsReported) {
