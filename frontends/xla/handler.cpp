@@ -312,23 +312,6 @@ ffi::Error call_on_cuda(void* stream, int32_t device, ffi::ScratchAllocator scra
   return call.run(run, [&](size_t bytes) { return bytes == 0 ? nullptr : scratch.Allocate(bytes, 256).value_or(nullptr); });
 }
 
-// Before a program runs, as XLA may capture that in a graph: what a device's first plan allocates cannot be allocated then.
-ffi::Error initialize_on_cuda(int32_t device, ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*results*/,
-                              ffi::Dictionary /*attributes*/) {
-  const Device cuda = {TILELOSS_CUDA, device};
-  tileloss_args args;
-  tileloss_args_init(&args);
-  args.logits = on_device(tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 1, 2, 2), cuda);
-  args.labels = on_device(tileloss_make_vector(nullptr, TILELOSS_INT64, 1), cuda);
-  args.loss = on_device(tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1), cuda);
-  tileloss_cross_entropy_options options;
-  tileloss_cross_entropy_options_init(&options);
-  tileloss_plan plan;
-  tileloss_plan_init(&plan);
-  const tileloss_status status = tileloss_make_plan("cross_entropy", TILELOSS_FORWARD, &args, &options, nullptr, nullptr, &plan);
-  return status == TILELOSS_OK ? ffi::Error::Success() : failed(status);
-}
-
 }  // namespace
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<std::string_view>("function"),
@@ -340,10 +323,11 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<std::string_
 // Declared with default visibility before XLA's macro defines it.
 extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame*);
 extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cuda(XLA_FFI_CallFrame*);
-extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_initialize_on_cuda(XLA_FFI_CallFrame*);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cpu, call_on_cpu,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs<Attributes>());
+// Not kCmdBufferCompatible: a graph that XLA captures is replayed while the operands' addresses are the same, but its scratch memory,
+// which is freed when the handler returns, may belong to another array by then.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cuda, call_on_cuda,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<void*>>()
@@ -351,7 +335,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cuda, call_on_cuda,
                                   .Ctx<ffi::ScratchAllocator>()
                                   .RemainingArgs()
                                   .RemainingRets()
-                                  .Attrs<Attributes>(),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_initialize_on_cuda, initialize_on_cuda,
-                              ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs());
+                                  .Attrs<Attributes>());

@@ -18,7 +18,6 @@ void cuda_on_host_give(void* stream, int device, void (*work)());
 void cuda_on_host_wait(void* stream, int device);
 // frontends/xla/handler.cpp
 XLA_FFI_Error* tileloss_xla_call_on_cuda(XLA_FFI_CallFrame*);
-XLA_FFI_Error* tileloss_xla_initialize_on_cuda(XLA_FFI_CallFrame*);
 TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame*);
 }
 
@@ -135,9 +134,6 @@ XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame* given) {
   copies.place();
   frame.args.args = operands.data();
   frame.rets.rets = results.data();
-  frame.stage = XLA_FFI_ExecutionStage_INITIALIZE;
-  if (XLA_FFI_Error* const error = tileloss_xla_initialize_on_cuda(&frame)) return error;
-  frame.stage = given->stage;
   XLA_FFI_Error* const error = tileloss_xla_call_on_cuda(&frame);
   copies.give_back();
   for (void* const data : freed) cuda_on_host_free(data);

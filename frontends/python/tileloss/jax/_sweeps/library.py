@@ -60,11 +60,7 @@ def _register() -> None:
         return jax.ffi.pycapsule(getattr(handlers, name))  # type: ignore[no-untyped-call]
 
     jax.ffi.register_ffi_target(_TARGET, capsule("tileloss_xla_call_on_cpu"), platform="cpu")
-    stages = {
-        "initialize": capsule("tileloss_xla_initialize_on_cuda"),
-        "execute": capsule("tileloss_xla_call_on_cuda"),
-    }
-    jax.ffi.register_ffi_target(_TARGET, stages, platform="CUDA")
+    jax.ffi.register_ffi_target(_TARGET, capsule("tileloss_xla_call_on_cuda"), platform="CUDA")
 
 
 def refusal(operand: Operand, spec: Spec) -> str:
