@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -82,6 +84,47 @@ def test_other_ways_to_the_gradient(name: str, mode: str) -> None:
     (first,) = torch.autograd.grad(loss, [leaf.logits], retain_graph=True)
     first.zero_()
     hold(torch.autograd.grad(loss, [leaf.logits])[0], 3 * exact, ROUNDING[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_factor_is_not_rounded_to_the_gradients_type(dtype: torch.dtype) -> None:
+    p = problem(dtype)
+    q = on_device(p)
+    factor = torch.tensor(1 / 3 if dtype == torch.bfloat16 else 1e5)  # beyond float16
+    upstream = {False: factor, True: to_device(factor)}
+    found = {}
+    for there, given in ((False, p), (True, q)):
+        loss = tl.cross_entropy(given.logits, given.labels, grad_in_forward=True)
+        for keep in (True, False):
+            gradients = torch.autograd.grad(
+                loss, [given.logits], upstream[there], retain_graph=keep
+            )
+            found[there, keep] = get(gradients[0]) if there else gradients[0]
+    for keep in (True, False):
+        torch.testing.assert_close(found[True, keep], found[False, keep], rtol=2.0**-7, atol=0)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_policy_loss"])
+def test_a_call_keeps_nothing_alive(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory goes back to torch when the last reference does, not when Python looks for cycles."""
+    q, made, own = on_device(problem()), [], torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        x = own(*args, **kwargs)
+        made.append(weakref.ref(x))
+        return x
+
+    monkeypatch.setattr(torch, "empty", empty)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):  # torch keeps a gradient of the first backward
+            made.clear()
+            torch_problems.gradients(name, q)
+        assert made
+        assert not [x().shape for x in made if x() is not None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", LOGIT_FUNCTIONS)

@@ -248,7 +248,7 @@ def _on_device(func: Any, args: Any, kwargs: dict[str, Any], index: int) -> Any:
     inputs = tree_map(held, (args, kwargs))
 
     def work() -> Any:
-        found = func(*inputs[0], **inputs[1])
+        found = func(*_as_seen(func, inputs[0]), **inputs[1])
         if func.namespace == "c10d":  # another thread is at it
             found[-1].wait()
         if func.namespace == "_c10d_functional":
@@ -270,6 +270,16 @@ def _on_device(func: Any, args: Any, kwargs: dict[str, Any], index: int) -> Any:
         return CudaTensor(x, index) if _is_on_device(x) else to_device(x, index)
 
     return tree_map(on_device, found)
+
+
+def _as_seen(func: Any, args: Any) -> Any:
+    """A GPU's kernels, other than the CPU's, round a factor without dimensions to the type that the result has."""
+    if func.overloadpacket._qualified_op_name not in ("aten::mul", "aten::mul_"):
+        return args
+    x, y = args
+    if isinstance(y, Tensor) and x.ndim > y.ndim == 0:
+        return x, y.to(torch.result_type(x, y))
+    return args
 
 
 def to_device(x: Tensor, index: int = 0) -> CudaTensor:

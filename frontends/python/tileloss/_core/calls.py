@@ -110,7 +110,7 @@ class _Run:
     def __init__(
         self, place: Place, workspace_bytes: int, merge: Callable[[], None] | None
     ) -> None:
-        self.failure: BaseException | None = None
+        self.failures: list[BaseException] = []
         self.struct = Run(struct_size=ctypes.sizeof(Run), stream=place.stream)
         if place.allocate is not None and workspace_bytes > 0:
             self.struct.workspace = place.allocate(workspace_bytes)
@@ -118,11 +118,15 @@ class _Run:
         if merge is None:
             return
 
+        failures = (
+            self.failures
+        )  # a function that holds `self` would be a cycle, with all that `merge` holds
+
         def guarded(_: int | None) -> int:
             try:
                 merge()
             except BaseException as error:  # no exception crosses C
-                self.failure = error
+                failures.append(error)
                 return INTERNAL
             return 0
 
@@ -156,8 +160,8 @@ def call(
         status = lib.tileloss_call(
             function.encoded, call_pass, args_pointer, options, plan_pointer, run_pointer
         )
-        if run is not None and run.failure is not None:
-            raise run.failure
+        if run is not None and run.failures:
+            raise run.failures[0]
     if status:
         raise_on_error(status, renamed)
     key = f"{function.name}/{PASS_NAMES[call_pass]}"

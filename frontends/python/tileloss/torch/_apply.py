@@ -81,11 +81,21 @@ def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
     While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet; of a batch (is_grads_batched) it has
     several. A factor on a GPU is not looked at, as the host would wait for it."""
     if not in_place or is_traced() or type(upstream) is not Tensor or is_batched():
-        return gradient * upstream  # of the gradient's type, but the factor is not rounded to it
-    factor = upstream.item() if upstream.is_cpu else upstream
-    if _keeps_graph():
-        return gradient * factor
-    return gradient if factor is not upstream and factor == 1 else gradient.mul_(factor)
+        return _times(gradient, upstream)
+    if upstream.is_cpu:
+        factor = upstream.item()
+        if _keeps_graph():
+            return gradient * factor
+        return gradient if factor == 1 else gradient.mul_(factor)
+    return (gradient.clone() if _keeps_graph() else gradient).mul_(upstream.reshape(1))
+
+
+def _times(gradient: Tensor, upstream: Tensor) -> Tensor:
+    """Of the gradient's type, rounded once. On a GPU a factor without dimensions would first be rounded to that type, where 1/3
+    has eight bits and a loss scale of 65536 is inf: with a dimension it counts as float32."""
+    if upstream.is_cpu:
+        return gradient * upstream
+    return (gradient * upstream.reshape(1)).to(gradient.dtype)
 
 
 def _never_in_place(setup: Setup) -> Setup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,10 +64,12 @@ class Call:
         """``device``: where all tensors of the call lie, those that it makes too."""
         self.function: Function = FUNCTIONS[name]
         self.device = device
-        self.args = calls.new_args(
-            None if device.type == "cpu" else place_of(device, self._allocate)
-        )
         self.alive: list[Any] = [scalars]
+        self.args = calls.new_args(
+            None
+            if device.type == "cpu"
+            else place_of(device, partial(_allocate, device, self.alive))
+        )
         address = None if scalars is None else scalars.data_ptr()
         self.options = functions.to_struct(self.function, names, values, address)
         self.names = names
@@ -126,11 +129,6 @@ class Call:
         """[K,N] float32: the first K of slots.STATE."""
         calls.set_row_state(self.args, state.data_ptr(), *state.shape)
 
-    def _allocate(self, size: int) -> int:
-        workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
-        self.alive.append(workspace)
-        return workspace.data_ptr()
-
     def _zeros(self, count: int) -> int:
         zeros = torch.zeros(count, dtype=torch.int64, device=self.device)
         self.alive.append(zeros)
@@ -149,6 +147,13 @@ class Call:
             renamed=ARGUMENT_NAMES,
             merge=merge,
         )
+
+
+def _allocate(device: torch.device, alive: list[Any], size: int) -> int:
+    """No method, as a call that its own arguments hold would keep its tensors until Python looks for cycles."""
+    workspace = torch.empty(size, dtype=torch.uint8, device=device)
+    alive.append(workspace)
+    return workspace.data_ptr()
 
 
 def place_of(device: torch.device, allocate: Callable[[int], int] | None = None) -> Place:
