@@ -151,11 +151,12 @@ struct PolicyLossArgs {
   Vector<const float> sampler_logp = {};  // [N] float32; of the engine that sampled the tokens; NaN: no difference
   Vector<const float> loss_grad = {};     // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
   Vector<float> loss = {};                // [1] or [N] float32; [N] with reduction or aggregation none
-  Vector<float> metrics = {};        // [TILELOSS_POLICY_METRICS] float32; out: or its first so many, indexed by TILELOSS_METRIC_*
-  Vector<float> logp = {};           // [N] float32; log softmax at the label
-  Vector<float> lse = {};            // [N] float32; log sum_j exp(z_j)
-  Vector<float> entropy = {};        // [N] float32; nats
-  Vector<std::int64_t> argmax = {};  // [N] int64; lowest index on ties; -1 if the row holds a NaN
+  // [TILELOSS_POLICY_METRICS] float32; out, indexed by TILELOSS_METRIC_*; a shorter one gets the first
+  Vector<float> metrics = {};
+  Vector<float> logp = {};              // [N] float32; log softmax at the label
+  Vector<float> lse = {};               // [N] float32; log sum_j exp(z_j)
+  Vector<float> entropy = {};           // [N] float32; nats
+  Vector<std::int64_t> argmax = {};     // [N] int64; lowest index on ties; -1 if the row holds a NaN
   Vector<std::uint8_t> correct = {};    // [N] uint8; argmax == label
   Vector<float> log_sum_sq_probs = {};  // [N] float32; log sum_j p_j^2
   Vector<float> mean_logit = {};        // [N] float32; mean of z over the valid columns; not together with class_weights

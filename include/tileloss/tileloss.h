@@ -230,7 +230,7 @@ typedef struct tileloss_cross_entropy_options {
   double z_loss TILELOSS_DEFAULT(0);           // zeta: adds zeta * lse^2; >= 0; default 0
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
-  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // of the rows' losses; default mean
+  tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // how the rows' losses become the loss; default mean
   int32_t reserved TILELOSS_DEFAULT(0);                                    // 0
 } tileloss_cross_entropy_options;
 
@@ -300,10 +300,10 @@ typedef struct tileloss_policy_loss_options {
   double log_ratio_clamp TILELOSS_NOT_GIVEN;     // clamps log rho of each token to [-x, x]; > 0; not given: off
   // factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0 outside; default off
   tileloss_sampler_correction sampler_correction TILELOSS_DEFAULT(TILELOSS_SAMPLER_OFF);
-  // of whose r: each token's or its sequence's; default token
+  // whether r is one token's or its sequence's; default token
   tileloss_level sampler_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);
-  double sampler_min TILELOSS_NOT_GIVEN;  // lower bound of r, inclusive; >= 0; not given: none
-  double sampler_max TILELOSS_NOT_GIVEN;  // upper bound of r, inclusive; >= 0; not given: none
+  double sampler_min TILELOSS_NOT_GIVEN;  // lower bound of r, inclusive; >= 0; not given: no bound
+  double sampler_max TILELOSS_NOT_GIVEN;  // upper bound of r, inclusive; >= 0; not given: no bound
   // drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; not given: off
   double off_policy_threshold TILELOSS_NOT_GIVEN;
   // q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; not given: off
@@ -317,7 +317,7 @@ typedef struct tileloss_policy_loss_options {
   double kl_log_ratio_clamp TILELOSS_NOT_GIVEN;      // clamps d to [-x, x]; > 0; not given: off
   double kl_clamp TILELOSS_NOT_GIVEN;                // clamps the KL to [-x, x]; > 0; not given: off
   tileloss_scalar entropy_coef TILELOSS_DEFAULT(0);  // adds -entropy_coef * H; default 0
-  // of H: over the tokens that the entropy mask keeps, or inside each token's loss; default token_mean
+  // token_mean: the mean H of the tokens that the entropy mask keeps; as_loss: H inside each token's loss; default token_mean
   tileloss_entropy_reduction entropy_reduction TILELOSS_DEFAULT(TILELOSS_ENTROPY_TOKEN_MEAN);
   int32_t reserved2 TILELOSS_DEFAULT(0);  // 0
   // the denominator of token_mean and sum, not floored; >= 0; not given: the tokens are counted, sum divides by 1
@@ -337,11 +337,11 @@ enum {
   TILELOSS_METRIC_CISPO_CLIP_FRACTION = 5,  // * kind cispo: rho > cap and A > 0
   TILELOSS_METRIC_RATIO_MEAN = 6,           // * rho, 1 for an empty sequence
   TILELOSS_METRIC_SAMPLER_RATIO_MEAN = 7,   // of r, truncated or masked; over all sequences at sampler_level sequence
-  TILELOSS_METRIC_SAMPLER_RATIO_MIN = 8,
-  TILELOSS_METRIC_SAMPLER_RATIO_MAX = 9,
-  TILELOSS_METRIC_PHI_MEAN = 10,           // kind vespo; over all sequences, 1 for an empty one
-  TILELOSS_METRIC_DROPPED_SEQUENCES = 11,  // those of which the off-policy mask dropped a token
-  TILELOSS_METRIC_TOKENS = 12,             // M
+  TILELOSS_METRIC_SAMPLER_RATIO_MIN = 8,    // of r, as above
+  TILELOSS_METRIC_SAMPLER_RATIO_MAX = 9,    // of r, as above
+  TILELOSS_METRIC_PHI_MEAN = 10,            // kind vespo; over all sequences, 1 for an empty one
+  TILELOSS_METRIC_DROPPED_SEQUENCES = 11,   // those of which the off-policy mask dropped a token
+  TILELOSS_METRIC_TOKENS = 12,              // M
   TILELOSS_POLICY_METRICS = 13
 };
 
@@ -362,15 +362,16 @@ typedef struct tileloss_distillation_options {
   size_t struct_size TILELOSS_SIZE(tileloss_distillation_options);
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // of p from q; default forward_kl
-  // of the rows' losses; mean is over the sum of their weights; default mean
+  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // which distance of p from q; default forward_kl
+  // how the rows' losses become the loss; mean divides by the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
-  double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
-  // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
+  // the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5
+  double beta TILELOSS_DEFAULT(0.5);
+  // the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0
   tileloss_scalar alpha TILELOSS_DEFAULT(0);
-  // of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; not given: temperature
+  // the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; not given: temperature
   tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
-  double teacher_logit_scale TILELOSS_DEFAULT(1);          // multiplies the teacher's logits; 0 is refused; >= 0; default 1
+  double teacher_logit_scale TILELOSS_DEFAULT(1);          // multiplies the teacher's logits; > 0; default 1
   double teacher_softcap TILELOSS_DEFAULT(0);              // as softcap, of the teacher; 0 is off; >= 0; default 0
   tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;  // as temperature, of the teacher; > 0; not given: the student's
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
@@ -387,30 +388,31 @@ typedef struct tileloss_soft_cross_entropy_options {
   double label_smoothing TILELOSS_DEFAULT(0);  // s: the probabilities become (1-s) q + s/V; in [0, 1]; default 0
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
-  // of the rows' losses; mean is over the sum of their weights; default mean
+  // how the rows' losses become the loss; mean divides by the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
   int32_t reserved TILELOSS_DEFAULT(0);  // 0
 } tileloss_soft_cross_entropy_options;
 
-// What a teacher of which only K columns are known says of the others.
+// How the columns outside the teacher's K known ones count.
 typedef int32_t tileloss_tail;
 enum {
-  TILELOSS_TAIL_LUMP = 0,        // they are one more class: q what is left of 1, p the sum of theirs
-  TILELOSS_TAIL_IGNORE = 1,      // no part in the divergence, which is a sum over the K columns, and may be negative
-  TILELOSS_TAIL_RENORMALISE = 2  // both distributions are divided by their sums over the K columns
+  TILELOSS_TAIL_LUMP = 0,        // as one more class: its q is 1 less the known ones', its p the sum of theirs
+  TILELOSS_TAIL_IGNORE = 1,      // not at all: the divergence is a sum over the K columns, and may be negative
+  TILELOSS_TAIL_RENORMALISE = 2  // not at all, and both distributions are divided by their sums over the K columns
 };
 
 typedef struct tileloss_sparse_distillation_options {
   size_t struct_size TILELOSS_SIZE(tileloss_sparse_distillation_options);
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
-  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // of p from q; default forward_kl
-  // of the rows' losses; mean is over the sum of their weights; default mean
+  tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // which distance of p from q; default forward_kl
+  // how the rows' losses become the loss; mean divides by the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
-  double beta TILELOSS_DEFAULT(0.5);  // of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5
-  // at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0
+  // the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5
+  double beta TILELOSS_DEFAULT(0.5);
+  // the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0
   tileloss_scalar alpha TILELOSS_DEFAULT(0);
-  // of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; not given: temperature
+  // the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; not given: temperature
   tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
   // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
@@ -502,8 +504,8 @@ typedef struct tileloss_args {
   tileloss_vector sampler_logp;      // [N] float32; of the engine that sampled the tokens; NaN: no difference
   tileloss_vector advantages;        // [B] or [N] float32; as options.advantage_level says
   tileloss_vector sequence_offsets;  // [B+1] int32, int64; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
-  tileloss_vector metrics;           // [TILELOSS_POLICY_METRICS] float32; out: or its first so many, indexed by TILELOSS_METRIC_*
-  int64_t sequence_length;           // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
+  tileloss_vector metrics;  // [TILELOSS_POLICY_METRICS] float32; out, indexed by TILELOSS_METRIC_*; a shorter one gets the first
+  int64_t sequence_length;  // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
 
   // Fused with the LM head (the functions linear_*), in place of logits and dlogits: logits = hidden head^T + bias, never stored.
   tileloss_matrix hidden;  // [N,H] float32, bfloat16, float16
@@ -608,10 +610,10 @@ typedef struct tileloss_cuda_plan_options {
   int64_t chunk_columns;        // with the LM head: columns of the backward at a time; a multiple of 64 that divides vocab_block
 } tileloss_cuda_plan_options;
 
-// Wishes for the planner: what every device has, and a part for each. A device reads its own part alone.
+// Options of the planner: what every device has, and a part for each. A device reads its own part alone.
 typedef struct tileloss_plan_options {
   size_t struct_size;
-  int64_t workspace_bytes;  // a cap on scratch memory; 0: none
+  int64_t workspace_bytes;  // a cap on scratch memory; 0: none from logits; with the LM head docs/users/memory.md's default
   tileloss_cpu_plan_options cpu;
   tileloss_cuda_plan_options cuda;
 } tileloss_plan_options;
@@ -724,13 +726,14 @@ enum { TILELOSS_TEXT = 0, TILELOSS_JSON = 1 };
 TILELOSS_API tileloss_status tileloss_plan_describe(const tileloss_plan* plan, tileloss_text_format format, char* text,
                                                     size_t capacity, size_t* needed);
 
-// Of each function: _backward, for losses _value_and_grad (both in one pass), and _from_row_state (the forward's outputs from
-// args.row_state alone, once the states of all vocabulary shards are merged in it).
+// Of each function: _backward, for losses _value_and_grad (both in one pass), and of those held against labels _from_row_state
+// (the forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it). The others' is
+// tileloss_call's pass TILELOSS_FROM_ROW_STATE, from logits and with args.pair_state.
 
 // generated: functions, by ./dev generate from src/schema/table.toml
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
-// written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C
-// over C classes.
+// written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V,
+// V the valid columns.
 TILELOSS_API tileloss_status tileloss_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,
@@ -754,8 +757,8 @@ TILELOSS_API tileloss_status tileloss_cross_entropy_from_row_state(const tilelos
                                                                    const tileloss_plan* plan, const tileloss_run* run);
 
 // The GRPO family. Per token: l * (off-policy mask) * (entropy mask) * (sampler ratio) + beta * KL - entropy bonus, aggregated
-// over sequences and tokens; docs/users/losses.md has every formula. Losses whose coefficients need other rows (ratio_level
-// sequence, vespo, off_policy_threshold, entropy_quantile) sweep the logits twice, all others once.
+// over sequences and tokens; docs/users/losses.md has every formula, and says which losses sweep the logits twice, as the
+// coefficients of a row need other rows.
 TILELOSS_API tileloss_status tileloss_policy_loss(const tileloss_args* args, const tileloss_policy_loss_options* options,
                                                   const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_policy_loss_backward(const tileloss_args* args, const tileloss_policy_loss_options* options,
@@ -772,11 +775,11 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. A backward without a forward's value makes
-// the row's sums again. Shards of the vocabulary take three steps. logprobs gives each shard's states, of the student, the
-// teacher and, where it has a temperature of its own, the label; the caller merges them. A forward with those as row_state and
-// pair_state, and nothing else asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and
-// outputs, and each shard's backward its gradient.
+// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. _backward repeats the forward's sums;
+// _value_and_grad makes them once. Shards of the vocabulary take four steps. 1: logprobs on each shard gives the row states of
+// the student, the teacher and, with label_temperature, the label; the caller merges each over the shards. 2: _forward with
+// row_state and pair_state, and no output, gives each shard's sums; the caller adds them up. 3: from_row_state gives loss and
+// outputs. 4: _backward on each shard gives its gradient.
 TILELOSS_API tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_distillation_backward(const tileloss_args* args,

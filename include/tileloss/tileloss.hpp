@@ -266,8 +266,8 @@ inline PlanResult linear_plan(Pass pass, const LinearHead& head, const TeacherHe
 
 // generated: functions in C++, by ./dev generate from src/schema/table.toml
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
-// written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C
-// over C classes.
+// written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V,
+// V the valid columns.
 inline Status logprobs(const LogprobsArgs& args, const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
   return detail::call("logprobs", Pass::kForward, args.c(), options, run);
 }
@@ -301,8 +301,8 @@ inline Status cross_entropy_from_row_state(const CrossEntropyArgs& args, const C
 }
 
 // The GRPO family. Per token: l * (off-policy mask) * (entropy mask) * (sampler ratio) + beta * KL - entropy bonus, aggregated
-// over sequences and tokens; docs/users/losses.md has every formula. Losses whose coefficients need other rows (ratio_level
-// sequence, vespo, off_policy_threshold, entropy_quantile) sweep the logits twice, all others once.
+// over sequences and tokens; docs/users/losses.md has every formula, and says which losses sweep the logits twice, as the
+// coefficients of a row need other rows.
 inline Status policy_loss(const PolicyLossArgs& args, const PolicyLossOptions& options = {},
                           const RunOptions& run = {}) noexcept {
   return detail::call("policy_loss", Pass::kForward, args.c(), options, run);
@@ -325,11 +325,11 @@ inline Status policy_loss_from_row_state(const PolicyLossArgs& args, const Polic
 //   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. A backward without a forward's value makes
-// the row's sums again. Shards of the vocabulary take three steps. logprobs gives each shard's states, of the student, the
-// teacher and, where it has a temperature of its own, the label; the caller merges them. A forward with those as row_state and
-// pair_state, and nothing else asked for, gives the shard's sums, which the caller adds up. Then from_row_state gives loss and
-// outputs, and each shard's backward its gradient.
+// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. _backward repeats the forward's sums;
+// _value_and_grad makes them once. Shards of the vocabulary take four steps. 1: logprobs on each shard gives the row states of
+// the student, the teacher and, with label_temperature, the label; the caller merges each over the shards. 2: _forward with
+// row_state and pair_state, and no output, gives each shard's sums; the caller adds them up. 3: from_row_state gives loss and
+// outputs. 4: _backward on each shard gives its gradient.
 inline Status distillation(const DistillationArgs& args, const DistillationOptions& options = {},
                            const RunOptions& run = {}) noexcept {
   return detail::call("distillation", Pass::kForward, args.c(), options, run);

@@ -46,16 +46,6 @@ class DistillationOf {
     return result;
   }
 
-  static std::string check_numbers(const void* options) {
-    const double alpha = scalar_value(static_cast<const Options*>(options)->alpha);
-    return alpha <= kMostAlpha ? std::string() : "alpha: expected a number >= 0 and <= 1, got " + std::to_string(alpha);
-  }
-  // The same for devices, where no number can be read before the call: the field's range in it.
-  static const char* limit_number(const Options& /*options*/, tileloss_field& field) {
-    if (std::string_view(field.name) == "alpha") field.maximum = kMostAlpha;
-    return nullptr;
-  }
-
  protected:
   static tileloss_scalar label_temperature(const void* o) { return static_cast<const Options*>(o)->label_temperature; }
   static bool is_per_row(const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }
@@ -66,9 +56,6 @@ class DistillationOf {
       return "beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got " +
              std::to_string(o.beta);
     }
-    if (o.alpha.pointer == nullptr) {
-      if (std::string message = check_numbers(&o); !message.empty()) return message;
-    }
     if (std::string message = check_temperature_on(context); !message.empty()) return message;
     if (may_differ(o.alpha, 0) && !context.labels.are_given()) return "labels: expected a vector, as alpha is not 0, got none";
     return {};
@@ -77,7 +64,6 @@ class DistillationOf {
   const Options& options() const { return options_; }
 
  private:
-  static constexpr double kMostAlpha = 1;
   static_assert(static_cast<int>(DivergenceKind::kTotalVariation) == TILELOSS_TOTAL_VARIATION &&
                 static_cast<int>(DivergenceKind::kJsd) == TILELOSS_JSD);
 
@@ -104,7 +90,6 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
             .tensors = kTokenWeights | kLossGrad | kMask,
             .make = &make_stage<Distillation>,
             .check = &check,
-            .check_numbers = &check_numbers,
             .is_per_row = &is_per_row,
             .target = TargetKind::kLogits,
             .teacher_options = &teacher_options,
@@ -116,13 +101,6 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
     const auto& o = *static_cast<const Options*>(options);
     return {o.teacher_logit_scale, o.teacher_softcap,
             is_given(o.teacher_temperature) ? o.teacher_temperature : o.logit.temperature};
-  }
-  static std::string check(const LossContext& context) {
-    const auto& o = context.options_as<Options>();
-    if (!(o.teacher_logit_scale > 0)) {
-      return "teacher_logit_scale: expected a number > 0, got " + std::to_string(o.teacher_logit_scale);
-    }
-    return DistillationOf::check(context);
   }
 };
 
@@ -145,7 +123,6 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
             .tensors = kTokenWeights | kLossGrad | kMask,
             .make = &make_stage<SparseDistillation>,
             .check = &check,
-            .check_numbers = &check_numbers,
             .is_per_row = &is_per_row,
             .target = TargetKind::kColumns,
             .label_temperature = &label_temperature};

@@ -64,6 +64,8 @@ def region(what: str, indent: str, table: Table) -> str:
     for struct in table.structs:
         if what == f"table of {struct.name}":
             return write_python.option_table(struct)
+        if struct.metrics and what == f"metrics of {struct.name}":
+            return write_python.metrics_table(struct.metrics)
     if what.startswith("enums "):
         return write_c.enums(table, what.removeprefix("enums ").split(", "))
     match = _OF_OPTIONS.fullmatch(what)

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from option_table import Function, Option, Struct, Table, TableError
+from option_table import Enum, Function, Option, Struct, Table, TableError
 from write_c import packed
 
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
@@ -97,7 +97,7 @@ def _entries(what: str, named: str, options: Sequence[Option], function: Functio
         raise TableError(f"{function.name} has no option {named} with values")
     entries = [_option(option) for option in options]
     if function.presets:
-        said = "the method's name, and what it sets of these; one that is given counts"
+        said = "a method's name, which sets these; an option that is given overrides it"
         entries.insert(0, _entry("preset", f"{', '.join(function.presets)}: {said}"))
     return entries
 
@@ -113,6 +113,11 @@ def with_docstrings(text: str, table: Table) -> str:
         return match[1] + "".join(_entries(match[2], match[3], options, function))
 
     return _BLOCK.sub(block, text)
+
+
+def metrics_table(metrics: Enum) -> str:
+    rows = [f"| `{each.name}` | {each.doc} |\n" for each in metrics.values]
+    return "".join(["| metric | what it is |\n|---|---|\n", *rows])
 
 
 def option_table(struct: Struct) -> str:

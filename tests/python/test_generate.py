@@ -134,7 +134,7 @@ def f(
     of_jax = generate.with_regions("tileloss/jax/f.py", text, read(TEXT))
     assert rows.replace("Tensor", "Array") in of_jax
     made = generate.with_regions("f.py", VALUES.format("sparse_distillation", "tail"), read(TEXT))
-    assert "    Values of tail:\n        lump: they are one more class: q " in made
+    assert "    Values of tail:\n        lump: as one more class: " in made
 
 
 def test_a_function_of_heads_has_the_teachers_in_place_of_its_logits() -> None:

@@ -200,10 +200,6 @@ def _spec(options: Options, outputs: tuple[str, ...], spec: Spec) -> Spec:
 def _target_outputs(options: Options, outputs: tuple[str, ...]) -> tuple[str, ...]:
     if "alpha" not in options.function.options:
         return ("loss",)
-    alpha = options.number("alpha")
-    if isinstance(alpha, float) and alpha > 1:
-        # The library looks at it in the call alone.
-        raise ValueError(f"alpha: expected a number >= 0 and <= 1, got {alpha:g}")
     needed = {"divergence"} | ({"logp"} if options.may_differ("alpha", 0) else set())
     return tuple(name for name in DistillationRows._fields if name in {*outputs, *needed})
 

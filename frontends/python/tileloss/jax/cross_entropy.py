@@ -60,8 +60,7 @@ def cross_entropy(
             product, but for float16; with class probabilities True wherever no tensor of the student is float16.
         implementation: a name, or names in order of preference; the first that can do the call on the platform at hand runs.
             "cpu": the C++ kernels; "cuda": the CUDA kernels; "pallas_tpu": kernels for TPUs, not of float16; "xla": tiles over
-            the vocabulary in plain XLA, on any platform. Default: in this order. Of class probabilities "pallas_tpu" has none,
-            and "cuda" none with the LM head.
+            the vocabulary in plain XLA, on any platform. Default: in this order. "pallas_tpu" takes no class probabilities.
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 
@@ -76,7 +75,7 @@ def cross_entropy(
         label_smoothing: s, spread over all classes; in [0, 1]; default 0.
         z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
         num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
-        reduction: of the rows' losses; one of none, sum, mean; default mean.
+        reduction: how the rows' losses become the loss; one of none, sum, mean; default mean.
 
     Returns:
         float32: a scalar, or [...] with reduction "none". A row whose label is outside [0, valid_vocab) is NaN, and so are its

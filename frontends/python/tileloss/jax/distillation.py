@@ -64,8 +64,8 @@ def distillation(
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): the backward then only scales
             it. Default None: True, as on the CPU a backward of its own makes all sums again; but False for float16, which a
             loss scale would reach too late.
-        implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu", "cuda" (from logits) or
-            "xla". There are no Pallas kernels of this loss: "xla" runs on TPUs.
+        implementation: a name, or names in order of preference, as in `cross_entropy`: "cpu", "cuda" or "xla", which runs on
+            TPUs too, as there are no Pallas kernels of this loss.
 
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
@@ -77,14 +77,15 @@ def distillation(
         temperature: T, divides the logits; > 0; default 1.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
         ignore_index: rows with this label are neither read nor counted; default -100.
-        divergence: of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
+        divergence: which distance of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
             total_variation; default forward_kl.
-        reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
-        beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
-        alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
-        label_temperature: of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; None:
+        reduction: how the rows' losses become the loss; mean divides by the sum of their weights; one of none, sum, mean;
+            default mean.
+        beta: the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5.
+        alpha: the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0.
+        label_temperature: the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; None:
             temperature.
-        teacher_logit_scale: multiplies the teacher's logits; 0 is refused; >= 0; default 1.
+        teacher_logit_scale: multiplies the teacher's logits; > 0; default 1.
         teacher_softcap: as softcap, of the teacher; 0 is off; >= 0; default 0.
         teacher_temperature: as temperature, of the teacher; > 0; None: the student's.
         num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.

@@ -142,8 +142,8 @@ def policy_loss(
     The offsets may be traced: all rows are NaN where traced ones cannot be. Without them the sequences are the batch's rows.
 
     Options, each None for its default or the preset's; a Number may be an array of one element, traced or not:
-        preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: the method's name, and what it sets of
-            these; one that is given counts.
+        preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: a method's name, which sets these; an
+            option that is given overrides it.
         logit_scale: multiplies the logits; > 0; default 1.
         softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
         temperature: T, divides the logits; > 0; default 1.
@@ -172,9 +172,9 @@ def policy_loss(
         log_ratio_clamp: clamps log rho of each token to [-x, x]; > 0; None: off.
         sampler_correction: factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0
             outside; one of off, truncate, mask; default off.
-        sampler_level: of whose r: each token's or its sequence's; one of token, sequence; default token.
-        sampler_min: lower bound of r, inclusive; >= 0; None: none.
-        sampler_max: upper bound of r, inclusive; >= 0; None: none.
+        sampler_level: whether r is one token's or its sequence's; one of token, sequence; default token.
+        sampler_min: lower bound of r, inclusive; >= 0; None: no bound.
+        sampler_max: upper bound of r, inclusive; >= 0; None: no bound.
         off_policy_threshold: drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; None:
             off.
         entropy_quantile: q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; None: off.
@@ -185,8 +185,8 @@ def policy_loss(
         kl_log_ratio_clamp: clamps d to [-x, x]; > 0; None: off.
         kl_clamp: clamps the KL to [-x, x]; > 0; None: off.
         entropy_coef: adds -entropy_coef * H; default 0.
-        entropy_reduction: of H: over the tokens that the entropy mask keeps, or inside each token's loss; one of token_mean,
-            as_loss; default token_mean.
+        entropy_reduction: token_mean: the mean H of the tokens that the entropy mask keeps; as_loss: H inside each token's
+            loss; one of token_mean, as_loss; default token_mean.
         num_items: the denominator of token_mean and sum, not floored; >= 0; None: the tokens are counted, sum divides by 1.
         max_length: L_max of seq_mean_token_sum_norm; >= 1; None: sequence_length.
 

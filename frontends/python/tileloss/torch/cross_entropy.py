@@ -86,7 +86,7 @@ def cross_entropy(
         label_smoothing: s, spread over all classes; in [0, 1]; default 0.
         z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
         num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
-        reduction: of the rows' losses; one of none, sum, mean; default mean.
+        reduction: how the rows' losses become the loss; one of none, sum, mean; default mean.
 
     Neither options nor weights are differentiated: a tensor that requires a gradient is refused while gradients are recorded.
 

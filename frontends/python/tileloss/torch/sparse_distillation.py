@@ -46,9 +46,9 @@ def sparse_distillation(
     q is from teacher_logprobs as they are: no temperature, no transform.
 
     Values of tail, what becomes of the other columns in the divergence:
-        lump: they are one more class: q what is left of 1, p the sum of theirs.
-        ignore: no part in the divergence, which is a sum over the K columns, and may be negative.
-        renormalise: both distributions are divided by their sums over the K columns.
+        lump: as one more class: its q is 1 less the known ones', its p the sum of theirs.
+        ignore: not at all: the divergence is a sum over the K columns, and may be negative.
+        renormalise: not at all, and both distributions are divided by their sums over the K columns.
 
     Args:
         input: the student's logits, [..., V] float32, bfloat16 or float16, on the CPU or a CUDA device.
@@ -63,12 +63,13 @@ def sparse_distillation(
         temperature: T, divides the logits; > 0; default 1.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
         ignore_index: rows with this label are neither read nor counted; default -100.
-        divergence: of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
+        divergence: which distance of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
             total_variation; default forward_kl.
-        reduction: of the rows' losses; mean is over the sum of their weights; one of none, sum, mean; default mean.
-        beta: of jsd and the skewed divergences, which refuse the ends; in [0, 1]; default 0.5.
-        alpha: at most 1: alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; >= 0; default 0.
-        label_temperature: of the cross-entropy and logp, such as 1 where the divergence has a higher one; > 0; None:
+        reduction: how the rows' losses become the loss; mean divides by the sum of their weights; one of none, sum, mean;
+            default mean.
+        beta: the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5.
+        alpha: the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0.
+        label_temperature: the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; None:
             temperature.
         num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
         scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default

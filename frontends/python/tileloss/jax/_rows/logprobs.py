@@ -38,7 +38,7 @@ def logprobs_coefficients(
     entropy_grad: Array | None = None,
     mean_logit_grad: Array | None = None,
 ) -> tuple[RowCoefficients, Array]:
-    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / C as coefficients, and which rows are used.
+    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V as coefficients, and which rows are used.
 
     The upstream gradients are float32 [N]; None: 0. entropy_grad needs state.entropy_sum. With temperature_on = logprob
     g_logp' / T stands for g_logp.
