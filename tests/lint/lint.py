@@ -40,7 +40,8 @@ BELOW = {
     "schema": {"core"},
     "losses": {"core", "schema"},
     "backends": {"core", "schema", "losses"},
-    "backends/host": {"core", "schema", "losses", "backends"},
+    **{f"backends/{room}": {"core", "schema", "losses", "backends"} for room in ("host", "device")},
+    "backends/cuda": {"core", "schema", "losses", "backends", "backends/device"},
     **{
         f"{CPU}/{room}": {"core", *(f"{CPU}/{r}" for r in below)}
         for room, below in CPU_ROOMS.items()
@@ -63,7 +64,7 @@ BELOW = {
     },
     "api": {"core", "schema", "losses", "backends"},
     "reference": set(),
-    "support": {*LIBRARY, "reference"},
+    "support": {*LIBRARY, "backends/device", "backends/cuda", "reference"},
     "check": {*LIBRARY, "reference", "support", *CHECK_ROOMS, "check/strict"},
     **{
         room: {*LIBRARY, "reference", "support", *CHECK_ROOMS[:place]}
