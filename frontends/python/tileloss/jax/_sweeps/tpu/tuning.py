@@ -32,7 +32,7 @@ def tune(
     *,
     hidden: int | None = None,
     dtype: DTypeLike = jnp.bfloat16,
-    head_layout: str = "VH",
+    head_layout: str = "HV",
     repeats: int = 10,
 ) -> dict[str, tuple[int, int]]:
     """Times the blocks of "pallas_tpu" on this machine's TPU, prints a table and stores the fastest in
@@ -42,7 +42,7 @@ def tune(
         rows, vocab: N and V of the logits to time with. What is found serves every N and V.
         hidden: H: the kernels of the LM head; None: those from logits.
         dtype: bfloat16 or float32, of logits, or of hidden states, head and products. What is found serves this dtype and H.
-        head_layout: "VH", a head [V, H], or "HV".
+        head_layout: "HV", a head [H, V], as of the linear_* functions, or "VH". Blocks are stored for both.
         repeats: runs of each candidate; the median counts.
 
     Returns:
