@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks README.md, HACKING.md and docs/**/*.md against the tree. --root is the repository, --build the release build.
 
-snippets         each code block under <!-- examples/FILE --> is that file, letter by letter; each example is in the README
+snippets         each code block under <!-- examples/FILE --> or <!-- configs/FILE --> is that file, letter for letter; each
+                 example is shown
 example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME --> and exits 0
 links            each relative link, and each path named with a folder we have, exists
 dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
@@ -56,7 +57,7 @@ def check_snippets(root):
     for document in documents(root):
         for block in blocks(document.read_text()):
             marker = block["marker"] or ""
-            if not marker.startswith("examples/"):
+            if not marker.startswith(("examples/", "configs/")):
                 continue
             shown.add(marker)
             example = root / marker
