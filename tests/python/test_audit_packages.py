@@ -1,4 +1,4 @@
-"""What the audit says of the packages that are pinned: docs/users/audit.md publishes it."""
+"""What the audit says of the packages that are pinned: docs/measurements/audit.md publishes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tileloss.check import implementations
 from tileloss.check.audit.cases import CASES
 from tileloss.check.command import run
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "users" / "audit.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "measurements" / "audit.md"
 NAMES = {case.name for case in CASES}
 WORDS = {"pass": "pass", "failed": "**FAIL**", "refused": "-"}
 PROGRAM = tileloss.library_path().with_name("tileloss")

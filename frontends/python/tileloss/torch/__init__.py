@@ -1,9 +1,9 @@
 """TileLoss for PyTorch: cross-entropy, log-probabilities, policy losses and distillation over a vocabulary, with autograd and
 torch.compile.
 
-From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`, and with a teacher's logits `distillation`. Fused with the LM
-head, hidden states [..., H] and linear_weight [V, H], so that the logits are never held: `linear_cross_entropy`,
-`linear_logprobs`, `linear_policy_loss`; with two heads `linear_distillation`. Arguments have torch's names where it has one.
+From logits [..., V]: `cross_entropy`, `logprobs`, `policy_loss`, with a teacher's logits `distillation`, with some of a teacher's
+columns `sparse_distillation`. Fused with the LM head, hidden states [..., H] and linear_weight [V, H], so that the logits are
+never held, each as `linear_...`, `linear_distillation` with two heads. Arguments have torch's names where it has one.
 """
 
 from tileloss._core.calls import call_counts
