@@ -139,7 +139,7 @@ def digest(results: list[Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def of_torch() -> Iterator[tuple[str, str]]:
+def torch_digests() -> Iterator[tuple[str, str]]:
     import torch
 
     import tileloss.torch as tl
@@ -181,7 +181,7 @@ def of_torch() -> Iterator[tuple[str, str]]:
                     yield name, f"refused: {error}"
 
 
-def of_jax(implementation: str) -> Iterator[tuple[str, str]]:
+def jax_digests(implementation: str) -> Iterator[tuple[str, str]]:
     import jax
     import jax.numpy as jnp
 
@@ -217,7 +217,7 @@ def of_jax(implementation: str) -> Iterator[tuple[str, str]]:
 
 
 def child(what: str) -> int:
-    found = of_torch() if what == "torch" else of_jax(what)
+    found = torch_digests() if what == "torch" else jax_digests(what)
     print(json.dumps(dict(found)))
     return 0
 

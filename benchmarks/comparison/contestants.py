@@ -45,7 +45,7 @@ class Contestant:
 @dataclass(frozen=True)
 class Group:
     """Contestants that do the same work on the same inputs: a loss of the labels' log-probabilities, or a divergence from a
-    teacher, of TRL's `beta` (comparison/distillation.py). `of_model`: a whole model's step, whose memory is counted with the
+    teacher, of TRL's `beta` (comparison/distillation.py). `whole_model`: a whole model's step, whose memory is counted with the
     gradients, as they are what an optimizer finds."""
 
     name: str
@@ -54,18 +54,18 @@ class Group:
     beta: float | None = None
     linear: bool = False
     policy: bool = False
-    of_model: bool = False
+    whole_model: bool = False
     contestants: list[Contestant] = field(default_factory=list)
 
     @property
     def memory(self) -> str:
-        return "memory above the model" if self.of_model else "memory above inputs and outputs"
+        return "memory above the model" if self.whole_model else "memory above inputs and outputs"
 
 
 GROUPS = {
     group.name: group
     for group in (
-        Group("training_step", "a training step", cross_entropy_of_logp, of_model=True),
+        Group("training_step", "a training step", cross_entropy_of_logp, whole_model=True),
         Group("cross_entropy", "cross-entropy from logits", cross_entropy_of_logp),
         Group("grpo", "GRPO from logits", grpo_of_logp, policy=True),
         Group(

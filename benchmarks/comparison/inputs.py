@@ -36,7 +36,7 @@ class OwnLogits:
     """The logits in memory of XLA's own, which alone can be given away: a copy, put back after each step as torch's are."""
 
     def __init__(self, pristine: torch.Tensor) -> None:
-        self.pristine = of_torch(pristine)
+        self.pristine = jax_array(pristine)
         self.restore()
 
     def restore(self) -> None:
@@ -50,7 +50,7 @@ class OwnLogits:
         return self.array.is_deleted()
 
 
-def of_torch(tensor: torch.Tensor) -> Any:
+def jax_array(tensor: torch.Tensor) -> Any:
     import jax
 
     return jax.dlpack.from_dlpack(tensor.detach())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from comparison.contestants import OURS, Output, Step, contestant
-from comparison.inputs import EPSILON, Inputs, OwnLogits, of_torch
+from comparison.inputs import EPSILON, Inputs, OwnLogits, jax_array
 from tileloss.jax._sweeps.library import is_built
 
 # Of tileloss.jax, those that run on a CPU.
@@ -32,7 +32,7 @@ def step_of(inputs: Inputs, loss: Callable[..., Any], is_donated: bool = False) 
     import jax
     import jax.numpy as jnp
 
-    operands = tuple(map(of_torch, inputs.operands))
+    operands = tuple(map(jax_array, inputs.operands))
     labels = jnp.asarray(inputs.labels.numpy())
     if is_donated:
         assert inputs.pristine is not None
@@ -107,7 +107,7 @@ on_logits("cross_entropy", "plain", lambda _: plain_cross_entropy)
 def plain_grpo(inputs: Inputs) -> Callable[..., Any]:
     import jax.numpy as jnp
 
-    old_logp, advantages = of_torch(inputs.old_logp), of_torch(inputs.advantages)[:, None]
+    old_logp, advantages = jax_array(inputs.old_logp), jax_array(inputs.advantages)[:, None]
 
     def loss(logits: Any, labels: Any) -> Any:
         ratio = jnp.exp(plain_logp(logits, labels) - old_logp).reshape(len(advantages), -1)
@@ -121,7 +121,7 @@ def our_grpo(inputs: Inputs, implementation: str) -> Callable[..., Any]:
     from tileloss.jax import policy_loss
 
     batch = (inputs.shape.sequences, -1)
-    old_logp, advantages = of_torch(inputs.old_logp).reshape(batch), of_torch(inputs.advantages)
+    old_logp, advantages = jax_array(inputs.old_logp).reshape(batch), jax_array(inputs.advantages)
     return lambda logits, labels: policy_loss(
         logits.reshape(*batch, logits.shape[-1]),
         labels.reshape(batch),

@@ -57,14 +57,14 @@ class Measurement:
 
 
 def group_inputs(group: Group, shape: Shape) -> Inputs:
-    if group.of_model:
+    if group.whole_model:
         return training.make_inputs(shape)
     distils = group.beta is not None
     return make_inputs(shape, linear=group.linear, policy=group.policy, distils=distils)
 
 
 def group_truth(group: Group, inputs: Inputs) -> Truth:
-    if group.of_model:
+    if group.whole_model:
         return training.make_truth(inputs)
     if group.beta is not None:
         return distillation.make_truth(inputs, group.beta)
@@ -140,7 +140,7 @@ def time_group(
             call.restore = inputs.restore
         # Timed on its second step in a row, as in training. Idle pages go back to a virtual machine's host after some
         # seconds: after another contestant's turn a fresh 622 MB gradient costs 0.9 s instead of 0.08.
-        if not group.linear and not group.of_model:
+        if not group.linear and not group.whole_model:
             call.calls = 2
         calls.append(call)
         log(f"{entry.key}: right ({measurement.errors})")
@@ -170,7 +170,7 @@ def peak_of_step(contestant: Contestant, shape: Shape, workspace_bytes: int | No
     def outputs_bytes(output: Output) -> int:
         held = inputs.places()
         fresh = [gradient for gradient in output[1] if gradient.data_ptr() not in held]
-        return 0 if group.of_model else sum(gradient.nbytes for gradient in fresh)
+        return 0 if group.whole_model else sum(gradient.nbytes for gradient in fresh)
 
     return peak_bytes(step, outputs_bytes)
 

@@ -68,7 +68,7 @@ def row(measurement: Measurement) -> str:
 
 def sizes(group: Group, shape: Shape) -> str:
     """Of the group's inputs, in words."""
-    if group.of_model:
+    if group.whole_model:
         model = f"Qwen2 of {training.LAYERS} layers, hidden size {training.HIDDEN}"
         return f"{model}, {shape.vocab} classes, {shape.tokens} tokens"
     size = f"[{shape.tokens}, {shape.vocab}]"

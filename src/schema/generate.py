@@ -25,7 +25,7 @@ _REGION = re.compile(
     r"(?ms)^(?P<head>(?P<indent> *)[^\n]{1,4} generated: (?P<what>[\w+, ]+?)(?:, by [^\n]*| -->)?\n).*?"
     r"(?=^ *[^\n]{1,4} end of generated\b)"
 )
-_OF_OPTIONS = re.compile(r"(\w+) of (\w+)(?: but (.+))?")
+_OPTIONS_PATTERN = re.compile(r"(\w+) of (\w+)(?: but (.+))?")
 
 WHOLE: dict[str, Callable[[Table], str]] = {
     "src/schema/option_fields.h": write_c.fields_header,
@@ -49,7 +49,7 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "row outputs": write_python.row_outputs,
     "names in PyTorch": write_python.names_in_torch,
 }
-OF_OPTIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
+OPTION_REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
     "arguments": write_python.arguments,
     "options": write_python.options,
     "stubs": write_python.stubs,
@@ -68,11 +68,11 @@ def region(what: str, indent: str, table: Table) -> str:
             return write_python.metrics_table(struct.metrics)
     if what.startswith("enums "):
         return write_c.enums(table, what.removeprefix("enums ").split(", "))
-    match = _OF_OPTIONS.fullmatch(what)
-    if match is not None and match[1] in OF_OPTIONS:
-        lines = OF_OPTIONS[match[1]](*table.options_of(match[2], match[3]))
+    match = _OPTIONS_PATTERN.fullmatch(what)
+    if match is not None and match[1] in OPTION_REGIONS:
+        lines = OPTION_REGIONS[match[1]](*table.options_of(match[2], match[3]))
         return "".join(f"{indent}{line}\n" for line in lines)
-    names = [*REGIONS, "enums", *(f"{name} of FUNCTION" for name in ("table", *OF_OPTIONS))]
+    names = [*REGIONS, "enums", *(f"{name} of FUNCTION" for name in ("table", *OPTION_REGIONS))]
     raise TableError(f"no region {what!r}, there are {', '.join(names)}")
 
 
@@ -97,7 +97,7 @@ def outputs(table: Table, root: Path) -> dict[Path, str]:
         if " generated: " in (text := path.read_text()):
             found[path] = with_regions(str(path.relative_to(root)), text, table)
     whole = "".join(found.values())
-    for name in [*REGIONS, "enums", *(f"{name} of" for name in OF_OPTIONS)]:
+    for name in [*REGIONS, "enums", *(f"{name} of" for name in OPTION_REGIONS)]:
         if f" generated: {name}" not in whole:
             raise TableError(f"no file has the region {name!r}")
     return found | {root / path: make(table) for path, make in WHOLE.items()}

@@ -123,7 +123,7 @@ class Function(Struct):
     pass_first: bool = False
 
     @property
-    def of_rows(self) -> list[Tensor]:
+    def row_inputs(self) -> list[Tensor]:
         """The inputs that may go with the rows."""
         inputs = [t for t in self.tensors if t.role == "input" and not t.required]
         return [tensor for tensor in inputs if tensor.shape.in_python]

@@ -32,7 +32,7 @@ def options(options: Sequence[Option], function: Function, value: str = "") -> l
 
 def arguments(given: Sequence[Option], function: Function, value: str = "") -> list[str]:
     """The same, with the tensors that may go with the rows, and the preset, before them."""
-    names = [f"{tensor.name}: Tensor" for tensor in function.of_rows]
+    names = [f"{tensor.name}: Tensor" for tensor in function.row_inputs]
     names += ["preset: str"] if function.presets else []
     before = [f"{name} | None = {value or None}," for name in names]
     return before + options(given, function, value)
@@ -88,7 +88,7 @@ def _entries(what: str, named: str, options: Sequence[Option], function: Functio
     if what == "Tensors":  # that may go with the rows
         return [
             _entry(t.name, f"{t.shape.in_python}, {t.dtypes.in_python}", t.doc)
-            for t in function.of_rows
+            for t in function.row_inputs
         ]
     if what != "Options":
         for option in options:

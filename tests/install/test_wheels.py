@@ -114,7 +114,7 @@ def test_program_and_library_run(wheel: Path, tmp_path: Path) -> None:
     assert printed == "loss 0.5405, dlogits[0][3] -0.1405\n"
 
 
-def of_this_machine() -> list[Path]:
+def native_wheels() -> list[Path]:
     return [wheel for wheel in WHEELS if architecture(wheel) == platform.machine()]
 
 
@@ -133,7 +133,7 @@ def run_examples(say: Callable[..., str], *python: str | Path) -> None:
 @pytest.mark.parametrize("minor, packages", [(11, "oldest"), (13, "newest")])
 def test_fresh_environment(minor: int, packages: str, tmp_path: Path) -> None:
     """pip install with torch and JAX, the README's examples, gradcheck; uninstalled, nothing is left."""
-    wheels = of_this_machine()
+    wheels = native_wheels()
     python = python_of(minor)
     if not python or not any(wheel.name.startswith("tileloss-") for wheel in wheels):
         pytest.skip(f"no Python 3.{minor} here, or no wheel of tileloss for this machine")

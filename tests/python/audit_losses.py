@@ -90,7 +90,7 @@ def hanging(case: Case) -> dict[str, Any]:
     return right(case)
 
 
-def of_its_batch(case: Case) -> dict[str, Any]:
+def batch_dependent(case: Case) -> dict[str, Any]:
     """Off by how many rows it is given."""
     found = right(case)
     return found | {"loss": found["loss"] * (1 + len(case.tensors["labels"]) / 1000)}
@@ -98,7 +98,7 @@ def of_its_batch(case: Case) -> dict[str, Any]:
 
 def claiming(case: Case) -> dict[str, Any]:
     """The same, and it says otherwise."""
-    return of_its_batch(case)
+    return batch_dependent(case)
 
 
 claiming.contract = {"logp": ["exp"], "dlogits": []}  # type: ignore[attr-defined]

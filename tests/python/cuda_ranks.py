@@ -70,7 +70,7 @@ class WholeThere(Whole):
         return tree_map(back, super().__call__(*given, **options))
 
 
-def of_gpus_alone() -> None:
+def check_cuda_group() -> None:
     """A group that carries CUDA tensors alone, as NCCL's: what travels lies on the rank's own device, which need not be the
     current one, and so do errors, which torch puts on the current one."""
     *_, logits, labels = problem(requires_grad=False)
@@ -124,7 +124,7 @@ def what_the_devices_find() -> None:
     )
 
 
-def of_dtensors() -> None:
+def check_dtensors() -> None:
     """A head in shards, as FSDP2 leaves it, gathered; its gradient is in shards again. A vocabulary's shards as they are."""
     hidden, head, logits, labels = problem(requires_grad=False)
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
@@ -160,7 +160,9 @@ def run(rank: int, folder: str, backend: str) -> None:
         vocab_ranks.run(rank, 2, folder, expected, backend)
 
 
-CHECKS = {check.__name__: check for check in (of_gpus_alone, what_the_devices_find, of_dtensors)}
+CHECKS = {
+    check.__name__: check for check in (check_cuda_group, what_the_devices_find, check_dtensors)
+}
 
 if __name__ == "__main__":
     torch.multiprocessing.start_processes(

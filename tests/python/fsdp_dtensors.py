@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from tileloss import torch as tl
 
 
-def of_linear() -> dict[str, dict[str, float]]:
+def dtensor_errors() -> dict[str, dict[str, float]]:
     """linear_cross_entropy of DTensors: one of 97 rows, so that the shards differ in size."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh, hybrid = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (size, 1))

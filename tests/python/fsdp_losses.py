@@ -23,7 +23,7 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer import distillation_trainer
 from trl.trainer.utils import add_fused_lm_head
 
-from fsdp_dtensors import of_linear
+from fsdp_dtensors import dtensor_errors
 from peft_models import with_lora
 from tileloss import torch as tl
 from tileloss.integrations import trl as trl_integration
@@ -113,7 +113,7 @@ def sharded(kind: str, shard: Callable[[Any], Any], **options: Any) -> tuple[Any
     return model, reference
 
 
-def of_models() -> dict[str, dict[str, float]]:
+def model_errors() -> dict[str, dict[str, float]]:
     return {
         "root": errors(*sharded("llama", fully_shard)),
         "head": errors(*sharded("llama", head_alone)),
@@ -137,7 +137,7 @@ SHARDS = {
 }
 
 
-def of_unpatched() -> dict[str, dict[str, float]]:
+def unpatched_differences() -> dict[str, dict[str, float]]:
     """Loss and each process's shard of each gradient, against FSDP of the unpatched model; patched before and after."""
     found = {}
     for name, (kind, shard) in SHARDS.items():
@@ -207,7 +207,7 @@ def smoothed() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_several_modules() -> dict[str, dict[str, float]]:
+def nested_head_errors() -> dict[str, dict[str, float]]:
     """A head whose last module is the Linear: BERT's, three levels deep."""
 
     def head(model: Any) -> None:
@@ -239,7 +239,7 @@ def of_several_modules() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_a_model_inside() -> dict[str, dict[str, float]]:
+def inner_model_errors() -> dict[str, dict[str, float]]:
     """Llama 4's language model is a causal LM, with the head in it."""
 
     def inside(model: Any) -> None:
@@ -260,7 +260,7 @@ def of_a_model_inside() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_peft() -> dict[str, dict[str, float]]:
+def peft_errors() -> dict[str, dict[str, float]]:
     """LoRA in the body, the head trained whole."""
 
     def wrapper(model: Any) -> None:
@@ -280,7 +280,7 @@ def of_peft() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_trl() -> dict[str, dict[str, float]]:
+def trl_errors() -> dict[str, dict[str, float]]:
     def step(model: Any, ids: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(input_ids=ids, labels=ids, fused_lm_head=True).loss
         return loss
@@ -301,7 +301,7 @@ def of_trl() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_two_heads() -> dict[str, dict[str, float]]:
+def two_head_errors() -> dict[str, dict[str, float]]:
     """TRL's divergence of a student's head from a teacher's, each sharded as its model is, inside the student's forward."""
 
     def step_of(teacher: Any) -> Step:
@@ -338,7 +338,7 @@ def of_two_heads() -> dict[str, dict[str, float]]:
     return found
 
 
-def of_sft_trainer() -> dict[str, dict[str, float]]:
+def sft_trainer_differences() -> dict[str, dict[str, float]]:
     """The loss of TRL's SFTTrainer on a sharded model, patched against TRL's own. (With the head a unit by itself TRL's own has
     gradients that are not summed over the processes.)"""
     found = {}
@@ -372,9 +372,18 @@ def sft_trainer(model: Any) -> SFTTrainer:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    results = of_models() | of_unpatched() | mixed_precision() | smoothed() | of_trl() | of_linear()
-    results |= of_several_modules() | of_a_model_inside() | of_peft() | of_sft_trainer()
-    results |= of_two_heads()
+    results = (
+        model_errors()
+        | unpatched_differences()
+        | mixed_precision()
+        | smoothed()
+        | trl_errors()
+        | dtensor_errors()
+    )
+    results |= (
+        nested_head_errors() | inner_model_errors() | peft_errors() | sft_trainer_differences()
+    )
+    results |= two_head_errors()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

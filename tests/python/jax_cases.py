@@ -98,7 +98,7 @@ def cases(function: str) -> list[Any]:
     return found
 
 
-def of_preset(preset: str) -> dict[str, Any]:
+def preset_options(preset: str) -> dict[str, Any]:
     return {"cispo": {"epsilon_high": 1.3}, "dr_grpo": {"max_length": 8}}.get(preset, {})
 
 

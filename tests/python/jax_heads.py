@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jax_problems import Arrays, Head, Problem, Witness, plain_problem
-from jax_stage import RELATIVE, of_product
+from jax_stage import RELATIVE, product_rounding
 
 HIDDEN = 32
 
@@ -49,13 +49,13 @@ def head_differences(problem: Problem, ours: Witness, theirs: Witness) -> dict[s
     see bfloat16 by the 2^-7 between two neighbours, and the 2^-10 that the witness's p may have lost (docs/users/memory.md).
     """
     assert problem.head is not None
-    relative = RELATIVE + 4 * of_product(problem).max()
+    relative = RELATIVE + 4 * product_rounding(problem).max()
     if problem.head.compute_dtype == "bfloat16":
         relative += 2.0**-7 + 2.0**-10
     return {
-        name: _worst(ours.of_head[name], array, relative * terms)
+        name: _worst(ours.head_grads[name], array, relative * terms)
         for (name, array), terms in zip(
-            theirs.of_head.items(), _terms(problem, theirs), strict=True
+            theirs.head_grads.items(), _terms(problem, theirs), strict=True
         )
     }
 
@@ -73,7 +73,7 @@ def _terms(problem: Problem, theirs: Witness) -> list[np.ndarray]:
     assert problem.head is not None
     dlogits, hidden = np.abs(theirs.dlogits), np.abs(np.nan_to_num(problem.head.hidden))
     found = [dlogits @ np.abs(problem.head.weight), dlogits.T @ hidden]
-    return [*found, dlogits.sum(axis=0)][: len(theirs.of_head)]
+    return [*found, dlogits.sum(axis=0)][: len(theirs.head_grads)]
 
 
 def _worst(ours: np.ndarray, theirs: np.ndarray, allowed: np.ndarray) -> float:

@@ -131,7 +131,7 @@ class Witness:
     loss: np.ndarray | None
     metrics: np.ndarray | None
     dlogits: np.ndarray | None  # None: a Head's gradients alone
-    of_head: Arrays = field(default_factory=dict)  # the gradients of a Head, by its members' names
+    head_grads: Arrays = field(default_factory=dict)  # of a Head, by its members' names
 
 
 def witness(problem: Problem) -> Witness:

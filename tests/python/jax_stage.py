@@ -92,11 +92,11 @@ def rounding(problem: Problem, state: Arrays) -> Arrays:
         distance = np.abs(state["target"] - state["max"])
         largest = np.abs(np.where(np.isfinite(z), z, 0)).max(axis=1, initial=1)
     distance = np.where(np.isfinite(distance), distance, 0)
-    of_logp = 2.0**-23 * np.maximum(distance, np.log(problem.classes)) + of_product(problem)
+    of_logp = 2.0**-23 * np.maximum(distance, np.log(problem.classes)) + product_rounding(problem)
     return {"logp": of_logp, "lse": 2.0**-23 * largest + of_logp}
 
 
-def of_product(problem: Problem) -> np.ndarray:
+def product_rounding(problem: Problem) -> np.ndarray:
     """How far the sum that makes a logit may be off: a rounding, 2^-24, of each factor's length, on either side."""
     if problem.head is None:
         return np.zeros(problem.logits.shape[0])

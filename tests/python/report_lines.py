@@ -14,7 +14,7 @@ PROGRAM = tileloss.library_path().with_name("tileloss")
 Line = dict[str, Any]
 
 
-def of_program(folder: Path) -> list[Path]:
+def program_files(folder: Path) -> list[Path]:
     """A check with mutants, one of the LM head, one row's stages, times, and a sweep over two parameters."""
     checks, times, sweep = (folder / f"{name}.jsonl" for name in ("checks", "bench", "sweep"))
     config, sizes = folder / "sweep.yaml", ["--set=seq_len=6", "--set=vocab_size=255"]
@@ -256,4 +256,4 @@ def everything(folder: Path) -> list[Path]:
         "unknown": unknown,
     }
     written = [write(folder / f"{name}.jsonl", lines) for name, lines in made.items()]
-    return [*of_program(folder), *written]
+    return [*program_files(folder), *written]

@@ -26,7 +26,7 @@ from tileloss.check.audit.command import GOOD
 from tileloss.check.audit.table import what_failed
 from tileloss.check.case_file import read_case
 from tileloss.check.command import run
-from tileloss.check.implementations.contract import declared, of_tileloss
+from tileloss.check.implementations.contract import declared, tileloss_contract
 from tileloss.check.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,7 @@ def test_a_contract_says_what_bits_depend_on(
     names = f"tileloss,{LOSSES}:claiming,{LOSSES}:right"
     _, lines = audit(tmp_path, names, "ce/fp32")
     contracts = [line["contract"] for line in lines.values()]
-    assert contracts == [of_tileloss(), {"logp": ["exp"], "dlogits": []}, None]
+    assert contracts == [tileloss_contract(), {"logp": ["exp"], "dlogits": []}, None]
     out = capfd.readouterr().out
     assert f"\n{LOSSES}:claiming  logp: exp; dlogits: nothing\n" in out
     (own,) = (line for line in out.splitlines() if line.startswith("tileloss  "))

@@ -33,7 +33,7 @@ Numbers = Callable[[str, str], list[float]]
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> Numbers:
-    def of_example(name: str, pattern: str) -> list[float]:
+    def printed_numbers(name: str, pattern: str) -> list[float]:
         """Those that the example prints where the pattern has NUMBER."""
         module, package = PACKAGES[name.partition("_")[0]]
         if find_spec(module) is None:
@@ -44,7 +44,7 @@ def numbers(tmp_path: Path) -> Numbers:
         assert found is not None, printed
         return [float(each) for each in found.groups()]
 
-    return of_example
+    return printed_numbers
 
 
 def test_every_example_is_in_the_document_and_short() -> None:

@@ -77,7 +77,7 @@ def test_the_shards_of_a_vocabulary_keep_the_bits_of_logp(monkeypatch: pytest.Mo
 
 
 def test_what_depends_on_its_batch_shows() -> None:
-    lines = measure(f"{LOSSES}:of_its_batch")
+    lines = measure(f"{LOSSES}:batch_dependent")
     split = lines["logits", "float32", "batch_split", "logp"]
     assert not split["same_bits"] and split["outside_1e-3"] > 0.5
     assert split["ratio_quantiles"]["0.5"] < 0.99
@@ -122,7 +122,7 @@ def test_the_command(
     model = [describe("transformers", "", status="not_installed", message="torch is not installed")]
     monkeypatch.setattr(invariance, "measure_model", lambda *_: iter(model))
     output = tmp_path / "results.jsonl"
-    arguments = ["audit", "--invariance", f"--output={output}", f"--impl={LOSSES}:of_its_batch"]
+    arguments = ["audit", "--invariance", f"--output={output}", f"--impl={LOSSES}:batch_dependent"]
     assert run(PROGRAM, arguments) == 0
     out = capfd.readouterr().out
     assert (

@@ -103,11 +103,11 @@ def case_of(name: str) -> Case:
         return Case(from_hidden, 3, (hidden, head, bias, labels), (1, 2))
     if name == "logprobs":
 
-        def of_outputs(x: Any, labels: Any, token_weights: Any) -> Any:
+        def weighted_outputs(x: Any, labels: Any, token_weights: Any) -> Any:
             found = logprobs(x, labels, outputs=("logp", "entropy"))
             return jnp.sum(token_weights * found.logp + found.entropy)
 
-        return Case(of_outputs, 1, (logits, labels, normal(*labels.shape)))
+        return Case(weighted_outputs, 1, (logits, labels, normal(*labels.shape)))
     if name == "distillation":
 
         def mixed(x: Any, teacher: Any, labels: Any) -> Any:
@@ -116,13 +116,13 @@ def case_of(name: str) -> Case:
         return Case(mixed, 1, (logits, 2 * logits[::-1], labels), (2,))
     if name == "policy_loss":
 
-        def of_offsets(x: Any, labels: Any, advantages: Any, old_logp: Any) -> Any:
+        def packed_policy(x: Any, labels: Any, advantages: Any, old_logp: Any) -> Any:
             offsets = jnp.array([0, 5, 5, 20, ROWS])
             options = {"old_logp": old_logp, "preset": "gspo", "sequence_offsets": offsets}
             return policy_loss(x, labels, advantages, **options)
 
         return Case(
-            of_offsets, 1, (logits, labels, 9 * normal(4), normal(*labels.shape) - 3), (2, 3)
+            packed_policy, 1, (logits, labels, 9 * normal(4), normal(*labels.shape) - 3), (2, 3)
         )
     assert name == "linear_policy_loss", name
 

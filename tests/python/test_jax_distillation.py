@@ -328,10 +328,10 @@ def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
     by_partitioner = jax.jit(both).lower(*placed).compile()
     assert "all-gather" not in by_partitioner.as_text()
 
-    def of_this_device(*arrays: Any) -> Any:
+    def summed_loss(*arrays: Any) -> Any:
         return jax.lax.psum(loss(*arrays), "x")
 
-    mapped = jax.shard_map(of_this_device, mesh=mesh, in_specs=P("x"), out_specs=P())
+    mapped = jax.shard_map(summed_loss, mesh=mesh, in_specs=P("x"), out_specs=P())
     in_shard_map = jax.jit(jax.value_and_grad(mapped))
     for found in (by_partitioner(*placed), in_shard_map(*placed)):
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
@@ -367,8 +367,8 @@ def test_the_choice_of_an_implementation() -> None:
     x, teacher, _ = batch(jnp.float32, 13)
 
     def calls_the_library(implementation: Any) -> bool:
-        of_x = lambda x: distillation(x, teacher, implementation=implementation)  # noqa: E731
-        return "tileloss_call" in jax.jit(of_x).lower(x).as_text()
+        student_loss = lambda x: distillation(x, teacher, implementation=implementation)  # noqa: E731
+        return "tileloss_call" in jax.jit(student_loss).lower(x).as_text()
 
     assert calls_the_library(None) and calls_the_library(("pallas_tpu", "cpu"))
     assert not calls_the_library(("xla", "cpu"))

@@ -15,7 +15,15 @@ from jax import export
 
 import tileloss.jax as tileloss_jax
 from jax_calls import ONLY_XLA, assert_agrees
-from jax_cases import CROSS_ENTROPY, LOGITS, POLICY, POLICY_LOSS, cases, of_preset, with_weights
+from jax_cases import (
+    CROSS_ENTROPY,
+    LOGITS,
+    POLICY,
+    POLICY_LOSS,
+    cases,
+    preset_options,
+    with_weights,
+)
 from jax_problems import OUTPUTS, VOCABULARY, Problem, plain_problem, policy_problem
 from tileloss.jax import (
     _implementations,
@@ -43,8 +51,8 @@ def test_logprobs_agrees_on_every_option(options: dict[str, Any]) -> None:
 
 
 # The logits' options with both implementations have logprobs; here each with one, and with both what only this loss has.
-OF_LOGITS = [options for values in LOGITS.values() for options in values]
-ALTERNATING = [(options, ("xla", "cpu")[i % 2]) for i, options in enumerate(OF_LOGITS)]
+LOGITS_OPTIONS = [options for values in LOGITS.values() for options in values]
+ALTERNATING = [(options, ("xla", "cpu")[i % 2]) for i, options in enumerate(LOGITS_OPTIONS)]
 OWN = [o for name, values in CROSS_ENTROPY.items() if name not in LOGITS for o in values]
 
 
@@ -89,7 +97,7 @@ def test_policy_loss_agrees(options: dict[str, Any], batch: bool) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("preset", POLICY.presets)
 def test_presets_agree(preset: str) -> None:
-    assert_agrees(policy_problem(seed=5, preset=preset, batch=True, **of_preset(preset)))
+    assert_agrees(policy_problem(seed=5, preset=preset, batch=True, **preset_options(preset)))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jax_calls import ONLY_XLA, assert_agrees, operands_of, run
-from jax_cases import of_preset, with_weights
+from jax_cases import preset_options, with_weights
 from jax_heads import distances, even_problem, with_head
 from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
 from tileloss.jax import linear_cross_entropy
@@ -72,7 +72,7 @@ def test_logprobs_and_the_gradients_of_logp_lse_and_entropy_agree(
     ],
 )
 def test_policy_loss_agrees(preset: str, options: dict[str, Any], batch: bool) -> None:
-    options = {**of_preset(preset), **options}
+    options = {**preset_options(preset), **options}
     problem = policy_problem(seed=5, preset=preset, batch=batch, **options)
     assert_agrees(with_head(problem, SEEN[batch]), "VH" if batch else "HV")
 
@@ -82,7 +82,7 @@ def test_policy_loss_agrees(preset: str, options: dict[str, Any], batch: bool) -
 @pytest.mark.parametrize("layout", ["HV", "VH"])
 def test_products_of_bfloat16_round_once(layout: str) -> None:
     problem = even_problem("bfloat16")
-    found = distances(run(problem, layout).of_head, witness(problem).of_head)
+    found = distances(run(problem, layout).head_grads, witness(problem).head_grads)
     assert max(found.values()) < 1e-4, found
 
 

@@ -60,17 +60,17 @@ def test_under_vmap_scan_and_checkpoint_it_is_the_same(hidden: Any, head: Any, l
     # In bfloat16, whose sweeps have a way of their own on CPUs before jax 0.11.
     hidden, head = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
 
-    def of_rows(hidden: Any, head: Any, labels: Any) -> Any:
+    def summed_loss(hidden: Any, head: Any, labels: Any) -> Any:
         return linear_cross_entropy(hidden, head, labels, reduction="sum")
 
-    each = jax.value_and_grad(of_rows, argnums=(0, 1))
+    each = jax.value_and_grad(summed_loss, argnums=(0, 1))
     x, y = hidden.reshape(3, 4, SIZE), labels.reshape(3, 4)
     alone = [jax.jit(each)(x[i], head, y[i]) for i in range(3)]
     expected = jax.tree.map(lambda *parts: jnp.stack(parts), *alone)
     assert_close(jax.jit(jax.vmap(each, in_axes=(0, None, 0)))(x, head, y), expected)
     _, scanned = jax.lax.scan(lambda carry, one: (carry, each(one[0], head, one[1])), 0, (x, y))
     assert_close(scanned, expected)
-    again = jax.jit(jax.grad(jax.checkpoint(lambda x: of_rows(x, head, y))))(x)
+    again = jax.jit(jax.grad(jax.checkpoint(lambda x: summed_loss(x, head, y))))(x)
     assert_close(again, expected[1][0])
 
 

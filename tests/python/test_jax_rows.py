@@ -14,7 +14,7 @@ from jax_cases import (
     POLICY,
     POLICY_LOSS,
     cases,
-    of_preset,
+    preset_options,
     with_weights,
 )
 from jax_problems import Problem, plain_problem, policy_problem, witness
@@ -69,7 +69,7 @@ def test_every_case_shows_its_option(name: str) -> None:
 )
 @pytest.mark.parametrize("preset", POLICY.presets)
 def test_presets_agree_whatever_inputs_are_there(preset: str, dropped: str) -> None:
-    problem = policy_problem(seed=3, preset=preset, **of_preset(preset))
+    problem = policy_problem(seed=3, preset=preset, **preset_options(preset))
     left = {k: v for k, v in problem.tensors.items() if k not in dropped.split()}
     if "mask" in dropped:
         # Nothing hides their NaN then.
@@ -113,7 +113,7 @@ def test_cross_entropy_agrees_on_pairs_of_options(options: dict[str, Any], numbe
 def test_policy_loss_agrees_on_pairs_of_options(options: dict[str, Any], number: int) -> None:
     preset = ["", *POLICY.presets][number % 11]
     problem = policy_problem(
-        number, preset, batch=number % 3 == 0, **{**of_preset(preset), **options}
+        number, preset, batch=number % 3 == 0, **{**preset_options(preset), **options}
     )
     if number % 4 == 1:
         problem = problem.but(tensors={k: v for k, v in problem.tensors.items() if k != "old_logp"})

@@ -17,7 +17,7 @@ from jax_cases import (
     SAPO,
     VESPO,
     WITH_KL,
-    of_preset,
+    preset_options,
     with_weights,
 )
 from jax_problems import IGNORED, ROWS, VOCABULARY, Problem, plain_problem, policy_problem, witness
@@ -152,7 +152,9 @@ def test_cross_entropy_of_ignored_rows_is_zero(reduction: str, options: dict[str
 @pytest.mark.parametrize("preset", POLICY.presets)
 def test_policy_loss_of_unused_rows_is_zero(preset: str, by: str) -> None:
     options = {"entropy_quantile": 0.5, **BONUS, **WITH_KL, **MASKING}
-    problem = all_unused("policy_loss", by, {**of_preset(preset), **options}).but(preset=preset)
+    problem = all_unused("policy_loss", by, {**preset_options(preset), **options}).but(
+        preset=preset
+    )
     assert_agrees(problem)
     ours = run(problem, to_state(witness(problem).state))
     assert not np.any(ours.loss) and not np.any(ours.dlogits)

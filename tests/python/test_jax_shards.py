@@ -141,10 +141,10 @@ def test_rows_over_another_axis_of_the_mesh(fused: bool) -> None:
         operands = (random(0, B, T, V),)
     mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
 
-    def of_shard(*x: Any) -> Any:
+    def summed_loss(*x: Any) -> Any:
         return jax.lax.psum(function(*x, vocab_axis="tp", **options), "dp")
 
-    inside = jax.shard_map(of_shard, mesh=mesh, in_specs=(*cut, P("dp")), out_specs=P())
+    inside = jax.shard_map(summed_loss, mesh=mesh, in_specs=(*cut, P("dp")), out_specs=P())
     found, expected = (
         jax.jit(jax.value_and_grad(f, argnums=tuple(range(len(operands)))))(*operands, labels)
         for f in (inside, lambda *x: function(*x, **options))

@@ -170,10 +170,10 @@ def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
     specs = (P("x"), P(), P("x"), P("x"))
     placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(given, specs, strict=True)]
 
-    def of_this_device(*arrays: Any) -> Any:
+    def summed_loss(*arrays: Any) -> Any:
         return jax.lax.psum(loss(*arrays), "x")
 
-    mapped = jax.shard_map(of_this_device, mesh=mesh, in_specs=specs, out_specs=P())
+    mapped = jax.shard_map(summed_loss, mesh=mesh, in_specs=specs, out_specs=P())
     in_shard_map = jax.jit(jax.value_and_grad(mapped, (0, 1)))
     ways = [in_shard_map] if implementation == "xla" else [in_shard_map, jax.jit(both)]
     for found in (way(*placed) for way in ways):

@@ -83,7 +83,7 @@ def fake_timer(best: Blocks, monkeypatch: pytest.MonkeyPatch) -> list[Blocks]:
         return 1e-3 if candidate == best else 2e-3
 
     monkeypatch.setattr(tuning, "seconds", seconds)
-    monkeypatch.setattr(tuning, "_of_logits", lambda *_: [(LOGITS, run)])
+    monkeypatch.setattr(tuning, "_logits_runs", lambda *_: [(LOGITS, run)])
     return timed
 
 
@@ -135,9 +135,9 @@ def test_tune_needs_a_tpu_and_sizes() -> None:
 def test_what_is_timed_are_calls_of_the_kernels(hidden: int | None) -> None:
     """Traced alone: the real timer has nothing to run on here."""
     kernels = (
-        tuning._of_logits(32, 300, "bfloat16")
+        tuning._logits_runs(32, 300, "bfloat16")
         if hidden is None
-        else tuning._of_head(32, 300, hidden, "bfloat16", "HV")
+        else tuning._head_runs(32, 300, hidden, "bfloat16", "HV")
     )
     for call, run in kernels:
         step = run(Blocks(16, 128))

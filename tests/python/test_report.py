@@ -212,14 +212,14 @@ def test_each_file_of_a_sweep_stands_for_itself() -> None:
 
 
 @pytest.fixture(scope="module")
-def of_program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return lines.of_program(tmp_path_factory.mktemp("program"))
+def program_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return lines.program_files(tmp_path_factory.mktemp("program"))
 
 
 def test_the_programs_own_lines_are_understood(
-    of_program: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    program_files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report(*of_program, "-o", tmp_path / "report.html", "--title", "Mine") == 0
+    assert report(*program_files, "-o", tmp_path / "report.html", "--title", "Mine") == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("Passed: checks: 3 of 3 checks pass; ")
     names = [line.split(":")[0].strip() for line in out[1:] if line[:3] != "   "]
@@ -258,11 +258,11 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_page_is_self_contained_and_the_same_every_time(
-    of_program: list[Path], tmp_path: Path
+    program_files: list[Path], tmp_path: Path
 ) -> None:
     pages = []
     for name in ("a.html", "b.html"):
-        assert report(*of_program, "-o", tmp_path / name) == 0
+        assert report(*program_files, "-o", tmp_path / name) == 0
         pages.append((tmp_path / name).read_text())
     assert pages[0] == pages[1]
     found = re.findall(r'(?:href|src)="([^"]*)"|url\(([^)]*)\)|(@import)', pages[0])

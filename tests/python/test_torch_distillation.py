@@ -69,7 +69,7 @@ def hold(
     assert error < relative * exact.grad.norm()
 
 
-def of_beta(beta: float) -> dict[str, Any]:
+def divergence_options(beta: float) -> dict[str, Any]:
     """A generalised JSD's ends are KLs."""
     return {0.0: {"divergence": "forward_kl"}, 1.0: {"divergence": "reverse_kl"}}.get(
         beta, {"divergence": "jsd", "beta": beta}
@@ -84,7 +84,7 @@ def test_is_liger_s_jsd(beta: float) -> None:
     _, teacher, labels = pair
     hold(
         lambda x: theirs(x, teacher.double(), beta, labels, -100),
-        *pair, reduction="sum", **of_beta(beta),
+        *pair, reduction="sum", **divergence_options(beta),
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_is_trl_s_generalised_jsd(beta: float) -> None:
     _, teacher, labels = pair
     hold(
         lambda x: theirs(x, teacher.double(), labels=labels, beta=beta, temperature=0.7),
-        *pair, relative=1e-5, temperature=0.7, **of_beta(beta),
+        *pair, relative=1e-5, temperature=0.7, **divergence_options(beta),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from test_torch_modes import IN_PLACE, MODES, ONE_PASS, OVERWRITTEN, TWO_PASSES, mode_id, non_leaves
 from tileloss import torch as tl
-from torch_problems import FUNCTIONS, of_rows, problem, run
+from torch_problems import FUNCTIONS, problem, run, weighted_sum
 
 
 class Watcher(TorchDispatchMode):
@@ -117,7 +117,9 @@ def test_graphs_name_the_function() -> None:
     loss = tl.cross_entropy(p.logits, p.labels)
     assert loss.grad_fn is not None
     assert loss.grad_fn.name() == "tileloss_cross_entropyBackward"
-    assert of_rows(tl.logprobs(p.logits, p.labels, outputs=("logp", "lse", "entropy")), p).grad_fn
+    assert weighted_sum(
+        tl.logprobs(p.logits, p.labels, outputs=("logp", "lse", "entropy")), p
+    ).grad_fn
 
 
 SCRIPT = """

@@ -300,7 +300,7 @@ def test_the_head(name: str, changed: dict[str, Any], error: type[Exception], me
     refused(name, error, message, **changed)
 
 
-def of_wide_advantages(logits: Tensor) -> Tensor:
+def wide_advantages_loss(logits: Tensor) -> Tensor:
     p = problem()
     return tl.policy_loss(logits, p.labels, torch.ones(3, 4), advantage_level="token")
 
@@ -310,4 +310,4 @@ def test_advantages_of_another_shape() -> None:
         ValueError,
         match=r"^advantages: expected target's shape \[3, 5\], or \[15\], got \[3, 4\]",
     ):
-        of_wide_advantages(problem().logits)
+        wide_advantages_loss(problem().logits)

@@ -316,12 +316,12 @@ def test_a_second_derivative_is_never_a_zero(name: str, mode: dict[str, Any]) ->
     if (name, mode) in IN_PLACE:  # the functions below would see what they differentiate by change
         return
 
-    def of_first(x: Tensor) -> Tensor:
+    def first_input_loss(x: Tensor) -> Tensor:
         return run(name, p, x, *inputs[1:], **mode)
 
     for second in (torch.autograd.functional.hessian, torch.autograd.functional.jvp):
         with pytest.raises(RuntimeError, match="^tileloss: double backward is not supported"):
-            second(of_first, inputs[0], *([inputs[0]] if "jvp" in second.__name__ else []))
+            second(first_input_loss, inputs[0], *([inputs[0]] if "jvp" in second.__name__ else []))
 
 
 @pytest.mark.parametrize("name", ALL_FUNCTIONS)

@@ -58,10 +58,10 @@ def recorded(names: tuple[str, ...] = FUNCTIONS) -> dict[str, tuple[Any, ...]]:
                 inputs = tuple(x * 1 for x in p.leaves(name))
                 torch.autograd.grad(run(name, p, *inputs, **mode), inputs)
             calls |= recorder.calls
-    return calls | of_more_than_labels()
+    return calls | soft_target_calls()
 
 
-def of_more_than_labels() -> dict[str, tuple[Any, ...]]:
+def soft_target_calls() -> dict[str, tuple[Any, ...]]:
     """The same of the losses whose target is not labels."""
     p = problem()
     shape = p.logits.shape

@@ -22,7 +22,7 @@ MAPPINGS = {
     "image-text": modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 }
 AT_LEAST = {"causal": 150, "image-text": 75}
-OF_THE_HEAD = ["IdeficsForVisionText2Text"]  # refused for the head that a model of it has
+REFUSED_HEADS = ["IdeficsForVisionText2Text"]  # refused for the head that a model of it has
 
 
 def classes_of(mapping: str) -> list[str]:
@@ -44,7 +44,7 @@ def read(model_class: type) -> None:
 @functools.cache
 def refusals(mapping: str) -> dict[str, str]:
     """The message by class."""
-    found = dict.fromkeys(set(OF_THE_HEAD) & set(classes_of(mapping)), "its head")
+    found = dict.fromkeys(set(REFUSED_HEADS) & set(classes_of(mapping)), "its head")
     for name in classes_of(mapping):
         try:
             read(getattr(transformers, name))

@@ -319,7 +319,7 @@ def test_a_model_whose_forward_does_more_is_refused(name: str, quoted: str) -> N
     assert quoted in str(error.value)
 
 
-OF_HEAD = """\
+HEAD_FORWARD = """\
 def forward(self, input_ids=None, labels=None, **kwargs):
     outputs = self.model(input_ids=input_ids, **kwargs)
     hidden_states = outputs.last_hidden_state
@@ -329,7 +329,7 @@ def forward(self, input_ids=None, labels=None, **kwargs):
         loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
     return CausalLMOutputWithPast(loss=loss, logits=logits)
 """
-OF_MODEL_INSIDE = OF_HEAD.replace("self.model(", "self.language_model(").replace(
+INNER_FORWARD = HEAD_FORWARD.replace("self.model(", "self.language_model(").replace(
     "    hidden_states = outputs.last_hidden_state\n    logits = self.lm_head(hidden_states)\n",
     "    logits = outputs.logits\n",
 )
@@ -341,7 +341,7 @@ CAPPED_THEN_SCALED = """\
     logits = logits * self.config.scale
     loss = None
 """
-LOSS = OF_HEAD[OF_HEAD.index("    loss = None") : OF_HEAD.index("    return")]
+LOSS = HEAD_FORWARD[HEAD_FORWARD.index("    loss = None") : HEAD_FORWARD.index("    return")]
 
 
 def own_class(source: str, old: str = "", new: str = "") -> type:
@@ -360,7 +360,7 @@ def own_model(forward: Any) -> type:
 
 def test_a_cap_counts_only_where_it_is_applied() -> None:
     unused = "    cap = self.config.cap\n    loss = None\n"
-    assert read_forward(own_class(OF_HEAD, "    loss = None\n", unused)).softcap is None
+    assert read_forward(own_class(HEAD_FORWARD, "    loss = None\n", unused)).softcap is None
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_forward_of_ones_own_is_refused_where_it_differs(
     old: str, new: str, message: str
 ) -> None:
     with pytest.raises(UnknownForward, match=re.escape(message)):
-        read_forward(own_class(OF_HEAD, old, new))
+        read_forward(own_class(HEAD_FORWARD, old, new))
 
 
 def test_a_forward_without_source_is_refused() -> None:
@@ -428,7 +428,7 @@ def test_what_stands_around_a_forward_is_refused_where_it_is_not_known(
 
 
 def test_a_forward_that_writes_to_the_config_is_refused() -> None:
-    own = own_class(OF_HEAD, "    outputs =", "    self.config.cap = 3.0\n    outputs =")
+    own = own_class(HEAD_FORWARD, "    outputs =", "    self.config.cap = 3.0\n    outputs =")
     with pytest.raises(UnknownForward, match=r"the statement `self\.config\.cap = 3\.0`"):
         read_forward(own)
 
@@ -436,7 +436,7 @@ def test_a_forward_that_writes_to_the_config_is_refused() -> None:
 def test_statements_before_the_base_model_run_as_they_stand() -> None:
     first = "    if labels is not None:\n        labels = labels.masked_fill(labels < 40, -100)\n"
     model = build("llama")
-    model.__class__ = own_class(OF_HEAD, "    outputs =", f"{first}    outputs =")
+    model.__class__ = own_class(HEAD_FORWARD, "    outputs =", f"{first}    outputs =")
     want = model(**batch()).loss
     got = patch(model)(**batch())
     assert got.logits is None
@@ -453,7 +453,7 @@ def test_statements_before_the_base_model_run_as_they_stand() -> None:
     ],
 )
 def test_a_forward_around_a_causal_lm_that_does_more_is_refused(old: str, new: str) -> None:
-    own = own_class(OF_MODEL_INSIDE, old, new)
+    own = own_class(INNER_FORWARD, old, new)
     with pytest.raises(UnknownForward):
         read_inner(own)
     model = build("llama")
@@ -463,4 +463,4 @@ def test_a_forward_around_a_causal_lm_that_does_more_is_refused(old: str, new: s
 
 
 def test_a_forward_around_a_causal_lm_that_does_no_more_is_read() -> None:
-    assert read_inner(own_class(OF_MODEL_INSIDE)) == "language_model"
+    assert read_inner(own_class(INNER_FORWARD)) == "language_model"

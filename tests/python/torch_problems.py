@@ -60,7 +60,7 @@ def problem(dtype: torch.dtype = torch.float32, batch: int = B) -> Problem:
     )  # fmt: skip
 
 
-def of_rows(rows: tl.RowOutputs, p: Problem) -> Tensor:
+def weighted_sum(rows: tl.RowOutputs, p: Problem) -> Tensor:
     assert rows.logp is not None
     assert rows.lse is not None
     assert rows.entropy is not None
@@ -72,10 +72,10 @@ def run(name: str, p: Problem, *leaves: Tensor, of: Any = tl, **options: Any) ->
     head = leaves[:2] if "linear" in name else leaves
     given = {"linear_bias": leaves[2], **options} if "linear" in name else options
     if name.endswith(TEACHER_FUNCTIONS):
-        return of_teacher(name, p, *head, of=of, **given)
+        return teacher_loss(name, p, *head, of=of, **given)
     function = getattr(of, name)
     if name.endswith("logprobs"):
-        return of_rows(function(*head, p.labels, outputs=ROWS, **given), p)
+        return weighted_sum(function(*head, p.labels, outputs=ROWS, **given), p)
     if name.endswith("policy_loss"):
         result: Tensor = function(*head, p.labels, p.advantages, old_logp=p.old_logp, **given)
         return result
@@ -83,7 +83,7 @@ def run(name: str, p: Problem, *leaves: Tensor, of: Any = tl, **options: Any) ->
     return result
 
 
-def of_teacher(name: str, p: Problem, *head: Tensor, of: Any = tl, **options: Any) -> Tensor:
+def teacher_loss(name: str, p: Problem, *head: Tensor, of: Any = tl, **options: Any) -> Tensor:
     kind = name.removeprefix("linear_")
     if kind == "soft_labels":
         function = getattr(of, name.replace("soft_labels", "cross_entropy"))

@@ -108,7 +108,7 @@ def nothing_in_use() -> None:
         assert torch.equal(logits.grad, torch.zeros_like(logits))
 
 
-def of_dtensors() -> None:
+def check_dtensors() -> None:
     """Shard(0) of a head whose rows do not divide by the ranks, Shard(-1) of logits, replicated hidden states and labels."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     hidden, head, logits, labels = problem()
@@ -382,7 +382,7 @@ def megatron() -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        against_the_definitions, nothing_in_use, in_place, backward_twice, of_dtensors, a_group_of_some, given_starts,
+        against_the_definitions, nothing_in_use, in_place, backward_twice, check_dtensors, a_group_of_some, given_starts,
         refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger, torchtitan, megatron,
     )
 }  # fmt: skip

@@ -131,7 +131,7 @@ class OutputReader {
   }
 
   // [N] or, where the rows are those of a batch, [B,T]; with `columns` behind them.
-  std::vector<Shape> of_rows(std::optional<int64_t> columns = std::nullopt) const {
+  std::vector<Shape> row_shapes(std::optional<int64_t> columns = std::nullopt) const {
     std::vector<Shape> shapes = {{inputs_.rows}};
     if (!config_.policy.use_offsets) shapes.push_back({inputs_.batch_size, inputs_.seq_len});
     for (Shape& shape : shapes) {
@@ -166,14 +166,14 @@ class OutputReader {
 
   // With reduction none the rows' losses are what is judged.
   bool read_loss(const StoredTensor& tensor, KernelResults& results) const {
-    read_floats(tensor, config_.per_row_loss() ? of_rows() : std::vector<Shape>{{}, {1}}, results.loss);
+    read_floats(tensor, config_.per_row_loss() ? row_shapes() : std::vector<Shape>{{}, {1}}, results.loss);
     if (config_.per_row_loss()) results.per_loss = results.loss;
     return true;
   }
 
   bool read_row_output(const StoredTensor& tensor, const RowOutput& output, std::vector<double>& values) const {
     check_dtype(tensor, stored_dtypes(output.dtype));
-    check_shape(tensor, of_rows());
+    check_shape(tensor, row_shapes());
     values = widen(tensor.dtype == "I32" ? TILELOSS_INT32 : output.dtype, file_.read(tensor));
     return true;
   }
@@ -188,7 +188,7 @@ class OutputReader {
   }
 
   bool read_dlogits(const StoredTensor& tensor) {
-    gradient_.dlogits = read_matrix(tensor, of_rows(inputs_.cols), gradient_.dlogits_format);
+    gradient_.dlogits = read_matrix(tensor, row_shapes(inputs_.cols), gradient_.dlogits_format);
     return true;
   }
 
@@ -201,7 +201,7 @@ class OutputReader {
       gradient_.linear.push_back(std::move(gradient));
       return true;
     };
-    if (tensor.name == "dhidden") return read(LinearOutput::kDhidden, of_rows(width), inputs_.rows, width);
+    if (tensor.name == "dhidden") return read(LinearOutput::kDhidden, row_shapes(width), inputs_.rows, width);
     if (tensor.name == "dhead") return read(LinearOutput::kDhead, {{inputs_.cols, width}}, inputs_.cols, width);
     if (tensor.name != "dbias") return false;
     check_dtype(tensor, {"F32"});

@@ -17,7 +17,7 @@ from tileloss.check.results import ResultWriter
 
 # Of the flags, those that the program is to check and draw the options from.
 _SHARED = ("loss", "preset", "tokens", "vocab", "dtype", "hidden", "head_layout", "seed")
-_OF_THE_ROOFS = ("in_place_ms", "copy_ms", "read_ms", "exp_ms", "roofs_difference", "roofs_steady")
+_ROOF_KEYS = ("in_place_ms", "copy_ms", "read_ms", "exp_ms", "roofs_difference", "roofs_steady")
 Line = dict[str, Any]
 
 
@@ -64,7 +64,7 @@ def run(program: Path, options: argparse.Namespace) -> int:
 
 def _add_roofs(line: Line, roofs: dict[str, Line]) -> None:
     gradient, name = roofs["value_and_grad"], line["pass"]
-    line |= {each: gradient[each] for each in _OF_THE_ROOFS}
+    line |= {each: gradient[each] for each in _ROOF_KEYS}
     if name in roofs:
         line["roof_ms"] = roofs[name]["roof_ms"]
     elif gradient["hidden"]:

@@ -15,7 +15,7 @@ from tileloss.check.config import Config
 from tileloss.check.progress import Progress
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_OF_POLICY = ("epsilon_low", "epsilon_high", "old_logp_noise_scale")
+_POLICY_KEYS = ("epsilon_low", "epsilon_high", "old_logp_noise_scale")
 _SEQ_LEN, _IGNORE_PROB, _NOISE = 256, 0.1, 0.2  # where the config says nothing
 
 
@@ -61,7 +61,7 @@ def prepare(config: Config) -> list[str]:
     )
     overrides = ["source.kind=safetensors"]
     if "loss" not in config:
-        is_policy = any(key in config for key in _OF_POLICY)
+        is_policy = any(key in config for key in _POLICY_KEYS)
         overrides += ["loss=policy_loss", "preset=grpo"] if is_policy else ["loss=cross_entropy"]
     if _is_policy(config):
         overrides.append("source.mask=mask")
@@ -112,7 +112,7 @@ def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
 def _is_policy(config: Config) -> bool:
     if "loss" in config:
         return config.text("loss") == "policy_loss"
-    return any(key in config for key in _OF_POLICY)
+    return any(key in config for key in _POLICY_KEYS)
 
 
 def _wishes(config: Config) -> _Wishes:

@@ -44,7 +44,7 @@ def prepare(case: Case, returned: Any) -> dict[str, np.ndarray]:
         if returned.get(name) is None:
             raise Missing(name)
     return {
-        name: _of_dtype(name, to_numpy(name, array))
+        name: _cast_output(name, to_numpy(name, array))
         for name, array in returned.items()
         if array is not None
     }
@@ -63,7 +63,7 @@ def to_numpy(name: str, array: Any) -> np.ndarray:
     return found
 
 
-def _of_dtype(name: str, array: np.ndarray) -> np.ndarray:
+def _cast_output(name: str, array: np.ndarray) -> np.ndarray:
     if name in _INTEGERS:
         return array.astype(_INTEGERS[name])
     if name in _GRADIENTS and array.dtype in _FLOATS:

@@ -140,7 +140,7 @@ def divergence_of_heads(own: Function) -> Function:
             compute_dtype=torch.promote_types(
                 compute_dtype(student_hidden_states), compute_dtype(teacher_hidden_states)
             ),
-            **_of_beta(beta),
+            **_divergence_options(beta),
         )
         assert isinstance(rows, DistillationRows) and rows.entropy is not None
         return loss, rows.entropy.sum(), is_used.sum()  # a row that is not used has the entropy 0
@@ -238,7 +238,7 @@ def _reduction(
     return {"num_items": rows * student.shape[-1]}
 
 
-def _of_beta(beta: float) -> dict[str, Any]:
+def _divergence_options(beta: float) -> dict[str, Any]:
     kind = "forward_kl" if beta == 0 else "reverse_kl" if beta == 1 else None
     return {"divergence": kind or "jsd", "beta": 0.5 if kind else beta}
 
@@ -247,6 +247,8 @@ def _divergence(student: Tensor, teacher: Tensor, beta: float, **options: Any) -
     for what, logits in (("a student's logits", student), ("a teacher's logits", teacher)):
         refuse_other_devices(what, logits)
     dtype = torch.promote_types(student.dtype, teacher.dtype)  # as TRL's arithmetic does
-    loss = distillation(student.to(dtype), teacher.to(dtype), **_of_beta(beta), **options)
+    loss = distillation(
+        student.to(dtype), teacher.to(dtype), **_divergence_options(beta), **options
+    )
     assert isinstance(loss, Tensor)
     return loss

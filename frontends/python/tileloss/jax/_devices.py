@@ -87,11 +87,11 @@ class Leading:
         """``function`` of each device's part of x, which is first brought to ``shape`` and cut as ``before`` tells."""
         mesh = self._mesh if self._mesh.explicit_axes else jax.typeof(x).sharding.mesh
         specs = PartitionSpec(*before), PartitionSpec(*after)  # type: ignore[no-untyped-call]
-        of_parts = jax.shard_map(
+        map_parts = jax.shard_map(
             function, axis_names=set(self._axes), in_specs=specs[0], out_specs=specs[1]
         )
         on_auto = jax.sharding.auto_axes(
-            lambda x, _: of_parts(x.reshape(shape)),
+            lambda x, _: map_parts(x.reshape(shape)),
             axes=mesh.explicit_axes,
             out_sharding=NamedSharding(mesh, specs[1]),
         )

@@ -70,7 +70,7 @@ IMPLEMENTATIONS = (
 _BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 DEFAULT = tuple(_BY_NAME)  # in order of preference
 # Of the targets that are not labels.
-_OF_TARGETS = {
+_TARGET_IMPLEMENTATIONS = {
     "cpu": _CPU._replace(value_and_grad=library.rows_and_grad),
     "cuda": _CUDA._replace(value_and_grad=library.rows_and_grad),
     "xla": Implementation(
@@ -126,7 +126,7 @@ class Choice(NamedTuple):
     def run(self, sweep: str, *arguments: Any) -> Any:
         """``sweep``: "forward" or "backward", with its arguments."""
 
-        def of_any(*arguments: Any) -> Any:
+        def dispatch(*arguments: Any) -> Any:
             branches = {
                 platform: partial(getattr(one, sweep), *arguments)
                 for platform, one in self.by_platform
@@ -136,7 +136,7 @@ class Choice(NamedTuple):
                 branches, partial(getattr(last, sweep), *arguments) if last else None
             )
 
-        return _differentiated_as(getattr(self.plain, sweep), of_any, arguments)
+        return _differentiated_as(getattr(self.plain, sweep), dispatch, arguments)
 
     def run_whole(
         self, by_sweeps: Callable[..., Any], in_one_pass: Callable[..., Any], *arguments: Any
@@ -144,7 +144,7 @@ class Choice(NamedTuple):
         """``in_one_pass(value_and_grad, *arguments)`` on platforms whose implementation has one; elsewhere
         ``by_sweeps(*arguments)``."""
 
-        def of_any(*arguments: Any) -> Any:
+        def dispatch(*arguments: Any) -> Any:
             passes = {
                 platform: partial(in_one_pass, f, *arguments)
                 for platform, f in self._passes().items()
@@ -154,7 +154,7 @@ class Choice(NamedTuple):
                 default = partial(in_one_pass, self.otherwise.value_and_grad, *arguments)
             return _by_platform(passes, default)
 
-        return _differentiated_as(by_sweeps, of_any, arguments)
+        return _differentiated_as(by_sweeps, dispatch, arguments)
 
     def has_one_pass(self, backend: str) -> bool:
         """``backend``: as jax.default_backend says it."""
@@ -219,7 +219,7 @@ def choose(names: tuple[str, ...], operand: Operand, spec: Spec, is_of_labels: b
     """``is_of_labels``: whether the target is labels. Raises ValueError when none of ``names`` can do the call."""
     by_platform: dict[str, Implementation] = {}
     refusals = []
-    table = _BY_NAME if is_of_labels else _OF_TARGETS
+    table = _BY_NAME if is_of_labels else _TARGET_IMPLEMENTATIONS
     may_be_whole = not is_of_labels or not may_be_cut(operand)
     for name in names:
         one = table.get(name)

@@ -153,14 +153,14 @@ def _register_two_passes(op: Operators) -> None:
         )
         state = output[-1] if op.has_state else None
         ctx.save_for_backward(*tensors, scalars, state)
-        ctx.options, ctx.of_head = (options, values), inputs[op.end_of_options : op.end]
+        ctx.options, ctx.head_options = (options, values), inputs[op.end_of_options : op.end]
 
     def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
         upstream, needs = grads[: len(op.upstream)], ctx.needs_input_grad
         if upstream[0] is None and all(g is None for g in upstream):
             return ()
         first, *tensors, scalars, state = ctx.saved_tensors
-        rest = (*tensors, *ctx.options, scalars, *ctx.of_head)
+        rest = (*tensors, *ctx.options, scalars, *ctx.head_options)
         if op.has_state:
             rest = (*rest, state)
         if op.is_linear:
@@ -251,7 +251,7 @@ def results_of(
     checked = checked_tensors(function, student, given, given)
     named = {name: given[name] for name in PUBLIC_OPTIONS[op.name] if name in given}
     options = encode(op.name, named, student.first.device, preset)
-    inputs = (*student.matrices, *checked, *options, *student.of_head)
+    inputs = (*student.matrices, *checked, *options, *student.head_options)
     needs = student.needs()
     wants_grad, in_place = True in needs, inplace_backward and not is_traced()
     if wants_grad and _is_in_forward(grad_in_forward, op, student, given, in_place):

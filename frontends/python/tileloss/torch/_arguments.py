@@ -39,11 +39,11 @@ class Student(NamedTuple):
     matrices: tuple[Tensor | None, ...]  # logits; or hidden, head and bias
     first: Tensor  # of these
     vocab: int
-    of_head: tuple[int, ...] = ()  # compute_dtype and workspace_bytes
+    head_options: tuple[int, ...] = ()  # compute_dtype and workspace_bytes
 
     def name_of(self, function: str) -> str:
         """A function's name at this level."""
-        return f"linear_{function}" if self.of_head else function
+        return f"linear_{function}" if self.head_options else function
 
     def needs(self) -> list[bool]:
         """Whether gradients of the matrices are asked for."""

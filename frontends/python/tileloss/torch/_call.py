@@ -24,9 +24,9 @@ DTYPES = {
     torch.bool: structs.UINT8,
     torch.uint8: structs.UINT8,
 }
-_OF_CODES = {code: dtype for dtype, code in DTYPES.items()}
+_DTYPES_BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
 # An output's type, and what an input becomes of a type that the slot does not take.
-SLOT_DTYPES = {name: _OF_CODES[slot.dtypes[0]] for name, slot in SLOTS.items()}
+SLOT_DTYPES = {name: _DTYPES_BY_CODE[slot.dtypes[0]] for name, slot in SLOTS.items()}
 _TAKEN = {
     name: frozenset(dtype for dtype, code in DTYPES.items() if code in slot.dtypes)
     for name, slot in SLOTS.items()

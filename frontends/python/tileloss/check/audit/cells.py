@@ -16,7 +16,7 @@ from tileloss.check.audit.bugs.likeness import look
 from tileloss.check.audit.cases import CASES, AuditCase
 from tileloss.check.audit.child import Child
 from tileloss.check.implementations import NATIVE
-from tileloss.check.implementations.contract import of_tileloss
+from tileloss.check.implementations.contract import tileloss_contract
 from tileloss.check.printable import did_you_mean
 from tileloss.check.program import without_secrets
 from tileloss.check.progress import Progress
@@ -62,11 +62,11 @@ def cell(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
         where = strict if child.device == "cpu" else [f"--device={child.device}"]
         verdict = judge(program, "gradcheck", folder, where)
     else:
-        verdict = _of_child(program, child, case, folder)
+        verdict = _child_verdict(program, child, case, folder)
         package = child.package
     like = None if child.name == NATIVE else _likeness(case, folder, verdict)
     seconds = round(time.monotonic() - begin, 3)
-    contract = of_tileloss(child.device) if child.name == NATIVE else child.contract
+    contract = tileloss_contract(child.device) if child.name == NATIVE else child.contract
     own = {"contract": contract, "looks_like": like}
     return _line(child.name, package, case, device=child.device, **own, **verdict, seconds=seconds)
 
@@ -84,7 +84,7 @@ def _line(name: str, package: str, case: AuditCase, **found: Any) -> Line:
     return usual | found
 
 
-def _of_child(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
+def _child_verdict(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
     outputs = folder / "outputs.safetensors"
     outputs.unlink(missing_ok=True)
     answer = child.ask(

@@ -104,7 +104,7 @@ def run(program: Path, options: argparse.Namespace) -> int:
             prepared = [(case, prepare(program, case, Path(folder))) for case in cases]
             if options.versions is not None:
                 for version in releases.versions:
-                    yield from _of_release(
+                    yield from _release_lines(
                         program, releases.package, version, prepared, options, progress
                     )
                 return
@@ -121,7 +121,7 @@ def run(program: Path, options: argparse.Namespace) -> int:
     return 0 if all(line["status"] in GOOD for line in lines) else 1
 
 
-def _of_release(
+def _release_lines(
     program: Path,
     package: str,
     version: str,

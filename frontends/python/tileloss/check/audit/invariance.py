@@ -85,7 +85,7 @@ def measure(name: str, seconds: float, progress: Progress, claims: Claims) -> It
         for level in ("logits", "linear"):
             for dtype in DTYPES:
                 progress.step(f"{name} {level} {dtype}")
-                for line in _of_case(child, level, dtype, ask, ask_alone, claims):
+                for line in _case_lines(child, level, dtype, ask, ask_alone, claims):
                     kept = claim(child.contract, line)
                     yield describe(
                         name, child.package, level=level, dtype=dtype, claim=kept, **line
@@ -177,7 +177,7 @@ def _asking(child: Child, folder: Path) -> Run:
     return ask
 
 
-def _of_case(
+def _case_lines(
     child: Child, level: str, dtype: str, ask: Run, ask_alone: Run, claims: Claims
 ) -> Iterator[Line]:
     try:

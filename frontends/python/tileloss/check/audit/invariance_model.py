@@ -57,10 +57,10 @@ def _pairs(model: Any, tokens: Tensor, labels: Tensor) -> Any:
     def exact(hidden: Tensor, labels: Tensor) -> Tensor:
         return _log_softmax((hidden.double() @ weight.double().T), labels)
 
-    def of_torch(hidden: Tensor, labels: Tensor) -> Tensor:
+    def torch_logp(hidden: Tensor, labels: Tensor) -> Tensor:
         return _log_softmax(model.lm_head(hidden).float(), labels)
 
-    def of_tileloss(hidden: Tensor, labels: Tensor) -> Tensor:
+    def tileloss_logp(hidden: Tensor, labels: Tensor) -> Tensor:
         from tileloss.torch import linear_logprobs
 
         logp = linear_logprobs(hidden, weight, labels).logp
@@ -70,7 +70,7 @@ def _pairs(model: Any, tokens: Tensor, labels: Tensor) -> Any:
     whole, rows = body(tokens).flatten(0, 1), labels.flatten()
     sampled = torch.cat([_one_by_one(model, sequence) for sequence in tokens])
     yield "body", "exact", (exact(whole, rows).numpy(), exact(sampled, rows).numpy())
-    heads: dict[str, Head] = {"torch": of_torch, "tileloss": of_tileloss}
+    heads: dict[str, Head] = {"torch": torch_logp, "tileloss": tileloss_logp}
     for name, head in heads.items():
         parts = [head(whole[k : k + 1], rows[k : k + 1]) for k in range(len(rows))]
         yield "head", name, (head(whole, rows).numpy(), torch.cat(parts).numpy())

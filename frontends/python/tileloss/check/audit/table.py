@@ -93,7 +93,7 @@ def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
     )
     if pairs:
         print()
-        print_columns(["claim the same bits", "level", "dtype", ""], _of_pairs(pairs))
+        print_columns(["claim the same bits", "level", "dtype", ""], _pair_rows(pairs))
     for line in lines:
         if line["status"] != "measured":
             print(
@@ -103,7 +103,7 @@ def print_invariance(lines: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _of_pairs(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _pair_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """ "equal bits as claimed: logp, dlogits", or "claim broken: logp 1e-06"."""
     rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for line in lines:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import tileloss
 from tileloss.check.case import Case
-from tileloss.check.implementations.contract import Contract, declared, of_tileloss
+from tileloss.check.implementations.contract import Contract, declared, tileloss_contract
 from tileloss.check.outputs import describe
 from tileloss.check.printable import did_you_mean
 
@@ -169,7 +169,7 @@ def load(name: str, device: str = "cpu") -> Implementation:
         return Implementation(name, versions, compute)
     # What lies between the library's two sweeps is JAX's own arithmetic.
     row_stage = f"row stage of {versions}" if "jax" in known.packages else ""
-    contract = of_tileloss(device, row_stage)
+    contract = tileloss_contract(device, row_stage)
     return Implementation(
         name, f"tileloss {tileloss.__version__}, {versions}", compute, False, contract
     )

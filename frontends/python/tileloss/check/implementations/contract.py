@@ -18,7 +18,7 @@ DEPENDS = ("instruction set", "exp", "tile", "split", "order", "threads", "shard
 _EVERYWHERE = ["instruction set", "exp"]
 
 
-def of_tileloss(device: str = "cpu", row_stage: str = "") -> Contract:
+def tileloss_contract(device: str = "cpu", row_stage: str = "") -> Contract:
     """``row_stage``: whose it is, where it is not the library's own."""
     kernels = [f"tileloss {tileloss.__version__}", chosen_isa() if device == "cpu" else device]
     return {

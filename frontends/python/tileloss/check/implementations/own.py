@@ -210,7 +210,7 @@ def _over_shards(case: Case, count: int) -> dict[str, Any]:
     P: Any = PartitionSpec
     mesh = Mesh(np.array(jax.devices()[:count]), ("tp",))
 
-    def of_shard(operands: dict[str, Any]) -> dict[str, Any]:
+    def shard_logp(operands: dict[str, Any]) -> dict[str, Any]:
         call = jax_call(case, operands, None)
         call.more["vocab_axis"] = "tp"
         return call.outputs()
@@ -218,6 +218,6 @@ def _over_shards(case: Case, count: int) -> dict[str, Any]:
     def compute(operands: dict[str, Any]) -> dict[str, Any]:
         cut = {"logits": P(None, "tp"), "hidden": P(), "head": P("tp")}
         specs = ({name: cut[name] for name in operands},)
-        return dict(jax.shard_map(of_shard, mesh=mesh, in_specs=specs, out_specs=P())(operands))
+        return dict(jax.shard_map(shard_logp, mesh=mesh, in_specs=specs, out_specs=P())(operands))
 
     return case.jax_outputs(compute)

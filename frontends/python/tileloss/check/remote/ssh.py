@@ -26,7 +26,7 @@ _OPTIONS = (
     "RemoteCommand=none",
 )
 # They would lead git to another repository than the one that is named.
-_OF_GIT = (
+_GIT_VARIABLES = (
     "GIT_DIR",
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
@@ -50,7 +50,7 @@ class Host(NamedTuple):
 
 def environment_without(names: Sequence[str]) -> dict[str, str]:
     """This process's environment, for ssh and git: without the variables ``names``, and known secrets in any case."""
-    left_out = {*names, *_OF_GIT}
+    left_out = {*names, *_GIT_VARIABLES}
     return {name: value for name, value in without_secrets().items() if name not in left_out}
 
 

@@ -54,7 +54,9 @@ def from_upstream(
     )
 
 
-def of_used_rows(coefficients: RowCoefficients, used: Array, wrong: Array) -> RowCoefficients:
+def masked_coefficients(
+    coefficients: RowCoefficients, used: Array, wrong: Array
+) -> RowCoefficients:
     """0 where a row is not used, NaN where its label is ``wrong``."""
     otherwise = jnp.where(wrong, jnp.float32(jnp.nan), jnp.float32(0))
     return RowCoefficients(*(jnp.where(used & ~wrong, c, otherwise) for c in coefficients))

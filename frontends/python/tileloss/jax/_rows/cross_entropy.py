@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tileloss.jax._rows.arithmetic import inverse_or_zero
-from tileloss.jax._rows.coefficients import RowCoefficients, RowResult, of_used_rows
+from tileloss.jax._rows.coefficients import RowCoefficients, RowResult, masked_coefficients
 from tileloss.jax._rows.inputs import read, read_rows
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
@@ -74,7 +74,7 @@ def cross_entropy(
     loss = jnp.where(rows.used, loss, 0.0)
     if options.choice("reduction") != "none":
         loss = jnp.sum(loss)
-    return RowResult(loss, of_used_rows(coefficients, rows.used, rows.wrong), rows.used)
+    return RowResult(loss, masked_coefficients(coefficients, rows.used, rows.wrong), rows.used)
 
 
 def _scales(options: Options, used: Array, weights: Array, of_label: Array) -> tuple[Array, Array]:

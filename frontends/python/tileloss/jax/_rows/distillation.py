@@ -50,7 +50,7 @@ class RowWeights(NamedTuple):
     factor: Array  # the reduction's, float32 []
 
     @property
-    def of_rows(self) -> Array:
+    def row_scales(self) -> Array:
         return self.token * self.factor
 
 
@@ -64,7 +64,7 @@ class WeightedRows(NamedTuple):
     @property
     def factors(self) -> Array:
         """What the sweeps are to multiply each row's gradient by."""
-        return jnp.where(self.wrong, jnp.nan, self.weights.of_rows)
+        return jnp.where(self.wrong, jnp.nan, self.weights.row_scales)
 
     def results(
         self,
@@ -77,15 +77,15 @@ class WeightedRows(NamedTuple):
         """The loss, and those of the row outputs ``found`` by the sweeps that ``names`` names. ``is_weighted``: whether a "loss"
         among them is times `factors`."""
         if "loss" in found:
-            weighted = found["loss"] if is_weighted else self.weights.of_rows * found["loss"]
+            weighted = found["loss"] if is_weighted else self.weights.row_scales * found["loss"]
             loss = jnp.where(self.weights.factor == 0, 0.0, weighted)
         else:
             loss = row_losses(options, found["divergence"], found.get("logp"), self.weights)
-        loss = self._of_used(loss)
-        named = {name: self._of_used(found[name]) for name in names}
+        loss = self._masked(loss)
+        named = {name: self._masked(found[name]) for name in names}
         return {"loss": loss if options.is_per_row else jnp.sum(loss), **named}
 
-    def _of_used(self, x: Array) -> Array:
+    def _masked(self, x: Array) -> Array:
         """0 where a row does not count, NaN where it is wrong."""
         if x.dtype == jnp.bool_:
             return x & self.used & ~self.wrong
@@ -112,7 +112,7 @@ def row_losses(
     loss = jnp.where(has_divergence, (1 - alpha) * _scale(options) * divergence, 0.0)
     if logp is not None:
         loss += jnp.where(alpha > 0, -alpha * logp, 0.0)
-    return jnp.where(weights.factor == 0, 0.0, weights.of_rows * loss)
+    return jnp.where(weights.factor == 0, 0.0, weights.row_scales * loss)
 
 
 def pair_coefficients(options: Options, weights: Array) -> PairCoefficients:

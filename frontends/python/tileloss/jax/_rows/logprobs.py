@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tileloss.jax._rows.coefficients import RowCoefficients, from_upstream, of_used_rows
+from tileloss.jax._rows.coefficients import RowCoefficients, from_upstream, masked_coefficients
 from tileloss.jax._rows.inputs import read, read_rows
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
@@ -57,4 +57,4 @@ def logprobs_coefficients(
     )
     if mean_logit_grad is not None:
         coefficients = coefficients._replace(uniform=upstream(mean_logit_grad) / classes)
-    return of_used_rows(coefficients, rows.used, rows.wrong), rows.used
+    return masked_coefficients(coefficients, rows.used, rows.wrong), rows.used

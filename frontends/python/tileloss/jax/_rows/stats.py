@@ -84,7 +84,7 @@ def row_outputs(
 ) -> RowOutputs:
     """``used`` [N] bool: the rows that count. ``classes``: of the whole vocabulary, padding excluded."""
 
-    def of_used(x: Array | None) -> Array | None:
+    def masked(x: Array | None) -> Array | None:
         return None if x is None else jnp.where(used, x, 0)
 
     argmax = correct = mean_logit = None
@@ -97,9 +97,9 @@ def row_outputs(
     return RowOutputs(
         logp=jnp.where(used, stats.logp / logp_divisor, 0),
         lse=jnp.where(used, stats.lse, 0),
-        entropy=of_used(stats.entropy),
+        entropy=masked(stats.entropy),
         argmax=argmax,
         correct=correct,
-        log_sum_sq_probs=of_used(stats.log_sum_sq_probs),
-        mean_logit=of_used(mean_logit),
+        log_sum_sq_probs=masked(stats.log_sum_sq_probs),
+        mean_logit=masked(mean_logit),
     )

@@ -63,12 +63,12 @@ def cut_by_rows(
         del mesh
         factors: list[str] = []
 
-        def of_all(types: Sequence[Any], has_rows: Sequence[bool]) -> str:
+        def joined_factors(types: Sequence[Any], has_rows: Sequence[bool]) -> str:
             return ", ".join(
                 _factors(t.rank, cut, factors) for t, cut in zip(types, has_rows, strict=True)
             )
 
-        text = f"{of_all(operands, operand_has_rows)} -> {of_all(results, result_has_rows)}"
+        text = f"{joined_factors(operands, operand_has_rows)} -> {joined_factors(results, result_has_rows)}"
         return text, {"need_replication_factors": tuple(factors)}
 
     partitioned = custom_partitioning(lambda *operands: tuple(call(*operands)))  # type: ignore[no-untyped-call]

@@ -85,7 +85,7 @@ def forward(
 ) -> RowState | Swept:
     if target.options is not None:
         results = _outputs(target, spec)
-        found = _of_target(operand, target, spec).run(FORWARD, results)
+        found = _target_call(operand, target, spec).run(FORWARD, results)
         return Swept(dict(zip(results, found, strict=True)), _no_state(target))
     call, shape = _sweep(operand, target, transform, spec), target.labels.shape
     names = spec.sums.arrays
@@ -109,7 +109,7 @@ def backward(
     spec: Spec,
 ) -> Operand:
     if isinstance(rows, TargetRows):
-        call = _of_target(operand, target, spec)
+        call = _target_call(operand, target, spec)
         call.operands["token_weights"] = rows.weights
     else:
         call = _sweep(operand, target, transform, spec)
@@ -129,7 +129,7 @@ def rows_and_grad(
     operand: Operand, target: Target, weights: Array, transform: LogitTransform, spec: Spec
 ) -> tuple[dict[str, Array], Operand]:
     """Of a target that is not labels: the rows' outputs, "loss" times its weight, and the gradient."""
-    call = _of_target(operand, target, spec)
+    call = _target_call(operand, target, spec)
     call.operands["token_weights"] = weights
     of_operand, outputs = gradients(operand, spec), _outputs(target, spec)
     found = call.run(VALUE_AND_GRAD, of_operand | outputs, aliases=in_place(operand, 0))
@@ -252,7 +252,7 @@ def _sweep(operand: Operand, target: Target, transform: LogitTransform, spec: Sp
     return call
 
 
-def _of_target(operand: Operand, target: Target, spec: Spec) -> Call:
+def _target_call(operand: Operand, target: Target, spec: Spec) -> Call:
     """A loss whose target is not labels: its row outputs and gradient. A call makes a row's sums and its gradient while both
     sides are in cache."""
     options = target.options

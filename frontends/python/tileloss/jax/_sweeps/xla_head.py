@@ -32,11 +32,11 @@ def forward(operand: LmHead, target: Target, transform: LogitTransform, spec: Sp
     assert hidden is not None and head is not None
     seen = as_seen(hidden, spec)
 
-    def of_columns(column: Array | int, width: int) -> Array:
+    def logits_tile(column: Array | int, width: int) -> Array:
         of_bias = None if bias is None else tile(bias, column, width, axis=0)
         return logits_of(seen, _head_tile(head, column, width, spec), of_bias, spec)
 
-    return state_over_tiles(TILE, of_columns, target, transform, spec)
+    return state_over_tiles(TILE, logits_tile, target, transform, spec)
 
 
 def backward(

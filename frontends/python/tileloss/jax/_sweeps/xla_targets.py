@@ -153,7 +153,7 @@ class _LogitsRows(_TeacherRows):
         state: TeacherState | None = None,
     ) -> None:
         super().__init__(operand, target, transform, spec)
-        self.of_teacher = self.arrays["teacher_logits"]
+        self.teacher_logits = self.arrays["teacher_logits"]
         self.teacher_transform = make_teacher_transform(self.options)
         if state is None:
             names = spec.outputs
@@ -161,7 +161,7 @@ class _LogitsRows(_TeacherRows):
             # The same sums of either side, so that equal rows have the same bits.
             sums = Sums(entropy_sum=has_entropy, argmax="agreement" in names)
             a = self.swept(self.logits, self.transform, sums)
-            b = self.swept(self.of_teacher, self.teacher_transform, sums)
+            b = self.swept(self.teacher_logits, self.teacher_transform, sums)
             label = self.swept_at_label()
         else:
             a, b, label = state.student, state.teacher, state.label
@@ -173,7 +173,7 @@ class _LogitsRows(_TeacherRows):
         self.is_alike = is_alike & jnp.all(jnp.stack([jnp.asarray(x == y) for x, y in pairs]))
         # Neither side holds a NaN, a +inf or -inf alone.
         self.is_finite = jnp.isfinite(a.max) & jnp.isfinite(b.max)
-        self.of_label = label_terms(self.divergence, self.student, self.teacher, self.is_alike)
+        self.label_terms = label_terms(self.divergence, self.student, self.teacher, self.is_alike)
         if state is not None:
             self.state = state
             return
@@ -195,16 +195,16 @@ class _LogitsRows(_TeacherRows):
         c = pair_coefficients(self.options, jnp.where(is_nan, jnp.nan, weights))
         # g - mean at the label is formed with the label's own part of the mean taken together with g, as of a confident label the
         # two all but cancel.
-        of_form = self.of_label.form
+        of_form = self.label_terms.form
         if has_mean:
             of_form = of_form * self.student.one_minus_p - times(self.student.p, state.mean)
         at_label = times(c.target, self.label_ratio * self.label.one_minus_p)
         at_label = at_label + times(c.form, of_form)
-        mean = (state.mean + self.of_label.form)[:, None]
+        mean = (state.mean + self.label_terms.form)[:, None]
         form, target = c.form[:, None], c.target[:, None]
 
         def gradient_of(x: Array, start: Array | int, width: int) -> Array:
-            p, found = self._columns(x, xla.tile(self.of_teacher, start, width))
+            p, found = self._columns(x, xla.tile(self.teacher_logits, start, width))
             centred = found.form - times(p, mean) if has_mean else found.form
             dz = times(form, centred)
             if self.options.may_differ("alpha", 0):
@@ -216,7 +216,7 @@ class _LogitsRows(_TeacherRows):
 
     def _step(self, sums: Terms, start: Array | int, width: int) -> Terms:
         """The columns but the label's: the divergence, and the mean in its gradient."""
-        tiles = (xla.tile(x, start, width) for x in (self.logits, self.of_teacher))
+        tiles = (xla.tile(x, start, width) for x in (self.logits, self.teacher_logits))
         _, found = self._columns(*tiles)
         is_label = jnp.arange(width) == (self.labels - start)[:, None]
 
@@ -229,13 +229,13 @@ class _LogitsRows(_TeacherRows):
     def _columns(self, x: Array, of_teacher: Array) -> tuple[Array, Terms]:
         """p [N, width] of a tile, and its terms."""
 
-        def of_side(side: RowStats, z: Array) -> tuple[Array, Array]:
+        def shifted_softmax(side: RowStats, z: Array) -> tuple[Array, Array]:
             shifted = z - side.max[:, None]
             return shifted, jnp.exp(shifted) * (1 / side.sum)[:, None]
 
         x, of_teacher = x.astype(jnp.float32), of_teacher.astype(jnp.float32)
-        shifted, p = of_side(self.student, self.transform.value(x))
-        of_q, q = of_side(self.teacher, self.teacher_transform.value(of_teacher))
+        shifted, p = shifted_softmax(self.student, self.transform.value(x))
+        of_q, q = shifted_softmax(self.teacher, self.teacher_transform.value(of_teacher))
         log_sums = self.student.log_sum - self.teacher.log_sum
         log_ratio = (shifted - of_q) - log_sums[:, None]
         # A compiler may round the two sides' equal expressions differently.
@@ -251,7 +251,7 @@ class _LogitsRows(_TeacherRows):
         return self.label_ratio * jnp.exp(shifted) * (1 / self.label.sum)[:, None]
 
     def _divergence(self, of_others: Array) -> Array:
-        return jnp.where(self.is_finite, of_others + self.of_label.value, jnp.nan)
+        return jnp.where(self.is_finite, of_others + self.label_terms.value, jnp.nan)
 
     def _outputs(self, of_others: Array) -> dict[str, Array]:
         student, teacher, agreement = self.student, self.teacher, None

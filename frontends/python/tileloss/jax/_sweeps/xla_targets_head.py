@@ -112,8 +112,8 @@ class _Heads:
         if "teacher_head" in arrays:
             hidden, head = arrays.pop("teacher_hidden"), as_seen(arrays.pop("teacher_head"), spec)
             self.teacher = LmHead(hidden, head, arrays.pop("teacher_bias", None))
-        self.of_columns = {n: arrays.pop(n) for n in ("class_weights",) if n in arrays}
-        self.of_rows = arrays
+        self.column_arrays = {n: arrays.pop(n) for n in ("class_weights",) if n in arrays}
+        self.row_arrays = arrays
 
     def rows(self, start: Array | int, rows: int) -> tuple[Logits, Target]:
         def part(x: Array) -> Array:
@@ -123,7 +123,7 @@ class _Heads:
             assert side.hidden is not None and side.head is not None
             return logits_of(as_seen(part(side.hidden), self.spec), side.head, side.bias, self.spec)
 
-        arrays = jax.tree.map(part, self.of_rows) | self.of_columns
+        arrays = jax.tree.map(part, self.row_arrays) | self.column_arrays
         if self.teacher is not None:
             arrays["teacher_logits"] = logits(self.teacher)
         labels = part(self.target.labels)

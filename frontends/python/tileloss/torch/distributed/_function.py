@@ -111,14 +111,14 @@ def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[3 : 3 + len(request.arguments.matrices)]
 
     def run(call: Call) -> None:
-        call.set_upstream(names, _of_all_classes(request, upstream))
+        call.set_upstream(names, _scale_mean_grad(request, upstream))
         Met(states, sums).set(request, call)
         call.run(BACKWARD, request.workspace_bytes)
 
     return gradients_of(request, given, needs, ctx.group, ctx.in_place, run)
 
 
-def _of_all_classes(request: Request, upstream: Upstream) -> Upstream:
+def _scale_mean_grad(request: Request, upstream: Upstream) -> Upstream:
     """The library divides a mean's gradient by the number of all classes."""
     if not request.mean_of_shard:
         return upstream

@@ -23,11 +23,11 @@ def gradients_of(
     """Of the operands' matrices, those that are needed. ``run``: makes the backward call, which has its operands and
     gradients, with the upstream gradient and the states."""
     if request.is_linear:
-        return _of_head(request, given, needs, group, run)
-    return (_of_logits(request, given, in_place, run),) if needs[0] else ()
+        return _head_gradients(request, given, needs, group, run)
+    return (_logits_gradient(request, given, in_place, run),) if needs[0] else ()
 
 
-def _of_logits(
+def _logits_gradient(
     request: Request, given: Operands, in_place: bool, run: Callable[[Call], None]
 ) -> Tensor:
     (logits,) = given.matrices
@@ -46,7 +46,7 @@ def _of_logits(
     return dlogits
 
 
-def _of_head(
+def _head_gradients(
     request: Request,
     given: Operands,
     needs: Sequence[bool],

@@ -142,7 +142,7 @@ def call(given: Given) -> dict[str, Tensor]:
 
 def _call(given: Given) -> dict[str, Tensor]:
     group = group_of(given.group, list(given.shards().values()))
-    prepared, everyone = meet(group, lambda: _prepare(_of_this_rank(given, group)))
+    prepared, everyone = meet(group, lambda: _prepare(_take_local_shards(given, group)))
     rank, _ = ranks_of(group)
     shards = _shards.cut(
         [facts.columns for facts in everyone],
@@ -151,7 +151,7 @@ def _call(given: Given) -> dict[str, Tensor]:
         rank,
     )
     operands = _with_class_weights(given, prepared.operands, shards)
-    compute_dtype, workspace_bytes = prepared.student.of_head or (0, 0)
+    compute_dtype, workspace_bytes = prepared.student.head_options or (0, 0)
     request = Request(
         given.function,
         given.is_linear,
@@ -182,7 +182,7 @@ def _call(given: Given) -> dict[str, Tensor]:
     return compute(request, operands, group, wants_grad, given.inplace_backward)
 
 
-def _of_this_rank(given: Given, group: Group) -> Given:
+def _take_local_shards(given: Given, group: Group) -> Given:
     local = {name: local_shard(shard, group) for name, shard in given.shards().items()}
     tensors = {slot: local.pop(slot, x) for slot, x in given.tensors.items()}
     return given._replace(tensors=tensors, group=group, **local)
@@ -277,7 +277,7 @@ def _has_grad_in_forward(given: Given, student: Student, options: Mapping[str, V
 
 def _details(given: Given, arguments: _Arguments) -> Details:
     """What the ranks compare by digest."""
-    labels, of_head = arguments.operands.labels, arguments.student.of_head
+    labels, head_options = arguments.operands.labels, arguments.student.head_options
     names, values, scalars = arguments.options
     numbers = () if scalars is None else scalars.tolist()
 
@@ -290,7 +290,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "return_metrics": given.return_metrics,
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
             "grad_in_forward": arguments.grad_in_forward,
-            "compute_dtype": of_head[0] if of_head else None,
+            "compute_dtype": head_options[0] if head_options else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
             "device of input": arguments.student.first.device.type,
             "target is given": given.tensors.get("labels") is not None,
@@ -312,11 +312,11 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             for name, tensor in found
         }
 
-    def of_labels() -> dict[str, object]:
+    def label_details() -> dict[str, object]:
         of_rows = {f"target[{row}]": label for row, label in enumerate(labels.flatten().tolist())}
         return {"target": f"{labels.dtype} {list(labels.shape)}", **of_rows}
 
-    return {"options": options, "tensors": tensors, "labels": of_labels}
+    return {"options": options, "tensors": tensors, "labels": label_details}
 
 
 def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:

@@ -84,6 +84,6 @@ def one_buffer(case: Case) -> Outputs:
     calls="split",
     upstream="per_row",
 )
-def of_its_batch(case: Case) -> Outputs:
+def batch_dependent_logp(case: Case) -> Outputs:
     found = Right(case).run()
     return found | {"logp": found["logp"] * np.float32(1 - len(case.in_use) * 2.0**-24)}

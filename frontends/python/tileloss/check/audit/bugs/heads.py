@@ -100,8 +100,8 @@ class HeadAddedInHalf(Head):
 
 @bug("apple/ml-cross-entropy#18", "gradients of probabilities below 2^-12 are dropped", LINEAR)
 class SmallDropped(Head):
-    def of_loss(self) -> Array:
-        return np.where(self.p < 2.0**-12, 0, super().of_loss())
+    def loss_gradient(self) -> Array:
+        return np.where(self.p < 2.0**-12, 0, super().loss_gradient())
 
 
 @bug(

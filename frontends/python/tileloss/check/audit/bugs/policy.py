@@ -127,7 +127,7 @@ class Policy(Right):
         g_logp = (slope + self.shares() * self.kl()[1]).reshape(-1)
         g_entropy = self.used * -self.option.get("entropy_coef", 0.0) / max(self.used.sum(), 1)
         upstream = self.case.upstream("loss").astype(np.float64)
-        return self.of_rows(upstream * g_logp, upstream * g_entropy)
+        return self.logprobs_gradient(upstream * g_logp, upstream * g_entropy)
 
 
 _SAMPLED = {

@@ -37,7 +37,7 @@ class Right:
         self.log_sum = np.log(self.sum())
         self.log_p = self.z - self.m[:, None] - self.log_sum[:, None]
         self.p = self.probabilities()
-        self.logp = self.of_label()
+        self.logp = self.label_logp()
         with np.errstate(invalid="ignore"):
             self.entropy = -np.where(self.p > 0, self.p * self.log_p, 0).sum(-1)
 
@@ -86,7 +86,7 @@ class Right:
     def probabilities(self) -> Array:
         return np.exp(self.log_p)
 
-    def of_label(self) -> Array:
+    def label_logp(self) -> Array:
         return self.log_p[self.rows, self.y]
 
     # ----------------------------------------------------------------------------------------------------- loss, gradients
@@ -124,19 +124,21 @@ class Right:
     def gradient(self) -> Array:
         """dL/dz, [N,V]."""
         if not self.case.function.endswith("logprobs"):
-            return self.upstream()[:, None] * self.of_loss()
-        return self.of_rows(*(self.used * self.grad(name) for name in ("logp", "entropy")))
+            return self.upstream()[:, None] * self.loss_gradient()
+        return self.logprobs_gradient(
+            *(self.used * self.grad(name) for name in ("logp", "entropy"))
+        )
 
     def grad(self, name: str) -> Array:
         return self.case.tensors.get(f"{name}_grad", np.zeros(1)).astype(np.float64)
 
-    def of_loss(self) -> Array:
+    def loss_gradient(self) -> Array:
         """dl/dz of each row's loss l."""
         dz, s = self.p - s_over_v(self), self.smoothing()
         dz[self.rows, self.y] -= 1 - s
         return dz
 
-    def of_rows(self, g_logp: Array, g_entropy: Array) -> Array:
+    def logprobs_gradient(self, g_logp: Array, g_entropy: Array) -> Array:
         """dL/dz of upstream gradients of logp and entropy."""
         log_p = np.where(self.p > 0, self.log_p, 0)
         slope = -(g_logp + g_entropy * self.entropy)[:, None] - g_entropy[:, None] * log_p

@@ -25,9 +25,9 @@ def padding(right: Right) -> int:
     vocab_size=447,
 )
 class LabelInPadding(Right):
-    def of_label(self) -> Array:
+    def label_logp(self) -> Array:
         half = self.z.shape[-1] // 2
-        return np.where(self.y < half, -np.inf, super().of_label())
+        return np.where(self.y < half, -np.inf, super().label_logp())
 
 
 @bug("verl-project/verl#2656", "log-probabilities up to +123 where no tile divides the vocabulary", LOGPROBS,
@@ -97,7 +97,7 @@ class DifferenceOfLarge(Right):
     def lse(self) -> Array:
         return (self.m + self.log_sum).astype(np.float32)
 
-    def of_label(self) -> Array:
+    def label_logp(self) -> Array:
         return (self.z[self.rows, self.y].astype(np.float32) - self.lse()).astype(np.float64)
 
 
@@ -126,21 +126,23 @@ class RoundedBeforeOne(Right):
 class GradientRoundedTwice(RoundedBeforeOne):
     def gradient(self) -> Array:
         scale = self.case.upstream("loss").astype(np.float64)
-        return rounded(self.weights()[:, None] * self.of_loss(), self.operand) * scale[:, None]
+        return (
+            rounded(self.weights()[:, None] * self.loss_gradient(), self.operand) * scale[:, None]
+        )
 
 
 @bug("ml-explore/mlx#4520", "lse - logit in bfloat16, widened afterwards: losses 0.1 off", CROSS_ENTROPY,
      reduction="none", upstream="per_row", **BF16)  # fmt: skip
 class DifferenceRounded(Right):
-    def of_label(self) -> Array:
-        return rounded(super().of_label(), self.operand)
+    def label_logp(self) -> Array:
+        return rounded(super().label_logp(), self.operand)
 
 
 @bug(
     "google-deepmind/optax#1020", "lse rounded to bfloat16: losses of 8 bits", CROSS_ENTROPY, **BF16
 )
 class LseRounded(Right):
-    def of_label(self) -> Array:
+    def label_logp(self) -> Array:
         return self.z[self.rows, self.y] - rounded(self.m + self.log_sum, self.operand)
 
 
@@ -284,7 +286,7 @@ class SmoothedShard(Right):
         smooth = -(self.shards() * self.log_p).sum(-1)
         return np.where(self.used, -(1 - s) * self.logp + s * smooth, 0)
 
-    def of_loss(self) -> Array:
+    def loss_gradient(self) -> Array:
         dz = self.p - self.smoothing() * self.shards()
         dz[self.rows, self.y] -= 1 - self.smoothing()
         return dz

@@ -9,7 +9,7 @@ from tileloss.check.audit.cases import AuditCase, Settings
 from tileloss.check.case import Case
 
 Outputs = dict[str, Any]
-_OF_THE_CASE = ("backwards", "logits", "calls", "judged")  # in AuditCase, beside the config
+_CASE_FIELDS = ("backwards", "logits", "calls", "judged")  # in AuditCase, beside the config
 
 
 class Bug(NamedTuple):
@@ -38,7 +38,7 @@ def bug(where: str, looked: str, usual: Settings, **settings: Any) -> Callable[[
         if number
         else repository.removesuffix(".py").replace("_", "-")
     )
-    own = {key: settings.pop(key) for key in _OF_THE_CASE if key in settings}
+    own = {key: settings.pop(key) for key in _CASE_FIELDS if key in settings}
 
     def enter(plant: Any) -> Any:
         run = (lambda case: plant(case).run()) if isinstance(plant, type) else plant

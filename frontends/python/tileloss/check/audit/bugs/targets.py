@@ -19,7 +19,7 @@ class SoftLabels(Right):
     def row_losses(self) -> Array:
         return np.where(self.used, -(self.wide("target_probs") * self.log_p).sum(-1), 0)
 
-    def of_loss(self) -> Array:
+    def loss_gradient(self) -> Array:
         q = self.wide("target_probs")
         return self.p * q.sum(-1, keepdims=True) - q
 
@@ -30,7 +30,7 @@ class SoftLabels(Right):
     SOFT,
 )
 class SumTakenForOne(SoftLabels):
-    def of_loss(self) -> Array:
+    def loss_gradient(self) -> Array:
         return self.p - self.wide("target_probs")
 
 
@@ -42,7 +42,7 @@ class OfTeacher(Right):
     def row_losses(self) -> Array:
         return np.where(self.used, self.divergence()[0], 0)
 
-    def of_loss(self) -> Array:
+    def loss_gradient(self) -> Array:
         return self.divergence()[1]
 
 
@@ -99,7 +99,7 @@ class HalfHard(Distilled):
 @bug("vllm-project/speculators#788", "p - q of bfloat16 probabilities: noise where the student is good", DISTILLATION,
      judged=("dlogits",), **BF16)  # fmt: skip
 class DifferenceOfRounded(Distilled):
-    def of_loss(self) -> Array:
+    def loss_gradient(self) -> Array:
         like = self.case.tensors["logits"]
         return rounded(self.p, like) - rounded(np.exp(self.teacher()), like)
 

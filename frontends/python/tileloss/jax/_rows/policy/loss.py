@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tileloss.jax._rows.arithmetic import Number, clamp, difference, scaled
-from tileloss.jax._rows.coefficients import RowResult, from_upstream, of_used_rows
+from tileloss.jax._rows.coefficients import RowResult, from_upstream, masked_coefficients
 from tileloss.jax._rows.inputs import read, read_rows
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.policy.aggregation import token_weights
@@ -132,7 +132,7 @@ def policy_loss(
         is_dropped=terms.is_dropped,
     )
     return PolicyResult(
-        RowResult(loss, of_used_rows(coefficients, used, rows.wrong), used),
+        RowResult(loss, masked_coefficients(coefficients, used, rows.wrong), used),
         metrics(records, numbers, sequences, options),
     )
 

@@ -34,15 +34,15 @@ class _Means:
         self.tokens = sequences.sum(used.astype(jnp.float32))
         self.total = jnp.sum(self.tokens)
 
-    def of_used(self, x: Array) -> Array:
+    def masked(self, x: Array) -> Array:
         return jnp.where(self.used, x.astype(jnp.float32), 0.0)
 
     def over_tokens(self, x: Array) -> Array:
-        return jnp.sum(self.of_used(x)) / jnp.maximum(self.total, 1.0)
+        return jnp.sum(self.masked(x)) / jnp.maximum(self.total, 1.0)
 
     def over_sequences(self, x: Array, empty: Array | float) -> Array:
         """``empty`` stands for a sequence without tokens."""
-        means = self.sequences.sum(self.of_used(x)) / jnp.maximum(self.tokens, 1.0)
+        means = self.sequences.sum(self.masked(x)) / jnp.maximum(self.tokens, 1.0)
         return jnp.sum(jnp.where(self.tokens > 0, means, empty)) / max(self.sequences.count, 1)
 
 
@@ -70,7 +70,7 @@ def metrics(r: TokenRecords, numbers: Numbers, sequences: Sequences, options: Op
         found["phi_mean"] = means.over_sequences(r.phi, 1.0)
     if options.choice("sampler_correction") != "off":
         found |= _sampler_metrics(r, means, options)
-    is_dropped = sequences.sum(means.of_used(r.is_dropped)) > 0
+    is_dropped = sequences.sum(means.masked(r.is_dropped)) > 0
     found["dropped_sequences"] = jnp.sum(is_dropped, dtype=jnp.float32)
     found["tokens"] = means.total
     absent = jnp.float32(jnp.nan)

@@ -62,7 +62,7 @@ class Blocked(NamedTuple):
         return jax.tree.map(lambda _: spec, self.tree)
 
 
-def _of_blocked(function: Callable[[Blocked], Any], tree: Any) -> Any:
+def _map_blocked(function: Callable[[Blocked], Any], tree: Any) -> Any:
     return jax.tree.map(function, tree, is_leaf=lambda x: isinstance(x, Blocked))
 
 
@@ -85,12 +85,12 @@ def call(
     """
     if _settings.interpret:
         aliases = None
-    arrays = _of_blocked(lambda operand: operand.tree, operands)
+    arrays = _map_blocked(lambda operand: operand.tree, operands)
     axes: frozenset[str] = frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
     return pl.pallas_call(
         kernel,
         grid=grid,
-        in_specs=_of_blocked(lambda operand: operand.specs, operands),
+        in_specs=_map_blocked(lambda operand: operand.specs, operands),
         out_specs=tuple(output.specs for output in outputs),
         out_shape=tuple(
             jax.tree.map(partial(_varying_over, axes=axes), output.tree) for output in outputs

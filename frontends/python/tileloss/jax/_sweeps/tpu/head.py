@@ -176,7 +176,7 @@ def _run_dhidden(
         _operands(operand, target, spec, cut),
         target,
         transform,
-        (Blocked(shape, (blocks.rows, width), cut.of_row),),
+        (Blocked(shape, (blocks.rows, width), cut.row_index),),
         weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((blocks.rows, width), jnp.float32)),
@@ -237,13 +237,13 @@ def _run_dhead(
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), wanted)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
-    of_head: Any = _of_head(shapes.head, width, spec, cut)
+    of_head: Any = _blocked_head(shapes.head, width, spec, cut)
     dhead, dbias = cut.run(
         partial(_head_dhead, products=_products(spec)),
         _operands(operand, target, spec, cut),
         target,
         transform,
-        (of_head, Blocked(shapes.bias, (1, blocks.columns), cut.of_class)),
+        (of_head, Blocked(shapes.bias, (1, blocks.columns), cut.class_index)),
         weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM(of_head.block, jnp.float32)),
@@ -340,10 +340,10 @@ def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
     return LmHead(hidden, head, None if bias is None else cut(bias))
 
 
-def _of_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:
+def _blocked_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:
     if spec.head_layout == "HV":
-        return Blocked(head, (width, cut.blocks.columns), cut.of_class)
-    return Blocked(head, (cut.blocks.columns, width), lambda *at: cut.of_class(*at)[::-1])
+        return Blocked(head, (width, cut.blocks.columns), cut.class_index)
+    return Blocked(head, (cut.blocks.columns, width), lambda *at: cut.class_index(*at)[::-1])
 
 
 def _operands(operand: LmHead, target: Target, spec: Spec, cut: Cut) -> tuple[Blocked, ...]:
@@ -354,7 +354,7 @@ def _operands(operand: LmHead, target: Target, spec: Spec, cut: Cut) -> tuple[Bl
     is_used = (target.labels != UNUSED)[:, None]
     seen = padded(jnp.where(is_used, hidden, 0).astype(spec.compute_dtype), rows)
     return (
-        Blocked(seen, (rows, width), cut.of_row),
-        _of_head(head, width, spec, cut),
+        Blocked(seen, (rows, width), cut.row_index),
+        _blocked_head(head, width, spec, cut),
         cut.classes_of(bias),
     )

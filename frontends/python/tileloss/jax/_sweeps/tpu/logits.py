@@ -59,7 +59,7 @@ def forward(
     weights = target.class_weights if spec.sums.smoothing_sum else None
     (state,) = cut.run(
         partial(_logits_forward),
-        (Blocked(x, blocks, _of_tile),),
+        (Blocked(x, blocks, _tile_index),),
         target,
         transform,
         (cut.rows_of(state_shape(rows, spec.sums)),),
@@ -120,10 +120,10 @@ def backward(
     cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), x.shape[0])
     (dx,) = cut.run(
         partial(_logits_backward),
-        (Blocked(x, blocks, _of_tile),),
+        (Blocked(x, blocks, _tile_index),),
         target,
         transform,
-        (Blocked(shaped(x.shape, x.dtype), blocks, _of_tile),),
+        (Blocked(shaped(x.shape, x.dtype), blocks, _tile_index),),
         weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, PARALLEL),
         aliases={0: 0},
@@ -152,5 +152,5 @@ def call_of(kernel: str, operand: Logits, spec: Spec) -> Call:
     return Call(kernel, rows, columns, operand.logits.dtype.itemsize, row_arrays=arrays)
 
 
-def _of_tile(i: Array, j: Array) -> tuple[Array, Array]:
+def _tile_index(i: Array, j: Array) -> tuple[Array, Array]:
     return i, j

@@ -32,21 +32,21 @@ class Cut(NamedTuple):
     rows: int
     rows_axis: int = 0
 
-    def of_row(self, *at: Any) -> tuple[Any, Any]:
+    def row_index(self, *at: Any) -> tuple[Any, Any]:
         """The block of a row's array [N, ...] at a grid step."""
         return at[self.rows_axis], 0
 
-    def of_class(self, *at: Any) -> tuple[Any, Any]:
+    def class_index(self, *at: Any) -> tuple[Any, Any]:
         """The block of a class's array [1, V] at a grid step."""
         return 0, at[1 - self.rows_axis]
 
     def rows_of(self, tree: Any) -> Blocked:
         """Arrays [N, LANES]."""
-        return Blocked(tree, (self.blocks.rows, LANES), self.of_row)
+        return Blocked(tree, (self.blocks.rows, LANES), self.row_index)
 
     def classes_of(self, x: Array | None) -> Blocked:
         """An array [V]."""
-        return Blocked(of_classes(x, self.tiles), (1, self.blocks.columns), self.of_class)
+        return Blocked(padded_classes(x, self.tiles), (1, self.blocks.columns), self.class_index)
 
     def run(
         self,
@@ -112,7 +112,7 @@ def labels_of_rows(labels: Array, block: int) -> Array:
     return _on_lanes(padded(labels, block, UNUSED))
 
 
-def of_classes(x: Array | None, tiles: Tiles) -> Array | None:
+def padded_classes(x: Array | None, tiles: Tiles) -> Array | None:
     """[V] as float32 [1, all that the tiles have]."""
     if x is None:
         return None

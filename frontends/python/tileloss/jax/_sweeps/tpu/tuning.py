@@ -62,9 +62,9 @@ def tune(
     if not blocks.is_tpu():
         raise RuntimeError(f"tune: expected a TPU, the default device is {blocks.device_kind()!r}")
     kernels = (
-        _of_logits(rows, vocab, dtype)
+        _logits_runs(rows, vocab, dtype)
         if hidden is None
-        else _of_head(rows, vocab, hidden, dtype, head_layout)
+        else _head_runs(rows, vocab, hidden, dtype, head_layout)
     )
     return {call.kernel: fastest(call, run, repeats) for call, run in kernels}
 
@@ -111,7 +111,7 @@ def seconds(run: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def _of_logits(rows: int, vocab: int, dtype: DTypeLike) -> list[tuple[Call, Run]]:
+def _logits_runs(rows: int, vocab: int, dtype: DTypeLike) -> list[tuple[Call, Run]]:
     x = Logits(jax.random.normal(jax.random.key(0), (rows, vocab), dtype))
     target, given = _rows(rows, vocab)
     spec = Spec(vocab, has_prob_logp=False, has_uniform=False)
@@ -130,7 +130,7 @@ def _of_logits(rows: int, vocab: int, dtype: DTypeLike) -> list[tuple[Call, Run]
     ]
 
 
-def _of_head(
+def _head_runs(
     rows: int, vocab: int, hidden: int, dtype: DTypeLike, layout: str
 ) -> list[tuple[Call, Run]]:
     keys = jax.random.split(jax.random.key(0))
