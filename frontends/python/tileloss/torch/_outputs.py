@@ -8,8 +8,6 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS
-
 
 class RowOutputs(NamedTuple):
     """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
@@ -69,13 +67,3 @@ def with_rows(
     """A loss; with the row outputs ``names``, where there are any."""
     loss = results["loss"]
     return (loss, rows_of(DistillationRows, results, names)) if names else loss
-
-
-def with_metrics(
-    function: str, results: Mapping[str, Tensor], wants_metrics: bool
-) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    """A loss; with the metrics by name, where they are asked for."""
-    loss = results["loss"]
-    if not wants_metrics:
-        return loss
-    return loss, dict(zip(FUNCTIONS[function].metrics, results["metrics"].unbind(), strict=True))

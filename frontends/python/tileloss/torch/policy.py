@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from tileloss._core.functions import FUNCTIONS
 from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import (
     Student,
@@ -16,7 +17,6 @@ from tileloss.torch._arguments import (
     checked_logits,
     may_have_shape,
 )
-from tileloss.torch._outputs import with_metrics
 
 Number = float | Tensor
 
@@ -476,4 +476,16 @@ def _policy_loss(
         outputs=("metrics",) if return_metrics else (),
         **how,
     )
-    return with_metrics("policy_loss", results, return_metrics)
+    return with_metrics(results, return_metrics)
+
+
+def with_metrics(
+    results: Mapping[str, Tensor], wants_metrics: bool
+) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    """A loss; with the metrics by name, where they are asked for."""
+    loss = results["loss"]
+    if not wants_metrics:
+        return loss
+    return loss, dict(
+        zip(FUNCTIONS["policy_loss"].metrics, results["metrics"].unbind(), strict=True)
+    )

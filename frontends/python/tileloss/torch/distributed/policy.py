@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss.torch._outputs import with_metrics
 from tileloss.torch.distributed._prepare import Given, call, given_of
 from tileloss.torch.distributed.functions import Group, Number
+from tileloss.torch.policy import with_metrics
 
 
 def policy_loss(
@@ -145,4 +145,4 @@ def linear_policy_loss(
 
 
 def _results(given: Given) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    return with_metrics("policy_loss", call(given), given.return_metrics)
+    return with_metrics(call(given), given.return_metrics)
