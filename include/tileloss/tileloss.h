@@ -150,7 +150,7 @@ typedef struct tileloss_row_state {
   int32_t device_index;
 } tileloss_row_state;
 
-// What goes with row_state where a shard of the vocabulary is held against a teacher's logits or class probabilities. The states
+// What goes with row_state where a shard of the vocabulary is compared with a teacher's logits or class probabilities. The states
 // are logprobs', merged over all shards, as row_state is then. The sums of a shard's columns are what a forward gives; added up
 // over all shards from_row_state and backward take them. float64 [rows].
 typedef struct tileloss_pair_state {
@@ -726,7 +726,7 @@ enum { TILELOSS_TEXT = 0, TILELOSS_JSON = 1 };
 TILELOSS_API tileloss_status tileloss_plan_describe(const tileloss_plan* plan, tileloss_text_format format, char* text,
                                                     size_t capacity, size_t* needed);
 
-// Of each function: _backward, for losses _value_and_grad (both in one pass), and of those held against labels _from_row_state
+// Of each function: _backward, for losses _value_and_grad (both in one pass), and of those compared with labels _from_row_state
 // (the forward's outputs from args.row_state alone, once the states of all vocabulary shards are merged in it). The others' is
 // tileloss_call's pass TILELOSS_FROM_ROW_STATE, from logits and with args.pair_state.
 

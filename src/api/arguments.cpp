@@ -190,7 +190,7 @@ Status check_vectors(const Problem& p) {
     if (slot.vector == nullptr || !present(a, slot)) continue;
     if (Status s = check_vector(p, slot); !s.ok()) return s;
   }
-  if (!present(a.labels) && !p.loss->looks_twice())
+  if (!present(a.labels) && !p.loss->needs_target_sweep())
     return expected("labels", "an int32 or int64 vector of size " + to_string(p.rows), "none");
   if (!present(a.labels) && (present(a.logp) || present(a.correct)))
     return expected("labels", std::string("a vector, for ") + (present(a.logp) ? "logp" : "correct"), "none");

@@ -151,13 +151,13 @@ Status resolve_target(Problem& p) {
 
 Status resolve_matrices(Problem& p) {
   const tileloss_args& a = p.args;
-  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->looks_twice() && (!p.has_pair_state || p.loss->is_linear))
+  if (p.pass == TILELOSS_FROM_ROW_STATE && p.loss->needs_target_sweep() && (!p.has_pair_state || p.loss->is_linear))
     return expected("pass", "forward, backward or value_and_grad: " + p.loss->name + " has no row state", "from_row_state");
   if (p.pass == TILELOSS_FROM_ROW_STATE) return resolve_from_row_state(p);
   if (p.loss->is_linear) {
     if (Status s = resolve_head(p); !s.ok()) return s;
     if (Status s = check_matrices_taken(p); !s.ok()) return s;
-    return p.loss->looks_twice() ? resolve_target(p) : Status{};
+    return p.loss->needs_target_sweep() ? resolve_target(p) : Status{};
   }
   if (Status s = check_matrices_taken(p); !s.ok()) return s;
   if (p.linear.accumulate != 0)
@@ -170,7 +170,7 @@ Status resolve_matrices(Problem& p) {
   p.rows = a.logits.rows;
   p.total_columns = a.logits.cols;
   p.storage = a.logits.dtype;
-  if (p.loss->looks_twice()) {
+  if (p.loss->needs_target_sweep()) {
     if (Status s = resolve_target(p); !s.ok()) return s;
   }
   if (p.pass == TILELOSS_FORWARD) {
@@ -277,7 +277,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   }
   p.has_pair_state = p.args.pair_state != nullptr;
   if (p.has_pair_state) {
-    if (!p.loss->looks_twice() || p.loss->target() == TargetKind::kColumns)
+    if (!p.loss->needs_target_sweep() || p.loss->target() == TargetKind::kColumns)
       return expected("pair_state", std::string("none: ") + function + " does not take it", "a pair state");
     if (Status s = take_struct("pair_state", p.args.pair_state, &p.pair_state); !s.ok()) return s;
     if (Status s = take_struct("pair_state.teacher", p.pair_state.teacher, &p.teacher_state); !s.ok()) return s;

@@ -1,4 +1,4 @@
-// tileloss judge: what something else computed, held against the oracle by gradcheck's gates.
+// tileloss judge: what something else computed, compared with the oracle by gradcheck's gates.
 
 #include <CLI/CLI.hpp>
 #include <memory>

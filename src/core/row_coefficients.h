@@ -21,7 +21,7 @@ struct RowCoefficients {
 struct RowResult {
   double loss = 0;  // this row's share: with a reduction, what is to be summed (weights and denominators applied)
   RowCoefficients coefficients;
-  // Of a target that is not labels, added to the gradient: form p_j (g_j - mean), whose g and mean are those of the second look
+  // Of a target that is not labels, added to the gradient: form p_j (g_j - mean), whose g and mean are the target sweep's
   // (core/divergence.h). The coefficients here do not depend on what that finds; those above then have target alone, at the
   // temperature of the label's cross-entropy.
   double form = 0;

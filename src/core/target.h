@@ -1,4 +1,4 @@
-// What a row is held against, and what a second look at the vocabulary finds of it.
+// What a row is compared with, and the sums that a target sweep makes of it.
 #ifndef TILELOSS_CORE_TARGET_H_
 #define TILELOSS_CORE_TARGET_H_
 
@@ -12,20 +12,20 @@ namespace tileloss::impl {
 // A label, a teacher's logits, some of a teacher's columns, or class probabilities. A loss says which (LossInfo::target).
 enum class TargetKind { kLabels, kLogits, kColumns, kProbabilities };
 
-// Whether a row needs a second look at the vocabulary, once its statistics are there: a label needs none.
-constexpr bool looks_twice(TargetKind kind) { return kind != TargetKind::kLabels; }
+// Whether a row needs one more sweep of the vocabulary, once its statistics are there: a label needs none.
+constexpr bool needs_target_sweep(TargetKind kind) { return kind != TargetKind::kLabels; }
 
 // How the columns count that a teacher does not list: tileloss_tail.
 enum class Tail : std::int32_t { kLump, kIgnore, kRenormalise };
 
-// The options of a loss that the second look needs.
+// The options of a loss that the target sweep needs.
 struct TargetOptions {
   Divergence divergence{};     // of kLogits, kColumns
   Tail tail = Tail::kLump;     // of kColumns
   double label_smoothing = 0;  // of kProbabilities
 };
 
-// What the second look adds up: the divergence, or sum q (-log p) of class probabilities, and the mean in its gradient.
+// The target sweep's sums: the divergence, or sum q (-log p) of class probabilities, and the mean in its gradient.
 struct TargetSums {
   double divergence = 0;
   double mean = 0;

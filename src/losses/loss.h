@@ -97,7 +97,7 @@ struct LossInfo {
   const char* presets = nullptr;
   void (*set_preset)(std::string_view name, void* options) = nullptr;
   const char* metrics = nullptr;
-  TargetKind target = TargetKind::kLabels;                           // what its rows are held against
+  TargetKind target = TargetKind::kLabels;                           // what its rows are compared with
   TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of TargetKind::kLogits
   // Where the label's cross-entropy may have a temperature of its own; not given: that of the logits.
   tileloss_scalar (*label_temperature)(const void* options) = nullptr;

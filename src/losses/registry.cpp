@@ -17,7 +17,7 @@ static_assert(TILELOSS_FLOAT32 == 1 && TILELOSS_BFLOAT16 == 2, "compute_dtype's 
 
 RegisteredLoss make_entry(const LossInfo& info, bool is_linear) {
   std::uint32_t groups = info.tensors | (info.is_loss ? kLosses : 0u) | (is_linear ? kFromHidden : kFromLogits);
-  if (looks_twice(info.target)) groups |= kOptionalLabels;
+  if (needs_target_sweep(info.target)) groups |= kOptionalLabels;
   switch (info.target) {
     case TargetKind::kLabels: break;
     case TargetKind::kLogits: groups |= kDivergence | (is_linear ? kTeacherHead : kTeacherLogits); break;

@@ -21,7 +21,7 @@ struct RegisteredLoss {
   std::vector<tileloss_tensor> tensors;
 
   TargetKind target() const { return info.target; }
-  bool looks_twice() const { return impl::looks_twice(info.target); }
+  bool needs_target_sweep() const { return impl::needs_target_sweep(info.target); }
 };
 
 // In order of registration. Not to be changed while calls are running.

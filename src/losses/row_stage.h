@@ -38,7 +38,7 @@ class RowStage {
   // After all labels were validated, before any row: denominators.
   virtual void prepare() {}
   virtual void couple(const RowStates& rows) { static_cast<void>(rows); }
-  // Of a target that is not labels it may be asked for the coefficients before the second look, whose sums are 0 then.
+  // Of a target that is not labels it may be asked for the coefficients before the target sweep, whose sums are 0 then.
   virtual RowResult row(std::int64_t i, const TargetStats& stats) const = 0;
   virtual TargetOptions target_options() const { return {}; }
   // After the last row: what is reported of all of them.

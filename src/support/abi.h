@@ -54,7 +54,7 @@ class Function {
   bool is_policy() const { return find_field("advantage_level") != nullptr; }
   // Takes a teacher's logits, or with the LM head a teacher's head.
   bool has_teacher() const { return find_field("teacher_temperature") != nullptr; }
-  // Saves a row state, and has a backward from it: where a row is held against its label alone.
+  // Saves a row state, and has a backward from it: where a row is compared with its label alone.
   bool has_row_state() const { return !has_teacher() && !takes("target_probs") && !takes("teacher_ids"); }
   bool takes(std::string_view tensor) const;  // by its name in tileloss_args
   // One loss per row, rather than one for all: the option that says so is "none".

@@ -1,4 +1,4 @@
-// A vocabulary in column shards, held against a teacher's logits or class probabilities: states of all shards, then their sums,
+// A vocabulary in column shards, compared with a teacher's logits or class probabilities: states of all shards, then their sums,
 // and from both the outputs and each shard's gradient, as if one matrix had held all columns.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// gradcheck with the LM head of what a row is held against besides its label - a teacher's LM head, some columns of a teacher,
+// gradcheck with the LM head of what a row is compared with besides its label - a teacher's LM head, some columns of a teacher,
 // class probabilities: the shipped kernels pass, and every wrong one is rejected.
 #include <gtest/gtest.h>
 

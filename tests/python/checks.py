@@ -103,7 +103,7 @@ def check(
     whole: float = WHOLE,
     **options: Any,
 ) -> Found:
-    """What the function of tileloss.torch gives, once it was held against `solve` of the same arguments."""
+    """What the function of tileloss.torch gives, once it was compared with `solve` of the same arguments."""
     leaves = [leaves] if isinstance(leaves, Tensor) else list(leaves)
     operands = (view(leaves[0]), *leaves[1:2])
     bias = {"linear_bias": leaves[2]} if len(leaves) > 2 and leaves[2] is not None else {}

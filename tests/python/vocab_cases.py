@@ -94,7 +94,7 @@ class Case:
         return widths
 
     def check(self, count: int, of_one_process: tuple[Found, Found]) -> tuple[Found, Found]:
-        """Of the vocabulary cut over the ranks: as `run`, once it was held against one process."""
+        """Of the vocabulary cut over the ranks: as `run`, once it was compared with one process."""
         cut, gradients = self.run(Whole(self.function, self.widths(count)))
         whole, expected = of_one_process
         coarse = self.dtype != torch.float32

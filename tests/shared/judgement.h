@@ -1,4 +1,4 @@
-// A case's outputs, as its args have them, held against an oracle of check/oracles/oracle.h by the gates of gradcheck.
+// A case's outputs, as its args have them, compared with an oracle of check/oracles/oracle.h by the gates of gradcheck.
 #ifndef TILELOSS_TESTS_SHARED_JUDGEMENT_H_
 #define TILELOSS_TESTS_SHARED_JUDGEMENT_H_
 
@@ -33,7 +33,7 @@ using Rows = std::function<void(const RowWork& work)>;
 CheckResult check_rows(const LogitsCase& c, const tools::Oracle& oracle, const Rows& rows,
                        tools::LinearOracleCase* linear = nullptr);
 
-// What a row is held against besides its label, and its memory.
+// What a row is compared with besides its label, and its memory.
 struct TargetValues {
   std::vector<double> values;  // GivenRow::target
   std::vector<std::int64_t> ids;

@@ -86,7 +86,7 @@ class LinearCase {
   // Outputs NaN again, or what is added to as it was.
   void reset();
 
-  // Row outputs, the gradients that there are, and what surrounds every buffer. `add_target`: what a row is held against.
+  // Row outputs, the gradients that there are, and what surrounds every buffer. `add_target`: what a row is compared with.
   CheckResult check(const tools::Oracle& oracle, const std::function<void(tools::GivenRow& given)>& add_target = {}) const;
 
   // For tests that corrupt them.

@@ -64,7 +64,7 @@ class Rows final : public RowVisitor {
     if (states_ != nullptr) states_[i] = state;
   }
 
-  RowResult look_ahead(std::int64_t i, const TargetStats& stats) const override { return stage_.row(i, stats); }
+  RowResult before_target_sweep(std::int64_t i, const TargetStats& stats) const override { return stage_.row(i, stats); }
 
   RowResult visit(std::int64_t i, const TargetStats& stats) override {
     if (gives_sums_) give(i, stats.sums);
@@ -97,7 +97,7 @@ Operand operand(const tileloss_vector& v) { return {v.data, storage_type(v.dtype
 OutputMatrix output(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
 OutputMatrix output(const tileloss_vector& v) { return {v.data, storage_type(v.dtype), v.stride}; }
 
-// What rows are held against but their labels; a teacher's logits, if they are there.
+// What rows are compared with but their labels; a teacher's logits, if they are there.
 TargetInput make_target(const Problem& p, const RowStage& stage) {
   const tileloss_args& a = p.args;
   TargetInput target;

@@ -191,7 +191,7 @@ struct ReportEntry {
   }
 };
 
-// Where the whole call is wrong, or what the row is held against.
+// Where the whole call is wrong, or what the row is compared with.
 struct CondemnRow {
   device::RowArrays rows;
   const std::int32_t* is_wrong;

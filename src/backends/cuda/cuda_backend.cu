@@ -143,7 +143,7 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
     if (Status s = cut_head(p, wishes, l2_bytes, bytes, &own.head); !s.ok()) return s;
     // Whole rows are read as they are from logits, for the same bits.
     own.rows.threads = threads_of_row(own.head.vocab_block, p.storage);
-    if (p.loss->looks_twice()) {
+    if (p.loss->needs_target_sweep()) {
       if (Status s = cut_rows(p, TILELOSS_CUDA_KERNEL_AUTO, &own.rows); !s.ok()) return s;
     }
     HeadAlgorithms chosen;

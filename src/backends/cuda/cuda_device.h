@@ -46,7 +46,7 @@ class CudaDevice {
         queue_(stream),
         report_(report),
         arrays_(problem, *this) {
-    if (problem.loss->looks_twice()) target_.emplace(problem, arrays_.transform, arrays_.target, rows.threads);
+    if (problem.loss->needs_target_sweep()) target_.emplace(problem, arrays_.transform, arrays_.target, rows.threads);
     if (has_head(problem))
       head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, target_, rows);
   }

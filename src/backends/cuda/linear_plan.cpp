@@ -61,7 +61,7 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
     piece = pieces.allocate<T>(count);
     if (pieces.bytes() > before) buffers.emplace_back(name, pieces.bytes() - before);
   };
-  const bool is_labels = !p.loss->looks_twice();
+  const bool is_labels = !p.loss->needs_target_sweep();
   const std::int64_t width = row_stride_of(p.args.hidden.cols), teacher_width = row_stride_of(p.args.teacher_hidden.cols);
   const std::int64_t blocks = (p.columns + cut.vocab_block - 1) / cut.vocab_block,
                      kept_blocks = (cut.kept_columns + cut.vocab_block - 1) / cut.vocab_block;
@@ -122,22 +122,22 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
     }
     return least;
   };
-  const bool looks_twice = p.loss->looks_twice();
+  const bool needs_target_sweep = p.loss->needs_target_sweep();
   std::int64_t budget = wishes.workspace_bytes;
   if (budget == 0) {
     const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype) * (has_teacher(p) ? 2 : 1);
     budget = std::max(logits / 2, kLeastDefaultBudget);
     // Whole rows may be fewer.
-    if (!looks_twice) budget = std::max(budget, bytes(cut_within(std::numeric_limits<std::int64_t>::max())));
+    if (!needs_target_sweep) budget = std::max(budget, bytes(cut_within(std::numeric_limits<std::int64_t>::max())));
   }
   *cut = cut_within(budget);
   const bool may_keep =
       p.needs_forward && p.needs_backward && !p.has_pair_state && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
   const bool keeps_all = wishes.cuda.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
-  const std::int64_t all = looks_twice ? p.rows : p.columns, block = looks_twice ? cut->row_block : vocab_block;
+  const std::int64_t all = needs_target_sweep ? p.rows : p.columns, block = needs_target_sweep ? cut->row_block : vocab_block;
   for (std::int64_t kept = may_keep ? (all + block - 1) / block : 0; kept > 0; --kept) {
     HeadCut keeping = *cut;
-    (looks_twice ? keeping.kept_rows : keeping.kept_columns) = std::min(kept * block, all);
+    (needs_target_sweep ? keeping.kept_rows : keeping.kept_columns) = std::min(kept * block, all);
     if (!keeps_all && bytes(keeping) > budget) continue;
     *cut = keeping;
     break;

@@ -1,4 +1,4 @@
-// The second look at a row, once its statistics are there: what its target's sums are, by one block that reads row and target
+// The target sweep of a row, once its statistics are there: what its target's sums are, by one block that reads row and target
 // once.
 #ifndef TILELOSS_BACKENDS_CUDA_TARGET_FORWARD_H_
 #define TILELOSS_BACKENDS_CUDA_TARGET_FORWARD_H_
@@ -29,7 +29,7 @@ __device__ inline void choose_shift(const TargetJob& job, const RowInBlock<T>& b
 }
 
 template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxThreads, 1) look_at_rows(TargetJob job) {
+__global__ void __launch_bounds__(kMaxThreads, 1) sweep_targets(TargetJob job) {
   TILELOSS_SHARED(TargetRow, row);
   using Sums = double[kWarp];
   TILELOSS_SHARED(Sums, parts);

@@ -18,7 +18,7 @@ struct TargetArrays {
 
   template <class Allocator>
   TargetArrays(const Problem& p, Allocator& from) {
-    if (p.loss->looks_twice() && !p.has_pair_state) largest = from.template allocate<float>(p.rows);
+    if (p.loss->needs_target_sweep() && !p.has_pair_state) largest = from.template allocate<float>(p.rows);
     if (p.loss->target() == TargetKind::kLogits) {
       teacher_transform = from.template allocate<LogitTransform>(1);
       teacher_states = from.template allocate<RowState>(p.rows);

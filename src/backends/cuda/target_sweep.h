@@ -1,5 +1,5 @@
 // What the sweeps over a row and its target share. A target is a teacher's logits, class probabilities, or some columns of a
-// teacher (known_columns.h), whose other columns are held against nothing.
+// teacher (known_columns.h), whose other columns are compared with nothing.
 //
 // Columns are computed in float32, in the arithmetic of the CPU's vectors, and added up in double after a group of them. The
 // label's own column is left out and comes in at the end, in double.

@@ -1,4 +1,4 @@
-// What rows are held against other than labels: CudaDevice's part of it, and its launches.
+// What rows are compared with other than labels: CudaDevice's part of it, and its launches.
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/target_backward.h"
 
@@ -72,7 +72,7 @@ void TargetSweeps::forward(Queue& queue, const TargetPart& part) const {
     if (target.kind == TargetKind::kColumns) {
       queue.launch(look_at_others<T, is_plain_kernel>, part.rows, threads_, target.own, ids, target.known);
     } else {
-      queue.launch(look_at_rows<T, is_plain_kernel>, part.rows, threads_, target);
+      queue.launch(sweep_targets<T, is_plain_kernel>, part.rows, threads_, target);
     }
   });
   if (target.kind == TargetKind::kColumns) {

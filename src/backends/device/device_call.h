@@ -56,7 +56,7 @@ struct CallMemory {
       : scratch(from.template allocate<std::byte>(p.stage_bytes)), loss(from.template allocate<Loss>(1)) {
     rows.label_columns = from.template allocate<std::int64_t>(p.rows);
     rows.states = from.template allocate<RowState>(p.rows);
-    if (p.loss->looks_twice()) rows.stats = from.template allocate<TargetStats>(p.rows);
+    if (p.loss->needs_target_sweep()) rows.stats = from.template allocate<TargetStats>(p.rows);
     rows.results = from.template allocate<RowResult>(p.rows);
   }
 };

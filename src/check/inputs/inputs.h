@@ -30,7 +30,7 @@ struct LinearTensors {
   std::optional<LinearNorms> norms;
 };
 
-// What a row is held against besides its label.
+// What a row is compared with besides its label.
 struct TargetTensors {
   // A teacher's logits or class probabilities, in rows and groups as the logits lie; null: there are none.
   tileloss_matrix tileloss_args::*argument = nullptr;

@@ -1,4 +1,4 @@
-// What a row is held against besides its label, as a gradcheck config says: a teacher's logits or LM head, some columns of a
+// What a row is compared with besides its label, as a gradcheck config says: a teacher's logits or LM head, some columns of a
 // teacher, class probabilities.
 #ifndef TILELOSS_CHECK_INPUTS_TARGETS_H_
 #define TILELOSS_CHECK_INPUTS_TARGETS_H_

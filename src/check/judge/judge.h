@@ -21,7 +21,7 @@ struct Verdict {
   explicit Verdict(Checks row_checks) : checks(std::move(row_checks)) {}
 
   Checks checks;
-  std::shared_ptr<LinearOracleCase> linear;  // with the LM head: what its gradients were held against
+  std::shared_ptr<LinearOracleCase> linear;  // with the LM head: what its gradients were compared with
   bool has_loss = false;
   double loss_ref = 0;  // with reduction none: the sum over the rows, as loss_kernel
   double loss_kernel = 0;
@@ -52,7 +52,7 @@ struct MutantVerdict {
 constexpr int64_t kMutantRows = 64;
 std::vector<int64_t> first_used_rows(const CheckInputs& inputs);
 
-// Each applicable mutant of the kernel's outputs, held against the same gates; with the LM head of its gradients.
+// Each applicable mutant of the kernel's outputs, compared with the same gates; with the LM head of its gradients.
 std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                                          const Verdict& verdict, ThreadTeam& team);
 std::vector<MutantVerdict> judge_linear_mutants(const GradcheckConfig& config, const CheckInputs& inputs,

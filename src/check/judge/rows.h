@@ -25,7 +25,7 @@ struct RowView {
 
 RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_t row);
 
-// What a row's outputs are held against. `outputs`: the kernel's, which decide where rounding may make another column the
+// What a row's outputs are compared with. `outputs`: the kernel's, which decide where rounding may make another column the
 // largest.
 ExpectedRow expected_outputs(const OracleValues& values, const RowOutputValues& outputs);
 

@@ -1,4 +1,4 @@
-// The oracle of a function over a whole case: what each row is held against, and the reductions.
+// The oracle of a function over a whole case: what each row is compared with, and the reductions.
 //
 //   const std::unique_ptr<Oracle> oracle = make_cross_entropy(function, tensors);
 //   const std::unique_ptr<OracleRow> row = oracle->new_row();       // one a thread
@@ -35,7 +35,7 @@ struct OracleTensors {
   std::vector<RowSummary> summaries;
 };
 
-// A row in use, and what it is held against.
+// A row in use, and what it is compared with.
 struct GivenRow {
   LogitsRow logits;
   std::int64_t label = 0;
@@ -85,7 +85,7 @@ class OracleRow {
   OracleValues values_;
 };
 
-// Of a function whose rows are held against their labels alone.
+// Of a function whose rows are compared with their labels alone.
 class LabelRow : public OracleRow {
  public:
   explicit LabelRow(const reference::Transform& transform) : transform_(transform) {}

@@ -1,5 +1,5 @@
 // The row outputs that a check judges: the one list of them on this side of the ABI, with the oracle's value of each and what
-// float32 may get wrong in it. Losses are held against the same budget.
+// float32 may get wrong in it. Losses are compared with the same budget.
 #ifndef TILELOSS_CHECK_ORACLES_ROW_OUTPUTS_H_
 #define TILELOSS_CHECK_ORACLES_ROW_OUTPUTS_H_
 

@@ -1,4 +1,4 @@
-// What a row's gradient is held against. The budgets are those of check/judge/error_metric.h.
+// What a row's gradient is compared with. The budgets are those of check/judge/error_metric.h.
 #ifndef TILELOSS_CHECK_ORACLES_ROW_REFERENCE_H_
 #define TILELOSS_CHECK_ORACLES_ROW_REFERENCE_H_
 

@@ -121,7 +121,7 @@ class Arguments(NamedTuple):
     """The tensors of a function's calls, by what they are to it."""
 
     matrices: tuple[str, ...]
-    # What the rows are held against where that is more than labels, which may then be left out.
+    # What the rows are compared with where that is more than labels, which may then be left out.
     target: tuple[str, ...]
     inputs: tuple[str, ...]  # what else goes with the rows
     row_outputs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a call's rows are held against, by the names in tileloss_args: checked, with one leading dimension."""
+"""What a call's rows are compared with, by the names in tileloss_args: checked, with one leading dimension."""
 
 from __future__ import annotations
 

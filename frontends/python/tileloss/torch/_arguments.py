@@ -1,4 +1,4 @@
-"""A public function's arguments, checked: the side that learns, what its rows are held against, what goes with them, options."""
+"""A public function's arguments, checked: the side that learns, what its rows are compared with, what goes with them, options."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t c
 
 void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                          float* dz) const {
-  if (shape().looks_twice()) {
+  if (shape().needs_target_sweep()) {
     for (std::int64_t u = begin; u < end; ++u) load_dz(u, column, columns, dz + (u - begin) * chunk_columns_);
     return;
   }

@@ -117,14 +117,14 @@ void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& 
   float* const after_head = scratch + matmul().packed_floats(tile, matmul().b_panel, shape().width, shape().compute);
   float* const z = after_head + (shape().bias ? tile : 0);
   const float* bias = nullptr;
-  if (!shape().looks_twice() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column))) {
+  if (!shape().needs_target_sweep() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column))) {
     matmul().pack_b(job_.head, rows.column, rows.columns, 0, shape().width, shape().compute, scratch);
     bias = tile_of_bias(rows.column, rows.columns, after_head);
   }
   DzBlock b = rows;
   for (; b.first < last; b.first += kDzRows) {
     b.rows = std::min(kDzRows, last - b.first);
-    if (shape().looks_twice()) {
+    if (shape().needs_target_sweep()) {
       dz_from_kept(c, b, z);
       continue;
     }
@@ -211,7 +211,7 @@ void LinearWalk::multiply_sets(const DzChunk& c) {
 void LinearWalk::backward_amx(std::int64_t begin, std::int64_t end) {
   first_row_ = begin;
   if (shape().dhead) pack_across(begin, end);
-  const bool keeps_all = shape().looks_twice() || kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;
+  const bool keeps_all = shape().needs_target_sweep() || kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;
   const std::int64_t tile = shape().tile, group = keeps_all ? kKeptDzGroup : kRowGroup, groups = ceil_div(end - begin, group);
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const DzChunk c{begin, end, chunk, std::min(chunk_columns_, shape().columns - chunk)};

@@ -33,13 +33,13 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
   const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
   const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
   std::int64_t most = copies(std::min(row_tile(m), s.rows), s.width);
-  if (s.looks_twice()) {
+  if (s.needs_target_sweep()) {
     const std::int64_t head = m.packed_floats(s.tile, m.b_panel, std::max(s.width, s.target.width), s.compute) + s.tile;
     const std::int64_t sweeps = s.target.scratch.bytes() / 4;
     const std::int64_t copy = ceil_div(std::min(row_tile(m), s.rows) * s.target.width * s.target.hidden_bytes, 4);
     most = std::max({most, head, sweeps, copy});
   }
-  if (s.forward && !s.looks_twice()) most = std::max(most, forward_floats(s, m, tile_of_head));
+  if (s.forward && !s.needs_target_sweep()) most = std::max(most, forward_floats(s, m, tile_of_head));
   if (s.backward()) most = std::max(most, backward_floats(s, m, tile_of_head + (s.bias ? s.tile : 0)));
   if (s.dhead) {
     const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
@@ -68,7 +68,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   l.used_rows = take("rows in use", s.rows * 8);
   const bool needs_z = s.forward || s.backward();
   l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, s.width, s.compute) * kFloat : 0);
-  if (s.looks_twice()) {
+  if (s.needs_target_sweep()) {
     const std::int64_t logits = s.target.rows * s.z_stride() * kFloat;
     l.packed_teacher = take("packed teacher hidden",
                             s.target.width == 0 ? 0 : m.packed_floats(s.rows, m.a_panel, s.target.width, s.compute) * kFloat);
@@ -79,9 +79,9 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
     l.kept_dz = take("dlogits kept", s.backward() ? others * s.z_stride() * s.dz_bytes() : 0);
   }
   l.states = take("states of slices",
-                  s.forward && !s.looks_twice() ? kSlices * s.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+                  s.forward && !s.needs_target_sweep() ? kSlices * s.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
   if (s.backward()) {
-    l.gradients = take("row gradients", s.looks_twice() ? 0 : s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
+    l.gradients = take("row gradients", s.needs_target_sweep() ? 0 : s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
     const std::int64_t chunk = head_chunk(s);
     const std::int64_t kept_rows = ceil_div(s.kept, s.tile) * (s.row_chunk - s.kept_in_dhead.rows);
     const std::int64_t kept_bytes = kept_rows * s.tile * (s.kept_in_words ? 2 : kFloat);

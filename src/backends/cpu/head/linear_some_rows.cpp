@@ -68,7 +68,9 @@ class LinearWalk::RowsAtHand final : public RowVisitor {
   void ignored(std::int64_t) override {}
   void swept(std::int64_t, const RowState&) override {}
   std::optional<TargetStats> known(std::int64_t r) const override { return all_.known(row(r)); }
-  RowResult look_ahead(std::int64_t r, const TargetStats& stats) const override { return all_.look_ahead(row(r), stats); }
+  RowResult before_target_sweep(std::int64_t r, const TargetStats& stats) const override {
+    return all_.before_target_sweep(row(r), stats);
+  }
   RowResult visit(std::int64_t r, const TargetStats& stats) override { return all_.visit(row(r), stats); }
   void finished(std::int64_t r) override { walk_.keep_dz(chunk_, begin_ + r, dz_ + r * walk_.shape().z_stride()); }
 

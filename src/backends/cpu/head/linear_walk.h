@@ -17,7 +17,7 @@ class LinearWalk {
  public:
   LinearWalk(const LinearJob& job, const tileloss_executor* executor);
 
-  // All of a call, but for ignored rows and finish(): of rows held against their labels, and of others (linear_some_rows.cpp).
+  // All of a call, but for ignored rows and finish(): of rows compared with their labels, and of others (linear_some_rows.cpp).
   void run(RowVisitor& visitor);
   void run_some_rows(RowVisitor& visitor);
   // Outputs that were added up in the workspace, and what no row or column touches.

@@ -187,7 +187,7 @@ void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_execut
   for (std::int64_t i = 0; i < job.shape.rows; ++i) {
     if (job.label_columns[i] == kIgnoredRow) visitor.ignored(i);
   }
-  looks_twice(job.target.kind) ? walk.run_some_rows(visitor) : walk.run(visitor);
+  needs_target_sweep(job.target.kind) ? walk.run_some_rows(visitor) : walk.run(visitor);
   if (job.wants_gradients) walk.finish();
 }
 

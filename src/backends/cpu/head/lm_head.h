@@ -78,7 +78,7 @@ struct LinearShape {
   TargetShape target;  // not labels: what is kept are gradients then, and kept_in_dhead says which are in dhead
 
   bool backward() const { return dhidden || dhead || dbias; }
-  bool looks_twice() const { return target.rows > 0; }
+  bool needs_target_sweep() const { return target.rows > 0; }
   std::int64_t z_stride() const { return (columns + 15) / 16 * 16; }  // of logits that are stored
   // Of an element of a gradient that is kept: as the products see it, but dbias adds up what is not rounded.
   std::int64_t dz_bytes() const { return compute == Compute::kBfloat16 && !dbias ? 2 : 4; }

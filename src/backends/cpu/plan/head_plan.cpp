@@ -61,9 +61,9 @@ std::int64_t whole_panels(const tileloss_plan& plan, std::int64_t rows) {
 // Where dhead can hold z (or gradients) of all rows' tiles before it is written: [V,H] without gaps, or [H,V].
 KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
   KeptInDhead kept;
-  if (!s.dhead || p.linear.accumulate != 0 || (!s.looks_twice() && s.columns < s.tile)) return kept;
+  if (!s.dhead || p.linear.accumulate != 0 || (!s.needs_target_sweep() && s.columns < s.tile)) return kept;
   const tileloss_matrix& dhead = p.args.dhead;
-  const std::int64_t kept_bytes = s.looks_twice() ? s.dz_bytes() : s.kept_in_words ? 2 : 4;
+  const std::int64_t kept_bytes = s.needs_target_sweep() ? s.dz_bytes() : s.kept_in_words ? 2 : 4;
   const std::int64_t bytes = element_bytes(dhead.dtype), elements = bytes / kept_bytes;  // in one of dhead's
   std::int64_t lines = 1;
   if (dhead.col_stride == 1 && dhead.row_stride == s.width) {
@@ -125,11 +125,11 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.softcap = p.logit.softcap > 0;
   s.threads = plan.cpu.threads;
   s.tile = plan.cpu.vocab_block;
-  const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->looks_twice();
+  const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->needs_target_sweep();
   // What waits for a second sweep over all rows is all rows'.
   const bool is_one_sweep = !p.merges_shards() && !p.couples_rows;
   s.row_chunk = cuts_rows && is_one_sweep ? std::min(plan.cpu.row_block, p.rows) : p.rows;
-  if (p.loss->looks_twice()) set_target(p, plan, s);
+  if (p.loss->needs_target_sweep()) set_target(p, plan, s);
   const bool keeps_all = keeps && s.row_chunk < p.rows;
   s.kept_in_words = keeps && s.compute == Compute::kBfloat16 && !(p.logit.softcap > 0) && p.is_multiple_of_p;
   if (keeps && !keeps_all) s.kept_in_dhead = kept_in_dhead(p, plan, s);
@@ -139,7 +139,7 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
     s.chunk = chunk_of(s, plan, chunk);
     if (plan.cpu.chunk_columns > 0 ? s.chunk <= plan.cpu.chunk_columns : fits()) break;
   }
-  if (s.looks_twice()) {
+  if (s.needs_target_sweep()) {
     const std::int64_t panel = s.target.rows, most = std::max(panel, std::min(kMostTargetRows, s.row_chunk));
     const auto set = [&](std::int64_t panels) { s.target.rows = panel * std::max<std::int64_t>(panels, 1); };
     set(largest((most + panel - 1) / panel, [&](std::int64_t panels) {
@@ -164,7 +164,7 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.rows == 0 || p.columns == 0) return 0;
   const LinearShape s = linear_shape(p, plan);
   const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
-  const double again = s.backward() && !s.looks_twice() ? 1 - share_kept(s) : 0;
+  const double again = s.backward() && !s.needs_target_sweep() ? 1 - share_kept(s) : 0;
   const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
   const bool uses_amx = kernels(plan.cpu.isa).matmul.uses_amx(s.compute);
   const double rate = (uses_amx ? kAmxMultiplyAddsPerSecond : kMultiplyAddsPerSecond) * plan.cpu.threads;
@@ -173,7 +173,7 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   double moved = static_cast<double>(more_chunks) * weights *
                  (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
   double multiply_adds = products * static_cast<double>(s.rows) * weights;
-  if (s.looks_twice()) {
+  if (s.needs_target_sweep()) {
     const double teacher = columns * static_cast<double>(s.target.width),
                  parts = std::ceil(static_cast<double>(s.rows) / static_cast<double>(s.target.rows));
     multiply_adds += static_cast<double>(s.rows) * teacher;
@@ -251,7 +251,7 @@ Status choose_some_rows(const Problem& p, std::int64_t row_block, std::int64_t b
 
 // The plan as for plan->cpu.threads, all of whose scratch it holds.
 Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
-  if (p.loss->looks_twice()) return choose_some_rows(p, row_block, budget, plan);
+  if (p.loss->needs_target_sweep()) return choose_some_rows(p, row_block, budget, plan);
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
   tileloss_plan lean = *plan;

@@ -39,7 +39,7 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   if (p.loss->is_linear) return predict_linear_ms(p, plan);
   constexpr double kBytesPerSecond = 25e9, kExpsPerSecond = 8e9;
   // A teacher's row costs as much as a student's, and their divergence as much again.
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->looks_twice() ? 3 : 1);
+  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->needs_target_sweep() ? 3 : 1);
   const double width = p.storage == TILELOSS_FLOAT32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.cpu.schedule != TILELOSS_SCHEDULE_STASH;
   const double passes =
@@ -70,7 +70,7 @@ bool has_softcap(const Problem& p) {
 
 tileloss_schedule choose_schedule(const Problem& p, tileloss_schedule asked) {
   // Both rows' exps wait for their divergence, whether there is a gradient or not.
-  if (p.loss->looks_twice()) return TILELOSS_SCHEDULE_STASH;
+  if (p.loss->needs_target_sweep()) return TILELOSS_SCHEDULE_STASH;
   if (!is_both(p) || p.couples_rows || p.is_shard) return TILELOSS_SCHEDULE_SWEEPS;
   if (asked != TILELOSS_SCHEDULE_AUTO) return asked;
   return p.columns * 4 <= kMaxStashBytes ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
@@ -80,7 +80,7 @@ tileloss_schedule choose_schedule(const Problem& p, tileloss_schedule asked) {
 
 std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   const bool is_fused = isa >= TILELOSS_ISA_AVX512 && isa <= TILELOSS_ISA_AVX512_AMX && p.storage != TILELOSS_FLOAT32;
-  if (!has_softcap(p) || (is_fused && !p.loss->looks_twice())) return kVocabBlock;
+  if (!has_softcap(p) || (is_fused && !p.loss->needs_target_sweep())) return kVocabBlock;
   return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }
 
@@ -89,7 +89,7 @@ ScratchShape scratch_shape(const Problem& p, tileloss_schedule schedule, std::in
 }
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
-  return p.needs_forward && !p.loss->looks_twice() &&
+  return p.needs_forward && !p.loss->needs_target_sweep() &&
          (p.couples_rows || (p.needs_backward && plan.cpu.schedule == TILELOSS_SCHEDULE_SWEEPS));
 }
 
@@ -152,7 +152,8 @@ Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::in
   plan.cpu.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
   if (wishes.workspace_bytes > 0 && plan.workspace_bytes > wishes.workspace_bytes) {
-    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !p.loss->looks_twice()) plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !p.loss->needs_target_sweep())
+      plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     plan.workspace_bytes = workspace_layout(p, plan).bytes;
     if (plan.workspace_bytes > wishes.workspace_bytes) {
       return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
@@ -182,7 +183,8 @@ StorageType storage_type(tileloss_dtype dtype) {
 
 Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* executor, tileloss_plan* out) {
   if (Status s = check_wishes(wishes.cpu); !s.ok()) return s;
-  if (p.loss->looks_twice() && wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO && wishes.cpu.schedule != TILELOSS_SCHEDULE_STASH) {
+  if (p.loss->needs_target_sweep() && wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
+      wishes.cpu.schedule != TILELOSS_SCHEDULE_STASH) {
     return expected("schedule", "auto or stash, as " + p.loss->name + " has no other",
                     tileloss_schedule_name(wishes.cpu.schedule));
   }

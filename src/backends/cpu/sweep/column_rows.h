@@ -1,7 +1,7 @@
-// Rows held against the columns that a sparse teacher knows. Those are done in double, one by one; the row's sums over the others
-// are a forward sweep over a copy of its logits where they are -inf, so that the mass of the others is a sum, and not what 1 has
-// left. The gradient of the others is p times one number: a backward sweep, or where the label has a temperature of its own the
-// gradient of a target whose probabilities are 0.
+// Rows compared with the columns that a sparse teacher knows. Those are done in double, one by one; the row's sums over the
+// others are a forward sweep over a copy of its logits where they are -inf, so that the mass of the others is a sum, and not what
+// 1 has left. The gradient of the others is p times one number: a backward sweep, or where the label has a temperature of its own
+// the gradient of a target whose probabilities are 0.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_COLUMN_ROWS_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_COLUMN_ROWS_H_
 

@@ -23,7 +23,7 @@ struct ColumnInput {
   std::int64_t count = 0;
 };
 
-// What rows are held against, besides their labels.
+// What rows are compared with, besides their labels.
 struct TargetInput {
   TargetKind kind = TargetKind::kLabels;
   TargetOptions options;
@@ -40,7 +40,7 @@ struct TargetInput {
 // What a thread's memory is to hold.
 struct ScratchShape {
   TargetKind target = TargetKind::kLabels;
-  bool has_stash = false;  // of a row held against its label
+  bool has_stash = false;  // of a row compared with its label
   std::int64_t columns = 0, vocab_block = 0;
   bool has_softcap = false;  // of the rows or the teacher's
   std::int64_t known_columns = 0;

@@ -1,4 +1,4 @@
-// Rows held against their labels.
+// Rows compared with their labels.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_LABEL_ROWS_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_LABEL_ROWS_H_
 

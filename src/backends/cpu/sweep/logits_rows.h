@@ -1,4 +1,4 @@
-// Rows held against a teacher's logits: a forward over each of the two, their divergence, the row stage, the gradient, while all
+// Rows compared with a teacher's logits: a forward over each of the two, their divergence, the row stage, the gradient, while all
 // of it is in cache.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_LOGITS_ROWS_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_LOGITS_ROWS_H_
@@ -39,7 +39,7 @@ class LogitsRows : public RowWorker {
     double slope = 0;
     const RowSide apart = label_side(x, stats.label);
     if (wants_gradient()) {
-      result = visitor_.look_ahead(i, stats);
+      result = visitor_.before_target_sweep(i, stats);
       row.form = result.form;
       row.target = result.coefficients.target;
       if (target_.label_transform && row.target != 0) row.label = &apart;

@@ -1,4 +1,4 @@
-// Rows held against class probabilities, which lie as floats where a teacher's exps would.
+// Rows compared with class probabilities, which lie as floats where a teacher's exps would.
 #ifndef TILELOSS_BACKENDS_CPU_SWEEP_PROBABILITY_ROWS_H_
 #define TILELOSS_BACKENDS_CPU_SWEEP_PROBABILITY_ROWS_H_
 

@@ -76,7 +76,7 @@ struct RowSide {
   float* operands = nullptr;           // as a forward row's
 };
 
-// A row and what it is held against: a teacher's, or class probabilities. With a softcap the exps are made again, as a stash of
+// A row and what it is compared with: a teacher's, or class probabilities. With a softcap the exps are made again, as a stash of
 // them holds slopes. Of class probabilities the teacher's exps are what `weigh` makes of them, and nothing else of the teacher is
 // looked at.
 struct TargetRow {

@@ -17,10 +17,10 @@ class RowVisitor {
   virtual void ignored(std::int64_t row) = 0;
   // What earlier sweeps have found of the row, those over the vocabulary's other shards included; none: this sweep finds it.
   virtual std::optional<TargetStats> known(std::int64_t row) const = 0;
-  // The state that a forward sweep has found of a row held against its label.
+  // The state that a forward sweep has found of a row compared with its label.
   virtual void swept(std::int64_t row, const RowState& state) = 0;
-  // The row stage before the target's second look, for its coefficients; writes nothing.
-  virtual RowResult look_ahead(std::int64_t row, const TargetStats& stats) const = 0;
+  // The row stage before the target sweep, for its coefficients; writes nothing.
+  virtual RowResult before_target_sweep(std::int64_t row, const TargetStats& stats) const = 0;
   // The row stage, and the outputs, once.
   virtual RowResult visit(std::int64_t row, const TargetStats& stats) = 0;
   // Once its gradient is written, while it is in cache.

@@ -17,8 +17,8 @@ namespace tileloss::impl::cpu {
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A thread's memory. Rows held against their labels have `own` alone; class probabilities and a copy of the row without its known
-// columns lie in the teacher's stash.
+// A thread's memory. Rows compared with their labels have `own` alone; class probabilities and a copy of the row without its
+// known columns lie in the teacher's stash.
 struct SweepScratch {
   float* exponents = nullptr;
   RowScratch own, teacher;
@@ -31,14 +31,14 @@ struct SweepScratch {
         known(reinterpret_cast<KnownColumn*>(at + exponent_bytes(s) + 2 * own_bytes(s))) {}
 
   static std::int64_t bytes(const ScratchShape& s) {
-    if (!looks_twice(s.target)) return own_bytes(s);
+    if (!needs_target_sweep(s.target)) return own_bytes(s);
     return exponent_bytes(s) + 2 * own_bytes(s) + round_up(s.known_columns * static_cast<std::int64_t>(sizeof(KnownColumn)), 64);
   }
 
  private:
-  static bool has_stash(const ScratchShape& s) { return s.has_stash || looks_twice(s.target); }
+  static bool has_stash(const ScratchShape& s) { return s.has_stash || needs_target_sweep(s.target); }
   static std::int64_t exponent_bytes(const ScratchShape& s) {
-    return looks_twice(s.target) ? 2 * kTargetBlock * static_cast<std::int64_t>(sizeof(float)) : 0;
+    return needs_target_sweep(s.target) ? 2 * kTargetBlock * static_cast<std::int64_t>(sizeof(float)) : 0;
   }
   static std::int64_t own_bytes(const ScratchShape& s) {
     return RowScratch::bytes(has_stash(s), s.columns, s.vocab_block, s.has_softcap);

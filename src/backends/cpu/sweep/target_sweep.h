@@ -1,6 +1,6 @@
-// The second look at a row, after its forward and its target's: the divergence of the student's distribution p from the teacher's
-// q, or the sums over class probabilities, and their gradient; both but for the label's column, whose p and q the stashes leave
-// out and the driver knows to more digits.
+// The target sweep of a row, after its forward and its target's: the divergence of the student's distribution p from the
+// teacher's q, or the sums over class probabilities, and their gradient; both but for the label's column, whose p and q the
+// stashes leave out and the driver knows to more digits.
 //
 // Cost model, bfloat16: each row's forward reads 2 bytes and takes an exp an element, as always. Then all is in the caches: the
 // divergence reads both rows' exps and logits once more, 12 bytes, and takes a logarithm where it has a mixture; the gradient is

@@ -59,7 +59,7 @@ class Options(NamedTuple):
 
     @property
     def is_of_labels(self) -> bool:
-        """Whether the rows are held against labels and nothing else."""
+        """Whether the rows are compared with labels and nothing else."""
         return not ARGUMENTS[self.function.name].target
 
     @property
@@ -155,7 +155,7 @@ def check(
 
     It is planned as a forward of float32 logits [rows, columns], or of a head that makes them, without data. ``vectors``: the
     sizes of the inputs besides labels, by their names in tileloss_args (mask, old_logp, advantages, class_weights, ...).
-    ``target``: the shapes of what the rows are held against besides, likewise (teacher_logits, teacher_head, ...).
+    ``target``: the shapes of what the rows are compared with besides, likewise (teacher_logits, teacher_head, ...).
     ``outputs``: of a loss, names of row outputs. ``renamed``: names in tileloss_args -> the caller's own, for errors.
 
     Raises:

@@ -44,7 +44,7 @@ Operand = Logits | LmHead
 
 
 class Target(NamedTuple):
-    """What the rows are held against: labels; or a teacher's logits, some of its columns, or class probabilities, and labels as
+    """What the rows are compared with: labels; or a teacher's logits, some of its columns, or class probabilities, and labels as
     the columns whose share is computed to more digits and which the loss's cross-entropy is about where it has any."""
 
     # int32 [N]. UNUSED: the row does not count, its logits may hold anything, and so may what is made of them, but its gradient
@@ -123,7 +123,7 @@ class Swept(NamedTuple):
     """What a forward gives where the target is not labels."""
 
     outputs: dict[str, Array]  # [N], by the names in spec.outputs
-    state: Any  # for the backward: a TeacherState of logits held against logits, else ()
+    state: Any  # for the backward: a TeacherState of logits compared with logits, else ()
 
 
 class TeacherState(NamedTuple):

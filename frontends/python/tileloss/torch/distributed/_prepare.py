@@ -72,7 +72,7 @@ class Given(NamedTuple):
 
     @property
     def target(self) -> tuple[str, ...]:
-        """The slots of what the rows are held against besides labels."""
+        """The slots of what the rows are compared with besides labels."""
         return ARGUMENTS[self.name].target
 
     def shards(self) -> dict[str, Shard]:

@@ -21,7 +21,7 @@ class Operands(NamedTuple):
     """This rank's shard, and what goes with the rows on every rank."""
 
     matrices: Tensors  # logits; or hidden, head and bias
-    target: Tensors  # what the rows are held against besides labels
+    target: Tensors  # what the rows are compared with besides labels
     labels: Tensor  # what states leave out of their sums; zeros where there are none
     inputs: Tensors
     scalars: Tensors  # of the function's options, then of each side's
