@@ -17,15 +17,24 @@
 
 namespace tileloss::impl::cuda {
 
-// What is neither memory nor the machine is nobody's argument either: an earlier kernel's error, say, which every later call has.
+// Of arguments only the stream comes this far. The rest is memory, the machine, or nobody's fault: an earlier kernel's error, say,
+// which every later call has.
 inline tileloss_status code_of(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation: return TILELOSS_OUT_OF_MEMORY;
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorStreamCaptureImplicit:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureUnsupported: return TILELOSS_INVALID_ARGUMENT;
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorDevicesUnavailable:
     case cudaErrorInsufficientDriver:
     case cudaErrorInvalidClusterSize:
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorNoDevice:
     case cudaErrorNoKernelImageForDevice:
+    case cudaErrorSymbolNotFound:
+    case cudaErrorSystemDriverMismatch:
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorNotSupported: return TILELOSS_UNSUPPORTED;
     default: return TILELOSS_INTERNAL;
