@@ -247,6 +247,7 @@ Status CudaBackend::report(std::int32_t device_index, Report** found) const {
 Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) const {
   Report* all = nullptr;
   if (Status s = report(device_index, &all); !s.ok()) return s;
+  const std::lock_guard<std::mutex> lock(mutex_);  // a thread reads a report, then another may be written
   const std::atomic_ref<int> state(all->state);
   if (state.load(std::memory_order_acquire) != kWritten) return {};
   const Report r = *all;

@@ -218,7 +218,7 @@ TEST_F(OnCuda, ABadLabelGivesNanAndIsReportedOnce) {
   EXPECT_TRUE(succeeds(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr)));
 }
 
-TEST(CudaReport, IsWrittenByOneAndReadWhenItIsWhole) {
+TEST(CudaReport, IsWrittenByOneKernel) {
   namespace cuda = impl::cuda;
   cuda::Report report = {}, found = {};
   std::int32_t is_wrong = 0;
