@@ -28,6 +28,7 @@ template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const d
 template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::RowStageOf<PolicyLoss>&);
 
 bool can_place(const Problem& p, const RowCut& cut) {
+  const ApartFromCapture apart;  // a kernel is loaded when it is first asked about
   int clusters = 1;
   visit_loss(p.loss->info.name, [&]<class Loss>() {
     if constexpr (kHasWholeRows<Loss>) {
