@@ -118,9 +118,8 @@ class _Run:
         if merge is None:
             return
 
-        failures = (
-            self.failures
-        )  # a function that holds `self` would be a cycle, with all that `merge` holds
+        # A function that holds `self` would be a cycle, with all that `merge` holds.
+        failures = self.failures
 
         def guarded(_: int | None) -> int:
             try:
