@@ -777,9 +777,9 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
 // mask is 0; labels may be left out where alpha is 0. The gradient is the student's. _backward repeats the forward's sums;
 // _value_and_grad makes them once. Shards of the vocabulary take four steps. 1: logprobs on each shard gives the row states of
-// the student, the teacher and, with label_temperature, the label; the caller merges each over the shards. 2: _forward with
-// row_state and pair_state, and no output, gives each shard's sums; the caller adds them up. 3: from_row_state gives loss and
-// outputs. 4: _backward on each shard gives its gradient.
+// the student, the teacher and, with label_temperature, the label; the caller merges each over the shards. 2: the forward, with
+// row_state and pair_state and no output, gives each shard's sums; the caller adds them up. 3: the pass TILELOSS_FROM_ROW_STATE
+// gives loss and outputs. 4: _backward on each shard gives its gradient.
 TILELOSS_API tileloss_status tileloss_distillation(const tileloss_args* args, const tileloss_distillation_options* options,
                                                    const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_distillation_backward(const tileloss_args* args,

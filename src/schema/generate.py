@@ -72,7 +72,11 @@ def region(what: str, indent: str, table: Table) -> str:
     if match is not None and match[1] in OPTION_REGIONS:
         lines = OPTION_REGIONS[match[1]](*table.options_of(match[2], match[3]))
         return "".join(f"{indent}{line}\n" for line in lines)
-    names = [*REGIONS, "enums", *(f"{name} of FUNCTION" for name in ("table", *OPTION_REGIONS))]
+    names = [
+        *REGIONS,
+        "enums",
+        *(f"{name} of FUNCTION" for name in ("table", "metrics", *OPTION_REGIONS)),
+    ]
     raise TableError(f"no region {what!r}, there are {', '.join(names)}")
 
 
@@ -97,7 +101,7 @@ def outputs(table: Table, root: Path) -> dict[Path, str]:
         if " generated: " in (text := path.read_text()):
             found[path] = with_regions(str(path.relative_to(root)), text, table)
     whole = "".join(found.values())
-    for name in [*REGIONS, "enums", *(f"{name} of" for name in OPTION_REGIONS)]:
+    for name in [*REGIONS, "enums", *(f"{name} of" for name in ("metrics", *OPTION_REGIONS))]:
         if f" generated: {name}" not in whole:
             raise TableError(f"no file has the region {name!r}")
     return found | {root / path: make(table) for path, make in WHOLE.items()}

@@ -83,9 +83,7 @@ class Options(NamedTuple):
         arrays, are_right = {}, []
         for name, x in self.arrays.items():
             option = self.function.option(name)
-            # What the library looks at in the call alone.
-            bounds = (option.minimum, 1.0 if name == "alpha" else option.maximum)
-            least, most = np.clip(bounds, *_FINITE)
+            least, most = np.clip((option.minimum, option.maximum), *_FINITE)
             is_right = (x > least if option.exclusive_minimum else x >= least) & (x <= most)
             if option.may_be_absent:
                 is_right |= jnp.isnan(x)
