@@ -1,4 +1,4 @@
-// The seam between TileLoss and devices: what one has to offer. A backend is two sweeps and a way to run the row stage
+// The interface between TileLoss and devices: what one offers. A backend is two sweeps and a way to run the row stage
 // (architecture.md); driver.h says in which order. It is chosen by the device type of a call's views, and registered by a line in
 // registry.cpp.
 #ifndef TILELOSS_BACKENDS_BACKEND_H_

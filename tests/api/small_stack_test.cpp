@@ -1,4 +1,4 @@
-// A call on a host's thread with little stack: what a call needs of it is in docs/users/install.md.
+// A call on a host's thread with little stack: what a call needs of it is in docs/users/c.md.
 #include <gtest/gtest.h>
 #include <pthread.h>
 

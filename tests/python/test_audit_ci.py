@@ -88,7 +88,7 @@ def test_the_action_runs_the_audit_and_shows_its_table(project: Path) -> None:
     assert summary.startswith("```\ncase ") and "FAIL  loss " in summary
 
 
-def test_the_documents_few_lines_are_the_actions() -> None:
+def test_the_documents_step_is_the_actions() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     (block,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.S)
     (step,) = yaml.safe_load(block)

@@ -18,7 +18,7 @@ struct KnownRow {
 // The rows' maximum and their other columns' mass, by a block a row that reads it once: piece by piece, for each of which it is
 // first marked which columns are known.
 template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxThreads, 1) look_at_others(SweepJob job, tileloss_matrix ids, KnownRow* known) {
+__global__ void __launch_bounds__(kMaxThreads, 1) sweep_other_columns(SweepJob job, tileloss_matrix ids, KnownRow* known) {
   constexpr int kCount = Group<T>::kCount;
   constexpr std::int64_t kPiece = 16384;
   using Marks = int[kPiece / 32];  // a bit a column

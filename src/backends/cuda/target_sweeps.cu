@@ -70,7 +70,7 @@ void TargetSweeps::forward(Queue& queue, const TargetPart& part) const {
   const tileloss_matrix ids = from(p.args.teacher_ids, part.begin);
   visit_kernel(p.storage, is_plain(), [&]<class T>(T /*format*/, auto is_plain_kernel) {
     if (target.kind == TargetKind::kColumns) {
-      queue.launch(look_at_others<T, is_plain_kernel>, part.rows, threads_, target.own, ids, target.known);
+      queue.launch(sweep_other_columns<T, is_plain_kernel>, part.rows, threads_, target.own, ids, target.known);
     } else {
       queue.launch(sweep_targets<T, is_plain_kernel>, part.rows, threads_, target);
     }
