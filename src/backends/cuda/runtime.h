@@ -17,8 +17,8 @@
 
 namespace tileloss::impl::cuda {
 
-// Of arguments only the stream comes this far. The rest is memory, the machine, or nobody's fault: an earlier kernel's error, say,
-// which every later call has.
+// Of arguments only the stream comes this far. The rest is memory, the machine, or nobody's fault: an earlier kernel's error,
+// say, which every later call has.
 inline tileloss_status code_of(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation: return TILELOSS_OUT_OF_MEMORY;
