@@ -132,6 +132,15 @@ class Sequences {
   TILELOSS_HOST_DEVICE std::int64_t end(std::int64_t b) const {
     return has_offsets_ ? offset(b + 1) : length_ > 0 ? (b + 1) * length_ : rows_;
   }
+  // The sequence of row i: the last one that begins there or before.
+  TILELOSS_HOST_DEVICE std::int64_t of(std::int64_t i) const {
+    std::int64_t first = 0;
+    for (std::int64_t last = count(); last - first > 1;) {
+      const std::int64_t middle = first + (last - first) / 2;
+      (begin(middle) <= i ? first : last) = middle;
+    }
+    return first;
+  }
 
  private:
   // Within the rows, also where a device finds out later that they are wrong.

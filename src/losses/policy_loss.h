@@ -48,6 +48,7 @@ class PolicyLoss {
   void prepare(Steps&& steps) const {
     steps.template each<&PolicyLoss::read_numbers>(1);
     steps.template each<&PolicyLoss::start_sequence>(context_.sequences.count());
+    if (scratch_.sequence_of != nullptr) steps.template each<&PolicyLoss::find_sequence>(context_.rows);
     steps.template sum<&PolicyLoss::tokens_of, &PolicyLoss::take_tokens>(context_.sequences.count());
   }
 
@@ -80,9 +81,9 @@ class PolicyLoss {
       if (has_sampler() && context_.old_logp) s.sampler_sum += zero_if_nan(context_.old_logp[i] - context_.sampler_logp[i]);
     });
     scratch_.sequences[b] = s;
-    if (scratch_.sequence_of == nullptr) return;
-    for (std::int64_t i = context_.sequences.begin(b); i < context_.sequences.end(b); ++i) scratch_.sequence_of[i] = b;
   }
+  // By row: where offsets are wrong, which a device finds out later, sequences may share rows.
+  TILELOSS_HOST_DEVICE void find_sequence(std::int64_t i) { scratch_.sequence_of[i] = context_.sequences.of(i); }
   TILELOSS_HOST_DEVICE double tokens_of(std::int64_t b) { return scratch_.sequences[b].tokens; }
   TILELOSS_HOST_DEVICE void take_tokens(double sum) { counts_.tokens = kept_tokens_ = sum; }
 

@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (std::int64_t j = 0; j < k; ++j) is_wrong |= integer_at(ids, i, j) == entry.id ? 1 : 0;
   }
   is_wrong = reduce_block(is_wrong, parts, 0, [](std::int32_t a, std::int32_t b) { return a | b; });
+  __syncthreads();  // all have read what is written now; a block of one warp met at no barrier
   if (threadIdx.x == 0 && is_wrong != 0) rows.label_columns[i] = kBadEntry;
 }
 struct HasBadEntry {
