@@ -8,6 +8,7 @@
 
 #include "tests/api/calls.h"
 #include "tests/shared/child_process.h"
+#include "tests/shared/program.h"
 #include "tests/shared/resource_limit.h"
 
 namespace tileloss::test {
@@ -40,7 +41,7 @@ TEST(OutOfMemory, AThreadsFirstFailuresGiveAStatusAndAMessage) {
   GTEST_SKIP() << "the sanitizer's own malloc ends the process";
 #endif
   const auto child = [] {
-    void* const library = dlopen(TILELOSS_SHARED_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void* const library = dlopen(built("libtileloss.so").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return false;
     const auto call = reinterpret_cast<decltype(&tileloss_call)>(dlsym(library, "tileloss_call"));
     const auto last_error = reinterpret_cast<decltype(&tileloss_last_error)>(dlsym(library, "tileloss_last_error"));

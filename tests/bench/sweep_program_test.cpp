@@ -79,11 +79,11 @@ TEST(SweepProgram, MeasuresEveryCaseWithTheBenchsFigures) {
 // On a libtileloss_cuda.so whose devices are the host.
 TEST(SweepProgram, MeasuresTheKernelsOfADevice) {
   const TemporaryFolder folder;
-  const std::string on_host = (std::filesystem::path(TILELOSS_PROGRAM).parent_path() / "cuda_on_host").string();
+  const std::string on_host = test::built("cuda_on_host");
   const std::vector<std::string> sets = {
       "device=cuda", "cuda_kernel=[two_reads, cluster]", "loss=cross_entropy", "shape=3x257", "threads=0", "vocab_block=0"};
   std::vector<std::string> arguments = sweep_arguments(folder, kCheapSweep, sets);
-  arguments.insert(arguments.begin(), {"LD_LIBRARY_PATH=" + on_host, TILELOSS_PROGRAM});
+  arguments.insert(arguments.begin(), {"LD_LIBRARY_PATH=" + on_host, test::built("tileloss")});
   const ProgramResult result = Program(arguments, {}, "/usr/bin/env").wait();
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   for (const char* text : {"cross_entropy [3, 257] bfloat16 value_and_grad on cuda\n", "best: cuda_kernel="})

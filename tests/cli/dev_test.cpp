@@ -27,6 +27,7 @@ TEST(Dev, CommandsRefuseArgumentsThatTheyDoNotTake) {
            {{"build", "debug"}, "dev: build takes no arguments, got 'debug'\n"},
            {{"build", "extra", "args"}, "dev: build takes no arguments, got 'extra args'\n"},
            {{"demo", "x"}, "dev: demo takes no arguments, got 'x'\n"},
+           {{"kit", "x"}, "dev: kit takes no arguments, got 'x'\n"},
            {{"package", "x"}, "dev: package takes no arguments, got 'x'\n"},
            {{"format", "src"}, "dev: format takes no arguments, got 'src'\n"},
            {{"clean", "x"}, "dev: clean takes no arguments, got 'x'\n"},

@@ -258,11 +258,11 @@ TEST(Info, JsonNamesWhatTheMachineHas) {
 // path or through PATH.
 TEST(Info, ListsDevices) {
   namespace fs = std::filesystem;
-  const fs::path built = fs::path(TILELOSS_PROGRAM).parent_path() / "cuda_on_host";
+  const fs::path built = test::built("cuda_on_host");
   const TemporaryFolder folder;
   fs::create_directories(folder.path() / "bin");
   fs::create_directories(folder.path() / "lib");
-  fs::copy_file(TILELOSS_PROGRAM, folder.path() / "bin" / "tileloss");
+  fs::copy_file(test::built("tileloss"), folder.path() / "bin" / "tileloss");
   fs::create_symlink(built / "libtileloss_cuda.so", folder.path() / "lib" / "libtileloss_cuda.so");
   const fs::path installed = folder.path() / "bin" / "tileloss";
   const ProgramResult info = Program({"info"}, {}, built / "tileloss").wait();

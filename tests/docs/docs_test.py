@@ -27,6 +27,7 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ", "python -m ")
+NEVER_RUN += ("build/kit/run ",)  # tests/python/test_kit.py
 NEVER_RUN += ("tileloss remote ", "run=$(tileloss remote ", "sky ")
 # Tests of Python's run these in their own ways: with a sample project, and with releases of a package made for it.
 NEVER_RUN += (

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "tests/shared/temporary_folder.h"
 
 namespace tileloss::test {
+
+// What was built beside the test program that runs.
+inline std::string built(const std::string& name) { return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name; }
 
 struct ProgramResult {
   int exit_code = -1;  // 128 + signal if one killed it
@@ -35,7 +39,7 @@ inline constexpr const char* kClosed = "closed";  // in place of a file: the pro
 
 class Program {
  public:
-  explicit Program(std::vector<std::string> arguments, const Streams& streams = {}, const std::string& path = TILELOSS_PROGRAM)
+  explicit Program(std::vector<std::string> arguments, const Streams& streams = {}, const std::string& path = built("tileloss"))
       : streams_(streams) {
     arguments.insert(arguments.begin(), path);
     std::vector<char*> argv;

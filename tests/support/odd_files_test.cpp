@@ -111,7 +111,7 @@ TEST(OddFiles, AFileSizeLimitIsReportedAndLeavesEarlierResultsIntact) {
   const std::string earlier = "{\"earlier\":1}\n";
   const auto output = folder.write("r.jsonl", earlier);
   const auto config = folder.write("c.yaml", std::string(kSmall) + "output: r.jsonl\n").string();
-  std::vector<std::string> arguments = {"-c", "ulimit -f 1; exec \"$0\" \"$@\"", TILELOSS_PROGRAM};
+  std::vector<std::string> arguments = {"-c", "ulimit -f 1; exec \"$0\" \"$@\"", test::built("tileloss")};
   for (const std::string& argument : gradcheck(config)) arguments.push_back(argument);
   const ProgramResult result = Program(arguments, {.out = "/dev/null"}, "/bin/sh").wait();
   expect_error(result, 3, "r.jsonl: cannot write: File too large");
