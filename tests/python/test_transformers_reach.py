@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 from tileloss.integrations._forward_plan import UnknownForward, read_forward
 from tileloss.integrations._inner_forward import read_inner
 from tileloss.integrations.transformers import patch
-from transformers_models import VOCAB
+from transformers_models import OF_THE_DOCUMENT, VOCAB
 
 DOCUMENT = Path(__file__).parents[2] / "docs/users/huggingface.md"
 MAPPINGS = {
@@ -60,6 +60,7 @@ def documented() -> dict[str, list[str]]:
     return {quoted.strip().strip("`"): re.findall(r"`(\w+)`", classes) for quoted, classes in rows}
 
 
+@OF_THE_DOCUMENT
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_as_many_classes_are_taken_as_the_document_says(mapping: str) -> None:
     every = len(classes_of(mapping))
@@ -69,6 +70,7 @@ def test_as_many_classes_are_taken_as_the_document_says(mapping: str) -> None:
     assert f"{taken} of the {every} {mapping} classes" in text
 
 
+@OF_THE_DOCUMENT
 def test_the_document_lists_every_refused_class_with_its_reason() -> None:
     messages = refusals("causal") | refusals("image-text")
     listed = [name for names in documented().values() for name in names]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +16,9 @@ from tileloss import torch as tl
 
 B, T, V, H = 3, 5, 67, 16
 ROWS = ("logp", "lse", "entropy")
+BESIDE_TORCHS_HEAD = pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="NOT RUN: torch has no linear_cross_entropy"
+)
 LOGIT_FUNCTIONS = ("cross_entropy", "logprobs", "policy_loss")
 LINEAR_FUNCTIONS = ("linear_cross_entropy", "linear_logprobs", "linear_policy_loss")
 FUNCTIONS = LOGIT_FUNCTIONS + LINEAR_FUNCTIONS
