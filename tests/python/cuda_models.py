@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from trl.experimental.gkd.gkd_trainer import GKDTrainer
-from trl.trainer import distillation_trainer
-from trl.trainer.utils import add_fused_lm_head
 
 import cuda_device
 from cuda_device import OTHER, CudaTensor, get, to_device
@@ -84,7 +81,7 @@ def test_smoothed_labels() -> None:
     hold(found, model, own_loss(own(input_ids=ids), labels), own)
 
 
-@pytest.mark.skipif(OTHER == 0, reason="NOT RUN: there is one device")
+@pytest.mark.skipif(OTHER == 0, reason="NOT RUN: fewer GPUs than 2")
 def test_a_head_on_another_device_is_refused() -> None:
     model, given = patch(on_device("phi")), there(batch())
     model.lm_head.weight = torch.nn.Parameter(to_device(get(model.lm_head.weight.detach()), 1))
@@ -95,6 +92,8 @@ def test_a_head_on_another_device_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "phi"])
 def test_trls_fused_head(kind: str) -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
     own, model, given = build(kind), on_device(kind), batch()
     for each in (own, model):
         add_fused_lm_head(each)
@@ -106,6 +105,9 @@ def test_trls_fused_head(kind: str) -> None:
 
 
 def test_trls_distillation() -> None:
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+    from trl.trainer import distillation_trainer
+
     torch.manual_seed(3)
     x, teacher, labels = (
         torch.randn(2, 7, VOCAB),
@@ -139,6 +141,8 @@ def test_trls_distillation() -> None:
 
 
 def test_other_devices_are_refused() -> None:
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+
     elsewhere = torch.empty(2, 3, VOCAB, device="meta")
     with (
         trl_integration.patch(),

@@ -14,6 +14,7 @@ BACKEND = "nccl"
 START = "spawn"  # of processes: CUDA is used before, and does not live through a fork
 # torch's own operators: a GPU's sums have another order than the CPU's.
 TOLERANCE_OF_MODELS = 1e-4
+BACKWARD_ENDS = 1.0  # s
 
 
 def to_device(x: Tensor, index: int = 0) -> Tensor:

@@ -29,6 +29,7 @@ OTHER = 1  # a device that is not the first
 BACKEND = "gloo"
 START = "fork"
 TOLERANCE_OF_MODELS = 1e-5
+BACKWARD_ENDS = 0.0
 _NAME = "cuda_on_host"
 _WORK = ctypes.CFUNCTYPE(None)
 _library = ctypes.CDLL(str(library_path().parent / "libtileloss_cuda.so"))
