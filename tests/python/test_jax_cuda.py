@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -76,20 +77,57 @@ def test_programs_for_cuda(implementation: str, monkeypatch: pytest.MonkeyPatch)
     assert jnp.isclose(exported.call(x), jnp.log(5.0))
 
 
-@pytest.mark.full
-def test_the_handlers_run_on_the_host() -> None:
-    """JAX's own tests of "cpu", whose calls go to the handlers of CUDA there (tests/backends/cuda/host_xla.cpp); but for those of
-    what happens before a handler is called, or is XLA's."""
-    if platform.machine() != "x86_64":
-        pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
-    folder = Path(__file__).parent
-    files = [folder / f"test_jax_{part}.py" for part in ("functions", "linear", "targets")]
-    elsewhere = "second_derivatives or refused or choice or told_once or numbers_of_numpy or named or checked"
+HERE = Path(__file__).parent
+DEVICES = pytest.mark.parametrize("device", ["host", "gpu"])
+
+
+def gpu_count() -> int:
+    """As the driver says; JAX itself would start here."""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    except OSError:
+        return 0
+    driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value
+
+
+def run_on(device: str, *arguments: str | Path, processes: int = 0, **more: str) -> None:
+    """Tests in a process of their own: on the host "cpu" is the handlers of CUDA (tests/backends/cuda/host_xla.cpp)."""
+    environment = {n: x for n, x in os.environ.items() if n not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    environment |= {"TILELOSS_TEST_DEVICE": device, **more}
+    if device == "host":
+        if platform.machine() != "x86_64":
+            pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
+        own = library_path().parent / "cuda_on_host/libtileloss.so"
+        environment["TILELOSS_LIBRARY"] = str(own)
+    elif not library.is_built("libtileloss_cuda.so") or not gpu_count():
+        pytest.skip("NOT RUN: no libtileloss_cuda.so, or no GPU")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", *files, "-k", f"cpu and not ({elsewhere})"],
-        env=os.environ | {"TILELOSS_LIBRARY": str(library_path().parent / "cuda_on_host/libtileloss.so")},
-        cwd=folder.parents[1],
+        [sys.executable, "-m", "pytest", "-q", f"-n{processes}", *arguments],
+        env=environment,
+        cwd=HERE.parents[1],
         capture_output=True,
         text=True,
-    )  # fmt: skip
+        timeout=600,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("device", "preallocates"), [("host", "false"), ("gpu", "false"), ("gpu", "true")]
+)
+def test_losses(device: str, preallocates: str) -> None:
+    """Beside memory that XLA takes as it needs it, and all at once."""
+    run_on(device, HERE / "cuda_jax.py", XLA_PYTHON_CLIENT_PREALLOCATE=preallocates)
+
+
+@pytest.mark.full
+@DEVICES
+def test_the_handlers(device: str) -> None:
+    """JAX's own tests of "cpu", or on a GPU of "cuda"; but for those of what happens before a handler is called, or is XLA's."""
+    files = [HERE / f"test_jax_{part}.py" for part in ("functions", "linear", "targets")]
+    elsewhere = "second_derivatives or refused or choice or told_once or numbers_of_numpy or named or checked"
+    chosen = f"{'cpu' if device == 'host' else 'cuda'} and not ({elsewhere})"
+    several = {"processes": 8, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if device == "gpu" else {}
+    run_on(device, *files, "-k", chosen, **several)
