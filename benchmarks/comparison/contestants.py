@@ -9,7 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from comparison.inputs import EPSILON, Inputs, LossOfLogp, cross_entropy_of_logp, grpo_of_logp
+from comparison.inputs import (
+    EPSILON,
+    Inputs,
+    LossOfLogp,
+    Shape,
+    cross_entropy_of_logp,
+    grpo_of_logp,
+)
 
 # A loss of the group's operands: the logits, or hidden states and head.
 Loss = Callable[..., torch.Tensor]
@@ -25,7 +32,7 @@ class Contestant:
 
     `tolerance`: of the gradient, relative in the Frobenius norm, and of the loss, relative, unless that has its
     own. `max_rounds`: for those that take tens of seconds a step. `quarter_of`: the contestant that has four
-    times its memory.
+    times its memory. `work`: of a roof, how much a step does, in what its rate is given in, 1e9 "GB/s" or 1e12 "TFLOP/s".
     """
 
     name: str
@@ -36,6 +43,7 @@ class Contestant:
     max_rounds: int | None = None
     quarter_of: str | None = None
     loss_tolerance: float | None = None
+    work: Callable[[Shape], tuple[float, str]] | None = None
 
     @property
     def key(self) -> str:
@@ -65,6 +73,9 @@ class Group:
 GROUPS = {
     group.name: group
     for group in (
+        # What a device can do at best: no losses, and nothing to check.
+        Group("roofs", "roofs of logits"),
+        Group("roofs_linear", "roofs of the LM head", linear=True),
         Group("training_step", "a training step", cross_entropy_of_logp, whole_model=True),
         Group("cross_entropy", "cross-entropy from logits", cross_entropy_of_logp),
         Group("grpo", "GRPO from logits", grpo_of_logp, policy=True),
@@ -79,6 +90,17 @@ GROUPS = {
         Group("linear_distillation", "distillation with two LM heads", beta=0.0, linear=True),
     )
 }
+
+
+def register_for(device: str) -> None:
+    """Who takes part on this device alone."""
+    if device == "cpu":
+        import comparison.jax_contestants
+        import comparison.tensor_parallel
+    else:
+        import comparison.device_contestants  # noqa: F401
+
+
 OURS = 0.01  # what a bfloat16 gradient is off by, three times
 
 

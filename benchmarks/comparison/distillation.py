@@ -13,7 +13,15 @@ import torch.nn.functional as F
 
 from comparison import contestants
 from comparison.contestants import GROUPS, OURS, Loss, torch_loss
-from comparison.inputs import SAMPLES, SEED, Inputs, Truth, logits_of, row_chunks, sampled_truth
+from comparison.inputs import (
+    SAMPLES,
+    Inputs,
+    Truth,
+    logits_of,
+    new_generator,
+    row_chunks,
+    sampled_truth,
+)
 
 
 def log_mixture(logp: torch.Tensor, logq: torch.Tensor, beta: float) -> torch.Tensor:
@@ -61,7 +69,7 @@ def make_truth(inputs: Inputs, beta: float) -> Truth:
         return gradient_of(logp, logq, kl_p[chosen], beta) / shape.tokens
 
     loss = values.mean().item()
-    generator = torch.Generator().manual_seed(SEED)
+    generator = new_generator()
     rows = torch.randperm(shape.tokens, generator=generator)[:SAMPLES]
     classes = torch.randint(0, shape.vocab, (SAMPLES,), generator=generator)
     return sampled_truth(student, loss, loss, (rows, classes), gradient_at)

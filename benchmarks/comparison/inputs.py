@@ -75,7 +75,7 @@ class Inputs:
     head: torch.Tensor | None = None
     teacher: Inputs | None = None
     workspace_bytes: int | None = None
-    own_logits: OwnLogits | None = None  # of the contestants that donate them
+    own_logits: Any = None  # an OwnLogits, or the like, of the contestants that have them
     model: PreTrainedModel | None = None
 
     @property
@@ -103,6 +103,11 @@ class Inputs:
 LossOfLogp = Callable[[Inputs, torch.Tensor], torch.Tensor]
 
 
+def new_generator() -> torch.Generator:
+    """Of the same numbers every time, on the device where tensors are made."""
+    return torch.Generator(torch.get_default_device()).manual_seed(SEED)
+
+
 def cross_entropy_of_logp(_inputs: Inputs, logp: torch.Tensor) -> torch.Tensor:
     """-mean(logp), logp [N]."""
     return -logp.mean()
@@ -117,11 +122,11 @@ def grpo_of_logp(inputs: Inputs, logp: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(shape: Shape, *, linear: bool, policy: bool, distils: bool = False) -> Inputs:
-    """The same numbers every time. Each page is written here: no contestant pays its first touch.
+    """The same numbers every time on a device. Each page is written here: no contestant pays its first touch.
 
     old_logp is that of a model a step away: ratios lie inside, outside and on both sides of the clip range.
     """
-    generator = torch.Generator().manual_seed(SEED)
+    generator = new_generator()
 
     def normal(*size: int, std: float, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(size, dtype=dtype).normal_(0, std, generator=generator)
@@ -192,7 +197,7 @@ def make_truth(inputs: Inputs, loss_of_logp: LossOfLogp) -> Truth:
     loss = loss_of_logp(inputs, logp)
     (dlogp,) = torch.autograd.grad(loss, logp)
     value, scale = loss.item(), max(abs(loss.item()), dlogp.abs().sum().item())
-    generator = torch.Generator().manual_seed(SEED)
+    generator = new_generator()
     rows = torch.randperm(inputs.shape.tokens, generator=generator)[:SAMPLES]
     others = torch.randint(0, inputs.shape.vocab, (SAMPLES // 2,), generator=generator)
     classes = torch.cat([inputs.labels[rows][::2], others])

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-import comparison.jax_contestants
-import comparison.tensor_parallel  # noqa: F401  registers them, as the line above
 from comparison import distillation, training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth, relative
@@ -43,13 +41,18 @@ class Errors:
 
 @dataclass
 class Measurement:
-    """`peak_bytes`: above inputs and outputs, of a model above it. Times in seconds, in the order of the rounds."""
+    """`peak_bytes`: above inputs and outputs, of a model above it. Times in seconds, in the order of the rounds. On a GPU: what
+    was timed, why no graph was, the host's seconds for a step; `failed`: why there is nothing else."""
 
     contestant: Contestant
-    peak_bytes: int
+    peak_bytes: int = 0
     workspace_bytes: int | None = None
     errors: Errors | None = None
     times: list[float] = field(default_factory=list)
+    timed_by: str = ""
+    not_captured: str = ""
+    host_s: float | None = None
+    failed: str = ""
 
     @property
     def median(self) -> float:
@@ -79,8 +82,8 @@ def dlogits_error(output: torch.Tensor, truth: Truth, labels: torch.Tensor) -> f
     """Of sampled rows, the labels' entries and all others apart: those weigh more than these together."""
     assert truth.dlogits is not None
     rows = torch.arange(len(truth.rows))
-    labels = labels[truth.rows]
-    sampled, expected = output[truth.rows].double(), truth.dlogits.clone()
+    sampled = output.reshape(len(labels), -1)[truth.rows].double()
+    labels, expected = labels[truth.rows], truth.dlogits.clone()
     on_label = relative(sampled[rows, labels], expected[rows, labels])
     sampled[rows, labels] = 0
     expected[rows, labels] = 0

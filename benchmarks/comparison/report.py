@@ -17,15 +17,29 @@ from comparison.inputs import Shape
 from comparison.measure import Measurement
 from tileloss.check.files import write_whole
 
+Settings = dict[str, object]
+UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
+ON_DEVICE = (
+    "A step is a forward and a backward; medians by the device's\n"
+    "clock, of graph replays where a step can be captured. Caches are emptied before each. Memory: the peak of torch's\n"
+    "allocator. Errors: relative to float64; of logits' gradients the label's column and all others apart, the worse; of a\n"
+    "model to float32, its head's rows and its body's gradients apart."
+)
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
+
+
+PACKAGES = (
+    *("torch", "triton", "trl", "transformers", "liger-kernel", "cut-cross-entropy"),
+    *("quack-kernels", "jax", "optax", "tokamax"),
+)
 
 
 class NoMarkers(Exception):
     """The file has no place for the table."""
 
 
-def machine() -> str:
-    """The processor's name."""
+def processor() -> str:
+    """Its name."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else "unknown processor"
 
@@ -38,10 +52,7 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    return {
-        package: installed(package)
-        for package in ("torch", "trl", "transformers", "jax", "optax", "tokamax")
-    }
+    return {package: installed(package) for package in PACKAGES}
 
 
 def seconds(value: float) -> str:
@@ -53,15 +64,26 @@ def megabytes(value: int) -> str:
     return f"{value / 1e6:.3g} MB" if value < 1e9 else f"{value / 1e6:.0f} MB"
 
 
-def row(measurement: Measurement) -> str:
-    assert measurement.errors is not None
+def rate(measurement: Measurement, shape: Shape) -> str:
+    """Of a roof; else nothing."""
+    if measurement.contestant.work is None or measurement.failed:
+        return ""
+    work, unit = measurement.contestant.work(shape)
+    return f"{work / measurement.median / UNITS[unit]:.4g} {unit}"
+
+
+def row(measurement: Measurement, shape: Shape) -> str:
+    name, errors = measurement.contestant.name, measurement.errors
+    if measurement.failed:
+        return f"| {name} | failed: {measurement.failed} |"
+    found = rate(measurement, shape)
     cells = [
-        measurement.contestant.name,
+        f"{name}: {found}" if found else name,
         seconds(measurement.median),
         str(len(measurement.times)),
         megabytes(measurement.peak_bytes),
-        f"{measurement.errors.loss:.0e}",
-        f"{measurement.errors.gradient:.0e}",
+        f"{errors.loss:.0e}" if errors else "",
+        f"{errors.gradient:.0e}" if errors else "",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -77,18 +99,24 @@ def sizes(group: Group, shape: Shape) -> str:
     return size if group.beta is None else f"student and teacher each {size}"
 
 
-def table(measurements: Sequence[Measurement], shape: Shape, threads: int, rounds: int) -> str:
+def table(
+    measurements: Sequence[Measurement], shape: Shape, settings: Settings, rounds: int
+) -> str:
     """One table a group, and what the figures mean."""
     parts = []
     for group in GROUPS.values():
-        rows = [row(each) for each in measurements if each.contestant.group == group.name]
+        rows = [row(each, shape) for each in measurements if each.contestant.group == group.name]
         if rows:
             head = ("time", "rounds", group.memory, "error of loss", "of gradient")
             heading = f"| {group.title}, {sizes(group, shape)} bfloat16 | {' | '.join(head)} |"
             parts.append("\n".join([heading, "|---" * (len(head) + 1) + "|", *rows]))
     packages = ", ".join(f"{name} {found}" for name, found in versions().items() if found)
+    if "threads" not in settings:
+        parts.append(f"{settings['machine']}, {packages}. {ON_DEVICE}")
+        return "\n\n".join(parts) + "\n"
+    threads = f"{settings['threads']} threads"
     parts.append(
-        f"{machine()}, {threads} threads, {packages}. A step is a forward and a backward; medians of {rounds} interleaved\n"
+        f"{settings['machine']}, {threads}, {packages}. A step is a forward and a backward; medians of {rounds} interleaved\n"
         "rounds in one process, fewer for those that take tens of seconds; from logits a turn is two steps, the second timed.\n"
         "Inputs are reused, every page of them touched before; what a step allocates it allocates anew each time, as in\n"
         "training; TileLoss's fresh gradient takes the memory of the one freed before it. From JAX a step is jitted.\n"
@@ -99,6 +127,9 @@ def table(measurements: Sequence[Measurement], shape: Shape, threads: int, round
 
 
 def figures_of(measurement: Measurement) -> dict[str, object]:
+    if measurement.failed:
+        contestant = measurement.contestant
+        return {"group": contestant.group, "name": contestant.name, "failed": measurement.failed}
     return {
         "group": measurement.contestant.group,
         "name": measurement.contestant.name,
@@ -107,22 +138,22 @@ def figures_of(measurement: Measurement) -> dict[str, object]:
         "peak_bytes": measurement.peak_bytes,
         "workspace_bytes": measurement.workspace_bytes,
         "errors": None if measurement.errors is None else asdict(measurement.errors),
+        **_of_device(measurement),
     }
 
 
-def settings(shape: Shape, threads: int, isa: str) -> dict[str, object]:
-    return {
-        "shape": asdict(shape),
-        "dtype": "bfloat16",
-        "machine": machine(),
-        "isa": isa,
-        "threads": threads,
-        "versions": versions(),
-    }
+def _of_device(measurement: Measurement) -> dict[str, object]:
+    named = ("timed_by", "not_captured", "host_s")
+    return {name: found for name in named if (found := getattr(measurement, name))}
+
+
+def settings(shape: Shape, **more: object) -> Settings:
+    """``more``: the machine, and how it is used."""
+    return {"shape": asdict(shape), "dtype": "bfloat16", **more, "versions": versions()}
 
 
 def as_lines(
-    measurements: Sequence[Measurement], shape: Shape, settings: dict[str, object]
+    measurements: Sequence[Measurement], shape: Shape, settings: Settings
 ) -> list[dict[str, object]]:
     """A result line a contestant, each with all that it needs to be understood alone."""
     lines = []
@@ -130,7 +161,8 @@ def as_lines(
         group = GROUPS[each.contestant.group]
         words = {"title": group.title, "sizes": sizes(group, shape), "memory": group.memory}
         start = {"tool": "compare", "version": tileloss.__version__}
-        lines.append(start | figures_of(each) | words | settings)
+        found = {"rate": rate(each, shape)} if each.contestant.work else {}
+        lines.append(start | figures_of(each) | found | words | settings)
     return lines
 
 
@@ -138,7 +170,7 @@ def write_json(
     path: Path,
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
-    settings: dict[str, object],
+    settings: Settings,
 ) -> None:
     content = settings | {
         "contestants": [figures_of(each) for each in measurements],

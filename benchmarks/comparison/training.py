@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from comparison import contestants
 from comparison.contestants import Output, Step, contestant
-from comparison.inputs import SAMPLES, SEED, Inputs, Shape, Truth, relative
+from comparison.inputs import SAMPLES, SEED, Inputs, Shape, Truth, new_generator, relative
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +44,7 @@ def make_model(vocab: int) -> PreTrainedModel:
 
 def make_inputs(shape: Shape) -> Inputs:
     """Two sequences (one, if the tokens cannot be halved) whose labels are the tokens themselves."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = new_generator()
     sequences = 2 if shape.tokens % 2 == 0 else 1
     ids = torch.randint(0, shape.vocab, (sequences, shape.tokens // sequences), generator=generator)
     nothing = torch.empty(0)
@@ -66,7 +66,7 @@ def make_truth(inputs: Inputs) -> Truth:
         loss += chunk.item() / len(labels)
     hidden.backward(rows.grad)
 
-    generator = torch.Generator().manual_seed(SEED)
+    generator = new_generator()
     other = torch.randint(0, inputs.shape.vocab, (SAMPLES,), generator=generator)
     classes = torch.cat([labels[:SAMPLES], other])
     head, *body = [parameter.grad for parameter in model.parameters()]

@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 
 import compare as program
-from comparison import bars, contestants, measure, report
+from comparison import bars, contestants, measure, on_device, report
 from comparison.contestants import GROUPS, Contestant, by_key
 from comparison.inputs import Inputs, Shape, make_inputs, make_truth
 from tileloss.torch import cross_entropy
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compare.py"
 SHAPE = Shape(tokens=8, vocab=500, hidden=16)
+contestants.register_for("cpu")
 EVERYONE = [entry for group in GROUPS.values() for entry in group.contestants]
 
 
@@ -234,6 +235,8 @@ def test_bad_usage_names_what_is_wrong(
         (("--page=page.md", "--only=grpo/*"), "leave out --only"),
         (("--output=/dev/full",), "--output: expected a regular file, got /dev/full, a device"),
         (("--json=x", "--output=./x"), "expected different files, got one twice"),
+        (("--json=x", "--device=host"), "--json is for --device cpu"),
+        (("--device=host", "--only=nobody/*"), "no contestant matches"),
     ):
         try:
             code = program.main(list(options))
@@ -241,6 +244,105 @@ def test_bad_usage_names_what_is_wrong(
             code = exit.code
         assert code == 2
         assert message in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ on a device
+
+
+def test_on_a_device_each_contestant_is_a_line_whatever_becomes_of_it(tmp_path: Path) -> None:
+    """On the host in a GPU's place. QuACK is nowhere without a GPU."""
+    chosen = (
+        "roofs*",
+        "cross_entropy/TileLoss, in place",
+        "cross_entropy/QuACK",
+        "linear*/torch eager",
+    )
+    lines = tmp_path / "lines.jsonl"
+    only = [f"--only={pattern}" for pattern in chosen]
+    done = compare("--device=host", "--rounds=1", f"--output={lines}", *only)
+    assert done.returncode == 0, done.stderr
+    found = {
+        (line["group"], line["name"]): line
+        for line in map(json.loads, lines.read_text().splitlines())
+    }
+    assert [group for group, _ in found] == [
+        *["roofs"] * 2,
+        *["roofs_linear"] * 3,
+        *["cross_entropy"] * 2,
+        "linear_cross_entropy",
+    ]
+    for (group, name), line in found.items():
+        assert (
+            line["device"] == "host"
+            and "threads" not in line
+            and line["title"] == GROUPS[group].title
+        )
+        if name == "QuACK":
+            assert line["failed"].startswith("ModuleNotFoundError: No module named")
+            assert "median_s" not in line and f"| QuACK | failed: {line['failed']} |" in done.stdout
+            continue
+        assert 1 <= len(line["times_s"]) <= on_device.MOST_RUNS and line["host_s"] > 0
+        assert line["timed_by"] == "calls again"
+        if group.startswith("roofs"):
+            assert line["rate"].split()[1] == ("GB/s" if group == "roofs" else "TFLOP/s")
+            assert line["errors"] is None
+        else:
+            assert 0 < line["errors"]["gradient"] < 0.05
+
+
+@pytest.mark.parametrize("wrong", ["step", "capture"])
+def test_on_a_device_nothing_wrong_is_timed(
+    wrong: str, inputs: dict[str, Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose answer is wrong, and one that is wrong in a replay alone, as it cannot be captured."""
+    entry = by_key("cross_entropy/TileLoss, in place")
+    mine = inputs["cross_entropy"]
+    truth = measure.group_truth(GROUPS["cross_entropy"], mine)
+    device = on_device.Host()
+    if wrong == "step":
+        with pytest.raises(measure.WrongAnswer, match="lay"):
+            on_device.measure(
+                replace(by_key("cross_entropy/torch eager"), in_place=True), mine, truth, device, 1
+            )
+        return
+    nothing = torch.zeros(()), (torch.zeros_like(mine.logits),)
+    monkeypatch.setattr(device, "captured", lambda step: (lambda: None, nothing))
+    found = on_device.measure(entry, mine, truth, device, 1)
+    assert found.timed_by == "calls" and "WrongAnswer" in found.not_captured
+    assert found.times and torch.equal(mine.logits, mine.pristine)
+
+
+# What tells of the keys that it is given: one line each; at "hangs" it does, at "ends" it ends, after "spoils" it wants to end.
+TELLS = """
+import json, sys, time
+for key in sys.argv[1:]:
+    if key == "hangs": time.sleep(60)
+    if key == "ends": sys.exit(5)
+    print(json.dumps({"key": key, "ends": key == "spoils"}), flush=True)
+    if key == "spoils": break
+"""
+
+
+def test_a_contestant_that_hangs_or_crashes_costs_the_others_nothing() -> None:
+    keys = ["a", "hangs", "b", "spoils", "ends", "c"]
+    started: list[list[str]] = []
+
+    def command(left: Sequence[str]) -> list[str]:
+        started.append(list(left))
+        return [sys.executable, "-c", TELLS, *left]
+
+    found = dict(on_device.lines_of(keys, command, limit_s=0.5, start_s=10))
+    assert list(found) == keys
+    assert all(found[key] == {"key": key} for key in ("a", "b", "spoils", "c"))
+    assert found["hangs"] == {"failed": "took more than 0.5 s"}
+    assert found["ends"] == {"failed": "its process ended, 5"}
+    assert started == [keys, keys[2:], keys[4:], keys[5:]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    done = compare("--device=cuda")
+    assert (done.returncode, done.stderr) == (3, "compare: no CUDA device\n")
 
 
 # ---------------------------------------------------------------------------------------------- memory and bars
@@ -363,7 +465,8 @@ def test_the_instruction_set_is_the_librarys_own_choice(forced: str | None) -> N
 def test_a_page_gets_the_table_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    table = report.table([measured("grpo/torch eager", [0.5])], SHAPE, 2, 5)
+    settings = report.settings(SHAPE, machine="A processor", threads=2)
+    table = report.table([measured("grpo/torch eager", [0.5])], SHAPE, settings, 5)
     report.write_page(page, table)
     text = page.read_text()
     assert text == f"before\n{report.BEGIN}\n{table}{report.END}\nafter\n"

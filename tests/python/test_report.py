@@ -16,7 +16,7 @@ import pytest
 
 import report_lines as lines
 from tileloss.check.command import run
-from tileloss.check.report.blocks import Mark
+from tileloss.check.report.blocks import Mark, Table
 from tileloss.check.report.fields import Record
 from tileloss.check.report.page import Report, html, make_report
 from tileloss.check.report.style import DARK, LIGHT
@@ -140,6 +140,45 @@ def test_invariance_says_what_keeps_its_bits() -> None:
     assert "| liger | logits | bfloat16 | - | not installed |" in text
     row = "| torch | logits | bfloat16 | batch split | logp | ! | differ | 0.93 | 1 | 1.07 | 41 % |"
     assert row in text
+
+
+def test_a_comparison_on_a_gpu_has_roofs_and_failures() -> None:
+    of_gpu = [
+        {name: x for name, x in line.items() if name not in ("isa", "threads")}
+        | {"host_s": 4.2e-5, "timed_by": "graph replays"}
+        for line in lines.compare_lines()
+    ]
+    roof = of_gpu[0] | {
+        "group": "roofs",
+        "title": "roofs of logits",
+        "name": "copy",
+        "errors": None,
+        "rate": "2950 GB/s",
+    }
+    start = ("tool", "version", "group", "title", "machine", "versions")
+    failed = {name: of_gpu[2][name] for name in start} | {
+        "name": "QuACK",
+        "failed": "Error: no <GPU>",
+    }
+    found = made(roof, *of_gpu, failed)
+    (section,) = found.sections
+    assert section.summary.endswith("; 1 not measured")
+    assert [picture.name for picture in found.pictures] == ["compare", "compare-cross_entropy"]
+    assert "copy" not in found.pictures[0].says
+    of_roofs, *_, last = [block for block in section.blocks if isinstance(block, Table)]
+    assert (
+        of_roofs.heads[-3:] == ("rate", "host", "timed") and "error of loss" not in of_roofs.heads
+    )
+    assert [cell.text for cell in of_roofs.rows[0]][-3:] == [
+        "2950 GB/s",
+        "0.042 ms",
+        "graph replays",
+    ]
+    assert [cell.text for cell in last.rows[0]] == [
+        "cross-entropy from logits",
+        "QuACK",
+        "Error: no <GPU>",
+    ]
 
 
 def test_a_comparison_has_the_fastest_of_each_first() -> None:

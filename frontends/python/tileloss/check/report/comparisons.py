@@ -18,6 +18,7 @@ from tileloss.check.report.blocks import (
     digits,
     figure,
     joined,
+    known,
     plain,
     seconds,
 )
@@ -26,7 +27,8 @@ from tileloss.check.report.fields import Amount, Line, Positive
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant's median time in seconds, and its peak memory in bytes; `memory`: above what."""
+    """A contestant's median time in seconds, and its peak memory in bytes; `memory`: above what. On a GPU what was timed, and
+    the host's seconds to enqueue a step. `rate`: of what shows how fast the machine is at best."""
 
     title: str
     loss_error: float
@@ -38,6 +40,9 @@ class Entry:
     peak_bytes: Amount
     times_s: list[float]
     memory: str = "memory"
+    host_s: float = math.nan
+    timed_by: str = ""
+    rate: str = ""
 
     @property
     def is_ours(self) -> bool:
@@ -50,7 +55,17 @@ class Entry:
         return self.name if is_compiled else self.name.partition(",")[0]
 
 
-def read(line: Line) -> Entry:
+@dataclass(frozen=True)
+class Failure:
+    """A contestant without figures."""
+
+    machine: str
+    title: str
+    name: str
+    failed: str
+
+
+def read(line: Line) -> Entry | Failure:
     """Raises ValueError where a field is missing or of another type."""
     errors = fields.value(line, "errors", "Line")
     versions = fields.value(line, "versions", "Line")
@@ -59,33 +74,44 @@ def read(line: Line) -> Entry:
     sizes, dtype, machine, isa = (
         fields.value(line, name, "str", "") for name in ("sizes", "dtype", "machine", "isa")
     )
+    place = joined((machine, isa, fields.threads(line), *packages))
+    title = joined((title, sizes, dtype))
+    if "failed" in line:
+        return fields.read(Failure, line, title=title, machine=place)
     return fields.read(
         Entry,
         line,
-        title=joined((title, sizes, dtype)),
+        title=title,
         loss_error=fields.value(errors, "loss", "float", math.nan),
         gradient_error=fields.value(errors, "gradient", "float", math.nan),
-        machine=joined((machine, isa, fields.threads(line), *packages)),
+        machine=place,
     )
 
 
-def section(entries: Sequence[Entry]) -> Section:
+def section(found: Sequence[Entry | Failure]) -> Section:
     """Groups in the order of the lines, contestants by time."""
+    entries = [each for each in found if isinstance(each, Entry)]
+    failures = [each for each in found if isinstance(each, Failure)]
     groups: dict[str, list[Entry]] = {entry.group: [] for entry in entries}
     for entry in sorted(entries, key=lambda each: each.median_s):
         groups[entry.group].append(entry)
-    machines = " ".join(dict.fromkeys(entry.machine for entry in entries))
-    found: list[Block] = [f"{machines}. Medians; a step is a forward and a backward."]
+    machines = " ".join(dict.fromkeys(each.machine for each in found))
+    shown: list[Block] = [f"{machines}. Medians; a step is a forward and a backward."]
     best = {group: _best_of_families(members) for group, members in groups.items()}
-    found.append(_picture("compare", "The fastest variant of each, in each group.", best))
+    losses = {group: members for group, members in best.items() if not members[0].rate}
+    if losses:
+        shown.append(_picture("compare", "The fastest variant of each, in each group.", losses))
     for group, members in groups.items():
         if len(members) > len(best[group]):
-            found.append(_picture(f"compare-{group}", "All variants.", {group: members}))
-        found.append(blocks.table(members, _columns(members[0]), members[0].title))
+            shown.append(_picture(f"compare-{group}", "All variants.", {group: members}))
+        shown.append(blocks.table(members, _columns(members), members[0].title))
+    if failures:
+        shown.append(blocks.table(failures, FAILURES, "Not measured"))
     gains = "; ".join(filter(None, map(_gain, best.values())))
     summary = gains or blocks.count(len(entries), "contestant")
+    summary += f"; {len(failures)} not measured" if failures else ""
     title = "Beside other implementations"
-    return Section("compare", title, len(entries), Mark.NONE, summary, found)
+    return Section("compare", title, len(found), Mark.NONE, summary, shown)
 
 
 def _best_of_families(entries: list[Entry]) -> list[Entry]:
@@ -127,13 +153,28 @@ def _row(entry: Entry) -> Row:
     return Row(entry.name, (time, memory), look, is_strong=entry.is_ours)
 
 
-def _columns(fastest: Entry) -> Columns[Entry]:
-    return {
+FAILURES: Columns[Failure] = {
+    "group": lambda each: plain(each.title),
+    "contestant": lambda each: plain(each.name),
+    "why": lambda each: plain(each.failed),
+}
+
+
+def _columns(entries: list[Entry]) -> Columns[Entry]:
+    """Without those that no entry has anything in."""
+    fastest = entries[0]
+    columns: Columns[Entry] = {
         "contestant": lambda each: plain(each.name),
         "time": lambda each: figure(seconds(each.median_s)),
         "x the fastest": lambda each: figure(digits(each.median_s / fastest.median_s)),
         "rounds": lambda each: figure(str(len(each.times_s))),
         fastest.memory: lambda each: figure(bytes_of(each.peak_bytes)),
-        "error of loss": lambda each: figure(digits(each.loss_error, 1)),
-        "of gradient": lambda each: figure(digits(each.gradient_error, 1)),
+        "error of loss": lambda each: known(each.loss_error, lambda value: digits(value, 1)),
+        "of gradient": lambda each: known(each.gradient_error, lambda value: digits(value, 1)),
+        "rate": lambda each: figure(each.rate),
+        "host": lambda each: known(each.host_s, seconds),
+        "timed": lambda each: plain(each.timed_by),
+    }
+    return {
+        name: cell for name, cell in columns.items() if any(cell(each).text for each in entries)
     }
