@@ -7,6 +7,7 @@
 #include <tileloss/tileloss.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,6 +62,8 @@ class DeviceMemory {
   virtual Status copy(std::int32_t device_index, void* to, const void* from, std::size_t bytes) = 0;
   // Returns when all that is queued on the device is done.
   virtual Status synchronise(std::int32_t device_index) = 0;
+  // Milliseconds by the device's own clock of what `queue` queues, after all that was queued before it. Returns when it is done.
+  virtual Status time(std::int32_t device_index, const std::function<void()>& queue, double* milliseconds) = 0;
 };
 
 class Backend {

@@ -58,6 +58,8 @@ struct Timing {
   int64_t mem_after_alloc = 0;
   int64_t mem_peak = 0;
   int64_t mem_peak_data = 0;  // without the code that the call brought in
+  int calls = 1;              // of a measurement, whose time is the mean of theirs
+  double host_ns = 0;         // of a device: until the host has queued a call
   int64_t mem_scratch = 0;    // mem_peak_data above inputs and outputs: the workspace, and the pages of the threads' stacks
   std::optional<tileloss_plan> plan;  // the kernel's
   int threads = 0;
@@ -97,7 +99,8 @@ class Bench {
   Roofs measure_roofs();
   double roof_ms(const Roofs& roofs, const Timing& timing) const { return matrices_->roof_ms(roofs, timing.gradients); }
   std::string roofs_description() const {
-    return settings_.device.is_cpu() ? roofs_.description() : "by the device's own copies; a read counts as half of one";
+    return settings_.device.is_cpu() ? roofs_.description()
+                                     : "by the device's own copies and clock; a read counts as half of one";
   }
 
   const Function& function() const { return function_; }
@@ -110,6 +113,7 @@ class Bench {
   void save_row_state();
   KernelWishes wishes(tileloss_pass pass) const;
   Timing time(const std::function<void()>& run, const std::function<void()>& restore, tileloss_pass pass, int iterations);
+  Timing new_timing(tileloss_pass pass, int iterations) const;
   Timing time_on_device(tileloss_pass pass);
 
   BenchSettings settings_;

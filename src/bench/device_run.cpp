@@ -1,10 +1,9 @@
 #include "bench/device_run.h"
 
-#include <vector>
+#include <algorithm>
 
 #include "support/abi.h"
 #include "support/arg_slots.h"
-#include "support/timer.h"
 
 namespace tileloss::tools {
 namespace {
@@ -12,6 +11,18 @@ namespace {
 size_t bytes_of(const TensorView& view) {
   if (view.rows == 0) return 0;
   return static_cast<size_t>((view.rows - 1) * view.stride + view.cols) * view.element;
+}
+
+// More than any GPU's caches hold; of small tensors only some.
+size_t copies_beyond_caches(size_t bytes) {
+  constexpr size_t kCachesBytes = size_t{256} << 20, kMost = 32;
+  return std::clamp<size_t>(kCachesBytes / std::max<size_t>(bytes, 1), 1, kMost);
+}
+
+double time_on(const Device& device, const std::function<void()>& queue) {
+  double milliseconds = 0;
+  device.check(device.memory().time(device.index(), queue, &milliseconds));
+  return milliseconds;
 }
 
 }  // namespace
@@ -54,6 +65,7 @@ DeviceRun::~DeviceRun() {
 void* DeviceRun::allocate(size_t bytes) {
   void* data = nullptr;
   device_.check(device_.memory().allocate(device_.index(), bytes, &data));
+  bytes_ += bytes;
   return data;
 }
 
@@ -70,25 +82,39 @@ void DeviceRun::synchronise() const { device_.check(device_.memory().synchronise
 void DeviceRun::restore() const {
   if (logits_before_ == nullptr) return;
   device_.check(device_.memory().copy(device_.index(), args_.logits.data, logits_before_, logits_bytes_));
-  synchronise();
 }
+
+double DeviceRun::time(const std::function<void()>& queue) const { return time_on(device_, queue); }
 
 Roofs DeviceRun::measure_roofs(const Device& device, int64_t bytes, int repetitions) {
   impl::DeviceMemory& memory = device.memory();
+  const auto size = static_cast<size_t>(bytes);
+  const size_t copies = copies_beyond_caches(size);  // side by side, one after the other
   void* ends[2] = {};
   std::vector<double> times;
-  for (void*& end : ends) device.check(memory.allocate(device.index(), static_cast<size_t>(bytes), &end));
+  for (void*& end : ends) device.check(memory.allocate(device.index(), copies * size, &end));
   for (int i = -1; i < repetitions; ++i) {
-    const Timer timer;
-    device.check(memory.copy(device.index(), ends[0], ends[1], static_cast<size_t>(bytes)));
-    device.check(memory.synchronise(device.index()));
-    if (i >= 0) times.push_back(timer.milliseconds());
+    const double ms = time_on(device, [&] {
+      for (size_t copy = 0; copy < copies; ++copy)
+        device.check(memory.copy(device.index(), static_cast<char*>(ends[0]) + copy * size,
+                                 static_cast<char*>(ends[1]) + copy * size, size));
+    });
+    if (i >= 0) times.push_back(ms / static_cast<double>(copies));
   }
   for (void* end : ends) memory.release(device.index(), end);
   Roofs roofs;
   roofs.in_place_ms = roofs.copy_ms = median(times);
   roofs.read_ms = roofs.copy_ms / 2;
   return roofs;
+}
+
+DeviceRuns::DeviceRuns(const Device& device, const tileloss_args& host, tileloss_pass pass) {
+  do runs_.push_back(std::make_unique<DeviceRun>(device, host, pass));
+  while (runs_.size() < copies_beyond_caches(first().bytes()));
+}
+
+void DeviceRuns::restore() const {
+  for (const auto& run : runs_) run->restore();
 }
 
 }  // namespace tileloss::tools

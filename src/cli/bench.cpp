@@ -61,6 +61,7 @@ using Cell = std::pair<std::string, std::string>;
 // A pass as a row of the table, by column.
 std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Timing& timing) {
   const auto megabytes = [](int64_t bytes) { return formatted("{:.2f}", static_cast<double>(bytes) / 1e6); };
+  const auto milliseconds = [&](double ms) { return formatted("{:.{}f}", ms, timing.host_ns > 0 ? 4 : 2); };
   const double roof = bench.roof_ms(report.roofs, timing);
   const Json facts = timing.facts();
   std::vector<Cell> cells = {{"pass", timing.pass},
@@ -68,9 +69,10 @@ std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Tim
                              {"isa", facts.value("isa", "-")},
                              {"schedule", facts.value("schedule", facts.value("kernel", "-"))},
                              {"first s", formatted("{:.3f}", timing.first_call_s)},
-                             {"median ms", formatted("{:.2f}", timing.median_ms)},
-                             {"min ms", formatted("{:.2f}", timing.min_ms)},
-                             {"mean ms", formatted("{:.2f}", timing.mean_ms)}};
+                             {"median ms", milliseconds(timing.median_ms)},
+                             {"min ms", milliseconds(timing.min_ms)},
+                             {"mean ms", milliseconds(timing.mean_ms)}};
+  if (timing.host_ns > 0) cells.emplace_back("host us a call", formatted("{:.1f}", timing.host_ns / 1e3));
   if (bench.function().is_linear()) {
     for (const auto& [title, fact] : {std::pair{"kept columns", "kept_columns"}, {"rows in dhead", "kept_rows"}})
       cells.emplace_back(title, formatted("{}", facts.value(fact, int64_t{0})));
@@ -79,7 +81,7 @@ std::vector<Cell> cells(const Bench& bench, const BenchReport& report, const Tim
   } else {
     cells.emplace_back("GB/s", formatted("{:.1f}", gb_per_s(timing)));
   }
-  cells.emplace_back("roof ms", formatted("{:.2f}", roof));
+  cells.emplace_back("roof ms", milliseconds(roof));
   cells.emplace_back("ratio", formatted("{:.2f}", timing.median_ms / roof));
   cells.emplace_back("workspace MB", megabytes(timing.workspace_bytes()));
   cells.emplace_back("measured MB", megabytes(timing.mem_scratch));
@@ -199,6 +201,8 @@ constexpr const char* kFooter =
     "2 N H V for a side's logits and as much again for each of dhidden and dhead, whatever the schedule computes twice; the roof "
     "is\n"
     "the kernels' inner loop over random panels in L1. 'measured' is the peak above inputs, outputs and code.\n"
+    "With --device cuda a time is the mean of many calls that are queued at once, and roofs are the device's own copies; caches\n"
+    "do not hold the tensors of the call before. 'host us a call': until the host has queued one.\n"
     "The Python package's command also has --frontend jax: the times of tileloss.jax.";
 
 }  // namespace
@@ -232,8 +236,7 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_option("--impl", command->implementation, "The kernel, a plain unfused baseline (reference), or both")
       ->check(one_of({"kernel", "reference", "both"}))
       ->capture_default_str();
-  app->add_option("--device", command->device, "cpu, cuda or cuda:N; there roofs are the device's own copies")
-      ->capture_default_str();
+  app->add_option("--device", command->device, "cpu, cuda or cuda:N; there by the device's own clock")->capture_default_str();
   app->add_option("--iters", settings.iterations, "Timed calls")->transform(integer_in(1, 1'000'000))->capture_default_str();
   app->add_option("--warmup", settings.warmup, "Calls before them")->transform(integer_in(0, 1'000'000))->capture_default_str();
   app->add_option("--seed", settings.seed, "Of the logits and labels")

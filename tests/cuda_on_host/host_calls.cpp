@@ -1,7 +1,9 @@
 #include "tests/cuda_on_host/host_calls.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +26,8 @@ struct CUevent_st {
   std::shared_ptr<Queue> queue;  // null: never recorded
   std::uint64_t number = 0;
   std::shared_ptr<Graph> graph;  // recorded in a capture
+  bool is_timed = true;
+  std::shared_ptr<std::optional<std::chrono::steady_clock::time_point>> reached;
 };
 struct CUctx_st {
   int device;
@@ -228,16 +232,21 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return say(devices().give(queue, std::move(step)));
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   *event = new CUevent_st;
+  (*event)->is_timed = (flags & cudaEventDisableTiming) == 0;
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(devices().mutex);
   const auto queue = queue_of(stream);
-  const cudaError_t error = devices().give(queue, {});
+  const auto reached = std::make_shared<std::optional<std::chrono::steady_clock::time_point>>();
+  Step step;
+  step.work = [reached] { *reached = std::chrono::steady_clock::now(); };
+  const cudaError_t error = devices().give(queue, std::move(step));
   if (error != cudaSuccess) return say(error);
+  event->reached = reached;
   event->queue = queue, event->number = devices().calls(), event->graph = queue->graph;
   return cudaSuccess;
 }
@@ -253,6 +262,15 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (event->queue->steps.empty() || event->queue->steps.front().number > event->number) return cudaSuccess;
   devices().finish_one(*event->queue);
   return cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  const Lock lock(devices().mutex);
+  for (const cudaEvent_t event : {begin, end}) {
+    if (event->queue == nullptr || event->graph != nullptr || !event->is_timed) return say(cudaErrorInvalidResourceHandle);
+  }
+  if (!begin->reached->has_value() || !end->reached->has_value()) return say(cudaErrorNotReady);
+  *milliseconds = std::chrono::duration<float, std::milli>(**end->reached - **begin->reached).count();
+  return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;

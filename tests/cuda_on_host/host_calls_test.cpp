@@ -97,6 +97,25 @@ TEST(CudaOnHostStreams, WorkIsDoneWhenSomebodySynchronises) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+TEST(CudaOnHostStreams, EventsTellHowLongTheWorkBetweenThemTook) {
+  const Event untimed;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  cudaEventCreate(&begin), cudaEventCreate(&end);
+  float milliseconds = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorInvalidResourceHandle) << "never recorded";
+  const HostInt number(0);
+  cudaEventRecord(begin);
+  launch(nullptr, add, number.at(), 1);
+  cudaEventRecord(untimed), cudaEventRecord(end);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorNotReady);
+  EXPECT_EQ(cudaEventSynchronize(end), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
+  EXPECT_GT(milliseconds, 0);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, untimed), cudaErrorInvalidResourceHandle);
+  cudaEventDestroy(begin), cudaEventDestroy(end);
+  cudaGetLastError();
+}
+
 TEST(CudaOnHostStreams, AStreamThatDoesNotWaitIsNotWaitedFor) {
   const Stream first, second;
   const Event event;

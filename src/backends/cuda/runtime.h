@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -156,6 +157,37 @@ class CudaMemory final : public DeviceMemory {
     const DeviceGuard guard(device_index);
     return guard.status().ok() ? status_of(cudaDeviceSynchronize(), "the device") : guard.status();
   }
+  Status time(std::int32_t device_index, const std::function<void()>& queue, double* milliseconds) override {
+    const DeviceGuard guard(device_index);
+    if (!guard.status().ok()) return guard.status();
+    const Event begin, end;
+    cudaError_t error = begin.record();
+    queue();
+    if (error == cudaSuccess) error = end.record();
+    float elapsed = 0;
+    if (error == cudaSuccess) error = end.since(begin, &elapsed);
+    *milliseconds = elapsed;
+    return status_of(error, "the device's clock");
+  }
+
+ private:
+  // On the current device's default stream.
+  class Event {
+   public:
+    Event() { error_ = cudaEventCreate(&event_); }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    cudaError_t record() const { return error_ != cudaSuccess ? error_ : cudaEventRecord(event_, nullptr); }
+    cudaError_t since(const Event& begin, float* milliseconds) const {
+      const cudaError_t error = cudaEventSynchronize(event_);
+      return error != cudaSuccess ? error : cudaEventElapsedTime(milliseconds, begin.event_, event_);
+    }
+
+   private:
+    cudaEvent_t event_ = nullptr;
+    cudaError_t error_;
+  };
 };
 
 // Memory in a stream's order, given back there.

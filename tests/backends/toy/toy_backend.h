@@ -3,7 +3,9 @@
 #ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 #define TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
 
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "backends/backend.h"
@@ -52,6 +54,14 @@ class ToyBackend final : public impl::Backend {
     }
     impl::Status synchronise(std::int32_t /*device_index*/) override {
       pages.synchronise();
+      return {};
+    }
+    impl::Status time(std::int32_t /*device_index*/, const std::function<void()>& queue, double* milliseconds) override {
+      pages.synchronise();
+      const auto begin = std::chrono::steady_clock::now();
+      queue();
+      pages.synchronise();
+      *milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
       return {};
     }
 
