@@ -17,6 +17,7 @@ import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,9 +114,15 @@ def run_command(
     begin = time.monotonic()
     if begin >= deadline:
         return Result(command.name, "no time was left", 0, b"")
+    arguments = [
+        argument.replace("{output}", environment["OUTPUT"]) for argument in command.arguments
+    ]
+    if "/" not in arguments[0] and shutil.which(arguments[0], path=environment["PATH"]) is None:
+        missing = f"there is no {arguments[0]} here" if has_device else "no device"
+        return Result(command.name, missing, 0, b"")
     try:
         child = subprocess.Popen(
-            command.arguments,
+            arguments,
             cwd=KIT,
             env={**environment, **command.environment},
             stdin=subprocess.DEVNULL,
@@ -242,7 +249,7 @@ def child_environment(scratch: str, output: Path) -> dict[str, str]:
         "TILELOSS_TEST_DEVICE": "gpu",
         # TRL is not everywhere, and one GPU is enough.
         "TILELOSS_TEST_NOT_RUN": "fail: no trl, GPUs than 2",
-        "KIT_OUTPUT": str(output),
+        "OUTPUT": str(output),
     }
     # cuBLASLt for programs that load no torch: of the Python package, as torch has it.
     for folder in sys.path:

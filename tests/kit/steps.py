@@ -20,7 +20,7 @@ LARGE = (
 
 @dataclass(frozen=True)
 class Command:
-    """`must_print`: a regular expression that its output has where it passes."""
+    """`must_print`: a regular expression that its output has where it passes. `{output}` in an argument: the results' folder."""
 
     name: str
     arguments: tuple[str, ...]
@@ -90,6 +90,7 @@ def gradchecks() -> tuple[Command, ...]:
 
 
 def sanitizer(tool: str) -> Command:
+    suites = ("--gtest_brief=1", f"--gtest_filter={SANITIZED}")
     arguments = (
         "compute-sanitizer",
         "--tool",
@@ -97,28 +98,24 @@ def sanitizer(tool: str) -> Command:
         "--error-exitcode",
         "1",
         "bin/api_test",
-        "--gtest_brief=1",
-        f"--gtest_filter={SANITIZED}",
+        *suites,
     )
-    return Command(
-        tool,
-        arguments,
-        {"TILELOSS_NUM_THREADS": "2"},
-        must_print=r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards",
-    )
+    nothing = r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards"
+    return Command(tool, arguments, {"TILELOSS_NUM_THREADS": "2"}, must_print=nothing)
 
 
 def check() -> list[Step]:
+    losses, models = "tests/python/cuda_losses.py", "tests/python/cuda_models.py"
+    segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    info = Command("info", (PROGRAM, "info"), must_print="cuda")
+    # JAX's own tests of "cuda"; but for those of what happens before a handler is called, or is XLA's.
+    handlers = [f"tests/python/test_jax_{part}.py" for part in ("functions", "linear", "targets")]
+    own = "cuda and not (second_derivatives or refused or choice or told_once or numbers_of_numpy or named or checked)"
+    jax = "tests/python/cuda_jax.py"
+    as_needed = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    tools = ("memcheck", "racecheck", "synccheck", "initcheck")
     return [
-        Step(
-            "device",
-            40,
-            (
-                Command("info", (PROGRAM, "info"), must_print="cuda"),
-                python("versions", "versions.py"),
-            ),
-            2,
-        ),
+        Step("device", 40, (info, python("versions", "versions.py")), 2),
         Step(
             "first",
             60,
@@ -131,30 +128,79 @@ def check() -> list[Step]:
             "torch",
             90,
             (
-                pytest("losses", "tests/python/cuda_losses.py"),
-                pytest("models", "tests/python/cuda_models.py", processes=4),
-                pytest(
-                    "segments",
-                    "tests/python/cuda_losses.py",
-                    "-k",
-                    "values or graph or captur",
-                    PYTORCH_ALLOC_CONF="expandable_segments:True",
-                ),
+                pytest("losses", losses, processes=6),
+                pytest("models", models, processes=4),
+                pytest("segments", losses, "-k", "values or graph or captur", **segments),
+            ),
+            3,
+        ),
+        Step(
+            "jax",
+            90,
+            (
+                pytest("losses", jax, processes=0, XLA_PYTHON_CLIENT_MEM_FRACTION="0.3"),
+                pytest("as_needed", jax, processes=2, **as_needed),
+                pytest("handlers", *handlers, "-k", own, processes=6, **as_needed),
             ),
             3,
         ),
         Step("rows", 60, (python("rows", "rows.py"),)),
-        Step(
-            "sanitizers",
-            75,
-            tuple(sanitizer(tool) for tool in ("memcheck", "racecheck", "synccheck", "initcheck")),
-            4,
-        ),
+        Step("sanitizers", 75, tuple(map(sanitizer, tools)), 4),
     ]
 
 
+def compare(name: str, *only: str, tokens: int = 2048, hidden: int = 1536) -> Command:
+    sizes = ("--tokens", str(tokens), "--hidden", str(hidden), "--limit", "25")
+    patterns = [word for pattern in only for word in ("--only", pattern)]
+    program = (sys.executable, "benchmarks/compare.py", "--device", "cuda", *sizes, *patterns)
+    return Command(name, (*program, "--output", f"{{output}}/{name}.jsonl"))
+
+
+BENCH = (PROGRAM, "bench", "--device", "cuda", "--vocab", "151936", "--dtype", "bf16")
+
+
+def bench(name: str, loss: str, *arguments: str) -> Command:
+    return Command(name, (*BENCH, "--loss", loss, *arguments, "--output", "{output}/bench.jsonl"))
+
+
+def profile(name: str, loss: str, *arguments: str) -> Command:
+    """Kernels of some calls, as Nsight Compute sees them."""
+    ncu = ("ncu", "--clock-control", "none", "--launch-count", "40", "--set", "basic")
+    return Command(
+        name, (*ncu, *BENCH, "--loss", loss, "--iters", "2", "--warmup", "1", *arguments)
+    )
+
+
 def measure() -> list[Step]:
-    return []
+    logits = []
+    for loss, more in (("cross_entropy", ()), ("policy_loss", ("--preset", "grpo"))):
+        for tokens in (2048, 512, 8192):
+            name, arguments = f"{loss}_{tokens}", (*more, "--in-place", "--tokens", str(tokens))
+            logits.append(bench(name, loss, *arguments))
+            if tokens == 2048:
+                logits.append(bench(f"{name}_backward", loss, *arguments, "--pass", "backward"))
+    linear, head = "linear_cross_entropy", ("--tokens", "8192", "--hidden", "4096")
+    kept = ("--pass", "value_and_grad", "--workspace", "8GiB")
+    heads = (
+        bench("head", linear, *head),
+        bench("head_kept", linear, *head, *kept),
+        bench("head_small", linear, "--tokens", "2048", "--hidden", "1536"),
+    )
+    large = {"tokens": 8192, "hidden": 4096}
+    in_place = ("--tokens", "2048", "--in-place", "--pass", "value_and_grad")
+    kernels = (
+        profile("rows", "cross_entropy", *in_place),
+        profile("head", linear, *head, "--pass", "value_and_grad"),
+    )
+    return [
+        Step("roofs", 40, (compare("roofs", "roofs/*", "roofs_linear/*", **large),)),
+        Step("logits", 60, tuple(logits)),
+        Step("head", 50, heads),
+        Step("peers", 75, (compare("peers", "cross_entropy/*", "grpo/*"),)),
+        Step("peers_head", 75, (compare("peers_head", f"{linear}/*", **large),)),
+        Step("training", 45, (compare("training", "training_step/*"),)),
+        Step("kernels", 40, kernels),
+    ]
 
 
 STEPS = {"check": check, "measure": measure}

@@ -116,6 +116,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup() -> None:
+    """On a machine without the GPU that was asked for: all has been imported and collected."""
+    if ON_GPU and not torch.cuda.is_available():
+        pytest.exit("no device: torch sees no GPU", returncode=3)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Every test draws the same numbers, alone or after others."""

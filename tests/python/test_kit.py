@@ -66,11 +66,12 @@ def test_what_is_said_of_a_command(
         python(name, code, "PASSED" if name == "silent" else "")
         for name, (code, *_) in PLANTED.items()
     ]
-    commands.append(Command("missing", ("/nowhere/program",)))
+    commands += [Command("missing", ("/nowhere/program",)), Command("tool", ("no-such-tool",))]
     code = kit.run("check", [Step("planted", 60, tuple(commands), 2)], folder)
     assert code == 1
     found = outcomes(folder)
     assert found.pop("missing").startswith("could not be started")
+    assert found.pop("tool") == ("there is no no-such-tool here" if device else "no device")
     assert found == {name: words[1 if device else 2] for name, words in PLANTED.items()}
     first, line, last = (folder / "summary").read_text().splitlines()
     assert first.startswith(f"check: some commit; {device or 'no device'}, ")

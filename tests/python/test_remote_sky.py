@@ -113,7 +113,7 @@ def test_a_tree_with_changes_is_not_run(task: dict[str, Any], tmp_path: Path) ->
     """The setup's own lines, in a checkout with a new file."""
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     start = task["setup"].index("changes=")
-    script = "set -eu\n" + task["setup"][start : task["setup"].index("./dev build")]
+    script = "set -eu\n" + task["setup"][start : task["setup"].index("./dev ")]
     shell = ["bash", "-c", script]
     assert subprocess.run(shell, cwd=tmp_path, capture_output=True).returncode == 0
     (tmp_path / "new").touch()
