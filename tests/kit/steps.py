@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ def python(name: str, script: str, *arguments: str, **environment: str) -> Comma
 
 
 def pytest(name: str, *arguments: str, processes: int = 8, **environment: str) -> Command:
+    processes = min(processes, len(os.sched_getaffinity(0)))
     options = ("-q", "--maxfail=20", "-p", "no:cacheprovider", f"--numprocesses={processes}")
     return Command(name, (sys.executable, "-m", "pytest", *options, *arguments), environment)
 
