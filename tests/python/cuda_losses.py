@@ -324,6 +324,26 @@ def test_a_graph_captures_loss_and_gradient(name: str) -> None:
             hold(ours, theirs, 2 * ROUNDING[torch.float32])
 
 
+@pytest.mark.skipif(cuda_device.BACKEND == "gloo", reason="NOT RUN: compiled for a GPU alone")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_step(mode: str) -> None:
+    """Inductor's kernels beside the library's; the second way they are all replayed as a graph."""
+    p, step = problem(), torch.compile(compiled_step, mode=mode, fullgraph=True)
+    exact = [x.detach().double().requires_grad_() for x in (p.hidden, p.weight)]
+    compiled_step(*exact, p.labels, torch_problems.definitions.cross_entropy).backward()
+    for _ in range(4):  # runs, is recorded, is replayed
+        q = on_device(p)
+        step(q.hidden, q.weight, q.labels).backward()
+        for ours, theirs in zip((q.hidden, q.weight), exact, strict=True):
+            hold(ours.grad, theirs.grad, 2 * ROUNDING[torch.float32])
+
+
+def compiled_step(
+    hidden: Tensor, weight: Tensor, labels: Tensor, cross_entropy: Any = tl.cross_entropy
+) -> Tensor:
+    return 2 * cross_entropy(torch.tanh(hidden @ weight.T), labels)
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path / 'store'}"
