@@ -14,7 +14,7 @@ from tileloss import torch as tl
 from tileloss._core import functions
 from tileloss._core.functions import PUBLIC_OPTIONS
 from tileloss._core.slots import ROW_OUTPUTS
-from torch_problems import BESIDE_TORCHS_HEAD, FUNCTIONS, problem, run
+from torch_problems import FUNCTIONS, OF_TORCH_2_15, problem, run
 
 
 def test_row_outputs_are_the_librarys() -> None:
@@ -68,7 +68,7 @@ def test_cross_entropy_is_called_as_torchs() -> None:
     }
 
 
-@BESIDE_TORCHS_HEAD
+@OF_TORCH_2_15
 def test_linear_cross_entropy_is_called_as_torchs() -> None:
     ours, theirs = tl.linear_cross_entropy, F.linear_cross_entropy
     assert parameters(ours, BY_POSITION) == parameters(theirs, BY_POSITION)
@@ -79,7 +79,7 @@ def test_linear_cross_entropy_is_called_as_torchs() -> None:
     }
 
 
-@BESIDE_TORCHS_HEAD
+@OF_TORCH_2_15
 @pytest.mark.parametrize("options", [{}, {"ignore_index": None}, {"ignore_index": 3}])
 def test_a_call_of_torchs_gives_the_same(options: dict[str, Any]) -> None:
     p = problem()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tileloss import torch as tl
-from torch_problems import BESIDE_TORCHS_HEAD, FUNCTIONS, H, V, gradients, problem, run
+from torch_problems import FUNCTIONS, OF_TORCH_2_15, H, V, gradients, problem, run
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -200,7 +200,7 @@ def test_what_modules_save() -> None:
     assert list(nn.CrossEntropyLoss(torch.ones(V)).state_dict()) == saved["CrossEntropyLoss"]
 
 
-@BESIDE_TORCHS_HEAD
+@OF_TORCH_2_15
 def test_torchs_module_takes_and_gives_the_same() -> None:
     given = {"bias": True, "weight": torch.rand(V), "label_smoothing": 0.1, "ignore_index": None}
     theirs, ours = (

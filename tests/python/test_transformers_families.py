@@ -13,8 +13,9 @@ from transformers.trainer_pt_utils import LabelSmoother
 from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
 from tileloss.torch import call_counts
 from transformers_families import CLASSES, WITH_PICTURES, build_small
-from transformers_models import backward, batch, check_gradients
+from transformers_models import OF_THE_DOCUMENT, backward, batch, check_gradients
 
+pytestmark = OF_THE_DOCUMENT  # which says how many of these there are
 TOLERANCE = 2e-5
 
 
