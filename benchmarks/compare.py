@@ -151,8 +151,6 @@ def compare_on_device(options: argparse.Namespace) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         log("no CUDA device")
         return 3
-    # A pool of compiler processes would idle beside the measurements.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     from comparison import on_device, report
     from comparison.device import DEVICES
     from comparison.inputs import Shape
