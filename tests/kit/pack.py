@@ -42,7 +42,9 @@ def pack(build: Path, cuda: Path, peers: Path | None, output: Path) -> None:
         shutil.copy(ROOT / source, output / destination)
     (output / "run").chmod(0o755)
     # Or pytest would look for a configuration around the kit.
-    (output / "pytest.ini").write_text("[pytest]\nmarkers = full: in a checkout, of the second tier\n")
+    (output / "pytest.ini").write_text(
+        "[pytest]\nmarkers = full: in a checkout, of the second tier\n"
+    )
     binaries = {
         build / "libtileloss.so": "site/tileloss/lib/libtileloss.so",
         build / "libtileloss_xla.so": "site/tileloss/lib/libtileloss_xla.so",

@@ -234,8 +234,8 @@ def child_environment(scratch: str, output: Path) -> dict[str, str]:
                 str(KIT / "site"),
                 str(KIT / "tests/python"),
                 str(KIT / "benchmarks"),
-                f"{scratch}/peers",
-                f"{scratch}/peers/nvidia_cutlass_dsl/dsl_packages",
+                f"{scratch}/site-packages",
+                f"{scratch}/site-packages/nvidia_cutlass_dsl/dsl_packages",
             ]
         ),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -259,7 +259,7 @@ def child_environment(scratch: str, output: Path) -> dict[str, str]:
 
 
 def unpack_peers(folder: Path) -> None:
-    """Other packages that the machine lacks: compressed, as they are large."""
+    """Other packages that the machine lacks: compressed, as they are large. QuACK looks for itself in `site-packages` alone."""
     for archive in (KIT / "peers.tar.xz", KIT.with_name("kit-quack.tar.xz")):
         if archive.exists():
             with tarfile.open(archive) as peers:
@@ -279,7 +279,7 @@ def run(name: str, steps: list[Step], folder: Path) -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         environment = child_environment(scratch, folder.resolve())
         if name == "measure":
-            unpack_peers(Path(scratch, "peers"))
+            unpack_peers(Path(scratch, "site-packages"))
         device = device_name()
         facts = (KIT / "facts").read_text().strip()
         results.say(
