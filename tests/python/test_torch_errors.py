@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from tileloss import torch as tl
 from torch_problems import FUNCTIONS, LINEAR_FUNCTIONS, LOGIT_FUNCTIONS, problem
+from wrapped_tensors import Opaque, quantized
 
 V, H = 67, 16
 ROW_OUTPUTS = ", ".join(tl.RowOutputs._fields)
@@ -280,6 +281,10 @@ HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
      "linear_weight: expected float32, bfloat16 or float16, got torch.float64"),
     ({"linear_weight": torch.ones(V, H, device="meta")}, ValueError, "linear_weight: expected a tensor on cpu, where input is"),
     ({"linear_weight": torch.ones(1, H).expand(V, H)}, ValueError, "linear_weight"),
+    ({"linear_weight": quantized((V, H), Opaque)}, TypeError,
+     "linear_weight: expected a plain tensor, got the wrapper subclass wrapped_tensors.Opaque, which has no method dequantize"),
+    ({"linear_weight": quantized((V, H)).requires_grad_()}, TypeError,
+     "linear_weight: expected a plain tensor, got the wrapper subclass wrapped_tensors.Quantized, which requires a gradient"),
     ({"linear_bias": torch.ones(V - 1)}, ValueError, f"linear_bias: expected shape [{V}], got [{V - 1}]"),
     ({"linear_bias": torch.ones(1, V)}, ValueError, f"linear_bias: expected shape [{V}], got [1, {V}]"),
     ({"linear_bias": torch.ones(V).double()}, TypeError, "linear_bias: expected float32, bfloat16 or float16, got torch.float64"),

@@ -24,6 +24,7 @@ from torch_problems import (
     problem,
     run,
 )  # fmt: skip
+from wrapped_tensors import NormalFloat, Quantized, quantized
 
 V, H = 67, 16
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -246,6 +247,21 @@ def test_a_head_that_lies_the_other_way_is_taken_as_it_lies(name: str, dtype: to
     with torch.no_grad():
         blocks = allocations(lambda: run(name, p, hidden, flax.T, bias))
     assert max(blocks) < weight.nbytes, blocks
+
+
+@pytest.mark.parametrize("kind", [Quantized, NormalFloat])
+@pytest.mark.parametrize("name", [*LINEAR_FUNCTIONS, "linear_distillation"])
+def test_a_wrapper_subclass_is_what_its_own_method_makes_of_it(
+    name: str, kind: type[Quantized]
+) -> None:
+    """A quantized head; linear_distillation's teacher has it too."""
+    weight = quantized((V, H), kind)
+    p = replace(problem(), weight=weight)
+    plain = replace(p, weight=Quantized.dequantize(weight))
+    losses = [run(name, each, p.hidden, each.weight, p.bias) for each in (p, plain)]
+    gradients = [torch.autograd.grad(loss, (p.hidden, p.bias)) for loss in losses]
+    assert torch.equal(*losses)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("dtypes", list(product(DTYPES, repeat=2)), ids=str)

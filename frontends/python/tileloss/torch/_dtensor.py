@@ -1,4 +1,4 @@
-"""DTensors of torch.distributed as the plain tensors that the library takes."""
+"""DTensors of torch.distributed, and other tensors without memory of their own, as the plain tensors that the library takes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local_rows(name: str, tensor: Any) -> Any:
-    """Logits, hidden states, labels, numbers, ...: a replicated DTensor as this process's own tensor, anything else as it is.
+    """Logits, hidden states, labels, numbers, ...: a replicated DTensor as this process's own tensor.
 
     Raises ValueError for a DTensor that is not replicated: a loss of some of the rows would pass for that of all.
     """
     if not is_dtensor(tensor):
-        return tensor
+        return unwrapped(name, tensor)
     if not all(placement.is_replicate() for placement in tensor.placements):
         raise ValueError(
             f"{name}: expected a plain tensor or a replicated DTensor, got one with placements {tensor.placements}: give this "
@@ -33,13 +33,13 @@ def local_rows(name: str, tensor: Any) -> Any:
 
 
 def whole_parameter(name: str, tensor: Any) -> Any:
-    """The LM head's weight or bias: a replicated or sharded DTensor, as FSDP2 leaves them, gathered; anything else as it is.
+    """The LM head's weight or bias: a replicated or sharded DTensor, as FSDP2 leaves them, gathered.
 
     Its gradient goes back as the mean over the mesh's processes, which is what FSDP makes of it where each has rows of its own,
     and where all have the same rows, as under tensor parallelism, leaves it as it is.
     """
     if not is_dtensor(tensor):
-        return tensor
+        return unwrapped(name, tensor)
     from torch.distributed.tensor import Replicate, Shard
 
     if not all(type(placement) in (Replicate, Shard) for placement in tensor.placements):
@@ -49,6 +49,41 @@ def whole_parameter(name: str, tensor: Any) -> Any:
         )
     whole: Tensor = _Whole.apply(tensor)
     return whole
+
+
+# How somebody else's wrapper subclass gives the tensor that it stands for: torchao's NF4Tensor, its others.
+_METHODS = ("get_original_weight", "dequantize")
+
+
+def unwrapped(name: str, tensor: Any) -> Any:
+    """A wrapper subclass, which has no memory to read (a quantized weight of torchao, say), as what its own method makes of it;
+    anything else as it is.
+
+    Raises TypeError for one that has no such method, or would lose its gradient.
+    """
+    kind = type(tensor)
+    if (
+        not isinstance(tensor, Tensor)
+        or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+        or kind.__module__.startswith("torch.")  # fake tensors, futures of collectives, ...
+    ):
+        return tensor
+    method = next(
+        (m for m in _METHODS if getattr(kind, m, None) is not getattr(Tensor, m, None)), None
+    )
+    words = f"{name}: expected a plain tensor, got the wrapper subclass {kind.__module__}.{kind.__qualname__}"
+    if method is None:
+        raise TypeError(
+            f"{words}, which has no method dequantize: give the tensor that it stands for"
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"{words}, which requires a gradient: freeze it, requires_grad_(False), or give the tensor that it stands for"
+        )
+    plain = getattr(tensor, method)()
+    if type(plain) is not Tensor:
+        raise TypeError(f"{words}, whose {method}() gives {type(plain).__name__}")
+    return plain
 
 
 class _Whole(torch.autograd.Function):
