@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tileloss.integrations.transformers import patch, unpatch
+from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
 from tileloss.torch import call_counts
 from transformers_models import (
     BATCH,
@@ -320,3 +324,67 @@ def test_a_copy_of_a_patched_model_is_patched_and_on_its_own() -> None:
     assert twin(**batch()).loss.detach() != patched(**batch()).loss.detach()
     unpatch(patched)
     assert twin(**batch()).logits is None
+
+
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("through", [pickled, saved, copy.deepcopy, copy.copy])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
+def test_a_patched_model_stays_patched(through: Any, kind: str) -> None:
+    patched = patch(build(kind), logits_in_evaluation=False)
+    twin = through(patched)
+    assert type(twin) is type(patched)
+    want, got = backward(patched, batch()), backward(twin, batch())
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, want.loss, rtol=0, atol=0)
+    check_gradients(patched, twin, 1e-6)
+    assert twin.eval()(**batch()).logits is None
+    unpatch(patched)
+    assert twin(**batch()).logits is None and unpatch(twin)(**batch()).logits is not None
+
+
+@pytest.mark.full
+def test_another_process_finds_the_patch_by_name() -> None:
+    """As spawned workers and Ray do it: what is pickled names transformers' class."""
+    program = "import pickle, sys; model = pickle.load(sys.stdin.buffer); ids = model.dummy_inputs['input_ids'] % 96; "
+    program += "print(model(input_ids=ids, labels=ids).logits)"
+    given = pickle.dumps(patch(build("llama")))
+    run = subprocess.run([sys.executable, "-c", program], input=given, capture_output=True)
+    assert run.stdout.split() == [b"None"], run.stderr.decode()
+
+
+def test_the_forward_takes_the_module_that_it_is_called_on() -> None:
+    """A shallow copy with another head, as torch.nn.DataParallel's replicas are."""
+    unpatched, patched = pair("llama")
+    for replica_of in (copy.copy, lambda model: model._replicate_for_data_parallel()):
+        losses = []
+        for model in (unpatched, patched):
+            twin = replica_of(model)
+            twin._modules = dict(twin._modules)
+            twin._modules["lm_head"] = copy.deepcopy(model.lm_head)
+            with torch.no_grad():
+                twin.lm_head.weight.mul_(0.5)
+            losses.append(twin(**batch()).loss.detach())
+            assert losses[-1] != model(**batch()).loss.detach()
+        torch.testing.assert_close(*losses, rtol=TOLERANCE, atol=0)
+
+
+def test_a_copy_has_options_and_loss_functions_of_its_own() -> None:
+    patched = patch(build("llama"))
+    twin = copy.copy(patched)
+    make_compute_loss_func(twin)
+    patch(twin, token_accuracy=True)
+    inputs = batch()
+    assert patched(**inputs).keys() == {"loss", "past_key_values"}
+    assert twin(**inputs).token_accuracy is not None
+    inputs.pop("labels")
+    assert patched(**inputs).logits is not None and twin(**inputs).logits is None

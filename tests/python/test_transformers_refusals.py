@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers.utils.generic import find_labels
 
 from tileloss.integrations import transformers as integration
 from tileloss.integrations._forward_plan import UnknownForward, read_forward
@@ -27,9 +28,9 @@ from transformers_models import OF_THE_DOCUMENT, batch, build
 
 def test_unpatch_gives_the_own_forward_back_and_may_come_twice() -> None:
     model = patch(build("llama"))
-    assert "forward" in model.__dict__
+    assert type(model) is not LlamaForCausalLM
     assert unpatch(unpatch(model)) is model
-    assert not {"forward", "_tileloss_patch"} & model.__dict__.keys()
+    assert type(model) is LlamaForCausalLM and "_tileloss_patch" not in model.__dict__
     assert model(**batch()).logits is not None
     assert patch(model)(**batch()).logits is None
 
@@ -59,10 +60,43 @@ def test_unpatch_reaches_through_a_wrapper_put_on_later() -> None:
     assert model(**batch()).logits is not None
 
 
-def test_the_signature_stays_that_of_the_model() -> None:
+def test_the_signature_is_that_of_the_model_and_what_the_loss_takes_besides() -> None:
+    """Trainer keeps a data set's columns by it, and takes what has "label" in its name for labels."""
     model = build("gpt2")
-    signature = inspect.signature(model.forward)
-    assert inspect.signature(patch(model).forward) == signature
+    own = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(patch(model).forward).parameters
+    assert list(parameters)[: len(own) - 1] == list(own)[:-1] and list(parameters)[-1] == "kwargs"
+    assert parameters.keys() - own.keys() == {
+        "token_weights",
+        "skip_logits",
+        "return_token_accuracy",
+    }
+    assert find_labels(type(model)) == ["labels"]
+
+
+def lce_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What use_liger_kernel=True puts on a model, in a module of Liger's."""
+
+
+lce_forward = types.FunctionType(
+    lce_forward.__code__, {"__name__": "liger_kernel.transformers.model.llama"}
+)
+
+
+def test_of_liger_and_tileloss_the_one_that_loses_says_so() -> None:
+    model = build("llama")
+    model.forward = types.MethodType(lce_forward, model)
+    with pytest.raises(ValueError, match=r"its forward is Liger's.*use_liger_kernel=True.*use one"):
+        patch(model)
+    del model.forward
+    patch(model)
+    with pytest.warns(UserWarning, match=r"replaced by one of liger_kernel.*use_liger_kernel=True"):
+        model.forward = types.MethodType(lce_forward, model)
+
+
+def test_a_class_that_liger_has_patched_is_refused_by_that_name() -> None:
+    with pytest.raises(UnknownForward, match=r"is Liger's.*liger_kernel"):
+        read_forward(own_model(lce_forward))
 
 
 def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -115,7 +149,8 @@ def test_a_forward_replaced_on_the_instance_is_refused() -> None:
 
 def test_a_forward_replaced_after_the_patch_is_not_taken_for_patched() -> None:
     model = patch(build("llama"))
-    model.forward = types.MethodType(LlamaForCausalLM.forward, model)
+    with pytest.warns(UserWarning, match="replaced by one of transformers"):
+        model.forward = types.MethodType(LlamaForCausalLM.forward, model)
     assert model(**batch()).logits is not None
     with pytest.raises(ValueError, match="replaced on this instance"):
         patch(model)

@@ -85,8 +85,12 @@ def read_forward(model_class: type[Any]) -> ForwardPlan:
 class _Reader:
     def __init__(self, forward: Any) -> None:
         self.function, self.wrappers = _forward_source.own_function(forward)
+        module = _forward_source.module_of(self.function)
+        if module.startswith("liger_kernel"):
+            raise UnknownForward(
+                f"is Liger's, {module}: of the two, use one (fused_linear_cross_entropy=False keeps Liger's other kernels)"
+            )
         if hasattr(self.function, "__wrapped__"):
-            module = _forward_source.module_of(self.function)
             raise UnknownForward(f"is wrapped by a function of {module}")
         self.signature = inspect.signature(self.function).parameters
         self.found: dict[str, list[tuple[re.Match[str], ast.stmt]]] = {}

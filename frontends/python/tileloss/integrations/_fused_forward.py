@@ -5,8 +5,8 @@ One function for every model: a ``ForwardPlan`` says which base model to call wi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,27 +15,56 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from tileloss.integrations import _heads
-from tileloss.integrations._forward_plan import MASKED, MEAN, SHIFTED, ForwardPlan
+from tileloss.integrations import _heads, _loss_call, _losses
+from tileloss.integrations._forward_plan import MEAN, SHIFTED, ForwardPlan
 from tileloss.integrations._heads import HeadPlan
-from tileloss.integrations._model_checks import check_model, logit_scale, resolve
-from tileloss.torch import cross_entropy, linear_cross_entropy
+from tileloss.integrations._loss_call import LossCall
+from tileloss.integrations._losses import Losses, Rows
+from tileloss.integrations._model_checks import check_model, plan_of, resolve
 from tileloss.torch._arguments import autocast_dtype
 
 STATE = "_tileloss_patch"  # the attribute of a patched model that holds its PatchState
 
 
-@dataclass
-class PatchState:
-    """What ``patch`` leaves on a model."""
+@dataclass(frozen=True)
+class Options:
+    """What the caller of ``patch`` chose."""
 
-    plan: ForwardPlan
-    head: HeadPlan
-    forward: Callable[..., Any]
+    token_accuracy: bool = False
+    logits_in_evaluation: bool = True
+
+    def skips_logits(self, model: PreTrainedModel, call: LossCall) -> bool:
+        if call.skip_logits is None:
+            return model.training or not self.logits_in_evaluation
+        return bool(call.skip_logits)
+
+
+@dataclass(frozen=True)
+class PatchState:
+    """What ``patch`` leaves on a model. Copies of a model share it."""
+
+    options: Options
+    plan: ForwardPlan | None = (
+        None  # None where the model comes from a pickle: found again at the first call
+    )
+    head: HeadPlan | None = None
     # Set by make_compute_loss_func: training calls without labels answer with HiddenForLoss.
     hands_out_hidden: bool = False
     # Set during a call by the model around it, which trains: the answer has hidden states in the place of logits.
     hidden_for_logits: bool = False
+
+    def hands_out(self, model: PreTrainedModel, named: dict[str, Any]) -> bool:
+        """Whether the forward answers a call with hidden states of which the loss is made later."""
+        if self.hidden_for_logits:
+            return True
+        asked = self.hands_out_hidden and model.training and torch.is_grad_enabled()
+        return asked and named.get("labels") is None and named.get("skip_logits") is not False
+
+    def __reduce__(self) -> Any:
+        return PatchState, (self.options, None, None, self.hands_out_hidden)
+
+    def __deepcopy__(self, memo: Any) -> PatchState:
+        return self
 
 
 @dataclass
@@ -50,6 +79,7 @@ class HiddenForLoss(ModelOutput):
     logits: torch.Tensor | None = None
     hidden: torch.Tensor | None = None  # [B, T, H]
     shift_labels: torch.Tensor | None = None
+    token_weights: torch.Tensor | None = None
     compute_dtype: torch.dtype | None = None
     # Read by nobody: see _traces.
     head: tuple[torch.Tensor, ...] | None = None
@@ -63,13 +93,11 @@ class HiddenForLoss(ModelOutput):
         return super().__getitem__(key)
 
 
-def make_forward(
-    plan: ForwardPlan, head: HeadPlan, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The forward for ``plan`` and ``head``; ``original`` (unbound) still serves whatever needs logits."""
+def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a class with that plan; ``original`` (unbound) still serves whatever needs logits."""
 
-    def fused(self: PreTrainedModel, **kwargs: Any) -> Any:
-        return _without_logits(self, plan, head, kwargs)
+    def fused(self: PreTrainedModel, _loss_call: LossCall, **kwargs: Any) -> Any:
+        return _without_logits(self, _loss_call, kwargs)
 
     for decorate in reversed(plan.decorators):
         fused = decorate(fused)
@@ -77,83 +105,129 @@ def make_forward(
     @functools.wraps(original)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         state: PatchState | None = getattr(self, STATE, None)
-        if state is None or not (self.training or state.hidden_for_logits):
+        if state is None:
             return original(self, *args, **kwargs)
-        named = _named(plan, args, kwargs)
-        hands_out = state.hidden_for_logits or (state.hands_out_hidden and torch.is_grad_enabled())
-        if named.get("labels") is None and not hands_out:
-            return original(self, *args, **kwargs)
-        return fused(self, **named)
+        if state.plan is None:
+            state = found_again(self, plan)
+        assert state.plan is not None
+        name, named = type(self).__name__, _named(plan, args, kwargs)
+        hands_out = state.hands_out(self, named)
+        wants_accuracy = state.options.token_accuracy and not hands_out
+        call = _loss_call.take(name, plan.parameters, named, wants_accuracy, hands_out)
+        if not hands_out and call.is_scored:
+            call = _loss_call.of_plan(name, state.plan, call)
+        if hands_out or (call.is_scored and state.options.skips_logits(self, call)):
+            _check_keywords(plan, args, named)
+            return fused(self, _loss_call=call, **named)
+        if call.is_scored and not call.is_known_unpatched():
+            return with_logits(self, original, state.plan, call, named)
+        return original(self, *args, **_loss_call.without_own(plan.parameters, kwargs))
 
-    # accelerate unwraps a model down to the last __wrapped__, which would be the model's own forward.
-    del forward.__wrapped__
-    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    _loss_call.dress(forward, original)
     return forward
 
 
-def _without_logits(
-    model: PreTrainedModel, plan: ForwardPlan, head: HeadPlan, kwargs: dict[str, Any]
-) -> Any:
+def found_again(model: PreTrainedModel, plan: ForwardPlan) -> PatchState:
+    """The state of a model that comes from a pickle."""
+    plan = plan_of(model, plan)
+    state = dataclasses.replace(
+        getattr(model, STATE), plan=plan, head=_heads.find_head(model, plan)
+    )
+    setattr(model, STATE, state)
+    return state
+
+
+def _without_logits(model: PreTrainedModel, call: LossCall, kwargs: dict[str, Any]) -> Any:
+    state: PatchState = getattr(model, STATE)
+    plan, head = state.plan, state.head
+    assert plan is not None and head is not None
     check_model(model, plan, head)
     arguments, extra = _arguments(plan, kwargs)
     return_dict = extra.pop("return_dict", None)
     if "return_dict" in arguments:
         return_dict = arguments["return_dict"]
         arguments["return_dict"] = True  # for the base model
-    popped = extra.pop("shift_labels", None) if plan.pops_shift_labels else None
+    if plan.pops_shift_labels:
+        extra.pop("shift_labels", None)
     if plan.prepare is not None:
         arguments |= plan.prepare(model, kwargs=extra, **arguments)
     outputs = _call_base(model, plan, arguments, extra)
-    options = _loss_options(plan, extra, popped)
     hidden = _kept_hidden(model, plan, head, outputs.last_hidden_state, arguments)
-    labels = arguments["labels"]
-    if labels is None and not getattr(model, STATE).hidden_for_logits:
+    if call.is_handed_out and not state.hidden_for_logits:
         return HiddenForLoss(
             hidden=_heads.hidden_of_linear(model, head, hidden),
-            shift_labels=extra.get("shift_labels"),
+            shift_labels=call.shift_labels,
+            token_weights=call.token_weights,
             compute_dtype=autocast_dtype(hidden.device.type),
             head=_traces(head.linear(model)),
         )
 
     fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
     fields |= dict.fromkeys(plan.output_hidden, hidden)
-    if labels is None:
+    if state.hidden_for_logits:
         hidden = _heads.hidden_of_linear(model, head, hidden)
         return plan.output_type(logits=hidden, **fields)
-    scored = _next_labels(labels, hidden, options, shifts=plan.loss == SHIFTED)
-    loss_of = _loss_of(model, plan, head, scored, options)
-    loss = _heads.run_to_linear(model, head, hidden, loss_of)
+    rows = Rows(arguments["labels"], hidden, call, plan.loss == SHIFTED)
+    losses = _losses.of_hidden(model, plan, head, rows)
+    loss, accuracy = _heads.run_to_linear(model, head, hidden, losses)
     if plan.router is not None and arguments["output_router_logits"]:
-        fields["aux_loss"] = _router_loss(model, plan, outputs, arguments["attention_mask"])
+        fields["aux_loss"] = _losses.router_loss(model, plan, outputs, arguments["attention_mask"])
         loss = loss + resolve(model, plan.router.weight) * fields["aux_loss"].to(loss.device)
-    output = plan.output_type(loss=loss, **fields)
-    if plan.returns_tuple and not (
-        model.config.return_dict if return_dict is None else return_dict
-    ):
-        return output.to_tuple()
-    return output
+    output = output_of(plan.output_type, accuracy, loss=loss, **fields)
+    return as_asked(model, output, return_dict) if plan.returns_tuple else output
 
 
-def _loss_options(
-    plan: ForwardPlan, extra: dict[str, Any], popped: torch.Tensor | None
-) -> dict[str, Any]:
-    """What of the call's **kwargs reaches the loss."""
-    if plan.loss == MEAN:
-        return {}
-    options = dict(extra) if popped is None else extra | {"shift_labels": popped}
-    if plan.loss == MASKED:
-        options.pop("shift_labels", None)
-    return options
+def with_logits(
+    model: PreTrainedModel,
+    original: Callable[..., Any],
+    plan: ForwardPlan | None,
+    call: LossCall,
+    named: dict[str, Any],
+) -> Any:
+    """What the model's own forward answers, logits among it, with a loss that it does not know."""
+    return_dict = named.pop("return_dict", None)
+    outputs = original(model, **named, return_dict=True)
+    fields = dict(outputs)
+    fields.pop("loss", None)
+    shifts = plan is None or plan.loss == SHIFTED
+    loss, accuracy = _losses.of_logits(outputs.logits, named.get("labels"), call, shifts)
+    if plan is not None and plan.router is not None and fields.get("aux_loss") is not None:
+        loss = loss + resolve(model, plan.router.weight) * fields["aux_loss"].to(loss.device)
+    return as_asked(model, output_of(type(outputs), accuracy, loss=loss, **fields), return_dict)
 
 
-def loss_of_hidden(
-    model: PreTrainedModel, hidden: torch.Tensor, labels: torch.Tensor, options: dict[str, Any]
-) -> torch.Tensor:
+def output_of(kind: type, accuracy: torch.Tensor | None, **fields: Any) -> Any:
+    """An output of that type; of one derived from it, which has `token_accuracy` too, where that was asked for."""
+    return (
+        kind(**fields)
+        if accuracy is None
+        else _with_accuracy(kind)(token_accuracy=accuracy, **fields)
+    )
+
+
+@functools.cache
+def _with_accuracy(kind: type) -> type:
+    field = ("token_accuracy", "torch.Tensor | None", None)
+    return dataclasses.make_dataclass(
+        kind.__name__, [field], bases=(kind,), namespace={"__module__": __name__}
+    )
+
+
+def as_asked(model: PreTrainedModel, output: Any, return_dict: bool | None) -> Any:
+    wants_dict = model.config.return_dict if return_dict is None else return_dict
+    return output if wants_dict else output.to_tuple()
+
+
+def losses_of_hidden(
+    model: PreTrainedModel, hidden: torch.Tensor, labels: torch.Tensor | None, call: LossCall
+) -> Losses:
     """transformers' ForCausalLMLoss of what a patched model has given in the place of logits."""
     state: PatchState = getattr(model, STATE)
-    scored = _next_labels(labels, hidden, options, shifts=True)
-    loss_of = _loss_of(model, state.plan, state.head, scored, options)
-    return _heads.run_at_linear(model, state.head, hidden, loss_of)
+    assert state.plan is not None and state.head is not None
+    rows = Rows(labels, hidden, call, shifts=True)
+    losses = _losses.of_hidden(model, state.plan, state.head, rows)
+    found: Losses = _heads.run_at_linear(model, state.head, hidden, losses)
+    return found
 
 
 def _traces(head: torch.nn.Module) -> tuple[torch.Tensor, ...]:
@@ -171,23 +245,19 @@ def smoothed_loss(
     ignore_index: int,
 ) -> torch.Tensor:
     """Label-smoothed loss of a model's output: from the hidden states where they are there, else from its logits."""
-    options = {"num_items_in_batch": num_items, "ignore_index": ignore_index}
     state: PatchState = getattr(model, STATE)
-    shifts = state.plan.loss in (SHIFTED, MEAN)  # as LabelSmoother does for every causal LM
+    plan, head = state.plan, state.head
+    assert plan is not None and head is not None
+    call = LossCall(ignore_index=ignore_index, num_items=num_items, label_smoothing=label_smoothing)
+    shifts = plan.loss in (SHIFTED, MEAN)  # as LabelSmoother does for every causal LM
     if isinstance(outputs, HiddenForLoss) and outputs.hidden is not None:
-        options["shift_labels"] = outputs.shift_labels
-        shifted = _next_labels(labels, outputs.hidden, options, shifts)
-        more = {"label_smoothing": label_smoothing, "compute_dtype": outputs.compute_dtype}
-        loss_of = _loss_of(model, state.plan, state.head, shifted, options, **more)
-        return _heads.run_at_linear(model, state.head, outputs.hidden, loss_of)
+        call = call._replace(shift_labels=outputs.shift_labels, token_weights=outputs.token_weights)
+        rows = Rows(labels, outputs.hidden, call, shifts)
+        losses = _losses.of_hidden(model, plan, head, rows, compute_dtype=outputs.compute_dtype)
+        loss: torch.Tensor = _heads.run_at_linear(model, head, outputs.hidden, losses)[0]
+        return loss
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-    return cross_entropy(
-        logits,
-        _next_labels(labels, logits, options, shifts),
-        ignore_index=ignore_index,
-        num_items=num_items,
-        label_smoothing=label_smoothing,
-    )
+    return _losses.of_logits(logits, labels, call, shifts)[0]
 
 
 def _named(plan: ForwardPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -200,13 +270,17 @@ def _named(plan: ForwardPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for name, value in zip(plan.parameters, args, strict=False):
         if name in kwargs:
             raise TypeError(f"forward got multiple values for argument {name!r}")
+        named[name] = value
+    return named
+
+
+def _check_keywords(plan: ForwardPlan, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    for name, value in zip(plan.parameters, args, strict=False):
         if name in plan.renamed and value is not None:
             raise TypeError(f"{name}: expected by keyword, got it by position; it has another name")
-        named[name] = value
     unknown = [name for name in named if name not in plan.parameters and name != "return_dict"]
     if unknown and not plan.takes_kwargs:
         raise TypeError(f"forward got an unexpected keyword argument {unknown[0]!r}")
-    return named
 
 
 def _arguments(plan: ForwardPlan, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -247,61 +321,3 @@ def _is_cut(hidden: torch.Tensor, arguments: dict[str, Any]) -> bool:
     ids = arguments["input_ids"]
     tokens: torch.Tensor = arguments["inputs_embeds"] if ids is None else ids
     return hidden.shape[1] != tokens.shape[1]
-
-
-def _next_labels(
-    labels: torch.Tensor, scored: torch.Tensor, options: dict[str, Any], shifts: bool
-) -> torch.Tensor:
-    """Labels of the shape of ``scored``'s rows; shifted by one as ForCausalLMLoss does, so that no hidden state is copied, unless
-    the forward has them as they are to be."""
-    own = options.get("shift_labels")
-    if own is None and shifts:
-        padded = torch.nn.functional.pad(labels, (0, 1), value=options.get("ignore_index", -100))
-        own = padded[..., 1:]
-    elif own is None:
-        own = labels
-    rows = scored.shape[:-1]
-    if own.numel() != rows.numel():
-        raise ValueError(
-            f"labels: expected one for each of the {tuple(rows)} rows, got shape {tuple(own.shape)}"
-        )
-    return own.to(scored.device).reshape(rows)
-
-
-def _loss_of(
-    model: PreTrainedModel,
-    plan: ForwardPlan,
-    head: HeadPlan,
-    labels: torch.Tensor,
-    options: dict[str, Any],
-    **more: Any,
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The loss of the hidden states that the head's Linear would get."""
-    softcap = None if plan.softcap is None else resolve(model, plan.softcap)
-    vocab = None if plan.vocab is None else resolve(model, plan.vocab)
-
-    def loss_of(hidden: torch.Tensor) -> torch.Tensor:
-        linear = head.linear(model)
-        return linear_cross_entropy(
-            hidden,
-            linear.weight,
-            labels,
-            linear_bias=linear.bias,
-            ignore_index=options.get("ignore_index", -100),
-            num_items=options.get("num_items_in_batch"),
-            logit_scale=logit_scale(model, plan),
-            softcap=0.0 if softcap is None else softcap,
-            valid_vocab=None if vocab is None else min(vocab, linear.weight.shape[0]),
-            **more,
-        )
-
-    return loss_of
-
-
-def _router_loss(
-    model: PreTrainedModel, plan: ForwardPlan, outputs: Any, attention_mask: torch.Tensor | None
-) -> torch.Tensor:
-    assert plan.router is not None
-    counts = (resolve(model, path) for path in plan.router.arguments)
-    loss: torch.Tensor = plan.router.function(outputs.router_logits, *counts, attention_mask)
-    return loss

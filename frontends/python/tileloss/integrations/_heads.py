@@ -9,28 +9,49 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tileloss.integrations import _forward_source
+import tileloss.torch
+from tileloss.integrations import _forward_source, _head_wrappers
 from tileloss.integrations._forward_plan import ForwardPlan
 from tileloss.integrations._forward_source import UnknownForward
 
 Transform = Callable[[Any, torch.Tensor], torch.Tensor]
 Step = tuple[torch.nn.Module, Transform]
-Function = Callable[[torch.Tensor], torch.Tensor]
+Function = Callable[[torch.Tensor], Any]
 
 
-if torch.distributed.is_available():
-    from torch.distributed.fsdp import FSDPModule
+class Matrices(NamedTuple):
+    """What the hidden states are multiplied by."""
 
-    _UNIT: tuple[type, ...] = (FSDPModule,)
-else:
-    _UNIT = ()
+    weight: Any
+    bias: Any
+    is_cut: bool  # over the ranks of transformers' tensor parallelism
+
+    def cross_entropy(self, hidden: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
+        loss: torch.Tensor = self._functions().linear_cross_entropy(
+            hidden, self.weight, labels, linear_bias=self.bias, **how
+        )
+        return loss
+
+    def correct(self, hidden: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
+        """Whether each label is the likeliest token."""
+        rows = self._functions().linear_logprobs(
+            hidden, self.weight, labels, linear_bias=self.bias, outputs=("correct",), **how
+        )
+        correct: torch.Tensor = rows.correct
+        return correct
+
+    def _functions(self) -> Any:
+        if not self.is_cut:
+            return tileloss.torch
+        from tileloss.torch import distributed
+
+        return distributed
 
 
 @dataclass(frozen=True)
@@ -52,13 +73,22 @@ class HeadPlan:
         for name, transform in zip(self.names, self.transforms, strict=True):
             steps.append((module, transform))
             module = getattr(module, name)
-        while (trained := _trained_copy(module)) is not None:
+        while (inner := _head_wrappers.inner_of(module)) is not None:
             steps.append((module, _as_it_is))
-            module = trained
+            module = inner
         return steps, module
 
     def linear(self, model: torch.nn.Module) -> Any:
         return self.steps(model)[1]
+
+    def matrices(self, model: torch.nn.Module, hidden: torch.Tensor) -> Matrices:
+        """Where the Linear would be called, as what stands around it may bring them only then."""
+        steps, linear = self.steps(model)
+        weight, place = linear.weight, f"{type(model).__name__}.{self.linear_path}"
+        _head_wrappers.refuse_meta(place, weight, hidden)
+        for module, _ in steps:
+            weight = _head_wrappers.with_trained_tokens(module, weight, linear.bias)
+        return Matrices(weight, linear.bias, _head_wrappers.is_cut(linear))
 
     def named_modules(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         """(path, module) of those that are on the way to the Linear, and of it."""
@@ -83,7 +113,7 @@ def find_head(model: torch.nn.Module, plan: ForwardPlan) -> HeadPlan:
 
 def run_to_linear(
     model: torch.nn.Module, head: HeadPlan, hidden: torch.Tensor, function: Function
-) -> torch.Tensor:
+) -> Any:
     """``function`` of the hidden states that the Linear would get, where the Linear would be called."""
     if head.before is not None:
         hidden = model.get_submodule(head.before)(hidden)
@@ -95,88 +125,37 @@ def hidden_of_linear(model: torch.nn.Module, head: HeadPlan, hidden: torch.Tenso
     """The hidden states that the Linear would get."""
     if head.before is not None:
         hidden = model.get_submodule(head.before)(hidden)
-    return _run(head.steps(model)[0] if head.names else [], hidden, lambda hidden: hidden)
+    found: torch.Tensor = _run(head.steps(model)[0] if head.names else [], hidden, _same)
+    return found
 
 
 def run_at_linear(
     model: torch.nn.Module, head: HeadPlan, hidden: torch.Tensor, function: Function
-) -> torch.Tensor:
+) -> Any:
     """``function`` of hidden states that have come as far as the Linear."""
     steps, linear = head.steps(model)
     wrappers = [step for step in steps if step[1] is _as_it_is]
     return _run([*wrappers, (linear, _as_it_is)], hidden, function)
 
 
-def _run(steps: list[Step], hidden: torch.Tensor, function: Function) -> torch.Tensor:
+def _run(steps: list[Step], hidden: torch.Tensor, function: Function) -> Any:
     """Each module's transform within the one before it, then the function within the last."""
     if not steps:
         return function(hidden)
     (module, transform), *inner = steps
 
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
+    def forward(hidden: torch.Tensor) -> Any:
         return _run(inner, transform(module, hidden), function)
 
-    return _call_as(module, forward, hidden) if isinstance(module, _UNIT) else forward(hidden)
+    return _head_wrappers.runs_as(module, forward, hidden)
+
+
+def _same(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden
 
 
 def _as_it_is(module: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     return hidden
-
-
-def _call_as(module: torch.nn.Module, forward: Function, hidden: torch.Tensor) -> torch.Tensor:
-    """Calls a unit of FSDP2 with another forward, within its hooks. Nothing else gathers its parameters: the hook before the
-    forward does, the one after it frees them, and their gradients are reduced, once, when that of ``hidden`` is there."""
-    module.forward = forward
-    try:
-        result: torch.Tensor = module(hidden)
-        return result
-    finally:
-        del module.forward
-
-
-def is_hook_of_fsdp(hook: Callable[..., Any]) -> bool:
-    """Those of a unit run where the head would be called; those of a module that shares one say when it is in use."""
-    return _forward_source.module_of(getattr(hook, "__func__", hook)).startswith(
-        "torch.distributed.fsdp."
-    )
-
-
-def is_linear(head: torch.nn.Module) -> bool:
-    """Whether calling it multiplies and no more: a torch.nn.Linear, or one that is a unit of FSDP2 by itself, whose class
-    `fully_shard` has replaced with one derived from FSDPModule and Linear."""
-    kind = type(head)
-    return kind is torch.nn.Linear or (
-        isinstance(head, _UNIT) and kind.__bases__ == (*_UNIT, torch.nn.Linear)
-    )
-
-
-def not_linear(head: torch.nn.Module) -> str:
-    """The end of an error message: what was expected of a head that is no Linear, what it is, and what to do instead."""
-    kind = f"{type(head).__module__}.{type(head).__qualname__}"
-    message = f"expected a plain torch.nn.Linear as the LM head, got {kind}"
-    if isinstance(head, _peft("peft.tuners.tuners_utils", "BaseTunerLayer")):
-        message += (
-            ", an adapter of peft, whose weight is more than the head's: leave the head out of target_modules, or train it whole "
-            "by modules_to_save=[...] in place of that"
-        )
-    return message
-
-
-def _peft(module: str, name: str) -> tuple[Any, ...]:
-    """A class of peft, for isinstance: whoever has an object of it has imported it."""
-    loaded = sys.modules.get(module)
-    return () if loaded is None else (getattr(loaded, name),)
-
-
-def _trained_copy(module: Any) -> Any:
-    """What peft's wrapper of a module in `modules_to_save` calls: the active adapter's copy, or the module itself where that
-    has none or is disabled. None for any other module."""
-    if not isinstance(module, _peft("peft.utils.other", "ModulesToSaveWrapper")):
-        return None
-    active = [] if module.disable_adapters else module.active_adapters
-    if not active or any(adapter not in module.modules_to_save for adapter in active):
-        return module.original_module
-    return module.modules_to_save[active[0]]
 
 
 @functools.cache

@@ -8,6 +8,7 @@ has to be known of that forward is that it does nothing with labels and logits b
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import re
@@ -18,22 +19,22 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from tileloss.integrations import _forward_source, _fused_forward
+from tileloss.integrations import _forward_source, _fused_forward, _loss_call
 from tileloss.integrations._forward_forms import FORMS
 from tileloss.integrations._forward_source import UnknownForward
-from tileloss.integrations._fused_forward import STATE
+from tileloss.integrations._fused_forward import STATE, Options
 
 _CALL = re.compile(r"(?P<outputs>\w+) = self\.(?P<inner>\w+)\(.*\)")
 _LOGITS = re.compile(r"logits = (?P<outputs>\w+)(?:\[0\]|\.logits)")
 _REST = ("no_loss", "loss", "tuple", "return")  # after the logits, in this order
 
 
-@dataclass
+@dataclass(frozen=True)
 class InnerState:
     """What ``patch`` leaves on a model around a causal LM."""
 
+    options: Options
     inner: str  # its attribute
-    forward: Callable[..., Any]
     patched_inner: bool  # by that call of patch: unpatch undoes it too
 
 
@@ -85,30 +86,36 @@ def check_model(model: PreTrainedModel, inner: PreTrainedModel) -> None:
         raise ValueError(f"{name}: expected a causal LM inside, got {type(inner).__name__}")
 
 
-def make_forward(model: PreTrainedModel, path: str) -> Callable[..., Any]:
-    original = type(model).forward
+def make_forward(path: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a class that calls the causal LM at ``path``."""
     parameters = list(inspect.signature(original).parameters)[1:]
 
     @functools.wraps(original)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        named = dict(zip(parameters, args, strict=False)) | kwargs
-        state = getattr(self, STATE, None)
-        if state is None or not self.training or named.get("labels") is None:
+        state: InnerState | None = getattr(self, STATE, None)
+        if state is None:
             return original(self, *args, **kwargs)
+        named = dict(zip(parameters, args, strict=False)) | kwargs
+        name = type(self).__name__
+        call = _loss_call.take(name, parameters, named, state.options.token_accuracy)
+        if not call.is_scored:
+            return original(self, *args, **_loss_call.without_own(parameters, kwargs))
+        if not state.options.skips_logits(self, call):
+            if call.is_known_unpatched():
+                return original(self, *args, **_loss_call.without_own(parameters, kwargs))
+            return _fused_forward.with_logits(self, original, None, call, named)
         inner: PreTrainedModel = getattr(self, path)
         check_model(self, inner)
-        labels, return_dict = named.pop("labels"), named.pop("return_dict", None)
+        labels, return_dict = named.pop("labels", None), named.pop("return_dict", None)
         with _hidden_for_logits(inner):
             output = original(self, **named, return_dict=True)
-        options = {key: value for key, value in kwargs.items() if key not in parameters}
         fields = dict(output)
-        loss = _fused_forward.loss_of_hidden(inner, fields.pop("logits"), labels, options)
-        output = type(output)(loss=loss, **fields)
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if wants_dict else output.to_tuple()
+        hidden = fields.pop("logits")
+        loss, accuracy = _fused_forward.losses_of_hidden(inner, hidden, labels, call)
+        output = _fused_forward.output_of(type(output), accuracy, loss=loss, **fields)
+        return _fused_forward.as_asked(self, output, return_dict)
 
-    del forward.__wrapped__
-    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    _loss_call.dress(forward, original)
     return forward
 
 
@@ -116,10 +123,14 @@ class _hidden_for_logits:
     """While it is entered, the model answers a call without labels with hidden states in the place of its logits."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.state = getattr(model, STATE)
+        self.model = model
 
     def __enter__(self) -> None:
-        self.state.hidden_for_logits = True
+        self._set(True)
 
     def __exit__(self, *error: Any) -> None:
-        self.state.hidden_for_logits = False
+        self._set(False)
+
+    def _set(self, value: bool) -> None:
+        state = dataclasses.replace(getattr(self.model, STATE), hidden_for_logits=value)
+        setattr(self.model, STATE, state)

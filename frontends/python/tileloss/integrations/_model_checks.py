@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
-from tileloss.integrations import _heads
+from tileloss.integrations import _head_wrappers
 from tileloss.integrations._forward_plan import GIVEN, MASKED, SHIFTED, ForwardPlan
 from tileloss.integrations._heads import HeadPlan
 from tileloss.torch._arguments import FLOATS
@@ -26,9 +26,8 @@ def plan_of(model: PreTrainedModel, plan: ForwardPlan) -> ForwardPlan:
 def check_head_is_unchanged(model: PreTrainedModel, head: HeadPlan) -> None:
     """Raises ValueError where calling the head does more than its source says: that would be lost."""
     for path, module in head.named_modules(model):
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if "forward" in module.__dict__ or not all(map(_heads.is_hook_of_fsdp, hooks)):
-            what = "a forward of its own" if "forward" in module.__dict__ else "hooks"
+        what = _head_wrappers.unknown_around(module)
+        if what is not None:
             raise ValueError(
                 f"{type(model).__name__}.{path}: expected an LM head without hooks, got one with {what}; tileloss never calls it"
             )
@@ -38,8 +37,9 @@ def check_model(model: PreTrainedModel, plan: ForwardPlan, head: HeadPlan) -> No
     """Raises ValueError where the head or the loss of this very model is not what the plan's formula says."""
     name = type(model).__name__
     linear, path = head.linear(model), head.linear_path
-    if not _heads.is_linear(linear):
-        raise ValueError(f"{name}.{path}: {_heads.not_linear(linear)}")
+    if not _head_wrappers.is_linear(linear):
+        raise ValueError(f"{name}.{path}: {_head_wrappers.not_linear(linear)}")
+    _head_wrappers.refuse_zero3(f"{name}.{path}", linear.weight)
     if linear.weight.dtype not in FLOATS:
         raise ValueError(
             f"{name}.{path}: expected a weight in float32, bfloat16 or float16, got {linear.weight.dtype}"

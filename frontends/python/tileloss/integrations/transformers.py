@@ -11,6 +11,7 @@ transformers itself is imported on the first call, not with this module.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _FROM_VERSION, _BELOW_VERSION = 5, 6
 
 
-def patch(model: PreTrainedModel) -> PreTrainedModel:
+def patch(
+    model: PreTrainedModel, *, token_accuracy: bool = False, logits_in_evaluation: bool = True
+) -> PreTrainedModel:
     """Makes ``model(..., labels=...)`` compute its loss without logits while ``model.training``; returns the model.
 
     The loss is that of transformers' ForCausalLMLoss: labels [B, T] are shifted by one (``shift_labels`` are taken as they are),
@@ -34,8 +37,17 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
     and labels that a model's own forward does not shift (Bart, Whisper, ...). Logits are not rounded to the
     model's dtype on the way, as transformers' are. With every label ignored the loss is 0, where transformers gives NaN.
 
-    A model already patched is left as it is. ``unpatch`` undoes it. Only this instance changes; patch it before it is wrapped
-    (Trainer, accelerate, DDP, torch.compile), before or after ``fully_shard``.
+    A call may also give ``token_weights``, ``label_smoothing``, ``return_token_accuracy`` and ``skip_logits``; every argument
+    that concerns the loss is used or refused by name (docs/users/huggingface.md).
+
+    Of a model already patched only the options change. ``unpatch`` undoes it. Only this instance changes: its class becomes one
+    of the same name that is derived from its own. Patch it before it is wrapped (Trainer, DDP, torch.compile), before or after
+    ``fully_shard``, accelerate's `dispatch_model` and `cpu_offload`.
+
+    Args:
+        token_accuracy: a call with labels answers with ``token_accuracy`` too, the share of the labels that count whose token is
+            the likeliest. It costs one product with the head.
+        logits_in_evaluation: False: a call with labels gives no logits in eval either, unless it has ``skip_logits=False``.
 
     Raises:
         ImportError: transformers is not installed.
@@ -43,50 +55,50 @@ def patch(model: PreTrainedModel) -> PreTrainedModel:
         TypeError: model is not a transformers PreTrainedModel.
         ValueError: the model's forward, head or loss function is not one that can be done without logits; the message quotes
             the statement or names the attribute. The model is then unchanged.
+        NotImplementedError: DeepSpeed ZeRO-3 partitions the head.
     """
     _require_transformers()
-    from tileloss.integrations import _forward_plan, _fused_forward, _heads, _model_checks
-    from tileloss.integrations._forward_source import UnknownForward
+    from tileloss.integrations import _patched_class
+    from tileloss.integrations._fused_forward import STATE, Options
 
     _require_model(model)
-    state = getattr(model, _fused_forward.STATE, None)
-    if state is not None and _reaches(model.forward, state.forward):
+    options = Options(token_accuracy, logits_in_evaluation)
+    state = getattr(model, STATE, None)
+    if state is not None and _patched_class.reaches(model.forward, type(model).forward):
+        setattr(model, STATE, dataclasses.replace(state, options=options))
         return model
-    if "forward" in model.__dict__:
-        raise ValueError(
-            "model: expected its own forward, got one replaced on this instance; patch it before wrapping it "
-            "(accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes accelerate's)"
-        )
-    try:
-        plan = _model_checks.plan_of(model, _forward_plan.read_forward(type(model)))
-    except UnknownForward as error:
-        return _patch_around(model, error)
+    dispatched = _patched_class.is_dispatched(model)
+    if "forward" in model.__dict__ and not dispatched:
+        raise ValueError(_patched_class.replaced(model))
+    kind = _patched_class.patched_class(type(model))
+    made = _state_around if isinstance(kind.tileloss_plan, str) else _state_of
+    setattr(model, STATE, made(model, kind.tileloss_plan, options))
+    model.__class__ = kind
+    if dispatched:
+        model._old_forward = types.MethodType(kind.forward, model)
+    return model
+
+
+def _state_of(model: PreTrainedModel, plan: Any, options: Any) -> Any:
+    from tileloss.integrations import _fused_forward, _heads, _model_checks
+
+    plan = _model_checks.plan_of(model, plan)
     head = _heads.find_head(model, plan)
     _model_checks.check_model(model, plan, head)
     _model_checks.check_head_is_unchanged(model, head)
-    forward = _fused_forward.make_forward(plan, head, type(model).forward)
-    setattr(model, _fused_forward.STATE, _fused_forward.PatchState(plan, head, forward))
-    model.forward = types.MethodType(forward, model)
-    return model
+    return _fused_forward.PatchState(options, plan, head)
 
 
-def _patch_around(model: PreTrainedModel, error: ValueError) -> PreTrainedModel:
-    """Patches a model whose loss is of the logits of a causal LM inside, and that one; raises ``error`` if it is none."""
+def _state_around(model: PreTrainedModel, path: str, options: Any) -> Any:
+    """Of a model whose loss is of the logits of a causal LM inside; patches that one."""
     from tileloss.integrations import _fused_forward, _inner_forward
-    from tileloss.integrations._forward_source import UnknownForward
 
-    try:
-        path = _inner_forward.read_inner(type(model))
-    except UnknownForward:
-        raise error from None
     inner = getattr(model, path)
     _inner_forward.check_model(model, inner)
     already = hasattr(inner, _fused_forward.STATE)
-    patch(inner)
-    forward = _inner_forward.make_forward(model, path)
-    setattr(model, _fused_forward.STATE, _inner_forward.InnerState(path, forward, not already))
-    model.forward = types.MethodType(forward, model)
-    return model
+    if not already:
+        patch(inner)
+    return _inner_forward.InnerState(options, path, not already)
 
 
 def unpatch(model: PreTrainedModel) -> PreTrainedModel:
@@ -100,11 +112,9 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
 
     _require_model(model)
     state = model.__dict__.pop(_fused_forward.STATE, None)
-    if (
-        state is not None
-        and getattr(model.__dict__.get("forward"), "__func__", None) is state.forward
-    ):
-        del model.forward
+    own = type(model).__dict__.get("tileloss_own")
+    if own is not None:
+        model.__class__ = own
     if getattr(state, "patched_inner", False):
         unpatch(getattr(model, state.inner))
     return model
@@ -137,7 +147,7 @@ def make_compute_loss_func(
         raise ValueError(
             f"model: expected one whose own forward has the head, got {type(model).__name__}, which calls a causal LM inside"
         )
-    state.hands_out_hidden = True
+    setattr(model, _fused_forward.STATE, dataclasses.replace(state, hands_out_hidden=True))
 
     def compute_loss(
         outputs: Any,
@@ -160,15 +170,6 @@ def _require_model(model: Any) -> None:
         raise TypeError(
             f"model: expected a transformers PreTrainedModel, got {type(model).__name__}; of a wrapper, take the model inside"
         )
-
-
-def _reaches(forward: Any, ours: Callable[..., Any]) -> bool:
-    """Whether ``ours`` is the model's forward, or lies under wrappers of it."""
-    while getattr(forward, "__func__", forward) is not ours:
-        if not hasattr(forward, "__wrapped__"):
-            return False
-        forward = forward.__wrapped__
-    return True
 
 
 def _require_transformers() -> None:
