@@ -54,6 +54,11 @@ def runs_as(module: Any, forward: Function, hidden: torch.Tensor) -> Any:
         place, name = module, "_old_forward"
     elif isinstance(module, _UNIT):
         place, name = module, "forward"
+    elif "_hf_hook" in module.__dict__:
+        raise ValueError(
+            f"expected an LM head around which accelerate has hooks of its own alone, got one with {module._hf_hook}, whose work "
+            "on its output would be lost"
+        )
     else:
         return forward(hidden)
     own = place.__dict__.get(name)
@@ -69,7 +74,11 @@ def runs_as(module: Any, forward: Function, hidden: torch.Tensor) -> Any:
 
 def unknown_around(module: torch.nn.Module) -> str | None:
     """What happens around the module's forward that is not known here, and would be lost; None: nothing."""
-    if "forward" in module.__dict__ and not (is_cut(module) or _has_accelerate_hook(module)):
+    forward = module.__dict__.get("forward")
+    is_own = (
+        getattr(forward, "__func__", None) is type(module).forward
+    )  # left by hooks that are gone
+    if not (forward is None or is_own or is_cut(module) or _has_accelerate_hook(module)):
         return "a forward of its own"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return None if all(map(_is_hook_of_fsdp, hooks)) else "hooks"
@@ -83,10 +92,17 @@ def _is_hook_of_fsdp(hook: Callable[..., Any]) -> bool:
 
 
 def _has_accelerate_hook(module: torch.nn.Module) -> bool:
-    """Whether accelerate's `add_hook_to_module` has replaced the forward, and nobody that one, or what it calls."""
-    old, forward = module.__dict__.get("_old_forward"), module.__dict__.get("forward")
-    is_own = getattr(old, "__func__", None) is type(module).forward
-    return "_hf_hook" in module.__dict__ and is_own and getattr(forward, "__wrapped__", 0) == old
+    """Whether accelerate's `add_hook_to_module` has replaced the forward with a hook of its own around it, which brings weights
+    and inputs to a device, and nobody has replaced that one."""
+    if "_hf_hook" not in module.__dict__:
+        return False
+    hook, old = module._hf_hook, module.__dict__.get("_old_forward")
+    hooks = [hook, *getattr(hook, "hooks", ())]  # one, or several in a row
+    return (
+        all(type(each).__module__ == "accelerate.hooks" for each in hooks)
+        and getattr(old, "__func__", None) is type(module).forward
+        and getattr(module.__dict__.get("forward"), "__wrapped__", None) == old
+    )
 
 
 def is_cut(module: torch.nn.Module) -> bool:

@@ -81,21 +81,30 @@ def reaches(forward: Any, ours: Callable[..., Any]) -> bool:
 def is_dispatched(model: Any) -> bool:
     """Whether accelerate's hooks stand around the model's own forward, or around ours of a patch that has ended."""
     old = getattr(model.__dict__.get("_old_forward"), "__func__", None)
-    return "_hf_hook" in model.__dict__ and old in (
-        type(model).forward,
-        patched_class(type(model)).forward,
-    )
+    known = (type(model).forward, _known_forward(type(model)))
+    return "_hf_hook" in model.__dict__ and old in known
 
 
-def replaced(model: Any) -> str:
-    """Why a model is refused whose forward stands on the instance."""
-    around = _forward_source.module_of(getattr(model.forward, "__func__", model.forward))
+def drop_own_forward(model: Any) -> None:
+    """Takes a forward of ours off the instance, where accelerate leaves it with its hooks. Raises ValueError for any other."""
+    forward = getattr(model.forward, "__func__", model.forward)
+    if forward is _known_forward(type(model)):
+        del model.forward
+        return
+    around = _forward_source.module_of(forward)
     if around.startswith("liger_kernel"):
-        return (
+        raise ValueError(
             f"model: its forward is Liger's, {around} (use_liger_kernel=True), which would never call tileloss: of the two, use "
             "one (liger_kernel_config={'fused_linear_cross_entropy': False} keeps Liger's other kernels)"
         )
-    return (
+    raise ValueError(
         "model: expected its own forward, got one replaced on this instance; patch it before wrapping it "
         "(accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes accelerate's)"
     )
+
+
+def _known_forward(own: Any) -> Any:
+    try:
+        return patched_class(own).forward
+    except UnknownForward:
+        return None

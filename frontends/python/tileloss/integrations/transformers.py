@@ -69,7 +69,7 @@ def patch(
         return model
     dispatched = _patched_class.is_dispatched(model)
     if "forward" in model.__dict__ and not dispatched:
-        raise ValueError(_patched_class.replaced(model))
+        _patched_class.drop_own_forward(model)
     kind = _patched_class.patched_class(type(model))
     made = _state_around if isinstance(kind.tileloss_plan, str) else _state_of
     setattr(model, STATE, made(model, kind.tileloss_plan, options))
