@@ -5,6 +5,7 @@ For each case the larger of two errors: of the loss, relative; of a parameter's 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import tempfile
@@ -16,7 +17,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
 
+from tileloss.integrations import trl as integration
+from tileloss.integrations._head_wrappers import is_cut
 from tileloss.integrations.transformers import patch
 from tileloss.torch import call_counts
 from transformers_models import batch, build
@@ -117,14 +121,44 @@ def tensor_parallel_errors() -> dict[str, float]:
         unpatched, patched = (loaded(kind, options).train() for _ in range(2))
         patch(patched, token_accuracy=True)
         found[f"tensor parallel, {name}"] = error(unpatched, patched, batch() | more)
-        if kind != "qwen2":
-            assert isinstance(patched.lm_head.weight, DTensor)
+        assert is_cut(patched.lm_head)
     return found
+
+
+def trl_errors() -> dict[str, float]:
+    """TRL's own fused head against TileLoss's: of tensor parallelism's it gathers the weight, as TRL does."""
+    model = loaded("llama", {}).train()
+    add_fused_lm_head(model)
+    losses, gradients = [], []
+    for context in (contextlib.nullcontext, integration.patch):
+        model.zero_grad()
+        with context():
+            loss = model(**batch(), fused_lm_head=True).loss
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append([whole(p.grad) for p in model.parameters() if p.grad is not None])
+    largest = max(float(g.abs().max()) for g in gradients[0])
+    off = max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True)) / largest
+    refuse_a_unit_of_fsdp1()
+    return {"TRL, tensor parallel": max(off, abs(losses[1] / losses[0] - 1))}
+
+
+def refuse_a_unit_of_fsdp1() -> None:
+    model = build("llama")
+    add_fused_lm_head(model)
+    unit = fsdp1(model, head=True, original=True)
+    with integration.patch():
+        try:
+            unit(**batch(), fused_lm_head=True)
+        except ValueError as error:
+            assert "a unit of FSDP1 by itself" in str(error)
+        else:
+            raise AssertionError("a head that is a unit of FSDP1 was not refused")
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    results = fsdp1_errors() | tensor_parallel_errors()
+    results = fsdp1_errors() | tensor_parallel_errors() | trl_errors()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

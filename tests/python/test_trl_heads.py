@@ -1,13 +1,17 @@
 """Models with TRL's fused LM head (add_fused_lm_head), with the patch against without."""
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload, dispatch_model
 from trl.trainer.utils import add_fused_lm_head
 
+from peft_models import with_lora
 from tileloss.integrations import trl as integration
+from wrapped_tensors import quantized
 
 VOCAB, BATCH, LENGTH = 97, 3, 11
 PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
@@ -182,3 +186,71 @@ def test_a_label_beyond_the_vocabulary_is_named():
         pytest.raises(IndexError, match=f"target.*expected 0 <= label < {VOCAB} .* got {VOCAB}"),
     ):
         model(**batch, fused_lm_head=True)
+
+
+def check_same(model: Any) -> None:
+    own, own_gradients = step(model, make_batch())
+    with integration.patch():
+        ours, our_gradients = step(model, make_batch())
+    torch.testing.assert_close(ours.loss, own.loss, rtol=1e-6, atol=0.0)
+    assert own_gradients.keys() == our_gradients.keys() > set()
+    largest = max(float(g.abs().max()) for g in own_gradients.values())
+    for name, gradient in own_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=0, atol=1e-5 * largest)
+
+
+def test_trained_tokens_of_the_head_are_beyond_trl_itself():
+    """peft's trainable_token_indices: TRL asks the wrapper of the head for a bias, which it does not have."""
+    model = make_model(*MODELS["tied"])
+    add_fused_lm_head(model)
+    adapted = with_lora(model, trainable_token_indices=[4, 7])
+    for context in (contextlib.nullcontext, integration.patch):
+        with context(), pytest.raises(AttributeError, match="TrainableTokensWrapper.*bias"):
+            adapted(**make_batch(), fused_lm_head=True)
+
+
+def test_a_quantized_weight():
+    model = make_model("Qwen2", {})
+    add_fused_lm_head(model, outputs=PER_TOKEN)
+    model.lm_head.weight = quantized((VOCAB, 32))
+    with integration.patch():
+        ours, our_gradients = step(model, make_batch())
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.dequantize(), False)
+    own, own_gradients = step(model, make_batch())
+    torch.testing.assert_close(ours.loss, own.loss, rtol=1e-6, atol=0.0)
+    for name, gradient in own_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_dispatched_head_that_stays_on_its_device():
+    model = make_model("Qwen2", {})
+    add_fused_lm_head(model, outputs=PER_TOKEN)
+    check_same(dispatch_model(model, {"": "cpu"}, force_hooks=True))
+
+
+def test_an_offloaded_head_is_refused_by_that_name():
+    model = make_model("Qwen2", {})
+    add_fused_lm_head(model)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    with (
+        integration.patch(),
+        pytest.raises(NotImplementedError, match="LM head is offloaded by acc"),
+    ):
+        model(**make_batch(), fused_lm_head=True)
+
+
+def test_a_head_that_zero3_has_partitioned_is_refused_by_that_name():
+    model = make_model("Qwen2", {})
+    add_fused_lm_head(model)
+    model.lm_head.weight.ds_id = 7
+    with integration.patch(), pytest.raises(NotImplementedError, match="ZeRO-3 partitions"):
+        model(**make_batch(), fused_lm_head=True)
+
+
+def test_a_flat_shard_of_fsdp1_is_refused_by_that_name():
+    """tests/python/head_ranks.py has the real one."""
+    model = make_model("Qwen2", {})
+    add_fused_lm_head(model)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flatten()[:40])
+    with integration.patch(), pytest.raises(ValueError, match="a unit of FSDP1 by itself"):
+        model(**make_batch(), fused_lm_head=True)

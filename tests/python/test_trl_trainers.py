@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
 
 from tileloss.integrations import trl as integration
@@ -70,6 +71,110 @@ def test_sft_of_a_tied_head(tied_folder):
     assert own.head_calls == ours.head_calls == 0
     assert "lm_head.weight" not in own.weights
     assert_same(own, ours, TOLERANCE)
+
+
+class WeightedCollator:
+    """Each row of a data set has `input_ids`, `labels` and a weight for each label, here all of one length."""
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        made = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+        return made | {"attention_mask": torch.ones_like(made["input_ids"])}
+
+
+def weighted_rows(weigh: bool = True) -> Dataset:
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(2, 199, (8, 9), generator=generator)
+    weights = torch.rand(ids.shape, generator=generator)
+    labels = ids.masked_fill(torch.arange(9) < 3, -100)
+    columns = {"input_ids": ids.tolist(), "labels": labels.tolist()}
+    return Dataset.from_dict(columns | {"token_weights": weights.tolist()} if weigh else columns)
+
+
+def sft(folder: Path, data: Dataset, compute_loss_func: Any = None, **options: Any) -> SFTTrainer:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "out"),
+        "max_steps": 2,
+        "logging_steps": 1,
+    }
+    settings |= {
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+    }
+    settings |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
+    settings |= {"bf16": False, "report_to": [], "save_strategy": "no", "optim": "sgd", "seed": 3}
+    return SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        args=SFTConfig(**(settings | options)),
+        train_dataset=data,
+        data_collator=WeightedCollator(),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(folder),
+        compute_loss_func=compute_loss_func,
+    )
+
+
+@pytest.mark.parametrize("num_items", [None, 29])
+def test_sft_with_a_weight_for_each_token(folder, num_items):
+    trainer = sft(folder, weighted_rows())
+    model, inputs = trainer.model.train(), WeightedCollator()(list(weighted_rows())[:3])
+    labels, weights = inputs["labels"][:, 1:], inputs["token_weights"][:, 1:]
+    logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    want = (losses * weights).sum() / (num_items or (labels != -100).sum())
+    gradients = torch.autograd.grad(want, list(model.parameters()))
+    with integration.patch():
+        got = trainer.compute_loss(model, dict(inputs), num_items_in_batch=num_items)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+    found = torch.autograd.grad(got, list(model.parameters()))
+    largest = max(float(g.abs().max()) for g in gradients)
+    for a, b in zip(found, gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6 * largest)
+    own = trainer.compute_loss(model, dict(inputs), num_items_in_batch=num_items)
+    assert abs(float(own.detach()) / float(want.detach()) - 1) > 0.1  # TRL swallows them
+
+
+def test_sft_trains_on_weights(folder):
+    """Weights of 1 change nothing, others do."""
+    ones = weighted_rows().map(lambda row: {"token_weights": [1.0] * 9})
+    losses = []
+    with integration.patch():
+        for data in (weighted_rows(weigh=False), ones, weighted_rows()):
+            trainer = sft(folder, data)
+            trainer.train()
+            losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log])
+    assert len(losses[0]) == 2 and losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[2] != pytest.approx(losses[0], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"loss_type": "dft"}, "loss_type='dft'"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"compute_loss_func": lambda *_, **__: None}, "compute_loss_func"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_weights_beside_another_loss_are_refused(folder, options, what):
+    trainer = sft(folder, weighted_rows(), **options)
+    inputs = WeightedCollator()(list(weighted_rows())[:3])
+    with integration.patch():
+        with pytest.raises(ValueError, match=f"token_weights: .* beside {what}"):
+            trainer.compute_loss(trainer.model, dict(inputs))
+        weights = inputs.pop("token_weights")
+        with pytest.raises(TypeError, match=r"SFTTrainer: .*'loss_weights'.*token_weights"):
+            trainer.compute_loss(trainer.model, dict(inputs) | {"loss_weights": weights})
+
+
+def test_weights_of_another_shape_are_refused(folder):
+    trainer = sft(folder, weighted_rows())
+    inputs = WeightedCollator()(list(weighted_rows())[:3])
+    inputs["token_weights"] = inputs["token_weights"][:, :-1]
+    with (
+        integration.patch(),
+        pytest.raises(ValueError, match=r"token_weights: expected the labels' sh"),
+    ):
+        trainer.compute_loss(trainer.model, inputs)
 
 
 def test_sft_under_autocast(folder):

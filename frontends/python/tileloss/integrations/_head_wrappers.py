@@ -164,9 +164,13 @@ def with_trained_tokens(module: torch.nn.Module, weight: Any, bias: Any) -> Any:
     return module.get_merged_weights(active)
 
 
+def is_of_zero3(weight: Any) -> bool:
+    """Whether it is a parameter of DeepSpeed's ZeRO-3, which cuts it up again after each module's forward."""
+    return hasattr(weight, "ds_id") or hasattr(weight, "ds_shape")
+
+
 def refuse_zero3(place: str, weight: Any) -> None:
-    """Raises NotImplementedError for a parameter of DeepSpeed's ZeRO-3, which cuts it up again after each module's forward."""
-    if hasattr(weight, "ds_id") or hasattr(weight, "ds_shape"):
+    if is_of_zero3(weight):
         raise NotImplementedError(
             f"{place}: DeepSpeed ZeRO-3 partitions this weight, which TileLoss needs whole until the backward; use ZeRO stage 1 "
             "or 2, or FSDP2, or unpatch()"

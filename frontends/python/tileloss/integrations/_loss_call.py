@@ -73,11 +73,7 @@ def take(
     Raises:
         ValueError: an argument that would have no effect. TypeError: one that has another name here, or none.
     """
-    for unknown, instead in INSTEAD.items():
-        if arguments.get(unknown) is not None and unknown not in declared:
-            raise TypeError(
-                f"{name}.forward: unexpected argument {unknown!r}: tileloss has no such argument; {instead}"
-            )
+    refuse_others(f"{name}.forward", declared, arguments)
     own = {key: arguments.pop(key, None) for key in OWN if key not in declared}
     has_labels, shift_labels = arguments.get("labels") is not None, arguments.get("shift_labels")
     is_scored = has_labels or shift_labels is not None
@@ -108,6 +104,15 @@ def take(
         has_labels=has_labels,
         is_handed_out=hands_out,
     )
+
+
+def refuse_others(where: str, declared: Collection[str], arguments: dict[str, Any]) -> None:
+    """Raises TypeError for an argument of the loss that has another name here, or none."""
+    for name, instead in INSTEAD.items():
+        if arguments.get(name) is not None and name not in declared:
+            raise TypeError(
+                f"{where}: unexpected argument {name!r}: tileloss has no such argument; {instead}"
+            )
 
 
 def without_own(declared: Collection[str], kwargs: dict[str, Any]) -> dict[str, Any]:

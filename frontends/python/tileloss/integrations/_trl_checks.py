@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tileloss.integrations._head_wrappers import is_of_zero3
 from tileloss.torch._arguments import autocast_dtype
 
 INTEGRATION = "tileloss.integrations.trl"
@@ -51,20 +52,31 @@ def check_parameters(path: str, found: Any, got: Sequence[str], expected: Sequen
 
 def refuse_other_devices(what: str, tensor: torch.Tensor) -> None:
     if tensor.device.type not in DEVICE_TYPES:
+        # TRL brings hidden states to the head's device, without the call of the head that would bring its weight.
+        offloaded = " (meta: the LM head is offloaded by accelerate; keep it on a device)"
         raise NotImplementedError(
             f"{INTEGRATION}: expected {what} on the CPU or a CUDA device, got them on {tensor.device}; unpatch() to train there "
-            "on TRL's own function"
+            f"on TRL's own function{offloaded * tensor.is_meta}"
         )
 
 
-def refuse_zero3() -> None:
+def refuse_zero3(*weights: torch.Tensor) -> None:
     """ZeRO-3 partitions the head again after the forward, and the backward needs it whole."""
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-    if is_deepspeed_zero3_enabled():
+    if is_deepspeed_zero3_enabled() or any(map(is_of_zero3, weights)):
         raise NotImplementedError(
             f"{INTEGRATION}: DeepSpeed ZeRO-3 partitions the LM head, which TileLoss "
             "needs whole in the backward; use ZeRO stage 1 or 2, or unpatch()"
+        )
+
+
+def refuse_fsdp1(weight: torch.Tensor) -> None:
+    """A head that is a unit of FSDP1 by itself is whole in its own forward alone, and flat outside of it."""
+    if weight.dim() != 2:
+        raise ValueError(
+            f"{INTEGRATION}: expected an LM head's weight of two dimensions, got shape {list(weight.shape)}: a unit of FSDP1 by "
+            "itself is whole only while it is called, which TRL does not; leave the head in the root unit, or use FSDP2"
         )
 
 

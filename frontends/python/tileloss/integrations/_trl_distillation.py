@@ -1,7 +1,7 @@
 """TRL's divergences of a student from a teacher, on `tileloss.torch.distillation` and `linear_distillation`.
 
-Each is looked up where its line in `SPOTS` says, at every call. TRL's `beta`, which the self-distilling trainers call
-`distillation_alpha`, is the teacher's share of the mixture: 0 is KL(teacher || student), 1 is KL(student || teacher).
+TRL's `beta`, which the self-distilling trainers call `distillation_alpha`, is the teacher's share of the mixture: 0 is
+KL(teacher || student), 1 is KL(student || teacher).
 """
 
 from __future__ import annotations
@@ -9,32 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tileloss.integrations._replacements import Replacement
-from tileloss.integrations._trl_checks import (
-    check_parameters,
-    compute_dtype,
-    parameters_of,
-    refuse_other_devices,
-    refuse_zero3,
-)
+from tileloss.integrations._trl_checks import compute_dtype, refuse_other_devices, refuse_zero3
 from tileloss.torch import DistillationRows, distillation, linear_distillation
 
 Function = Callable[..., Any]
-
-
-class Spot(NamedTuple):
-    """Where a module of TRL looks its divergence up."""
-
-    trainer: str | None  # the class of which it is a static method; None: the module's own name
-    name: str
-    parameters: tuple[str, ...]  # TRL 1.16's
-    stand_in: Callable[[Function], Function]  # made of TRL's own, for what TileLoss has no loss for
 
 
 def generalized_jsd(own: Function) -> Function:
@@ -120,7 +103,7 @@ def divergence_of_heads(own: Function) -> Function:
     ) -> tuple[Tensor, Tensor, Tensor]:
         refuse_other_devices("a student's hidden states", student_hidden_states)
         refuse_other_devices("a teacher's hidden states", teacher_hidden_states)
-        refuse_zero3()
+        refuse_zero3(student_lm_head_weight, teacher_lm_head_weight)
         is_used = completion_mask != 0
         loss, rows = linear_distillation(
             student_hidden_states,
@@ -146,72 +129,6 @@ def divergence_of_heads(own: Function) -> Function:
         return loss, rows.entropy.sum(), is_used.sum()  # a row that is not used has the entropy 0
 
     return _chunked_divergence_loss
-
-
-_JSD = ("student_logits", "teacher_logits", "labels", "beta", "temperature", "reduction")
-_SELF = Spot(
-    None,
-    "compute_full_logit_self_distillation_loss",
-    ("student_logits", "teacher_logits", "distillation_alpha"),
-    self_distillation,
-)
-
-
-def _jsd_of(trainer: str, *more: str) -> Spot:
-    return Spot(trainer, "generalized_jsd_loss", (*_JSD, *more), generalized_jsd)
-
-
-# By module.
-SPOTS = {
-    "trl.trainer.distillation_trainer": Spot(
-        None,
-        "_chunked_divergence_loss",
-        (
-            "student_hidden_states",
-            "teacher_hidden_states",
-            "student_lm_head_weight",
-            "teacher_lm_head_weight",
-            "completion_mask",
-            "beta",
-            "num_items_in_batch",
-            "student_lm_head_bias",
-            "teacher_lm_head_bias",
-            "student_logit_scale",
-            "teacher_logit_scale",
-            "student_final_logit_softcapping",
-            "teacher_final_logit_softcapping",
-            "temperature",
-        ),
-        divergence_of_heads,
-    ),
-    "trl.experimental.gkd.gkd_trainer": _jsd_of("GKDTrainer", "num_items_in_batch"),
-    "trl.experimental.gold.gold_trainer": _jsd_of(
-        "GOLDTrainer", "logits_are_probs", "num_items_in_batch"
-    ),
-    "trl.experimental.iw_opd.iw_opd_trainer": _jsd_of(
-        "IWOPDTrainer", "top_k", "add_tail", "num_items_in_batch"
-    ),
-    "trl.experimental.sdft.sdft_trainer": _SELF,
-    "trl.experimental.sdpo.sdpo_trainer": _SELF,
-}
-
-
-def replacement_in(module: ModuleType) -> Replacement:
-    """What to replace in one of the modules of `SPOTS`.
-
-    Raises:
-        RuntimeError: its function is not the one of TRL 1.16, because somebody else has replaced it.
-    """
-    spot = SPOTS[module.__name__]
-    owner = module if spot.trainer is None else getattr(module, spot.trainer)
-    found: Any = vars(owner).get(spot.name)
-    own: Any = found.__func__ if isinstance(found, staticmethod) else found
-    path = ".".join(filter(None, (module.__name__, spot.trainer, spot.name)))
-    check_parameters(path, found, parameters_of(own), spot.parameters)
-    function = spot.stand_in(own)
-    return Replacement(
-        owner, spot.name, function if spot.trainer is None else staticmethod(function)
-    )
 
 
 def _is_of_whole_distributions(given: dict[str, Any]) -> bool:

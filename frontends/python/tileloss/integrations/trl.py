@@ -13,8 +13,8 @@ its own batch alone. With the patch `linear_logprobs` gets the head as it is, an
 mean over the processes, as FSDP's.
 
 The divergences of TRL's distillation trainers go to `tileloss.torch.distillation` and
-`linear_distillation` (_trl_distillation.py). Their modules are patched where they are imported already,
-and else as soon as they are.
+`linear_distillation` (_trl_distillation.py), and SFTTrainer takes weights for tokens (_trl_sft.py). Their
+modules are patched where they are imported already, and else as soon as they are.
 
 All names are looked up at each call: trainers made before the patch use TileLoss from then on, and
 trainers made under it use TRL's own functions again after `unpatch()`.
@@ -36,10 +36,11 @@ from tileloss.integrations._trl_checks import (
     compute_dtype,
     known_utils,
     parameters_of,
+    refuse_fsdp1,
     refuse_other_devices,
     refuse_zero3,
 )
-from tileloss.integrations._trl_distillation import SPOTS, replacement_in
+from tileloss.integrations._trl_spots import SPOTS, replacement_in
 from tileloss.torch import linear_logprobs
 
 __all__ = ["LogProbFunction", "Patch", "is_patched", "patch", "unpatch"]
@@ -105,13 +106,14 @@ class LogProbFunction:
         TRL rounds the logits to that type.
 
         Raises:
-            NotImplementedError: hidden is on another device, or DeepSpeed ZeRO-3 partitions the head.
+            NotImplementedError: hidden is on another device, the head is offloaded, or DeepSpeed ZeRO-3 partitions it.
             IndexError: a target is out of range. ValueError: an option is. The message names it.
         """
         del chunk_size
         refuse_other_devices("hidden states", hidden)
         if torch.is_grad_enabled():
-            refuse_zero3()
+            refuse_zero3(weight)
+        refuse_fsdp1(weight)
         rows = linear_logprobs(
             hidden,
             weight,
