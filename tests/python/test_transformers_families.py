@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -207,3 +208,40 @@ def test_a_patch_around_a_causal_lm_ends_with_unpatch_and_reaches_no_other_call(
     for model, twin in ((patched, unpatched), (inner, own)):
         assert type(model) is type(twin) and "_tileloss_patch" not in model.__dict__
     assert patched(**inputs).logits is not None
+
+
+def test_arguments_of_the_loss_reach_a_model_around_a_causal_lm() -> None:
+    name = "Llama4ForConditionalGeneration"
+    unpatched = build_small(name)
+    patched = pickle.loads(pickle.dumps(patch(copy.deepcopy(unpatched))))
+    inputs = inputs_of(unpatched, name)
+    labels = inputs.pop("labels")
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(3))
+    logits, moved = unpatched(**inputs).logits[:, :-1], labels[:, 1:]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), moved, reduction="none")
+    weighed = weights[:, 1:].masked_fill(moved == -100, 0)
+    want = (losses * weighed).sum() / weighed.sum()
+    share = (logits.argmax(-1) == moved)[moved != -100].float().mean()
+    more = {"token_weights": weights, "return_token_accuracy": True}
+    for given in ({}, {"skip_logits": False}):
+        got = patched(**inputs, labels=labels, **more, **given)
+        torch.testing.assert_close(got.loss, want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(got.token_accuracy, share, rtol=1e-6, atol=0)
+        assert (got.logits is None) == (not given)
+    shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    plain = unpatched(**inputs, labels=labels)
+    for is_training in (True, False):
+        got = patched.train(is_training)(**inputs, shift_labels=shifted)
+        torch.testing.assert_close(got.loss, plain.loss, rtol=1e-6, atol=0)
+        assert (got.logits is None) == is_training
+    both = {"labels": labels, "shift_labels": shifted}
+    with torch.no_grad():
+        assert patched(**inputs, labels=labels, skip_logits=True).logits is None
+        assert torch.equal(
+            patched(**inputs, **both).logits, unpatched.eval()(**inputs, **both).logits
+        )
+        assert torch.equal(patched(**inputs).logits, unpatched.eval()(**inputs).logits)
+    with pytest.raises(ValueError, match=f"{name}.forward: token_weights: expected labels"):
+        patched(**inputs, token_weights=weights)
+    with pytest.raises(TypeError, match=f"{name}.forward: unexpected argument 'loss_weights'"):
+        patched(**inputs, labels=labels, loss_weights=weights)

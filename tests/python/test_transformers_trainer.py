@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -234,3 +235,59 @@ def test_a_label_smoothing_out_of_range_is_refused() -> None:
     labels = inputs.pop("labels")
     with pytest.raises(ValueError, match=r"label_smoothing.*1\.5"):
         smooth(patched(**inputs), labels)
+
+
+def weighted_rows(count: int) -> list[dict[str, list[float]]]:
+    generator = torch.Generator().manual_seed(9)
+    weights = torch.rand(count, 10, generator=generator).tolist()
+    return [row | {"token_weights": w} for row, w in zip(rows(count), weights, strict=True)]
+
+
+def trainer_of(model: PreTrainedModel, folder: Path, data: Any, **more: Any) -> Trainer:
+    options = {name: more.pop(name) for name in ("compute_metrics",) if name in more}
+    settings = TrainingArguments(str(folder), use_cpu=True, report_to="none", **more)
+    return Trainer(model, settings, eval_dataset=data, train_dataset=data, **options)
+
+
+def test_trainer_keeps_a_data_sets_weights(tmp_path: Path) -> None:
+    data = Dataset.from_list(weighted_rows(4)).add_column("unused", [1] * 4)
+    for model, kept in ((build("llama"), False), (patch(build("llama")), True)):
+        batch = next(iter(trainer_of(model, tmp_path, data).get_eval_dataloader()))
+        assert ("token_weights" in batch) == kept and "unused" not in batch
+    trainer = trainer_of(model, tmp_path, data, per_device_eval_batch_size=4)
+    given = {name: torch.tensor([row[name] for row in data]) for name in batch}
+    want = model.eval()(**given, num_items_in_batch=(given["labels"][:, 1:] != -100).sum()).loss
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(want.detach()), rel=1e-6)
+    assert model(**given | {"token_weights": None}).loss != want
+
+
+def test_evaluation_makes_no_logits_where_nobody_needs_them(tmp_path: Path) -> None:
+    want = trainer_of(build("llama"), tmp_path, rows(4)).evaluate()["eval_loss"]
+    for options, uses_liger in (({"logits_in_evaluation": False}, False), ({}, True)):
+        patched = patch(build("llama"), **options)
+        calls = HeadCalls(patched)
+        trainer = trainer_of(patched, tmp_path, rows(4), prediction_loss_only=True)
+        trainer.args.use_liger_kernel = uses_liger  # then Trainer says skip_logits
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(want, rel=1e-5)
+        assert calls.count == 0
+
+
+def test_compute_metrics_gets_the_token_accuracy(tmp_path: Path) -> None:
+    """Of each batch, in place of its logits."""
+    patched = patch(build("llama"), token_accuracy=True, logits_in_evaluation=False)
+    found = []
+
+    def metrics(given: Any) -> dict[str, float]:
+        found.append(given.predictions)
+        return {"accuracy": float(given.predictions.mean())}
+
+    options = {"compute_metrics": metrics, "per_device_eval_batch_size": 2}
+    result = trainer_of(patched, tmp_path, rows(6), **options).evaluate()
+    assert found[0].shape == (3,) and result["eval_accuracy"] == pytest.approx(found[0].mean())
+    by_hand = []
+    for pair in (rows(6)[n : n + 2] for n in (0, 2, 4)):
+        given = {name: torch.tensor([row[name] for row in pair]) for name in pair[0]}
+        labels = given.pop("labels")[:, 1:]
+        right = build("llama").eval()(**given).logits[:, :-1].argmax(-1) == labels
+        by_hand.append(float(right[labels != -100].float().mean()))
+    assert found[0].tolist() == pytest.approx(by_hand, rel=1e-6)

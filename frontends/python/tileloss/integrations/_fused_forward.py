@@ -50,12 +50,12 @@ class PatchState:
     head: HeadPlan | None = None
     # Set by make_compute_loss_func: training calls without labels answer with HiddenForLoss.
     hands_out_hidden: bool = False
-    # Set during a call by the model around it, which trains: the answer has hidden states in the place of logits.
-    hidden_for_logits: bool = False
+    # Set during a call by the model around it, whose matter the loss is: it wants "logits", or "hidden" states in their place.
+    answer: str = ""
 
     def hands_out(self, model: PreTrainedModel, named: dict[str, Any]) -> bool:
         """Whether the forward answers a call with hidden states of which the loss is made later."""
-        if self.hidden_for_logits:
+        if self.answer == "hidden":
             return True
         asked = self.hands_out_hidden and model.training and torch.is_grad_enabled()
         return asked and named.get("labels") is None and named.get("skip_logits") is not False
@@ -105,7 +105,7 @@ def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..
     @functools.wraps(original)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         state: PatchState | None = getattr(self, STATE, None)
-        if state is None:
+        if state is None or state.answer == "logits":
             return original(self, *args, **kwargs)
         if state.plan is None:
             state = found_again(self, plan)
@@ -153,7 +153,7 @@ def _without_logits(model: PreTrainedModel, call: LossCall, kwargs: dict[str, An
         arguments |= plan.prepare(model, kwargs=extra, **arguments)
     outputs = _call_base(model, plan, arguments, extra)
     hidden = _kept_hidden(model, plan, head, outputs.last_hidden_state, arguments)
-    if call.is_handed_out and not state.hidden_for_logits:
+    if call.is_handed_out and state.answer != "hidden":
         return HiddenForLoss(
             hidden=_heads.hidden_of_linear(model, head, hidden),
             shift_labels=call.shift_labels,
@@ -164,7 +164,7 @@ def _without_logits(model: PreTrainedModel, call: LossCall, kwargs: dict[str, An
 
     fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
     fields |= dict.fromkeys(plan.output_hidden, hidden)
-    if state.hidden_for_logits:
+    if state.answer == "hidden":
         hidden = _heads.hidden_of_linear(model, head, hidden)
         return plan.output_type(logits=hidden, **fields)
     rows = Rows(arguments["labels"], hidden, call, plan.loss == SHIFTED)

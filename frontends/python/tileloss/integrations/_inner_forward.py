@@ -23,6 +23,7 @@ from tileloss.integrations import _forward_source, _fused_forward, _loss_call
 from tileloss.integrations._forward_forms import FORMS
 from tileloss.integrations._forward_source import UnknownForward
 from tileloss.integrations._fused_forward import STATE, Options
+from tileloss.integrations._loss_call import LossCall
 
 _CALL = re.compile(r"(?P<outputs>\w+) = self\.(?P<inner>\w+)\(.*\)")
 _LOGITS = re.compile(r"logits = (?P<outputs>\w+)(?:\[0\]|\.logits)")
@@ -95,42 +96,53 @@ def make_forward(path: str, original: Callable[..., Any]) -> Callable[..., Any]:
         state: InnerState | None = getattr(self, STATE, None)
         if state is None:
             return original(self, *args, **kwargs)
+        inner: PreTrainedModel = getattr(self, path)
         named = dict(zip(parameters, args, strict=False)) | kwargs
         name = type(self).__name__
         call = _loss_call.take(name, parameters, named, state.options.token_accuracy)
-        if not call.is_scored:
+        if call.is_scored and state.options.skips_logits(self, call):
+            return _without_logits(self, inner, original, call, named)
+        with _answering(inner, "logits"):
+            if call.is_scored and not call.is_known_unpatched():
+                return _fused_forward.with_logits(self, original, None, call, named)
             return original(self, *args, **_loss_call.without_own(parameters, kwargs))
-        if not state.options.skips_logits(self, call):
-            if call.is_known_unpatched():
-                return original(self, *args, **_loss_call.without_own(parameters, kwargs))
-            return _fused_forward.with_logits(self, original, None, call, named)
-        inner: PreTrainedModel = getattr(self, path)
-        check_model(self, inner)
-        labels, return_dict = named.pop("labels", None), named.pop("return_dict", None)
-        with _hidden_for_logits(inner):
-            output = original(self, **named, return_dict=True)
-        fields = dict(output)
-        hidden = fields.pop("logits")
-        loss, accuracy = _fused_forward.losses_of_hidden(inner, hidden, labels, call)
-        output = _fused_forward.output_of(type(output), accuracy, loss=loss, **fields)
-        return _fused_forward.as_asked(self, output, return_dict)
 
     _loss_call.dress(forward, original)
     return forward
 
 
-class _hidden_for_logits:
-    """While it is entered, the model answers a call without labels with hidden states in the place of its logits."""
+def _without_logits(
+    model: PreTrainedModel,
+    inner: PreTrainedModel,
+    original: Callable[..., Any],
+    call: LossCall,
+    named: dict[str, Any],
+) -> Any:
+    check_model(model, inner)
+    labels, return_dict = named.pop("labels", None), named.pop("return_dict", None)
+    with _answering(inner, "hidden"):
+        output = original(model, **named, return_dict=True)
+    fields = dict(output)
+    hidden = fields.pop("logits")
+    loss, accuracy = _fused_forward.losses_of_hidden(inner, hidden, labels, call)
+    output = _fused_forward.output_of(type(output), accuracy, loss=loss, **fields)
+    return _fused_forward.as_asked(model, output, return_dict)
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+
+class _answering:
+    """While it is entered, the patched model inside computes no loss, and answers with logits, or with the hidden states of its
+    head in their place."""
+
+    def __init__(self, inner: PreTrainedModel, answer: str) -> None:
+        self.inner, self.answer = inner, answer
 
     def __enter__(self) -> None:
-        self._set(True)
+        self._set(self.answer)
 
     def __exit__(self, *error: Any) -> None:
-        self._set(False)
+        self._set("")
 
-    def _set(self, value: bool) -> None:
-        state = dataclasses.replace(getattr(self.model, STATE), hidden_for_logits=value)
-        setattr(self.model, STATE, state)
+    def _set(self, answer: str) -> None:
+        state = getattr(self.inner, STATE, None)
+        if state is not None:  # else it is not patched any more
+            setattr(self.inner, STATE, dataclasses.replace(state, answer=answer))
