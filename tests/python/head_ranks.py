@@ -22,8 +22,9 @@ from trl.trainer.utils import add_fused_lm_head
 from tileloss.integrations import trl as integration
 from tileloss.integrations._head_wrappers import is_cut
 from tileloss.integrations.transformers import patch
-from tileloss.torch import call_counts
+from tileloss.torch import call_counts, distributed
 from transformers_models import batch, build
+from wrapped_tensors import quantized
 
 
 def inputs_of(rank: int) -> dict[str, Any]:
@@ -143,6 +144,19 @@ def trl_errors() -> dict[str, float]:
     return {"TRL, tensor parallel": max(off, abs(losses[1] / losses[0] - 1))}
 
 
+def quantized_shard_errors() -> dict[str, float]:
+    """tileloss.torch.distributed on each rank's rows of a head, as a wrapper subclass and as what that stands for."""
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    shard = quantized((40 + dist.get_rank(), 32))
+    losses = [
+        distributed.linear_cross_entropy(hidden, weight, torch.arange(5) * 16)
+        for weight in (shard, shard.dequantize())
+    ]
+    gradients = [torch.autograd.grad(loss, hidden)[0] for loss in losses]
+    assert torch.equal(*losses) and torch.equal(*gradients)
+    return {"quantized shards": 0.0}
+
+
 def refuse_a_unit_of_fsdp1() -> None:
     model = build("llama")
     add_fused_lm_head(model)
@@ -158,7 +172,7 @@ def refuse_a_unit_of_fsdp1() -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    results = fsdp1_errors() | tensor_parallel_errors() | trl_errors()
+    results = fsdp1_errors() | tensor_parallel_errors() | trl_errors() | quantized_shard_errors()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tileloss.integrations._loss_call import INSTEAD
+from tileloss.integrations._loss_call import INSTEAD, OWN
 from tileloss.integrations.transformers import make_compute_loss_func, patch
 from transformers_families import build_small
 from transformers_models import HeadCalls, backward, batch, build, check_gradients, pair
@@ -164,6 +165,15 @@ def test_what_others_call_their_options_is_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=rf"LlamaForCausalLM.forward: .*'{name}'.*; \w+"):
         patched(**batch(), **{name: torch.ones(2, 11)})
     assert patched(**batch(), **{name: None}).logits is None
+
+
+@pytest.mark.parametrize("name", [*OWN, *INSTEAD])
+def test_the_page_for_users_lists_it(name: str) -> None:
+    page = Path(__file__).parents[2] / "docs" / "users" / "huggingface.md"
+    table = (
+        page.read_text().partition("## Arguments of a call")[2].partition("\n\n`token_weights`")[0]
+    )
+    assert f"`{name}`" in table
 
 
 def test_other_arguments_go_where_the_unpatched_forward_sends_them() -> None:

@@ -266,4 +266,4 @@ def test_two_processes_train_as_unpatched() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     for cases in json.loads(run.stdout.splitlines()[-1]):
         wrong = {case: error for case, error in cases.items() if not error <= TOLERANCE}
-        assert wrong == {} and len(cases) == 15
+        assert wrong == {} and len(cases) == 16

@@ -8,12 +8,13 @@ import math
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
@@ -298,6 +299,7 @@ def compare_errors(exact: Any, unpatched: Any, patched: Any, *losses: torch.Tens
 
 def test_compiled_whole_as_the_unpatched_model_is() -> None:
     unpatched, patched = pair("gemma2")
+    patch(patched, token_accuracy=True)
     torch._dynamo.reset()
     compiled = {
         m: torch.compile(m, fullgraph=True, backend="aot_eager") for m in (unpatched, patched)
@@ -312,7 +314,14 @@ def test_compiled_whole_as_the_unpatched_model_is() -> None:
     torch.testing.assert_close(
         outputs[patched].loss, outputs[unpatched].loss, rtol=TOLERANCE, atol=0
     )
+    assert outputs[patched].token_accuracy == patched(**inputs).token_accuracy
     check_gradients(unpatched, patched, TOLERANCE)
+
+
+def test_a_patched_model_is_saved_under_the_name_of_its_class(tmp_path: Path) -> None:
+    patch(build("llama")).save_pretrained(tmp_path)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(found) is LlamaForCausalLM and found.config.architectures == ["LlamaForCausalLM"]
 
 
 def test_a_copy_of_a_patched_model_is_patched_and_on_its_own() -> None:

@@ -95,6 +95,7 @@ class HiddenForLoss(ModelOutput):
 
 def make_forward(plan: ForwardPlan, original: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a class with that plan; ``original`` (unbound) still serves whatever needs logits."""
+    _with_accuracy(plan.output_type)  # torch.compile makes no class
 
     def fused(self: PreTrainedModel, _loss_call: LossCall, **kwargs: Any) -> Any:
         return _without_logits(self, _loss_call, kwargs)
@@ -198,19 +199,22 @@ def with_logits(
 
 def output_of(kind: type, accuracy: torch.Tensor | None, **fields: Any) -> Any:
     """An output of that type; of one derived from it, which has `token_accuracy` too, where that was asked for."""
-    return (
-        kind(**fields)
-        if accuracy is None
-        else _with_accuracy(kind)(token_accuracy=accuracy, **fields)
-    )
+    if accuracy is None:
+        return kind(**fields)
+    return _with_accuracy(kind)(token_accuracy=accuracy, **fields)
 
 
-@functools.cache
+_accurate: dict[type, type] = {}
+
+
 def _with_accuracy(kind: type) -> type:
-    field = ("token_accuracy", "torch.Tensor | None", None)
-    return dataclasses.make_dataclass(
-        kind.__name__, [field], bases=(kind,), namespace={"__module__": __name__}
-    )
+    if kind not in _accurate:
+        field = ("token_accuracy", "torch.Tensor | None", None)
+        space = {"__module__": __name__}
+        _accurate[kind] = dataclasses.make_dataclass(
+            kind.__name__, [field], bases=(kind,), namespace=space
+        )
+    return _accurate[kind]
 
 
 def as_asked(model: PreTrainedModel, output: Any, return_dict: bool | None) -> Any:
