@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tileloss.integrations import trl as integration
 from tileloss.integrations._head_wrappers import is_cut
-from tileloss.integrations.transformers import patch
+from tileloss.integrations.transformers import make_compute_loss_func, patch
 from tileloss.torch import call_counts, distributed
 from transformers_models import batch, build
 from wrapped_tensors import quantized
@@ -140,7 +141,7 @@ def trl_errors() -> dict[str, float]:
         gradients.append([whole(p.grad) for p in model.parameters() if p.grad is not None])
     largest = max(float(g.abs().max()) for g in gradients[0])
     off = max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True)) / largest
-    refuse_a_unit_of_fsdp1()
+    refuse_fsdp1_after_the_forward()
     return {"TRL, tensor parallel": max(off, abs(losses[1] / losses[0] - 1))}
 
 
@@ -157,17 +158,27 @@ def quantized_shard_errors() -> dict[str, float]:
     return {"quantized shards": 0.0}
 
 
-def refuse_a_unit_of_fsdp1() -> None:
+def refused(words: str, function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except ValueError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def refuse_fsdp1_after_the_forward() -> None:
     model = build("llama")
     add_fused_lm_head(model)
     unit = fsdp1(model, head=True, original=True)
     with integration.patch():
-        try:
-            unit(**batch(), fused_lm_head=True)
-        except ValueError as error:
-            assert "a unit of FSDP1 by itself" in str(error)
-        else:
-            raise AssertionError("a head that is a unit of FSDP1 was not refused")
+        refused("a unit of FSDP1 by itself", lambda: unit(**batch(), fused_lm_head=True))
+    inputs = batch()
+    labels = inputs.pop("labels")
+    for head in (True, False):
+        unit = fsdp1(patch(build("llama")), head=head, original=True)
+        loss_of = make_compute_loss_func(unit.module)
+        refused("the loss is computed after it", lambda: loss_of(unit(**inputs), labels))  # noqa: B023
 
 
 if __name__ == "__main__":

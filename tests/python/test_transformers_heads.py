@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload, dispatch_model
+from accelerate import cpu_offload, disk_offload, dispatch_model
 from accelerate.hooks import (
     AlignDevicesHook,
     ModelHook,
@@ -21,6 +21,7 @@ from accelerate.hooks import (
     remove_hook_from_module,
 )
 from peft import TrainableTokensConfig, get_peft_model
+from transformers.trainer_pt_utils import LabelSmoother
 
 from peft_models import with_lora
 from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
@@ -63,26 +64,34 @@ def with_hidden_gradient(model: Any) -> Any:
     return outputs, embeddings.grad
 
 
-DISPATCHED: dict[str, Callable[[Any], Any]] = {
-    "cpu_offload": lambda model: cpu_offload(model, execution_device=torch.device("cpu")),
-    "device_map": lambda model: dispatch_model(model, {"": "cpu"}, force_hooks=True),
-    "device_map of parts": lambda model: dispatch_model(
+CPU = torch.device("cpu")
+DISPATCHED: dict[str, Callable[[Any, Path], Any]] = {
+    "cpu_offload": lambda model, folder: cpu_offload(model, execution_device=CPU),
+    "disk_offload": lambda model, folder: disk_offload(model, folder, execution_device=CPU),
+    "device_map": lambda model, folder: dispatch_model(model, {"": "cpu"}, force_hooks=True),
+    "device_map of parts": lambda model, folder: dispatch_model(
         model, {name: "cpu" for name, _ in model.named_children()}, force_hooks=True
     ),
 }
 
 
+def in_second_tier(*values: Any, first: Any) -> list[Any]:
+    return [first, *(pytest.param(value, marks=pytest.mark.full) for value in values)]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi", "BertLMHeadModel"])
+@pytest.mark.parametrize("kind", in_second_tier("qwen2", "phi", "BertLMHeadModel", first="llama"))
 @pytest.mark.parametrize("dispatch", DISPATCHED.values(), ids=DISPATCHED)
-def test_a_dispatched_model(dispatch: Callable[[Any], Any], kind: str, when: str) -> None:
+def test_a_dispatched_model(
+    dispatch: Callable[[Any, Path], Any], kind: str, when: str, tmp_path: Path
+) -> None:
     unpatched = build_small(kind) if kind.startswith("Bert") else build(kind)
     patched = copy.deepcopy(unpatched)
     if when == "before":
-        patch(dispatch(patched))
+        patch(dispatch(patched, tmp_path / "patched"))
     else:
-        dispatch(patch(patched))
-    dispatch(unpatched)
+        dispatch(patch(patched), tmp_path / "patched")
+    dispatch(unpatched, tmp_path / "unpatched")
     (want, want_gradient), (got, gradient) = map(with_hidden_gradient, (unpatched, patched))
     assert got.logits is None
     torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
@@ -93,6 +102,17 @@ def test_a_dispatched_model(dispatch: Callable[[Any], Any], kind: str, when: str
     assert patch(patched)(**batch()).logits is None
     remove_hook_from_module(patched, recurse=True)
     unpatch(patched), patch(patched)
+
+
+def test_an_offloaded_head_in_a_compute_loss_func() -> None:
+    models = [cpu_offload(build("llama"), CPU), cpu_offload(patch(build("llama")), CPU)]
+    inputs = batch()
+    labels = inputs.pop("labels")
+    want = LabelSmoother(0.1)(models[0](**inputs), labels, shift_labels=True)
+    loss_of = make_compute_loss_func(models[1], label_smoothing=0.1)
+    outputs = models[1](**inputs)
+    assert outputs.logits is None
+    torch.testing.assert_close(loss_of(outputs, labels), want, rtol=TOLERANCE, atol=0)
 
 
 @pytest.mark.parametrize("append", [False, True])
@@ -179,13 +199,18 @@ def test_trained_tokens(kind: str, indices: Any, tuner: bool, after: bool) -> No
 
 
 def test_trained_tokens_reach_a_compute_loss_func() -> None:
-    unpatched = with_trained_tokens(build("qwen2"), [4, 7], False, False)
-    patched = with_trained_tokens(patch(build("qwen2")), [4, 7], False, False)
+    tokens = {"embed_tokens": [4, 7], "lm_head": [9]}
+    unpatched = with_trained_tokens(build("llama"), tokens, False, False)
+    patched = with_trained_tokens(patch(build("llama")), tokens, False, False)
     loss_of = make_compute_loss_func(patched.get_base_model())
     inputs = batch()
     want = backward(unpatched, inputs).loss
     labels = inputs.pop("labels")
-    got = loss_of(patched(**inputs), labels)
+    outputs = patched(**inputs)
+    assert {trace.shape for trace in outputs.head} == {(0, 32)} and len(
+        outputs.head
+    ) == 2  # for DDP
+    got = loss_of(outputs, labels)
     got.backward()
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=0)
     check_gradients(unpatched, patched, TOLERANCE)

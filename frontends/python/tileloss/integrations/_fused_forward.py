@@ -155,12 +155,13 @@ def _without_logits(model: PreTrainedModel, call: LossCall, kwargs: dict[str, An
     outputs = _call_base(model, plan, arguments, extra)
     hidden = _kept_hidden(model, plan, head, outputs.last_hidden_state, arguments)
     if call.is_handed_out and state.answer != "hidden":
+        head.check_after_forward(model)
         return HiddenForLoss(
             hidden=_heads.hidden_of_linear(model, head, hidden),
             shift_labels=call.shift_labels,
             token_weights=call.token_weights,
             compute_dtype=autocast_dtype(hidden.device.type),
-            head=_traces(head.linear(model)),
+            head=_traces(model, head),
         )
 
     fields = {field: getattr(outputs, source) for field, source in plan.output_fields.items()}
@@ -234,10 +235,12 @@ def losses_of_hidden(
     return found
 
 
-def _traces(head: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+def _traces(model: PreTrainedModel, head: HeadPlan) -> tuple[torch.Tensor, ...]:
     """Empty views of the head's parameters. DDP looks for what a step uses in the graph of the forward's outputs, and the head
-    is used after the forward. A head that FSDP gathers when it is called needs none."""
-    return tuple(p[:0] for p in head.parameters()) if type(head) is torch.nn.Linear else ()
+    is used after the forward. A head that FSDP gathers when it is called, or that is offloaded, needs none."""
+    if type(head.linear(model)) is not torch.nn.Linear:
+        return ()
+    return tuple(p[:0] for p in head.parameters(model) if not p.is_meta)
 
 
 def smoothed_loss(

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -174,6 +174,16 @@ def refuse_zero3(place: str, weight: Any) -> None:
         raise NotImplementedError(
             f"{place}: DeepSpeed ZeRO-3 partitions this weight, which TileLoss needs whole until the backward; use ZeRO stage 1 "
             "or 2, or FSDP2, or unpatch()"
+        )
+
+
+def refuse_fsdp1(place: str, weight: Any, modules: Iterable[torch.nn.Module] = ()) -> None:
+    """Raises ValueError for a parameter of FSDP1 outside of the forward in which it is whole. ``modules``: around a head that is
+    going to be used after the forward."""
+    if weight.dim() != 2 or any(isinstance(module, _WRAPPER) for module in modules):
+        raise ValueError(
+            f"{place}: FSDP1 has this weight whole in its unit's forward alone, and the loss is computed after it "
+            "(make_compute_loss_func): give the call its labels, or use FSDP2"
         )
 
 

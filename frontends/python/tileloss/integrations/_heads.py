@@ -86,9 +86,22 @@ class HeadPlan:
         steps, linear = self.steps(model)
         weight, place = linear.weight, f"{type(model).__name__}.{self.linear_path}"
         _head_wrappers.refuse_meta(place, weight, hidden)
+        _head_wrappers.refuse_fsdp1(place, weight)
         for module, _ in steps:
             weight = _head_wrappers.with_trained_tokens(module, weight, linear.bias)
         return Matrices(weight, linear.bias, _head_wrappers.is_cut(linear))
+
+    def parameters(self, model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+        """The Linear's, and those of what is wrapped around it alone."""
+        steps, linear = self.steps(model)
+        outer = next((module for module, transform in steps if transform is _as_it_is), linear)
+        return iter(outer.parameters())
+
+    def check_after_forward(self, model: torch.nn.Module) -> None:
+        """Raises ValueError if the Linear is not to be used after the model's forward."""
+        steps, linear = self.steps(model)
+        place, modules = f"{type(model).__name__}.{self.linear_path}", (m for m, _ in steps)
+        _head_wrappers.refuse_fsdp1(place, linear.weight, modules)
 
     def named_modules(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         """(path, module) of those that are on the way to the Linear, and of it."""
