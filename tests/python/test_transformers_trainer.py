@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -250,7 +249,7 @@ def trainer_of(model: PreTrainedModel, folder: Path, data: Any, **more: Any) -> 
 
 
 def test_trainer_keeps_a_data_sets_weights(tmp_path: Path) -> None:
-    data = Dataset.from_list(weighted_rows(4)).add_column("unused", [1] * 4)
+    data = [row | {"unused": 1} for row in weighted_rows(4)]
     for model, kept in ((build("llama"), False), (patch(build("llama")), True)):
         batch = next(iter(trainer_of(model, tmp_path, data).get_eval_dataloader()))
         assert ("token_weights" in batch) == kept and "unused" not in batch
