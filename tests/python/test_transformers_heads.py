@@ -123,9 +123,11 @@ def test_a_hook_that_is_not_accelerates_own_is_refused(append: bool) -> None:
 
     patched, model = patch(build("llama")), build("llama")
     for each in (patched, model):
-        if append:
+        if append:  # in a row, nested as accelerate nests them
             add_hook_to_module(each.lm_head, AlignDevicesHook("cpu"))
         add_hook_to_module(each.lm_head, Halving(), append=append)
+        if append:
+            add_hook_to_module(each.lm_head, AlignDevicesHook("cpu"), append=True)
     with pytest.raises(
         ValueError, match=r"hooks of its own alone, got one with .*(Halving|Sequen)"
     ):

@@ -75,10 +75,9 @@ def runs_as(module: Any, forward: Function, hidden: torch.Tensor) -> Any:
 def unknown_around(module: torch.nn.Module) -> str | None:
     """What happens around the module's forward that is not known here, and would be lost; None: nothing."""
     forward = module.__dict__.get("forward")
-    is_own = (
-        getattr(forward, "__func__", None) is type(module).forward
-    )  # left by hooks that are gone
-    if not (forward is None or is_own or is_cut(module) or _has_accelerate_hook(module)):
+    # Hooks of accelerate's that are gone leave the module's own.
+    is_known = forward is None or getattr(forward, "__func__", None) is type(module).forward
+    if not (is_known or is_cut(module) or _has_accelerate_hook(module)):
         return "a forward of its own"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return None if all(map(_is_hook_of_fsdp, hooks)) else "hooks"
@@ -96,13 +95,18 @@ def _has_accelerate_hook(module: torch.nn.Module) -> bool:
     and inputs to a device, and nobody has replaced that one."""
     if "_hf_hook" not in module.__dict__:
         return False
-    hook, old = module._hf_hook, module.__dict__.get("_old_forward")
-    hooks = [hook, *getattr(hook, "hooks", ())]  # one, or several in a row
+    old = module.__dict__.get("_old_forward")
     return (
-        all(type(each).__module__ == "accelerate.hooks" for each in hooks)
+        _is_accelerates(module._hf_hook)
         and getattr(old, "__func__", None) is type(module).forward
         and getattr(module.__dict__.get("forward"), "__wrapped__", None) == old
     )
+
+
+def _is_accelerates(hook: Any) -> bool:
+    """One, or several in a row."""
+    others = getattr(hook, "hooks", ())
+    return type(hook).__module__ == "accelerate.hooks" and all(map(_is_accelerates, others))
 
 
 def is_cut(module: torch.nn.Module) -> bool:

@@ -46,9 +46,7 @@ class LossCall(NamedTuple):
     skip_logits: bool | None = None
     token_accuracy: bool = False
     has_labels: bool = False  # beside or without shift_labels
-    is_handed_out: bool = (
-        False  # the loss is made of what the forward answers: see make_compute_loss_func
-    )
+    is_handed_out: bool = False  # the loss is made of what the forward answers
 
     @property
     def is_scored(self) -> bool:

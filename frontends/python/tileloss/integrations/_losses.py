@@ -14,9 +14,8 @@ from tileloss.integrations._loss_call import LossCall
 from tileloss.integrations._model_checks import logit_scale, resolve
 from tileloss.torch import cross_entropy, logprobs
 
-Losses = tuple[
-    torch.Tensor, torch.Tensor | None
-]  # the loss; the share of the labels that are the likeliest token
+# The loss; where it was asked for the share of the labels whose token is the likeliest.
+Losses = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Rows:
@@ -45,11 +44,9 @@ class Rows:
     def _next(self, name: str, values: Any, filler: int) -> torch.Tensor:
         """Of the rows' shape; shifted by one as ForCausalLMLoss does, so that no hidden state is copied, unless they are as they
         are to be."""
-        own = (
-            torch.nn.functional.pad(values, (0, 1), value=filler)[..., 1:]
-            if self.shifts
-            else values
-        )
+        own = values
+        if self.shifts:
+            own = torch.nn.functional.pad(values, (0, 1), value=filler)[..., 1:]
         if own.numel() != self.shape.numel():
             raise ValueError(
                 f"{name}: expected one for each of the {tuple(self.shape)} rows, got shape {tuple(own.shape)}"

@@ -18,6 +18,7 @@ from tileloss.integrations._forward_source import UnknownForward
 class Patched:
     """Among the bases of every patched model's class."""
 
+    forward: Callable[..., Any]
     tileloss_own: type[Any]  # the class that it is derived from
     tileloss_plan: Any  # a ForwardPlan; or the name of the causal LM inside, whose logits that one's forward takes
 
@@ -35,8 +36,6 @@ class Patched:
                 stacklevel=2,
             )
         super().__setattr__(name, value)
-
-    forward: Callable[..., Any]
 
 
 def patched_class(own: Any) -> Any:
