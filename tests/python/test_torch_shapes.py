@@ -307,10 +307,20 @@ def test_a_head_with_strides_is_taken_as_it_lies(name: str) -> None:
     assert max(blocks) < V * H * 4, blocks
 
 
-def test_a_head_that_shares_memory_is_refused() -> None:
-    weight = torch.randn(H).expand(V, H)
-    with pytest.raises(ValueError, match=r"^linear_weight\.row_stride: expected >= 1, got 0"):
-        tl.linear_cross_entropy(torch.randn(9, H), weight, labels_of((9,)))
+@pytest.mark.parametrize("shape", [(1, H), (V, 1)], ids=["one row", "one feature"])
+def test_heads_that_share_memory_are_copied(shape: tuple[int, int]) -> None:
+    """The student's, and a teacher's."""
+    hidden, narrow, teacher = leaf(torch.randn(9, H)), leaf(torch.randn(shape)), torch.randn(shape)
+    labels, found = labels_of((9,)), []
+    for own in (narrow.expand(V, H), narrow.expand(V, H).contiguous()):
+        other = teacher.expand(V, H) if not found else teacher.expand(V, H).contiguous()
+        for loss in (
+            tl.linear_cross_entropy(hidden, own, labels),
+            tl.linear_distillation(hidden, own, hidden.detach(), other),
+        ):
+            found.append((loss, *torch.autograd.grad(loss, (hidden, narrow), retain_graph=True)))
+    for ours, expected in zip(found[:2], found[2:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
 EXPANDED: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {

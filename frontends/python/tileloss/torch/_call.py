@@ -223,14 +223,13 @@ def _set_matrix(args: Args, slot: str, tensor: Tensor) -> Tensor:
     if shape == "N,V" and args.logits.rows:
         return _set_target_rows(args, slot, tensor)
     if shape[0] == "N":
-        tensor = tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).resolve_neg()
-        if not tensor.is_contiguous() and (
-            not views.lies_apart(tensor.shape, tensor.stride())
-            or (shape == "N,V" and tensor.stride(-1) != 1)
-        ):
-            tensor = tensor.contiguous()
-    else:
-        tensor = tensor.resolve_neg()
+        tensor = tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+    tensor = tensor.resolve_neg()
+    if not tensor.is_contiguous() and (
+        not views.lies_apart(tensor.shape, tensor.stride())
+        or (shape == "N,V" and tensor.stride(-1) != 1)
+    ):
+        tensor = tensor.contiguous()
     dtype = DTYPES[tensor.dtype]
     calls.set_matrix(args, slot, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
     return tensor
