@@ -194,14 +194,22 @@ def test_a_temperature_that_is_a_tensor_compiles_once(name: str) -> None:
     assert backend.count == 1
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "linear_policy_loss"])
-def test_a_temperature_that_is_a_number_compiles_twice_at_most(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("cross_entropy", "temperature", (1.5, 0.7, 1.3, 0.9)),
+        ("linear_policy_loss", "temperature", (1.5, 0.7, 1.3, 0.9)),
+        ("linear_policy_loss", "temperature", (4, 5, 2, 3)),
+        ("cross_entropy", "num_items", (10, 11, 12, 13)),
+    ],
+)
+def test_a_number_that_changes_compiles_twice_at_most(name: str, option: str, values: Any) -> None:
     backend = Compilations()
     compiled = torch.compile(run, fullgraph=True, backend=backend)
     p = problem()
-    for value in (1.5, 0.7, 1.3, 0.9):
-        ours = forward_and_backward(compiled, name, p, temperature=value)
-        assert_same(ours, forward_and_backward(run, name, p, temperature=value), 1e-6)
+    for value in values:
+        ours = forward_and_backward(compiled, name, p, **{option: value})
+        assert_same(ours, forward_and_backward(run, name, p, **{option: value}), 1e-6)
     assert backend.count <= 2
 
 

@@ -267,7 +267,11 @@ def encode(
     for name, value in given.items():
         if isinstance(value, Tensor):
             tensors[name] = _as_scalar(described, name, plain(name, value), device)
-        elif compiling and isinstance(value, float) and _changes(described, name, value, preset):
+        elif (
+            compiling
+            and isinstance(value, (float, int))
+            and _changes(described, name, value, preset)
+        ):
             # As one of `values` a changing number would be a constant of the graph, compiled anew at each change; torch.compile
             # keeps it symbolic where it is a factor.
             number = described.number(name, value, _NUMBERS)
