@@ -190,6 +190,24 @@ def test_float16_gradients_are_rounded_after_amps_scale(name: str, float16: str)
     assert tl.call_counts()[f"{name}/value_and_grad"] == before + 1
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "soft_labels"])
+def test_how_often_a_gradient_is_rounded(name: str) -> None:
+    """Twice where the forward made it and the upstream gradient is no power of two: off by up to one unit in the last place."""
+    p = problem(torch.bfloat16)
+    wide = p.logits.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(plain(name, p, wide), wide)
+    for upstream, in_forward, least, most in (
+        (1 / 3, False, 0.4, 0.51),
+        (0.25, True, 0.4, 0.51),
+        (1 / 3, True, 0.6, 1.01),
+    ):
+        loss = upstream * run(name, p, p.logits, grad_in_forward=in_forward)
+        found = torch.autograd.grad(loss, p.logits)[0].double()
+        unit = torch.exp2(torch.floor(torch.log2((upstream * exact).abs())) - 7)
+        worst = float(((found - upstream * exact) / unit)[exact.abs() > 1e-6].abs().max())
+        assert least < worst < most, (upstream, in_forward)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)
 def test_in_place_the_gradient_is_where_the_logits_were(
