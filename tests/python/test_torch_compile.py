@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch_problems import (
     OF_TORCH_2_15,
     Problem,
     assert_same,
+    gradients,
     problem,
     run,
 )
@@ -240,6 +242,30 @@ def test_a_large_ignore_index_is_exact_in_a_graph() -> None:
     loss = compiled(p.logits, p.labels, ignore_index=2**53 + 1)
     p.labels[:, 0] = -100
     assert torch.equal(loss, tl.cross_entropy(p.logits, p.labels))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["logprobs", "linear_cross_entropy", "linear_distillation"])
+def test_an_exported_program_is_trained(name: str, strict: bool) -> None:
+    """Whatever asked for a gradient while it was made: nothing, or the parameters alone."""
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rest = torch.nn.ParameterList(p.leaves(name)[1:])
+
+        def forward(self, first: Tensor) -> Tensor:
+            return run(name, constant, first, *self.rest)
+
+    p = problem()
+    constant = replace(p, weight=p.weight.detach())  # a teacher's head
+    first = p.leaves(name)[0]
+    for is_recorded in (False, True):
+        with torch.set_grad_enabled(is_recorded):
+            program = torch.export.export(Loss(), (first.detach(),), strict=strict).module()
+        loss = program(first)
+        found = torch.autograd.grad(loss, (first, *program.parameters()))
+        assert_same((loss, *found), gradients(name, p), 1e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import subprocess
 import sys
 import warnings
@@ -14,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from test_torch_modes import IN_PLACE, MODES, ONE_PASS, OVERWRITTEN, TWO_PASSES, mode_id, non_leaves
 from tileloss import torch as tl
-from torch_problems import FUNCTIONS, problem, run, weighted_sum
+from torch_problems import ALL_FUNCTIONS, FUNCTIONS, assert_same, problem, run, weighted_sum
 
 
 class Watcher(TorchDispatchMode):
@@ -92,6 +94,27 @@ def test_a_trace_holds_the_operator(requires_grad: bool) -> None:
     traced = torch.jit.trace(tl.cross_entropy, (logits, p.labels), check_trace=False)
     assert "tileloss::cross_entropy(" in str(traced.graph)
     torch.testing.assert_close(traced(2 * logits, p.labels), tl.cross_entropy(2 * logits, p.labels))
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
+def test_a_trace_gives_gradients_that_it_was_made_without(name: str) -> None:
+    """Of all that is differentiable, or of the first input alone."""
+    p = problem()
+    expected = loss_and_gradients(p, name, {})
+    constant = dataclasses.replace(p, weight=p.weight.detach())  # a teacher's head
+    modes = [{}] if name.endswith("logprobs") else [{}, {"grad_in_forward": True}]
+    for mode, needed in itertools.product(modes, (0, 1)):
+        plain = [x.detach().requires_grad_(i < needed) for i, x in enumerate(p.leaves(name))]
+        traced = torch.jit.trace(
+            lambda *leaves: run(name, constant, *leaves, **mode),  # noqa: B023
+            tuple(plain),
+            check_trace=False,
+        )
+        leaves = tuple(x * 1 for x in p.leaves(name))
+        loss = traced(*leaves)
+        found = (loss, *torch.autograd.grad(loss, leaves))
+        assert_same(found, expected, 1e-6)
 
 
 @pytest.mark.parametrize(("name", "mode"), IN_PLACE, ids=mode_id)

@@ -24,7 +24,14 @@ from tileloss.torch._arguments import (
     is_per_row,
     refuse_duals,
 )
-from tileloss.torch._operators import OPERATORS, Operators, is_batched, is_traced, run
+from tileloss.torch._operators import (
+    OPERATORS,
+    Operators,
+    is_batched,
+    is_exported,
+    is_traced,
+    run,
+)
 
 Ctx = Any
 Gradients = tuple[Tensor | None, ...]  # of the first inputs; the others have none
@@ -255,6 +262,8 @@ def results_of(
     needs = student.needs()
     wants_grad, in_place = True in needs, inplace_backward and not is_traced()
     if wants_grad and _is_in_forward(grad_in_forward, op, student, given, in_place):
+        if is_exported():
+            needs = student.has()
         wanted = [name for name, need in zip(op.gradients, needs, strict=True) if need]
         name = f"{op.name}_value_and_grad{'_' * in_place}"
         results = _apply(name, (*inputs, ",".join((*wanted, *outputs))), True, True)
@@ -277,13 +286,15 @@ def _is_in_forward(
 ) -> bool:
     """Whether the gradient is made with the loss. That is the default with a head, where it saves a product, and of a target that
     is more than labels, where a backward of its own makes all of the forward's sums again; but not for float16, which AMP's scale
-    would reach too late, and not in place, where the logits are the caller's until the backward. A loss per row with a head takes
-    the two-pass way whatever is asked."""
+    would reach too late, not in place, where the logits are the caller's until the backward, and not for a program that is
+    exported while some tensors ask for no gradient. A loss per row with a head takes two passes whatever is asked."""
     if asked is None and op.has_state and not op.is_linear:
         return False
     per_row = is_per_row(given)
     if asked is None:
         by_default = op.is_linear or not (in_place or per_row)
+        if by_default and is_exported():
+            by_default = student.needs() == student.has()
         asked = by_default and not student.has_float16_gradient()
     if asked and per_row and not op.is_linear:
         raise ValueError(

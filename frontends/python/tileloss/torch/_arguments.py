@@ -45,6 +45,10 @@ class Student(NamedTuple):
         """A function's name at this level."""
         return f"linear_{function}" if self.head_options else function
 
+    def has(self) -> list[bool]:
+        """Which of the matrices are there."""
+        return [x is not None for x in self.matrices]
+
     def needs(self) -> list[bool]:
         """Whether gradients of the matrices are asked for."""
         if not torch.is_grad_enabled():

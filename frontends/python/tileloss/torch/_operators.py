@@ -146,8 +146,9 @@ class Operators:
     ) -> None:
         call = self._call(inputs, gradients)
         call.set_upstream(self.upstream, upstream)
-        if self.has_state:
-            call.set_row_state(inputs[self.end])
+        # A program that was exported without gradients keeps none: the library then sweeps forward again.
+        if self.has_state and (state := inputs[self.end]).dim() == 2:
+            call.set_row_state(state)
         self._run(call, BACKWARD, inputs)
 
     def _new_gradients(self, inputs: Sequence[Any]) -> list[Tensor | None]:
@@ -262,6 +263,11 @@ def _define(name: str, schema: str, kernel: Kernel, fake: Kernel, mutates: str |
 def is_traced() -> bool:
     """Whether torch.compile or torch.jit.trace is looking: they get operators, with formulas that write nothing in place."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_exported() -> bool:
+    """Whether a program is made that may later be asked for other gradients than now: torch.compile would make another one."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 def is_batched() -> bool:
