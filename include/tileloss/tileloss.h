@@ -708,6 +708,13 @@ TILELOSS_API tileloss_status tileloss_make_plan(const char* function, tileloss_p
 TILELOSS_API tileloss_status tileloss_call(const char* function, tileloss_pass pass, const tileloss_args* args,
                                            const void* options, const tileloss_plan* plan, const tileloss_run* run);
 
+// gradient *= *factor, in place: what a value_and_grad wrote, once the upstream gradient of the loss is known. In float32,
+// rounded once more. A factor of 1 leaves the gradient alone: it is neither read nor written. `factor` lies where the gradient
+// does, and is read when the work is done, by each replay of a captured call anew. float32, bfloat16 or float16, any row stride
+// >= cols, column stride 1. run null: the device's default stream, the built-in pool; it needs no workspace.
+TILELOSS_API tileloss_status tileloss_scale_gradient(const tileloss_matrix* gradient, const float* factor,
+                                                     const tileloss_run* run);
+
 // What calls on a device found wrong while they ran, since this was last asked. A device that only queues a call looks at labels,
 // numbers behind pointers, sequence offsets and a sparse teacher's columns no earlier than that. Where one of them is wrong, the
 // outputs and gradients of the rows concerned are NaN, and so are sums over rows, the loss say. Ask once `stream`, the calls' own

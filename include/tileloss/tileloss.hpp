@@ -206,6 +206,12 @@ struct RunOptions {
   }
 };
 
+// gradient *= *factor, in place. Meaning: tileloss_scale_gradient.
+inline Status scale_gradient(const MutableLogitsView& gradient, const float* factor, const RunOptions& options = {}) noexcept {
+  const tileloss_run run = options.c();
+  return Status(tileloss_scale_gradient(&gradient.c(), factor, &run));
+}
+
 // What calls on a device found wrong while they ran; on the CPU they say so themselves. Meaning: tileloss_check_errors.
 inline Status check_errors(tileloss_device_type device_type, std::int32_t device_index = 0, void* stream = nullptr) noexcept {
   return Status(tileloss_check_errors(device_type, device_index, stream));

@@ -49,8 +49,8 @@ Status check_pointers(const Problem& p, const Backend& backend);
 // Refuses memory that the device cannot reach, and an output that shares memory with an input or with another output, but for
 // dlogits in the logits' own place.
 Status check_memory(const Problem& p, const Backend& backend);
-// What is said of a pointer that the device cannot reach. `found`: what it is, Backend::out_of_reach's.
-Status expected_memory(const std::string& name, const Problem& p, const Backend& backend, const std::string& found);
+// Refuses a pointer that the call's device cannot reach.
+Status check_reach(const std::string& name, const Problem& p, const Backend& backend, const void* pointer);
 void hash_tensors(const Problem& p, Fingerprint& hash);
 
 }  // namespace tileloss::impl::api

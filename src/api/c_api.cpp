@@ -46,21 +46,51 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* given, con
   return {};
 }
 
+// The structs whole; `executor` holds the run's.
+Status take_run(const Problem& problem, const tileloss_run* given, tileloss_run* run, tileloss_executor* executor) {
+  if (Status s = take_struct("run", given, run); !s.ok()) return s;
+  if (Status s = check_executor(run->executor, executor); !s.ok()) return s;
+  if (run->executor != nullptr) run->executor = executor;
+  if (problem.merges_shards() && run->merge == nullptr)
+    return expected("run.merge", "a function, as the logits are a shard", "null");
+  if (!problem.merges_shards() && run->merge != nullptr)
+    return expected("run.merge", "null: it is for value_and_grad of a shard of the vocabulary", "a function");
+  return {};
+}
+
 Status run_planned(const Problem& problem, const tileloss_plan& plan, const tileloss_run* given) {
   const Backend& backend = *find_backend(problem.device_type);
   if (Status s = check_pointers(problem, backend); !s.ok()) return s;
   tileloss_run run{};
-  if (Status s = take_struct("run", given, &run); !s.ok()) return s;
-  const std::string found = run.workspace == nullptr ? "" : backend.out_of_reach(run.workspace, problem.device_index);
-  if (!found.empty()) return expected_memory("workspace", problem, backend, found);
   tileloss_executor executor{};
-  if (Status s = check_executor(run.executor, &executor); !s.ok()) return s;
-  if (run.executor != nullptr) run.executor = &executor;
-  if (problem.merges_shards() && run.merge == nullptr)
-    return expected("run.merge", "a function, as the logits are a shard", "null");
-  if (!problem.merges_shards() && run.merge != nullptr)
-    return expected("run.merge", "null: it is for value_and_grad of a shard of the vocabulary", "a function");
+  if (Status s = take_run(problem, given, &run, &executor); !s.ok()) return s;
+  if (run.workspace != nullptr) {
+    if (Status s = check_reach("workspace", problem, backend, run.workspace); !s.ok()) return s;
+  }
   return run_call(backend, problem, plan, run);
+}
+
+Status scale_gradient(const tileloss_matrix* given, const float* factor, const tileloss_run* given_run) {
+  if (given == nullptr) return expected("gradient", "a matrix", "null");
+  tileloss_matrix gradient = *given;
+  Problem problem;  // of no function
+  if (Status s = choose_device(problem, "gradient", device_of(gradient)); !s.ok()) return s;
+  if (Status s = check_matrix(problem, "gradient", gradient); !s.ok()) return s;
+  tileloss_run run{};
+  tileloss_executor executor{};
+  if (Status s = take_run(problem, given_run, &run, &executor); !s.ok()) return s;
+  if (gradient.rows == 0) return {};
+  const Backend& backend = *find_backend(gradient.device_type);
+  const std::pair<const char*, const void*> pointers[] = {{"gradient.data", gradient.data}, {"factor", factor}};
+  for (const auto& [name, pointer] : pointers) {
+    if (pointer == nullptr) return expected(name, "a pointer", "null");
+    if (Status s = check_reach(name, problem, backend, pointer); !s.ok()) return s;
+  }
+  if (gradient.rows > 1 && gradient.row_stride == gradient.cols) {  // rows without gaps are one
+    gradient.cols *= gradient.rows;
+    gradient.rows = 1;
+  }
+  return backend.scale_gradient(gradient, factor, run);
 }
 
 Status call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options, const tileloss_plan* given,
@@ -190,6 +220,10 @@ tileloss_status tileloss_plan_describe(const tileloss_plan* plan, tileloss_text_
 tileloss_status tileloss_call(const char* function, tileloss_pass pass, const tileloss_args* args, const void* options,
                               const tileloss_plan* plan, const tileloss_run* run) {
   return guarded([&] { return call(function, pass, args, options, plan, run); });
+}
+
+tileloss_status tileloss_scale_gradient(const tileloss_matrix* gradient, const float* factor, const tileloss_run* run) {
+  return guarded([&] { return scale_gradient(gradient, factor, run); });
 }
 
 tileloss_status tileloss_check_errors(tileloss_device_type device_type, int32_t device_index, void* stream) {

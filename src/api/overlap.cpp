@@ -111,7 +111,9 @@ Status check_in_place(const Problem& p) {
 
 }  // namespace
 
-Status expected_memory(const std::string& name, const Problem& p, const Backend& backend, const std::string& found) {
+Status check_reach(const std::string& name, const Problem& p, const Backend& backend, const void* pointer) {
+  const std::string found = backend.out_of_reach(pointer, p.device_index);
+  if (found.empty()) return {};
   return expected(name, std::string("memory of ") + backend.name() + ":" + to_string(p.device_index), found);
 }
 
@@ -123,13 +125,12 @@ Status check_memory(const Problem& p, const Backend& backend) {
   }
   const std::vector<Region> all = regions(p);
   for (const Region& r : all) {
-    const std::string found = backend.out_of_reach(reinterpret_cast<const void*>(r.begin), p.device_index);
-    if (!found.empty()) return expected_memory(member_of(r), p, backend, found);
+    if (Status s = check_reach(member_of(r), p, backend, reinterpret_cast<const void*>(r.begin)); !s.ok()) return s;
   }
   for (const tileloss_field& field : p.loss->fields) {
     const float* const number = pointer_of(field, p.options.data());
-    const std::string found = number == nullptr ? "" : backend.out_of_reach(number, p.device_index);
-    if (!found.empty()) return expected_memory(field.name, p, backend, found);
+    if (number == nullptr) continue;
+    if (Status s = check_reach(field.name, p, backend, number); !s.ok()) return s;
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {

@@ -91,6 +91,9 @@ class Backend {
   // The row state's monoid over arrays that lie on the device; max, sum and target are there.
   virtual Status set_identity(const tileloss_row_state& state) const = 0;
   virtual Status merge(tileloss_row_state* into, const tileloss_row_state& from) const = 0;
+  // gradient *= *factor in float32, rounded once; neither read nor written where that is 1. There are rows; `factor` lies on the
+  // device, and is read when the work is done.
+  virtual Status scale_gradient(const tileloss_matrix& gradient, const float* factor, const tileloss_run& run) const = 0;
   // What calls on that device found wrong while they ran, since the last time; the caller has synchronised. A device whose calls
   // report all of it themselves has nothing to say.
   virtual Status check_errors(std::int32_t /*device_index*/, void* /*stream*/) const { return {}; }

@@ -30,6 +30,18 @@ def move(module: torch.nn.Module) -> None:
     module.to("cuda:0")
 
 
+class Traffic:
+    """A GPU counts nothing."""
+
+    counts = False
+    loaded, stored, operators = 0, 0, [""]
+
+    def __enter__(self) -> Traffic:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 def reads() -> AbstractContextManager[None]:
     return nullcontext()
 

@@ -39,6 +39,7 @@ _library.cuda_on_host_free.argtypes = [ctypes.c_void_p]
 _library.cuda_on_host_stream.restype = ctypes.c_void_p
 _library.cuda_on_host_give.argtypes = [ctypes.c_void_p, ctypes.c_int, _WORK]
 _library.cuda_on_host_wait.argtypes = [ctypes.c_void_p, ctypes.c_int]
+_library.cuda_on_host_count.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
 _library.cuda_on_host_begin_capture.argtypes = [ctypes.c_void_p]
 _library.cuda_on_host_end_capture.restype = ctypes.c_void_p
 _library.cuda_on_host_end_capture.argtypes = [ctypes.c_void_p]
@@ -46,6 +47,7 @@ _library.cuda_on_host_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
 _pieces: dict[int, int] = {}  # address -> bytes
 _reads: list[bool] = []
+_operators_done: list[str] = []  # torch's own, that look at memory
 _ANY = torch.device("cuda", 0)
 _unused: list[int] = []  # freed by Python, perhaps before the device is done with them
 
@@ -256,6 +258,8 @@ def _on_device(func: Any, args: Any, kwargs: dict[str, Any], index: int) -> Any:
             found = torch.ops._c10d_functional.wait_tensor(found)
         return found
 
+    if not func.is_view:
+        _operators_done.append(func.overloadpacket.__name__)
     if func.is_view:
         found = work()
     elif _captures:
@@ -299,6 +303,30 @@ def move(module: torch.nn.Module) -> None:
             each._parameters[name] = made[x]
         for name, x in each.named_buffers(recurse=False):
             each._buffers[name] = to_device(x)
+
+
+class Traffic:
+    """What was done in a with block: bytes of rows that TileLoss's kernels read and wrote, and the operators that torch ran."""
+
+    counts = True
+    loaded, stored, operators = 0, 0, [""]
+
+    def __enter__(self) -> Traffic:
+        _count()
+        _operators_done.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loaded, self.stored = _count()
+        self.operators = [*_operators_done]
+
+
+def _count() -> tuple[int, int]:
+    for stream in _streams.values():
+        stream.synchronize()
+    loaded, stored = ctypes.c_uint64(), ctypes.c_uint64()
+    _library.cuda_on_host_count(loaded, stored)
+    return loaded.value, stored.value
 
 
 @contextmanager

@@ -133,7 +133,7 @@ class CpuCall final : public Call {
       : p_(problem), plan_(plan), run_(run), layout_(workspace_layout(problem, plan)), context_(make_context(problem)) {}
 
   Status begin() {
-    if (run_.stream != nullptr) return expected("run.stream", "null: the CPU has no streams", "a pointer");
+    if (Status s = refuse_stream("run.stream", run_.stream); !s.ok()) return s;
     if (Status s = check_workspace(run_, plan_); !s.ok()) return s;
     if (layout_.bytes > plan_.workspace_bytes) {
       return expected("plan.workspace_bytes", "at least the " + to_string(layout_.bytes) + " that its blocks and threads need",

@@ -8,6 +8,10 @@
 
 namespace tileloss::impl::cpu {
 
+inline Status refuse_stream(const char* name, const void* stream) {
+  return stream == nullptr ? Status{} : expected(name, "null: the CPU has no streams", "a pointer");
+}
+
 Status begin_call(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run, std::unique_ptr<Call>* call);
 
 }  // namespace tileloss::impl::cpu

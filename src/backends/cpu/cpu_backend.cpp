@@ -4,10 +4,17 @@
 #include "backends/cpu/isa/isa.h"
 #include "backends/cpu/plan/plan.h"
 #include "backends/cpu/threads/executor.h"
+#include "backends/cpu/threads/floating_point.h"
+#include "backends/host/gradient.h"
 #include "backends/host/row_state.h"
 
 namespace tileloss::impl::cpu {
 namespace {
+
+struct Scaled {
+  tileloss_matrix gradient;
+  float factor;
+};
 
 class CpuBackend final : public Backend {
  public:
@@ -31,9 +38,19 @@ class CpuBackend final : public Backend {
     host::merge(into, from);
     return {};
   }
-  Status check_errors(std::int32_t /*device_index*/, void* stream) const override {
-    return stream == nullptr ? Status{} : expected("stream", "null: the CPU has no streams", "a pointer");
+  Status scale_gradient(const tileloss_matrix& gradient, const float* factor, const tileloss_run& run) const override {
+    if (Status s = refuse_stream("run.stream", run.stream); !s.ok()) return s;
+    const Scaled scaled = {gradient, *factor};
+    if (scaled.factor == 1) return {};
+    const auto task = [](void* data, std::int64_t piece) {
+      const FloatingPointScope scope;
+      const auto& [matrix, number] = *static_cast<const Scaled*>(data);
+      host::scale_piece(matrix, piece, number);
+    };
+    parallel_for(run.executor, host::count_pieces(gradient), task, const_cast<Scaled*>(&scaled));
+    return {};
   }
+  Status check_errors(std::int32_t /*device_index*/, void* stream) const override { return refuse_stream("stream", stream); }
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override {
     const tileloss_cpu_plan& own = plan.cpu;
     std::vector<PlanFact> facts = {

@@ -8,6 +8,7 @@
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/kernel_names.h"
 #include "backends/cuda/library.h"
+#include "backends/cuda/scale_gradient.h"
 #include "losses/row_arrays.h"
 #include "schema/options.h"
 
@@ -76,9 +77,12 @@ class CudaBackend final : public Backend {
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
                std::unique_ptr<Call>* call) const override;
   Status set_identity(const tileloss_row_state& state) const override {
-    return on_default_stream(state, [&](Queue& queue) { launch_each(queue, state.rows, SetIdentity{state}); });
+    return on_stream(state, nullptr, [&](Queue& queue) { launch_each(queue, state.rows, SetIdentity{state}); });
   }
   Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
+  Status scale_gradient(const tileloss_matrix& gradient, const float* factor, const tileloss_run& run) const override {
+    return on_stream(gradient, run.stream, [&](Queue& queue) { launch_scale(queue, gradient, factor); });
+  }
   Status check_errors(std::int32_t device_index, void* stream) const override;
   DeviceMemory* memory() const override { return &memory_; }
   std::string out_of_reach(const void* data, std::int32_t device_index) const override;
@@ -109,10 +113,11 @@ class CudaBackend final : public Backend {
     std::memcpy(&own, plan.other, sizeof own);
     return own;
   }
-  template <class Use>
-  static Status on_default_stream(const tileloss_row_state& state, Use&& use) {
-    const DeviceGuard guard(state.device_index);
-    Queue queue(nullptr);
+  // `on`: a view, or a row state. Null: its device's default stream.
+  template <class On, class Use>
+  static Status on_stream(const On& on, void* stream, Use&& use) {
+    const DeviceGuard guard(on.device_index);
+    Queue queue(static_cast<cudaStream_t>(stream));
     queue.keep(guard.status());
     use(queue);
     return queue.status();
@@ -205,7 +210,7 @@ Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& fr
   if (from.collision_sum == nullptr) step.both.collision_sum = nullptr;
   if (from.smoothing_sum == nullptr) step.both.smoothing_sum = nullptr;
   if (from.argmax == nullptr) step.both.argmax = nullptr;
-  return on_default_stream(*into, [&](Queue& queue) { launch_each(queue, into->rows, step); });
+  return on_stream(*into, nullptr, [&](Queue& queue) { launch_each(queue, into->rows, step); });
 }
 
 // A kernel that reads an address which its device has not ends the process's context with it. Where the GPU reads all of the

@@ -226,6 +226,9 @@ class CopiedViews final : public Backend {
   }
   Status set_identity(const tileloss_row_state& state) const override { return cpu_.set_identity(state); }
   Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override { return cpu_.merge(into, from); }
+  Status scale_gradient(const tileloss_matrix& gradient, const float* factor, const tileloss_run& run) const override {
+    return cpu_.scale_gradient(gradient, factor, run);
+  }
   std::vector<PlanFact> describe(const tileloss_plan& plan) const override { return planner_.describe(plan); }
 
  private:

@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <sstream>
 #include <thread>
 
@@ -251,6 +253,71 @@ TEST_F(OnCuda, AWrongNumberBehindAPointerIsReported) {
   EXPECT_TRUE(std::isnan(loss_->get()[0]));
   EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "alpha: expected a number >= 0 and <= 1, got 1.5"));
+}
+
+// Rows with gaps and without, aligned or not, of more than a block takes at a time: what is read and written, and the values.
+template <class T>
+void scales_rows(tileloss_dtype dtype) {
+  for (const auto& [rows, columns, stride, offset] :
+       {std::array{1, 70001, 70001, 0}, {3, 17, 17, 3}, {2, 33001, 33008, 0}, {2, 40, 47, 1}}) {
+    std::vector<T> values(static_cast<std::size_t>(offset + rows * stride));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = impl::from_float<T>(static_cast<float>(i % 97) / 16 - 3);
+    const DeviceArray<T> gradient(values);
+    const DeviceArray<float> number(1);
+    tileloss_matrix view = tileloss_make_matrix(gradient.data() + offset, dtype, rows, columns, stride);
+    view.device_type = TILELOSS_CUDA;
+    for (const float factor : {1.0f, 1 / 3.0f, 65536.0f, NAN}) {
+      cudaMemcpy(number.data(), &factor, sizeof factor, cudaMemcpyHostToDevice);
+      cuda_on_host::counters() = {};
+      ASSERT_TRUE(succeeds(tileloss_scale_gradient(&view, number.data(), nullptr)));
+      cudaDeviceSynchronize();
+      const std::uint64_t bytes = factor == 1 ? 0 : static_cast<std::uint64_t>(rows * columns) * sizeof(T);
+      EXPECT_EQ(cuda_on_host::counters().loaded, bytes) << factor;
+      EXPECT_EQ(cuda_on_host::counters().stored, bytes) << factor;
+      for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; ++j) {
+          T& value = values[static_cast<std::size_t>(offset + i * stride + j)];
+          value = impl::from_float<T>(impl::to_float(value) * factor);
+        }
+      }
+      const std::vector<T> found = gradient.get();
+      EXPECT_EQ(std::memcmp(found.data(), values.data(), values.size() * sizeof(T)), 0) << rows << " rows times " << factor;
+    }
+  }
+}
+TEST_F(OnCuda, AGradientIsScaledUnlessTheFactorIsOne) {
+  scales_rows<float>(TILELOSS_FLOAT32);
+  scales_rows<impl::Bfloat16>(TILELOSS_BFLOAT16);
+  scales_rows<impl::Float16>(TILELOSS_FLOAT16);
+}
+
+// On its stream; a replay reads the factor anew.
+TEST_F(OnCuda, AScaledGradientCanBeCaptured) {
+  const DeviceArray<float> gradient(std::vector<float>{2, -5});
+  const DeviceArray<float> factor(1);
+  const tileloss_matrix view = on_cuda(tileloss_make_matrix(gradient.data(), TILELOSS_FLOAT32, 1, 2, 2));
+  auto run = init<tileloss_run>();
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  run.stream = stream;
+  cudaGraph_t graph = nullptr;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+  ASSERT_TRUE(succeeds(tileloss_scale_gradient(&view, factor.data(), &run)));
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+  for (const float number : {3.0f, 1.0f, 0.5f}) {
+    cudaMemcpy(factor.data(), &number, sizeof number, cudaMemcpyHostToDevice);
+    cudaGraphLaunch(executable, stream);
+    cudaStreamSynchronize(stream);
+  }
+  EXPECT_EQ(gradient.get(), (std::vector<float>{3, -7.5f}));
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  const float on_host = 1;
+  EXPECT_TRUE(refused(tileloss_scale_gradient(&view, &on_host, nullptr), TILELOSS_INVALID_ARGUMENT,
+                      "factor: expected memory of cuda:0, got a pointer of the host's"));
 }
 
 // A replay reads what lies behind pointers then.

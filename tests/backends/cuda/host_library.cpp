@@ -2,6 +2,9 @@
 // these need of the device besides (tests/python/cuda_on_host.py).
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <utility>
+
 #include "backends/cuda/runtime.h"
 #include "tests/cuda_on_host/streams.h"
 
@@ -39,6 +42,12 @@ void cuda_on_host_give(void* stream, int device, void (*work)()) {
 void cuda_on_host_wait(void* stream, int device) {
   const DeviceGuard guard(device);
   cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+}
+
+// Bytes of rows that kernels have read and written, since this was asked last.
+void cuda_on_host_count(std::uint64_t* loaded, std::uint64_t* stored) {
+  const cuda_on_host::Counters found = std::exchange(cuda_on_host::counters(), {});
+  *loaded = found.loaded, *stored = found.stored;
 }
 
 void cuda_on_host_begin_capture(void* stream) {

@@ -5,6 +5,7 @@
 
 #include "backends/device/device_call.h"
 #include "backends/host/checks.h"
+#include "backends/host/gradient.h"
 #include "backends/host/row_state.h"
 #include "tests/backends/toy/toy_sweeps.h"
 
@@ -126,6 +127,14 @@ Status ToyBackend::set_identity(const tileloss_row_state& state) const {
 
 Status ToyBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {
   memory_.pages.queue([to = *into, from]() mutable { impl::host::merge(&to, from); });
+  return {};
+}
+
+Status ToyBackend::scale_gradient(const tileloss_matrix& gradient, const float* factor, const tileloss_run& /*run*/) const {
+  memory_.pages.queue([=] {
+    for (std::int64_t i = 0; *factor != 1 && i < impl::host::count_pieces(gradient); ++i)
+      impl::host::scale_piece(gradient, i, *factor);
+  });
   return {};
 }
 

@@ -35,6 +35,7 @@ class ToyBackend final : public impl::Backend {
                      std::unique_ptr<impl::Call>* call) const override;
   impl::Status set_identity(const tileloss_row_state& state) const override;
   impl::Status merge(tileloss_row_state* into, const tileloss_row_state& from) const override;
+  impl::Status scale_gradient(const tileloss_matrix& gradient, const float* factor, const tileloss_run& run) const override;
   impl::Status check_errors(std::int32_t device_index, void* /*stream*/) const override {
     return std::exchange(errors_[device_index], {});
   }

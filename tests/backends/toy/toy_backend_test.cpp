@@ -221,6 +221,20 @@ TEST_F(WithABadLabel, HasNanForAShardsSums) {
   EXPECT_FALSE(check_errors(kToyDevice).ok());
 }
 
+// By the number that is behind the pointer when the device runs.
+TEST_F(OnTheDevice, AGradientIsScaledOnceSomebodyWaits) {
+  auto* const factor = static_cast<float*>(memory_.allocate(sizeof(float)));
+  float last = 0;
+  for (const float number : {3.0F, 1.0F}) {
+    memory_.queue([=] { *factor = number; });
+    ASSERT_TRUE(succeeds(tileloss_scale_gradient(&args_.dlogits, factor, nullptr)));
+  }
+  memory_.queue([&, gradient = static_cast<float*>(logits_)] { last = gradient[14]; });
+  memory_.synchronise();
+  EXPECT_EQ(last, 12);
+  memory_.release(factor);
+}
+
 TEST_F(OnTheDevice, AColumnThatATeacherDoesNotHaveIsReported) {
   auto* const ids = static_cast<std::int64_t*>(memory_.allocate(sizeof(std::int64_t) * 3));
   auto* const logprobs = static_cast<float*>(memory_.allocate(sizeof(float) * 3));

@@ -26,6 +26,7 @@ from tileloss._core.structs import (
     INTERNAL,
     PASS_NAMES,
     CpuPlanOptions,
+    Matrix,
     MergeFunction,
     Plan,
     PlanOptions,
@@ -37,7 +38,7 @@ from tileloss._core.views import Layout
 # The fields of Matrix and Vector.
 MATRIX, VECTOR = Struct("Q4q4i"), Struct("Q2q4i")
 _ARGS_BYTES, _PLAN_BYTES = ctypes.sizeof(Args), ctypes.sizeof(Plan)
-_ROW_STATE_BYTES = ctypes.sizeof(RowState)
+_ROW_STATE_BYTES, _RUN_BYTES = ctypes.sizeof(RowState), ctypes.sizeof(Run)
 _calls: dict[str, int] = {}
 
 
@@ -111,7 +112,7 @@ class _Run:
         self, place: Place, workspace_bytes: int, merge: Callable[[], None] | None
     ) -> None:
         self.failures: list[BaseException] = []
-        self.struct = Run(struct_size=ctypes.sizeof(Run), stream=place.stream)
+        self.struct = Run(struct_size=_RUN_BYTES, stream=place.stream)
         if place.allocate is not None and workspace_bytes > 0:
             self.struct.workspace = place.allocate(workspace_bytes)
             self.struct.workspace_bytes = workspace_bytes
@@ -165,6 +166,15 @@ def call(
         raise_on_error(status, renamed)
     key = f"{function.name}/{PASS_NAMES[call_pass]}"
     _calls[key] = _calls.get(key, 0) + 1
+
+
+def scale_gradient(
+    place: Place, address: int, dtype: int, shape: Sequence[int], row_stride: int, factor: int
+) -> None:
+    """[R,C] times the float32 at the address ``factor``, both at ``place``: in place, on its stream."""
+    gradient = Matrix(address, *shape, row_stride, 1, dtype, *place[:2])
+    run = Run(struct_size=_RUN_BYTES, stream=place.stream)
+    raise_on_error(lib.tileloss_scale_gradient(byref(gradient), factor, byref(run)))
 
 
 def check_errors(place: Place, renamed: Mapping[str, str] | None = None) -> None:

@@ -49,6 +49,8 @@ def _load(path: Path) -> ctypes.CDLL:
     lib.tileloss_row_state_merge.argtypes = [c_void_p, c_void_p]
     lib.tileloss_call.restype = status
     lib.tileloss_call.argtypes = [c_char_p, c_int32, *[c_void_p] * 4]
+    lib.tileloss_scale_gradient.restype = status
+    lib.tileloss_scale_gradient.argtypes = [c_void_p] * 3
     lib.tileloss_check_errors.restype = status
     lib.tileloss_check_errors.argtypes = [c_int32, c_int32, c_void_p]
     return lib

@@ -24,6 +24,7 @@ from tileloss.torch._arguments import (
     is_per_row,
     refuse_duals,
 )
+from tileloss.torch._call import scale_gradient
 from tileloss.torch._operators import (
     OPERATORS,
     Operators,
@@ -86,7 +87,7 @@ def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
     A graph that is kept never gives its own tensor away: the caller may change what he got, and a later backward would.
 
     While somebody traces (compiled autograd, fake tensors) `upstream` has no value yet; of a batch (is_grads_batched) it has
-    several. A factor on a GPU is not looked at, as the host would wait for it."""
+    several. At a factor on a GPU the GPU looks, as the host would wait for it."""
     if not in_place or is_traced() or type(upstream) is not Tensor or is_batched():
         return _times(gradient, upstream)
     if upstream.is_cpu:
@@ -94,7 +95,9 @@ def rescaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
         if _keeps_graph():
             return gradient * factor
         return gradient if factor == 1 else gradient.mul_(factor)
-    return (gradient.clone() if _keeps_graph() else gradient).mul_(upstream.reshape(1))
+    gradient = gradient.clone() if _keeps_graph() else gradient
+    scale_gradient(gradient, upstream)
+    return gradient
 
 
 def _times(gradient: Tensor, upstream: Tensor) -> Tensor:

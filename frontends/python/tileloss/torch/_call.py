@@ -164,6 +164,25 @@ def place_of(device: torch.device, allocate: Callable[[int], int] | None = None)
     return Place(structs.CUDA, device.index, stream.cuda_stream, allocate)
 
 
+def scale_gradient(gradient: Tensor, factor: Tensor) -> None:
+    """gradient *= factor, in place and on the device's current stream: in float32, rounded once more. The device looks at the
+    factor, and leaves the gradient alone where that is 1. ``gradient`` is a new one, or lies over logits."""
+    lie, cols = _layout(gradient), gradient.shape[-1]
+    assert lie is not None
+    rows, place = lie.group_rows or lie.rows, place_of(gradient.device)
+    step = lie.group_stride * gradient.element_size()
+    for group in range(lie.rows // rows if gradient.numel() else 0):
+        calls.scale_gradient(
+            place,
+            gradient.data_ptr() + group * step,
+            DTYPES[gradient.dtype],
+            (rows, cols),
+            lie.row_stride,
+            factor.data_ptr(),
+        )
+    torch.autograd.graph.increment_version(gradient)
+
+
 def check_errors(device: torch.device | str | int | None = None) -> None:
     """Raises what the calls on a CUDA device found wrong while they ran, since this was last asked.
 
