@@ -23,7 +23,17 @@ from tileloss import torch as tl
 from tileloss.integrations.trl import LogProbFunction
 from tileloss.torch import _operators
 from tileloss.torch import distributed as td
-from torch_problems import ALL_FUNCTIONS, FUNCTIONS, LOGIT_FUNCTIONS, H, Problem, T, V, problem
+from torch_problems import (
+    ALL_FUNCTIONS,
+    FUNCTIONS,
+    LOGIT_FUNCTIONS,
+    B,
+    H,
+    Problem,
+    T,
+    V,
+    problem,
+)
 
 LOSSES = ("cross_entropy", "policy_loss")
 ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -100,6 +110,69 @@ def test_a_factor_is_not_rounded_to_the_gradients_type(dtype: torch.dtype) -> No
     expected = (gradient(torch.tensor(1.0), True).float() * factor).to(dtype)
     assert torch.equal(gradient(factor, True), expected)
     assert torch.equal(gradient(factor, False), expected)
+
+
+# How often the forward and the backward read the logits, and write the gradient.
+ONE_PASS, TWO_PASSES = ((1, 1), (0, 0)), ((1, 0), (1, 1))
+PASSES: list[tuple[str, torch.dtype, dict[str, Any], Any]] = [
+    ("cross_entropy", torch.float32, {}, ONE_PASS),
+    ("cross_entropy", torch.bfloat16, {}, ONE_PASS),
+    ("policy_loss", torch.bfloat16, {}, ONE_PASS),
+    ("cross_entropy", torch.float16, {}, TWO_PASSES),  # AMP's scale comes later
+    ("cross_entropy", torch.float16, {"grad_in_forward": True}, ONE_PASS),
+    ("cross_entropy", torch.bfloat16, {"grad_in_forward": False}, TWO_PASSES),
+    ("cross_entropy", torch.bfloat16, {"inplace_backward": True}, TWO_PASSES),
+    ("cross_entropy", torch.bfloat16, {"reduction": "none"}, TWO_PASSES),
+    ("policy_loss", torch.bfloat16, {"aggregation": "none"}, TWO_PASSES),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "options", "passes"), PASSES)
+def test_how_often_logits_are_read_and_gradients_written(
+    name: str, dtype: torch.dtype, options: dict[str, Any], passes: Any
+) -> None:
+    q, rows = on_device(problem(dtype)), B * T
+    used, size = int((get(q.labels) != -100).sum()), q.logits.element_size()
+    logits = q.logits * 1  # no leaf, so that its memory may be written over
+    with cuda_device.Traffic() as forward:
+        loss = torch_problems.run(name, q, logits, **options)
+    with cuda_device.Traffic() as backward:
+        torch.autograd.grad(loss, [logits], torch.ones_like(loss))
+    for traffic, (reads, writes) in zip((forward, backward), passes, strict=True):
+        if traffic.counts:  # and the label's own each time
+            assert traffic.loaded == reads * used * (V + 1) * size
+            assert traffic.stored == writes * (rows * V + used) * size
+            assert not {"mul", "mul_", "clone"} & {*traffic.operators}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("cross_entropy", {}),
+        ("cross_entropy", {"inplace_backward": True}),  # over a part of longer logits
+        ("linear_cross_entropy", {}),
+    ],
+)
+def test_a_finished_gradient_is_left_alone_where_the_factor_is_one(
+    name: str, mode: dict[str, Any]
+) -> None:
+    """Else it is read and written once, in place."""
+    q = on_device(problem(torch.bfloat16))
+    leaves = q.leaves(name)
+    expected = torch_problems.gradients(name, q, grad_in_forward=True)[1:]
+    for factor in (1.0, 0.25):
+        inputs = [torch.cat([x, x], 1)[:, :T] if mode else x for x in leaves]
+        loss = torch_problems.run(name, q, *inputs, grad_in_forward=True, **mode)
+        upstream = to_device(torch.tensor(factor))
+        with cuda_device.Traffic() as traffic:
+            loss.backward(upstream, inputs=[*leaves])
+        for x, exact in zip(leaves, expected, strict=True):
+            assert x.grad is not None
+            assert torch.equal(get(x.grad), get(exact) * factor)
+            x.grad = None
+        if traffic.counts:
+            size = 0 if factor == 1 else sum(x.numel() * x.element_size() for x in leaves)
+            assert (traffic.loaded, traffic.stored) == (size, size)
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "linear_policy_loss"])

@@ -287,15 +287,15 @@ def _is_in_forward(
     given: Mapping[str, Value],
     in_place: bool,
 ) -> bool:
-    """Whether the gradient is made with the loss. That is the default with a head, where it saves a product, and of a target that
-    is more than labels, where a backward of its own makes all of the forward's sums again; but not for float16, which AMP's scale
-    would reach too late, not in place, where the logits are the caller's until the backward, and not for a program that is
-    exported while some tensors ask for no gradient. A loss per row with a head takes two passes whatever is asked."""
-    if asked is None and op.has_state and not op.is_linear:
-        return False
+    """Whether the gradient is made with the loss. That is the default with a head, where it saves a product; of a target that is
+    more than labels, where a backward of its own makes all of the forward's sums again; and of labels from logits on a GPU, where
+    it saves a read of them, but while somebody traces, as a compiled backward multiplies by 1 too. It is not for float16, which
+    AMP's scale would reach too late, not in place, where the logits are the caller's until the backward, and not for a program
+    that is exported while some tensors ask for no gradient. A loss per row with a head takes two passes whatever is asked."""
     per_row = is_per_row(given)
     if asked is None:
-        by_default = op.is_linear or not (in_place or per_row)
+        saves = op.is_linear or not op.has_state or (student.first.is_cuda and not is_traced())
+        by_default = saves and (op.is_linear or not (in_place or per_row))
         if by_default and is_exported():
             by_default = student.needs() == student.has()
         asked = by_default and not student.has_float16_gradient()

@@ -66,8 +66,9 @@ def cross_entropy(
         grad_in_forward: compute the gradient together with the loss (scalar losses): the backward then only scales it, and not
             even that where the upstream gradient is 1. One exponential an element instead of two. A low-precision gradient is
             rounded a second time where it is scaled (not by powers of 2), and a float16 one has lost what is below 6e-8 before
-            AMP's scale reaches it. While the graph is retained the backward gives a copy. Default None: from logits the backward
-            computes it, as a gradient as large as the logits would lie there from the forward on.
+            AMP's scale reaches it. While the graph is retained the backward gives a copy. Default None: on the CPU the backward
+            computes it, as a gradient as large as the logits would lie there from the forward on; on a CUDA device the forward
+            does, which saves a read of the logits, but not for float16, in place or in a compiled program.
         inplace_backward: write the gradient over ``input``, which cannot be used after it (a second backward raises). With
             ``grad_in_forward`` the forward already does so, and torch.autograd.grad no longer finds an ``input`` that is a view
             (backward() and its base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.

@@ -151,7 +151,7 @@ def policy_loss(
             ``advantage_level="token"``. Not differentiated: one that requires a gradient is refused while gradients are
             recorded.
         return_metrics: also return a dict of 0-d tensors: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
-        grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`; None leaves the gradient to the backward.
+        grad_in_forward, inplace_backward: as `tileloss.torch.cross_entropy`, with its defaults.
 
     Tensors that go with the tokens, [...] being target's shape, constants as the advantages; old_logp is the sampling policy's:
         mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
