@@ -42,6 +42,10 @@ tileloss_dtype dtype_of(ffi::DataType type) {
   }
 }
 
+// XLA promises no more, and refuses who asks for more. What it gives is aligned to 256; the library looks for the 64 that it
+// needs.
+constexpr size_t kScratchAlignment = 16;
+
 int64_t bytes_of(tileloss_dtype dtype) {
   switch (dtype) {
     case TILELOSS_FLOAT32:
@@ -151,19 +155,22 @@ class Call {
     return ffi::Error::Success();
   }
 
-  // `allocate(bytes)`: a workspace, or null for the library's own. `run` says the rest.
-  template <class Allocate>
-  ffi::Error run(tileloss_run run, Allocate&& allocate) {
+  // `scratch`: of XLA, for the workspace; null: the library's own. `run` says the rest.
+  ffi::Error run(tileloss_run run, ffi::ScratchAllocator* scratch) {
     if (!problem_.empty()) return {ffi::ErrorCode::kInvalidArgument, "tileloss: " + problem_};
     if (state_.max) args_.row_state = &state_;
     keep(status_ != TILELOSS_OK
              ? status_
              : tileloss_make_plan(function_.c_str(), pass_, &args_, options_.data(), nullptr, run.executor, &plan_));
-    if (status_ == TILELOSS_OK) {
-      run.workspace = allocate(static_cast<size_t>(plan_.workspace_bytes));
-      run.workspace_bytes = run.workspace == nullptr ? 0 : static_cast<size_t>(plan_.workspace_bytes);
-      keep(tileloss_call(function_.c_str(), pass_, &args_, options_.data(), &plan_, &run));
+    if (status_ == TILELOSS_OK && scratch != nullptr && plan_.workspace_bytes > 0) {
+      run.workspace_bytes = static_cast<size_t>(plan_.workspace_bytes);
+      run.workspace = scratch->Allocate(run.workspace_bytes, kScratchAlignment).value_or(nullptr);
+      if (run.workspace == nullptr)
+        return {ffi::ErrorCode::kResourceExhausted, "tileloss: " + function_ + ": expected " +
+                                                        std::to_string(run.workspace_bytes) +
+                                                        " bytes of XLA's memory for the workspace, got none"};
     }
+    if (status_ == TILELOSS_OK) keep(tileloss_call(function_.c_str(), pass_, &args_, options_.data(), &plan_, &run));
     if (status_ == TILELOSS_LABEL_OUT_OF_RANGE) {
       for (const Output& output : outputs_) output.fill_with_nan();
       return ffi::Error::Success();
@@ -299,7 +306,7 @@ ffi::Error call_on_cpu(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::R
   tileloss_run run;
   tileloss_run_init(&run);
   run.executor = &executor;
-  return call.run(run, [](size_t /*bytes*/) { return nullptr; });
+  return call.run(run, nullptr);
 }
 
 ffi::Error call_on_cuda(void* stream, int32_t device, ffi::ScratchAllocator scratch, ffi::RemainingArgs operands,
@@ -309,7 +316,7 @@ ffi::Error call_on_cuda(void* stream, int32_t device, ffi::ScratchAllocator scra
   tileloss_run run;
   tileloss_run_init(&run);
   run.stream = stream;
-  return call.run(run, [&](size_t bytes) { return bytes == 0 ? nullptr : scratch.Allocate(bytes, 256).value_or(nullptr); });
+  return call.run(run, &scratch);
 }
 
 }  // namespace
@@ -326,8 +333,8 @@ extern "C" TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cuda(XLA_FFI_CallFra
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cpu, call_on_cpu,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs<Attributes>());
-// Not kCmdBufferCompatible: a graph that XLA captures is replayed while the operands' addresses are the same, but its scratch memory,
-// which is freed when the handler returns, may belong to another array by then.
+// Not kCmdBufferCompatible: a graph that XLA captures is replayed while the operands' addresses are the same, but its scratch
+// memory, which is freed when the handler returns, may belong to another array by then.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tileloss_xla_call_on_cuda, call_on_cuda,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<void*>>()

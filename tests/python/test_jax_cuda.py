@@ -131,3 +131,8 @@ def test_the_handlers(device: str) -> None:
     chosen = f"{'cpu' if device == 'host' else 'cuda'} and not ({elsewhere})"
     several = {"processes": 8, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if device == "gpu" else {}
     run_on(device, *files, "-k", chosen, **several)
+
+
+@pytest.mark.full
+def test_a_workspace_is_xlas() -> None:
+    run_on("host", HERE / "jax_cuda_memory.py")

@@ -22,6 +22,9 @@ void* cuda_on_host_malloc(int device, std::size_t bytes) {
 
 void cuda_on_host_free(void* data) { cudaFree(data); }
 
+// What each device has for who asks from now on.
+void cuda_on_host_set_memory(std::size_t bytes) { cuda_on_host::properties().memory_bytes = bytes; }
+
 void* cuda_on_host_stream(int device) {
   const DeviceGuard guard(device);
   cudaStream_t stream = nullptr;

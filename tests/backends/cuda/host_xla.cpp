@@ -1,8 +1,10 @@
 // A libtileloss_xla.so that gives XLA's calls on the CPU to the handlers of CUDA, on the device of host_library.cpp: so JAX's
-// tests run on it. XLA's buffers are copied to that device and back, and what XLA tells its handlers on a GPU is told here.
+// tests run on it. XLA's buffers are copied to that device and back, and what XLA tells its handlers on a GPU is told here. Its
+// pool has taken all of the device's memory, as it does at JAX's start: during a call nobody else finds any.
 #include <tileloss/tileloss.h>
 #include <xla/ffi/api/c_api.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -13,17 +15,26 @@
 extern "C" {
 void* cuda_on_host_malloc(int device, std::size_t bytes);
 void cuda_on_host_free(void* data);
+void cuda_on_host_set_memory(std::size_t bytes);
 void* cuda_on_host_stream(int device);
 void cuda_on_host_give(void* stream, int device, void (*work)());
 void cuda_on_host_wait(void* stream, int device);
 // frontends/xla/handler.cpp
 XLA_FFI_Error* tileloss_xla_call_on_cuda(XLA_FFI_CallFrame*);
 TILELOSS_API XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame*);
+// For tests: what XLA's pool has, and by how much its memory is off the 256 bytes that it is aligned to otherwise.
+TILELOSS_API void host_xla_set_pool(std::size_t bytes, std::size_t offset);
 }
 
 namespace {
 
 constexpr int kDevice = 1;
+constexpr std::size_t kMemory = std::size_t{80} << 30;
+
+const XLA_FFI_Api* xla = nullptr;  // what XLA itself gives to its handlers
+std::size_t pool_bytes = kMemory, pool_offset = 0;
+// XLA has its memory back in the stream's order; here it is kept until the stream is done.
+std::vector<void*> freed;
 
 void* stream() {
   static void* const made = cuda_on_host_stream(kDevice);
@@ -99,14 +110,38 @@ class Copies {
   std::vector<std::pair<void**, std::size_t>> places_;
 };
 
+XLA_FFI_Error* refusal(XLA_FFI_Error_Code code, const char* message) {
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message, code};
+  return xla->XLA_FFI_Error_Create(&args);
+}
+
+XLA_FFI_Error* allocate_scratch(XLA_FFI_DeviceMemory_Allocate_Args* args) {
+  constexpr std::size_t kMaxAlignment = 16;
+  if (!std::has_single_bit(args->alignment) || args->alignment > kMaxAlignment)
+    return refusal(XLA_FFI_Error_Code_INVALID_ARGUMENT, "Unsupported alignment");
+  if (args->size > pool_bytes) return refusal(XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "Out of memory");
+  cuda_on_host_set_memory(kMemory);
+  args->data = static_cast<std::byte*>(cuda_on_host_malloc(kDevice, args->size + pool_offset)) + pool_offset;
+  cuda_on_host_set_memory(0);
+  return nullptr;
+}
+
+XLA_FFI_Error* free_scratch(XLA_FFI_DeviceMemory_Free_Args* args) {
+  freed.push_back(static_cast<std::byte*>(args->data) - pool_offset);
+  return nullptr;
+}
+
 }  // namespace
+
+void host_xla_set_pool(std::size_t bytes, std::size_t offset) { pool_bytes = bytes, pool_offset = offset; }
 
 XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame* given) {
   if (given->extension_start != nullptr) return tileloss_xla_call_on_cuda(given);  // what XLA asks of a handler itself
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   XLA_FFI_CallFrame frame = *given;
-  XLA_FFI_Api api = *given->api;
+  xla = given->api;
+  XLA_FFI_Api api = *xla;
   api.XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) -> XLA_FFI_Error* {
     args->stream = stream();
     return nullptr;
@@ -115,16 +150,8 @@ XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame* given) {
     args->device_ordinal = kDevice;
     return nullptr;
   };
-  // XLA has its memory back in the stream's order; here it is kept until the stream is done.
-  static std::vector<void*> freed;
-  api.XLA_FFI_DeviceMemory_Allocate = [](XLA_FFI_DeviceMemory_Allocate_Args* args) -> XLA_FFI_Error* {
-    args->data = cuda_on_host_malloc(kDevice, args->size);
-    return nullptr;
-  };
-  api.XLA_FFI_DeviceMemory_Free = [](XLA_FFI_DeviceMemory_Free_Args* args) -> XLA_FFI_Error* {
-    freed.push_back(args->data);
-    return nullptr;
-  };
+  api.XLA_FFI_DeviceMemory_Allocate = allocate_scratch;
+  api.XLA_FFI_DeviceMemory_Free = free_scratch;
   frame.api = &api;
   Copies copies;
   std::vector<void*> operands(given->args.args, given->args.args + given->args.size);
@@ -134,7 +161,9 @@ XLA_FFI_Error* tileloss_xla_call_on_cpu(XLA_FFI_CallFrame* given) {
   copies.place();
   frame.args.args = operands.data();
   frame.rets.rets = results.data();
+  cuda_on_host_set_memory(0);
   XLA_FFI_Error* const error = tileloss_xla_call_on_cuda(&frame);
+  cuda_on_host_set_memory(kMemory);
   copies.give_back();
   for (void* const data : freed) cuda_on_host_free(data);
   freed.clear();
