@@ -417,6 +417,21 @@ def compiled_step(
     return 2 * cross_entropy(torch.tanh(hidden @ weight.T), labels)
 
 
+def test_a_graph_captures_no_number_of_the_cpu() -> None:
+    """Its replays would not see what the tensor holds then."""
+    q, number = on_device(problem()), torch.tensor(0.5)
+    graph = cuda_device.Graph()
+    with graph.capture():
+        for name in ("temperature", "num_items"):
+            words = f"^{name}: expected a number or a tensor on cuda:0, as a CUDA graph is being captured, got a tensor on cpu$"
+            with pytest.raises(ValueError, match=words):
+                tl.cross_entropy(q.logits.detach(), q.labels, **{name: number})
+        found = tl.cross_entropy(q.logits.detach(), q.labels, temperature=0.5)
+    graph.replay()
+    expected = tl.cross_entropy(q.logits.detach(), q.labels, temperature=number)
+    assert torch.equal(get(found), get(expected))
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path / 'store'}"

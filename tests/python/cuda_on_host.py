@@ -401,6 +401,7 @@ def installed() -> Iterator[None]:
         patch.setattr(torch.cuda, "current_stream", current_stream)
         patch.setattr(torch.cuda, "default_stream", lambda device: Stream(device.index, None))
         patch.setattr(torch.cuda, "current_device", lambda: _current[0])
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(_captures))
         for name in ("_exchange_device", "_maybe_exchange_device"):
             patch.setattr(torch.cuda, name, _exchange_device)
         yield

@@ -296,6 +296,12 @@ def _as_scalar(function: Function, name: str, value: Tensor, device: torch.devic
         )
     refuse_gradient(name, value)
     is_fed = device.type != "cpu"  # on the way to the CPU the value has to be there
+    is_there = type(value) is Tensor and not torch.compiler.is_compiling()  # or somebody traces
+    if is_fed and is_there and value.is_cpu and torch.cuda.is_current_stream_capturing():
+        # Replays would see the number of now, or what lies in its place by then.
+        raise ValueError(
+            f"{name}: expected a number or a tensor on {device}, as a CUDA graph is being captured, got a tensor on cpu"
+        )
     return value.detach().to(device, torch.float32, non_blocking=is_fed).reshape(1)
 
 
