@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -275,6 +276,11 @@ TEST(Info, ListsDevices) {
     const ProgramResult result = Program(arguments, {}, program).wait();
     EXPECT_NE(result.err.find("expected cuda:0 to cuda:1, got cuda:2"), std::string::npos) << program << result.err;
   }
+  // One that is there and cannot be opened is not taken for one that is missing.
+  fs::remove(folder.path() / "lib" / "libtileloss_cuda.so");
+  std::ofstream(folder.path() / "lib" / "libtileloss_cuda.so") << "no library";
+  const ProgramResult result = Program({"bench", "--device=cuda"}, {}, installed).wait();
+  EXPECT_NE(result.err.find("libtileloss_cuda.so: file too short"), std::string::npos) << result.err;
 }
 #endif
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <tileloss/tileloss.h>
+#include <unistd.h>
 
 #include <climits>
 #include <cstdlib>
@@ -22,7 +23,10 @@ void* open_library(std::string& missing) {
     // The program, which contains the library, is installed in a folder beside lib.
     for (const char* const where : {"", "../lib/"}) {
       if (folder.empty()) break;
-      if (void* const opened = dlopen((folder + where + kName).c_str(), RTLD_NOW | RTLD_LOCAL)) return opened;
+      const std::string file = folder + where + kName;
+      if (void* const opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return opened;
+      missing = dlerror();
+      if (access(file.c_str(), F_OK) == 0) return nullptr;  // what is wrong with it is what to say
     }
   }
   if (void* const opened = dlopen(kName, RTLD_NOW | RTLD_LOCAL)) return opened;
