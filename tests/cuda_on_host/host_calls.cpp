@@ -51,13 +51,22 @@ using Lock = std::lock_guard<std::mutex>;
 
 bool is_device(int index) { return index >= 0 && index < devices().properties.devices; }
 
+CUctx_st* context_of(int device) {
+  static CUctx_st all[Devices::kMost];
+  all[device].device = device;
+  return &all[device];
+}
+
 cudaError_t retain_context(CUctx_st** context, int device) {
-  static CUctx_st of_devices[Devices::kMost];
   const Lock lock(devices().mutex);
-  if (!is_device(device)) return cudaErrorInvalidDevice;
+  if (!is_device(device)) return devices().properties.devices == 0 ? cudaErrorNoDevice : cudaErrorInvalidDevice;
   devices().started |= 1u << device;
-  of_devices[device].device = device;
-  *context = &of_devices[device];
+  *context = context_of(device);
+  return cudaSuccess;
+}
+cudaError_t current_context(CUctx_st** context) {
+  const Lock lock(devices().mutex);
+  *context = contexts.empty() ? nullptr : context_of(contexts.back());
   return cudaSuccess;
 }
 cudaError_t push_context(CUctx_st* context) {
@@ -68,6 +77,13 @@ cudaError_t pop_context(CUctx_st** /*context*/) {
   if (contexts.empty()) return cudaErrorInvalidContext;
   contexts.pop_back();
   return cudaSuccess;
+}
+
+// Of a block's shared memory, as far as was asked for it.
+std::size_t most_dynamic_bytes(const void* kernel) {
+  const auto asked = devices().not_dynamic_bytes.find(kernel);
+  const bool has_asked = asked != devices().not_dynamic_bytes.end();
+  return static_cast<std::size_t>(has_asked ? devices().properties.shared_bytes_of_block - asked->second : 48 << 10);
 }
 
 }  // namespace
@@ -136,7 +152,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDevice(int* device) {
   const Lock lock(devices().mutex);
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
-  *device = contexts.empty() ? 0 : contexts.back();
+  *device = contexts.empty() ? 0 : cuda_on_host::number_of(contexts.back());
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
@@ -162,7 +178,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMajor: *value = properties.compute_capability / 10; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *value = properties.compute_capability % 10; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = properties.shared_bytes_of_multiprocessor; return cudaSuccess;
-    case cudaDevAttrPageableMemoryAccess: *value = 0; return cudaSuccess;
+    case cudaDevAttrPageableMemoryAccess: *value = properties.reads_pageable_memory; return cudaSuccess;
+    case cudaDevAttrPageableMemoryAccessUsesHostPageTables: *value = properties.uses_host_page_tables; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = properties.shared_bytes_of_block; return cudaSuccess;
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1 << 10; return cudaSuccess;
     case cudaDevAttrClusterLaunch: *value = properties.compute_capability >= 90 ? 1 : 0; return cudaSuccess;
@@ -173,6 +190,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
                                              unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* /*result*/) {
   const std::string_view wanted = name;
   *function = wanted == "cuDevicePrimaryCtxRetain" ? reinterpret_cast<void*>(retain_context)
+              : wanted == "cuCtxGetCurrent"        ? reinterpret_cast<void*>(current_context)
               : wanted == "cuCtxPushCurrent"       ? reinterpret_cast<void*>(push_context)
               : wanted == "cuCtxPopCurrent"        ? reinterpret_cast<void*>(pop_context)
                                                    : nullptr;
@@ -284,6 +302,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   const Lock lock(devices().mutex);
   const auto queue = queue_of(stream);
+  if (devices().captured_beside(*queue) != nullptr) return say(cudaErrorStreamCaptureImplicit);
   *status = queue->graph == nullptr  ? cudaStreamCaptureStatusNone
             : queue->graph->is_valid ? cudaStreamCaptureStatusActive
                                      : cudaStreamCaptureStatusInvalidated;
@@ -338,9 +357,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*
   return cudaSuccess;
 }
 // Of the shape alone.
-cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* /*kernel*/, const cudaLaunchConfig_t* config) {
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* kernel, const cudaLaunchConfig_t* config) {
   const Lock lock(devices().mutex);
   if (config->numAttrs == 0) return say(cudaErrorInvalidValue);
+  if (config->dynamicSmemBytes > most_dynamic_bytes(kernel)) return say(cudaErrorInvalidValue);
   const unsigned blocks = config->attrs[0].val.clusterDim.x;
   *count = blocks > static_cast<unsigned>(devices().properties.largest_cluster) ? 0 : devices().properties.multiprocessors / 16;
   return cudaSuccess;
@@ -357,6 +377,9 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 namespace cuda_on_host {
 
 Properties& properties() { return devices().properties; }
+
+OwnContext::OwnContext(int device) { contexts.push_back(device + Devices::kMostDevices); }
+OwnContext::~OwnContext() { contexts.pop_back(); }
 
 void set_seed(std::uint64_t seed) {
   const Lock lock(devices().mutex);
@@ -382,10 +405,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (!has_blocks || !has_threads) return say(cudaErrorInvalidConfiguration);
   if (grid.x % launch.cluster != 0) return say(cudaErrorInvalidClusterSize);
   if (launch.cluster > 1 && devices().properties.compute_capability < 90) return say(cudaErrorInvalidClusterSize);
-  const auto asked = devices().not_dynamic_bytes.find(kernel);
-  const bool has_asked = asked != devices().not_dynamic_bytes.end();
-  const int most = has_asked ? devices().properties.shared_bytes_of_block - asked->second : 48 << 10;
-  if (launch.dynamic_bytes > static_cast<std::size_t>(most)) return say(cudaErrorInvalidValue);
+  if (launch.dynamic_bytes > most_dynamic_bytes(kernel)) return say(cudaErrorInvalidValue);
   launch.most_shared_bytes = static_cast<std::size_t>(devices().properties.shared_bytes_of_block);
   const auto queue = queue_of(config.stream);
   if (queue->device != current_device()) return say(cudaErrorInvalidResourceHandle);

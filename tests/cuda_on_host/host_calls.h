@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "tests/cuda_on_host/vector_types.h"
@@ -57,6 +58,7 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
   cudaDevAttrPageableMemoryAccess = 88,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+  cudaDevAttrPageableMemoryAccessUsesHostPageTables = 100,
   cudaDevAttrReservedSharedMemoryPerBlock = 111,
   cudaDevAttrClusterLaunch = 120,
 };
@@ -65,7 +67,7 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
-// Of the driver: cuDevicePrimaryCtxRetain, cuCtxPushCurrent and cuCtxPopCurrent.
+// Of the driver: cuDevicePrimaryCtxRetain, cuCtxGetCurrent, cuCtxPushCurrent and cuCtxPopCurrent.
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
 constexpr unsigned long long cudaEnableDefault = 0;
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long flags,
@@ -120,7 +122,7 @@ struct cudaPointerAttributes {
   void* devicePointer;
   void* hostPointer;
 };
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4;
 cudaError_t cudaMalloc(void** data, std::size_t bytes);
 template <class T>
 cudaError_t cudaMalloc(T** data, std::size_t bytes) {
@@ -209,9 +211,21 @@ struct Properties {
   std::size_t memory_bytes = std::size_t{80} << 30;
   int largest_cluster = 8;                  // blocks that it has room for side by side
   bool peers_are_mapped = false;            // each reaches the others' memory
+  bool reads_pageable_memory = false;       // all of the host's, if only by moving pages (HMM)
+  bool uses_host_page_tables = false;       // it reads that as the host does
   cudaError_t lasting_error = cudaSuccess;  // of a kernel that failed: what every call says from then on
 };
 Properties& properties();
+
+// A context of a program's own on a device (cuCtxCreate), current while this lives: its memory and its streams are not those of
+// the device's primary context. One a device.
+class OwnContext {
+ public:
+  explicit OwnContext(int device);
+  ~OwnContext();
+  OwnContext(const OwnContext&) = delete;
+  OwnContext& operator=(const OwnContext&) = delete;
+};
 
 // The order of blocks and threads; at first TILELOSS_CUDA_SEED, or 1.
 void set_seed(std::uint64_t seed);
@@ -224,6 +238,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
 template <class... Expected, class... Actual>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Actual&&... arguments) {
   static_assert(sizeof...(Expected) == sizeof...(Actual));
+  static_assert((std::is_trivially_copyable_v<Expected> && ...), "a device gets the bytes");
   return cuda_on_host::queue_kernel(
       *config, reinterpret_cast<const void*>(kernel),
       [kernel, copies = std::tuple<Expected...>(std::forward<Actual>(arguments)...)] { std::apply(kernel, copies); });

@@ -279,6 +279,14 @@ TEST(CudaOnHostLaunches, WrongOnesAreRefused) {
   EXPECT_EQ(launch_of(3, 32, 0, 2), cudaErrorInvalidClusterSize);
   EXPECT_EQ(launch_of(16, 32, 0, 16), cudaErrorInvalidClusterSize);
   EXPECT_EQ(launch_of(1, 32, (48 << 10) + 1, 1), cudaErrorInvalidValue) << "more is to be asked for";
+  {
+    int count = 0;
+    cudaLaunchAttribute attribute = {};
+    attribute.val.clusterDim = {2, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.attrs = &attribute, config.numAttrs = 1, config.dynamicSmemBytes = (48 << 10) + 1;
+    EXPECT_EQ(cudaOccupancyMaxActiveClusters(&count, set_flag, &config), cudaErrorInvalidValue);
+  }
   EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 << 10), cudaSuccess);
   EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10), cudaErrorInvalidValue);
   EXPECT_EQ(launch_of(1, 32, (226 << 10) + 1, 1), cudaErrorInvalidValue);
@@ -297,6 +305,28 @@ TEST(CudaOnHostLaunches, AStreamsDeviceMustBeTheCurrentOne) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaStreamSynchronize(other), cudaSuccess);
   EXPECT_EQ(*number, 1);
+}
+
+TEST(CudaOnHostDevices, AContextOfOnesOwnHasMemoryAndStreamsOfItsOwn) {
+  const HostInt number(0);
+  const Stream stream;
+  const DeviceArray<int> there(1);
+  cudaPointerAttributes attributes;
+  {
+    const cuda_on_host::OwnContext own(0);
+    int device = 1;
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    EXPECT_EQ(device, 0);
+    EXPECT_EQ(launch(stream, add, number.at(), 1), cudaErrorInvalidResourceHandle);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+    EXPECT_EQ(launch(nullptr, add, number.at(), 1), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_EQ(cudaPointerGetAttributes(&attributes, there.data()), cudaSuccess);
+    EXPECT_TRUE(attributes.type == cudaMemoryTypeDevice && attributes.device == 0 && attributes.devicePointer == nullptr);
+  }
+  EXPECT_EQ(*number, 1);
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, there.data()), cudaSuccess);
+  EXPECT_EQ(attributes.devicePointer, there.data());
 }
 
 TEST(CudaOnHostDevices, TheirNumberIsTheTests) {
@@ -368,6 +398,12 @@ TEST(CudaOnHostGraphs, WhatMayNotBeCapturedEndsTheCapture) {
   EXPECT_EQ(corrupts(stream, [&] { return cudaMemcpy(&local, numbers.data(), 4, cudaMemcpyDeviceToHost); }),
             cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(corrupts(blocking, [&] { return launch(nullptr, add, numbers.data(), 1); }), cudaErrorStreamCaptureImplicit);
+  cudaStreamCaptureStatus status;
+  cudaGraph_t none = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(cudaStreamIsCapturing(nullptr, &status), cudaErrorStreamCaptureImplicit);
+  EXPECT_EQ(cudaStreamEndCapture(blocking, &none), cudaSuccess) << "who asks does not end it";
+  cudaGraphDestroy(none);
   EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
   cudaGetLastError();
   cudaGraph_t graph = nullptr;

@@ -25,6 +25,11 @@ void forget(const void* data) {
   cuda_on_host::forget_access();
 }
 
+// Of write-combined memory of the host's the device has another address.
+void* on_device(const Devices::Piece& piece, void* host) {
+  return piece.is_write_combined ? static_cast<std::byte*>(host) + (std::ptrdiff_t{1} << 46) : host;
+}
+
 struct Span {
   bool is_device = false, is_inside = true;
   unsigned devices = 0;
@@ -131,7 +136,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   return say(devices().give(queue, std::move(step)));
 }
 
-cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned /*flags*/) {
+cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned flags) {
   const Lock lock(devices().mutex);
   if (devices().forbidden_by_capture()) return say(cudaErrorStreamCaptureUnsupported);
   *data = nullptr;
@@ -139,7 +144,8 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned /*flags*/) {
   *data = std::malloc(bytes);
   if (*data == nullptr) return say(cudaErrorMemoryAllocation);
   std::memset(*data, 0xff, bytes);
-  devices().pieces[number(*data)] = {bytes, cuda_on_host::current_device(), true};
+  const bool is_write_combined = (flags & cudaHostAllocWriteCombined) != 0;
+  devices().pieces[number(*data)] = {bytes, cuda_on_host::current_device(), true, is_write_combined};
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
@@ -157,7 +163,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags
   const Lock lock(devices().mutex);
   const auto* const piece = devices().find(host);
   if (piece == nullptr || !piece->second.is_host) return say(cudaErrorInvalidValue);
-  *device = host;
+  *device = on_device(piece->second, host);
   return cudaSuccess;
 }
 
@@ -187,10 +193,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   if (piece == nullptr) {
     *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, at};
   } else if (piece->second.is_host) {
-    *attributes = {cudaMemoryTypeHost, piece->second.device, at, at};
+    *attributes = {cudaMemoryTypeHost, cuda_on_host::number_of(piece->second.device), on_device(piece->second, at), at};
   } else {
     const bool is_reachable = piece->second.device == current || devices().properties.peers_are_mapped;
-    *attributes = {cudaMemoryTypeDevice, piece->second.device, is_reachable ? at : nullptr, nullptr};
+    const int device = cuda_on_host::number_of(piece->second.device);
+    *attributes = {cudaMemoryTypeDevice, device, is_reachable ? at : nullptr, nullptr};
   }
   return say(cudaSuccess);
 }

@@ -33,13 +33,18 @@ std::shared_ptr<Queue> Devices::add_queue(int index, bool waits_for_default) {
   return queue;
 }
 
+Graph* Devices::captured_beside(const Queue& queue) {
+  if (!queue.is_default) return nullptr;
+  for (const auto& other : device(queue.device).queues) {
+    if (other->graph != nullptr && other->waits_for_default) return other->graph.get();
+  }
+  return nullptr;
+}
+
 cudaError_t Devices::give(const std::shared_ptr<Queue>& queue, Step step) {
-  if (queue->is_default) {
-    for (const auto& other : device(queue->device).queues) {
-      if (other->graph == nullptr || !other->waits_for_default) continue;
-      other->graph->is_valid = false;
-      return cudaErrorStreamCaptureImplicit;
-    }
+  if (Graph* const graph = captured_beside(*queue)) {
+    graph->is_valid = false;
+    return cudaErrorStreamCaptureImplicit;
   }
   if (queue->graph != nullptr) {
     if (!queue->graph->is_valid) return cudaErrorStreamCaptureInvalidated;

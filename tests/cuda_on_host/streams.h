@@ -50,7 +50,8 @@ struct Device {
 
 class Devices {
  public:
-  static constexpr int kMost = 8;
+  // A context of a program's own is one more device here, of the same number to who asks for that.
+  static constexpr int kMostDevices = 4, kMost = 2 * kMostDevices;
 
   std::mutex mutex;
   Properties properties;
@@ -60,6 +61,8 @@ class Devices {
   Devices();
   Device& device(int index);
   std::shared_ptr<Queue> add_queue(int device, bool waits_for_default);
+  // The graph of a stream that waits for this queue, a default one, and is captured.
+  Graph* captured_beside(const Queue& queue);
   // The captured or the queued; cudaSuccess, or why not.
   cudaError_t give(const std::shared_ptr<Queue>& queue, Step step);
   void finish(Queue& queue, std::uint64_t up_to);
@@ -73,7 +76,7 @@ class Devices {
   struct Piece {
     std::size_t bytes;
     int device;
-    bool is_host;
+    bool is_host, is_write_combined = false;
   };
   const std::map<std::uintptr_t, Piece>::value_type* find(const void* data) const;
   std::map<std::uintptr_t, Piece> pieces;
@@ -92,6 +95,7 @@ Devices& devices();
 
 cudaError_t say(cudaError_t error);  // and keeps it for cudaGetLastError
 int current_device();                // of this thread, on which a context is made if there is none
+inline int number_of(int device) { return device % Devices::kMostDevices; }
 std::shared_ptr<Queue> queue_of(cudaStream_t stream);
 bool is_apart_from_captures();  // this thread
 void forget_access();           // of memory that is no longer there (access.cpp)

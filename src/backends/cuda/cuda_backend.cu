@@ -213,9 +213,11 @@ Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& fr
   return on_stream(*into, nullptr, [&](Queue& queue) { launch_each(queue, into->rows, step); });
 }
 
-// A kernel that reads an address which its device has not ends the process's context with it. Where the GPU reads all of the
-// host's memory, as on a Grace Hopper, nothing of the host's is refused; another GPU's is where it is not mapped here. An error
-// of another kind is an earlier kernel's, and the launch will say so.
+// A kernel that reads an address which its device has not ends the process's context with it. What CUDA knows of is refused where
+// the primary context has another address for it, or none: another GPU's, another context's. Of what CUDA does not know nothing
+// is refused where the GPU goes by the host's page tables, as on a Grace Hopper. Where the driver moves pages that a kernel
+// missed (HMM), which depends on the driver and not on the GPU, it is: by mistake such a pointer would be read long after the
+// call, a number that lay on its caller's stack say. An error of another kind is an earlier kernel's, and the launch will say so.
 std::string CudaBackend::out_of_reach(const void* data, std::int32_t device_index) const {
   const DeviceGuard guard(device_index);
   if (!guard.status().ok()) return {};
@@ -223,12 +225,12 @@ std::string CudaBackend::out_of_reach(const void* data, std::int32_t device_inde
   const cudaError_t error = cudaPointerGetAttributes(&where, data);
   if (error != cudaSuccess) cudaGetLastError();
   if (error != cudaSuccess && error != cudaErrorInvalidValue) return {};
-  if (where.type == cudaMemoryTypeDevice && where.device != device_index && where.devicePointer == nullptr)
-    return "memory of cuda:" + std::to_string(where.device);
-  int is_reachable = 1;
+  int is_reachable = where.devicePointer == data;
   if (where.type == cudaMemoryTypeUnregistered)
-    cudaDeviceGetAttribute(&is_reachable, cudaDevAttrPageableMemoryAccess, device_index);
-  return is_reachable != 0 ? "" : "a pointer of the host's";
+    cudaDeviceGetAttribute(&is_reachable, cudaDevAttrPageableMemoryAccessUsesHostPageTables, device_index);
+  if (is_reachable != 0) return "";
+  if (where.type != cudaMemoryTypeDevice) return "a pointer of the host's";
+  return (where.device == device_index ? "memory of another context on cuda:" : "memory of cuda:") + std::to_string(where.device);
 }
 
 Status CudaBackend::report(std::int32_t device_index, Report** found) const {

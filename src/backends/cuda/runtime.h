@@ -48,25 +48,25 @@ inline Status status_of(cudaError_t error, const char* what) {
   return {code_of(error), std::string("cuda: ") + what + ": " + cudaGetErrorString(error)};
 }
 
-// What the driver keeps of a thread: a stack of contexts, whose top is what the runtime's calls go to. Its errors have the
-// runtime's numbers.
+// What the driver keeps of a thread: a stack of contexts, whose top is what the runtime's calls go to. It is asked itself: the
+// runtime, which names a context by its device alone, takes one of a program's own (cuCtxCreate) for the device's primary one,
+// where all that a process keeps for a device is. The driver's errors have the runtime's numbers.
 class ThreadContexts {
  public:
   static ThreadContexts& get() {
     static auto* const all = new ThreadContexts();  // for good, as what it holds
     return *all;
   }
-  cudaError_t push(std::int32_t device) {
-    if (error_ != cudaSuccess) return error_;
-    Context context = nullptr;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      Context& retained = of_devices_[device];
-      const cudaError_t error = retained == nullptr ? retain_(&retained, device) : cudaSuccess;
-      if (error != cudaSuccess) return error;
-      context = retained;
-    }
-    return push_(context);
+  // Makes the device's primary context the current one; `is_pushed`: it was not, and pop() is owed.
+  cudaError_t enter(std::int32_t device, bool* is_pushed) {
+    Context primary = nullptr, current = nullptr;
+    cudaError_t error = error_;
+    if (error == cudaSuccess) error = primary_of(device, &primary);
+    if (error == cudaSuccess) error = current_(&current);
+    if (error != cudaSuccess || current == primary) return error;
+    error = push_(primary);
+    *is_pushed = error == cudaSuccess;
+    return error;
   }
   void pop() const {
     Context context = nullptr;
@@ -78,8 +78,16 @@ class ThreadContexts {
 
   ThreadContexts() {
     find("cuDevicePrimaryCtxRetain", retain_);
+    find("cuCtxGetCurrent", current_);
     find("cuCtxPushCurrent", push_);
     find("cuCtxPopCurrent", pop_);
+  }
+  cudaError_t primary_of(std::int32_t device, Context* primary) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Context& retained = of_devices_[device];
+    const cudaError_t error = retained == nullptr ? retain_(&retained, device) : cudaSuccess;
+    *primary = retained;
+    return error;
   }
   template <class Function>
   void find(const char* name, Function& function) {
@@ -91,6 +99,7 @@ class ThreadContexts {
   }
 
   cudaError_t (*retain_)(Context*, int);
+  cudaError_t (*current_)(Context*);
   cudaError_t (*push_)(Context);
   cudaError_t (*pop_)(Context*);
   cudaError_t error_ = cudaSuccess;
@@ -98,21 +107,15 @@ class ThreadContexts {
   std::map<std::int32_t, Context> of_devices_;
 };
 
-// The calling thread's device, while this lives; then what was current before is again, even if that was nothing. cudaSetDevice
-// could not restore that: it would start a context, some 500 MB, on a GPU that the thread has never used.
+// The device's primary context is the calling thread's while this lives; then what was current before is again, even if that was
+// nothing. cudaSetDevice could not restore that: it would start a context, some 500 MB, on a GPU that the thread has never used.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(std::int32_t device) {
-    int current = 0;
-    error_ = cudaGetDevice(&current);
-    if (error_ != cudaSuccess || current == device) return;
-    error_ = ThreadContexts::get().push(device);
-    is_moved_ = error_ == cudaSuccess;
-  }
+  explicit DeviceGuard(std::int32_t device) : error_(ThreadContexts::get().enter(device, &is_moved_)) {}
   ~DeviceGuard() {
     if (is_moved_) ThreadContexts::get().pop();
   }
-  DeviceGuard(DeviceGuard&& other) noexcept : error_(other.error_), is_moved_(std::exchange(other.is_moved_, false)) {}
+  DeviceGuard(DeviceGuard&& other) noexcept : is_moved_(std::exchange(other.is_moved_, false)), error_(other.error_) {}
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
   DeviceGuard& operator=(DeviceGuard&&) = delete;
@@ -120,8 +123,8 @@ class DeviceGuard {
   Status status() const { return status_of(error_, "the device"); }
 
  private:
-  cudaError_t error_;
   bool is_moved_ = false;
+  cudaError_t error_;
 };
 
 // While this lives the thread may do what it has to do once, allocate say, although a stream of the caller's is captured: none of

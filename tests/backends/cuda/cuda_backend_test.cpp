@@ -403,6 +403,36 @@ TEST_F(OnCuda, AnotherDeviceThanTheCurrentOneDoesTheCall) {
   cudaSetDevice(0);
 }
 
+// A program's own context is left alone: a call runs in the device's primary one, where its memory has to be, and its stream.
+TEST_F(OnCuda, ACallRunsInThePrimaryContext) {
+  set_up();
+  ASSERT_TRUE(succeeds(run()));
+  cudaDeviceSynchronize();
+  const std::vector<std::uint16_t> expected = gradient();
+  set_up();
+  {
+    const cuda_on_host::OwnContext own(0);
+    int device = 1;
+    ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);
+    EXPECT_EQ(device, 0) << "that is all that the runtime says";
+    EXPECT_TRUE(succeeds(run()));
+    const DeviceArray<float> loss(1);
+    tileloss_args args = args_;
+    args.loss.data = loss.data();
+    EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args, &options_, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
+                        "loss.data: expected memory of cuda:0, got memory of another context on cuda:0"));
+    cudaStream_t stream = nullptr;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    auto run = init<tileloss_run>();
+    run.stream = stream;
+    EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
+                        "cudaErrorInvalidResourceHandle"));
+    cudaStreamDestroy(stream);
+  }
+  cudaDeviceSynchronize();
+  EXPECT_EQ(gradient(), expected);
+}
+
 TEST_F(OnCuda, MemoryThatTheDeviceCannotReachIsRefused) {
   set_up();
   args_.dlogits = {};
@@ -438,7 +468,19 @@ TEST_F(OnCuda, MemoryThatTheDeviceCannotReachIsRefused) {
   const cuda_on_host::Properties before = cuda_on_host::properties();
   cuda_on_host::properties().peers_are_mapped = true;
   EXPECT_EQ(backend.out_of_reach(other.data(), 0), "");
+  // Pages that a driver moves (HMM), and those of a device that reads as the host does.
+  cuda_on_host::properties().reads_pageable_memory = true;
+  EXPECT_EQ(backend.out_of_reach(host.data(), 0), "a pointer of the host's");
+  cuda_on_host::properties().uses_host_page_tables = true;
+  EXPECT_EQ(backend.out_of_reach(host.data(), 0), "");
   cuda_on_host::properties() = before;
+  float* pinned = nullptr;
+  for (const unsigned flags : {cudaHostAllocDefault, cudaHostAllocWriteCombined}) {
+    cudaHostAlloc(&pinned, sizeof(float), flags);
+    const bool is_elsewhere = flags == cudaHostAllocWriteCombined;
+    EXPECT_EQ(backend.out_of_reach(pinned, 0), is_elsewhere ? "a pointer of the host's" : "");
+    cudaFreeHost(pinned);
+  }
 }
 
 TEST_F(OnCuda, WithoutRowsDataMayBeNull) {
