@@ -144,8 +144,13 @@ const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(erro
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = devices().properties.driver;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   const Lock lock(devices().mutex);
+  if (devices().properties.driver < 13000) return say(cudaErrorInsufficientDriver);
   *count = devices().properties.devices;
   return say(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
 }

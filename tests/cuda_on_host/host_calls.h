@@ -62,6 +62,7 @@ enum cudaDeviceAttr {
   cudaDevAttrReservedSharedMemoryPerBlock = 111,
   cudaDevAttrClusterLaunch = 120,
 };
+cudaError_t cudaDriverGetVersion(int* version);  // 0: there is none
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
@@ -202,6 +203,7 @@ namespace cuda_on_host {
 
 // What the devices are: at first two of an H100's shape.
 struct Properties {
+  int driver = 13000;
   int devices = 2;
   int multiprocessors = 132;
   int l2_bytes = 50 << 20;

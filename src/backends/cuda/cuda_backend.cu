@@ -291,8 +291,10 @@ extern "C" __attribute__((visibility("default"))) const tileloss::impl::Backend*
   };
   if (std::strcmp(version, TILELOSS_VERSION_STRING) != 0)
     return say("expected version " + std::string(version) + ", got " TILELOSS_VERSION_STRING);
-  int count = 0;
+  int count = 0, driver = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+    return say("there is no driver");  // which CUDA calls one that is too old
   if (error != cudaSuccess || count == 0) return say(error != cudaSuccess ? cudaGetErrorString(error) : "there is no GPU");
   return &tileloss::impl::cuda::cuda_backend();
 }

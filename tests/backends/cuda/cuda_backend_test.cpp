@@ -12,9 +12,12 @@
 #include <thread>
 
 #include "backends/cuda/checks.h"
+#include "backends/cuda/library.h"
 #include "tests/api/calls.h"
 #include "tests/cuda_on_host/device_array.h"
 #include "tests/cuda_on_host/streams.h"
+
+extern "C" tileloss::impl::cuda::EntryPoint tileloss_cuda_backend;
 
 namespace tileloss::test {
 namespace {
@@ -401,6 +404,25 @@ TEST_F(OnCuda, AnotherDeviceThanTheCurrentOneDoesTheCall) {
   }).join();
   labels_ = {}, logits_ = {}, loss_ = {};
   cudaSetDevice(0);
+}
+
+TEST(CudaLibrary, SaysWhatIsMissing) {
+  const cuda_on_host::Properties before = cuda_on_host::properties();
+  const auto missing = [&](const char* version, int driver, int devices) {
+    cuda_on_host::properties().driver = driver, cuda_on_host::properties().devices = devices;
+    char text[64] = "";
+    const impl::Backend* const backend = tileloss_cuda_backend(version, text, sizeof text);
+    cuda_on_host::properties() = before;
+    cudaGetLastError();
+    EXPECT_EQ(backend, text[0] == '\0' ? &impl::cuda::cuda_backend() : nullptr);
+    return std::string(text);
+  };
+  const char* const version = tileloss_version();
+  EXPECT_EQ(missing(version, 13000, 2), "");
+  EXPECT_EQ(missing("0", 13000, 2), "expected version 0, got " + std::string(version));
+  EXPECT_EQ(missing(version, 0, 2), "there is no driver");
+  EXPECT_EQ(missing(version, 12080, 2), "cudaErrorInsufficientDriver");
+  EXPECT_EQ(missing(version, 13000, 0), "cudaErrorNoDevice");
 }
 
 // A program's own context is left alone: a call runs in the device's primary one, where its memory has to be, and its stream.
