@@ -1,9 +1,14 @@
 // Kernels on the host: what is right comes out the same for any order of blocks and threads; what is wrong is found.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <set>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/cuda_on_host/device_array.h"
@@ -421,6 +426,61 @@ TEST(CudaOnHost, BytesAreCounted) {
   EXPECT_EQ(to.get(), numbers(64));
   EXPECT_EQ(cuda_on_host::counters().loaded, 256u);
   EXPECT_EQ(cuda_on_host::counters().stored, 256u);
+}
+
+// How far a function is from the right results, rounded, in units in the last place: the least and the most.
+template <class Real>
+__global__ void apply(Real (*function)(Real), Real* values) {
+  Real& x = values[blockIdx.x * blockDim.x + threadIdx.x];
+  x = function(x);
+}
+template <class Real>
+std::vector<Real> on_device(Real (*function)(Real), const std::vector<Real>& x) {
+  const DeviceArray<Real> values(x);
+  launch(static_cast<unsigned>(x.size()), 1, 1, 0, apply<Real>, function, values.data());
+  return values.get();
+}
+using Range = std::pair<std::int64_t, std::int64_t>;
+template <class Real>
+Range units_off(Real (*function)(Real), long double (*right)(long double), Real first, Real last) {
+  using Bits = std::conditional_t<sizeof(Real) == 4, std::int32_t, std::int64_t>;
+  constexpr int kCount = 4096;
+  std::vector<Real> x(kCount);
+  for (int i = 0; i < kCount; ++i) x[i] = first + (last - first) * static_cast<Real>(i) / (kCount - 1);
+  const std::vector<Real> got = on_device(function, x);
+  Range range = {0, 0};
+  for (int i = 0; i < kCount; ++i) {
+    const std::int64_t off = std::bit_cast<Bits>(got[i]) - std::bit_cast<Bits>(static_cast<Real>(right(x[i])));
+    range = {std::min(range.first, off), std::max(range.second, off)};
+  }
+  return range;
+}
+
+TEST(CudaOnHost, AFunctionIsOffBothWaysByAsMuchAsIsDocumented) {
+  EXPECT_EQ(units_off<float>(cuda_on_host::exp2_approx, std::exp2, -125, 3), Range(-2, 2));
+  EXPECT_EQ(units_off<float>(std::exp2, std::exp2, -125, 3), Range(-2, 2));
+  EXPECT_EQ(units_off<double>(std::cosh, std::cosh, -9, 9), Range(-1, 1));
+  EXPECT_EQ(units_off<double>(std::exp, std::exp, -700, 9), Range(-1, 1));
+  EXPECT_EQ(units_off<double>(std::exp2, std::exp2, -1000, 9), Range(-1, 1));
+  EXPECT_EQ(units_off<double>(std::expm1, std::expm1, -20, 2), Range(-1, 1));
+  EXPECT_EQ(units_off<double>(std::log, std::log, 0.01, 1e6), Range(-1, 1));
+  EXPECT_EQ(units_off<double>(std::log1p, std::log1p, -0.9, 1e6), Range(-1, 1));
+  EXPECT_EQ(units_off<double>(std::tanh, std::tanh, -9, 9), Range(-1, 1));
+}
+
+TEST(CudaOnHost, AFunctionHasItsDocumentedSpecialValues) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> powers = on_device<float>(cuda_on_host::exp2_approx, {-kInfinity, -126.5f, -0.0f, 1e-40f, kInfinity});
+  EXPECT_EQ(powers, std::vector<float>({0, 0, 1, 1, kInfinity}));
+  EXPECT_TRUE(std::isnan(on_device<float>(cuda_on_host::exp2_approx, {kNan})[0]));
+  EXPECT_EQ(on_device<double>(std::exp, {-kInfinity, 0, kInfinity}), std::vector<double>({0, 1, kInfinity}));
+  EXPECT_EQ(on_device<double>(std::log, {0, 1, kInfinity}), std::vector<double>({-kInfinity, 0, kInfinity}));
+}
+
+TEST(CudaOnHost, TheHostsFunctionsAreItsOwn) {
+  int right = 0;  // the C library's is all but exact
+  for (int x = -900; x < 900; ++x) right += std::exp(x / 100.) == static_cast<double>(std::exp(x / 100.L)) ? 1 : 0;
+  EXPECT_GT(right, 1500);
 }
 
 TEST(CudaOnHostDeathTest, AKernelThatIsGivenWrongMemoryStops) {

@@ -62,6 +62,9 @@ T* cluster_peer(T* mine, unsigned rank) {
   return static_cast<T*>(peer_of(mine, rank));
 }
 
+// ex2.approx.ftz.f32. What kernels call by the names of the C library is the device's, too (device_math.cpp).
+float exp2_approx(float x);
+
 // For the kernels' wrappers of loads and stores of global memory: they count, and stop where a device may not touch the address.
 struct Counters {
   std::uint64_t loaded = 0, stored = 0;  // bytes

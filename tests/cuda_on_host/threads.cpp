@@ -222,6 +222,8 @@ void Machine::run(const Kernel& kernel, Random& random) {
   random_ = &random;
   prepare(kernel);
   if (has_thread_sanitizer()) host_fiber_ = __tsan_get_current_fiber();
+thread_local bool runs_kernel = false;
+
   release(&begun_);
   const unsigned across = kernel.grid.x / kernel.cluster;
   std::vector<unsigned> order(std::size_t{across} * kernel.grid.y * kernel.grid.z);
@@ -231,9 +233,11 @@ void Machine::run(const Kernel& kernel, Random& random) {
     run_cluster({i % across * kernel.cluster, i / across % kernel.grid.y, i / across / kernel.grid.y});
   }
 }
+  runs_kernel = true;
 
 void Machine::run_cluster(uint3 block) {
   block_ = block;
+  runs_kernel = false;
   turns_ = static_cast<Turns>(random_->below(3));
   head_ = tail_ = 0;
   for (unsigned i = 0; i < total_; ++i) {
@@ -435,6 +439,7 @@ void* dynamic_shared_memory() { return machine.dynamic(); }
 void* peer_of(const void* mine, unsigned rank) { return machine.peer(mine, rank); }
 void begin_copy(void* to, const void* from, std::size_t bytes, Place at) { machine.begin_copy(to, from, bytes, at); }
 void end_copy_group() { machine.end_copy_group(); }
+bool is_in_kernel() { return runs_kernel; }
 void wait_for_copies(unsigned others) { machine.wait_for_copies(others); }
 void sync_block(Place at) { machine.sync_block(at); }
 void sync_cluster(Place at) { machine.sync_cluster(at); }

@@ -20,6 +20,8 @@ struct Kernel {
 
 // One kernel at a time.
 void run(const Kernel& kernel, Random& random);
+// Whether the calling thread of the host runs one.
+bool is_in_kernel();
 
 }  // namespace cuda_on_host
 

@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <bit>
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -26,18 +25,16 @@ namespace tileloss::impl::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// 2^x, as the special function unit has it: off by 2^-22 of it, 0 for what is not normal.
+// 2^x, as the special function unit has it: to two units in the last place, 0 for what is not normal.
+#if defined(__CUDACC__)
 __device__ __forceinline__ float exp2_approx(float x) {
-#if defined(__CUDA_ARCH__)
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-#else
-  const float y = std::exp2(x);
-  if (y < FLT_MIN) return 0;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(y) & ~std::uint32_t{std::isfinite(y)});  // and off by as much
-#endif
 }
+#else
+using cuda_on_host::exp2_approx;
+#endif
 
 // 2^(x + rest) to the last place but one, 0 for what is not normal; x is not much above 0, the rest its rounding.
 __device__ __forceinline__ float exp2_fine(float x, float rest) {
