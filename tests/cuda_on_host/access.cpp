@@ -1,12 +1,15 @@
 // What the kernels' wrappers of loads and stores call.
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "tests/cuda_on_host/device_code.h"
 #include "tests/cuda_on_host/streams.h"
 
 namespace cuda_on_host {
 namespace {
+
+thread_local bool has_fenced = false;
 
 std::uintptr_t found_begin = 0, found_end = 0;  // the piece that was found last
 
@@ -39,6 +42,14 @@ void count_store(const void* at, std::size_t bytes) {
   check_access("writes", at, bytes);
   counters().stored += bytes;
 }
+
+void fence() { has_fenced = true; }
+void publish() {
+  if (std::exchange(has_fenced, false)) return;
+  std::fprintf(stderr, "cuda_on_host: a kernel publishes what it wrote without a fence\n");
+  std::abort();
+}
+
 void forget_access() { found_begin = found_end = 0; }
 
 }  // namespace cuda_on_host

@@ -2,6 +2,7 @@
 // Its workspace is filled with NaN. Arguments that the library would refuse, or that are not the device's memory, are refused.
 #include "tests/cuda_on_host/cublas_lt.h"
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -122,10 +123,21 @@ std::vector<float> operand(const void* data, const LtMatrixOpaque& m, bool depth
   return values;
 }
 
-// From the last term to the first, in some sums by turns.
+float toward_zero(double x) {
+  const auto rounded = static_cast<float>(x);
+  return std::isfinite(rounded) && std::fabs(rounded) > std::fabs(x) ? std::nextafter(rounded, 0.0f) : rounded;
+}
+
+// From the last term to the first, 16 at a time, in some sums by turns; what a sum has no digits for is cut off, as tensor cores
+// do.
 float dot(const float* a, const float* b, std::uint64_t depth, unsigned parts) {
   float sums[8] = {};
-  for (std::uint64_t k = depth; k-- > 0;) sums[k % parts] += a[k] * b[k];
+  for (std::uint64_t end = depth, turn = 0; end > 0; ++turn) {
+    const std::uint64_t begin = end > 16 ? end - 16 : 0;
+    double sum = sums[turn % parts];
+    while (end > begin) --end, sum += static_cast<double>(a[end]) * static_cast<double>(b[end]);
+    sums[turn % parts] = toward_zero(sum);
+  }
   float all = 0;
   for (unsigned s = 0; s < parts; ++s) all += sums[s];
   return all;

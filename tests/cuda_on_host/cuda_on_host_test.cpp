@@ -24,9 +24,11 @@ enum class Fault {
   kNoBarrier,
   kNoSecondBarrier,
   kNoClusterBarrier,
+  kLooksEarly,
   kLeavesEarly,
   kPastTheEnd,
   kReadsPastTheEnd,
+  kNoFence,
   kNoWait,
   kWaitsForTooFew,
   kFillsEarly,
@@ -155,11 +157,12 @@ template <Fault kFault>
 __global__ void sums_of_clusters(const float* values, float* sums) {
   TILELOSS_DYNAMIC_SHARED(float, held);
   TILELOSS_SHARED(float, mine);
+  if (kFault != Fault::kLooksEarly) cuda_on_host::cluster_sync();
   held[threadIdx.x] = values[blockIdx.x * blockDim.x + threadIdx.x];
   __syncthreads();
   const float own = sum_of_block<Fault::kNone>(held[blockDim.x - 1 - threadIdx.x]);
   if (threadIdx.x == 0) mine = own;
-  if (kFault != Fault::kNoClusterBarrier) cuda_on_host::cluster_sync();
+  if (kFault != Fault::kNoClusterBarrier && kFault != Fault::kLooksEarly) cuda_on_host::cluster_sync();
   float sum = 0;
   for (unsigned rank = 0; rank < cuda_on_host::cluster_size(); ++rank) sum += *cuda_on_host::cluster_peer(&mine, rank);
   if (kFault != Fault::kLeavesEarly) cuda_on_host::cluster_sync();
@@ -197,6 +200,10 @@ TEST(CudaOnHost, SumsOfClustersAreTheSameForAnySeed) {
 TEST(CudaOnHost, AMissingClusterBarrierIsFound) {
   const auto run = [](int seed) { return sums_of_clusters_with<Fault::kNoClusterBarrier>(seed, 3, 4, 64); };
   expect_race(run, expected_sums_of_clusters(3, 4, 64), kSeeds / 2);
+}
+
+TEST(CudaOnHostDeathTest, AReadOfAPeerThatMayNotHaveBegunStops) {
+  EXPECT_DEATH(sums_of_clusters_with<Fault::kLooksEarly>(1, 3, 4, 64), "the shared memory of a block that may not have begun");
 }
 
 TEST(CudaOnHostDeathTest, AReadOfAPeerThatHasLeftStops) {
@@ -377,6 +384,25 @@ TEST(CudaOnHostDeathTest, DivergentBarriersStop) {
 }
 
 template <Fault kFault>
+__global__ void publishes(int* numbers) {
+  numbers[0] = 1;
+  if (kFault != Fault::kNoFence) __threadfence_system();
+  atomicExch_system(&numbers[1], 1);
+}
+
+TEST(CudaOnHostDeathTest, WhatIsPublishedNeedsAFence) {
+  const DeviceArray<int> numbers(2);
+  launch(1, 1, 1, 0, publishes<Fault::kNone>, numbers.data());
+  EXPECT_EQ(numbers.get(), std::vector<int>({1, 1}));
+  EXPECT_DEATH(
+      {
+        launch(1, 1, 1, 0, publishes<Fault::kNoFence>, numbers.data());
+        cudaDeviceSynchronize();
+      },
+      "publishes what it wrote without a fence");
+}
+
+template <Fault kFault>
 __global__ void shared_ends(float* result) {
   using Held = float[33];
   TILELOSS_SHARED(Held, fixed);
@@ -400,32 +426,6 @@ TEST(CudaOnHost, SharedMemoryHoldsNoNumbersAtFirst) { shared_ends_with<Fault::kN
 TEST(CudaOnHostDeathTest, SharedMemoryHasEnds) {
   EXPECT_DEATH(shared_ends_with<Fault::kPastTheEnd>(), "");
   EXPECT_DEATH(shared_ends_with<Fault::kReadsPastTheEnd>(), "");
-}
-
-__global__ void large_shared() {
-  using Large = char[200 << 10];
-  TILELOSS_SHARED(Large, first);
-  TILELOSS_SHARED(Large, second);
-  first[0] = second[0] = 0;
-}
-
-TEST(CudaOnHostDeathTest, SharedMemoryHasASize) {
-  EXPECT_DEATH(run_and_wait(1, 32, large_shared), "more shared memory than a block can have");
-}
-
-__global__ void counted(const float* from, float* to, unsigned past) {
-  cuda_on_host::count_load(from + threadIdx.x + past, sizeof(float));
-  cuda_on_host::count_store(to + threadIdx.x, sizeof(float));
-  to[threadIdx.x] = from[threadIdx.x];
-}
-
-TEST(CudaOnHost, BytesAreCounted) {
-  const DeviceArray<float> from(numbers(64)), to(64);
-  cuda_on_host::counters() = {};
-  launch(1, 64, 1, 0, counted, from.data(), to.data(), 0u);
-  EXPECT_EQ(to.get(), numbers(64));
-  EXPECT_EQ(cuda_on_host::counters().loaded, 256u);
-  EXPECT_EQ(cuda_on_host::counters().stored, 256u);
 }
 
 // How far a function is from the right results, rounded, in units in the last place: the least and the most.
@@ -481,6 +481,32 @@ TEST(CudaOnHost, TheHostsFunctionsAreItsOwn) {
   int right = 0;  // the C library's is all but exact
   for (int x = -900; x < 900; ++x) right += std::exp(x / 100.) == static_cast<double>(std::exp(x / 100.L)) ? 1 : 0;
   EXPECT_GT(right, 1500);
+}
+
+__global__ void large_shared() {
+  using Large = char[200 << 10];
+  TILELOSS_SHARED(Large, first);
+  TILELOSS_SHARED(Large, second);
+  first[0] = second[0] = 0;
+}
+
+TEST(CudaOnHostDeathTest, SharedMemoryHasASize) {
+  EXPECT_DEATH(run_and_wait(1, 32, large_shared), "more shared memory than a block can have");
+}
+
+__global__ void counted(const float* from, float* to, unsigned past) {
+  cuda_on_host::count_load(from + threadIdx.x + past, sizeof(float));
+  cuda_on_host::count_store(to + threadIdx.x, sizeof(float));
+  to[threadIdx.x] = from[threadIdx.x];
+}
+
+TEST(CudaOnHost, BytesAreCounted) {
+  const DeviceArray<float> from(numbers(64)), to(64);
+  cuda_on_host::counters() = {};
+  launch(1, 64, 1, 0, counted, from.data(), to.data(), 0u);
+  EXPECT_EQ(to.get(), numbers(64));
+  EXPECT_EQ(cuda_on_host::counters().loaded, 256u);
+  EXPECT_EQ(cuda_on_host::counters().stored, 256u);
 }
 
 TEST(CudaOnHostDeathTest, AKernelThatIsGivenWrongMemoryStops) {

@@ -73,6 +73,10 @@ Counters& counters();
 void count_load(const void* at, std::size_t bytes);
 void count_store(const void* at, std::size_t bytes);
 
+// What is written before a fence is there for who sees what is exchanged after it.
+void fence();
+void publish();
+
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source_lane, Place at) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -125,10 +129,13 @@ inline int atomicCAS_system(int* at, int expected, int value) {
   __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   return expected;
 }
-inline int atomicExch_system(int* at, int value) { return atomicExch(at, value); }
+inline int atomicExch_system(int* at, int value) {
+  cuda_on_host::publish();
+  return atomicExch(at, value);
+}
 inline int atomicOr_system(int* at, int value) { return atomicOr(at, value); }
 inline void __threadfence() {}
-inline void __threadfence_system() {}
+inline void __threadfence_system() { cuda_on_host::fence(); }
 
 using std::max;
 using std::min;

@@ -82,7 +82,10 @@ class Machine {
     const unsigned first = running_->block * threads_;
     arrive(block_barriers_[running_->block], first, threads_, Wait::kBlock, at);
   }
-  void sync_cluster(Place at) { arrive(cluster_barrier_, 0, total_, Wait::kCluster, at); }
+  void sync_cluster(Place at) {
+    arrive(cluster_barrier_, 0, total_, Wait::kCluster, at);
+    have_met_ = true;
+  }
   void sync_warp(unsigned mask, std::uint64_t value, unsigned source, Place at);
   std::uint64_t result_of_lane() const { return running_->result; }
   unsigned lane() const { return running_->number % threads_ % kWarp; }
@@ -135,6 +138,7 @@ class Machine {
   std::vector<Warp> warps_;
   std::vector<Barrier> block_barriers_;
   Barrier cluster_barrier_;
+  bool have_met_ = false;       // all of the cluster, at a barrier: so all of its blocks have begun
   std::vector<unsigned> left_;  // of each block
   std::vector<unsigned> ready_;
   unsigned head_ = 0, tail_ = 0, ready_mask_ = 0;
@@ -218,28 +222,29 @@ void Machine::prepare(const Kernel& kernel) {
   blockDim = kernel.block, gridDim = kernel.grid;
 }
 
+thread_local bool runs_kernel = false;
+
 void Machine::run(const Kernel& kernel, Random& random) {
   random_ = &random;
   prepare(kernel);
   if (has_thread_sanitizer()) host_fiber_ = __tsan_get_current_fiber();
-thread_local bool runs_kernel = false;
-
   release(&begun_);
   const unsigned across = kernel.grid.x / kernel.cluster;
   std::vector<unsigned> order(std::size_t{across} * kernel.grid.y * kernel.grid.z);
   for (unsigned i = 0; i < order.size(); ++i) order[i] = i;
   random.shuffle(order.data(), static_cast<unsigned>(order.size()));
+  runs_kernel = true;
   for (const unsigned i : order) {
     run_cluster({i % across * kernel.cluster, i / across % kernel.grid.y, i / across / kernel.grid.y});
   }
+  runs_kernel = false;
 }
-  runs_kernel = true;
 
 void Machine::run_cluster(uint3 block) {
   block_ = block;
-  runs_kernel = false;
   turns_ = static_cast<Turns>(random_->below(3));
   head_ = tail_ = 0;
+  have_met_ = false;
   for (unsigned i = 0; i < total_; ++i) {
     threads_of_[i].top = nullptr;
     threads_of_[i].copies = {};
@@ -425,6 +430,7 @@ void* Machine::shared(const void* key, std::size_t bytes, std::size_t alignment)
 void* Machine::peer(const void* mine, unsigned rank) {
   if (rank >= kernel_->cluster) stop("a peer that the cluster lacks", running_);
   if (left_[rank] == threads_) stop("the shared memory of a block that has left", running_);
+  if (rank != running_->block && !have_met_) stop("the shared memory of a block that may not have begun", running_);
   void* const at = shared_.peer(running_->block, mine, rank);
   if (at == nullptr) stop("a peer of what is no shared memory of the block", running_);
   return at;
@@ -433,13 +439,13 @@ void* Machine::peer(const void* mine, unsigned rank) {
 }  // namespace
 
 void run(const Kernel& kernel, Random& random) { machine.run(kernel, random); }
+bool is_in_kernel() { return runs_kernel; }
 
 void* shared_memory(const void* key, std::size_t bytes, std::size_t alignment) { return machine.shared(key, bytes, alignment); }
 void* dynamic_shared_memory() { return machine.dynamic(); }
 void* peer_of(const void* mine, unsigned rank) { return machine.peer(mine, rank); }
 void begin_copy(void* to, const void* from, std::size_t bytes, Place at) { machine.begin_copy(to, from, bytes, at); }
 void end_copy_group() { machine.end_copy_group(); }
-bool is_in_kernel() { return runs_kernel; }
 void wait_for_copies(unsigned others) { machine.wait_for_copies(others); }
 void sync_block(Place at) { machine.sync_block(at); }
 void sync_cluster(Place at) { machine.sync_cluster(at); }
