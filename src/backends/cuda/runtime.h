@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -261,6 +262,9 @@ class Queue {
   void launch_clusters(void (*kernel)(Expected...), std::int64_t clusters, int cluster, int threads, std::int64_t shared_bytes,
                        const Given&... given) {
     if (clusters == 0 || !status_.ok()) return;
+    if (clusters > std::numeric_limits<std::int32_t>::max() / cluster)
+      return keep({TILELOSS_UNSUPPORTED, "cuda: a kernel's blocks: expected at most 2^31 - 1, got " + std::to_string(clusters) +
+                                             (cluster > 1 ? " times " + std::to_string(cluster) : "")});
     const Launch launch(clusters, cluster, threads, shared_bytes, stream_);
     if (shared_bytes > 0) keep(allow_shared_memory(reinterpret_cast<const void*>(kernel)), "a kernel's shared memory");
     keep(cudaLaunchKernelEx(&launch.config(), kernel, given...), "a kernel could not be launched");

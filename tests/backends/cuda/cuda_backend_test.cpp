@@ -13,6 +13,7 @@
 
 #include "backends/cuda/checks.h"
 #include "backends/cuda/library.h"
+#include "backends/cuda/runtime.h"
 #include "tests/api/calls.h"
 #include "tests/cuda_on_host/device_array.h"
 #include "tests/cuda_on_host/streams.h"
@@ -542,6 +543,14 @@ TEST_F(OnCuda, WhatADeviceLacksIsSaidAndNothingIsDone) {
 }
 
 // Of a call that ends well, and of one whose shards cannot be merged.
+TEST(CudaQueue, MoreBlocksThanAGridHasAreRefused) {
+  impl::cuda::Queue queue(nullptr);
+  queue.launch(
+      +[] {}, (std::int64_t{1} << 32) + 1, 32);  // one, in 32 bits
+  EXPECT_EQ(queue.status().message, "cuda: a kernel's blocks: expected at most 2^31 - 1, got 4294967297");
+  EXPECT_EQ(queue.status().code, TILELOSS_UNSUPPORTED);
+}
+
 TEST_F(OnCuda, AWorkspaceOfItsOwnIsGivenBack) {
   set_up();
   const auto pieces = [] {
