@@ -287,9 +287,9 @@ TEST(CudaOnHostLaunches, WrongOnesAreRefused) {
     config.attrs = &attribute, config.numAttrs = 1, config.dynamicSmemBytes = (48 << 10) + 1;
     EXPECT_EQ(cudaOccupancyMaxActiveClusters(&count, set_flag, &config), cudaErrorInvalidValue);
   }
-  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 << 10), cudaSuccess);
+  EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 224 << 10), cudaSuccess);
   EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_of(1, 32, (226 << 10) + 1, 1), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_of(1, 32, (224 << 10) + 1, 1), cudaErrorInvalidValue);
   cudaGetLastError();
   EXPECT_EQ(cudaFuncSetAttribute(set_flag, cudaFuncAttributeMaxDynamicSharedMemorySize, 48 << 10), cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "none of them runs";

@@ -13,8 +13,9 @@ inline constexpr int kPlainBlocks = 1;
 #else
 inline constexpr int kPlainBlocks = 2;
 #endif
-inline constexpr int kMaxCluster = 8;           // blocks
-inline constexpr int kSharedOfWholeRow = 2048;  // bytes of a block of whole_rows, besides its slice
+inline constexpr int kMaxCluster = 8;  // blocks
+// Bytes of a block of whole_rows, besides its slice; from sm_90 on its code counts 1024 that CUDA keeps for itself among them.
+inline constexpr int kSharedOfWholeRow = 3072;
 
 }  // namespace tileloss::impl::cuda
 

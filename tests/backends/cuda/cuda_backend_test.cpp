@@ -117,8 +117,9 @@ TEST_F(OnCuda, BytesReadAndWrittenAreTheKernels) {
 class LittleMemory {
  public:
   explicit LittleMemory(int slice_bytes) : before_(cuda_on_host::properties()) {
-    cuda_on_host::properties().shared_bytes_of_block = slice_bytes + (2 << 10);
-    cuda_on_host::properties().shared_bytes_of_multiprocessor = 2 * (slice_bytes + (3 << 10));
+    const int bytes = slice_bytes + impl::cuda::kSharedOfWholeRow;
+    cuda_on_host::properties().shared_bytes_of_block = bytes;
+    cuda_on_host::properties().shared_bytes_of_multiprocessor = 2 * (bytes + (1 << 10));
   }
   ~LittleMemory() { cuda_on_host::properties() = before_; }
   LittleMemory(const LittleMemory&) = delete;
@@ -542,7 +543,6 @@ TEST_F(OnCuda, WhatADeviceLacksIsSaidAndNothingIsDone) {
   EXPECT_TRUE(succeeds(run()));
 }
 
-// Of a call that ends well, and of one whose shards cannot be merged.
 TEST(CudaQueue, MoreBlocksThanAGridHasAreRefused) {
   impl::cuda::Queue queue(nullptr);
   queue.launch(
@@ -551,6 +551,7 @@ TEST(CudaQueue, MoreBlocksThanAGridHasAreRefused) {
   EXPECT_EQ(queue.status().code, TILELOSS_UNSUPPORTED);
 }
 
+// Of a call that ends well, and of one whose shards cannot be merged.
 TEST_F(OnCuda, AWorkspaceOfItsOwnIsGivenBack) {
   set_up();
   const auto pieces = [] {

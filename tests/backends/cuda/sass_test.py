@@ -13,6 +13,7 @@ KERNEL = re.compile(r"whole_rowsI\w*8Bfloat16ELb1E\w*CrossEntropy")
 COLUMNS = 32  # of a thread's round: 4 groups of 8
 MOST_INSTRUCTIONS = 11  # a column, all three loops together
 MOST_REGISTERS = 65536 // (2 * 384)  # two blocks a multiprocessor
+LIMITS = pathlib.Path(__file__).parents[3] / "src/backends/cuda/limits.h"
 
 
 def loops(code: str) -> list[list[str]]:
@@ -51,9 +52,7 @@ def main() -> int:
     if disassembler is None or not cubin.exists():
         print("NOT RUN: there is no " + ("nvdisasm" if cubin.exists() else cubin.name))
         return 0
-    text = subprocess.run(
-        [disassembler, "-c", cubin], check=True, capture_output=True, text=True
-    ).stdout
+    text = subprocess.run([disassembler, cubin], check=True, capture_output=True, text=True).stdout
     sections = re.split(r"^\s*\.section\s+", text, flags=re.M)
     code = next(s for s in sections if s.startswith(".text.") and KERNEL.search(s.splitlines()[0]))
 
@@ -81,6 +80,13 @@ def main() -> int:
     registers = max(int(r) for r in re.findall(r"\bR(\d+)\b", code)) + 1
     print("registers:", registers)
     assert registers <= MOST_REGISTERS
+    # One of them in two branches would be two barriers.
+    barriers = [len(re.findall(rf"\bUCGABAR_{part}\b", code)) for part in ("ARV", "WAIT")]
+    assert barriers == [2, 2], f"cluster barriers: {barriers}"
+    limit = re.search(r"kSharedOfWholeRow = (\d+)", LIMITS.read_text())
+    shared = re.findall(r"^\.nv\.shared\.\w*whole_rows\w*:\s+\.zero\s+(\d+)", text, re.M)
+    print("bytes of shared memory:", ", ".join(sorted(set(shared))))
+    assert limit and 0 < max(int(n) for n in shared) <= int(limit[1])
     return 0
 
 
