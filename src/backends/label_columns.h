@@ -25,8 +25,8 @@ struct LabelColumns {
   // A column, kIgnoredRow, kLabelElsewhere or kBadLabel.
   TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const {
     if (!labels.is_used(i)) return kIgnoredRow;
-    if (!labels.are_given()) return kLabelElsewhere;
-    const std::int64_t label = labels[i], column = label - first;
+    if (!labels.are_given() && classes != 1) return kLabelElsewhere;
+    const std::int64_t label = labels.are_given() ? labels[i] : 0, column = label - first;  // one class alone is sure
     if (label < 0 || label >= classes) return may_be_elsewhere ? kLabelElsewhere : kBadLabel;
     return column >= 0 && column < columns ? column : kLabelElsewhere;
   }

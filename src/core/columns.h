@@ -108,7 +108,10 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm<double> probability_term(double weigh
   c.log_ratio = logp;
   return ClassProbabilities<Scalar>{}(c);
 }
-TILELOSS_HOST_DEVICE inline double probability_slope(double weight, double p, double mean) { return -mean * p - weight; }
+// So that it keeps its digits where the class has all the weight, and p is near 1.
+TILELOSS_HOST_DEVICE inline double probability_slope(double weight, double p, double one_minus_p, double mean) {
+  return (-mean - weight) * p - weight * one_minus_p;
+}
 
 // A column that a sparse teacher knows.
 struct KnownColumn {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/synthetic.h"
@@ -73,6 +74,35 @@ TEST_P(SoftLabels, OfOneClassAreCrossEntropy) {
 }
 
 TEST_P(SoftLabels, SpecialValuesAreTheOracles) {
+// Nothing says which column is to be left out of the sums: it is the heaviest class's.
+TEST(SureSoftLabels, HaveTheDigitsOfTheirLabels) {
+  for (const std::int64_t vocab : {1, 2, 300, 3001}) {
+    SoftLabelCase c(
+        {.row = {.rows = 9, .vocab = vocab, .distribution = "confident", .per_row_loss = true, .row_outputs = false}});
+    for (std::int64_t i = 0; i < 9; ++i) {
+      for (std::int64_t j = 0; j < vocab; ++j) c.set_prob(i, j, j == c.row().labels()[static_cast<std::size_t>(i)] ? 1 : 0);
+    }
+    const auto numbers = [&](const char* function, const void* options) {
+      c.row().reset();
+      EXPECT_TRUE(runs(function, TILELOSS_VALUE_AND_GRAD, c.args(), options, plan_options()));
+      std::vector<double> found;
+      for (std::int64_t i = 0; i < 9; ++i) {
+        found.push_back(float_at(c.args().loss, i));
+        found.push_back(-c.row().dlogit(i, c.row().labels()[static_cast<std::size_t>(i)]));
+      }
+      return found;
+    };
+    const tileloss_cross_entropy_options hard{.reduction = TILELOSS_REDUCTION_NONE};
+    const tileloss_soft_cross_entropy_options soft{.reduction = TILELOSS_REDUCTION_NONE};
+    const tileloss_matrix probs = std::exchange(c.args().target_probs, {});
+    const std::vector<double> wanted = numbers("cross_entropy", &hard);
+    c.args().target_probs = probs;
+    c.args().labels = {};
+    const std::vector<double> found = numbers("soft_cross_entropy", &soft);
+    for (std::size_t k = 0; k < wanted.size(); ++k) EXPECT_NEAR(found[k], wanted[k], 1e-6 * wanted[k]) << vocab << " " << k;
+  }
+}
+
   LogitsCaseSpec row = {.rows = 7, .vocab = 300, .format = GetParam(), .per_row_loss = true, .extra_outputs = true};
   SoftLabelSpec spec{.row = row};
   SoftLabelCase c(spec);

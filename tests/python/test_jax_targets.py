@@ -266,6 +266,20 @@ def test_special_values_beside_class_probabilities(implementation: str) -> None:
 
     def rows(x: Any) -> Any:
         loss = cross_entropy(x, q, reduction="none")
+def test_sure_rows_of_one_class_keep_their_digits(implementation: str) -> None:
+    x = jnp.asarray(20 * np.random.default_rng(3).normal(size=(40, 17)), jnp.float32)
+    for of in (x, x[:, :1]):
+        labels = of.argmax(1)
+        q = jax.nn.one_hot(labels, of.shape[1])
+        both = [
+            jax.jit(jax.value_and_grad(lambda x, y=y: cross_entropy(x, y, reduction="sum")))(of)
+            for y in (q, labels)
+        ]
+        (soft, of_soft), (hard, of_hard) = both
+        assert soft >= 0 and soft == pytest.approx(float(hard), rel=1e-6, abs=0)
+        np.testing.assert_allclose(of_soft[q > 0], of_hard[q > 0], rtol=1e-6)
+
+
         return loss.sum(), loss
 
     (_, loss), gradient = jax.jit(jax.value_and_grad(rows, has_aux=True))(x)

@@ -141,6 +141,27 @@ def test_class_probabilities_with_a_head() -> None:
     leaves = [leaf(tensors[name]) for name in STUDENT[:2]]
     check("linear_cross_entropy", leaves, torch.rand(2, 7, V).softmax(-1))
 
+@pytest.mark.parametrize("classes", [1, 2, 17, V])
+def test_sure_rows_of_one_class_keep_their_digits(classes: int) -> None:
+    x = leaf(20 * torch.randn(40, classes, generator=torch.Generator().manual_seed(3)))
+    q = torch.nn.functional.one_hot(x.argmax(1), classes).float()
+    loss = tl.cross_entropy(x, q, reduction="none")
+    loss.sum().backward()
+    exact = x.detach().double().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(exact, q.double(), reduction="none")
+    wanted.sum().backward()
+    # In float64, too, 1 - p of a sure class is what log p says better.
+    sure = -torch.expm1(-wanted.detach())
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-15)
+    torch.testing.assert_close(-x.grad[q > 0].double(), sure, rtol=1e-6, atol=1e-15)
+
+
+def test_one_class_has_no_entropy() -> None:
+    x, teacher = torch.randn(2, 5, 1)
+    _, rows = tl.distillation(3 * x, teacher, outputs=("entropy", "teacher_entropy"))
+    assert not rows.entropy.any() and not rows.teacher_entropy.any()
+
+
 
 def test_class_probabilities_that_cannot_be_are_named() -> None:
     x = torch.zeros(3, V)

@@ -29,7 +29,7 @@ __device__ inline void make_factors(const TargetJob& job, const RowInBlock<T>& b
     if (has_label) {
       const DivergenceTerm<double> term = label_column_term(job, block, stats, to.shift);
       slope += form * (is_divergence ? divergence_slope(term, stats, stats.sums.mean, has_a_mean)
-                                     : probability_slope(-term.form, stats.p, stats.sums.mean));
+                                     : probability_slope(-term.form, stats.p, stats.one_minus_p, stats.sums.mean));
     }
   }
   if (job.label_transform == nullptr) p -= target;

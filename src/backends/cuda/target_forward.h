@@ -17,6 +17,28 @@ __device__ inline DivergenceTerm<double> label_column_term(const TargetJob& job,
   return label_term(d, stats, stats.teacher);
 }
 
+// The heaviest class of each row that has no label, in the label's place: a sure row is made of it.
+static __global__ void __launch_bounds__(kMaxThreads, 1) choose_columns(TargetJob job) {
+  using Weights = float[kWarp];
+  using Columns = std::int64_t[kWarp];
+  TILELOSS_SHARED(Weights, weights);
+  TILELOSS_SHARED(Columns, columns);
+  const std::int64_t i = blockIdx.x;
+  const RowInBlock<float> block(job, i);
+  if (block.label != kLabelElsewhere) return;
+  float most = -std::numeric_limits<float>::infinity();
+  std::int64_t first = block.columns - 1;
+  for (std::int64_t j = threadIdx.x; j < block.columns; j += blockDim.x) {
+    const float weight = static_cast<float>(block.weight(job, j));
+    if (weight > most) most = weight, first = j;
+  }
+  const float of_all =
+      reduce_block(most, weights, -std::numeric_limits<float>::infinity(), [](float a, float b) { return a > b ? a : b; });
+  if (most != of_all) first = block.columns - 1;
+  first = reduce_block(first, columns, block.columns - 1, [](std::int64_t a, std::int64_t b) { return a < b ? a : b; });
+  if (threadIdx.x == 0) job.own.rows.label_columns[i] = first;
+}
+
 // Where the gradient finds it, whose block may have other columns than the row's largest.
 template <class T>
 __device__ inline void choose_shift(const TargetJob& job, const RowInBlock<T>& block, std::int64_t i, const TargetStats& stats,

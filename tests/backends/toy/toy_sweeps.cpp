@@ -60,10 +60,21 @@ impl::RowState ToySweeps::gather(std::int64_t i, Columns columns) const {
   return columns.gather(p_.logit.vocab_start, [&](std::int64_t j) { return weight(j); });
 }
 
+// The heaviest class, in place of the label that the row has not.
+void ToySweeps::choose_column(std::int64_t i) const {
+  std::int64_t& column = rows_.label_columns[i];
+  if (column != impl::kLabelElsewhere) return;
+  const Row probs = row(p_.args.target_probs, i, p_.args.row_groups.teacher_logits_stride);
+  const auto q = [&](std::int64_t j) { return weight(j) * static_cast<double>(probs(j)); };
+  column = 0;
+  for (std::int64_t j = 0; j < p_.columns; ++j) column = q(j) > q(column) ? j : column;
+}
+
 void ToySweeps::forward() const {
   for (std::int64_t i = 0; i < p_.rows; ++i) {
     rows_.states[i] = {};
     if (rows_.label_columns[i] == impl::kIgnoredRow) continue;
+    if (p_.loss->target() == TargetKind::kProbabilities && !p_.has_pair_state) choose_column(i);
     if (!p_.has_pair_state) {
       rows_.states[i] = gather(i, own(i, own_));
       if (rows_.stats == nullptr) continue;
@@ -112,9 +123,8 @@ ToySweeps::Numbers ToySweeps::look_at_all(std::int64_t i, TargetStats& stats, bo
   Numbers slopes;
   for (std::int64_t j = 0; j < p_.columns; ++j) {
     const impl::RowStats p = mine.stats(j, stats);
-    slopes.push_back(has_teacher
-                         ? impl::divergence_slope(term(j), p, stats.sums.mean, impl::has_mean(d.kind))
-                         : impl::probability_slope(-term(j).form, std::exp(mine.shifted(j) - stats.log_sum), stats.sums.mean));
+    slopes.push_back(has_teacher ? impl::divergence_slope(term(j), p, stats.sums.mean, impl::has_mean(d.kind))
+                                 : impl::probability_slope(-term(j).form, p.p, p.one_minus_p, stats.sums.mean));
   }
   return slopes;
 }

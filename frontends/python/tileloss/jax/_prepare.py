@@ -121,6 +121,8 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
         target["class_weights"] = vectors.pop("class_weights")[:classes].astype(jnp.float32)
     if labels is None:  # any column may be the one that is computed to more digits
         labels = jnp.zeros_like(rows, jnp.int32, shape=rows.shape[:1])
+        if (probs := target.get("target_probs")) is not None:  # a sure row is made of its heaviest
+            labels = jnp.argmax(probs[:, :classes], axis=1).astype(jnp.int32)
     else:
         labels = leading.flat(labels)
     labels = wrong_unless([*are_right, *of_vectors, *are_columns(target, classes)], labels, options)

@@ -103,8 +103,10 @@ struct TargetTable {
   void (*add_probabilities)(TargetRow& row);
   void (*gradient)(TargetRow& row);
   // A TargetRow's teacher.exps of class probabilities of this storage type, in pair order: (factor q + added) times the weights,
-  // if there are any; 0 behind the last column. probs null: what is in `to`, column by column.
-  void (*weigh)(const void* probs, std::int64_t columns, float factor, float added, const float* class_weights, float* to);
+  // if there are any; 0 of the column left out, if it is one of these, and behind the last. probs null: what is in `to`, column
+  // by column. Returns the largest, or 0 if that is less.
+  float (*weigh)(const void* probs, std::int64_t columns, std::int64_t left_out, float factor, float added,
+                 const float* class_weights, float* to);
 };
 
 // A row's logits of a tile to 16 bits and back: backends/cpu/head/kept_logits.h. Reads and writes `columns` logits; `to` has room

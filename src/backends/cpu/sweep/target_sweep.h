@@ -432,9 +432,11 @@ class TargetSweep : BackwardSweep<Simd, T> {
     }
   }
 
-  static void weigh(const void* probs, std::int64_t columns, float factor, float added, const float* class_weights, float* to) {
+  static float weigh(const void* probs, std::int64_t columns, std::int64_t left_out, float factor, float added,
+                     const float* class_weights, float* to) {
     const T* const q = static_cast<const T*>(probs);
     const F f = Simd::set(factor), a = Simd::set(added);
+    F most = Simd::set(-std::numeric_limits<float>::infinity());
     for (std::int64_t i = 0; i < columns; i += kPair) {
       const int count = static_cast<int>(columns - i < kPair ? columns - i : kPair);
       Pair v = q == nullptr    ? Simd::load_weights(to + i, count, Loop::kType)
@@ -445,9 +447,12 @@ class TargetSweep : BackwardSweep<Simd, T> {
         const Pair w = Simd::load_weights(class_weights + i, count, Loop::kType);
         v = {Simd::mul(v.a, w.a), Simd::mul(v.b, w.b)};
       }
-      if (count < kPair) v = Simd::keep(v, count, -1, Loop::kType);
+      const int excluded = left_out >= i && left_out < i + kPair ? static_cast<int>(left_out - i) : -1;
+      if (count < kPair || excluded >= 0) v = Simd::keep(v, count, excluded, Loop::kType);
       store_floats(to + i, v);
+      most = Simd::max(Simd::max(most, v.a), v.b);
     }
+    return Simd::reduce_max(most);
   }
 
   static void gradient(TargetRow& row) {

@@ -395,24 +395,35 @@ class _ProbabilityRows(_Rows):
     ) -> None:
         super().__init__(operand, target, transform, spec)
         self.target, self.smoothing = target, self.options.plain("label_smoothing")
-        self.stats = row_stats(self.swept(self.logits, transform))
+        self.stats = stats = row_stats(self.swept(self.logits, transform))
+        rows = jnp.arange(self.labels.size)
+        self.of_label = self._weighed(
+            self.arrays["target_probs"][rows, self.labels][:, None],
+            None if target.class_weights is None else target.class_weights[self.labels][:, None],
+        )[:, 0]
 
         def step(sums: Terms, start: Array | int, width: int) -> Terms:
             x = xla.tile(self.logits, start, width).astype(jnp.float32)
-            t = self._tile(start, width)
+            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            t = jnp.where(is_label, 0.0, self._tile(start, width))
             loss = jnp.sum(times(t, -self._log_p(x)), axis=1)
             return Terms(sums.value + loss, sums.form + jnp.sum(t, axis=1))
 
-        loss, self.total = self.summed(step)
+        loss, self.others = self.summed(step)
+        loss += times(self.of_label, -stats.logp)
+        self.total = self.others + self.of_label
         is_finite = jnp.isfinite(self.stats.max) & jnp.isfinite(self.total)
         self.outputs = {"loss": jnp.where(is_finite, loss, jnp.nan)}
 
     def gradient(self, weights: Array) -> Logits:
         of_rows = jnp.where(jnp.isnan(self.outputs["loss"]), jnp.nan, weights)[:, None]
+        # So that it keeps its digits where the class has all the weight, and p is near 1.
+        at_label = self.others * self.stats.p - self.of_label * self.stats.one_minus_p
 
         def gradient_of(x: Array, start: Array | int, width: int) -> Array:
             dz = jnp.exp(self._log_p(x)) * self.total[:, None] - self._tile(start, width)
-            return times(of_rows, dz)
+            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            return times(of_rows, jnp.where(is_label, at_label[:, None], dz))
 
         return self.gradient_over_tiles(gradient_of)
 
@@ -422,9 +433,11 @@ class _ProbabilityRows(_Rows):
 
     def _tile(self, start: Array | int, width: int) -> Array:
         """t of a tile."""
-        q = xla.tile(self.arrays["target_probs"], start, width).astype(jnp.float32)
-        smooth = (1 - self.smoothing) * q + self.smoothing / self.spec.columns
-        weights = xla.weights_of_tile(self.target, start, width)
+        q = xla.tile(self.arrays["target_probs"], start, width)
+        return self._weighed(q, xla.weights_of_tile(self.target, start, width))
+
+    def _weighed(self, q: Array, weights: Array | None) -> Array:
+        smooth = (1 - self.smoothing) * q.astype(jnp.float32) + self.smoothing / self.spec.columns
         return smooth if weights is None else smooth * weights
 
 
