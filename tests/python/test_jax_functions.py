@@ -344,6 +344,23 @@ def test_bad_arguments_are_named(
 
 
 @pytest.mark.parametrize(
+    ("function", "name", "hint"),
+    [
+        (cross_entropy, "where", "here that is mask"),
+        (cross_entropy, "workspace_bytes", "nothing is held here that it could cap"),
+        (policy_loss, "token_weights", "multiply by them what is made of each row"),
+        (policy_loss, "clip_ratio_high", "here that is epsilon_high"),
+        (policy_loss, "epsilom", "$"),
+    ],
+)
+def test_other_names_are_refused_with_ours(function: Any, name: str, hint: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^\w+\(\) got an unexpected keyword argument '{name}'(; )?{hint}"
+    ):
+        function(**{name: 1})
+
+
+@pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         # Of the same number of elements: they would go to other rows than meant.

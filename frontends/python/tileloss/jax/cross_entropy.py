@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
 
 
+@explains_names
 def cross_entropy(
     logits: Array,
     labels: Array,
@@ -89,6 +91,7 @@ def cross_entropy(
 
 def linear_cross_entropy(
     hidden: Array,
+@explains_names
     head: Array,
     labels: Array,
     *,
@@ -135,6 +138,7 @@ def linear_cross_entropy(
 def logprobs(
     logits: Array,
     labels: Array,
+@explains_names
     *,
     outputs: Iterable[str] = ("logp",),
     implementation: str | Iterable[str] | None = None,
@@ -174,6 +178,7 @@ def logprobs(
 def linear_logprobs(
     hidden: Array,
     head: Array,
+@explains_names
     labels: Array,
     *,
     bias: Array | None = None,

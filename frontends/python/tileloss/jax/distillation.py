@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.distillation import DistillationRows, with_rows
 
 
+@explains_names
 def distillation(
     logits: Array,
     teacher: Array,
@@ -107,6 +109,7 @@ def distillation(
 def linear_distillation(
     hidden: Array,
     head: Array,
+@explains_names
     teacher_hidden: Array,
     teacher_head: Array,
     labels: Array | None = None,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 
@@ -59,6 +60,7 @@ def policy_loss(
     # end of generated
 ) -> tuple[Array, dict[str, Array]]: ...
 # fmt: on
+@explains_names
 def policy_loss(
     logits: Array,
     labels: Array,
@@ -266,6 +268,7 @@ def linear_policy_loss(
     labels: Array,
     advantages: Array,
     *,
+@explains_names
     bias: Array | None = None,
     head_layout: str = "HV",
     return_metrics: bool = False,

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.distillation import DistillationRows, with_rows
 
 
+@explains_names
 def sparse_distillation(
     logits: Array,
     teacher_ids: Array,
@@ -83,6 +85,7 @@ def sparse_distillation(
 def linear_sparse_distillation(
     hidden: Array,
     head: Array,
+@explains_names
     teacher_ids: Array,
     teacher_logprobs: Array,
     labels: Array | None = None,

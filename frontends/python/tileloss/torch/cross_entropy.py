@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss._core.other_names import explains_names
 from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import (
     Student,
@@ -22,6 +23,7 @@ from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 Number = float | Tensor
 
 
+@explains_names
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -127,6 +129,7 @@ def cross_entropy(
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
+@explains_names
     target: Tensor,
     *,
     linear_bias: Tensor | None = None,
@@ -212,6 +215,7 @@ def logprobs(
     target: Tensor,
     *,
     outputs: Iterable[str] = ("logp",),
+@explains_names
     inplace_backward: bool = False,
     # generated: arguments of logprobs
     logit_scale: float = 1.0,
@@ -269,6 +273,7 @@ def linear_logprobs(
     linear_weight: Tensor,
     target: Tensor,
     *,
+@explains_names
     linear_bias: Tensor | None = None,
     outputs: Iterable[str] = ("logp",),
     ignore_index: int | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss._core.other_names import explains_names
 from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import Student, Value, checked_head, checked_logits
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
@@ -15,6 +16,7 @@ from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 Number = float | Tensor
 
 
+@explains_names
 def distillation(
     input: Tensor,
     teacher: Tensor,
@@ -141,6 +143,7 @@ def linear_distillation(
     input: Tensor,
     linear_weight: Tensor,
     teacher_input: Tensor,
+@explains_names
     teacher_weight: Tensor,
     target: Tensor | None = None,
     *,

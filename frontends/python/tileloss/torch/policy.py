@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tileloss._core.functions import FUNCTIONS
+from tileloss._core.other_names import explains_names
 from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import (
     Student,
@@ -81,6 +82,7 @@ def policy_loss(
     # end of generated
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 # fmt: on
+@explains_names
 def policy_loss(
     input: Tensor,
     target: Tensor,
@@ -343,6 +345,7 @@ def linear_policy_loss(
     target: Tensor,
     advantages: Tensor,
     *,
+@explains_names
     linear_bias: Tensor | None = None,
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,

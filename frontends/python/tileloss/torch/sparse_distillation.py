@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import Value, checked_head, checked_logits
 from tileloss.torch._outputs import DistillationRows
 from tileloss.torch.distillation import loss_and_rows
@@ -14,6 +15,7 @@ from tileloss.torch.distillation import loss_and_rows
 Number = float | Tensor
 
 
+@explains_names
 def sparse_distillation(
     input: Tensor,
     teacher_ids: Tensor,
@@ -115,6 +117,7 @@ def linear_sparse_distillation(
     input: Tensor,
     linear_weight: Tensor,
     teacher_ids: Tensor,
+@explains_names
     teacher_logprobs: Tensor,
     target: Tensor | None = None,
     *,

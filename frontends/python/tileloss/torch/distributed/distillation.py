@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tileloss._core.other_names import explains_names
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 from tileloss.torch.distributed._prepare import Given, call, given_of
 
@@ -16,6 +17,7 @@ Group = dist.ProcessGroup | None
 Number = float | Tensor
 
 
+@explains_names
 def distillation(
     input: Tensor,
     teacher: Tensor,
@@ -73,6 +75,7 @@ def distillation(
 
 
 def linear_distillation(
+@explains_names
     input: Tensor,
     linear_weight: Tensor,
     teacher_input: Tensor,

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tileloss._core.other_names import explains_names
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch.distributed._prepare import Given, call, given_of
 
@@ -15,6 +16,7 @@ Group = dist.ProcessGroup | None
 Number = float | Tensor
 
 
+@explains_names
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -65,6 +67,7 @@ def cross_entropy(
 
 
 def linear_cross_entropy(
+@explains_names
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -112,6 +115,7 @@ def linear_cross_entropy(
 
 def logprobs(
     input: Tensor,
+@explains_names
     target: Tensor,
     *,
     group: Group = None,
@@ -136,6 +140,7 @@ def logprobs(
 
 def linear_logprobs(
     input: Tensor,
+@explains_names
     linear_weight: Tensor,
     target: Tensor,
     *,

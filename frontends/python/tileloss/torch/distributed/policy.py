@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss._core.other_names import explains_names
 from tileloss.torch.distributed._prepare import Given, call, given_of
 from tileloss.torch.distributed.functions import Group, Number
 from tileloss.torch.policy import with_metrics
 
 
+@explains_names
 def policy_loss(
     input: Tensor,
     target: Tensor,
@@ -79,6 +81,7 @@ def policy_loss(
     return _results(given_of("policy_loss", locals()))
 
 
+@explains_names
 def linear_policy_loss(
     input: Tensor,
     linear_weight: Tensor,

@@ -1,0 +1,67 @@
+"""Arguments by the names that other libraries have for them: refused with the name that stands for them here.
+
+docs/users/coming-from.md has the whole table, with where defaults differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+_WEIGHTS, _SAMPLER = "label_weight divergence_weight", "sampler_logp sampler_correction"
+# By the other name: names here, of which a function names those that it has.
+_HERE = {
+    # torch, optax, JAX
+    "size_average": "reduction", "reduce": "reduction", "where": "mask", "labels": "target", "target": "labels",
+    "input": "logits hidden", "linear_weight": "head", "linear_bias": "bias", "logits": "input", "head": "linear_weight",
+    "bias": "linear_bias", "reduction": "aggregation", "label_weights": "token_weights",
+    # Liger
+    "lse_square_scale": "z_loss", "ce_weight": "weight", "weight_hard_loss": "label_weight",
+    "weight_soft_loss": "divergence_weight", "alpha": _WEIGHTS, "kd_ratio": _WEIGHTS, "attention_mask": "mask",
+    "vllm_is_ratio": _SAMPLER,
+    # TRL
+    "num_items_in_batch": "num_items", "loss_type": "preset", "epsilon": "epsilon_low epsilon_high",
+    "importance_sampling_level": "ratio_level", "sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg",
+    "max_completion_length": "max_length", "completion_mask": "mask", "old_per_token_logps": "old_logp",
+    "ref_per_token_logps": "ref_logp", "use_bias_correction_kl": "kl_importance",
+    "off_policy_mask_threshold": "off_policy_threshold", "top_entropy_quantile": "entropy_quantile",
+    "importance_sampling_ratio": _SAMPLER,
+    # verl
+    "loss_mode": "preset", "loss_agg_mode": "aggregation", "loss_scale_factor": "max_length", "response_mask": "mask",
+    "clip_ratio": "epsilon_low epsilon_high", "clip_ratio_low": "epsilon_low", "clip_ratio_high": "epsilon_high",
+    "clip_ratio_c": "dual_clip", "old_log_prob": "old_logp", "ref_log_prob": "ref_logp", "kl_loss_coef": "beta",
+    "kl_loss_type": "kl_estimator", "entropy_coeff": "entropy_coef", "rollout_is_weights": _SAMPLER,
+    "batch_num_tokens": "num_items",
+}  # fmt: skip
+# What only some of our functions have, and what does the same in the others.
+_ELSEWHERE = {
+    "mask": "give the rows that do not count the label ignore_index",
+    "token_weights": "multiply by them what is made of each row: the advantages, or logp",
+    "workspace_bytes": "nothing is held here that it could cap: docs/users/memory.md",
+    "where": "give the rows that do not count the label ignore_index",
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explains_names(function: F) -> F:
+    """The function, with a hint in the TypeError of an argument that it does not have."""
+    known = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(_refusal(function.__name__, name, known))
+        return function(*args, **kwargs)
+
+    return cast(F, call)
+
+
+def _refusal(function: str, name: str, known: tuple[str, ...]) -> str:
+    here = [one for one in _HERE.get(name, "").split() if one in known]
+    hint = f"here that is {' and '.join(here)}" if here else _ELSEWHERE.get(name, "")
+    said = f"{function}() got an unexpected keyword argument {name!r}"  # as Python says it
+    return f"{said}; {hint}" if hint else said
