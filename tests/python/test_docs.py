@@ -58,6 +58,14 @@ def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     run(block, tmp_path)
 
 
+def test_the_page_for_those_who_switch_has_every_option() -> None:
+    from tileloss._core.functions import FUNCTIONS
+
+    page = (ROOT / "docs" / "users" / "coming-from.md").read_text()
+    options = {name for function in FUNCTIONS.values() for name in function.options}
+    assert not {name for name in options if f"`{name}`" not in page}
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Path) -> None:
     code = EXAMPLES[example]
