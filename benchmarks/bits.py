@@ -33,6 +33,8 @@ DIVERGENCES = (
     "skew_reverse_kl",
     "total_variation",
 )
+UNCLIPPED = ("sapo", "vespo", "reinforce")
+MIXTURES = ("jsd", "skew_forward_kl", "skew_reverse_kl")
 PRESETS = "grpo bnpo dr_grpo dapo cispo sapo gspo luspo vespo reinforce".split()
 ROWS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
 PAIR_ROWS = ("divergence", "entropy", "teacher_entropy", "agreement", "logp", "lse")
@@ -58,7 +60,11 @@ def cases() -> Iterator[Case]:
     yield "logprobs", "labels", {"outputs": ROWS}
     yield "logprobs", "labels", {"outputs": ("logp", "entropy"), **TRANSFORM}
     for preset in PRESETS:
-        yield "policy_loss", "policy", {"preset": preset, "epsilon_high": 0.3}
+        yield (
+            "policy_loss",
+            "policy",
+            {"preset": preset, **({} if preset in UNCLIPPED else {"epsilon_high": 0.3})},
+        )
     for options in (
         {"beta": 0.04, "entropy_coef": 0.01, "entropy_quantile": 0.5},
         {"sampler_correction": "truncate", "sampler_max": 1.2, "kl_estimator": "k1", "beta": 0.1},
@@ -67,13 +73,25 @@ def cases() -> Iterator[Case]:
     ):
         yield "policy_loss", "policy", options
     for kind in DIVERGENCES:
-        yield "distillation", "teacher", {"divergence": kind, "beta": 0.3, "outputs": PAIR_ROWS}
-        mixed = {"divergence": kind, "alpha": 0.3, "temperature": 2.0, "label_temperature": 0.8}
+        beta = {"beta": 0.3} if kind in MIXTURES else {}
+        yield "distillation", "teacher", {"divergence": kind, **beta, "outputs": PAIR_ROWS}
+        mixed = {
+            "divergence": kind,
+            "label_weight": 0.3,
+            "divergence_weight": 0.7,
+            "temperature": 2.0,
+            "label_temperature": 0.8,
+        }
         yield "distillation", "teacher", {**mixed, "scale_by_temperature_squared": True}
-        yield "distillation", "teacher", {"divergence": kind, "softcap": 20.0, "reduction": "none"}
+        capped = {"softcap": 20.0, "teacher_softcap": 0.0}
+        yield "distillation", "teacher", {"divergence": kind, **capped, "reduction": "none"}
         for tail in ("lump", "ignore", "renormalise"):
             known = {"divergence": kind, "tail": tail}
-            yield "sparse_distillation", "columns", {**known, "alpha": 0.2, "softcap": 20.0}
+            yield (
+                "sparse_distillation",
+                "columns",
+                {**known, "label_weight": 0.2, "divergence_weight": 0.8, "softcap": 20.0},
+            )
             yield "sparse_distillation", "columns", known
 
 

@@ -92,8 +92,9 @@ struct CrossEntropyArgs {
   static constexpr const char* kFunction = "cross_entropy";
   static constexpr const char* kLinearFunction = "linear_cross_entropy";
 
-  LogitsView logits = {};                  // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
-  LabelsView labels;                       // [N] int32, int64
+  LogitsView logits = {};  // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  LabelsView labels;       // [N] int32, int64
+  MaskView mask = {};      // [N] uint8, int32, int64, float32; rows with 0 are neither read nor counted; default: all count
   Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
   Vector<const float> class_weights = {};  // [classes] float32; c_j, stride 1; default 1
   Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
@@ -117,6 +118,7 @@ struct CrossEntropyArgs {
     tileloss_args_init(&args);
     args.logits = logits.c();
     args.labels = labels.c();
+    args.mask = mask.c();
     args.token_weights = token_weights.c();
     args.class_weights = class_weights.c();
     args.loss_grad = loss_grad.c();
@@ -140,9 +142,9 @@ struct PolicyLossArgs {
   static constexpr const char* kFunction = "policy_loss";
   static constexpr const char* kLinearFunction = "linear_policy_loss";
 
-  LogitsView logits = {};                 // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
-  LabelsView labels;                      // [N] int32, int64
-  MaskView mask = {};                     // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  LogitsView logits = {};  // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  LabelsView labels;       // [N] int32, int64
+  MaskView mask = {};      // [N] uint8, int32, int64, float32; rows with 0 are neither read nor counted; default: all count
   LabelsView sequence_offsets = {};       // [B+1] int32, int64; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
   std::int64_t sequence_length = 0;       // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
   Vector<const float> advantages = {};    // [B] or [N] float32; as options.advantage_level says
@@ -204,7 +206,7 @@ struct DistillationArgs {
   LogitsView logits = {};          // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
   LogitsView teacher_logits = {};  // [N,V] float32, bfloat16, float16; the logits' dtype; any row stride >= V, column stride 1
   LabelsView labels = {};          // [N] int32, int64
-  MaskView mask = {};              // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  MaskView mask = {};  // [N] uint8, int32, int64, float32; rows with 0 are neither read nor counted; default: all count
   Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
   Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
   Vector<float> loss = {};                 // [1] or [N] float32; [N] with reduction or aggregation none
@@ -260,7 +262,7 @@ struct SoftCrossEntropyArgs {
   LogitsView logits = {};        // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
   LogitsView target_probs = {};  // [N,V] float32, bfloat16, float16; q_j, need not sum to 1; any row stride >= V, column stride 1
   LabelsView labels = {};        // [N] int32, int64
-  MaskView mask = {};            // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  MaskView mask = {};            // [N] uint8, int32, int64, float32; rows with 0 are neither read nor counted; default: all count
   Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
   Vector<const float> class_weights = {};  // [classes] float32; c_j, stride 1; default 1
   Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
@@ -309,11 +311,11 @@ struct SparseDistillationArgs {
   static constexpr const char* kFunction = "sparse_distillation";
   static constexpr const char* kLinearFunction = "linear_sparse_distillation";
 
-  LogitsView logits = {};                  // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
-  IdsView teacher_ids = {};                // [N,K] int32, int64; distinct columns of each row, in any order; negative: none
-  LogitsView teacher_logprobs = {};        // [N,K] float32, bfloat16, float16; their log q, <= 0 but for rounding, as they are
-  LabelsView labels = {};                  // [N] int32, int64
-  MaskView mask = {};                      // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
+  LogitsView logits = {};            // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
+  IdsView teacher_ids = {};          // [N,K] int32, int64; distinct columns of each row, in any order; negative: none
+  LogitsView teacher_logprobs = {};  // [N,K] float32, bfloat16, float16; their log q, <= 0 but for rounding, as they are
+  LabelsView labels = {};            // [N] int32, int64
+  MaskView mask = {};  // [N] uint8, int32, int64, float32; rows with 0 are neither read nor counted; default: all count
   Vector<const float> token_weights = {};  // [N] float32; w_i; default 1
   Vector<const float> loss_grad = {};      // [1] or [N] float32; upstream gradient, [N] for a loss a row; absent: 1
   Vector<float> loss = {};                 // [1] or [N] float32; [N] with reduction or aggregation none

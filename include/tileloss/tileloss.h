@@ -228,7 +228,7 @@ typedef struct tileloss_cross_entropy_options {
   tileloss_linear_options linear TILELOSS_DEFAULT({});
   double label_smoothing TILELOSS_DEFAULT(0);  // s, spread over all classes; in [0, 1]; default 0
   double z_loss TILELOSS_DEFAULT(0);           // zeta: adds zeta * lse^2; >= 0; default 0
-  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  // mean's denominator; >= 0; not given: the weights are summed; only with reduction mean
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);  // how the rows' losses become the loss; default mean
   int32_t reserved TILELOSS_DEFAULT(0);                                    // 0
@@ -282,28 +282,32 @@ typedef struct tileloss_policy_loss_options {
   tileloss_aggregation aggregation TILELOSS_DEFAULT(TILELOSS_SEQ_MEAN_TOKEN_MEAN);
   // sequence: advantages [B]; token: [N]; default sequence
   tileloss_level advantage_level TILELOSS_DEFAULT(TILELOSS_LEVEL_SEQUENCE);
-  // raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; default raw
+  // raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; default raw; only with kind cispo
   tileloss_cispo_cap cispo_cap TILELOSS_DEFAULT(TILELOSS_CISPO_CAP_RAW);
   int32_t reserved TILELOSS_DEFAULT(0);               // 0
-  tileloss_scalar epsilon_low TILELOSS_DEFAULT(0.2);  // clip: rho is clipped at 1 - epsilon_low; >= 0; default 0.2
-  // clip: and at 1 + epsilon_high; cispo: the cap; >= 0; not given: 0.2, but cispo requires it
+  tileloss_scalar epsilon_low TILELOSS_DEFAULT(0.2);  // rho is clipped at 1 - epsilon_low; >= 0; default 0.2; only with kind clip
+  // clip: and at 1 + epsilon_high; cispo: the cap; >= 0; not given: epsilon_low, but cispo requires it; only with kind clip or
+  // cispo
   tileloss_scalar epsilon_high TILELOSS_NOT_GIVEN;
-  tileloss_scalar delta TILELOSS_NOT_GIVEN;      // clip: upper bound of rho; > 0; not given: off
-  tileloss_scalar dual_clip TILELOSS_NOT_GIVEN;  // clip: bounds the loss by -dual_clip A where A < 0; > 1; not given: off
-  tileloss_scalar cap_low TILELOSS_NOT_GIVEN;    // cispo: lower bound of rho; >= 0; not given: off
-  double tau_pos TILELOSS_DEFAULT(1);            // sapo: tau where A > 0; > 0; default 1
-  double tau_neg TILELOSS_DEFAULT(1.05);         // sapo: tau elsewhere; > 0; default 1.05
-  double vespo_k_pos TILELOSS_DEFAULT(2);        // vespo: k where A >= 0; >= 0; default 2
-  double vespo_lambda_pos TILELOSS_DEFAULT(3);   // vespo: lambda there, floored at 1e-4; >= 0; default 3
-  double vespo_k_neg TILELOSS_DEFAULT(3);        // vespo: k where A < 0; >= 0; default 3
-  double vespo_lambda_neg TILELOSS_DEFAULT(2);   // vespo: lambda there, floored at 1e-4; >= 0; default 2
-  double log_ratio_clamp TILELOSS_NOT_GIVEN;     // clamps log rho of each token to [-x, x]; > 0; not given: off
+  tileloss_scalar delta TILELOSS_NOT_GIVEN;  // upper bound of rho; > 0; not given: off; only with kind clip
+  // bounds the loss by -dual_clip A where A < 0; > 1; not given: off; only with kind clip
+  tileloss_scalar dual_clip TILELOSS_NOT_GIVEN;
+  tileloss_scalar cap_low TILELOSS_NOT_GIVEN;   // lower bound of rho; >= 0; not given: off; only with kind cispo
+  double tau_pos TILELOSS_DEFAULT(1);           // tau where A > 0; > 0; default 1; only with kind sapo
+  double tau_neg TILELOSS_DEFAULT(1.05);        // tau elsewhere; > 0; default 1.05; only with kind sapo
+  double vespo_k_pos TILELOSS_DEFAULT(2);       // k where A >= 0; >= 0; default 2; only with kind vespo
+  double vespo_lambda_pos TILELOSS_DEFAULT(3);  // lambda there, floored at 1e-4; >= 0; default 3; only with kind vespo
+  double vespo_k_neg TILELOSS_DEFAULT(3);       // k where A < 0; >= 0; default 3; only with kind vespo
+  double vespo_lambda_neg TILELOSS_DEFAULT(2);  // lambda there, floored at 1e-4; >= 0; default 2; only with kind vespo
+  double log_ratio_clamp TILELOSS_NOT_GIVEN;    // clamps log rho of each token to [-x, x]; > 0; not given: off
   // factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0 outside; default off
   tileloss_sampler_correction sampler_correction TILELOSS_DEFAULT(TILELOSS_SAMPLER_OFF);
-  // whether r is one token's or its sequence's; default token
+  // whether r is one token's or its sequence's; default token; only with sampler_correction truncate or mask
   tileloss_level sampler_level TILELOSS_DEFAULT(TILELOSS_LEVEL_TOKEN);
-  double sampler_min TILELOSS_NOT_GIVEN;  // lower bound of r, inclusive; >= 0; not given: no bound
-  double sampler_max TILELOSS_NOT_GIVEN;  // upper bound of r, inclusive; >= 0; not given: no bound
+  // lower bound of r, inclusive; >= 0; not given: no bound; only with sampler_correction truncate or mask
+  double sampler_min TILELOSS_NOT_GIVEN;
+  // upper bound of r, inclusive; >= 0; not given: no bound; only with sampler_correction truncate or mask
+  double sampler_max TILELOSS_NOT_GIVEN;
   // drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; not given: off
   double off_policy_threshold TILELOSS_NOT_GIVEN;
   // q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; not given: off
@@ -320,9 +324,11 @@ typedef struct tileloss_policy_loss_options {
   // token_mean: the mean H of the tokens that the entropy mask keeps; as_loss: H inside each token's loss; default token_mean
   tileloss_entropy_reduction entropy_reduction TILELOSS_DEFAULT(TILELOSS_ENTROPY_TOKEN_MEAN);
   int32_t reserved2 TILELOSS_DEFAULT(0);  // 0
-  // the denominator of token_mean and sum, not floored; >= 0; not given: the tokens are counted, sum divides by 1
+  // the denominator, not floored; >= 0; not given: the tokens are counted, sum divides by 1; only with aggregation token_mean or
+  // sum
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
-  int64_t max_length TILELOSS_DEFAULT(-1);  // L_max of seq_mean_token_sum_norm; >= 1; default -1: sequence_length
+  // L_max; >= 1; default -1: sequence_length; only with aggregation seq_mean_token_sum_norm
+  int64_t max_length TILELOSS_DEFAULT(-1);
 } tileloss_policy_loss_options;
 
 // What policy_loss reports about a step, as indices into args.metrics. M: tokens in use. Means over tokens divide by M; those
@@ -334,7 +340,7 @@ enum {
   TILELOSS_METRIC_CLIP_LOW_FRACTION = 2,    // * kind clip: rho < 1 - epsilon_low and A < 0
   TILELOSS_METRIC_CLIP_HIGH_FRACTION = 3,   // * kind clip: rho > 1 + epsilon_high and A > 0
   TILELOSS_METRIC_CLIP_FRACTION = 4,        // * either
-  TILELOSS_METRIC_CISPO_CLIP_FRACTION = 5,  // * kind cispo: rho > cap and A > 0
+  TILELOSS_METRIC_CISPO_CLIP_FRACTION = 5,  // * kind cispo: rho > cap and A > 0; of an empty sequence 0
   TILELOSS_METRIC_RATIO_MEAN = 6,           // * rho, 1 for an empty sequence
   TILELOSS_METRIC_SAMPLER_RATIO_MEAN = 7,   // of r, truncated or masked; over all sequences at sampler_level sequence
   TILELOSS_METRIC_SAMPLER_RATIO_MIN = 8,    // of r, as above
@@ -365,16 +371,18 @@ typedef struct tileloss_distillation_options {
   tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // which distance of p from q; default forward_kl
   // how the rows' losses become the loss; mean divides by the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
-  // the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5
+  // the mixture's weight, which takes 0 < beta < 1; in [0, 1]; default 0.5; only with divergence jsd or skew_forward_kl or
+  // skew_reverse_kl
   double beta TILELOSS_DEFAULT(0.5);
-  // the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0
-  tileloss_scalar alpha TILELOSS_DEFAULT(0);
+  // of the labels' cross-entropy in the loss; other than 0 it needs labels; >= 0; default 0
+  tileloss_scalar label_weight TILELOSS_DEFAULT(0);
+  tileloss_scalar divergence_weight TILELOSS_DEFAULT(1);  // of the divergence in the loss; >= 0; default 1
   // the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; not given: temperature
   tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
-  double teacher_logit_scale TILELOSS_DEFAULT(1);          // multiplies the teacher's logits; > 0; default 1
-  double teacher_softcap TILELOSS_DEFAULT(0);              // as softcap, of the teacher; 0 is off; >= 0; default 0
+  double teacher_logit_scale TILELOSS_NOT_GIVEN;           // as logit_scale, of the teacher; > 0; not given: the student's
+  double teacher_softcap TILELOSS_NOT_GIVEN;               // as softcap, of the teacher; 0 is off; >= 0; not given: the student's
   tileloss_scalar teacher_temperature TILELOSS_NOT_GIVEN;  // as temperature, of the teacher; > 0; not given: the student's
-  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  // mean's denominator; >= 0; not given: the weights are summed; only with reduction mean
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
   // 1: the divergence is multiplied by the temperature squared, as some recipes do; default 0
   int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
@@ -386,7 +394,7 @@ typedef struct tileloss_soft_cross_entropy_options {
   tileloss_logit_options logit TILELOSS_DEFAULT({});
   tileloss_linear_options linear TILELOSS_DEFAULT({});
   double label_smoothing TILELOSS_DEFAULT(0);  // s: the probabilities become (1-s) q + s/V; in [0, 1]; default 0
-  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  // mean's denominator; >= 0; not given: the weights are summed; only with reduction mean
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
   // how the rows' losses become the loss; mean divides by the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
@@ -408,13 +416,15 @@ typedef struct tileloss_sparse_distillation_options {
   tileloss_divergence divergence TILELOSS_DEFAULT(TILELOSS_FORWARD_KL);  // which distance of p from q; default forward_kl
   // how the rows' losses become the loss; mean divides by the sum of their weights; default mean
   tileloss_reduction reduction TILELOSS_DEFAULT(TILELOSS_REDUCTION_MEAN);
-  // the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5
+  // the mixture's weight, which takes 0 < beta < 1; in [0, 1]; default 0.5; only with divergence jsd or skew_forward_kl or
+  // skew_reverse_kl
   double beta TILELOSS_DEFAULT(0.5);
-  // the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0
-  tileloss_scalar alpha TILELOSS_DEFAULT(0);
+  // of the labels' cross-entropy in the loss; other than 0 it needs labels; >= 0; default 0
+  tileloss_scalar label_weight TILELOSS_DEFAULT(0);
+  tileloss_scalar divergence_weight TILELOSS_DEFAULT(1);  // of the divergence in the loss; >= 0; default 1
   // the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; not given: temperature
   tileloss_scalar label_temperature TILELOSS_NOT_GIVEN;
-  // mean's denominator, of no other reduction; >= 0; not given: the weights are summed
+  // mean's denominator; >= 0; not given: the weights are summed; only with reduction mean
   tileloss_scalar num_items TILELOSS_NOT_GIVEN;
   // 1: the divergence is multiplied by the temperature squared, as some recipes do; default 0
   int32_t scale_by_temperature_squared TILELOSS_DEFAULT(0);
@@ -497,12 +507,12 @@ typedef struct tileloss_args {
   // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state;
 
-  // Policy losses. Rows (tokens) belong to sequences: B of them, back to back. Rows with mask 0 are neither read nor counted.
-  tileloss_vector mask;              // [N] uint8, int32, int64, float32; 0: not in use; default: all rows are
-  tileloss_vector old_logp;          // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
-  tileloss_vector ref_logp;          // [N] float32; of the reference model; of NaN here or in old_logp: docs/users/losses.md
-  tileloss_vector sampler_logp;      // [N] float32; of the engine that sampled the tokens; NaN: no difference
-  tileloss_vector advantages;        // [B] or [N] float32; as options.advantage_level says
+  // Policy losses. Rows (tokens) belong to sequences: B of them, back to back.
+  tileloss_vector mask;          // [N] uint8, int32, int64, float32; rows with 0 are neither read nor counted; default: all count
+  tileloss_vector old_logp;      // [N] float32; absent: the new logp itself, detached (rho = 1, with gradient)
+  tileloss_vector ref_logp;      // [N] float32; of the reference model; of NaN here or in old_logp: docs/users/losses.md
+  tileloss_vector sampler_logp;  // [N] float32; of the engine that sampled the tokens; NaN: no difference
+  tileloss_vector advantages;    // [B] or [N] float32; as options.advantage_level says
   tileloss_vector sequence_offsets;  // [B+1] int32, int64; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last
   tileloss_vector metrics;  // [TILELOSS_POLICY_METRICS] float32; out, indexed by TILELOSS_METRIC_*; a shorter one gets the first
   int64_t sequence_length;  // T > 0: N = B*T rows of a [B,T] batch, instead of sequence_offsets; 0: none
@@ -779,10 +789,10 @@ TILELOSS_API tileloss_status tileloss_policy_loss_from_row_state(const tileloss_
 
 // Distillation: the divergence of the student's distribution (logits) from the teacher's (teacher_logits), alone or mixed with
 // the cross-entropy of the labels:
-//   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
+//   loss_i = w_i [ label_weight (-logp_i) + divergence_weight s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. _backward repeats the forward's sums;
+// mask is 0; labels may be left out where label_weight is 0. The gradient is the student's. _backward repeats the forward's sums;
 // _value_and_grad makes them once. Shards of the vocabulary take four steps. 1: logprobs on each shard gives the row states of
 // the student, the teacher and, with label_temperature, the label; the caller merges each over the shards. 2: the forward, with
 // row_state and pair_state and no output, gives each shard's sums; the caller adds them up. 3: the pass TILELOSS_FROM_ROW_STATE
@@ -940,6 +950,10 @@ typedef struct tileloss_field {
   int32_t exclusive_minimum;
   int32_t has_absent;   // 1: default_value stands for "not given" and is itself accepted, in the range or not
   const char* choices;  // "none|sum|mean"; null unless a choice
+  // Another option of the function, and bits 1 << choice of it: with its other choices this one has no effect, and is refused
+  // where it is given. Null: it always has.
+  const char* only_with;
+  uint32_t only_with_choices;
 } tileloss_field;
 
 typedef int32_t tileloss_tensor_role;

@@ -328,10 +328,10 @@ inline Status policy_loss_from_row_state(const PolicyLossArgs& args, const Polic
 
 // Distillation: the divergence of the student's distribution (logits) from the teacher's (teacher_logits), alone or mixed with
 // the cross-entropy of the labels:
-//   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
+//   loss_i = w_i [ label_weight (-logp_i) + divergence_weight s D_i ],  s = 1, or T^2 with scale_by_temperature_squared
 // where logp, and the row output of that name, is at label_temperature, and all else at temperature. mean divides by the sum of
 // the w_i of the rows in use, or by num_items; 0 where that is 0. Rows are in use unless their label is ignore_index or their
-// mask is 0; labels may be left out where alpha is 0. The gradient is the student's. _backward repeats the forward's sums;
+// mask is 0; labels may be left out where label_weight is 0. The gradient is the student's. _backward repeats the forward's sums;
 // _value_and_grad makes them once. Shards of the vocabulary take four steps. 1: logprobs on each shard gives the row states of
 // the student, the teacher and, with label_temperature, the label; the caller merges each over the shards. 2: the forward, with
 // row_state and pair_state and no output, gives each shard's sums; the caller adds them up. 3: the pass TILELOSS_FROM_ROW_STATE

@@ -297,6 +297,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   std::memcpy(static_cast<void*>(&p.logit), p.options.data() + offsetof(CommonOptions, logit), sizeof p.logit);
   std::memcpy(static_cast<void*>(&p.linear), p.options.data() + offsetof(CommonOptions, linear), sizeof p.linear);
   if (Status s = check_options(p.loss->fields, p.options.data(), false); !s.ok()) return s;
+  if (Status s = check_effects(p.loss->fields, p.options.data()); !s.ok()) return s;
   if (Status s = check_transforms(p, false); !s.ok()) return s;
   p.num_metrics = p.loss->info.metrics == nullptr ? 0 : 1 + std::ranges::count(std::string_view(p.loss->info.metrics), '|');
   p.is_per_row = p.loss->info.is_per_row != nullptr && p.loss->info.is_per_row(p.options.data());

@@ -63,7 +63,7 @@ class CrossEntropy {
             .is_loss = true,
             .options_size = sizeof(Options),
             .fields = kCrossEntropyFields,
-            .tensors = kTokenWeights | kClassWeights | kLossGrad,
+            .tensors = kTokenWeights | kClassWeights | kLossGrad | kMask,
             .make = &make_stage<CrossEntropy>,
             .check = &check,
             .is_per_row = [](const void* o) { return static_cast<const Options*>(o)->reduction == TILELOSS_REDUCTION_NONE; }};

@@ -1,6 +1,7 @@
 // Distillation: the student's distribution p against the teacher's q, alone or mixed with cross-entropy, token weights w:
-//   loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2, logp at label_temperature, or T where that is not given
-//   form = (1-alpha) s w,  target = -alpha w   (core/row_coefficients.h)
+//   loss_i = w_i [ a (-logp_i) + b s D_i ],  a = label_weight, b = divergence_weight, s = 1 or T^2
+//   form = b s w,  target = -a w   (core/row_coefficients.h)
+// logp is at label_temperature, or at T where that is not given.
 // D is a divergence (core/divergence.h) of the whole vocabulary, or of the columns that a sparse teacher knows. mean divides by
 // the sum of w_i, or by num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against autograd and
 // TRL's generalized_jsd_loss.
@@ -34,14 +35,15 @@ class DistillationOf {
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const TargetStats& r) const {
     RowResult result;
-    result.has_divergence = alpha() < 1;
+    const double label = scalar_value(options_.label_weight), divergence = scalar_value(options_.divergence_weight);
+    result.has_divergence = divergence > 0;
     if (scale_ == 0) return result;
     const double w = context_.loss_grad[i] * context_.token_weights[i] * scale_;
-    result.form = w * (1 - alpha()) * square();
-    result.coefficients.target = w * -alpha();
+    result.form = w * divergence * square();
+    result.coefficients.target = w * -label;
     double loss = 0;
-    if (alpha() < 1 || std::isnan(r.sums.divergence)) loss += (1 - alpha()) * square() * r.sums.divergence;
-    if (alpha() > 0) loss += alpha() * -r.label.logp;
+    if (divergence > 0 || std::isnan(r.sums.divergence)) loss += divergence * square() * r.sums.divergence;
+    if (label > 0) loss += label * -r.label.logp;
     result.loss = context_.token_weights[i] * scale_ * loss;
     return result;
   }
@@ -57,7 +59,8 @@ class DistillationOf {
              std::to_string(o.beta);
     }
     if (std::string message = check_temperature_on(context); !message.empty()) return message;
-    if (may_differ(o.alpha, 0) && !context.labels.are_given()) return "labels: expected a vector, as alpha is not 0, got none";
+    if (may_differ(o.label_weight, 0) && !context.labels.are_given())
+      return "labels: expected a vector, as label_weight is not 0, got none";
     return {};
   }
 
@@ -67,7 +70,6 @@ class DistillationOf {
   static_assert(static_cast<int>(DivergenceKind::kTotalVariation) == TILELOSS_TOTAL_VARIATION &&
                 static_cast<int>(DivergenceKind::kJsd) == TILELOSS_JSD);
 
-  TILELOSS_HOST_DEVICE double alpha() const { return scalar_value(options_.alpha); }
   TILELOSS_HOST_DEVICE double square() const {
     const double t = options_.scale_by_temperature_squared != 0 ? scalar_value(context_.temperature) : 1.0;
     return t * t;
@@ -99,7 +101,8 @@ class Distillation : public DistillationOf<tileloss_distillation_options> {
  private:
   static TeacherOptions teacher_options(const void* options) {
     const auto& o = *static_cast<const Options*>(options);
-    return {o.teacher_logit_scale, o.teacher_softcap,
+    return {std::isnan(o.teacher_logit_scale) ? o.logit.logit_scale : o.teacher_logit_scale,
+            std::isnan(o.teacher_softcap) ? o.logit.softcap : o.teacher_softcap,
             is_given(o.teacher_temperature) ? o.teacher_temperature : o.logit.temperature};
   }
 };

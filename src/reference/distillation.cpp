@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace tileloss::reference {
 namespace {
@@ -15,6 +16,8 @@ std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Transform teacher_transform(const DistillationOptions& options) {
   Transform transform = options.teacher;
+  if (std::isnan(transform.logit_scale)) transform.logit_scale = options.student.logit_scale;
+  if (std::isnan(transform.softcap)) transform.softcap = options.student.softcap;
   if (std::isnan(transform.temperature)) transform.temperature = options.student.temperature;
   return transform;
 }
@@ -113,8 +116,10 @@ void check_options(const DistillationOptions& options) {
   check_transform(options.student, "student");
   check_transform(teacher_transform(options), "teacher");
   check_transform(label_transform(options), "label");
-  if (!(options.alpha >= 0.0 && options.alpha <= 1.0))
-    throw std::invalid_argument("alpha: expected 0 <= alpha <= 1, given " + std::to_string(options.alpha));
+  for (const auto& [name, weight] :
+       {std::pair("label_weight", options.label_weight), std::pair("divergence_weight", options.divergence_weight)}) {
+    if (!(weight >= 0.0)) throw std::invalid_argument(std::string(name) + ": expected >= 0, given " + std::to_string(weight));
+  }
 }
 
 // ----------------------------------------------------------------------------------------------------------------- row
@@ -123,7 +128,8 @@ void DistillationRow::start(const DistillationOptions& options, std::span<const 
   check_options(options);
   const std::span<const double> x = valid_columns(options, student, "student");
   if (x.empty()) throw std::invalid_argument("student: expected at least one column");
-  if (label == kNoLabel && options.alpha != 0.0) throw std::invalid_argument("label: expected one with alpha > 0, given none");
+  if (label == kNoLabel && options.label_weight != 0.0)
+    throw std::invalid_argument("label: expected one with label_weight > 0, given none");
   columns_ = std::ssize(student);
   label_ = label;
   student_.compute(options.student, x, has_label() ? label : 0);
@@ -294,8 +300,8 @@ double Distillation::row_loss(std::int64_t row, const DistillationRow& values) c
   if (is_ignored(row)) return 0.0;
   if (values.is_undefined()) return kNan;
   double loss = 0.0;
-  if (options_.alpha != 0.0) loss += options_.alpha * -values.outputs().logp;
-  if (options_.alpha != 1.0) loss += (1.0 - options_.alpha) * values.outputs().divergence;
+  if (options_.label_weight != 0.0) loss += options_.label_weight * -values.outputs().logp;
+  if (options_.divergence_weight != 0.0) loss += options_.divergence_weight * values.outputs().divergence;
   return token_weight(row) * loss;
 }
 
@@ -310,8 +316,8 @@ void Distillation::row_gradient(std::int64_t row, const DistillationRow& values,
     std::fill(dz.begin(), dz.end(), kNan);
     std::fill(magnitude.begin(), magnitude.end(), kNan);
   } else {
-    if (options_.alpha != 0.0) values.add_cross_entropy_gradient(factor * options_.alpha, dz, magnitude);
-    if (options_.alpha != 1.0) values.add_divergence_gradient(factor * (1.0 - options_.alpha), dz, magnitude);
+    if (options_.label_weight != 0.0) values.add_cross_entropy_gradient(factor * options_.label_weight, dz, magnitude);
+    if (options_.divergence_weight != 0.0) values.add_divergence_gradient(factor * options_.divergence_weight, dz, magnitude);
   }
   for (std::size_t j = 0; j < dz.size(); ++j) {
     const double slope = student.dz_dx(static_cast<std::int64_t>(j));

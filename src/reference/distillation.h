@@ -1,12 +1,12 @@
 // The distillation losses in double, from their definitions: a student's and a teacher's logits (or a sparse teacher's list)
 // give a divergence D of p = softmax(z) and q = softmax(zt), and the gradient by the student's logits.
 //
-//   loss_i = w_i (alpha CE_i + (1 - alpha) D_i)
+//   loss_i = w_i (a CE_i + b D_i), a = label_weight, b = divergence_weight
 //   mean: the sum over rows in use, over the sum of their w_i or num_items; a denominator of 0 gives 0
 //
 // z = softcap(logit_scale x) / T, and zt by the teacher's own transform. CE_i = -log p_y is of the same z, or where a label
 // temperature is given of softcap(logit_scale x) divided by that, and never multiplied by T^2. D_i is multiplied by the student's
-// T^2 with scale_by_temperature_squared. alpha = 0: no cross-entropy, also where it is infinite; alpha = 1: no D.
+// T^2 with scale_by_temperature_squared. a = 0: no cross-entropy, also where it is infinite; b = 0: no D.
 //
 // A sparse teacher gives the ids of k columns and their log q, taken as they are: no transform, no temperature.
 //   Tail::kIgnore       the sums over the listed columns alone, p of the whole softmax; D may be negative
@@ -19,11 +19,12 @@
 // Special values, of z and zt. Here p_j = 0 is z_j = -inf, and q_j = 0 is zt_j = -inf. Where only an exp is 0 in double, the
 // logarithms are finite, and so is D; terms with that p_j or q_j as a factor are 0.
 //   row not in use                        all outputs and the gradient 0; logits may be anything and are not read
-//   any NaN, any +inf, or all -inf        loss, D and the row's gradient NaN, whatever alpha is; that side's entropy NaN, its lse
+//   any NaN, any +inf, or all -inf        loss, D and the row's gradient NaN, whatever the weights are; that side's entropy NaN,
+//   its lse
 //                                         NaN, inf, -inf; the other side's outputs as ever; logp NaN if it is the student's side
 //   q_j = 0 = p_j                         no part in any sum, gradient 0
 //   one of the two is 0                   as divergence.cpp says of each divergence
-//   p_y = 0 at the label, alpha > 0       loss +inf, logp -inf; gradient as the formula p - [j = y]
+//   p_y = 0 at the label, a > 0           loss +inf, logp -inf; gradient as the formula p - [j = y]
 //   a sparse teacher without columns      D = 0 with Tail::kIgnore and kRenormalise; with kLump the tail is all there is
 //   columns without any p, or any q       with Tail::kRenormalise as a row of NaN
 //   lumped tail without p, with q         as p_j = 0 < q_j; gradient 0 in its columns
@@ -51,9 +52,9 @@ struct DistillationOptions {
   Divergence divergence = Divergence::kForwardKl;
   double beta = 0.5;
   Transform student;
-  Transform teacher = {1.0, 0.0, kNotGiven, TemperatureOn::kLogits};  // temperature not given: the student's
+  Transform teacher = {kNotGiven, kNotGiven, kNotGiven, TemperatureOn::kLogits};  // not given: the student's
   bool scale_by_temperature_squared = false;
-  double alpha = 0.0;
+  double label_weight = 0.0, divergence_weight = 1.0;
   double label_temperature = kNotGiven;  // not given: the student's
   Reduction reduction = Reduction::kMean;
   double num_items = kNotGiven;
@@ -66,7 +67,7 @@ void check_options(const DistillationOptions& options);
 
 // A default-constructed DistillationOutputs is what a row that is not in use gives.
 struct DistillationOutputs {
-  double divergence = 0.0;  // D_i, T^2 included; without w_i and alpha
+  double divergence = 0.0;  // D_i, T^2 included; without any weight
   double student_entropy = 0.0;
   double teacher_entropy = 0.0;  // of q as the divergence sees it: of a sparse teacher's classes
   double logp = 0.0;             // at the label, at the label's temperature; NaN if there is none
@@ -138,7 +139,7 @@ class Distillation {
   const DistillationOptions& options() const { return options_; }
   std::int64_t label(std::int64_t row) const;  // kNoLabel if there are none
 
-  // w (alpha CE + (1 - alpha) D). `values` is not looked at when the row is ignored.
+  // w (a CE + b D). `values` is not looked at when the row is ignored.
   double row_loss(std::int64_t row, const DistillationRow& values) const;
   void row_gradient(std::int64_t row, const DistillationRow& values, DistillationGradient& out) const;
 

@@ -46,7 +46,7 @@ struct PolicyOptions {
   Level advantage_level = Level::kSequence;
   CispoCap cispo_cap = CispoCap::kRaw;
   double epsilon_low = 0.2;
-  double epsilon_high = kNotGiven;
+  double epsilon_high = kNotGiven;  // epsilon_low, with kClip
   double delta = kNotGiven;
   double dual_clip = kNotGiven;
   double cap_low = kNotGiven;

@@ -76,7 +76,7 @@ class PolicyEvaluation {
   double mean(Level level, double of_empty, Value value) const;
 
   double old_logp(std::size_t i) const { return in_.old_logp.empty() ? detached_logp_[i] : in_.old_logp[i]; }
-  double high() const { return 1.0 + (is_given(opt_.epsilon_high) ? opt_.epsilon_high : 0.2); }
+  double high() const { return 1.0 + (is_given(opt_.epsilon_high) ? opt_.epsilon_high : opt_.epsilon_low); }
   double low() const { return 1.0 - opt_.epsilon_low; }
   double cispo_cap() const { return opt_.cispo_cap == CispoCap::kRaw ? opt_.epsilon_high : 1.0 + opt_.epsilon_high; }
   bool has_ratio() const { return opt_.kind != PolicyKind::kVespo && opt_.kind != PolicyKind::kReinforce; }

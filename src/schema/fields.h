@@ -46,10 +46,10 @@ TILELOSS_HOST_DEVICE inline bool in_range(const tileloss_field& f, double x) {
 
 // For losses that live outside the library.
 constexpr tileloss_field double_field(const char* name, std::size_t offset, double value, double minimum, double maximum) {
-  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr};
+  return {name, TILELOSS_FIELD_DOUBLE, 0, offset, value, minimum, maximum, 0, 0, nullptr, nullptr, 0};
 }
 constexpr tileloss_field choice_field(const char* name, std::size_t offset, int value, int count, const char* choices) {
-  return {name, TILELOSS_FIELD_CHOICE, 0, offset, static_cast<double>(value), 0, count - 1.0, 0, 0, choices};
+  return {name, TILELOSS_FIELD_CHOICE, 0, offset, static_cast<double>(value), 0, count - 1.0, 0, 0, choices, nullptr, 0};
 }
 
 }  // namespace tileloss::impl

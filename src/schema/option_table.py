@@ -46,6 +46,7 @@ class Option(Entry):
     absent: str = ""
     range: str = ""
     needs: Sequence[str] = ()
+    only_with: Sequence[str] = ()
     count: int = 0
     is_public: bool = True
 
@@ -54,6 +55,12 @@ class Option(Entry):
         if self.enum is not None:
             return [value.name for value in self.enum.values]
         return ["false", "true"] if self.type == "flag" else []
+
+    @property
+    def condition(self) -> str:
+        """What `only_with` says."""
+        name, choices = self.only_with[:1], self.only_with[1:]
+        return f"only with {name[0]} {' or '.join(choices)}" if name else ""
 
     @property
     def default_text(self) -> str:
@@ -73,6 +80,7 @@ class Struct(Entry):
     options_doc: str = ""
     options: Sequence[Option] = ()
     presets: Presets | None = None
+    presets_doc: str = ""
     metrics: Enum | None = None
 
     @property
@@ -243,6 +251,13 @@ def _struct(kind: type[MadeStruct], raw: Any, part: str, name: str) -> MadeStruc
             entry = raw["function"].get(like, {}).get("options", {}).get(key)
             _expect(entry, f"{place}: like", "a function with an option of that name", like)
         options.append(_option(place, key, entry, enums))
+    choices = {option.name: option.choices for option in options}
+    for option in options:
+        if option.only_with:
+            other, *named = option.only_with
+            place = f"{part}.{name}.options.{option.name}: only_with"
+            _check(place, other, [one for one, known in choices.items() if known])
+            _check(place, named, choices[other], f"choices of {other} among ")
     return replace(struct, options=options)
 
 

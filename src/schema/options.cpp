@@ -1,6 +1,7 @@
 // Options structs through their field tables: defaults, ranges, identity.
 #include "schema/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -42,6 +43,28 @@ void write(void* options, std::size_t offset, T value) {
   std::memcpy(static_cast<std::byte*>(options) + offset, &value, sizeof value);
 }
 
+double number_of(const tileloss_field& f, const void* options) {
+  switch (f.type) {
+    case TILELOSS_FIELD_INT64: return static_cast<double>(read<std::int64_t>(options, f.offset));
+    case TILELOSS_FIELD_CHOICE: return read<std::int32_t>(options, f.offset);
+    case TILELOSS_FIELD_SCALAR: return scalar_value(read<tileloss_scalar>(options, f.offset));
+    default: return read<double>(options, f.offset);
+  }
+}
+
+// Whether a field has a number other than its default, or takes it from behind a pointer.
+bool is_given(const tileloss_field& f, const void* options) {
+  if (pointer_of(f, options) != nullptr) return true;
+  const double x = number_of(f, options);
+  return x != f.default_value && !(std::isnan(x) && std::isnan(f.default_value));
+}
+
+std::string choice_name(const tileloss_field& f, std::int32_t index) {
+  std::string_view left = f.choices;
+  for (; index > 0; --index) left.remove_prefix(left.find('|') + 1);
+  return std::string(left.substr(0, left.find('|')));
+}
+
 }  // namespace
 
 void fill_defaults(Fields fields, void* options, std::size_t options_size) {
@@ -65,19 +88,26 @@ Status out_of_range(const tileloss_field& f, double x) { return expected(f.name,
 
 Status check_options(Fields fields, const void* options, bool with_pointers) {
   for (const tileloss_field& f : fields) {
-    double x = 0;
-    switch (f.type) {
-      case TILELOSS_FIELD_INT64: x = static_cast<double>(read<std::int64_t>(options, f.offset)); break;
-      case TILELOSS_FIELD_CHOICE: x = read<std::int32_t>(options, f.offset); break;
-      case TILELOSS_FIELD_SCALAR: {
-        const auto scalar = read<tileloss_scalar>(options, f.offset);
-        if (scalar.pointer != nullptr && !with_pointers) continue;
-        x = scalar_value(scalar);
-        break;
-      }
-      default: x = read<double>(options, f.offset); break;
-    }
+    if (pointer_of(f, options) != nullptr && !with_pointers) continue;
+    const double x = number_of(f, options);
     if (!in_range(f, x)) return out_of_range(f, x);
+  }
+  return {};
+}
+
+Status check_effects(Fields fields, const void* options) {
+  for (const tileloss_field& f : fields) {
+    if (f.only_with == nullptr || !is_given(f, options)) continue;
+    const std::string name = f.only_with;
+    const tileloss_field& other = *std::ranges::find_if(fields, [&](const tileloss_field& o) { return o.name == name; });
+    const auto chosen = read<std::int32_t>(options, other.offset);
+    if ((f.only_with_choices >> chosen & 1) != 0) continue;
+    std::string users;
+    for (std::int32_t i = 0; i <= static_cast<std::int32_t>(other.maximum); ++i) {
+      if ((f.only_with_choices >> i & 1) != 0) users += (users.empty() ? "" : " or ") + choice_name(other, i);
+    }
+    return expected(f.name, "none with " + name + " = " + choice_name(other, chosen) + ", only with " + users,
+                    f.type == TILELOSS_FIELD_CHOICE ? choice_name(f, read<std::int32_t>(options, f.offset)) : "a number");
   }
   return {};
 }

@@ -35,7 +35,9 @@ using Fields = std::span<const tileloss_field>;
 void fill_defaults(Fields fields, void* options, std::size_t options_size);
 // Every field in its range; numbers behind pointers only if `with_pointers`.
 Status check_options(Fields fields, const void* options, bool with_pointers);
-// What is said of a number that is not.
+// No option that is given beside a choice with which it has no effect.
+Status check_effects(Fields fields, const void* options);
+// What is said of a number that is not in its range.
 Status out_of_range(const tileloss_field& field, double number);
 // Everything but the values that may change from step to step.
 void hash_options(Fields fields, const void* options, Fingerprint& hash);

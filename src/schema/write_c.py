@@ -92,7 +92,7 @@ def c_member(option: Option) -> tuple[str, str]:
     if option.default is None:
         default, value = "not given", "TILELOSS_NOT_GIVEN"
     default += f": {option.absent}" if option.absent else ""
-    said = [f"1: {doc}" if kind == "flag" else doc, option.range, default]
+    said = [f"1: {doc}" if kind == "flag" else doc, option.range, default, option.condition]
     code = f"  {kinds.get(kind, f'tileloss_{kind}')} {option.name} {value};"
     return code, "; ".join(filter(None, said))
 
@@ -232,7 +232,15 @@ def states(needs: Sequence[str], *first: str) -> str:
     return " | ".join([*first, *(f"TILELOSS_STATE_{array.upper()}" for array in needs)])
 
 
-def field(option: Option, path: str, owner: str) -> str:
+def condition(option: Option, struct: Struct) -> str:
+    if not option.only_with:
+        return "nullptr, 0"
+    name, *named = option.only_with
+    choices = next(other.choices for other in struct.named if other.name == name)
+    return f'"{name}", {sum(1 << choices.index(choice) for choice in named)}'
+
+
+def field(option: Option, struct: Struct, path: str, owner: str) -> str:
     kind, edge = option.type.upper(), "0x1p62" if option.type == "int64" else "kUnbounded"
     match = RANGE.fullmatch(option.range)
     sign, above, bracket, least, most = match.groups("") if match else [""] * 5
@@ -244,7 +252,7 @@ def field(option: Option, path: str, owner: str) -> str:
         choices = f'"{"|".join(option.choices)}"'
     return (
         f'    {{"{option.name}", TILELOSS_FIELD_{kind}, {states(option.needs) or 0}, offsetof({owner}, {path}{option.name}), '
-        f"{default}, {least}, {most}, {is_above:d}, {bool(option.absent):d}, {choices}}},\n"
+        f"{default}, {least}, {most}, {is_above:d}, {bool(option.absent):d}, {choices}, {condition(option, struct)}}},\n"
     )
 
 
@@ -254,7 +262,7 @@ def fields_header(table: Table) -> str:
         name, path, owner = camel(struct.name), "", f"tileloss_{struct.name}_options"
         if not isinstance(struct, Function):  # it is part of every function's options
             path, owner = f"{struct.name}.", "tileloss_logprobs_options"
-        rows = "".join(field(option, path, owner) for option in struct.named)
+        rows = "".join(field(option, struct, path, owner) for option in struct.named)
         if rows:
             parts.append(f"inline constexpr tileloss_field k{name}Fields[] = {{\n{rows}}};\n")
         if struct.metrics:

@@ -81,7 +81,7 @@ def _option(option: Option) -> str:
     default = f"default {option.in_python or option.default}"
     if option.absent:
         default = f"None: {option.absent}"
-    return _entry(option.name, option.doc, choices, option.range, default)
+    return _entry(option.name, option.doc, choices, option.range, default, option.condition)
 
 
 def _entries(what: str, named: str, options: Sequence[Option], function: Function) -> list[str]:
@@ -98,7 +98,8 @@ def _entries(what: str, named: str, options: Sequence[Option], function: Functio
     entries = [_option(option) for option in options]
     if function.presets:
         said = "a method's name, which sets these; an option that is given overrides it"
-        entries.insert(0, _entry("preset", f"{', '.join(function.presets)}: {said}"))
+        about = " ".join(function.presets_doc.split())
+        entries.insert(0, _entry("preset", f"{', '.join(function.presets)}: {said}", about))
     return entries
 
 
@@ -129,5 +130,6 @@ def option_table(struct: Struct) -> str:
         values = values or f"{kind} {option.range}".strip()
         default = [f"`{option.default_text}`"] if option.default is not None else []
         default += [option.absent] if option.absent else []
-        text += f"| `{option.name}` | {values} | {': '.join(default)} | {option.doc} |\n"
+        said = "; ".join(filter(None, [option.doc, option.condition]))
+        text += f"| `{option.name}` | {values} | {': '.join(default)} | {said} |\n"
     return text

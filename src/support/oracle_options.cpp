@@ -94,7 +94,8 @@ reference::DistillationOptions make_oracle_options(const tileloss_distillation_o
   copy(from.divergence, to.divergence);
   copy(from.reduction, to.reduction);
   copy(from.beta, to.beta);
-  copy(from.alpha, to.alpha);
+  copy(from.label_weight, to.label_weight);
+  copy(from.divergence_weight, to.divergence_weight);
   copy(from.label_temperature, to.label_temperature);
   copy(from.num_items, to.num_items);
   copy(from.scale_by_temperature_squared, to.scale_by_temperature_squared);
@@ -111,7 +112,8 @@ reference::DistillationOptions make_oracle_options(const tileloss_sparse_distill
   copy(from.divergence, to.divergence);
   copy(from.reduction, to.reduction);
   copy(from.beta, to.beta);
-  copy(from.alpha, to.alpha);
+  copy(from.label_weight, to.label_weight);
+  copy(from.divergence_weight, to.divergence_weight);
   copy(from.label_temperature, to.label_temperature);
   copy(from.num_items, to.num_items);
   copy(from.scale_by_temperature_squared, to.scale_by_temperature_squared);

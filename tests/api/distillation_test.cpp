@@ -23,10 +23,10 @@ TEST_P(Distillation, AgreesForAllPairsOfOptions) {
                                    {"temperature_on", {"logits"}},
                                    {"divergence", {"0", "1", "2", "3", "4", "5", "6"}},
                                    {"beta", {"0.5", "0.1", "0.9"}},
-                                   {"alpha", {"0", "0.3", "1"}},
+                                   {"weights", {"0", "0.3", "1"}},
                                    {"teacher", {"normal", "wide", "narrow", "confident", "offset_plus", "the_student"}},
-                                   {"teacher_logit_scale", {"1", "0.5"}},
-                                   {"teacher_softcap", {"0", "20"}},
+                                   {"teacher_logit_scale", {"absent", "1", "0.5"}},
+                                   {"teacher_softcap", {"absent", "0", "20"}},
                                    {"teacher_temperature", {"absent", "1", "3"}},
                                    {"label_temperature", {"absent", "1", "0.5", "3"}},
                                    {"squared", {"no", "yes"}},
@@ -42,14 +42,15 @@ TEST_P(Distillation, AgreesForAllPairsOfOptions) {
     Numbers numbers;
     set_loss_options(s, spec.student, numbers, options);
     options.beta = s.number("beta");
-    options.alpha.value = s.number("alpha");
+    set_weights(options, s.number("weights"));
     if (!s.is("label_temperature", "absent")) options.label_temperature.value = s.number("label_temperature");
-    options.teacher_logit_scale = s.number("teacher_logit_scale");
-    options.teacher_softcap = s.number("teacher_softcap");
+    if (!s.is("teacher_logit_scale", "absent")) options.teacher_logit_scale = s.number("teacher_logit_scale");
+    if (!s.is("teacher_softcap", "absent")) options.teacher_softcap = s.number("teacher_softcap");
     options.scale_by_temperature_squared = s.is("squared", "yes") ? 1 : 0;
     if (!s.is("teacher_temperature", "absent")) {
       set_number(s, options.teacher_temperature, numbers.teacher_temperature, s.number("teacher_temperature"));
     }
+    leave_out_without_effect("distillation", options);
     PairCase c(spec);
     const auto ran = run_passes("distillation", s.level("passes"), c.student(), &options, wishes_of(s));
     return ran ? agrees(check_distillation(c, options)) : ran;
@@ -68,6 +69,7 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
       tileloss_distillation_options options = distillation_options(kind);
       options.logit.softcap = options.teacher_softcap = softcap;
       options.beta = 0.3;
+      leave_out_without_effect("distillation", options);
       ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
       EXPECT_EQ(float_at(c.args().loss, 0), 0) << kind;
       for (std::int64_t i = 0; i < 3; ++i) {
@@ -81,7 +83,7 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
 // -inf on either side or on both, at the label and elsewhere; NaN and +inf corrupt their row alone.
 TEST_P(Distillation, SpecialValuesAreTheOracles) {
   for (int kind = 0; kind < kDivergences; ++kind) {
-    for (const double alpha : {0.0, 0.5, 1.0}) {
+    for (const double share : {0.0, 0.5, 1.0}) {
       PairCaseSpec spec;
       spec.student = {.rows = 9, .vocab = 300, .format = GetParam(), .distribution = "normal", .extra_outputs = true};
       spec.student.per_row_loss = true;
@@ -98,9 +100,9 @@ TEST_P(Distillation, SpecialValuesAreTheOracles) {
       c.seal();
       tileloss_distillation_options options = distillation_options(kind);
       options.reduction = TILELOSS_REDUCTION_NONE;
-      options.alpha.value = alpha;
+      set_weights(options, share);
       ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
-      EXPECT_TRUE(agrees(check_distillation(c, options))) << "divergence " << kind << ", alpha " << alpha;
+      EXPECT_TRUE(agrees(check_distillation(c, options))) << "divergence " << kind << ", label_weight " << share;
     }
   }
 }
@@ -223,10 +225,13 @@ TEST(DistillationArguments, ThatCannotBeAreNamed) {
        [](Args& a, Options&) { a.teacher_logits = a.dlogits; }},
       {"beta: expected a number > 0 and < 1 with this divergence (at the ends it is a KL: forward_kl, reverse_kl), got 1.000000",
        [](Args&, Options& o) { o.beta = 1, o.divergence = TILELOSS_JSD; }},
-      {"alpha: expected a number >= 0 and <= 1, got 1.5", [](Args&, Options& o) { o.alpha.value = 1.5; }},
+      {"label_weight: expected a number >= 0, got -1", [](Args&, Options& o) { o.label_weight.value = -1; }},
+      {"divergence_weight: expected a number >= 0, got -0.5", [](Args&, Options& o) { o.divergence_weight.value = -0.5; }},
       {"teacher_logit_scale: expected a number > 0, got 0", [](Args&, Options& o) { o.teacher_logit_scale = 0; }},
-      {"labels: expected a vector, as alpha is not 0, got none",
-       [](Args& a, Options& o) { a.labels = {}, a.logp = a.lse = {}, o.alpha.value = 0.5; }},
+      {"beta: expected none with divergence = forward_kl, only with jsd or skew_forward_kl or skew_reverse_kl, got a number",
+       [](Args&, Options& o) { o.beta = 0.3; }},
+      {"labels: expected a vector, as label_weight is not 0, got none",
+       [](Args& a, Options& o) { a.labels = {}, a.logp = a.lse = {}, o.label_weight.value = 0.5; }},
       {"labels: expected a vector, for logp, got none", [](Args& a, Options&) { a.labels = {}, a.lse = {}; }},
       {"vocab_total: expected -1, and vocab_start 0: distillation takes no shards of the vocabulary without pair_state, "
        "got 200 and 0",

@@ -155,9 +155,9 @@ TEST_P(RandomLinear, DistillationAgreesForAllPairs) {
                                         {"row_block", {"0", "16"}},
                                         {"divergence", {"0", "1", "2", "3", "4", "5", "6"}},
                                         {"beta", {"0.5", "0.1"}},
-                                        {"alpha", {"0", "0.3"}},
+                                        {"weights", {"0", "0.3"}},
                                         {"squared", {"no", "yes"}},
-                                        {"teacher_softcap", {"0", "20"}},
+                                        {"teacher_softcap", {"absent", "0", "20"}},
                                         {"teacher_temperature", {"absent", "2"}},
                                         {"label_temperature", {"absent", "0.5", "3"}}}),
                           {}, 17);
@@ -174,11 +174,12 @@ TEST_P(RandomLinear, DistillationAgreesForAllPairs) {
     auto options = c.student().with_linear(options_of<tileloss_distillation_options>(s, spec.student));
     options.divergence = static_cast<std::int32_t>(s.integer("divergence"));
     options.beta = s.number("beta");
-    options.alpha.value = s.number("alpha");
+    set_weights(options, s.number("weights"));
     if (!s.is("label_temperature", "absent")) options.label_temperature.value = s.number("label_temperature");
     options.scale_by_temperature_squared = s.is("squared", "yes") ? 1 : 0;
-    options.teacher_softcap = s.number("teacher_softcap");
+    if (!s.is("teacher_softcap", "absent")) options.teacher_softcap = s.number("teacher_softcap");
     if (!s.is("teacher_temperature", "absent")) options.teacher_temperature.value = s.number("teacher_temperature");
+    leave_out_without_effect("distillation", options);
     tileloss_plan_options wishes = plan_options();
     wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
     wishes.cpu.row_block = s.integer("row_block");

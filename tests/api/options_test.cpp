@@ -38,6 +38,26 @@ TEST_P(OptionsOf, ADenominatorOfZeroGivesZero) {
   }
 }
 
+// A row with mask 0 is one whose label is ignore_index, whatever its own label is.
+TEST_P(OptionsOf, AMaskLeavesRowsOutAsALabelDoes) {
+  for (const tileloss_reduction reduction : {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_MEAN}) {
+    const tileloss_cross_entropy_options options{.label_smoothing = 0.1, .z_loss = 0.25, .reduction = reduction};
+    LogitsCase c({.rows = 9, .vocab = 100, .format = GetParam(), .per_row_loss = reduction == TILELOSS_REDUCTION_NONE});
+    std::vector<std::int64_t> ignored(c.labels().begin(), c.labels().end()), wrong = ignored;
+    std::vector<std::uint8_t> mask(9, 1);
+    for (const std::size_t i : {0, 3, 4, 8}) ignored[i] = -100, wrong[i] = 1 << 20, mask[i] = 0;
+    const auto outputs = [&](const std::vector<std::int64_t>& labels, bool has_mask) {
+      c.reset();
+      c.args().labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, 9);
+      c.args().mask = has_mask ? tileloss_make_vector(mask.data(), TILELOSS_UINT8, 9) : tileloss_vector{};
+      EXPECT_TRUE(runs_value_and_grad(c, options));
+      return outputs_of(c.args());
+    };
+    const auto wanted = outputs(ignored, false);
+    EXPECT_TRUE(same_bits(outputs(wrong, true), wanted));
+  }
+}
+
 // A plan made before the numbers are known serves all of them.
 TEST_P(OptionsOf, NumbersBehindPointersAreReadAtTheCall) {
   float temperature = 1, num_items = 1;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "tests/api/random_options.h"
 #include "tests/api/shards.h"
 #include "tests/shared/linear_pair_case.h"
 #include "tests/shared/pair_case.h"
@@ -86,8 +87,9 @@ TEST_P(PairShards, OfATeacherGiveWhatTheWholeGives) {
         with.student.extra_outputs = true;
         PairCase c(with);
         tileloss_distillation_options o{.divergence = divergence, .beta = 0.3};
-        if (variant >= 1) o.alpha.value = 0.4;
-        if (variant == 2) o.logit.softcap = 30;
+        leave_out_without_effect("distillation", o);
+        if (variant >= 1) set_weights(o, 0.4);
+        if (variant == 2) o.logit.softcap = 30, o.teacher_softcap = 0;
         if (variant == 3) {
           o.logit.temperature.value = 2;
           o.label_temperature.value = 0.7;
@@ -136,8 +138,9 @@ TEST(HeadPairShards, GiveWhatTheWholeGives) {
                               .float32_dhidden = true},
                   .teacher_hidden = 5});
     const tileloss_args& all = c.args();
-    const auto options =
-        c.student().with_linear(tileloss_distillation_options{.divergence = divergence, .beta = 0.3, .alpha = 0.4});
+    auto options = c.student().with_linear(tileloss_distillation_options{.divergence = divergence, .beta = 0.3});
+    set_weights(options, 0.4);
+    leave_out_without_effect("distillation", options);
     const auto gather = [&](const tileloss_matrix& hidden, const tileloss_matrix& head, RowStateArrays& merged) {
       auto args = init<tileloss_args>();
       args.hidden = hidden;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tests/api/random_options.h"
 #include "tests/api/shards.h"
 #include "tests/shared/policy_case.h"
 
@@ -16,6 +17,7 @@ tileloss_policy_loss_options with_preset(const char* preset) {
   tileloss_policy_loss_options options = policy_options(preset);
   options.epsilon_high.value = 0.3;
   options.max_length = 50;
+  leave_out_without_effect("policy_loss", options);
   return options;
 }
 

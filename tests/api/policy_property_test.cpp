@@ -43,7 +43,7 @@ std::vector<Factor> policy_factors() {
           {"ratio_level", {"token", "sequence"}},
           {"advantage_level", {"token", "sequence"}},
           {"aggregation", {"seq_mean_token_mean", "token_mean", "seq_mean_token_sum_norm", "seq_mean_token_sum", "sum", "none"}},
-          {"clip", {"default", "asymmetric", "delta", "dual_clip"}},
+          {"clip", {"default", "low", "asymmetric", "delta", "dual_clip"}},
           {"cispo_cap", {"raw", "one_plus", "cap_low"}},
           {"log_ratio_clamp", {"off", "0.2"}},
           {"sampler", {"off", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence"}},
@@ -94,11 +94,10 @@ void set_policy_options(const PairwiseSampler& s, Numbers& numbers, tileloss_pol
     EXPECT_TRUE(succeeds(tileloss_options_set_choice("policy_loss", &o, choice, s.level(choice).c_str())));
   }
   if (o.aggregation == TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM) o.max_length = 40;
-  if (!s.is("clip", "default")) {
-    o.epsilon_low.value = 0.1;
-    set_number(s, o.epsilon_high, numbers.epsilon_high, 0.28);
-  }
-  if (o.kind == TILELOSS_POLICY_CISPO && s.is("clip", "default")) o.epsilon_high.value = 1.1;
+  if (!s.is("clip", "default")) o.epsilon_low.value = 0.1;
+  const bool has_high = !s.is("clip", "default") && !s.is("clip", "low");
+  if (has_high) set_number(s, o.epsilon_high, numbers.epsilon_high, 0.28);
+  if (o.kind == TILELOSS_POLICY_CISPO && !has_high) o.epsilon_high.value = 1.1;
   if (s.is("clip", "delta")) o.delta.value = 1.25;
   if (s.is("clip", "dual_clip")) o.dual_clip.value = 1.35;
   if (s.is("cispo_cap", "one_plus")) o.cispo_cap = TILELOSS_CISPO_CAP_ONE_PLUS;
@@ -119,6 +118,7 @@ void set_policy_options(const PairwiseSampler& s, Numbers& numbers, tileloss_pol
     o.entropy_reduction = s.is("entropy_bonus", "as_loss") ? TILELOSS_ENTROPY_AS_LOSS : TILELOSS_ENTROPY_TOKEN_MEAN;
   }
   if (!s.is("num_items", "absent")) set_number(s, o.num_items, numbers.num_items, s.number("num_items"));
+  leave_out_without_effect("policy_loss", o);
 }
 
 PolicyCaseSpec policy_spec(const PairwiseSampler& s, NumberFormat format, std::uint64_t seed) {

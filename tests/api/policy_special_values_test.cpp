@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-#include "tests/api/calls.h"
+#include "tests/api/random_options.h"
 #include "tests/shared/policy_case.h"
 
 namespace tileloss::test {
@@ -26,6 +26,7 @@ struct Corrupted {
     EXPECT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
     options.aggregation = TILELOSS_AGGREGATION_NONE;
     options.epsilon_high.value = 4;
+    leave_out_without_effect("policy_loss", options);
     for (std::int64_t i = 0; i < kRows * kVocab; ++i) x.push_back(static_cast<float>(i % 37) * 0.125F - 2);
     for (std::int64_t i = 0; i < kRows; ++i) labels.push_back(3 * i);
     corrupt(&x[static_cast<std::size_t>(kCorrupted * kVocab)], labels[kCorrupted]);
@@ -127,6 +128,7 @@ TEST(PolicySpecialLogps, NanIsWhereTheOracleHasIt) {
           tileloss_policy_loss_options options;
           ASSERT_EQ(tileloss_options_preset("policy_loss", preset, &options, sizeof options), TILELOSS_OK);
           options.epsilon_high.value = 4;
+          leave_out_without_effect("policy_loss", options);
           options.beta.value = variant == 0 ? 0 : 0.1;
           options.kl_estimator = estimator;
           options.kl_importance = variant == 2 ? 1 : 0;

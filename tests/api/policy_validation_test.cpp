@@ -84,6 +84,7 @@ TEST(PolicyValidation, OptionsThatExcludeEachOther) {
         }},
        {"sampler_min", "<= sampler_max = 1.000000", "2.000000",
         [](PolicyCall& c) {
+          c.options.sampler_correction = TILELOSS_SAMPLER_MASK;
           c.options.sampler_min = 2;
           c.options.sampler_max = 1;
         }},
@@ -98,15 +99,43 @@ TEST(PolicyValidation, OptionsThatExcludeEachOther) {
           c.options.entropy_coef.value = 1;
           c.args().loss.size = 6;
         }},
-       {"num_items", "only the aggregations token_mean and sum", "a number", number(&O::num_items, 4)},
-       {"num_items", "only the aggregations token_mean and sum", "a number",
-        [](PolicyCall& c) { c.options.num_items.pointer = &c.scalar; }},
        {"max_length", "seq_mean_token_sum_norm divides by it", "none", option(&O::aggregation, TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM)},
        {"schedule", "auto or sweeps", "stash",
         [](PolicyCall& c) {
           c.options.ratio_level = TILELOSS_LEVEL_SEQUENCE;
           c.wishes.cpu.schedule = TILELOSS_SCHEDULE_STASH;
         }}},
+      When::kPlan);
+}
+
+TEST(PolicyValidation, OptionsWithoutEffect) {
+  const auto with = [](tileloss_policy_kind kind, const auto& give) {
+    return [=](PolicyCall& c) {
+      c.options.kind = kind;
+      if (kind == TILELOSS_POLICY_CISPO) c.options.epsilon_high.value = 5;
+      give(c);
+    };
+  };
+  constexpr tileloss_policy_kind kClip = TILELOSS_POLICY_CLIP, kCispo = TILELOSS_POLICY_CISPO, kSapo = TILELOSS_POLICY_SAPO;
+  expect_refusals(
+      {{"num_items", "none with aggregation = seq_mean_token_mean, only with token_mean or sum", "a number",
+        number(&O::num_items, 4)},
+       {"num_items", "none with aggregation", "a number", [](PolicyCall& c) { c.options.num_items.pointer = &c.scalar; }},
+       {"max_length", "none with aggregation = seq_mean_token_mean, only with seq_mean_token_sum_norm", "a number",
+        option(&O::max_length, std::int64_t{9})},
+       {"epsilon_low", "none with kind = cispo, only with clip", "a number", with(kCispo, number(&O::epsilon_low, 0.1))},
+       {"epsilon_high", "none with kind = sapo, only with clip or cispo", "a number", with(kSapo, number(&O::epsilon_high, 0.3))},
+       {"delta", "none with kind = cispo", "a number", with(kCispo, number(&O::delta, 2))},
+       {"dual_clip", "none with kind = sapo", "a number", with(kSapo, number(&O::dual_clip, 2))},
+       {"cap_low", "none with kind = clip", "a number", number(&O::cap_low, 0.5)},
+       {"cispo_cap", "none with kind = clip, only with cispo", "one_plus", option(&O::cispo_cap, TILELOSS_CISPO_CAP_ONE_PLUS)},
+       {"tau_pos", "none with kind = clip, only with sapo", "a number", option(&O::tau_pos, 2.0)},
+       {"tau_neg", "none with kind = clip", "a number", option(&O::tau_neg, 2.0)},
+       {"vespo_k_neg", "none with kind = clip, only with vespo", "a number", with(kClip, option(&O::vespo_k_neg, 2.0))},
+       {"sampler_min", "none with sampler_correction = off, only with truncate or mask", "a number",
+        option(&O::sampler_min, 0.5)},
+       {"sampler_max", "none with sampler_correction = off", "a number", option(&O::sampler_max, 2.0)},
+       {"sampler_level", "none with sampler_correction = off", "sequence", option(&O::sampler_level, TILELOSS_LEVEL_SEQUENCE)}},
       When::kPlan);
 }
 

@@ -67,6 +67,11 @@ TEST(Validation, OptionsOutsideTheirRange) {
                   {"z_loss", ">= 0", "inf", [](Call& c) { c.options.z_loss = kInf; }},
                   {"num_items", ">= 0", "-1", [](Call& c) { c.options.num_items.value = -1; }},
                   {"num_items", ">= 0", "inf", [](Call& c) { c.options.num_items.value = kInf; }},
+                  {"num_items", "none with reduction = sum, only with mean", "a number",
+                   [](Call& c) {
+                     c.options.reduction = TILELOSS_REDUCTION_SUM;
+                     c.options.num_items.value = 7;
+                   }},
                   {"reduction", "none|sum|mean", "3", [](Call& c) { c.options.reduction = 3; }}},
                  When::kPlan);
 }

@@ -36,12 +36,12 @@ TEST_P(GradcheckDistillation, TheKernelsPassOnEveryInstructionSet) {
   for (const std::string& isa : supported_isas()) {
     for (const std::vector<std::string>& variant : std::vector<std::vector<std::string>>{
              {},
-             {"reduction=none", "upstream=per_row", "alpha=0", "kernel.in_place=true",
+             {"reduction=none", "upstream=per_row", "label_weight=0", "divergence_weight=1", "kernel.in_place=true",
               "source.special_rows=[same,confident,opposite,teacher_zeros,student_zeros,both_zeros,teacher_nan,student_inf]"},
              {"reduction=sum", "source.teacher=wide", "source.special_rows=[]", "kernel.row_groups=true", "valid_vocab=200",
               "teacher_softcap=20", "teacher_logit_scale=0.5", "mask_prob=0"},
-             {"num_items=12.5", "source.teacher_noise=0.01", "softcap=20", "alpha=1", "token_weights=none", "upstream=ones",
-              "source.special_rows=[same,confident,teacher_zeros]"}}) {
+             {"num_items=12.5", "source.teacher_noise=0.01", "softcap=20", "label_weight=1", "divergence_weight=0",
+              "token_weights=none", "upstream=ones", "source.special_rows=[same,confident,teacher_zeros]"}}) {
       std::vector<std::string> sets = {"divergence=" + divergence, "dtype=" + dtype, "kernel.isa=" + isa};
       sets.insert(sets.end(), variant.begin(), variant.end());
       const GradcheckCall check(kConfig, joined(kSmall, sets));
@@ -101,7 +101,8 @@ TEST(GradcheckDistillationKernels, ThatComputeSomethingElseAreRejected) {
       {
           {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
           {"beta", [](Function& f, tileloss_args&) { f.reset("beta"); }},
-          {"alpha", [](Function& f, tileloss_args&) { f.reset("alpha"); }},
+          {"label_weight", [](Function& f, tileloss_args&) { f.reset("label_weight"); }},
+          {"divergence_weight", [](Function& f, tileloss_args&) { f.reset("divergence_weight"); }},
           {"label_temperature", [](Function& f, tileloss_args&) { f.reset("label_temperature"); }},
           {"teacher_temperature", [](Function& f, tileloss_args&) { f.reset("teacher_temperature"); }},
           {"square", [](Function& f, tileloss_args&) { f.reset("scale_by_temperature_squared"); }},
@@ -140,7 +141,7 @@ TEST(GradcheckDistillationProgram, ReportsWhatItChecked) {
 TEST(GradcheckDistillationProgram, ConfigErrorsNameTheKey) {
   expect_config_errors(kConfig, {{{"divergence=kl"}, "divergence: 'kl' is none of forward_kl, "},
                                  {{"beta=1"}, "beta: expected a number > 0 and < 1"},
-                                 {{"alpha=1.5"}, "alpha: "},
+                                 {{"label_weight=-1"}, "label_weight: "},
                                  {{"source.teacher=far"}, "source.teacher: 'far' is none of near, same, normal, "},
                                  {{"source.special_rows=[sure]"}, "source.special_rows: 'sure' is none of same, "},
                                  {{"outputs=[divergences]"}, "outputs: 'divergences' is none of"},
@@ -176,7 +177,8 @@ class StoredTeacher : public testing::Test {
 TEST_F(StoredTeacher, IsReadBesideTheLogits) {
   const std::string path = write("t", "BF16", {16, 30522});
   const std::string output = "output=" + (folder_.path() / "r.jsonl").string();
-  const ProgramResult result = check({path, "source.teacher=t", output, "alpha=0", "divergence=reverse_kl", "temperature=1"});
+  const ProgramResult result =
+      check({path, "source.teacher=t", output, "label_weight=0", "divergence=reverse_kl", "temperature=1"});
   ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
   // KL(p | uniform) = log V - H(p), in means over the rows in use.
   const Json line = read_results(folder_.path() / "r.jsonl").lines.at(0);
@@ -184,7 +186,8 @@ TEST_F(StoredTeacher, IsReadBesideTheLogits) {
   EXPECT_LT(line["loss_ref"], std::log(30522.0));
   EXPECT_EQ(line["shape/rows_used"], 14);
   // Of the student's own logits the loss is 0, and so is the gradient.
-  const ProgramResult same = check({"source.teacher=logits", "alpha=0", "expect_mostly_zero=true", "mutants=false", output});
+  const ProgramResult same =
+      check({"source.teacher=logits", "label_weight=0", "expect_mostly_zero=true", "mutants=false", output});
   EXPECT_EQ(same.exit_code, kExitPass) << same.out << same.err;
   EXPECT_EQ(read_results(folder_.path() / "r.jsonl").lines.at(1)["loss_kernel"], 0.0);
 }

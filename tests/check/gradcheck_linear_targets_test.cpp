@@ -54,8 +54,8 @@ TEST(GradcheckLinearTargets, TheKernelsPassInEveryStorageAndLayout) {
       {"reduction=sum", "valid_vocab=300", "mask_prob=0", "dhead_dtype=head", "accumulate=true"},
       {"num_items=12.5", "softcap=20", "token_weights=none", "upstream=ones", "compute_dtype=float32", "gradients=[dhidden]"}};
   const std::map<std::string, std::vector<Sets>> more = {
-      {kDistillation, {{}, {"alpha=0"}, {"teacher_softcap=20", "teacher_logit_scale=0.5"}, {"teacher_hidden_size=1"}}},
-      {kSparse, {{}, {"alpha=0"}, {"source.teacher_columns=1"}, {"label_temperature=3"}}},
+      {kDistillation, {{}, {"label_weight=0"}, {"teacher_softcap=20", "teacher_logit_scale=0.5"}, {"teacher_hidden_size=1"}}},
+      {kSparse, {{}, {"label_weight=0"}, {"source.teacher_columns=1"}, {"label_temperature=3"}}},
       {kSoft, {{}, {"label_smoothing=0"}, {"class_weights=none"}, {"source.probs_zeros=0.99"}}}};
   const std::vector<Case> all = cases();
   for (const std::string& isa : supported_isas()) {

@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(Of, GradcheckSparse, testing::Values("fp32", "bf16", "f
 TEST_P(GradcheckSparse, TheKernelsPassOnEveryInstructionSet) {
   const std::vector<std::vector<std::string>> variants = {
       {"source.special_rows=[no_columns, gaps]"},
-      {"reduction=none", "upstream=per_row", "alpha=0", "kernel.in_place=true", "mask_prob=0.5",
+      {"reduction=none", "upstream=per_row", "label_weight=0", "kernel.in_place=true", "mask_prob=0.5",
        "source.special_rows=[no_columns, gaps, doubled, teacher_zero, student_zero, teacher_nan, student_inf]"},
       {"num_items=12.5", "source.teacher_columns=1", "source.special_rows=[]", "kernel.row_groups=false", "valid_vocab=200",
        "softcap=20", "token_weights=none", "expect_mostly_zero=true"}};

@@ -80,7 +80,7 @@ def dense(options: dict, student: Tensor, teacher: Tensor) -> Tensor:
     if options["temperature_squared"]:
         d = d * options["student"]["temperature"] ** 2
     ce = F.cross_entropy(z, torch.tensor(LABELS), reduction="none")
-    loss = options["alpha"] * ce + (1 - options["alpha"]) * d
+    loss = options["label_weight"] * ce + options["divergence_weight"] * d
     weights = torch.tensor(WEIGHTS if options["weighted"] else [1.0] * ROWS, dtype=torch.float64)
     total = (weights * loss)[USED].sum()
     if options["reduction"] == "mean":
@@ -91,12 +91,20 @@ def dense(options: dict, student: Tensor, teacher: Tensor) -> Tensor:
 def dense_cases() -> list[dict]:
     from trl.experimental.gkd.gkd_trainer import GKDTrainer
 
-    plain = {"student": PLAIN, "teacher": PLAIN, "alpha": 0.0, "weighted": False, "num_items": None}
+    plain = {
+        "student": PLAIN,
+        "teacher": PLAIN,
+        "label_weight": 0.0,
+        "divergence_weight": 1.0,
+        "weighted": False,
+        "num_items": None,
+    }
     plain |= {"temperature_squared": False, "reduction": "sum"}
     full = {
         "student": {"scale": 0.75, "softcap": 3.0, "temperature": 2.0},
         "teacher": {"scale": 1.25, "softcap": 0.0, "temperature": 1.5},
-        "alpha": 0.25,
+        "label_weight": 0.25,
+        "divergence_weight": 0.75,
         "weighted": True,
         "num_items": None,
         "temperature_squared": True,

@@ -135,6 +135,14 @@ TEST(PolicyClip, InsideOutsideAndBothSigns) {
   }
 }
 
+TEST(PolicyClip, TheUpperBoundIsAsFarAsTheLowerUnlessGiven) {
+  float low = 0.125F;
+  const auto drop = [](Batch& b) { b.options.epsilon_high.value = kNan; };
+  EXPECT_NEAR(token(TILELOSS_POLICY_CLIP, 2, 2, drop).loss, -3, 1e-14);
+  const auto behind = [&](Batch& b) { drop(b), b.options.epsilon_low.pointer = &low; };
+  EXPECT_NEAR(token(TILELOSS_POLICY_CLIP, 2, 2, behind).loss, -2.25, 1e-14);
+}
+
 // rho = 1 exactly, and both bounds on it.
 TEST(PolicyClip, OnABoundTheGradientIsTheFullOne) {
   for (const float advantage : {3.0F, -3.0F}) {

@@ -66,6 +66,7 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     *,
+    mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -74,7 +75,7 @@ def cross_entropy(
     **options: Any,
 ) -> Tensor:
     is_soft = target.is_floating_point()
-    rows, z, used, y = row_outputs(x, None if is_soft else target, **options)
+    rows, z, used, y = row_outputs(x, None if is_soft else target, mask, **options)
     classes = z.shape[-1]
     c = torch.ones(classes).double() if weight is None else weight[:classes]
     w = used.double() if token_weights is None else token_weights.view(used.shape) * used
@@ -150,7 +151,8 @@ def _distilled(
     *,
     divergence: str = "forward_kl",
     beta: float = 0.5,
-    alpha: Any = 0.0,
+    label_weight: Any = 0.0,
+    divergence_weight: Any = 1.0,
     temperature: Any = 1.0,
     label_temperature: Any = None,
     scale_by_temperature_squared: bool = False,
@@ -169,7 +171,7 @@ def _distilled(
     found = divergence_of(*pair(z.log_softmax(-1), log_q), divergence, beta) * used
     scale = temperature**2 if scale_by_temperature_squared else 1.0
     w = used.double() if token_weights is None else token_weights.view(used.shape) * used
-    loss = w * (alpha * -of_label.logp + (1 - alpha) * scale * found)
+    loss = w * (label_weight * -of_label.logp + divergence_weight * scale * found)
     loss = reduced(loss, w, reduction, num_items)
     if not outputs:
         return loss
@@ -190,14 +192,16 @@ def distillation(
     teacher: Tensor,
     target: Tensor | None = None,
     *,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
+    teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None,
     teacher_temperature: Any = None,
     **options: Any,
 ) -> Any:
+    scale = options.get("logit_scale", 1.0) if teacher_logit_scale is None else teacher_logit_scale
+    softcap = options.get("softcap", 0.0) if teacher_softcap is None else teacher_softcap
     temperature = teacher_temperature or options.get("temperature", 1.0)
     teacher = teacher[..., : options.get("valid_vocab")]
-    log_q = transformed(teacher, teacher_logit_scale, teacher_softcap, temperature).log_softmax(-1)
+    log_q = transformed(teacher, scale, softcap, temperature).log_softmax(-1)
     return _distilled(x, log_q, lambda log_p, log_q: (log_p, log_q), target, **options)
 
 

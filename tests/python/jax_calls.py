@@ -47,8 +47,8 @@ def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
     if problem.function == "logprobs":
         named["outputs"] = OUTPUTS
     elif problem.function == "cross_entropy":
-        named["weight"] = tensors.get("class_weights")
-        named["token_weights"] = tensors.get("token_weights")
+        named["weight"] = tensors.pop("class_weights", None)
+        named |= tensors
     else:
         named |= {"preset": problem.preset, "return_metrics": True, **tensors}
         if length := problem.sequence_length:

@@ -103,7 +103,7 @@ def preset_options(preset: str) -> dict[str, Any]:
 
 
 def with_weights(problem: Problem, which: int) -> Problem:
-    """``which``: bits, 1 token weights, 2 class weights."""
+    """``which``: bits, 1 token weights, 2 class weights; with both a mask too."""
     random, tensors = np.random.default_rng(which), dict(problem.tensors)
     if which & 1:
         tensors["token_weights"] = random.uniform(0, 2, ROWS).astype(np.float32)
@@ -111,4 +111,6 @@ def with_weights(problem: Problem, which: int) -> Problem:
         tensors["token_weights"][problem.labels == problem.option("ignore_index")] = np.nan
     if which & 2:
         tensors["class_weights"] = random.uniform(0, 2, problem.classes).astype(np.float32)
+    if which == 3:
+        tensors["mask"] = (np.arange(ROWS) % 4 > 0).astype(np.float32)
     return problem.but(tensors=tensors)

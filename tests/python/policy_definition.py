@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 DEFAULTS: dict[str, Any] = {
     "kind": "clip", "ratio_level": "token", "aggregation": "seq_mean_token_mean", "cispo_cap": "raw",
-    "epsilon_low": 0.2, "epsilon_high": 0.2, "delta": math.inf, "dual_clip": math.inf, "cap_low": 0.0,
+    "epsilon_low": 0.2, "epsilon_high": None, "delta": math.inf, "dual_clip": math.inf, "cap_low": 0.0,
     "tau_pos": 1.0, "tau_neg": 1.05, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0,
     "vespo_lambda_neg": 2.0, "log_ratio_clamp": math.inf, "sampler_correction": "off",
     "sampler_level": "token", "sampler_min": 0.0, "sampler_max": math.inf,
@@ -77,7 +77,8 @@ class PolicyDefinition:
         advantages = self.tokens.advantages
         if self.kind == "clip":
             one = torch.ones(()).double()
-            return self.clip_loss(rho, one - self.epsilon_low, one + self.epsilon_high)
+            high = self.epsilon_low if self.epsilon_high is None else self.epsilon_high
+            return self.clip_loss(rho, one - self.epsilon_low, one + high)
         if self.kind == "cispo":
             cap = self.epsilon_high + (self.cispo_cap == "one_plus")
             return -rho.detach().clamp(self.cap_low, cap) * advantages * logp

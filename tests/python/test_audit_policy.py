@@ -109,7 +109,8 @@ def test_a_loss_that_forgets_a_bound_fails(
     (chosen,) = (case for case in POLICY if case.name == name)
     folder = cells.prepare(PROGRAM, chosen, tmp_path)
     case = read_case(folder / "inputs.safetensors")
-    options = {"epsilon_high": 0.2, **case.options}  # it stays where it is without epsilon_low
+    # It stays where it is without epsilon_low.
+    options = {"epsilon_high": case.options.get("epsilon_low", 0.2), **case.options}
     for planted in (False, True):
         changed = options | ({forgotten: to} if planted else {})
         given = {name: value for name, value in changed.items() if value is not None}

@@ -54,6 +54,8 @@ def test_what_is_stale_is_named_and_written(
         (Z_LOSS, Z_LOSS.replace("default = 0, ", ""), rf"{OPTIONS}\.z_loss: default: .*got None"),
         (Z_LOSS, Z_LOSS.replace("doc", 'absent = "off", doc'), rf"{OPTIONS}\.z_loss: absent: .*got 'off'"),
         (Z_LOSS, Z_LOSS.replace("doc", 'needs = ["z"], doc'), rf"{OPTIONS}\.z_loss: needs: .*got z"),
+        ('only_with = ["reduction", "mean"]', 'only_with = ["shrink", "mean"]', r"only_with: expected reduction, got 'shrink'"),
+        ('only_with = ["reduction", "mean"]', 'only_with = ["reduction", "mode"]', r"only_with: .*got mode"),
         ('"reduction", default = "mean"', '"reduction", default = "median"', r"default: .*got 'median'"),
         ('accumulate = { type = "flag", default = false', 'accumulate = { type = "flag", default = 0', r"accumulate: default"),
         ('gspo = { kind = "clip"', 'gspo = { kind = "clop"', r"presets\.gspo\.kind: expected clip, .*got 'clop'"),
@@ -121,13 +123,16 @@ def f(
     assert (
         "    Options of f:\n        logit_scale: multiplies the logits; > 0; default 1.\n" in made
     )
-    assert "        num_items: mean's denominator, of no other reduction; >= 0; None: " in made
+    assert (
+        "        num_items: mean's denominator; >= 0; None: the weights are summed; only with"
+        in made
+    )
     rows = "    mask: Tensor | None = None,\n    token_weights: Tensor | None = None,\n"
     assert f"{rows}    logit_scale: float = 1.0,\n" in made
     inputs = ("target_probs", "target"), ("labels", "target"), ("mask", "mask")
     assert "".join(f'        "{name}": {given},\n' for name, given in inputs) in made
     assert '        "label_smoothing": label_smoothing,\n        "num_items": num_items,\n' in made
-    assert "        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows" in made
+    assert "        mask: [...] or flat [N], any numbers; rows with 0 are neither read" in made
     assert "labels:" not in made and "target_probs:" not in made
     assert "temperature:" not in made and '"valid_vocab"' not in made
     assert generate.with_regions("f.py", made, read(TEXT)) == made

@@ -111,7 +111,7 @@ def case_of(name: str) -> Case:
     if name == "distillation":
 
         def mixed(x: Any, teacher: Any, labels: Any) -> Any:
-            return distillation(x, teacher, labels, alpha=0.3)
+            return distillation(x, teacher, labels, label_weight=0.3, divergence_weight=0.7)
 
         return Case(mixed, 1, (logits, 2 * logits[::-1], labels), (2,))
     if name == "policy_loss":

@@ -28,8 +28,14 @@ CAPPED = {
     "logit_scale": 0.75,
     "softcap": 3.0,
     "teacher_logit_scale": 1.25,
+    "teacher_softcap": 0.0,
     "scale_by_temperature_squared": True,
 }
+
+
+def with_beta(kind: str, beta: float) -> dict[str, float]:
+    """Of the divergences that have one."""
+    return {"beta": beta} if kind == "jsd" or kind.startswith("skew") else {}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +55,7 @@ def step(implementation: str, kind: str, beta: float, is_capped: bool) -> Any:
             teacher,
             labels,
             divergence=kind,
-            beta=beta,
+            **with_beta(kind, beta),
             token_weights=weights,
             valid_vocab=VALID,
             outputs=DistillationRows._fields if kind == "forward_kl" else ("divergence", "logp"),
@@ -67,7 +73,8 @@ def run(
     numbers = {
         "temperature": 1.0,
         "teacher_temperature": np.nan,  # not given
-        "alpha": 0.0,
+        "label_weight": 0.0,
+        "divergence_weight": 1.0,
         "num_items": 1.0,
     } | given
     x, of_teacher = (jnp.asarray(rows, jnp.float32) for rows in (student, teacher))
@@ -107,7 +114,8 @@ def test_other_programs_values(implementation: str, kind: str, beta: float) -> N
             weights=VALUES["token_weights"] if case["weighted"] else None,
             temperature=student["temperature"],
             teacher_temperature=teacher["temperature"],
-            alpha=case["alpha"],
+            label_weight=case["label_weight"],
+            divergence_weight=case["divergence_weight"],
             num_items=1.0 if case["reduction"] == "sum" else items,
         )
         assert loss == pytest.approx(case["loss"], rel=2e-6)
@@ -186,8 +194,10 @@ def test_a_row_that_is_no_logits_is_nan_and_leaves_the_others_alone(
     for name in others:
         assert getattr(rows, name)[3] == getattr(clean, name)[3]
     assert not any(np.asarray(x)[1] for x in rows)
-    # Whatever its weight is: D is not looked at where alpha is 1.
-    assert np.isnan(run(program, x, teacher, alpha=1.0)[2][3, :VALID]).all()
+    # Whatever its weight is: D is not looked at where divergence_weight is 0.
+    assert np.isnan(
+        run(program, x, teacher, label_weight=1.0, divergence_weight=0.0)[2][3, :VALID]
+    ).all()
 
 
 def test_a_part_without_weight_is_left_out(implementation: str) -> None:
@@ -195,7 +205,7 @@ def test_a_part_without_weight_is_left_out(implementation: str) -> None:
     x, teacher = (np.array(VALUES[name], np.float32) for name in ("student", "teacher"))
     teacher[0, 1] = -np.inf
     assert run(program, x, teacher)[0] == np.inf
-    loss, rows, _ = run(program, x, teacher, alpha=1.0)
+    loss, rows, _ = run(program, x, teacher, label_weight=1.0, divergence_weight=0.0)
     assert loss == pytest.approx(-float(rows.logp.sum()), rel=1e-6)
     assert run(program, x, teacher, num_items=0.0)[0] == 0
 
@@ -211,7 +221,14 @@ def test_a_label_out_of_range_is_nan_in_its_row(implementation: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"alpha": 1.5}, {"num_items": -1.0}, {"teacher_temperature": -1.0}], ids=str
+    "option",
+    [
+        {"label_weight": -1.5},
+        {"divergence_weight": -0.5},
+        {"num_items": -1.0},
+        {"teacher_temperature": -1.0},
+    ],
+    ids=str,
 )
 def test_a_number_that_only_the_program_knows_to_be_wrong_makes_all_nan(
     implementation: str, option: dict[str, float]
@@ -235,6 +252,17 @@ def batch(dtype: Any, width: int = 1003) -> tuple[Any, Any, Any]:
     return x, teacher, jnp.asarray(labels, jnp.int32)
 
 
+def test_the_teachers_transform_is_the_students_unless_given(implementation: str) -> None:
+    x, teacher = 3 * jax.random.normal(jax.random.key(2), (2, 5, 60))
+
+    def loss(**options: Any) -> Any:
+        given = {"softcap": 4.0, "logit_scale": 0.6, **options}
+        return distillation(x, teacher, implementation=implementation, **given)
+
+    found, named = loss(), loss(teacher_softcap=4.0, teacher_logit_scale=0.6)
+    assert found == named != loss(teacher_softcap=0.0)
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind", "how"),
     [
@@ -253,7 +281,8 @@ def test_value_gradient_and_rows_are_those_of_float64(
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if how.get("reduction") == "none" else 3.0
 
     options = {
-        "divergence": kind, "beta": 0.3, "alpha": 0.25, "temperature": 2.0, "token_weights": weights,
+        "divergence": kind, **with_beta(kind, 0.3), "label_weight": 0.25, "divergence_weight": 0.75,
+        "temperature": 2.0, "token_weights": weights,
         "scale_by_temperature_squared": True,
         "outputs": ("divergence", "entropy", "teacher_entropy", "agreement"), **how,
     }  # fmt: skip
@@ -317,7 +346,12 @@ def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
     weights = jnp.linspace(0.5, 1.5, 10).reshape(2, 5)
 
     def loss(x: Any, teacher: Any, labels: Any, weights: Any) -> Any:
-        options = {"divergence": "reverse_kl", "alpha": 0.5, "token_weights": weights}
+        options = {
+            "divergence": "reverse_kl",
+            "label_weight": 0.5,
+            "divergence_weight": 0.5,
+            "token_weights": weights,
+        }
         return distillation(x, teacher, labels, reduction="sum", **options)
 
     both = jax.value_and_grad(loss)
@@ -386,10 +420,10 @@ def test_the_choice_of_an_implementation() -> None:
         ({"labels": jnp.zeros((2, 5))}, TypeError, "labels: expected integers, got float32"),
         ({"mask": jnp.zeros(3)}, ValueError, r"mask: expected labels' shape \[2, 5\], or \[10\], got \[3\]"),
         ({"token_weights": jnp.zeros((5, 2))}, ValueError, r"token_weights: expected labels' shape \[2, 5\], or \[10\]"),
-        ({"alpha": 0.5}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
-        ({"alpha": jnp.float32(0.5)}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
-        ({"alpha": 1.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "alpha: expected a number >= 0 and <= 1, got 1.5"),
-        ({"alpha": -0.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "alpha: expected"),
+        ({"label_weight": 0.5}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
+        ({"label_weight": jnp.float32(0.5)}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
+        ({"divergence_weight": -1.5}, ValueError, "divergence_weight: expected a number >= 0, got -1.5"),
+        ({"label_weight": -0.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "label_weight: expected"),
         ({"outputs": "logp"}, ValueError, "labels: expected a vector, for logp, got none"),
         ({"outputs": ("margin",)}, ValueError, "outputs: expected names among divergence, .*, got margin"),
         ({"divergence": "kl"}, ValueError, "divergence: expected one of forward_kl, .*, got 'kl'"),

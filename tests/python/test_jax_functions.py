@@ -471,7 +471,7 @@ def test_debug_nans_raises_for_results_alone(name: str) -> None:
         if name == "logprobs":
             return logprobs(x, y, outputs=("logp", "entropy")).entropy.sum()
         if name == "distillation":
-            return distillation(x, x + 1, y, alpha=0.5)
+            return distillation(x, x + 1, y, label_weight=0.5, divergence_weight=0.5)
         return cross_entropy(x, y)
 
     bad = x.at[0, 0, 0].set(jnp.nan)

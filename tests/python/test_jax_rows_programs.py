@@ -314,6 +314,16 @@ def test_choices_are_those_of_the_schema() -> None:
         ({"epsilon_low": -1.0}, ValueError, "epsilon_low: expected a number >= 0"),
         ({"beta": jnp.float32(0.1)}, ValueError, "ref_logp: expected a float32 vector"),
         ({"kind": "cispo"}, ValueError, "epsilon_high: expected a number"),
+        (
+            {"delta": jnp.float32(2), "kind": "sapo"},
+            ValueError,
+            "delta: expected none with kind = sapo",
+        ),
+        (
+            {"sampler_max": 2.0},
+            ValueError,
+            "sampler_max: expected none with sampler_correction = off",
+        ),
         ({"advantage_level": "token"}, ValueError, "advantages.size: expected 21"),
     ],
 )

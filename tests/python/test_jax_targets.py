@@ -86,7 +86,7 @@ def test_two_heads_are_autograd_s(
     student = [arrays["hidden"], arrays["head"].T, arrays["bias"]]
     wanted, gradients = exact(
         "linear_distillation", student, arrays["teacher_hidden"], arrays["teacher_head"].T, labels,
-        teacher_bias=arrays["teacher_bias"], divergence=kind, alpha=0.3,
+        teacher_bias=arrays["teacher_bias"], divergence=kind, label_weight=0.3, divergence_weight=0.7,
         label_temperature=label_temperature, reduction="none", upstream=upstream,
     )  # fmt: skip
     rows = wanted["loss"]
@@ -100,7 +100,8 @@ def test_two_heads_are_autograd_s(
             **rest,
             labels=labels,
             divergence=kind,
-            alpha=0.3,
+            label_weight=0.3,
+            divergence_weight=0.7,
             label_temperature=label_temperature,
             outputs=("divergence", "agreement"),
             implementation=of,
@@ -160,7 +161,12 @@ def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
 
     def loss(hidden: Any, head: Any, of_teacher: Any, labels: Any) -> Any:
         rest = arrays["teacher_head"]
-        options = {"divergence": "reverse_kl", "alpha": 0.5, "reduction": "sum"}
+        options = {
+            "divergence": "reverse_kl",
+            "label_weight": 0.5,
+            "divergence_weight": 0.5,
+            "reduction": "sum",
+        }
         return linear_distillation(hidden, head, of_teacher, rest, labels, **options)
 
     both = jax.value_and_grad(loss, (0, 1))
@@ -194,7 +200,7 @@ def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
         ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected hidden's leading dimensions \[2, 5\], got"),
         ({"mask": jnp.zeros(3)}, ValueError, r"mask: expected labels' shape \[2, 5\], or \[10\], got \[3\]"),
         ({"compute_dtype": "int8"}, ValueError, "compute_dtype: expected float32 or bfloat16, got int8"),
-        ({"alpha": 0.5}, ValueError, "labels: expected a vector, as alpha is not 0, got none"),
+        ({"label_weight": 0.5}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
         ({"outputs": ("entropie",)}, ValueError, "outputs: expected names among divergence"),
         ({"implementation": "pallas_tpu"}, ValueError, "can do this: pallas_tpu has no kernels of this loss"),
     ],
@@ -260,12 +266,6 @@ def test_class_probabilities_with_a_head(implementation: str) -> None:
     assert all(relative(*pair) < 3e-6 for pair in zip(slopes, (dhidden, dhead.T), strict=True))
 
 
-def test_special_values_beside_class_probabilities(implementation: str) -> None:
-    x = jnp.zeros((4, 6)).at[0, 1].set(-jnp.inf).at[1, 2].set(-jnp.inf).at[3, 0].set(jnp.nan)
-    q = jnp.full((4, 6), 1 / 6).at[0, 1].set(0.0).at[2, 4].set(jnp.nan)
-
-    def rows(x: Any) -> Any:
-        loss = cross_entropy(x, q, reduction="none")
 def test_sure_rows_of_one_class_keep_their_digits(implementation: str) -> None:
     x = jnp.asarray(20 * np.random.default_rng(3).normal(size=(40, 17)), jnp.float32)
     for of in (x, x[:, :1]):
@@ -280,6 +280,12 @@ def test_sure_rows_of_one_class_keep_their_digits(implementation: str) -> None:
         np.testing.assert_allclose(of_soft[q > 0], of_hard[q > 0], rtol=1e-6)
 
 
+def test_special_values_beside_class_probabilities(implementation: str) -> None:
+    x = jnp.zeros((4, 6)).at[0, 1].set(-jnp.inf).at[1, 2].set(-jnp.inf).at[3, 0].set(jnp.nan)
+    q = jnp.full((4, 6), 1 / 6).at[0, 1].set(0.0).at[2, 4].set(jnp.nan)
+
+    def rows(x: Any) -> Any:
+        loss = cross_entropy(x, q, reduction="none")
         return loss.sum(), loss
 
     (_, loss), gradient = jax.jit(jax.value_and_grad(rows, has_aux=True))(x)
@@ -331,7 +337,13 @@ def test_sparse_teachers_are_autograd_s(
     x = 2 * jax.random.normal(jax.random.key(6), (2, 5, V))
     ids, log_q = sparse_teacher(2, 5)
     labels = jnp.stack([ids[0, :, 3], jnp.arange(5)]).at[1, 1].set(-100)
-    options = {"tail": tail, "divergence": kind, "alpha": 0.25, "temperature": 2.0}
+    options = {
+        "tail": tail,
+        "divergence": kind,
+        "label_weight": 0.25,
+        "divergence_weight": 0.75,
+        "temperature": 2.0,
+    }
     options |= {"label_temperature": 0.5 if kind == "jsd" else 2.0, "outputs": "divergence"}
     wanted, (slopes,) = exact("sparse_distillation", [x], ids, log_q, labels, **options)
 
@@ -420,7 +432,7 @@ def test_rows_may_have_fewer_columns_and_wrong_ones_are_nan(implementation: str,
         ({"teacher_logprobs": jnp.zeros((2, 3))}, ValueError, r"teacher_logprobs: expected teacher_ids' shape \[2, 2\], got"),
         ({"teacher_logprobs": jnp.zeros((2, 2), int)}, TypeError, "teacher_logprobs: expected float32, bfloat16 or float16"),
         ({"tail": "drop"}, ValueError, "tail: expected one of lump, ignore, renormalise, got 'drop'"),
-        ({"alpha": 1.5}, ValueError, "alpha: expected a number"),
+        ({"divergence_weight": -0.5}, ValueError, "divergence_weight: expected a number"),
         ({"reduction": "none", "grad_in_forward": True}, ValueError, "grad_in_forward: expected False for a loss per row"),
     ],
 )  # fmt: skip

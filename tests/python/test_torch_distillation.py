@@ -14,6 +14,7 @@ from checks import check, leaf
 from tileloss._core.functions import FUNCTIONS
 
 KINDS = FUNCTIONS["distillation"].options["divergence"].choices
+MIXTURES = ("jsd", "skew_forward_kl", "skew_reverse_kl")
 V = 1003
 
 
@@ -43,8 +44,9 @@ def test_value_and_gradient_are_autograd_s(dtype: torch.dtype, kind: str, reduct
                 view=lambda x: x * 1,
                 upstream=torch.randn(2, 5) if reduction == "none" else torch.tensor(-2.0),
                 divergence=kind,
-                beta=0.3,
-                alpha=0.25,
+                **({"beta": 0.3} if kind in MIXTURES else {}),
+                label_weight=0.25,
+                divergence_weight=0.75,
                 label_temperature={"none": None, "sum": 0.7, "mean": 1.0}[reduction],
                 temperature=2.0,
                 scale_by_temperature_squared=True,
@@ -53,6 +55,15 @@ def test_value_and_gradient_are_autograd_s(dtype: torch.dtype, kind: str, reduct
                 grad_in_forward=in_forward,
                 inplace_backward=in_place,
             )
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"teacher_softcap": 0.0}, {"teacher_logit_scale": 1.0}], ids=str
+)
+def test_the_teacher_s_transform_is_the_student_s_unless_given(given: dict[str, float]) -> None:
+    logits, teacher, labels = batch(torch.float32)
+    both = {"softcap": 4.0, "logit_scale": 0.6, "temperature": 1.5}
+    check("distillation", leaf(logits), teacher, labels, **both, **given)
 
 
 def hold(
@@ -131,7 +142,14 @@ def test_compiled_gives_the_same_bits() -> None:
     logits, teacher, labels = batch(torch.float32)
 
     def eager(x: Tensor) -> Tensor:
-        loss = tl.distillation(x, teacher, labels, divergence="skew_reverse_kl", alpha=0.5)
+        loss = tl.distillation(
+            x,
+            teacher,
+            labels,
+            divergence="skew_reverse_kl",
+            label_weight=0.5,
+            divergence_weight=0.5,
+        )
         assert isinstance(loss, Tensor)
         return loss
 
@@ -148,7 +166,7 @@ def test_compiled_gives_the_same_bits() -> None:
     [
         ({"teacher": torch.zeros(2, 5, 7)}, ValueError, r"teacher: expected input's shape \[2, 5, 1003\], got"),
         ({"teacher": torch.zeros(2, 5, V).bfloat16()}, TypeError, "teacher: expected input's dtype torch.float32, got"),
-        ({"alpha": 0.5}, ValueError, "target: expected a vector, as alpha is not 0, got none"),
+        ({"label_weight": 0.5}, ValueError, "target: expected a vector, as label_weight is not 0, got none"),
         ({"divergence": "jsd", "beta": 1.0}, ValueError, "beta: expected a number > 0 and < 1 with this divergence"),
         ({"divergence": "kl"}, ValueError, "divergence: expected one of forward_kl, .*, got 'kl'"),
         ({"outputs": ("margin",)}, ValueError, r"outputs: expected names among divergence, .*, got \['margin'\]"),

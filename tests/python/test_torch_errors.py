@@ -118,6 +118,7 @@ def test_labels_out_of_range_leave_the_logits_alone(inplace_backward: bool) -> N
     assert torch.equal(logits.detach(), x)
 
 
+UNEXPECTED = " got an unexpected keyword argument"
 OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("", {"temperature": 0.0}, ValueError, "temperature: expected a number > 0, got 0"),
     ("", {"temperature": torch.tensor(-1.0)}, ValueError, "temperature: expected a number > 0, got -1"),
@@ -170,7 +171,17 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("policy_loss", {"sequence_offsets": torch.ones(4).double()}, TypeError, "sequence_offsets: expected integers, got"),
     ("policy_loss", {"sequence_offsets": torch.ones(1, 4).long()}, ValueError, "sequence_offsets: expected one dimension"),
     ("policy_loss", {"kl_importance": 1}, TypeError, "kl_importance: expected one of false, true, got 1"),
+    ("cross_entropy", {"num_items": 3.0, "reduction": "sum"}, ValueError, "num_items: expected none with reduction = sum"),
+    ("cross_entropy", {"num_items": torch.tensor(3.0), "reduction": "none"}, ValueError, "num_items: expected none with"),
+    ("policy_loss", {"delta": 2.0, "preset": "cispo", "epsilon_high": 5.0}, ValueError, "delta: expected none with kind = cispo"),
+    ("policy_loss", {"tau_pos": 2.0}, ValueError, "tau_pos: expected none with kind = clip, only with sapo, got a number"),
+    ("policy_loss", {"max_length": 9, "preset": "bnpo"}, ValueError, "max_length: expected none with aggregation = token_mean"),
+    ("policy_loss", {"sampler_min": 0.5}, ValueError, "sampler_min: expected none with sampler_correction = off, only with"),
     ("policy_loss", {"not_an_option": 1}, TypeError, "policy_loss() got an unexpected keyword"),
+    ("policy_loss", {"clip_ratio_c": 3.0}, TypeError, f"policy_loss(){UNEXPECTED} 'clip_ratio_c'; here that is dual_clip"),
+    ("policy_loss", {"token_weights": torch.ones(3, 5)}, TypeError, f"policy_loss(){UNEXPECTED} 'token_weights'; multiply by"),
+    ("logprobs", {"mask": torch.ones(3, 5)}, TypeError, f"logprobs(){UNEXPECTED} 'mask'; give the rows that do not count"),
+    ("cross_entropy", {"where": torch.ones(3, 5)}, TypeError, f"cross_entropy(){UNEXPECTED} 'where'; here that is mask"),
 ]  # fmt: skip
 
 
@@ -183,7 +194,7 @@ def test_options(
 ) -> None:
     prefix = "linear_" if linear else ""
     for name in [function] if function else LOGIT_FUNCTIONS:
-        shown = prefix + message if message.startswith("policy_loss") else message
+        shown = prefix + message if message.startswith(f"{function}(") else message
         refused(prefix + name, error, shown, **changed)
 
 

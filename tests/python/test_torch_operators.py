@@ -73,7 +73,7 @@ def soft_target_calls() -> dict[str, tuple[Any, ...]]:
         torch.randn(shape[-1]),
     )
     teacher_heads = (torch.randn(*shape[:-1], 4), torch.randn(shape[-1], 4))
-    mixed: dict[str, Any] = {"alpha": torch.tensor(0.3), "outputs": ("divergence",)}
+    mixed: dict[str, Any] = {"label_weight": torch.tensor(0.3), "outputs": ("divergence",)}
     of_logits: list[Callable[..., Any]] = [
         lambda x, **mode: tl.distillation(x, teacher, p.labels, **mixed, **mode)[0],
         lambda x, **mode: tl.sparse_distillation(x, ids, logprobs, p.labels, **mixed, **mode)[0],

@@ -17,6 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WITH_KL = {"beta": 0.1}
 SAMPLED = {"sampler_correction": "truncate", "sampler_max": 1.1}
 OPTIONS: dict[str, dict[str, Any]] = {
+    "one bound": {"epsilon_low": 0.02},
     "bounds": {"epsilon_low": 0.02, "epsilon_high": 0.4},
     "delta": {"delta": 1.1},
     "dual clip": {"dual_clip": 1.2},
@@ -125,7 +126,9 @@ def test_every_option_matters(name: str) -> None:
 
     assert not torch.equal(gradient(options), gradient({}))
     for left_out in options if len(options) > 1 else ():
-        needed = left_out == "aggregation" and "num_items" in options
+        needed = left_out in ("kind", "sampler_correction") or {"num_items", "max_length"} & {
+            *options
+        }
         if not needed and "cispo" not in options.values():
             rest = {k: v for k, v in options.items() if k != left_out}
             assert not torch.equal(gradient(options), gradient(rest)), left_out
@@ -133,7 +136,7 @@ def test_every_option_matters(name: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_options_go_on_top_of_a_preset(preset: str) -> None:
-    Rollout().check({"beta": 0.1, "epsilon_high": 1.2, "aggregation": "sum"}, preset=preset)
+    Rollout().check({"beta": 0.1, **options_of(preset), "aggregation": "sum"}, preset=preset)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

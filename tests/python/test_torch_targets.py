@@ -54,7 +54,8 @@ def test_two_heads_are_autograd_s(dtype: torch.dtype, kind: str, reduction: str)
             teacher_bias=tensors["teacher_bias"],
             upstream=torch.randn(2, 7) if reduction == "none" else None,
             divergence=kind,
-            alpha=0.3,
+            label_weight=0.3,
+            divergence_weight=0.7,
             label_temperature=0.5 if kind == "jsd" else None,
             reduction=reduction,
             outputs=("divergence", "agreement"),
@@ -99,7 +100,11 @@ def test_two_heads_within_a_budget() -> None:
             ValueError,
             "teacher_input: expected a tensor without",
         ),
-        ({"alpha": 0.5}, ValueError, "target: expected a vector, as alpha is not 0, got none"),
+        (
+            {"label_weight": 0.5},
+            ValueError,
+            "target: expected a vector, as label_weight is not 0, got none",
+        ),
         ({"outputs": ("entropie",)}, ValueError, "outputs: expected names among divergence"),
     ],
 )
@@ -136,11 +141,6 @@ def test_class_probabilities_are_torch_s(
         )
 
 
-def test_class_probabilities_with_a_head() -> None:
-    tensors = heads(torch.float32)
-    leaves = [leaf(tensors[name]) for name in STUDENT[:2]]
-    check("linear_cross_entropy", leaves, torch.rand(2, 7, V).softmax(-1))
-
 @pytest.mark.parametrize("classes", [1, 2, 17, V])
 def test_sure_rows_of_one_class_keep_their_digits(classes: int) -> None:
     x = leaf(20 * torch.randn(40, classes, generator=torch.Generator().manual_seed(3)))
@@ -161,6 +161,11 @@ def test_one_class_has_no_entropy() -> None:
     _, rows = tl.distillation(3 * x, teacher, outputs=("entropy", "teacher_entropy"))
     assert not rows.entropy.any() and not rows.teacher_entropy.any()
 
+
+def test_class_probabilities_with_a_head() -> None:
+    tensors = heads(torch.float32)
+    leaves = [leaf(tensors[name]) for name in STUDENT[:2]]
+    check("linear_cross_entropy", leaves, torch.rand(2, 7, V).softmax(-1))
 
 
 def test_class_probabilities_that_cannot_be_are_named() -> None:
@@ -196,7 +201,8 @@ def test_sparse_teachers_are_autograd_s(kind: str, tail: str) -> None:
             view=lambda x: x * 1,
             tail=tail,
             divergence=kind,
-            alpha=0.25,
+            label_weight=0.25,
+            divergence_weight=0.75,
             label_temperature=0.5,
             outputs="divergence",
             inplace_backward=in_place,

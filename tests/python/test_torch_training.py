@@ -101,7 +101,10 @@ def test_a_model_learns() -> None:
 def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     p, classes = problem(), {"weight": torch.rand(V)}
     logprobs, ids = p.teacher.log_softmax(-1).topk(4)
-    mixed, two_heads = {"alpha": 0.3}, (p.teacher_hidden, p.weight.detach())
+    mixed, two_heads = (
+        {"label_weight": 0.3, "divergence_weight": 0.7},
+        (p.teacher_hidden, p.weight.detach()),
+    )
     bonus = {"entropy_coef": 0.1, "entropy_reduction": "as_loss"}
     return {
         "CrossEntropyLoss": (tl.CrossEntropyLoss(**classes, label_smoothing=0.1), (p.logits, p.labels)),
@@ -153,18 +156,28 @@ def test_modules_are_their_functions(name: str) -> None:
             entropy_coef=0.1,
             entropy_reduction="as_loss",
         ),
-        "DistillationLoss": lambda: tl.distillation(*inputs, alpha=0.3),
-        "LinearDistillationLoss": lambda: tl.linear_distillation(
-            inputs[0], module.linear.weight, *inputs[1:], linear_bias=module.linear.bias, alpha=0.3
+        "DistillationLoss": lambda: tl.distillation(
+            *inputs, label_weight=0.3, divergence_weight=0.7
         ),
-        "SparseDistillationLoss": lambda: tl.sparse_distillation(*inputs, alpha=0.3),
+        "LinearDistillationLoss": lambda: tl.linear_distillation(
+            inputs[0],
+            module.linear.weight,
+            *inputs[1:],
+            linear_bias=module.linear.bias,
+            label_weight=0.3,
+            divergence_weight=0.7,
+        ),
+        "SparseDistillationLoss": lambda: tl.sparse_distillation(
+            *inputs, label_weight=0.3, divergence_weight=0.7
+        ),
         "LinearSparseDistillationLoss": lambda: tl.linear_sparse_distillation(
             inputs[0],
             module.linear.weight,
             *inputs[1:],
             linear_bias=module.linear.bias,
             tail="ignore",
-            alpha=0.3,
+            label_weight=0.3,
+            divergence_weight=0.7,
         ),
     }[name]()
     assert torch.equal(module(*inputs), expected)
@@ -223,7 +236,10 @@ def test_modules_show_their_options() -> None:
         in shown["LinearPolicyLoss"]
     )
     assert shown["PolicyLoss"] == "PolicyLoss(preset='dapo', beta=0.0)"
-    assert "alpha=0.3, tail='ignore'\n" in shown["LinearSparseDistillationLoss"]
+    assert (
+        "label_weight=0.3, divergence_weight=0.7, tail='ignore'\n"
+        in shown["LinearSparseDistillationLoss"]
+    )
 
 
 def test_modules_change_type() -> None:

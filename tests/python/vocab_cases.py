@@ -150,7 +150,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 CROSS_ENTROPIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "smoothed": {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 9.0},
-    "per row": {"reduction": "none", "temperature": torch.tensor([1.3]), "valid_vocab": 60},
+    "per row": {"reduction": "none", "temperature": torch.tensor([1.3]), "valid_vocab": 60,
+                "mask": torch.arange(B * T).view(B, T) % 3 > 0},
     # Of eight shards the last two hold nothing but padding.
     "padded": {"valid_vocab": 43, "label_smoothing": 0.1, "weight": class_weights(43)},
     "weighted": {
@@ -161,13 +162,14 @@ CROSS_ENTROPIES: dict[str, dict[str, Any]] = {
 PAIR_ROWS = ("divergence", "entropy", "teacher_entropy", "agreement", "logp", "lse")
 DISTILLATIONS: dict[str, dict[str, Any]] = {
     "plain": {"labels": False},
-    "jsd, padded": {"divergence": "jsd", "beta": 0.3, "valid_vocab": 43, "outputs": PAIR_ROWS},
+    "jsd, padded": {"divergence": "jsd", "beta": 0.3, "valid_vocab": 43, "softcap": 6.0, "outputs": PAIR_ROWS},
     "mixed": {
-        "divergence": "reverse_kl", "alpha": 0.3, "temperature": 2.0, "label_temperature": 0.8,
+        "divergence": "reverse_kl", "label_weight": 0.3, "divergence_weight": 0.7, "temperature": 2.0, "label_temperature": 0.8,
         "scale_by_temperature_squared": True, "teacher_softcap": 9.0,
     },
     "per row": {
-        "divergence": "skew_forward_kl", "reduction": "none", "alpha": torch.tensor([0.2]),
+        "divergence": "skew_forward_kl", "reduction": "none", "label_weight": torch.tensor([0.2]),
+        "divergence_weight": torch.tensor([0.8]),
         "mask": torch.arange(B * T).view(B, T) % 3 > 0,
     },
 }  # fmt: skip

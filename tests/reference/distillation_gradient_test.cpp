@@ -88,7 +88,7 @@ void expect_gradient(const Case& c, Rows logits) {
 std::string describe(const DistillationOptions& options) {
   return "divergence " + std::to_string(static_cast<int>(options.divergence)) + " beta " + std::to_string(options.beta) +
          " scale " + std::to_string(options.student.logit_scale) + " softcap " + std::to_string(options.student.softcap) + " T " +
-         std::to_string(options.student.temperature) + " alpha " + std::to_string(options.alpha) + " reduction " +
+         std::to_string(options.student.temperature) + " label_weight " + std::to_string(options.label_weight) + " reduction " +
          std::to_string(static_cast<int>(options.reduction)) + " num_items " + std::to_string(options.num_items);
 }
 
@@ -96,15 +96,16 @@ TEST(DistillationGradient, EveryDivergenceTransformAndMixtureMatchesDifferences)
   const Rows teacher = make_rows(5);
   for (const Kind& kind : kKinds) {
     for (const Transform& transform : {Transform{}, Transform{0.7, 0.0, 0.6}, Transform{1.3, 3.0, 2.0}}) {
-      for (const double alpha : {0.0, 0.3, 1.0}) {
+      for (const double label : {0.0, 0.3, 1.0}) {
         Case c;
         c.options.divergence = kind.divergence;
         c.options.beta = kind.beta;
         c.options.student = transform;
         c.options.teacher.logit_scale = 0.9;
         if (transform.softcap != 0.0) c.options.teacher = {1.1, 4.0, 0.8};
-        c.options.scale_by_temperature_squared = alpha != 0.0;
-        c.options.alpha = alpha;
+        c.options.scale_by_temperature_squared = label != 0.0;
+        c.options.label_weight = label;
+        c.options.divergence_weight = 1.0 - label;
         if (kind.beta != 0.5) c.options.label_temperature = 1.4;
         c.options.valid_vocab = kValid;
         c.labels = {1, 4, -100, 0};
@@ -147,12 +148,13 @@ TEST(DistillationGradient, EverySparseTailMatchesDifferences) {
   const std::vector<double> log_q{std::log(0.2), std::log(0.5), std::log(0.1)};
   for (const Kind& kind : kKinds) {
     for (const Tail tail : {Tail::kIgnore, Tail::kLump, Tail::kRenormalise}) {
-      for (const double alpha : {0.0, 0.3}) {
+      for (const double label : {0.0, 0.3}) {
         Case c;
         c.options.divergence = kind.divergence;
         c.options.beta = kind.beta;
         c.options.student = {1.3, 3.0, 0.6};
-        c.options.alpha = alpha;
+        c.options.label_weight = label;
+        c.options.divergence_weight = 1.0 - label;
         c.options.valid_vocab = kValid;
         c.labels = {1, 4, 2, 0};
         c.compute = [&](DistillationRow& row, const std::vector<double>& logits, std::size_t i) {

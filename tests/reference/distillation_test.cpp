@@ -239,9 +239,10 @@ TEST(DistillationSpecial, CorruptedSidesCorruptTheRowButNotTheOtherSidesOutputs)
   const double lse[] = {kNan, kInfinity, -kInfinity};
   const Values clean{0.0, 1.0, 2.0};
   for (const Divergence divergence : kAll) {
-    for (const double alpha : {0.0, 0.5, 1.0}) {
+    for (const double label : {0.0, 0.5, 1.0}) {
       DistillationOptions options = with(divergence);
-      options.alpha = alpha;
+      options.label_weight = label;
+      options.divergence_weight = 1.0 - label;
       const OneRow good = one_row(options, clean, clean, 0);
       for (std::size_t i = 0; i < 3; ++i) {
         const OneRow teacher = one_row(options, clean, corrupted[i], 0), student = one_row(options, corrupted[i], clean, 0);
@@ -341,13 +342,14 @@ TEST(DistillationSpecial, ColumnsWithoutP) {
 TEST(DistillationSpecial, AlphaDecidesWhichInfinityCounts) {
   const Values student{-kInfinity, 0.0}, teacher{0.0, 0.0};
   DistillationOptions options = with(Divergence::kForwardKl);
-  options.alpha = 1.0;  // no D, which is infinite
+  options.label_weight = 1.0;
+  options.divergence_weight = 0.0;  // no D, which is infinite
   EXPECT_EQ(one_row(options, student, teacher, 1).loss, 0.0);
   const OneRow row = one_row(options, student, teacher, 0);
   EXPECT_EQ(row.loss, kInfinity);
   EXPECT_EQ(row.outputs.logp, -kInfinity);
   expect_near(row.dlogits, {-1.0, 1.0}, 0.0);
-  options = with(Divergence::kReverseKl);  // alpha = 0: no cross-entropy
+  options = with(Divergence::kReverseKl);  // label_weight = 0: no cross-entropy
   EXPECT_NEAR(one_row(options, student, teacher, 0).loss, std::log(2.0), 1e-15);
 }
 
@@ -397,7 +399,7 @@ TEST(DistillationSpecial, WrongArgumentsAreRefused) {
   for (const double beta : {0.0, 1.0, kNan}) refused(with(Divergence::kJsd, beta));
   for (const double beta : {-0.1, 1.1, kNan}) refused(with(Divergence::kSkewForwardKl, beta));
   DistillationOptions options = with(Divergence::kForwardKl);
-  options.alpha = 1.5;
+  options.label_weight = -0.5;
   refused(options);
   options = with(Divergence::kForwardKl);
   options.teacher.temperature = 0.0;
@@ -411,7 +413,7 @@ TEST(DistillationSpecial, WrongArgumentsAreRefused) {
   EXPECT_THROW(row.compute_sparse(options, kStudent, {{0, 0}}, {{-1.0, -1.0}}, Tail::kLump), std::invalid_argument);
   EXPECT_THROW(row.compute_sparse(options, kStudent, {{4}}, {{-1.0}}, Tail::kLump), std::invalid_argument);
   EXPECT_THROW(row.compute_sparse(options, kStudent, {{1}}, {{-1.0, -1.0}}, Tail::kLump), std::invalid_argument);
-  options.alpha = 0.5;
+  options.label_weight = 0.5;
   EXPECT_THROW(row.compute(options, kStudent, kTeacher), std::invalid_argument);
 }
 

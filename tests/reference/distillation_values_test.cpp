@@ -94,7 +94,8 @@ TEST(DistillationValues, DenseTeachersAgreeWithAutograd) {
     options.student = transform_of(expected["student"]);
     options.teacher = transform_of(expected["teacher"]);
     options.scale_by_temperature_squared = expected["temperature_squared"];
-    options.alpha = expected["alpha"];
+    options.label_weight = expected["label_weight"];
+    options.divergence_weight = expected["divergence_weight"];
     options.reduction = expected["reduction"] == "mean" ? Reduction::kMean : Reduction::kSum;
     if (!expected["num_items"].is_null()) options.num_items = expected["num_items"];
     options.valid_vocab = values()["valid_vocab"];

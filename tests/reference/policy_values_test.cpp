@@ -130,6 +130,12 @@ TEST(PolicyTies, GiveTheFullGradientOnABound) {
   expect_point(one_token(options, -1.0, kOld + 0.25, kOld), std::exp(0.125), 0.0);
 }
 
+TEST(PolicyValues, TheUpperBoundIsAsFarAsTheLowerUnlessGiven) {
+  PolicyOptions options;
+  options.epsilon_low = 0.5;
+  expect_point(one_token(options, 1.0, kOld + 1.0, kOld), -1.5, 0.0);
+}
+
 TEST(PolicySpecialValues, ALogpOfMinusInfinity) {
   PolicyOptions options;
   for (const double a : {1.0, -1.0}) {

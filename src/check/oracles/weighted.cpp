@@ -71,7 +71,7 @@ void DivergenceRow::finish(double magnitude, double teacher_error, std::span<con
   out.magnitude = std::move(gradient.magnitude);
   out.blur.clear();
   out.coefficients = {};
-  out.dlogp = -options_.alpha * factor;
+  out.dlogp = -options_.label_weight * factor;
   out.scale = wider_row().largest_slope() * std::fabs(factor);
   for (std::size_t j = 0; j < masses.size(); ++j) {
     double mass = masses[j];
@@ -83,9 +83,9 @@ void DivergenceRow::finish(double magnitude, double teacher_error, std::span<con
 
 std::vector<std::pair<std::string, double>> DivergenceRow::terms() const {
   return {{"token_weight", oracle_.oracle().token_weight(values_.row)},
-          {"nll_share", options_.alpha},
+          {"label_weight", options_.label_weight},
           {"nll", -row_.outputs().logp},
-          {"divergence_share", 1 - options_.alpha},
+          {"divergence_weight", options_.divergence_weight},
           {"divergence", row_.outputs().divergence},
           own_term(),
           {"share", oracle_.oracle().factor()},
@@ -95,13 +95,13 @@ std::vector<std::pair<std::string, double>> DivergenceRow::terms() const {
 void DivergenceRow::set_wrong(std::string_view kernel, WrongRow& out) const {
   std::vector<double> magnitude(out.gradient.size());
   if (kernel == "base_2") {
-    const double bits = 1 / std::numbers::ln2 - 1, share = 1 - options_.alpha;
+    const double bits = 1 / std::numbers::ln2 - 1, share = options_.divergence_weight;
     row_.add_divergence_gradient(divergence_factor() * bits, out.gradient, magnitude);
     out.divergence = bits * values_.outputs.divergence;
     out.loss = oracle_.oracle().token_weight(values_.row) * share * bits * row_.outputs().divergence;
   } else if (kernel == "label_term_dropped") {
-    row_.add_cross_entropy_gradient(-oracle_.factor(values_.row) * options_.alpha, out.gradient, magnitude);
-    out.loss = oracle_.oracle().token_weight(values_.row) * options_.alpha * row_.outputs().logp;
+    row_.add_cross_entropy_gradient(-oracle_.factor(values_.row) * options_.label_weight, out.gradient, magnitude);
+    out.loss = oracle_.oracle().token_weight(values_.row) * options_.label_weight * row_.outputs().logp;
   } else {
     return;
   }

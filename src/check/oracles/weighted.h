@@ -54,7 +54,7 @@ class DivergenceRow : public OracleRow {
   void finish(double magnitude, double teacher_error, std::span<const double> masses);
   double square() const;  // what the divergence is multiplied by
   // Of the divergence's gradient, by the logits.
-  double divergence_factor() const { return oracle_.factor(values_.row) * (1 - options_.alpha); }
+  double divergence_factor() const { return oracle_.factor(values_.row) * options_.divergence_weight; }
   virtual std::pair<std::string, double> own_term() const = 0;
 
   const WeightedOracle& oracle_;

@@ -71,18 +71,20 @@ bool count_ignored_rows(WrongCall& call) {
 bool ignore_label_temperature(WrongCall& call) {
   const double given = option(call, "label_temperature");
   call.function.reset("label_temperature");
-  return option(call, "alpha") != 0 && !std::isnan(given) && given != option(call, "temperature");
+  return option(call, "label_weight") != 0 && !std::isnan(given) && given != option(call, "temperature");
 }
 
-bool take_base_2(WrongCall& call) { return is_by_row(call, option(call, "alpha") != 1); }
-bool drop_label_term(WrongCall& call) { return is_by_row(call, option(call, "alpha") != 0); }
+bool take_base_2(WrongCall& call) { return is_by_row(call, option(call, "divergence_weight") != 0); }
+bool drop_label_term(WrongCall& call) { return is_by_row(call, option(call, "label_weight") != 0); }
 // Of the forward KL's gradient, p - q, the mean is no term of its own.
-bool drop_mean(WrongCall& call) { return is_by_row(call, option(call, "alpha") != 1 && divergence_of(call) != "forward_kl"); }
-bool forget_mixture(WrongCall& call) { return is_by_row(call, option(call, "alpha") != 1 && has_mixture(call)); }
+bool drop_mean(WrongCall& call) {
+  return is_by_row(call, option(call, "divergence_weight") != 0 && divergence_of(call) != "forward_kl");
+}
+bool forget_mixture(WrongCall& call) { return is_by_row(call, option(call, "divergence_weight") != 0 && has_mixture(call)); }
 
 bool take_other_tail(WrongCall& call) {
   call.function.set_choice("tail", call.function.get_choice("tail", "") == "ignore" ? "lump" : "ignore");
-  return option(call, "alpha") != 1;
+  return option(call, "divergence_weight") != 0;
 }
 
 // Of the columns that are listed.
@@ -96,7 +98,7 @@ bool take_neighbours_logprobs(WrongCall& call) {
       target[listed[k]] = given.target.logits[listed[(k + 1) % listed.size()]];
     }
   };
-  return option(call, "alpha") != 1;
+  return option(call, "divergence_weight") != 0;
 }
 
 bool take_label(WrongCall& call) {

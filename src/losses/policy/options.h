@@ -82,9 +82,6 @@ inline std::string check_options(const LossContext& context) {
   if (o.aggregation == TILELOSS_AGGREGATION_NONE && may_differ(o.entropy_coef, 0) &&
       o.entropy_reduction == TILELOSS_ENTROPY_TOKEN_MEAN)
     return "entropy_reduction: expected as_loss with aggregation = none, got token_mean";
-  const bool takes_items = o.aggregation == TILELOSS_TOKEN_MEAN || o.aggregation == TILELOSS_AGGREGATION_SUM;
-  if (!takes_items && is_given(o.num_items))
-    return "num_items: expected none, as only the aggregations token_mean and sum divide by it, got a number";
   const bool is_norm = o.aggregation == TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM;
   if (is_norm && o.max_length < 0 && context.sequences.has_offsets())
     return "max_length: expected a number > 0, as aggregation = seq_mean_token_sum_norm divides by it, got none";

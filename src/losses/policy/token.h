@@ -20,13 +20,11 @@ struct Numbers {
   double beta = 0, entropy_coef = 0, num_items = 0;
 };
 
-inline constexpr double kDefaultEpsilon = 0.2;
-
 TILELOSS_HOST_DEVICE inline Numbers read_numbers(const tileloss_policy_loss_options& o) {
-  const double epsilon_high = scalar_value(o.epsilon_high);
+  const double epsilon_low = scalar_value(o.epsilon_low), epsilon_high = scalar_value(o.epsilon_high);
   Numbers n;
-  n.low = 1 - scalar_value(o.epsilon_low);
-  n.high = 1 + (std::isnan(epsilon_high) ? kDefaultEpsilon : epsilon_high);
+  n.low = 1 - epsilon_low;
+  n.high = 1 + (std::isnan(epsilon_high) ? epsilon_low : epsilon_high);
   n.delta = scalar_value(o.delta);
   n.dual_clip = scalar_value(o.dual_clip);
   n.cap_low = scalar_value(o.cap_low);

@@ -250,14 +250,14 @@ TEST_F(OnCuda, AWrongNumberBehindAPointerIsReported) {
   set_up();
   args_.teacher_logits = args_.logits;
   args_.dlogits = {};
-  DeviceArray<float> alpha(std::vector<float>{1.5});
+  DeviceArray<float> weight(std::vector<float>{-1.5});
   tileloss_distillation_options options = distillation_options();
-  options.alpha.pointer = alpha.data();
+  options.label_weight.pointer = weight.data();
   ASSERT_TRUE(succeeds(tileloss_distillation(&args_, &options, nullptr, nullptr)));
   cudaDeviceSynchronize();
   EXPECT_TRUE(std::isnan(loss_->get()[0]));
   EXPECT_TRUE(refused(tileloss_check_errors(TILELOSS_CUDA, 0, nullptr), TILELOSS_INVALID_ARGUMENT,
-                      "alpha: expected a number >= 0 and <= 1, got 1.5"));
+                      "label_weight: expected a number >= 0, got -1.5"));
 }
 
 // Rows with gaps and without, aligned or not, of more than a block takes at a time: what is read and written, and the values.

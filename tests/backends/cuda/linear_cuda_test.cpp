@@ -190,10 +190,14 @@ class Head {
                                               .divergence = TILELOSS_SKEW_FORWARD_KL,
                                               .reduction = TILELOSS_REDUCTION_NONE,
                                               .beta = 0.25,
-                                              .alpha = {0.25, nullptr},
+                                              .label_weight = {0.25, nullptr},
+                                              .divergence_weight = {0.75, nullptr},
                                               .label_temperature = {2, nullptr}};
-  tileloss_sparse_distillation_options sparse_{
-      .logit = kWarm, .divergence = TILELOSS_REVERSE_KL, .reduction = TILELOSS_REDUCTION_NONE, .alpha = {0.25, nullptr}};
+  tileloss_sparse_distillation_options sparse_{.logit = kWarm,
+                                               .divergence = TILELOSS_REVERSE_KL,
+                                               .reduction = TILELOSS_REDUCTION_NONE,
+                                               .label_weight = {0.25, nullptr},
+                                               .divergence_weight = {0.75, nullptr}};
   tileloss_soft_cross_entropy_options soft_{.logit = kWarm, .label_smoothing = 0.125, .reduction = TILELOSS_REDUCTION_NONE};
   DeviceArray<std::uint16_t> hidden_, head_, teacher_hidden_, teacher_head_, probs_;
   DeviceArray<float> logprobs_;

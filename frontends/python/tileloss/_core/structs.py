@@ -193,6 +193,8 @@ class Field(Structure):
         ("exclusive_minimum", c_int32),
         ("has_absent", c_int32),
         ("choices", c_char_p),
+        ("only_with", c_char_p),
+        ("only_with_choices", c_uint32),
     ]
 
 

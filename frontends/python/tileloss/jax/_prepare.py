@@ -200,9 +200,9 @@ def _spec(options: Options, outputs: tuple[str, ...], spec: Spec) -> Spec:
 
 
 def _target_outputs(options: Options, outputs: tuple[str, ...]) -> tuple[str, ...]:
-    if "alpha" not in options.function.options:
+    if "label_weight" not in options.function.options:
         return ("loss",)
-    needed = {"divergence"} | ({"logp"} if options.may_differ("alpha", 0) else set())
+    needed = {"divergence"} | ({"logp"} if options.may_differ("label_weight", 0) else set())
     return tuple(name for name in DistillationRows._fields if name in {*outputs, *needed})
 
 

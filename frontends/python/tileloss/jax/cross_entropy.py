@@ -25,6 +25,7 @@ def cross_entropy(
     implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
     # generated: arguments of cross_entropy
+    mask: Array | None = None,
     token_weights: Array | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -54,6 +55,7 @@ def cross_entropy(
         labels: y, [...] integers, or class probabilities, [..., V] of a float type, which have no gradient. Rows with
             ``ignore_index`` are not read: they may hold NaN.
         weight: [V] or [valid_vocab] class weights c.
+        mask: [...] or flat [N]; rows with 0 are neither read nor counted.
         token_weights: [...] or flat [N] w.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): it is held from the forward
             on, and the backward only scales it, which under jit costs nothing where the upstream gradient is 1. A low-precision
@@ -76,7 +78,7 @@ def cross_entropy(
         ignore_index: rows with this label are neither read nor counted; default -100.
         label_smoothing: s, spread over all classes; in [0, 1]; default 0.
         z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
-        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean.
         reduction: how the rows' losses become the loss; one of none, sum, mean; default mean.
 
     Returns:
@@ -89,9 +91,9 @@ def cross_entropy(
     return _cross_entropy(locals())
 
 
+@explains_names
 def linear_cross_entropy(
     hidden: Array,
-@explains_names
     head: Array,
     labels: Array,
     *,
@@ -103,6 +105,7 @@ def linear_cross_entropy(
     implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
     # generated: arguments of cross_entropy
+    mask: Array | None = None,
     token_weights: Array | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -135,10 +138,10 @@ def linear_cross_entropy(
     return _cross_entropy(locals())
 
 
+@explains_names
 def logprobs(
     logits: Array,
     labels: Array,
-@explains_names
     *,
     outputs: Iterable[str] = ("logp",),
     implementation: str | Iterable[str] | None = None,
@@ -175,10 +178,10 @@ def logprobs(
     return RowOutputs(**apply("logprobs", locals()))
 
 
+@explains_names
 def linear_logprobs(
     hidden: Array,
     head: Array,
-@explains_names
     labels: Array,
     *,
     bias: Array | None = None,

@@ -33,10 +33,11 @@ def distillation(
     divergence: str = "forward_kl",
     reduction: str = "mean",
     beta: float = 0.5,
-    alpha: Number = 0.0,
+    label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0,
     label_temperature: Number | None = None,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
+    teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None,
     teacher_temperature: Number | None = None,
     num_items: Number | None = None,
     scale_by_temperature_squared: bool = False,
@@ -46,7 +47,7 @@ def distillation(
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), q likewise of the teacher's logits, a row's loss is
 
-        w_i [alpha (-log p_y) + (1 - alpha) s D_i],  s = 1, or T^2 with scale_by_temperature_squared
+        w_i [label_weight (-log p_y) + divergence_weight s D_i],  s = 1, or T^2 with scale_by_temperature_squared
 
     Values of divergence, D (jsd is TRL's generalised JSD, whose ends beta = 0 and 1 are forward_kl and reverse_kl here):
         forward_kl: sum q (log q - log p).
@@ -61,7 +62,7 @@ def distillation(
         logits: x, the student's, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse
             mode.
         teacher: the teacher's logits, of the same shape and dtype. Their gradient is 0, as under `jax.lax.stop_gradient`.
-        labels: [...] integers; needed where alpha is not 0. Rows with ``ignore_index`` are not read: they may hold NaN.
+        labels: [...] integers; needed where label_weight is not 0. Rows with ``ignore_index`` are not read: they may hold NaN.
         outputs: names of `DistillationRows`: what else to return of each row.
         grad_in_forward: compute the gradient with the loss where one is asked for (scalar losses): the backward then only scales
             it. Default None: True, as on the CPU a backward of its own makes all sums again; but False for float16, which a
@@ -70,7 +71,7 @@ def distillation(
             TPUs too, as there are no Pallas kernels of this loss.
 
     Tensors that go with the rows, None for the default:
-        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
+        mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
 
     Options, of which a Number may be an array of one element, which may be traced:
@@ -83,14 +84,16 @@ def distillation(
             total_variation; default forward_kl.
         reduction: how the rows' losses become the loss; mean divides by the sum of their weights; one of none, sum, mean;
             default mean.
-        beta: the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5.
-        alpha: the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0.
+        beta: the mixture's weight, which takes 0 < beta < 1; in [0, 1]; default 0.5; only with divergence jsd or
+            skew_forward_kl or skew_reverse_kl.
+        label_weight: of the labels' cross-entropy in the loss; other than 0 it needs labels; >= 0; default 0.
+        divergence_weight: of the divergence in the loss; >= 0; default 1.
         label_temperature: the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; None:
             temperature.
-        teacher_logit_scale: multiplies the teacher's logits; > 0; default 1.
-        teacher_softcap: as softcap, of the teacher; 0 is off; >= 0; default 0.
+        teacher_logit_scale: as logit_scale, of the teacher; > 0; None: the student's.
+        teacher_softcap: as softcap, of the teacher; 0 is off; >= 0; None: the student's.
         teacher_temperature: as temperature, of the teacher; > 0; None: the student's.
-        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean.
         scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
             False.
 
@@ -106,10 +109,10 @@ def distillation(
     return with_rows(apply("distillation", locals()))
 
 
+@explains_names
 def linear_distillation(
     hidden: Array,
     head: Array,
-@explains_names
     teacher_hidden: Array,
     teacher_head: Array,
     labels: Array | None = None,
@@ -132,10 +135,11 @@ def linear_distillation(
     divergence: str = "forward_kl",
     reduction: str = "mean",
     beta: float = 0.5,
-    alpha: Number = 0.0,
+    label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0,
     label_temperature: Number | None = None,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
+    teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None,
     teacher_temperature: Number | None = None,
     num_items: Number | None = None,
     scale_by_temperature_squared: bool = False,
@@ -150,7 +154,7 @@ def linear_distillation(
         head: its LM head, [H, V] as Flax's kernels, or [V, H] with ``head_layout="VH"``; float32, bfloat16 or float16.
         teacher_hidden: the teacher's hidden states, [..., G]: the same leading dimensions, a width and a dtype of their own.
         teacher_head: its LM head, [G, V], or [V, G] with ``head_layout="VH"``.
-        labels: [...] integers; needed where alpha is not 0.
+        labels: [...] integers; needed where label_weight is not 0.
         bias, teacher_bias: [V].
         compute_dtype: what the products of both sides see, bfloat16 or float32; sums are float32 either way. Default: bfloat16
             if both hidden states and both heads are that, else float32.

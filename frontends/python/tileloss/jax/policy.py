@@ -134,7 +134,7 @@ def policy_loss(
         grad_in_forward, implementation, vocab_axis: as `tileloss.jax.cross_entropy`.
 
     Tensors that go with the tokens, [...] being the labels' shape; old_logp is the sampling policy's:
-        mask: [...] or flat [N], any numbers; 0: not in use; default: all rows are.
+        mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         sequence_offsets: [B+1], integers; sequence b is rows offsets[b] to offsets[b+1], 0 first, N last.
         old_logp: [...] or flat [N], converted to float32; absent: the new logp itself, detached (rho = 1, with gradient).
         ref_logp: [...] or flat [N], converted to float32; of the reference model; of NaN here or in old_logp:
@@ -145,7 +145,9 @@ def policy_loss(
 
     Options, each None for its default or the preset's; a Number may be an array of one element, traced or not:
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: a method's name, which sets these; an
-            option that is given overrides it.
+            option that is given overrides it; dapo and bnpo are one until num_items is given: DAPO's mean is over the tokens of
+            the whole step, BNPO's over those of this call, so without num_items a step of several micro-batches or devices is
+            not DAPO.
         logit_scale: multiplies the logits; > 0; default 1.
         softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
         temperature: T, divides the logits; > 0; default 1.
@@ -159,24 +161,27 @@ def policy_loss(
             seq_mean_token_sum, sum, none; default seq_mean_token_mean.
         advantage_level: sequence: advantages [B]; token: [N]; one of token, sequence; default as the shape of the advantages
             says.
-        cispo_cap: raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; one of raw, one_plus; default raw.
-        epsilon_low: clip: rho is clipped at 1 - epsilon_low; >= 0; default 0.2.
-        epsilon_high: clip: and at 1 + epsilon_high; cispo: the cap; >= 0; None: 0.2, but cispo requires it.
-        delta: clip: upper bound of rho; > 0; None: off.
-        dual_clip: clip: bounds the loss by -dual_clip A where A < 0; > 1; None: off.
-        cap_low: cispo: lower bound of rho; >= 0; None: off.
-        tau_pos: sapo: tau where A > 0; > 0; default 1.
-        tau_neg: sapo: tau elsewhere; > 0; default 1.05.
-        vespo_k_pos: vespo: k where A >= 0; >= 0; default 2.
-        vespo_lambda_pos: vespo: lambda there, floored at 1e-4; >= 0; default 3.
-        vespo_k_neg: vespo: k where A < 0; >= 0; default 3.
-        vespo_lambda_neg: vespo: lambda there, floored at 1e-4; >= 0; default 2.
+        cispo_cap: raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; one of raw, one_plus; default raw; only with
+            kind cispo.
+        epsilon_low: rho is clipped at 1 - epsilon_low; >= 0; default 0.2; only with kind clip.
+        epsilon_high: clip: and at 1 + epsilon_high; cispo: the cap; >= 0; None: epsilon_low, but cispo requires it; only with
+            kind clip or cispo.
+        delta: upper bound of rho; > 0; None: off; only with kind clip.
+        dual_clip: bounds the loss by -dual_clip A where A < 0; > 1; None: off; only with kind clip.
+        cap_low: lower bound of rho; >= 0; None: off; only with kind cispo.
+        tau_pos: tau where A > 0; > 0; default 1; only with kind sapo.
+        tau_neg: tau elsewhere; > 0; default 1.05; only with kind sapo.
+        vespo_k_pos: k where A >= 0; >= 0; default 2; only with kind vespo.
+        vespo_lambda_pos: lambda there, floored at 1e-4; >= 0; default 3; only with kind vespo.
+        vespo_k_neg: k where A < 0; >= 0; default 3; only with kind vespo.
+        vespo_lambda_neg: lambda there, floored at 1e-4; >= 0; default 2; only with kind vespo.
         log_ratio_clamp: clamps log rho of each token to [-x, x]; > 0; None: off.
         sampler_correction: factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0
             outside; one of off, truncate, mask; default off.
-        sampler_level: whether r is one token's or its sequence's; one of token, sequence; default token.
-        sampler_min: lower bound of r, inclusive; >= 0; None: no bound.
-        sampler_max: upper bound of r, inclusive; >= 0; None: no bound.
+        sampler_level: whether r is one token's or its sequence's; one of token, sequence; default token; only with
+            sampler_correction truncate or mask.
+        sampler_min: lower bound of r, inclusive; >= 0; None: no bound; only with sampler_correction truncate or mask.
+        sampler_max: upper bound of r, inclusive; >= 0; None: no bound; only with sampler_correction truncate or mask.
         off_policy_threshold: drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; None:
             off.
         entropy_quantile: q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; None: off.
@@ -189,8 +194,9 @@ def policy_loss(
         entropy_coef: adds -entropy_coef * H; default 0.
         entropy_reduction: token_mean: the mean H of the tokens that the entropy mask keeps; as_loss: H inside each token's
             loss; one of token_mean, as_loss; default token_mean.
-        num_items: the denominator of token_mean and sum, not floored; >= 0; None: the tokens are counted, sum divides by 1.
-        max_length: L_max of seq_mean_token_sum_norm; >= 1; None: sequence_length.
+        num_items: the denominator, not floored; >= 0; None: the tokens are counted, sum divides by 1; only with aggregation
+            token_mean or sum.
+        max_length: L_max; >= 1; None: sequence_length; only with aggregation seq_mean_token_sum_norm.
 
     Values of kind, and l of a token:
         clip: -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip.
@@ -262,13 +268,13 @@ def linear_policy_loss(
     # end of generated
 ) -> tuple[Array, dict[str, Array]]: ...
 # fmt: on
+@explains_names
 def linear_policy_loss(
     hidden: Array,
     head: Array,
     labels: Array,
     advantages: Array,
     *,
-@explains_names
     bias: Array | None = None,
     head_layout: str = "HV",
     return_metrics: bool = False,

@@ -32,6 +32,7 @@ def cross_entropy(
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
     # generated: arguments of cross_entropy
+    mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -76,6 +77,7 @@ def cross_entropy(
             (backward() and its base's gradient are as ever). Under torch.compile, which plans memory itself, it has no effect.
 
     Tensors that go with the rows, None for the default:
+        mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
 
     Options, of which a Number may be a tensor of one element:
@@ -88,7 +90,7 @@ def cross_entropy(
         ignore_index: rows with this label are neither read nor counted; default -100.
         label_smoothing: s, spread over all classes; in [0, 1]; default 0.
         z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
-        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean.
         reduction: how the rows' losses become the loss; one of none, sum, mean; default mean.
 
     Neither options nor weights are differentiated: a tensor that requires a gradient is refused while gradients are recorded.
@@ -104,6 +106,7 @@ def cross_entropy(
     given: dict[str, Value] = {
         # generated: values of cross_entropy
         "labels": target,
+        "mask": mask,
         "token_weights": token_weights,
         "class_weights": weight,
         "logit_scale": logit_scale,
@@ -126,10 +129,10 @@ def cross_entropy(
     )
 
 
+@explains_names
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
-@explains_names
     target: Tensor,
     *,
     linear_bias: Tensor | None = None,
@@ -139,6 +142,7 @@ def linear_cross_entropy(
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of cross_entropy but ignore_index
+    mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -182,6 +186,7 @@ def linear_cross_entropy(
     given: dict[str, Value] = {
         # generated: values of cross_entropy
         "labels": target,
+        "mask": mask,
         "token_weights": token_weights,
         "class_weights": weight,
         "logit_scale": logit_scale,
@@ -210,12 +215,12 @@ def _cross_entropy(student: Student, given: dict[str, Value], **how: Any) -> Ten
     return results_of("soft_cross_entropy", student, given, **how)["loss"]
 
 
+@explains_names
 def logprobs(
     input: Tensor,
     target: Tensor,
     *,
     outputs: Iterable[str] = ("logp",),
-@explains_names
     inplace_backward: bool = False,
     # generated: arguments of logprobs
     logit_scale: float = 1.0,
@@ -268,12 +273,12 @@ def logprobs(
     return rows_of(RowOutputs, results, names)
 
 
+@explains_names
 def linear_logprobs(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
     *,
-@explains_names
     linear_bias: Tensor | None = None,
     outputs: Iterable[str] = ("logp",),
     ignore_index: int | None = None,

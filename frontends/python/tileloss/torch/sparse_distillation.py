@@ -36,7 +36,8 @@ def sparse_distillation(
     divergence: str = "forward_kl",
     reduction: str = "mean",
     beta: float = 0.5,
-    alpha: Number = 0.0,
+    label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0,
     label_temperature: Number | None = None,
     num_items: Number | None = None,
     scale_by_temperature_squared: bool = False,
@@ -57,7 +58,7 @@ def sparse_distillation(
         teacher_ids: [..., K] int64 or int32: distinct columns of each row, in any order; negative: none, so that rows may have
             fewer.
         teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.
-        target: labels, [...]; needed where alpha is not 0. Their cross-entropy is of the whole softmax.
+        target: labels, [...]; needed where label_weight is not 0. Their cross-entropy is of the whole softmax.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.
@@ -69,11 +70,13 @@ def sparse_distillation(
             total_variation; default forward_kl.
         reduction: how the rows' losses become the loss; mean divides by the sum of their weights; one of none, sum, mean;
             default mean.
-        beta: the mixture's weight, of jsd and the skewed divergences, which take 0 < beta < 1; in [0, 1]; default 0.5.
-        alpha: the loss is alpha cross_entropy + (1-alpha) divergence; other than 0 it needs labels; in [0, 1]; default 0.
+        beta: the mixture's weight, which takes 0 < beta < 1; in [0, 1]; default 0.5; only with divergence jsd or
+            skew_forward_kl or skew_reverse_kl.
+        label_weight: of the labels' cross-entropy in the loss; other than 0 it needs labels; >= 0; default 0.
+        divergence_weight: of the divergence in the loss; >= 0; default 1.
         label_temperature: the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; None:
             temperature.
-        num_items: mean's denominator, of no other reduction; >= 0; None: the weights are summed.
+        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean.
         scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
             False.
         tail: what becomes of the columns that are not known; one of lump, ignore, renormalise; default lump.
@@ -96,7 +99,8 @@ def sparse_distillation(
         "divergence": divergence,
         "reduction": reduction,
         "beta": beta,
-        "alpha": alpha,
+        "label_weight": label_weight,
+        "divergence_weight": divergence_weight,
         "label_temperature": label_temperature,
         "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,
@@ -113,11 +117,11 @@ def sparse_distillation(
     )
 
 
+@explains_names
 def linear_sparse_distillation(
     input: Tensor,
     linear_weight: Tensor,
     teacher_ids: Tensor,
-@explains_names
     teacher_logprobs: Tensor,
     target: Tensor | None = None,
     *,
@@ -137,7 +141,8 @@ def linear_sparse_distillation(
     divergence: str = "forward_kl",
     reduction: str = "mean",
     beta: float = 0.5,
-    alpha: Number = 0.0,
+    label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0,
     label_temperature: Number | None = None,
     num_items: Number | None = None,
     scale_by_temperature_squared: bool = False,
@@ -163,7 +168,8 @@ def linear_sparse_distillation(
         "divergence": divergence,
         "reduction": reduction,
         "beta": beta,
-        "alpha": alpha,
+        "label_weight": label_weight,
+        "divergence_weight": divergence_weight,
         "label_temperature": label_temperature,
         "num_items": num_items,
         "scale_by_temperature_squared": scale_by_temperature_squared,

@@ -188,14 +188,11 @@ def jax_producer(implementation: str | None) -> str:
 
 
 def _as_users_give_it(case: Case) -> Case:
-    """With a bias where its gradient is asked for. Class probabilities go without a mask: rows that are not in use have numbers
-    and a weight of 0."""
+    """With a bias where its gradient is asked for. Class probabilities go without labels: the mask has the rows that these leave
+    out."""
     tensors = case.tensors
     if "target_probs" in tensors and not case.in_use.all():
-        tensors = case.with_numbers().tensors
-        weights = tensors.pop("token_weights", np.ones(len(case.in_use), np.float32))
-        tensors["token_weights"] = np.where(case.in_use, weights, np.float32(0))
-        tensors.pop("mask", None)
+        tensors = tensors | {"mask": case.in_use.astype(np.float32)}
     if "dbias" in case.gradients and "bias" not in tensors:
         tensors = tensors | {"bias": np.zeros(len(tensors["head"]), np.float32)}
     return replace(case, tensors=tensors, _handed_out={})

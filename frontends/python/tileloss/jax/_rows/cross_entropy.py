@@ -25,6 +25,7 @@ def cross_entropy(
     options: Options,
     *,
     classes: int,
+    mask: Array | None = None,
     class_weights: Array | None = None,
     token_weights: Array | None = None,
     loss_grad: Array | None = None,
@@ -36,11 +37,12 @@ def cross_entropy(
         labels: integers [N]; rows with ignore_index count nowhere.
         options: of "cross_entropy".
         classes: V, of the whole vocabulary, padding excluded.
+        mask: [N]; rows with 0 count nowhere, whatever the other inputs hold there.
         class_weights: c, float32 [classes]; default 1.
         token_weights: w, float32 [N]; default 1.
         loss_grad: the upstream gradient, of the loss's shape; default 1.
     """
-    rows = read_rows(state, labels, options, classes=classes)
+    rows = read_rows(state, labels, options, classes=classes, mask=mask)
     ones = jnp.ones(labels.shape, jnp.float32)
     weights = ones if token_weights is None else read(token_weights, rows.used)
     of_label, weight_sum = ones, jnp.float32(classes)

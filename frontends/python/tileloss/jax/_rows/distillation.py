@@ -1,6 +1,6 @@
 """Distillation's row stage (src/losses/distillation.h), with token weights w:
 
-    loss_i = w_i [ alpha (-logp_i) + (1-alpha) s D_i ],  s = 1 or T^2
+    loss_i = w_i [ label_weight (-logp_i) + divergence_weight s D_i ],  s = 1 or T^2
 
 mean divides by the sum of w_i of the rows in use, or by num_items when given; a denominator of 0 gives 0.
 """
@@ -105,23 +105,25 @@ def row_weights(options: Options, used: Array, token_weights: Array | None) -> R
 def row_losses(
     options: Options, divergence: Array, logp: Array | None, weights: RowWeights
 ) -> Array:
-    """Each row's loss. ``logp``: of the label; None where alpha is known to be 0."""
-    alpha = _alpha(options)
+    """Each row's loss. ``logp``: of the label; None where label_weight is known to be 0."""
+    of_label, of_divergence = _weight(options, "label"), _weight(options, "divergence")
     # A part without weight is left out, whatever it is; but a row whose divergence is NaN stays NaN.
-    has_divergence = (alpha < 1) | jnp.isnan(divergence)
-    loss = jnp.where(has_divergence, (1 - alpha) * _scale(options) * divergence, 0.0)
+    has_divergence = (of_divergence > 0) | jnp.isnan(divergence)
+    loss = jnp.where(has_divergence, of_divergence * _scale(options) * divergence, 0.0)
     if logp is not None:
-        loss += jnp.where(alpha > 0, -alpha * logp, 0.0)
+        loss += jnp.where(of_label > 0, -of_label * logp, 0.0)
     return jnp.where(weights.factor == 0, 0.0, weights.row_scales * loss)
 
 
 def pair_coefficients(options: Options, weights: Array) -> PairCoefficients:
-    alpha = _alpha(options)
-    return PairCoefficients(form=weights * (1 - alpha) * _scale(options), target=-alpha * weights)
+    of_label, of_divergence = _weight(options, "label"), _weight(options, "divergence")
+    return PairCoefficients(
+        form=weights * of_divergence * _scale(options), target=-of_label * weights
+    )
 
 
-def _alpha(options: Options) -> Array:
-    return jnp.asarray(options.number("alpha"), jnp.float32)
+def _weight(options: Options, of: str) -> Array:
+    return jnp.asarray(options.number(f"{of}_weight"), jnp.float32)
 
 
 def _scale(options: Options) -> Number:

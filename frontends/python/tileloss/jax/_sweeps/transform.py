@@ -41,9 +41,13 @@ def make_transform(options: Options) -> LogitTransform:
 
 
 def make_teacher_transform(options: Options) -> LogitTransform:
-    """Of "distillation". The teacher's temperature is the student's where it is not given."""
-    scale, softcap = options.plain("teacher_logit_scale"), options.plain("teacher_softcap")
-    return LogitTransform(scale, softcap, _temperature(options, "teacher_temperature"))
+    """Of "distillation": the student's, but for what is given."""
+
+    def own(name: str) -> float:
+        return options.plain(f"teacher_{name}" if options.is_given(f"teacher_{name}") else name)
+
+    temperature = _temperature(options, "teacher_temperature")
+    return LogitTransform(own("logit_scale"), own("softcap"), temperature)
 
 
 def make_label_transform(options: Options) -> LogitTransform | None:

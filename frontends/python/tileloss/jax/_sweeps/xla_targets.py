@@ -207,7 +207,7 @@ class _LogitsRows(_TeacherRows):
             p, found = self._columns(x, xla.tile(self.teacher_logits, start, width))
             centred = found.form - times(p, mean) if has_mean else found.form
             dz = times(form, centred)
-            if self.options.may_differ("alpha", 0):
+            if self.options.may_differ("label_weight", 0):
                 dz -= target * self._label_columns(x, p)
             is_label = jnp.arange(width) == (self.labels - start)[:, None]
             return jnp.where(is_label, at_label[:, None], dz)

@@ -258,12 +258,9 @@ def _sides(
     student, label = encoded(scale, softcap, temperature), options.get("label_temperature")
     if "target_probs" in given.target:
         return student, None, None
-    own = options["teacher_temperature"]
-    teacher = encoded(
-        options["teacher_logit_scale"],
-        options["teacher_softcap"],
-        temperature if own is None else own,
-    )
+    own = (options[f"teacher_{name}"] for name in ("logit_scale", "softcap", "temperature"))
+    both = zip(own, (scale, softcap, temperature), strict=True)
+    teacher = encoded(*(x if given is None else given for given, x in both))
     return student, teacher, None if label is None else encoded(scale, softcap, label)
 
 

@@ -38,10 +38,11 @@ def distillation(
     divergence: str = "forward_kl",
     reduction: str = "mean",
     beta: float = 0.5,
-    alpha: Number = 0.0,
+    label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0,
     label_temperature: Number | None = None,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
+    teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None,
     teacher_temperature: Number | None = None,
     num_items: Number | None = None,
     scale_by_temperature_squared: bool = False,
@@ -54,7 +55,7 @@ def distillation(
             Shard(-1) on a mesh of one dimension is taken as it is, and its group with it.
         teacher: this rank's logits of the teacher, cut alike: the same shape and dtype.
         target: [...] classes of the whole vocabulary, the same on every rank, as is all else that goes with the rows; needed
-            where alpha is not 0.
+            where label_weight is not 0.
         group: a torch.distributed process group; None: all processes. Every rank makes the same calls, backwards included.
         vocab_start: the class of this rank's first column. Default: the shards lie one after another in the order of the ranks.
         outputs: names of `tileloss.torch.DistillationRows`.
@@ -74,8 +75,8 @@ def distillation(
     return _results(given_of("distillation", locals()))
 
 
-def linear_distillation(
 @explains_names
+def linear_distillation(
     input: Tensor,
     linear_weight: Tensor,
     teacher_input: Tensor,
@@ -100,10 +101,11 @@ def linear_distillation(
     divergence: str = "forward_kl",
     reduction: str = "mean",
     beta: float = 0.5,
-    alpha: Number = 0.0,
+    label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0,
     label_temperature: Number | None = None,
-    teacher_logit_scale: float = 1.0,
-    teacher_softcap: float = 0.0,
+    teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None,
     teacher_temperature: Number | None = None,
     num_items: Number | None = None,
     scale_by_temperature_squared: bool = False,

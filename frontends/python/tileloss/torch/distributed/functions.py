@@ -26,6 +26,7 @@ def cross_entropy(
     vocab_start: int | None = None,
     inplace_backward: bool = False,
     # generated: arguments of cross_entropy
+    mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -66,8 +67,8 @@ def cross_entropy(
     return call(given_of("cross_entropy", locals()))["loss"]
 
 
-def linear_cross_entropy(
 @explains_names
+def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -80,6 +81,7 @@ def linear_cross_entropy(
     workspace_bytes: int | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of cross_entropy
+    mask: Tensor | None = None,
     token_weights: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -113,9 +115,9 @@ def linear_cross_entropy(
     return call(given_of("cross_entropy", locals()))["loss"]
 
 
+@explains_names
 def logprobs(
     input: Tensor,
-@explains_names
     target: Tensor,
     *,
     group: Group = None,
@@ -138,9 +140,9 @@ def logprobs(
     return _rows(given_of("logprobs", locals()))
 
 
+@explains_names
 def linear_logprobs(
     input: Tensor,
-@explains_names
     linear_weight: Tensor,
     target: Tensor,
     *,

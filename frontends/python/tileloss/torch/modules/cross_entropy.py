@@ -19,13 +19,13 @@ class _CrossEntropy(WithOptions):
         input: Tensor,
         target: Tensor,
         *,
+        mask: Tensor | None = None,
         token_weights: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Tensor:
         """input [..., V], with the head [..., H], target [...] -> the loss, float32."""
-        loss: Tensor = self._call(
-            input, target, weight=self.weight, token_weights=token_weights, num_items=num_items
-        )
+        of_rows = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
+        loss: Tensor = self._call(input, target, weight=self.weight, **of_rows)
         return loss
 
 

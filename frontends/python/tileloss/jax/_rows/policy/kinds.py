@@ -26,15 +26,14 @@ class Numbers(NamedTuple):
 
 
 def read_numbers(options: Options) -> Numbers:
+    epsilon_low = options.number("epsilon_low")
     given = epsilon_high = options.number("epsilon_high")
-    # Not given: as the default of epsilon_low.
-    default = options.function.option("epsilon_low").default
     if isinstance(given, Array):
-        epsilon_high = jnp.where(jnp.isnan(given), default, given)
+        epsilon_high = jnp.where(jnp.isnan(given), epsilon_low, given)
     elif not options.is_given("epsilon_high"):
-        epsilon_high = default
+        epsilon_high = epsilon_low
     return Numbers(
-        low=1 - options.number("epsilon_low"),
+        low=1 - epsilon_low,
         high=1 + epsilon_high,
         delta=options.number("delta"),
         dual_clip=options.number("dual_clip"),
