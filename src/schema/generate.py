@@ -81,15 +81,17 @@ def region(what: str, indent: str, table: Table) -> str:
 
 
 def with_regions(path: str, text: str, table: Table) -> str:
+    in_jax = "/jax/" in path
+
     def made(match: re.Match[str]) -> str:
         found = region(match["what"], match["indent"], table)
-        return match["head"] + (found.replace("Tensor", "Array") if "/jax/" in path else found)
+        return match["head"] + (found.replace("Tensor", "Array") if in_jax else found)
 
     try:
         new, count = _REGION.subn(made, text)
         if count != text.count(" generated: "):
             raise TableError('a region without "end of generated"')
-        return write_python.with_docstrings(new, table) if path.endswith(".py") else new
+        return write_python.with_docstrings(new, table, in_jax) if path.endswith(".py") else new
     except TableError as error:
         raise TableError(f"{path}: {error}") from None
 

@@ -76,15 +76,20 @@ def _entry(name: str, *parts: str) -> str:
     return textwrap.fill(text, 128, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
 
 
-def _option(option: Option) -> str:
+def _option(option: Option, in_jax: bool) -> str:
     choices = f"one of {', '.join(option.choices)}" if option.enum else ""
     default = f"default {option.in_python or option.default}"
     if option.absent:
         default = f"None: {option.absent}"
-    return _entry(option.name, option.doc, choices, option.range, default, option.condition)
+    traced = ("traceable" if option.type == "scalar" else "static") if in_jax else ""
+    return _entry(
+        option.name, option.doc, choices, option.range, default, option.condition, traced
+    )
 
 
-def _entries(what: str, named: str, options: Sequence[Option], function: Function) -> list[str]:
+def _entries(
+    what: str, named: str, options: Sequence[Option], function: Function, in_jax: bool
+) -> list[str]:
     if what == "Tensors":  # that may go with the rows
         return [
             _entry(t.name, f"{t.shape.in_python}, {t.dtypes.in_python}", t.doc)
@@ -95,7 +100,7 @@ def _entries(what: str, named: str, options: Sequence[Option], function: Functio
             if option.name == named and option.enum:
                 return [_entry(value.name, value.doc) for value in option.enum.values]
         raise TableError(f"{function.name} has no option {named} with values")
-    entries = [_option(option) for option in options]
+    entries = [_option(option, in_jax) for option in options]
     if function.presets:
         said = "a method's name, which sets these; an option that is given overrides it"
         about = " ".join(function.presets_doc.split())
@@ -103,15 +108,16 @@ def _entries(what: str, named: str, options: Sequence[Option], function: Functio
     return entries
 
 
-def with_docstrings(text: str, table: Table) -> str:
-    """A docstring's blocks "Options...:" are of the function whose arguments are generated before them."""
+def with_docstrings(text: str, table: Table, in_jax: bool) -> str:
+    """A docstring's blocks "Options...:" are of the function whose arguments are generated before them. JAX's say which options
+    may be traced."""
 
     def block(match: re.Match[str]) -> str:
         above = list(_ARGUMENTS.finditer(text, 0, match.start()))
         if not above:
             raise TableError(f"{match[2]} in a docstring before any generated arguments")
         options, function = table.options_of(above[-1][1], above[-1][2])
-        return match[1] + "".join(_entries(match[2], match[3], options, function))
+        return match[1] + "".join(_entries(match[2], match[3], options, function, in_jax))
 
     return _BLOCK.sub(block, text)
 

@@ -68,18 +68,18 @@ def cross_entropy(
         vocab_axis: inside `jax.shard_map`: the mesh axis over which the vocabulary is cut. V is then that of a shard; labels,
             valid_vocab and weight are those of the whole vocabulary, and the result is the same on every shard.
 
-    Options, of which a Number may be an array of one element, which may be traced; one out of its range makes all rows NaN:
-        logit_scale: multiplies the logits; > 0; default 1.
-        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
-        temperature: T, divides the logits; > 0; default 1.
+    Options; a traceable one may be an array of one element, traced or not, and makes all rows NaN where it is out of its range:
+        logit_scale: multiplies the logits; > 0; default 1; static.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0; static.
+        temperature: T, divides the logits; > 0; default 1; traceable.
         temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
-            logits.
-        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
-        ignore_index: rows with this label are neither read nor counted; default -100.
-        label_smoothing: s, spread over all classes; in [0, 1]; default 0.
-        z_loss: zeta: adds zeta * lse^2; >= 0; default 0.
-        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean.
-        reduction: how the rows' losses become the loss; one of none, sum, mean; default mean.
+            logits; static.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid; static.
+        ignore_index: rows with this label are neither read nor counted; default -100; static.
+        label_smoothing: s, spread over all classes; in [0, 1]; default 0; static.
+        z_loss: zeta: adds zeta * lse^2; >= 0; default 0; static.
+        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean; traceable.
+        reduction: how the rows' losses become the loss; one of none, sum, mean; default mean; static.
 
     Returns:
         float32: a scalar, or [...] with reduction "none". A row whose label is outside [0, valid_vocab) is NaN, and so are its
@@ -163,14 +163,14 @@ def logprobs(
 
     The other arguments and the errors: `cross_entropy`.
 
-    Options, of which a Number may be an array of one element, which may be traced:
-        logit_scale: multiplies the logits; > 0; default 1.
-        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
-        temperature: T, divides the logits; > 0; default 1.
+    Options, static or traceable as `cross_entropy`'s:
+        logit_scale: multiplies the logits; > 0; default 1; static.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0; static.
+        temperature: T, divides the logits; > 0; default 1; traceable.
         temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
-            logits.
-        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
-        ignore_index: rows with this label are neither read nor counted; default -100.
+            logits; static.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid; static.
+        ignore_index: rows with this label are neither read nor counted; default -100; static.
 
     Returns:
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
@@ -210,7 +210,7 @@ def _cross_entropy(arguments: Mapping[str, Any]) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
     labels = arguments["labels"]
-    if not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
+    if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
         loss: Array = apply("cross_entropy", arguments)["loss"]
         return loss
     for name, needed in (("vocab_axis", None), ("z_loss", 0)):

@@ -130,7 +130,7 @@ def policy_loss(
         labels: the tokens sampled, [B, T] or [N] integers.
         advantages: [B] or [B, 1] of a sequence, or of the labels' shape. For [N] tokens with one advantage a token say
             ``advantage_level="token"``.
-        return_metrics: also return a dict of float32 scalars: kl, entropy, clip_fraction, ratio_mean, ... (NaN: does not apply).
+        return_metrics: also return a dict of float32 scalars: those of kl, entropy, clip_fraction, ... that apply.
         grad_in_forward, implementation, vocab_axis: as `tileloss.jax.cross_entropy`.
 
     Tensors that go with the tokens, [...] being the labels' shape; old_logp is the sampling policy's:
@@ -143,60 +143,62 @@ def policy_loss(
 
     The offsets may be traced: all rows are NaN where traced ones cannot be. Without them the sequences are the batch's rows.
 
-    Options, each None for its default or the preset's; a Number may be an array of one element, traced or not:
+    Options, each None for its default or the preset's; static or traceable as those of `tileloss.jax.cross_entropy`:
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: a method's name, which sets these; an
             option that is given overrides it; dapo and bnpo are one until num_items is given: DAPO's mean is over the tokens of
             the whole step, BNPO's over those of this call, so without num_items a step of several micro-batches or devices is
             not DAPO.
-        logit_scale: multiplies the logits; > 0; default 1.
-        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
-        temperature: T, divides the logits; > 0; default 1.
+        logit_scale: multiplies the logits; > 0; default 1; static.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0; static.
+        temperature: T, divides the logits; > 0; default 1; traceable.
         temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
-            logits.
-        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
-        ignore_index: rows with this label are neither read nor counted; default -100.
-        kind: the objective l; one of clip, cispo, sapo, vespo, reinforce; default clip.
-        ratio_level: sequence: rho_b = exp(mean of log rho over the sequence), as GSPO; one of token, sequence; default token.
+            logits; static.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid; static.
+        ignore_index: rows with this label are neither read nor counted; default -100; static.
+        kind: the objective l; one of clip, cispo, sapo, vespo, reinforce; default clip; static.
+        ratio_level: sequence: rho_b = exp(mean of log rho over the sequence), as GSPO; one of token, sequence; default token;
+            static.
         aggregation: how tokens become the loss; one of seq_mean_token_mean, token_mean, seq_mean_token_sum_norm,
-            seq_mean_token_sum, sum, none; default seq_mean_token_mean.
+            seq_mean_token_sum, sum, none; default seq_mean_token_mean; static.
         advantage_level: sequence: advantages [B]; token: [N]; one of token, sequence; default as the shape of the advantages
-            says.
+            says; static.
         cispo_cap: raw: epsilon_high is the cap itself; one_plus: 1 + epsilon_high; one of raw, one_plus; default raw; only with
-            kind cispo.
-        epsilon_low: rho is clipped at 1 - epsilon_low; >= 0; default 0.2; only with kind clip.
+            kind cispo; static.
+        epsilon_low: rho is clipped at 1 - epsilon_low; >= 0; default 0.2; only with kind clip; traceable.
         epsilon_high: clip: and at 1 + epsilon_high; cispo: the cap; >= 0; None: epsilon_low, but cispo requires it; only with
-            kind clip or cispo.
-        delta: upper bound of rho; > 0; None: off; only with kind clip.
-        dual_clip: bounds the loss by -dual_clip A where A < 0; > 1; None: off; only with kind clip.
-        cap_low: lower bound of rho; >= 0; None: off; only with kind cispo.
-        tau_pos: tau where A > 0; > 0; default 1; only with kind sapo.
-        tau_neg: tau elsewhere; > 0; default 1.05; only with kind sapo.
-        vespo_k_pos: k where A >= 0; >= 0; default 2; only with kind vespo.
-        vespo_lambda_pos: lambda there, floored at 1e-4; >= 0; default 3; only with kind vespo.
-        vespo_k_neg: k where A < 0; >= 0; default 3; only with kind vespo.
-        vespo_lambda_neg: lambda there, floored at 1e-4; >= 0; default 2; only with kind vespo.
-        log_ratio_clamp: clamps log rho of each token to [-x, x]; > 0; None: off.
+            kind clip or cispo; traceable.
+        delta: upper bound of rho; > 0; None: off; only with kind clip; traceable.
+        dual_clip: bounds the loss by -dual_clip A where A < 0; > 1; None: off; only with kind clip; traceable.
+        cap_low: lower bound of rho; >= 0; None: off; only with kind cispo; traceable.
+        tau_pos: tau where A > 0; > 0; default 1; only with kind sapo; static.
+        tau_neg: tau elsewhere; > 0; default 1.05; only with kind sapo; static.
+        vespo_k_pos: k where A >= 0; >= 0; default 2; only with kind vespo; static.
+        vespo_lambda_pos: lambda there, floored at 1e-4; >= 0; default 3; only with kind vespo; static.
+        vespo_k_neg: k where A < 0; >= 0; default 3; only with kind vespo; static.
+        vespo_lambda_neg: lambda there, floored at 1e-4; >= 0; default 2; only with kind vespo; static.
+        log_ratio_clamp: clamps log rho of each token to [-x, x]; > 0; None: off; static.
         sampler_correction: factor r = exp(old_logp - sampler_logp), detached: clamped to [sampler_min, sampler_max], or 0
-            outside; one of off, truncate, mask; default off.
+            outside; one of off, truncate, mask; default off; static.
         sampler_level: whether r is one token's or its sequence's; one of token, sequence; default token; only with
-            sampler_correction truncate or mask.
-        sampler_min: lower bound of r, inclusive; >= 0; None: no bound; only with sampler_correction truncate or mask.
-        sampler_max: upper bound of r, inclusive; >= 0; None: no bound; only with sampler_correction truncate or mask.
+            sampler_correction truncate or mask; static.
+        sampler_min: lower bound of r, inclusive; >= 0; None: no bound; only with sampler_correction truncate or mask; static.
+        sampler_max: upper bound of r, inclusive; >= 0; None: no bound; only with sampler_correction truncate or mask; static.
         off_policy_threshold: drops tokens with A < 0 of sequences whose mean (sampler or old logp) - logp exceeds it; None:
-            off.
-        entropy_quantile: q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; None: off.
-        entropy_threshold: keeps tokens whose entropy is at least this; not together with entropy_quantile; None: off.
-        beta: coefficient of the KL to ref_logp, which it needs; >= 0; default 0.
-        kl_estimator: d = ref_logp - logp: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1; one of k1, k2, k3; default k3.
-        kl_importance: multiplies the KL by rho, differentiated; default False.
-        kl_log_ratio_clamp: clamps d to [-x, x]; > 0; None: off.
-        kl_clamp: clamps the KL to [-x, x]; > 0; None: off.
-        entropy_coef: adds -entropy_coef * H; default 0.
+            off; static.
+        entropy_quantile: q: keeps tokens whose entropy is at least the (1 - q) quantile; in (0, 1]; None: off; static.
+        entropy_threshold: keeps tokens whose entropy is at least this; not together with entropy_quantile; None: off;
+            traceable.
+        beta: coefficient of the KL to ref_logp, which it needs; >= 0; default 0; traceable.
+        kl_estimator: d = ref_logp - logp: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1; one of k1, k2, k3; default k3; static.
+        kl_importance: multiplies the KL by rho, differentiated; default False; static.
+        kl_log_ratio_clamp: clamps d to [-x, x]; > 0; None: off; static.
+        kl_clamp: clamps the KL to [-x, x]; > 0; None: off; static.
+        entropy_coef: adds -entropy_coef * H; default 0; traceable.
         entropy_reduction: token_mean: the mean H of the tokens that the entropy mask keeps; as_loss: H inside each token's
-            loss; one of token_mean, as_loss; default token_mean.
+            loss; one of token_mean, as_loss; default token_mean; static.
         num_items: the denominator, not floored; >= 0; None: the tokens are counted, sum divides by 1; only with aggregation
-            token_mean or sum.
-        max_length: L_max; >= 1; None: sequence_length; only with aggregation seq_mean_token_sum_norm.
+            token_mean or sum; traceable.
+        max_length: L_max; >= 1; None: sequence_length; only with aggregation seq_mean_token_sum_norm; static.
 
     Values of kind, and l of a token:
         clip: -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A), also with dual_clip.

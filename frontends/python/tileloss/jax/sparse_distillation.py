@@ -58,26 +58,26 @@ def sparse_distillation(
         teacher_logprobs: [..., K] float32, bfloat16 or float16: the logarithms of their probabilities.
         labels: [...]; needed where label_weight is not 0. Their cross-entropy is of the whole softmax.
 
-    Options, of which a Number may be an array of one element, which may be traced:
-        logit_scale: multiplies the logits; > 0; default 1.
-        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
-        temperature: T, divides the logits; > 0; default 1.
-        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
-        ignore_index: rows with this label are neither read nor counted; default -100.
+    Options, static or traceable as `cross_entropy`'s:
+        logit_scale: multiplies the logits; > 0; default 1; static.
+        softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0; static.
+        temperature: T, divides the logits; > 0; default 1; traceable.
+        valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid; static.
+        ignore_index: rows with this label are neither read nor counted; default -100; static.
         divergence: which distance of p from q; one of forward_kl, reverse_kl, jsd, jeffreys, skew_forward_kl, skew_reverse_kl,
-            total_variation; default forward_kl.
+            total_variation; default forward_kl; static.
         reduction: how the rows' losses become the loss; mean divides by the sum of their weights; one of none, sum, mean;
-            default mean.
+            default mean; static.
         beta: the mixture's weight, which takes 0 < beta < 1; in [0, 1]; default 0.5; only with divergence jsd or
-            skew_forward_kl or skew_reverse_kl.
-        label_weight: of the labels' cross-entropy in the loss; other than 0 it needs labels; >= 0; default 0.
-        divergence_weight: of the divergence in the loss; >= 0; default 1.
+            skew_forward_kl or skew_reverse_kl; static.
+        label_weight: of the labels' cross-entropy in the loss; other than 0 it needs labels; >= 0; default 0; traceable.
+        divergence_weight: of the divergence in the loss; >= 0; default 1; traceable.
         label_temperature: the temperature of the cross-entropy and logp, such as 1 where the divergence has 4; > 0; None:
-            temperature.
-        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean.
+            temperature; traceable.
+        num_items: mean's denominator; >= 0; None: the weights are summed; only with reduction mean; traceable.
         scale_by_temperature_squared: the divergence is multiplied by the temperature squared, as some recipes do; default
-            False.
-        tail: what becomes of the columns that are not known; one of lump, ignore, renormalise; default lump.
+            False; static.
+        tail: what becomes of the columns that are not known; one of lump, ignore, renormalise; default lump; static.
 
     The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
     there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
