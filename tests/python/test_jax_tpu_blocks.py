@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 
 import tileloss.jax
 from tileloss.jax import cross_entropy
@@ -155,6 +157,7 @@ def test_without_pallas_all_else_works() -> None:
     code = """
 import sys
 sys.modules["jax.experimental.pallas"] = None
+import jax
 import jax.numpy as jnp
 from tileloss.jax import cross_entropy
 x, labels = jnp.zeros((2, 4)), jnp.zeros(2, jnp.int32)
@@ -176,7 +179,18 @@ else:
     assert done.returncode == 0, done.stderr
 
 
-def test_on_another_platform_the_kernels_alone_are_an_error_at_lowering() -> None:
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_on_another_platform_the_kernels_alone_are_an_error_at_lowering(is_traced: bool) -> None:
     x, labels = jnp.zeros((2, 4)), jnp.zeros(2, jnp.int32)
-    with pytest.raises(NotImplementedError, match="platform"):
-        cross_entropy(x, labels, implementation="pallas_tpu")
+
+    def loss(x: Any, implementation: Any = "pallas_tpu") -> Any:
+        return cross_entropy(x, labels, implementation=implementation)
+
+    wrong = "^implementation: pallas_tpu runs on tpu, the program is for cpu"
+    for step in (loss, jax.grad(loss), lambda x: jax.vmap(loss)(x[None])):
+        with pytest.raises(ValueError, match=rf"{wrong}\b(?!,)"):
+            (jax.jit(step) if is_traced else step)(x)
+    of_both = jax.jit(lambda x: loss(x, ("pallas_tpu", "xla")))
+    with pytest.raises(ValueError, match=f'{wrong}, tpu ."xla" is for several at once.'):
+        export.export(of_both, platforms=("cpu", "tpu"))(x)
+    export.export(of_both, platforms=("tpu",))(x)

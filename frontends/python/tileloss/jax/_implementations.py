@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tileloss.jax._devices import may_be_cut, varying_alike
+from tileloss.jax._platforms import only_on
 from tileloss.jax._sweeps import library, tpu, xla, xla_head, xla_targets, xla_targets_head
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
@@ -41,6 +42,11 @@ def _by_operand(name: str, of_logits: Any, of_head: Any) -> Callable[..., Any]:
     return call
 
 
+def _on_tpu(sweep: Callable[..., Any]) -> Callable[..., Any]:
+    """Pallas has no words for a program that is for other platforms as well."""
+    return lambda operand, *rest: sweep(only_on(("tpu",), "pallas_tpu", operand), *rest)
+
+
 def _refuses_nothing(operand: Operand, spec: Spec) -> str:
     return ""
 
@@ -57,7 +63,9 @@ _CUDA = _CPU._replace(name="cuda", platform="cuda", refusal=library.refusal_on_c
 IMPLEMENTATIONS = (
     _CPU,
     _CUDA,
-    Implementation("pallas_tpu", "tpu", tpu.forward, tpu.backward, None, tpu.refusal),
+    Implementation(
+        "pallas_tpu", "tpu", _on_tpu(tpu.forward), _on_tpu(tpu.backward), None, tpu.refusal
+    ),
     Implementation(
         "xla",
         None,
@@ -131,10 +139,12 @@ class Choice(NamedTuple):
                 platform: partial(getattr(one, sweep), *arguments)
                 for platform, one in self.by_platform
             }
-            last = self.otherwise
-            return _by_platform(
-                branches, partial(getattr(last, sweep), *arguments) if last else None
-            )
+            last, operand = self.otherwise, arguments[0]
+            if last is None:  # elsewhere an error
+                _, last = self.by_platform[0]
+                names = ", ".join(one.name for _, one in self.by_platform)
+                operand = only_on(tuple(branches), names, operand)
+            return _by_platform(branches, partial(getattr(last, sweep), operand, *arguments[1:]))
 
         return _differentiated_as(getattr(self.plain, sweep), dispatch, arguments)
 
@@ -172,9 +182,11 @@ def _differentiated_as(
     """function(*arguments), whose derivatives, where somebody asks for second ones, are those of ``plain``. Kernels have none."""
     leaves, tree = jax.tree.flatten(arguments)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    # JAX keeps the functions, which are to keep no tracers.
+    plain_leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 
     def with_arrays(call: Callable[..., Any], arrays: tuple[Array, ...]) -> Any:
-        filled = list(leaves)
+        filled = list(plain_leaves)
         for i, array in zip(places, arrays, strict=True):
             filled[i] = array
         return call(*jax.tree.unflatten(tree, filled))
@@ -200,19 +212,16 @@ def _widened(x: Array) -> Array:
     return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
 
-def _by_platform(
-    branches: Mapping[str, Callable[[], Any]], default: Callable[[], Any] | None
-) -> Any:
+def _by_platform(branches: Mapping[str, Callable[[], Any]], default: Callable[[], Any]) -> Any:
     """The branch of the platform at lowering. Their results are of one type, inside of shard_map too."""
     if not branches:
-        assert default is not None
         return default()
 
     def alike(branch: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: varying_alike(branch())
 
     of_platforms = {platform: alike(branch) for platform, branch in branches.items()}
-    return lax.platform_dependent(default=alike(default) if default else None, **of_platforms)
+    return lax.platform_dependent(default=alike(default), **of_platforms)
 
 
 def choose(names: tuple[str, ...], operand: Operand, spec: Spec, is_of_labels: bool) -> Choice:
