@@ -73,7 +73,7 @@ def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
     if problem.function == "cross_entropy":
         return _witness(problem, head_layout, {}, found, None, gradients)
     loss, metrics = found
-    metrics = np.asarray([metrics[name] for name in POLICY.metrics])  # jit sorts a dict
+    metrics = np.asarray([metrics.get(name, np.nan) for name in POLICY.metrics])
     return _witness(problem, head_layout, {}, loss, metrics, gradients)
 
 

@@ -68,18 +68,22 @@ def step(implementation: str, kind: str, beta: float, is_capped: bool) -> Any:
 
 
 def run(
-    step: Any, student: Any, teacher: Any, labels: Any = LABELS, weights: Any = None, **given: float
+    step: Any,
+    student: Any,
+    teacher: Any,
+    labels: Any = LABELS,
+    weights: Any = None,
+    **given: float | None,
 ) -> tuple[float, DistillationRows, np.ndarray]:
-    numbers = {
+    numbers: dict[str, Any] = {
         "temperature": 1.0,
-        "teacher_temperature": np.nan,  # not given
         "label_weight": 0.0,
         "divergence_weight": 1.0,
         "num_items": 1.0,
     } | given
     x, of_teacher = (jnp.asarray(rows, jnp.float32) for rows in (student, teacher))
     weights = jnp.ones(len(x)) if weights is None else jnp.asarray(weights)
-    arrays = {name: jnp.float32(number) for name, number in numbers.items()}
+    arrays = {n: None if number is None else jnp.float32(number) for n, number in numbers.items()}
     (loss, rows), gradient = step(x, of_teacher, labels, weights, **arrays)
     return float(loss), rows, np.asarray(gradient)
 
@@ -106,7 +110,6 @@ def test_other_programs_values(implementation: str, kind: str, beta: float) -> N
         is_capped = student["softcap"] > 0
         if is_capped and kind not in ("forward_kl", "jsd", "skew_reverse_kl"):
             continue  # one more program; the softcap is the sweeps', not the divergence's
-        items = np.nan if case["num_items"] is None else case["num_items"]
         loss, _, gradient = run(
             step(implementation, kind, beta, is_capped),
             VALUES["student"],
@@ -116,7 +119,7 @@ def test_other_programs_values(implementation: str, kind: str, beta: float) -> N
             teacher_temperature=teacher["temperature"],
             label_weight=case["label_weight"],
             divergence_weight=case["divergence_weight"],
-            num_items=1.0 if case["reduction"] == "sum" else items,
+            num_items=1.0 if case["reduction"] == "sum" else case["num_items"],
         )
         assert loss == pytest.approx(case["loss"], rel=2e-6)
         np.testing.assert_allclose(gradient, case["dlogits"], rtol=2e-5, atol=3e-7)

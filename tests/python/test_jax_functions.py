@@ -391,6 +391,7 @@ WRONG: list[dict[str, Any]] = [
     {"temperature": -1.0},
     {"temperature": np.inf},
     {"num_items": -2.0},
+    {"num_items": np.nan},
     {"beta": -0.1},
     {"sequence_offsets": [0, 9, 4, 15]},
     {"sequence_offsets": [-3, 5, 9, 15]},
@@ -487,6 +488,29 @@ def test_a_batch_of_no_known_size_is_refused_in_words() -> None:
     x, y = jax.ShapeDtypeStruct((size, 7), jnp.float32), jax.ShapeDtypeStruct((size,), jnp.int32)
     with pytest.raises(ValueError, match=r"logits: expected a shape of known sizes .*got \[b, 7\]"):
         export.export(jax.jit(cross_entropy))(x, y)
+
+
+def test_what_is_needed_and_none_is_named() -> None:
+    x, y = jnp.zeros((2, 3, 5)), jnp.zeros((2, 3), jnp.int32)
+    for name, call in (
+        ("logits", lambda: cross_entropy(None, y)),
+        ("labels", lambda: cross_entropy(x, None)),
+        ("head", lambda: linear_cross_entropy(x, None, y)),
+        ("advantages", lambda: policy_loss(x, y, None)),
+        ("teacher", lambda: distillation(x, None)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: expected an array, got None"):
+            call()
+    with pytest.raises(ValueError, match="^valid_vocab: expected a number >= 1, or None, got 0"):
+        cross_entropy(x, y, valid_vocab=0)
+
+
+def test_a_batch_without_rows_has_no_loss() -> None:
+    for shape in ((2, 0), (0, 3)):
+        x, y, advantages = jnp.zeros((*shape, 5)), jnp.zeros(shape, jnp.int32), jnp.ones(shape[0])
+        loss, gradient = jax.value_and_grad(policy_loss)(x, y, advantages)
+        assert loss == 0 and gradient.shape == x.shape
+        assert cross_entropy(x, y) == 0
 
 
 def test_types_and_names_are_checked() -> None:

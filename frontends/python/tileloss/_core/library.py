@@ -86,7 +86,8 @@ def raise_on_error(status: int, renamed: Mapping[str, str] | None = None) -> Non
     """Raises this thread's last error. ``renamed``: names of the ABI's arguments -> the caller's own."""
     if status == 0:
         return
-    message = lib.tileloss_last_error().decode()
+    # What the ABI has for an integer that is not given.
+    message = lib.tileloss_last_error().decode().replace(", or -1, got", ", or None, got")
     name = message.partition(":")[0].partition(".")[0].partition("[")[0]
     if renamed and name in renamed:
         message = renamed[name] + message[len(name) :]

@@ -20,6 +20,7 @@ from tileloss.jax._rows.distillation import WeightedRows, row_weights
 from tileloss.jax._rows.inputs import read_labels, read_rows
 from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.policy.loss import policy_loss
+from tileloss.jax._rows.policy.metrics import applicable
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
@@ -34,13 +35,10 @@ from tileloss.jax._target import without_columns
 Results = dict[str, Any]
 
 
-@partial(
-    with_results_checked,
-    results=lambda found: {name: x for name, x in found.items() if name != "metrics"},
-)  # metrics may be NaN
+@with_results_checked
 def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
-    """The results by their names in tileloss_args: "loss", of the rows' shape unless it is reduced; "metrics", by name; row
-    outputs, of the rows' shape.
+    """The results by their names in tileloss_args: "loss", of the rows' shape unless it is reduced; "metrics" that apply, by
+    name; row outputs, of the rows' shape.
 
     ``loss``: a function of the library, from logits. ``arguments``: of a public function, by name; of the LM head where
     "hidden" is among them.
@@ -84,8 +82,9 @@ def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
     found: Results = on_auto_axes(run, x, inputs, rows=x[0], by_rows=by_rows)
     found = {name: leading.shaped(x) if by_rows[name] else x for name, x in found.items()}
     if "metrics" in found:
-        names = call.options.function.metrics
-        found["metrics"] = dict(zip(names, found["metrics"], strict=True))
+        named = dict(zip(call.options.function.metrics, found["metrics"], strict=True))
+        names = applicable(call.options, "ref_logp" in inputs.vectors)
+        found["metrics"] = {name: named[name] for name in names}
     return found
 
 
@@ -165,9 +164,10 @@ def _stage(
         classes=call.classes,
         sequence_length=call.sequence_length,
         places=o.places,
+        wants_metrics="metrics" in call.outputs,
         **tensors,
     )
-    named = {"metrics": metrics} if "metrics" in call.outputs else {}
+    named = {} if metrics is None else {"metrics": metrics}
     return {"loss": result.loss, **named}, result.coefficients
 
 

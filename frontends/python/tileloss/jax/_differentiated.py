@@ -50,11 +50,9 @@ def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
     return wanted, x, o
 
 
-def with_results_checked(
-    function: _Function, results: Callable[[Any], Any] = lambda x: x
-) -> _Function:
+def with_results_checked(function: _Function) -> _Function:
     """The function under `jax.debug_nans`: outside of jit it would raise for NaN that stands for "not given" or "does not apply",
-    and never gets into ``results(what it returns)``. Those are checked."""
+    and never gets into what it returns. That is checked."""
 
     @wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
@@ -62,7 +60,7 @@ def with_results_checked(
             return function(*arguments, **named)
         with jax.debug_nans(False):
             found = function(*arguments, **named)
-        jax.tree.map(jnp.copy, results(found))
+        jax.tree.map(jnp.copy, found)
         return found
 
     return cast(_Function, checked)

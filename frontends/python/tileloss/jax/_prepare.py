@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tileloss._core.functions import PUBLIC_OPTIONS
+from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, Function
 from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
-from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE
+from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, INPUT
 from tileloss.jax._arguments import checked_labels, flat, flat_vectors, wrong_unless
 from tileloss.jax._devices import Leading, axes_of_rows, varying_alike
 from tileloss.jax._differentiated import SHOWN
@@ -36,9 +36,9 @@ class Inputs(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What is known of a call while it is traced."""
+    """What is known of a call while it is traced. JAX keeps it with the program: it holds no array."""
 
-    options: Options
+    options: Options  # without values
     spec: Spec
     choice: Choice
     classes: int  # of the whole vocabulary, padding excluded
@@ -76,6 +76,7 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
         spec = Spec(0, head_layout=layout, compute_dtype=seen)
     else:
         function, operand, spec = loss, Logits(arguments["logits"]), Spec(0)
+    _check_given(FUNCTIONS[function], arguments)
     labels, vocab_axis = arguments["labels"], arguments.get("vocab_axis")
     given = {name: arguments.get(name) for name in PUBLIC_OPTIONS[function]}
     if labels is None:  # so that none is ignored
@@ -104,6 +105,8 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
                 f"labels: expected [B, T] without sequence_offsets, got shape {list(labels.shape)}"
             )
         length = labels.shape[1]
+        if length == 0:  # to the library: no sequences
+            vectors["sequence_offsets"] = jnp.zeros(labels.shape[0] + 1, jnp.int32)
     check(
         options,
         rows=prod(leading.shape),
@@ -133,7 +136,7 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
     choice = choose(names, operand, spec, options.is_of_labels)
     inputs = Inputs(labels, target, vectors, options.arrays, places)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
-    call = Call(options, spec, choice, classes, outputs, length)
+    call = Call(options.without_values(), spec, choice, classes, outputs, length)
     if vocab_axis is not None:
         cut = Shards(vocab_axis, shards, width, classes)
         call = call._replace(shards=cut, choice=choice._replace(may_be_whole=False))
@@ -156,6 +159,15 @@ def has_gradient_in_forward(given: bool | None, x: Operand, call: Call) -> bool:
     # Of labels it saves a product, and is made so in C++.
     saves_a_product = isinstance(x, LmHead) and call.choice.has_one_pass(jax.default_backend())
     return saves_a_product or not call.is_of_labels
+
+
+def _check_given(function: Function, arguments: Mapping[str, Any]) -> None:
+    for tensor in function.info.tensors[: function.info.num_tensors]:
+        name = tensor.name.decode()
+        names = {name, SHOWN.get(name, name)}
+        is_needed = tensor.is_required and tensor.role == INPUT
+        if is_needed and all(arguments.get(name) is None for name in names):
+            raise TypeError(f"{SHOWN.get(name, name)}: expected an array, got None")
 
 
 def _axis_size(axis: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,7 +78,9 @@ class Call:
         if not self.described.metrics:
             return {"loss": function(*arguments, **keywords)}
         loss, metrics = function(*arguments, return_metrics=True, **keywords)
-        ordered = [metrics[name] for name in self.described.metrics]
+        # JAX leaves out what does not apply.
+        none = self.front_end.package.asarray(math.nan)
+        ordered = [metrics.get(name, none) for name in self.described.metrics]
         return {"loss": loss, "metrics": self.front_end.package.stack(ordered)}
 
     def rows(self) -> dict[str, Any]:

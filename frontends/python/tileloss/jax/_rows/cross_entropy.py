@@ -83,9 +83,9 @@ def _scales(options: Options, used: Array, weights: Array, of_label: Array) -> t
     """1 / the denominators of the cross-entropy part and of the z-loss part."""
     if options.choice("reduction") != "mean":
         return jnp.float32(1), jnp.float32(1)
+    if options.is_given("num_items"):
+        scale = inverse_or_zero(jnp.asarray(options.number("num_items"), jnp.float32))
+        return scale, scale
     ce = jnp.sum(jnp.where(used, weights * of_label, 0.0))
     z = jnp.sum(jnp.where(used, weights, 0.0))
-    items = jnp.asarray(options.number("num_items"), jnp.float32)
-    is_given = ~jnp.isnan(items)
-    ce, z = jnp.where(is_given, items, ce), jnp.where(is_given, items, z)
     return inverse_or_zero(ce), inverse_or_zero(z)

@@ -98,8 +98,8 @@ def row_weights(options: Options, used: Array, token_weights: Array | None) -> R
         token = read(token_weights, used)
     if options.choice("reduction") != "mean":
         return RowWeights(token, jnp.float32(1))
-    items = jnp.asarray(options.number("num_items"), jnp.float32)
-    return RowWeights(token, inverse_or_zero(jnp.where(jnp.isnan(items), jnp.sum(token), items)))
+    items = options.number("num_items") if options.is_given("num_items") else jnp.sum(token)
+    return RowWeights(token, inverse_or_zero(jnp.asarray(items, jnp.float32)))
 
 
 def row_losses(

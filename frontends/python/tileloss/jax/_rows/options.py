@@ -27,10 +27,10 @@ class Options(NamedTuple):
 
     function: Function
     struct: Struct  # what was given as Python numbers; not to be written to
-    arrays: dict[str, Array]  # float32 [] of the scalars that were given as arrays
+    arrays: dict[str, Any]  # float32 [] of the scalars that were given as arrays
 
     def number(self, name: str) -> Number:
-        """A number; NaN stands for "not given", in an array as well."""
+        """A number; NaN stands for "not given", but not in an array."""
         if name in self.arrays:
             return self.arrays[name]
         return float(self._read(name))
@@ -50,7 +50,7 @@ class Options(NamedTuple):
         return bool(self._read(name))
 
     def is_given(self, name: str) -> bool:
-        """Of options whose NaN means "not given": an array may hold one, and counts as given."""
+        """Of options whose NaN means "not given"; an array counts as given."""
         return name in self.arrays or not math.isnan(self.plain(name))
 
     def may_differ(self, name: str, off: float) -> bool:
@@ -78,18 +78,21 @@ class Options(NamedTuple):
         }
 
     def within_ranges(self) -> tuple[Options, list[Array]]:
-        """The options, with the default in place of an array that is out of its range, which `check` cannot know; and of each
-        array, as bool [], whether it is in it."""
+        """The options, with another number in place of an array that is out of its range, which `check` cannot know, or NaN; and
+        of each array, as bool [], whether it is in its range."""
         arrays, are_right = {}, []
         for name, x in self.arrays.items():
             option = self.function.option(name)
             least, most = np.clip((option.minimum, option.maximum), *_FINITE)
             is_right = (x > least if option.exclusive_minimum else x >= least) & (x <= most)
-            if option.may_be_absent:
-                is_right |= jnp.isnan(x)
-            arrays[name] = jnp.where(is_right, x, option.default)
+            other = max(least, 0) + 1 if option.may_be_absent else option.default
+            arrays[name] = jnp.where(is_right, x, np.float32(other))
             are_right.append(is_right)
         return self._replace(arrays=arrays), are_right
+
+    def without_values(self) -> Options:
+        """Which options are arrays is still known, but not the arrays."""
+        return self._replace(arrays=dict.fromkeys(self.arrays))
 
     def _read(self, name: str) -> float:
         option = self.function.option(name)

@@ -120,13 +120,17 @@ def merge_all(states: RowState) -> RowState:
 def relative_to(larger: Array, total: Array, maximum: Array) -> Array:
     """total exp(maximum - larger): a sum relative to its terms' maximum, relative to a larger one; nothing if that is -inf. It
     keeps its digits where the exp alone is below what float32 holds, and those that are lost in the difference of the maxima."""
-    shift = maximum - larger
-    there = shift + larger
-    lost = (maximum - there) - (larger - (there - shift))
+    is_finite = jnp.isfinite(maximum) & jnp.isfinite(larger)
+    x, y = jnp.where(is_finite, maximum, 0.0), jnp.where(is_finite, larger, 0.0)
+    shift = x - y
+    there = shift + y
+    lost = (x - there) - (y - (there - shift))
     lost = jnp.where(jnp.isfinite(lost), lost, 0.0)
     half = jnp.exp(shift / 2)
     moved = jnp.where(shift < -80, (total * half) * half, total * jnp.exp(shift)) * (1 + lost)
-    return jnp.where(maximum == larger, total, jnp.where(maximum == -jnp.inf, 0.0, moved))
+    is_nothing = (maximum == -jnp.inf) | (larger == jnp.inf)
+    moved = jnp.where(is_finite, moved, jnp.where(is_nothing, 0.0, jnp.nan))
+    return jnp.where(maximum == larger, total, moved)
 
 
 def _weight(state: RowState) -> Array:
@@ -150,7 +154,8 @@ def _merged_argmax(a: RowState, b: RowState) -> Array:
 def _rescaled(state: RowState, to: Array) -> RowState:
     """The state relative to the maximum ``to`` >= state.max; an exp(-inf - -inf) never arises."""
     is_there, nothing = state.max == to, state.max == -jnp.inf
-    shift = jnp.where(is_there | nothing, 0.0, state.max - to)
+    stays = is_there | nothing
+    shift = jnp.where(stays, 0.0, state.max) - jnp.where(stays, 0.0, to)
     factor = jnp.where(is_there, 1.0, jnp.where(nothing, 0.0, jnp.exp(shift)))
 
     collision_sum = entropy_sum = smoothing_sum = None
@@ -158,15 +163,19 @@ def _rescaled(state: RowState, to: Array) -> RowState:
         collision_sum = factor * (factor * state.collision_sum)
     if state.entropy_sum is not None:
         # All columns, the label's too: its term is exp(target - max).
-        of_target = jnp.exp(jnp.where(nothing, -jnp.inf, state.target - state.max))
+        of_target = jnp.exp(
+            jnp.where(nothing, -jnp.inf, state.target) - jnp.where(nothing, 0.0, state.max)
+        )
         terms = state.sum + jnp.where(state.target == -jnp.inf, 0.0, of_target)
         moved = jnp.where(factor == 0, 0.0, factor * (state.entropy_sum + shift * terms))
-        entropy_sum = jnp.where(is_there | nothing, state.entropy_sum, moved)
+        entropy_sum = jnp.where(stays, state.entropy_sum, moved)
     if state.smoothing_sum is not None:
         weight = _weight(state)
         # Nothing seen, or only -inf: each term is -inf if there is one, and already NaN where such a term has the weight 0.
         has_terms = (weight != 0) & ~jnp.isnan(state.smoothing_sum)
-        of_nothing = jnp.where(has_terms, weight * -jnp.inf, state.smoothing_sum)
+        of_nothing = jnp.where(
+            has_terms, jnp.where(weight < 0, jnp.inf, -jnp.inf), state.smoothing_sum
+        )
         # Relative to +inf nothing would be left to tell of the columns: their own z then.
         moved = state.smoothing_sum + jnp.where(jnp.isinf(to), state.max, shift) * weight
         smoothing_sum = jnp.where(

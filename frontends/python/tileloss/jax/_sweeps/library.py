@@ -39,7 +39,6 @@ from tileloss.jax._sweeps.operands import (
 from tileloss.jax._sweeps.transform import (
     LogitTransform,
     make_label_transform,
-    make_teacher_transform,
 )
 
 _TARGET = "tileloss_call"
@@ -200,7 +199,17 @@ class Call:
         aliases: dict[int, int] | None = None,
     ) -> Sequence[Array]:
         _register()
-        operands = list(self.operands.values())
+        # JAX keeps the function, which is to keep no tracers: not self.
+        attributes = {
+            "function": self.function,
+            "call_pass": np.int32(call_pass),
+            "operands": " ".join(self.operands),
+            "results": " ".join(results),
+            "options": " ".join(f"{name}={float(v)!r}" for name, v in self.options.items()),
+            "first": np.int64(first),
+            "columns": np.int64(columns),
+            "sequence_length": np.int64(sequence_length),
+        }
 
         def call(*operands: Array) -> Sequence[Array]:
             rows = operands[0].shape[0]
@@ -213,19 +222,10 @@ class Call:
             ]
             found: Sequence[Array] = jax.ffi.ffi_call(
                 _TARGET, types, vmap_method="sequential", input_output_aliases=aliases
-            )(
-                *operands,
-                function=self.function,
-                call_pass=np.int32(call_pass),
-                operands=" ".join(self.operands),
-                results=" ".join(results),
-                options=" ".join(f"{name}={float(v)!r}" for name, v in self.options.items()),
-                first=np.int64(first),
-                columns=np.int64(columns),
-                sequence_length=np.int64(sequence_length),
-            )
+            )(*operands, **attributes)
             return found
 
+        operands = list(self.operands.values())
         # A scalar loss needs all rows in one place.
         is_reduced = "loss" in results and not results["loss"].shape
         if not is_reduced and not is_in_shard_map(operands[0]):
@@ -263,11 +263,6 @@ def _target_call(operand: Operand, target: Target, spec: Spec) -> Call:
     call.operands["labels"] = target.labels
     # The weights have the reduction in them.
     given = {name: x for name, x in options.arrays.items() if name != "num_items"}
-    # The library takes a NaN behind a pointer for a number.
-    if "teacher_temperature" in given:
-        given["teacher_temperature"] = jnp.asarray(make_teacher_transform(options).temperature)
-    if "label_temperature" in given and (label := make_label_transform(options)):
-        given["label_temperature"] = jnp.asarray(label.temperature)
     call.operands |= {f"option:{name}": x for name, x in given.items()}
     numbers = {name: x for name, x in options.numbers().items() if name != "num_items"}
     per_row = options.function.choice("reduction", "none")

@@ -60,7 +60,4 @@ def make_label_transform(options: Options) -> LogitTransform | None:
 
 def _temperature(options: Options, name: str) -> Number:
     """The option of that name; that of the logits where it is not given."""
-    temperature, given = options.number("temperature"), options.number(name)
-    if isinstance(given, Array):
-        return jnp.where(jnp.isnan(given), temperature, given)
-    return given if options.is_given(name) else temperature
+    return options.number(name if options.is_given(name) else "temperature")

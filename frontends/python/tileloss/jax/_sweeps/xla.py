@@ -102,8 +102,14 @@ def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
 
 
 def weights_of_tile(target: Target, start: Array | int, width: int) -> Array | None:
+    """[1, width]."""
     weights = target.class_weights
-    return None if weights is None else tile(weights, start, width, axis=0)
+    return None if weights is None else tile(weights, start, width, axis=0)[None, :]
+
+
+def where_labels(labels: Array, start: Array | int, width: int) -> Array:
+    """bool [N, width]: which columns of a tile are the labels'."""
+    return jnp.arange(width)[None, :] == (labels - start)[:, None]
 
 
 def tile_to_replace(buffer: Array, start: Array | int, width: int, dtype: DTypeLike) -> Array:
@@ -152,15 +158,15 @@ def tile_state(
 ) -> RowState:
     """The row states of one tile z [N, width]; ``labels`` count from its first column, class ``start``."""
     width = z.shape[1]
-    is_label = jnp.arange(width) == labels[:, None]
+    is_label = where_labels(labels, 0, width)
     largest = jnp.max(z, axis=1)  # NaN where there is one
-    # Of rows of -inf alone every exp is 0, and no term is the NaN of -inf - -inf.
-    shifted = jnp.where(z == largest[:, None], 0.0, z - largest[:, None])
+    # Of rows of -inf alone every exp is 0. No term is the NaN of -inf - -inf, which checkify would find.
+    shifted = jnp.where(z == largest[:, None], 0.0, z - _zero_if_empty(largest)[:, None])
     exps = jnp.where(largest[:, None] == -jnp.inf, 0.0, jnp.exp(shifted))
     # That of the others is relative to their own maximum first: below a label of any height it keeps its digits.
     apart = jnp.where(is_label, -jnp.inf, z)
     below = jnp.max(apart, axis=1)
-    others = jnp.where(apart == below[:, None], 0.0, apart - below[:, None])
+    others = jnp.where(apart == below[:, None], 0.0, apart - _zero_if_empty(below)[:, None])
     others = jnp.where(apart == -jnp.inf, 0.0, jnp.exp(others))
     collision_sum = entropy_sum = smoothing_sum = argmax = weight = None
     if sums.collision_sum:
@@ -187,6 +193,10 @@ def tile_state(
     )
 
 
+def _zero_if_empty(largest: Array) -> Array:
+    return jnp.where(largest == -jnp.inf, 0.0, largest)
+
+
 def tile_gradient(
     z: Array, target: Target, rows: BackwardRows, start: Array | int, spec: Spec
 ) -> Array:
@@ -202,5 +212,5 @@ def tile_gradient(
     if spec.has_uniform:
         weights = weights_of_tile(target, start, width)
         gradient += c.uniform[:, None] * (1.0 if weights is None else weights)
-    is_label = jnp.arange(width) == (target.labels - start)[:, None]
+    is_label = where_labels(target.labels, start, width)
     return jnp.where(is_label, rows.at_label[:, None], gradient)

@@ -89,7 +89,7 @@ def _head_tile(head: Array, start: Array | int, width: int, spec: Spec) -> Array
 def logits_of(hidden: Array, head: Array, bias: Array | None, spec: Spec) -> Array:
     """x of one tile, float32 [N, width]."""
     x = product(f"nh,{spec.head_layout.lower()}->nv", hidden, head, spec)
-    return x if bias is None else x + bias.astype(jnp.float32)
+    return x if bias is None else x + bias[None, :].astype(jnp.float32)
 
 
 def product(equation: str, a: Array, b: Array, spec: Spec) -> Array:

@@ -209,7 +209,7 @@ class _LogitsRows(_TeacherRows):
             dz = times(form, centred)
             if self.options.may_differ("label_weight", 0):
                 dz -= target * self._label_columns(x, p)
-            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            is_label = xla.where_labels(self.labels, start, width)
             return jnp.where(is_label, at_label[:, None], dz)
 
         return self.gradient_over_tiles(gradient_of)
@@ -218,7 +218,7 @@ class _LogitsRows(_TeacherRows):
         """The columns but the label's: the divergence, and the mean in its gradient."""
         tiles = (xla.tile(x, start, width) for x in (self.logits, self.teacher_logits))
         _, found = self._columns(*tiles)
-        is_label = jnp.arange(width) == (self.labels - start)[:, None]
+        is_label = xla.where_labels(self.labels, start, width)
 
         def added(total: Array, of_columns: Array) -> Array:
             return total + jnp.sum(jnp.where(is_label, 0.0, of_columns), axis=1)
@@ -336,7 +336,7 @@ class _ColumnsRows(_TeacherRows):
 
         def gradient_of(x: Array, start: Array | int, width: int) -> Array:
             dz = sum(times(part.factor[:, None], part.probabilities(x)) for part in parts)
-            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            is_label = xla.where_labels(self.labels, start, width)
             return jnp.where(is_label, at_label[:, None], dz)
 
         gradient = self.gradient_over_tiles(gradient_of).logits

@@ -33,5 +33,6 @@ def token_weights(tokens: Array, sequences: Sequences, options: Options) -> Arra
 
 
 def _over_items(otherwise: Array, options: Options) -> Array:
-    items = jnp.asarray(options.number("num_items"), jnp.float32)
-    return jnp.where(jnp.isnan(items), 1 / otherwise, inverse_or_zero(items))
+    if not options.is_given("num_items"):
+        return 1 / otherwise
+    return inverse_or_zero(jnp.asarray(options.number("num_items"), jnp.float32))

@@ -13,12 +13,12 @@ from tileloss.jax._rows.options import Options
 
 
 class Numbers(NamedTuple):
-    """The numbers of the options that kinds and metrics compare with; NaN: off."""
+    """The numbers of the options that kinds and metrics compare with; NaN, or None: off."""
 
     low: Number  # clip's bounds of rho: formed in double where the options are plain, rounded once
     high: Number
     delta: Number
-    dual_clip: Number
+    dual_clip: Number | None
     cap_low: Number  # cispo's
     cap: Number
     tau_pos: float
@@ -28,15 +28,13 @@ class Numbers(NamedTuple):
 def read_numbers(options: Options) -> Numbers:
     epsilon_low = options.number("epsilon_low")
     given = epsilon_high = options.number("epsilon_high")
-    if isinstance(given, Array):
-        epsilon_high = jnp.where(jnp.isnan(given), epsilon_low, given)
-    elif not options.is_given("epsilon_high"):
+    if not options.is_given("epsilon_high"):
         epsilon_high = epsilon_low
     return Numbers(
         low=1 - epsilon_low,
         high=1 + epsilon_high,
         delta=options.number("delta"),
-        dual_clip=options.number("dual_clip"),
+        dual_clip=options.number("dual_clip") if options.is_given("dual_clip") else None,
         cap_low=options.number("cap_low"),
         cap=given if options.choice("cispo_cap") == "raw" else 1 + given,
         tau_pos=options.plain("tau_pos"),
@@ -77,13 +75,11 @@ def clip(t: Token, n: Numbers) -> TokenLoss:
     is_within = (t.ratio >= n.low) & (t.ratio <= n.high)
     follows = jnp.where(takes_plain, is_below_delta, is_within)
     loss = -jnp.where(takes_plain, plain, clipped)
-    bound = -n.dual_clip * a
-    is_bounded = (a < 0) & (loss > bound)
-    return TokenLoss(
-        loss=jnp.where(is_bounded, bound, loss),
-        dratio=jnp.where(follows & ~is_bounded, -a, 0.0),
-        dlogp=jnp.zeros_like(a),
-    )
+    if n.dual_clip is not None:
+        bound = -n.dual_clip * a
+        is_bounded = (a < 0) & (loss > bound)
+        loss, follows = jnp.where(is_bounded, bound, loss), follows & ~is_bounded
+    return TokenLoss(loss, jnp.where(follows, -a, 0.0), jnp.zeros_like(a))
 
 
 def cispo(t: Token, n: Numbers) -> TokenLoss:

@@ -47,9 +47,8 @@ from tileloss.jax._rows.state import RowState
 
 class PolicyResult(NamedTuple):
     result: RowResult
-    # float32 [M], in the order of the library's names; jit leaves them out if nobody reads them. Without state.entropy_sum that
-    # of the entropy is NaN.
-    metrics: Array
+    # float32 [M], in the order of the library's names; None: not asked for. Without state.entropy_sum that of the entropy is NaN.
+    metrics: Array | None
 
 
 def policy_loss(
@@ -67,6 +66,7 @@ def policy_loss(
     sequence_length: int = 0,
     places: Array | None = None,
     loss_grad: Array | None = None,
+    wants_metrics: bool = True,
 ) -> PolicyResult:
     """The loss, the rows' coefficients and the step's metrics.
 
@@ -121,6 +121,9 @@ def policy_loss(
 
     g_logp = _logp_gradient(tokens, terms, sequences, options) / rows.logp_divisor
     coefficients = from_upstream(g_logp, 0.0, g_entropy, None if bonus is None else entropy)
+    result = RowResult(loss, masked_coefficients(coefficients, used, rows.wrong), used)
+    if not wants_metrics:
+        return PolicyResult(result, None)
     records = TokenRecords(
         used=used,
         kl=_metric_kl(tokens, terms, options),
@@ -131,10 +134,7 @@ def policy_loss(
         advantage=tokens.advantage,
         is_dropped=terms.is_dropped,
     )
-    return PolicyResult(
-        RowResult(loss, masked_coefficients(coefficients, used, rows.wrong), used),
-        metrics(records, numbers, sequences, options),
-    )
+    return PolicyResult(result, metrics(records, numbers, sequences, options))
 
 
 class _Tokens(NamedTuple):

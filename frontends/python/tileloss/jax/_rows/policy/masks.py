@@ -29,10 +29,10 @@ def entropy_mask(entropy: Array | None, used: Array, options: Options) -> Entrop
         threshold = quantile_threshold(entropy, used, options.plain("entropy_quantile"))
     else:
         threshold = jnp.asarray(options.number("entropy_threshold"), jnp.float32)
-    is_off = jnp.isnan(threshold)
+    is_nan = jnp.isnan(threshold)
     # A row whose entropy is NaN is not kept: the others' share of the bonus does not depend on it.
-    kept = is_off | (entropy >= threshold)
-    factor = jnp.where(is_off, threshold if has_quantile else 1.0, kept.astype(jnp.float32))
+    kept = is_nan | (entropy >= threshold)
+    factor = jnp.where(is_nan, threshold, kept.astype(jnp.float32))
     return EntropyMask(factor, kept & used)
 
 

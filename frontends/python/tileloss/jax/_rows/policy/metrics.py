@@ -46,6 +46,28 @@ class _Means:
         return jnp.sum(jnp.where(self.tokens > 0, means, empty)) / max(self.sequences.count, 1)
 
 
+# Of one kind alone.
+_KINDS = {
+    "clip_low_fraction": "clip",
+    "clip_high_fraction": "clip",
+    "clip_fraction": "clip",
+    "cispo_clip_fraction": "cispo",
+    "phi_mean": "vespo",
+}
+
+
+def applicable(options: Options, has_ref: bool) -> list[str]:
+    """The library's names of those that apply, in its order."""
+    kind, has_sampler = options.choice("kind"), options.choice("sampler_correction") != "off"
+
+    def applies(name: str) -> bool:
+        if name.startswith("sampler_"):
+            return has_sampler
+        return has_ref if name == "kl" else _KINDS.get(name, kind) == kind
+
+    return [name for name in options.function.metrics if applies(name)]
+
+
 def metrics(r: TokenRecords, numbers: Numbers, sequences: Sequences, options: Options) -> Array:
     """float32 [M], in the order of the library's names. NaN: does not apply; a mean over nothing is 0."""
     means = _Means(r.used, sequences)
@@ -55,20 +77,20 @@ def metrics(r: TokenRecords, numbers: Numbers, sequences: Sequences, options: Op
         return means.over_sequences(x, empty) if by_sequence else means.over_tokens(x)
 
     found = {"entropy": means.over_tokens(r.entropy), "ratio_mean": mean(r.ratio, 1.0)}
+    names = applicable(options, has_ref=r.kl is not None)
     if r.kl is not None:
         found["kl"] = means.over_tokens(r.kl)
-    kind = options.choice("kind")
-    if kind == "clip":
+    if "clip_fraction" in names:
         is_low = (r.ratio < numbers.low) & (r.advantage < 0)
         is_high = (r.ratio > numbers.high) & (r.advantage > 0)
         found["clip_low_fraction"] = mean(is_low)
         found["clip_high_fraction"] = mean(is_high)
         found["clip_fraction"] = mean(is_low | is_high)
-    if kind == "cispo":
+    if "cispo_clip_fraction" in names:
         found["cispo_clip_fraction"] = mean((r.ratio > numbers.cap) & (r.advantage > 0))
-    if kind == "vespo":
+    if "phi_mean" in names:
         found["phi_mean"] = means.over_sequences(r.phi, 1.0)
-    if options.choice("sampler_correction") != "off":
+    if "sampler_ratio_mean" in names:
         found |= _sampler_metrics(r, means, options)
     is_dropped = sequences.sum(means.masked(r.is_dropped)) > 0
     found["dropped_sequences"] = jnp.sum(is_dropped, dtype=jnp.float32)
