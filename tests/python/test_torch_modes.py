@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from tileloss import torch as tl
 from torch_problems import (
@@ -30,7 +31,11 @@ IN_PLACE = [*((f, {"inplace_backward": True}) for f in ALL_LOGIT_FUNCTIONS), *OV
 ONE_PASS = [(f, {"grad_in_forward": True}) for f in LOSSES]
 TWO_PASSES = [(f, {"grad_in_forward": False} if f in LOSSES else {}) for f in ALL_FUNCTIONS]
 MODES = [*TWO_PASSES, *ONE_PASS, *IN_PLACE]
-UPSTREAMS = [1.0, -1.0, 0.37, 0.0, 65536.0]
+UPSTREAMS = [1.0, -1.0, 0.37, 0.0, 65536.0, 1 / 65528]
+SAVED = {
+    "copies": lambda: saved_tensors_hooks(Tensor.clone, lambda saved: saved),
+    "on_cpu": save_on_cpu,
+}
 
 
 def mode_id(value: Any) -> str | None:
@@ -100,6 +105,18 @@ def test_gradients_of_leaves_accumulate_over_a_retained_graph(
     loss.backward()
     for x, one in zip(p.leaves(name), expected, strict=True):
         torch.testing.assert_close(x.grad, 3 * one, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
+def test_what_is_saved_may_be_kept_elsewhere(name: str, mode: dict[str, Any], saved: str) -> None:
+    p, inputs = non_leaves(name)
+    expected = gradients(name, p, **mode)
+    with SAVED[saved]():
+        loss = run(name, p, *inputs, **mode)
+        found = torch.autograd.grad(loss, inputs)
+    for ours, one in zip((loss, *found), expected, strict=True):
+        assert torch.equal(ours, one)
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)

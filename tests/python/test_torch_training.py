@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,6 +78,65 @@ def test_tied_embeddings_get_both_gradients() -> None:
     (gradient,) = torch.autograd.grad(exact, weight)
     torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
     torch.testing.assert_close(model.embedding.weight.grad.double(), gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_an_optimizer_in_the_backward_steps_a_tied_head_once() -> None:
+    """`register_post_accumulate_grad_hook`: the step waits for both of the weight's gradients."""
+    ends = []
+    for loss_of in (tl.linear_cross_entropy, plain_linear_cross_entropy):
+        torch.manual_seed(0)
+        weight, steps = nn.Parameter(torch.randn(V, H)), []
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+
+        def step(weight: Tensor, optimizer: Any = optimizer, steps: list[float] = steps) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(1)
+
+        weight.register_post_accumulate_grad_hook(step)
+        tokens = torch.randint(0, V, (2, 9))
+        for _ in range(3):
+            hidden = nn.functional.embedding(tokens[:, :-1], weight)
+            loss_of(hidden, weight, tokens[:, 1:]).backward()
+        assert len(steps) == 3 and weight.grad is None
+        ends.append(weight.detach())
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+def plain_linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_losses_of_several_tokens_ahead_share_a_head(one_pass: bool) -> None:
+    """Multi-token prediction: one backward of K losses, whose gradients of the head are added up."""
+    weight, hidden = torch.randn(V, H, requires_grad=True), torch.randn(3, 2, 9, H)
+    hidden.requires_grad_()
+    tokens = torch.randint(0, V, (2, 12))
+
+    def gradients_of(loss_of: Any) -> tuple[Tensor, ...]:
+        losses = [loss_of(hidden[k], weight, tokens[:, k : k + 9]) for k in range(3)]
+        total = losses[0] + 0.3 * losses[1] + 0.1 * losses[2]
+        return total, *torch.autograd.grad(total, (hidden, weight))
+
+    ours = gradients_of(partial(tl.linear_cross_entropy, grad_in_forward=one_pass))
+    for found, exact in zip(ours, gradients_of(plain_linear_cross_entropy), strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_eight_threads_at_once_get_what_one_gets(name: str) -> None:
+    p = problem()
+    expected = gradients(name, p)
+
+    def one(_: int) -> bool:
+        inputs = tuple(x.detach().clone().requires_grad_() for x in p.leaves(name))
+        loss = run(name, p, *inputs)
+        found = (loss, *torch.autograd.grad(loss, inputs))
+        return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(one, range(32)))
 
 
 def test_a_model_learns() -> None:

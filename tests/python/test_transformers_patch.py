@@ -324,6 +324,32 @@ def test_a_patched_model_is_saved_under_the_name_of_its_class(tmp_path: Path) ->
     assert type(found) is LlamaForCausalLM and found.config.architectures == ["LlamaForCausalLM"]
 
 
+def test_functional_call_takes_the_weights_that_it_is_given() -> None:
+    unpatched, patched = pair("llama")
+    weights = {name: 0.5 * p.detach() for name, p in patched.named_parameters()}
+    for given in weights.values():
+        given.requires_grad_()
+    found = []
+    for model in (unpatched, patched):
+        loss = torch.func.functional_call(model, weights, (), batch()).loss
+        found.append((loss, *torch.autograd.grad(loss, tuple(weights.values()))))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_vocabulary_that_grows_after_the_patch(kind: str) -> None:
+    unpatched, patched = pair(kind)
+    for model in (unpatched, patched):
+        torch.manual_seed(0)  # of the new rows
+        model.resize_token_embeddings(VOCAB + 3)
+    inputs = batch()
+    inputs["labels"][0, -1] = VOCAB + 2
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE)
+
+
 def test_a_copy_of_a_patched_model_is_patched_and_on_its_own() -> None:
     patched = patch(build("llama"))
     twin = copy.deepcopy(patched)
