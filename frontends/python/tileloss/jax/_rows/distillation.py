@@ -80,7 +80,8 @@ class WeightedRows(NamedTuple):
             weighted = found["loss"] if is_weighted else self.weights.row_scales * found["loss"]
             loss = jnp.where(self.weights.factor == 0, 0.0, weighted)
         else:
-            loss = row_losses(options, found["divergence"], found.get("logp"), self.weights)
+            parts = {n: self._masked(found[n]) for n in ("divergence", "logp") if n in found}
+            loss = row_losses(options, parts["divergence"], parts.get("logp"), self.weights)
         loss = self._masked(loss)
         named = {name: self._masked(found[name]) for name in names}
         return {"loss": loss if options.is_per_row else jnp.sum(loss), **named}

@@ -47,7 +47,13 @@ def make_divergence(options: Options) -> Divergence:
 
 def times(weight: Array, x: Array) -> Array:
     """weight * x, and 0 where the weight is 0: 0 log 0 = 0."""
-    return jnp.where(weight == 0, 0.0, weight * x)
+    return weight * jnp.where(weight == 0, 0.0, x)
+
+
+def _log_ratio(a: Array, b: Array) -> Array:
+    """a - b of logarithms; 0 where both are -inf, as each term is 0 there."""
+    has_none = (a == -jnp.inf) & (b == -jnp.inf)
+    return jnp.where(has_none, 0.0, a) - jnp.where(has_none, 0.0, b)
 
 
 class _Column(NamedTuple):
@@ -56,7 +62,7 @@ class _Column(NamedTuple):
     p: Array
     q: Array
     difference: Array  # p - q
-    log_ratio: Array  # log p - log q: infinite where one of them is 0, NaN where both are
+    log_ratio: Array  # log p - log q: infinite where one of them is 0, any number where both are
     log_p: Array  # log(p/m)
     log_q: Array  # log(q/m)
     by_mixture: Array  # (p - q)/m, but of classes p/m
@@ -129,9 +135,9 @@ def label_terms(d: Divergence, student: RowStats, teacher: RowStats, is_same: Ar
     def unless_same(x: Array) -> Array:
         return jnp.where(is_same, 0.0, x)
 
-    log_ratio = unless_same(student.logp - teacher.logp)
-    log_p, log_q = unless_same(student.logp - log_m), unless_same(teacher.logp - log_m)
-    by_mixture = jnp.where(m == 0, 0.0, difference / m)
+    log_ratio = unless_same(_log_ratio(student.logp, teacher.logp))
+    log_p, log_q = (unless_same(_log_ratio(side.logp, log_m)) for side in (student, teacher))
+    by_mixture = jnp.where(m == 0, 0.0, difference / jnp.where(m == 0, 1.0, m))
     return _terms(d, _Column(p, q, difference, log_ratio, log_p, log_q, by_mixture))
 
 
@@ -140,5 +146,6 @@ def class_terms(d: Divergence, p: Array, q: Array, log_p: Array, log_q: Array) -
     m = p + d.share * (q - p) if d.share <= 0.5 else q + d.share_of_p * (p - q)
     log_m = jnp.log(m)
     of_p = jnp.where(m == 0, 0.0, p / jnp.where(m == 0, 1.0, m))
-    column = _Column(p, q, p - q, log_p - log_q, log_p - log_m, log_q - log_m, of_p, False)
+    ratios = (_log_ratio(a, b) for a, b in ((log_p, log_q), (log_p, log_m), (log_q, log_m)))
+    column = _Column(p, q, p - q, *ratios, of_p, False)
     return _terms(d, column)
