@@ -65,6 +65,18 @@ def bounds(options: dict[str, Any]) -> Bounds:
     return {"low": 1 - low, "high": 1 + high, "cap": cap, **options}
 
 
+@pytest.mark.parametrize("name", ["ce/sum", "linear/sum", "policy/dr-grpo", "linear-policy/grpo"])
+def test_the_upstream_gradient_of_one_loss_of_each_kind_is_negative(
+    name: str, tmp_path: Path
+) -> None:
+    """So that one scaled by its absolute value fails."""
+    (chosen,) = (case for case in CASES if case.name == name)
+    folder = cells.prepare(PROGRAM, chosen, tmp_path)
+    case = read_case(folder / "inputs.safetensors")
+    (upstream,) = case.upstream("loss")
+    assert upstream < -0.1
+
+
 @pytest.mark.parametrize("chosen", POLICY, ids=lambda case: case.name)
 def test_every_branch_has_tokens(chosen: AuditCase, tmp_path: Path) -> None:
     """A table: for either sign of the advantage, how many tokens lie on each side of each bound."""

@@ -85,6 +85,10 @@ _POLICY: Settings = {
 }  # fmt: skip
 
 
+# One that is below 0, as of a loss that is subtracted: a gradient scaled by its absolute value has to fail.
+_NEGATIVE: Settings = {"upstream": "random", "seed": 7}
+
+
 def drawn(distribution: str, **more: Any) -> Settings:
     return {"kind": "synthetic", "distribution": distribution, **more}
 
@@ -136,7 +140,7 @@ CASES = (
     _ce("spike", "the last class 80 above the rest", source=drawn("spike_last"), expect_mostly_zero=True),
     AuditCase("ce/minus-inf", "columns of -inf beside finite labels",
               {**_LOGITS, "loss": "cross_entropy"}, logits=_masked_columns),
-    _ce("sum", "reduction sum, upstream gradient not 1", reduction="sum", upstream="random"),
+    _ce("sum", "reduction sum, a negative upstream gradient", reduction="sum", **_NEGATIVE),
     _ce("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
     _ce("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1, expect_mostly_zero=True),
     _ce("second-backward", "the gradient of a second backward, upstream not 1", backwards=2, upstream="random"),
@@ -159,7 +163,7 @@ CASES = (
     _policy("dapo", "asymmetric bounds, num_items, an entropy bonus", "dapo", epsilon_high=0.28, num_items=40, entropy_coef=0.01),
     _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
     _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
-    _policy("dr-grpo", "sums over a constant, one epsilon for both bounds", "dr_grpo", epsilon_low=0.1, max_length=20),
+    _policy("dr-grpo", "sums over a constant, one epsilon, a negative upstream", "dr_grpo", epsilon_low=0.1, max_length=20, **_NEGATIVE),
     _policy("cispo", "capped, detached ratios", "cispo", epsilon_high=1.2),
     _policy("cispo-low", "the same, from below too", "cispo", cispo_cap="one_plus", epsilon_high=0.2, cap_low=0.8),
     _policy("sapo", "soft gates", "sapo"),
@@ -170,7 +174,7 @@ CASES = (
     _linear("fp32", "32 hidden, 447 classes, a fifth of the rows ignored"),
     _linear("bf16", "the same in bfloat16", dtype="bf16"),
     _linear("all-used", "no row ignored", ignore_prob=0),
-    _linear("sum", "no row ignored, reduction sum, upstream not 1", ignore_prob=0, reduction="sum", upstream="random"),
+    _linear("sum", "no row ignored, reduction sum, a negative upstream gradient", ignore_prob=0, reduction="sum", **_NEGATIVE),
     _linear("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
     _linear("only-dhidden", "a frozen head", gradients=["dhidden"]),
     _linear("only-dhead", "frozen hidden states", gradients=["dhead"]),
@@ -182,7 +186,7 @@ CASES = (
     _linear("z-loss", "1e-3 lse^2", z_loss=1e-3),
     _linear("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1),
     _linear("logprobs", "log-probabilities, an upstream gradient a row", **_ROWS),
-    _linear_policy("grpo", "clipped ratios, some tokens masked", "grpo"),
+    _linear_policy("grpo", "clipped ratios, some tokens masked, a negative upstream gradient", "grpo", **_NEGATIVE),
     _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),
     _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **KL),
     _linear_policy("gspo-kl", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
