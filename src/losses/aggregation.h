@@ -12,6 +12,10 @@
 
 namespace tileloss::impl {
 
+// generated: enums aggregation
+enum class Aggregation { kSeqMeanTokenMean, kTokenMean, kSeqMeanTokenSumNorm, kSeqMeanTokenSum, kSum, kNone };
+// end of generated
+
 struct AggregationCounts {
   double sequences = 0;  // B
   double tokens = 0;     // M
@@ -26,14 +30,15 @@ TILELOSS_HOST_DEVICE inline double token_weight(tileloss_aggregation aggregation
     if (std::isnan(c.num_items)) return 1 / otherwise;
     return c.num_items == 0 ? 0 : 1 / c.num_items;
   };
-  switch (aggregation) {
-    case TILELOSS_SEQ_MEAN_TOKEN_MEAN: return 1 / (sequences * std::max(sequence_tokens, 1.0));
-    case TILELOSS_TOKEN_MEAN: return over_items(std::max(c.tokens, 1.0));
-    case TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM: return 1 / std::max(c.sequences * c.max_length, 1.0);
-    case TILELOSS_SEQ_MEAN_TOKEN_SUM: return 1 / sequences;
-    case TILELOSS_AGGREGATION_SUM: return over_items(1);
-    default: return 1;
+  switch (static_cast<Aggregation>(aggregation)) {
+    case Aggregation::kSeqMeanTokenMean: return 1 / (sequences * std::max(sequence_tokens, 1.0));
+    case Aggregation::kTokenMean: return over_items(std::max(c.tokens, 1.0));
+    case Aggregation::kSeqMeanTokenSumNorm: return 1 / std::max(c.sequences * c.max_length, 1.0);
+    case Aggregation::kSeqMeanTokenSum: return 1 / sequences;
+    case Aggregation::kSum: return over_items(1);
+    case Aggregation::kNone: break;
   }
+  return 1;
 }
 
 }  // namespace tileloss::impl

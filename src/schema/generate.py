@@ -35,7 +35,7 @@ WITH_REGIONS = (
     "include/tileloss/*.h*",
     "docs/users/*.md",
     "src/*/*.cpp",
-    "src/*/*.h",
+    "src/**/*.h",
     "frontends/python/tileloss/**/*.py",
 )
 REGIONS: dict[str, Callable[[Table], str]] = {

@@ -331,7 +331,7 @@ def copies(options: Sequence[Option], function: Function) -> list[str]:
 
 
 def enums(table: Table, names: Sequence[str]) -> str:
-    """For the oracle, which sees no header of the ABI."""
+    """For the oracle, which sees no header of the ABI, and for switches: of an int no compiler knows which cases are missing."""
     known = {o.enum.name: o.enum for struct in table.structs for o in struct.options if o.enum}
     text = ""
     for name in names:

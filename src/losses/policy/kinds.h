@@ -1,4 +1,4 @@
-// The kinds of policy loss. A kind is a header, a case here and a value of policy_kind in src/schema/table.toml.
+// The kinds of policy loss. A kind is a header, two cases here and a value of policy_kind in src/schema/table.toml.
 #ifndef TILELOSS_LOSSES_POLICY_KINDS_H_
 #define TILELOSS_LOSSES_POLICY_KINDS_H_
 
@@ -12,8 +12,20 @@
 
 namespace tileloss::impl::policy {
 
+// As an enum class, of which the compiler knows when a switch forgets one.
+// generated: enums policy_kind
+enum class PolicyKind { kClip, kCispo, kSapo, kVespo, kReinforce };
+// end of generated
+
 TILELOSS_HOST_DEVICE inline bool uses_ratio(tileloss_policy_kind kind) {
-  return kind == TILELOSS_POLICY_CLIP || kind == TILELOSS_POLICY_CISPO || kind == TILELOSS_POLICY_SAPO;
+  switch (static_cast<PolicyKind>(kind)) {
+    case PolicyKind::kClip:
+    case PolicyKind::kCispo:
+    case PolicyKind::kSapo: return true;
+    case PolicyKind::kVespo:
+    case PolicyKind::kReinforce: break;
+  }
+  return false;
 }
 
 // A token without advantage has neither loss nor gradient, at whatever ratio; NaN is passed on by every kind.
@@ -23,13 +35,14 @@ TILELOSS_HOST_DEVICE inline TokenLoss token_loss(tileloss_policy_kind kind, cons
     return {kNan, kNan, kNan};
   }
   if (t.advantage == 0) return {};
-  switch (kind) {
-    case TILELOSS_POLICY_CLIP: return clip(t, numbers);
-    case TILELOSS_POLICY_CISPO: return cispo(t, numbers);
-    case TILELOSS_POLICY_SAPO: return sapo(t, numbers);
-    case TILELOSS_POLICY_VESPO: return vespo(t, numbers);
-    default: return reinforce(t, numbers);
+  switch (static_cast<PolicyKind>(kind)) {
+    case PolicyKind::kClip: return clip(t, numbers);
+    case PolicyKind::kCispo: return cispo(t, numbers);
+    case PolicyKind::kSapo: return sapo(t, numbers);
+    case PolicyKind::kVespo: return vespo(t, numbers);
+    case PolicyKind::kReinforce: break;
   }
+  return reinforce(t, numbers);
 }
 
 }  // namespace tileloss::impl::policy

@@ -9,6 +9,10 @@
 
 namespace tileloss::impl::policy {
 
+// generated: enums kl_estimator
+enum class KlEstimator { kK1, kK2, kK3 };
+// end of generated
+
 struct Kl {
   double value = 0;
   double dlogp = 0;
@@ -18,10 +22,10 @@ TILELOSS_HOST_DEVICE inline Kl estimate_kl(double difference, const tileloss_pol
   const bool is_clamped = std::fabs(difference) > o.kl_log_ratio_clamp;  // false when it is off
   const double d = is_clamped ? std::copysign(o.kl_log_ratio_clamp, difference) : difference;
   Kl kl;
-  switch (o.kl_estimator) {
-    case TILELOSS_KL_K1: kl = {-d, std::isnan(d) ? d : 1}; break;
-    case TILELOSS_KL_K2: kl = {d * d / 2, -d}; break;
-    default: kl = {std::expm1(d) - d, -std::expm1(d)}; break;
+  switch (static_cast<KlEstimator>(o.kl_estimator)) {
+    case KlEstimator::kK1: kl = {-d, std::isnan(d) ? d : 1}; break;
+    case KlEstimator::kK2: kl = {d * d / 2, -d}; break;
+    case KlEstimator::kK3: kl = {std::expm1(d) - d, -std::expm1(d)}; break;
   }
   if (is_clamped) kl.dlogp = 0;
   if (std::fabs(kl.value) > o.kl_clamp) kl = {std::copysign(o.kl_clamp, kl.value), 0};
