@@ -193,7 +193,7 @@ typedef struct tileloss_logit_options {
   double logit_scale TILELOSS_DEFAULT(1);           // multiplies the logits; > 0; default 1
   double softcap TILELOSS_DEFAULT(0);               // c of c * tanh(x / c); 0 is off; >= 0; default 0
   tileloss_scalar temperature TILELOSS_DEFAULT(1);  // T, divides the logits; > 0; default 1
-  // logprob is the older rule: logp' = logp / T of the softmax at T = 1; default logits
+  // what T divides: the logits, or the log-probabilities that the softmax gives at T = 1; default logits
   tileloss_temperature_on temperature_on TILELOSS_DEFAULT(TILELOSS_TEMPERATURE_ON_LOGITS);
   int32_t reserved0 TILELOSS_DEFAULT(0);  // 0
   // columns from here on are padding: not in the softmax, gradient 0; >= 1; default -1: all are valid
@@ -942,11 +942,12 @@ enum {
 typedef struct tileloss_field {
   const char* name;
   tileloss_field_type type;
-  uint32_t state_arrays;  // bits of the row state that a backward may need besides max, sum and target if this option is given
-  size_t offset;          // in the function's options struct
-  double default_value;   // NaN: not given
-  double minimum;         // inclusive, unless exclusive_minimum
-  double maximum;         // inclusive
+  // Bits of the row state that the loss or its backward may need, besides max, sum and target, if this option is given.
+  uint32_t state_arrays;
+  size_t offset;         // in the function's options struct
+  double default_value;  // NaN: not given
+  double minimum;        // inclusive, unless exclusive_minimum
+  double maximum;        // inclusive
   int32_t exclusive_minimum;
   int32_t has_absent;   // 1: default_value stands for "not given" and is itself accepted, in the range or not
   const char* choices;  // "none|sum|mean"; null unless a choice

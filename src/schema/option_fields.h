@@ -25,7 +25,7 @@ inline constexpr tileloss_field kLinearFields[] = {
 };
 
 inline constexpr tileloss_field kCrossEntropyFields[] = {
-    {"label_smoothing", TILELOSS_FIELD_DOUBLE, 0, offsetof(tileloss_cross_entropy_options, label_smoothing), 0, 0, 1, 0, 0, nullptr, nullptr, 0},
+    {"label_smoothing", TILELOSS_FIELD_DOUBLE, TILELOSS_STATE_SMOOTHING_SUM, offsetof(tileloss_cross_entropy_options, label_smoothing), 0, 0, 1, 0, 0, nullptr, nullptr, 0},
     {"z_loss", TILELOSS_FIELD_DOUBLE, 0, offsetof(tileloss_cross_entropy_options, z_loss), 0, 0, kUnbounded, 0, 0, nullptr, nullptr, 0},
     {"num_items", TILELOSS_FIELD_SCALAR, 0, offsetof(tileloss_cross_entropy_options, num_items), kNotGiven, 0, kUnbounded, 0, 1, nullptr, "reduction", 4},
     {"reduction", TILELOSS_FIELD_CHOICE, 0, offsetof(tileloss_cross_entropy_options, reduction), 2, 0, 2, 0, 0, "none|sum|mean", nullptr, 0},

@@ -32,7 +32,7 @@ class Option(NamedTuple):
     default: float  # NaN: not given
     usual: float | str  # the default as a caller writes it
     may_be_absent: bool  # the default stands for "not given"
-    state_arrays: int  # bits of the row state that a backward may need if it is given
+    state_arrays: int  # bits of the row state that the loss or its backward may need if it is given
     minimum: float
     maximum: float
     exclusive_minimum: bool

@@ -32,8 +32,6 @@ def bits_of_loss(function: Function, options: Iterable[str], wants_metrics: bool
     bits = _ALWAYS
     for name in options:
         bits |= function.options[name].state_arrays
-        if name == "label_smoothing":  # of the value alone
-            bits |= _BITS["smoothing_sum"]
     if wants_metrics and "entropy" in function.metrics:
         bits |= _BITS["entropy_sum"]
     return bits

@@ -72,8 +72,8 @@ def cross_entropy(
         logit_scale: multiplies the logits; > 0; default 1; static.
         softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0; static.
         temperature: T, divides the logits; > 0; default 1; traceable.
-        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
-            logits; static.
+        temperature_on: what T divides: the logits, or the log-probabilities that the softmax gives at T = 1; one of logits,
+            logprob; default logits; static.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid; static.
         ignore_index: rows with this label are neither read nor counted; default -100; static.
         label_smoothing: s, spread over all classes; in [0, 1]; default 0; static.
@@ -167,8 +167,8 @@ def logprobs(
         logit_scale: multiplies the logits; > 0; default 1; static.
         softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0; static.
         temperature: T, divides the logits; > 0; default 1; traceable.
-        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
-            logits; static.
+        temperature_on: what T divides: the logits, or the log-probabilities that the softmax gives at T = 1; one of logits,
+            logprob; default logits; static.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid; static.
         ignore_index: rows with this label are neither read nor counted; default -100; static.
 

@@ -171,8 +171,8 @@ def policy_loss(
         logit_scale: multiplies the logits; > 0; default 1.
         softcap: c of c * tanh(x / c); 0 is off; >= 0; default 0.
         temperature: T, divides the logits; > 0; default 1.
-        temperature_on: logprob is the older rule: logp' = logp / T of the softmax at T = 1; one of logits, logprob; default
-            logits.
+        temperature_on: what T divides: the logits, or the log-probabilities that the softmax gives at T = 1; one of logits,
+            logprob; default logits.
         valid_vocab: columns from here on are padding: not in the softmax, gradient 0; >= 1; None: all are valid.
         ignore_index: rows with this label are neither read nor counted; default -100.
         kind: the objective l; one of clip, cispo, sapo, vespo, reinforce; default clip.
