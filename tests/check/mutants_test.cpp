@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "check/judge/error_metric.h"
@@ -143,6 +144,12 @@ struct Verdict {
   std::set<std::string> failed_gates;
 };
 
+const Mutant& mutant_named(std::string_view name) {
+  const auto found = std::ranges::find(all_mutants(), name, [](const Mutant& mutant) { return std::string_view(mutant.name); });
+  EXPECT_NE(found, all_mutants().end()) << name;
+  return *found;
+}
+
 // `mutant` null: the outputs as they are.
 Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, const Mutant* mutant) {
   Verdict verdict;
@@ -234,12 +241,8 @@ TEST(Mutants, AreCaughtByTheGateThatWatchesTheirOutput) {
                                                     {"argmax_off_by_one", "argmax"},
                                                     {"agreement_flipped", "agreement"}};
   const KernelRun run = run_perfect_kernel(mean, NumberFormat::kBfloat16);
-  for (const auto& [name, gate] : expected) {
-    const Mutant* mutant = find_mutant(name.c_str());
-    ASSERT_NE(mutant, nullptr) << name;
-    EXPECT_TRUE(judge(mean, NumberFormat::kBfloat16, run, mutant).failed_gates.contains(gate)) << name;
-  }
-  EXPECT_EQ(find_mutant("no_such_mutant"), nullptr);
+  for (const auto& [name, gate] : expected)
+    EXPECT_TRUE(judge(mean, NumberFormat::kBfloat16, run, &mutant_named(name)).failed_gates.contains(gate)) << name;
 }
 
 TEST(Mutants, ApplyOnlyWhereTheirOutputIs) {
@@ -254,10 +257,10 @@ TEST(Mutants, WhatChangesNothingVisibleIsNotPlanted) {
   std::vector<float> zeros(kColumns, 0.0F);
   MutantRow row{0, NumberFormat::kFloat32, zeros.data(), nullptr};
   const MutantRowOracle oracle{&run.softmax[0], &run.gradients[0], 1.0, 1.0, {}, {}};
-  EXPECT_FALSE(find_mutant("gradient_halved")->apply_row(run.context, oracle, row));
-  EXPECT_FALSE(find_mutant("gradient_zero")->apply_row(run.context, oracle, row));
-  EXPECT_FALSE(find_mutant("gradient_negated")->apply_row(run.context, oracle, row));
-  EXPECT_FALSE(find_mutant("loss_halved")->apply_row(run.context, oracle, row));
+  EXPECT_FALSE(mutant_named("gradient_halved").apply_row(run.context, oracle, row));
+  EXPECT_FALSE(mutant_named("gradient_zero").apply_row(run.context, oracle, row));
+  EXPECT_FALSE(mutant_named("gradient_negated").apply_row(run.context, oracle, row));
+  EXPECT_FALSE(mutant_named("loss_halved").apply_row(run.context, oracle, row));
 }
 
 }  // namespace

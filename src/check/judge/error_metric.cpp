@@ -197,8 +197,6 @@ void GradientMetric::finish_row(std::int64_t row, std::int64_t valid, const RowS
   keep_larger(normwise_, ratio(std::sqrt(error_sq), std::sqrt(reference_sq)), {row, -1});
   keep_larger(normwise_budget_, ratio(std::sqrt(error_sq), std::sqrt(budget_sq)), {row, -1});
   keep_larger(normwise_budget_, ratio(std::sqrt(off_target.error_sq), std::sqrt(off_target.budget_sq)), {row, -1});
-  error_sq_ += error_sq;
-  reference_sq_ += reference_sq;
   abs_error_ += target.abs_error + off_target.abs_error;
   elements_ += valid;
   zeros_ += target.zeros + off_target.zeros;
@@ -224,8 +222,6 @@ void GradientMetric::merge(const GradientMetric& other) {
   merge_worst(normwise_budget_, other.normwise_budget_);
   merge_worst(max_abs_, other.max_abs_);
   merge_worst(max_rel_, other.max_rel_);
-  error_sq_ += other.error_sq_;
-  reference_sq_ += other.reference_sq_;
   abs_error_ += other.abs_error_;
   elements_ += other.elements_;
   zeros_ += other.zeros_;
@@ -234,8 +230,6 @@ void GradientMetric::merge(const GradientMetric& other) {
   nonfinite_mismatches_ += other.nonfinite_mismatches_;
   nonzero_ignored_ += other.nonzero_ignored_;
 }
-
-double GradientMetric::overall_normwise() const { return ratio(std::sqrt(error_sq_), std::sqrt(reference_sq_)); }
 
 double GradientMetric::mean_abs() const { return elements_ == 0 ? 0.0 : abs_error_ / static_cast<double>(elements_); }
 

@@ -244,12 +244,6 @@ constexpr std::array kMutants{
 
 std::span<const Mutant> all_mutants() { return kMutants; }
 
-const Mutant* find_mutant(const char* name) {
-  const auto* found =
-      std::find_if(kMutants.begin(), kMutants.end(), [&](const Mutant& mutant) { return std::string_view(mutant.name) == name; });
-  return found == kMutants.end() ? nullptr : found;
-}
-
 bool plant_gradient(const WrongRow& difference, std::int64_t cols, MutantRow& row) {
   return alter(row, 0, cols, [&](std::int64_t j, double g) { return g + difference.gradient[static_cast<std::size_t>(j)]; });
 }

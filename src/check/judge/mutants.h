@@ -70,7 +70,6 @@ struct Mutant {
 };
 
 std::span<const Mutant> all_mutants();
-const Mutant* find_mutant(const char* name);  // null if there is none
 
 // A wrong kernel of one function (check/oracles/wrong_kernel.h): its gradient, or its loss, divergence and teacher's entropy.
 // `cols`: valid columns. True if any bit changed.

@@ -133,10 +133,6 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
   static F max_raw(F max, Pair raw) { return _mm512_max_ps(raw.b, _mm512_max_ps(raw.a, max)); }
   static __m512i max_raw(__m512i max, __m512i raw) { return _mm512_max_epi16(max, raw); }
   // The same among the negative ones only, with the sign bit: as unsigned words they are the largest, in order of magnitude.
-  template <class T>
-  static __m512i lowest_start(const T*) {
-    return _mm512_set1_epi16(INT16_MIN);
-  }
   static __m512i lowest_raw(__m512i lowest, __m512i raw) { return _mm512_max_epu16(lowest, raw); }
   template <class T>
   static float lowest_magnitude(__m512i lowest, const T* type) {
