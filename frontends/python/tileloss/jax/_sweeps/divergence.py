@@ -146,6 +146,7 @@ def class_terms(d: Divergence, p: Array, q: Array, log_p: Array, log_q: Array) -
     m = p + d.share * (q - p) if d.share <= 0.5 else q + d.share_of_p * (p - q)
     log_m = jnp.log(m)
     of_p = jnp.where(m == 0, 0.0, p / jnp.where(m == 0, 1.0, m))
-    ratios = (_log_ratio(a, b) for a, b in ((log_p, log_q), (log_p, log_m), (log_q, log_m)))
-    column = _Column(p, q, p - q, *ratios, of_p, False)
-    return _terms(d, column)
+    log_ratio, to_p, to_q = (
+        _log_ratio(a, b) for a, b in ((log_p, log_q), (log_p, log_m), (log_q, log_m))
+    )
+    return _terms(d, _Column(p, q, p - q, log_ratio, to_p, to_q, of_p, False))
