@@ -65,9 +65,11 @@ T* cluster_peer(T* mine, unsigned rank) {
 // ex2.approx.ftz.f32. What kernels call by the names of the C library is the device's, too (device_math.cpp).
 float exp2_approx(float x);
 
-// For the kernels' wrappers of loads and stores of global memory: they count, and stop where a device may not touch the address.
+// What was given to streams; and, for the kernels' wrappers of loads and stores of global memory, which stop where a device may
+// not touch the address, what they moved.
 struct Counters {
   std::uint64_t loaded = 0, stored = 0;  // bytes
+  std::uint64_t queued = 0;              // kernels, fills and copies
 };
 Counters& counters();
 void count_load(const void* at, std::size_t bytes);
@@ -124,6 +126,16 @@ T __ldg(const T* at) {
   return *at;
 }
 inline int atomicExch(int* at, int value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
+template <class T>
+T atomicAdd(T* at, T value) {
+  return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);
+}
+inline unsigned long long atomicMax(unsigned long long* at, unsigned long long value) {
+  unsigned long long before = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+  while (before < value && !__atomic_compare_exchange_n(at, &before, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+  }
+  return before;
+}
 inline int atomicOr(int* at, int value) { return __atomic_fetch_or(at, value, __ATOMIC_SEQ_CST); }
 inline int atomicCAS_system(int* at, int expected, int value) {
   __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);

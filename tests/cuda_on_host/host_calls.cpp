@@ -417,6 +417,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   Step step;
   step.devices = 1u << queue->device;
   step.work = [launch = std::move(launch)] { run(launch, devices().random); };
+  ++counters().queued;
   return say(devices().give(queue, std::move(step)));
 }
 

@@ -181,6 +181,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
   const Lock lock(devices().mutex);
+  ++cuda_on_host::counters().queued;
   return say(set(data, value, bytes, queue_of(stream)));
 }
 cudaError_t cudaMemset(void* data, int value, std::size_t bytes) { return cudaMemsetAsync(data, value, bytes, nullptr); }

@@ -1,5 +1,5 @@
-// What only the device can look at: labels, numbers behind pointers, sequence offsets. What is wrong there is written to a report
-// that the host can read, and makes NaN of what depends on it.
+// What only the device can look at. What is wrong there is written to a report that the host can read, and makes NaN of what
+// depends on it.
 #ifndef TILELOSS_BACKENDS_CUDA_CHECKS_H_
 #define TILELOSS_BACKENDS_CUDA_CHECKS_H_
 
@@ -31,10 +31,17 @@ struct Report {
   KnownEntry entry;         // its columns are `classes`
 };
 
+// Of a call, 0 at first.
+struct CallState {
+  std::int32_t is_wrong;            // 1: no row of it is right
+  std::uint32_t blocks;             // of begin_call that have ended
+  unsigned long long rows_to_last;  // from the first row whose label is wrong to the end
+};
+
 // Of a call: where its errors go, and that no row of it is right.
 struct Verdict {
   Report* report;
-  std::int32_t* is_wrong;
+  CallState* state;
 
   // The first error alone.
   __device__ void write(Report found) const {
@@ -46,94 +53,7 @@ struct Verdict {
   }
   __device__ void condemn(const Report& found) const {
     write(found);
-    *is_wrong = 1;
-  }
-};
-
-// Of a number that lies behind a pointer.
-struct CheckNumber {
-  tileloss_field field;
-  tileloss_scalar scalar;
-  const char* if_missing;
-  Verdict verdict;
-
-  __device__ void operator()(std::int64_t /*index*/) const {
-    const double x = scalar_value(scalar);
-    if (in_range(field, x)) return;
-    Report found = {};
-    found.what = Wrong::kNumber;
-    found.number = x;
-    found.field = field;
-    found.if_missing = if_missing;
-    verdict.condemn(found);
-  }
-};
-
-// Of the transform of some logits, whose temperature may lie behind a pointer, when that is in its own range.
-struct MakeTransform {
-  double logit_scale, softcap;
-  tileloss_scalar temperature, otherwise;  // the latter where the former is not given
-  const char* name;                        // of the temperature
-  LogitTransform* transform;
-  Verdict verdict;
-
-  __device__ void operator()(std::int64_t /*index*/) const {
-    const double own = scalar_value(temperature), t = std::isnan(own) ? scalar_value(otherwise) : own;
-    *transform = LogitTransform::make(logit_scale, softcap, t);
-    const auto is_in_range = [](double quotient) { return quotient >= 0x1p-126 && quotient <= 0x1p126; };
-    if (is_in_range(logit_scale / t) && (softcap == 0 || is_in_range(softcap / t))) return;
-    Report found = {};
-    found.what = Wrong::kTransform;
-    found.number = t;
-    found.temperature = name;
-    verdict.condemn(found);
-  }
-};
-
-struct IsWrongOffset {
-  IntegerInput offsets;
-  std::int64_t rows;
-
-  TILELOSS_HOST_DEVICE bool operator()(std::int64_t i) const {
-    const bool is_right = i == 0 ? offsets[0] == 0 : offsets[i] >= offsets[i - 1];
-    return !is_right || (i + 1 == offsets.size() && offsets[i] != rows);
-  }
-};
-struct ReportOffset {
-  IntegerInput offsets;
-  std::int64_t rows;
-  Verdict verdict;
-
-  __device__ void operator()(std::int64_t i) const {
-    Report found = {};
-    found.what = Wrong::kOffset;
-    found.index = i;
-    found.offset = offsets[i];
-    found.before = i == 0 ? 0 : offsets[i - 1];
-    found.count = offsets.size();
-    found.rows = rows;
-    verdict.condemn(found);
-  }
-};
-
-struct IsBadLabel {
-  device::RowArrays rows;
-  TILELOSS_HOST_DEVICE bool operator()(std::int64_t i) const { return rows.label_columns[i] == kBadLabel; }
-};
-// The row's alone is wrong.
-struct ReportLabel {
-  Labels labels;
-  std::int64_t classes, ignore_index;
-  Verdict verdict;
-
-  __device__ void operator()(std::int64_t i) const {
-    Report found = {};
-    found.what = Wrong::kLabel;
-    found.index = i;
-    found.label = labels[i];
-    found.classes = classes;
-    found.ignore_index = ignore_index;
-    verdict.write(found);
+    state->is_wrong = 1;
   }
 };
 
@@ -192,12 +112,10 @@ struct ReportEntry {
   }
 };
 
-// Where the whole call is wrong, or what the row is compared with.
 struct CondemnRow {
   device::RowArrays rows;
-  const std::int32_t* is_wrong;
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (*is_wrong != 0 || rows.label_columns[i] == kBadEntry) rows.label_columns[i] = kBadLabel;
+    if (rows.label_columns[i] == kBadEntry) rows.label_columns[i] = kBadLabel;
   }
 };
 

@@ -200,8 +200,8 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
     owned.reset(static_cast<std::byte*>(data));
     workspace = owned.get();
   }
-  return device::begin_call(CudaDevice(p, rows, cut, algorithms, std::move(guard), workspace, std::move(owned), stream, report),
-                            call);
+  return device::begin_call(
+      CudaDevice(p, rows, cut, algorithms, std::move(guard), workspace, rows_bytes(p), std::move(owned), stream, report), call);
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {

@@ -27,9 +27,9 @@ TargetPart CudaDevice::all_rows(const device::RowArrays& rows) const {
   return {job(rows), row_matrix(p.args.teacher_logits, groups.rows, groups.teacher_logits_stride), 0, p.rows};
 }
 
-void CudaDevice::check(const device::RowArrays& rows) {
+Beginning CudaDevice::beginning(const LabelColumns& labels, const device::RowArrays& rows) const {
   const Problem& p = *problem_;
-  const Verdict verdict = {report_, arrays_.is_wrong};
+  Beginning all = {labels, rows, p.rows, p.logit.ignore_index, verdict(), {}, {}, {}, {}, nullptr, 0};
   for (tileloss_field field : p.loss->fields) {
     if (field.type != TILELOSS_FIELD_SCALAR) continue;
     tileloss_scalar scalar;
@@ -40,21 +40,14 @@ void CudaDevice::check(const device::RowArrays& rows) {
       if constexpr (requires { &Loss::limit_number; })
         if_missing = Loss::limit_number(*reinterpret_cast<const typename Loss::Options*>(p.options.data()), field);
     });
-    each(1, CheckNumber{field, scalar, if_missing, verdict});
+    all.numbers.add({field, scalar, if_missing});
   }
   const bool on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
   const tileloss_scalar temperature = on_logprob ? tileloss_scalar{1, nullptr} : p.logit.temperature;
-  each(1,
-       MakeTransform{p.logit.logit_scale, p.logit.softcap, temperature, temperature, "temperature", arrays_.transform, verdict});
-  make_target_transforms(verdict);
-  if (const tileloss_vector& v = p.args.sequence_offsets; v.dtype != TILELOSS_NONE) {
-    const IntegerInput offsets(v);
-    find(v.size, IsWrongOffset{offsets, p.rows}, ReportOffset{offsets, p.rows, verdict});
-  }
-  find(p.rows, IsBadLabel{rows},
-       ReportLabel{Labels(p.args.labels, p.logit.ignore_index, p.args.mask), p.classes, p.logit.ignore_index, verdict});
-  check_known_columns(rows, verdict);
-  each(p.rows, CondemnRow{rows, arrays_.is_wrong});
+  all.transforms.add({p.logit.logit_scale, p.logit.softcap, temperature, temperature, "temperature", arrays_.transform});
+  add_target_transforms(all);
+  if (p.args.sequence_offsets.dtype != TILELOSS_NONE) all.offsets = IntegerInput(p.args.sequence_offsets);
+  return all;
 }
 
 void CudaDevice::forward(const device::RowArrays& rows) {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include "backends/cuda/checks.h"
+#include "backends/cuda/beginning.h"
 #include "backends/cuda/linear_sweeps.h"
 #include "backends/cuda/pieces.h"
 #include "backends/cuda/row_launches.h"
@@ -23,21 +23,20 @@ namespace tileloss::impl::cuda {
 // What the device itself keeps of a call there, but for the head's.
 struct DeviceArrays {
   LogitTransform* transform;
-  std::int32_t* is_wrong;
+  CallState* state;
   TargetArrays target;
 
   template <class Allocator>
   DeviceArrays(const Problem& p, Allocator& from)
-      : transform(from.template allocate<LogitTransform>(1)),
-        is_wrong(from.template allocate<std::int32_t>(1)),
-        target(p, from) {}
+      : transform(from.template allocate<LogitTransform>(1)), state(from.template allocate<CallState>(1)), target(p, from) {}
 };
 
 class CudaDevice {
  public:
-  // `owned`: the workspace, where it is the call's own. `cut`, `algorithms`: of an LM head.
+  // `owned`: the workspace, where it is the call's own; `zeroed_bytes` of it are all that it takes but for the head's. `cut`,
+  // `algorithms`: of an LM head.
   CudaDevice(const Problem& problem, const RowCut& rows, const HeadCut& cut, const HeadAlgorithms& algorithms, DeviceGuard guard,
-             std::byte* workspace, StreamMemory owned, cudaStream_t stream, Report* report)
+             std::byte* workspace, std::int64_t zeroed_bytes, StreamMemory owned, cudaStream_t stream, Report* report)
       : problem_(&problem),
         row_cut_(rows),
         guard_(std::move(guard)),
@@ -45,10 +44,11 @@ class CudaDevice {
         pieces_(workspace),
         queue_(stream),
         report_(report),
-        arrays_(problem, *this) {
+        head_pieces_(problem, cut, pieces_),
+        arrays_(problem, pieces_) {
+    queue_.keep(cudaMemsetAsync(arrays_.transform, 0, static_cast<std::size_t>(zeroed_bytes), stream), "the workspace");
     if (problem.loss->needs_target_sweep()) target_.emplace(problem, arrays_.transform, arrays_.target, rows.threads);
-    if (has_head(problem))
-      head_.emplace(problem, cut, HeadPieces(problem, cut, pieces_), algorithms, arrays_.transform, target_, rows);
+    if (has_head(problem)) head_.emplace(problem, cut, head_pieces_, algorithms, arrays_.transform, target_, rows);
   }
 
   // Of all that a call takes, its loss included, but for the head's.
@@ -64,10 +64,7 @@ class CudaDevice {
 
   template <class T>
   T* allocate(std::int64_t count) {
-    T* const at = pieces_.allocate<T>(count);
-    if (count > 0)
-      queue_.keep(cudaMemsetAsync(at, 0, static_cast<std::size_t>(count) * sizeof(T), queue_.stream()), "the workspace");
-    return at;
+    return pieces_.allocate<T>(count);
   }
   template <class Step>
   void each(std::int64_t count, const Step& step) {
@@ -85,12 +82,14 @@ class CudaDevice {
   void find(std::int64_t count, const Test& test, const Take& take) {
     queue_.launch(find_first<Test, Take>, 1, threads_for(count), test, take, count);
   }
-  template <class T>
-  void place(T* at, const T& value) {
-    queue_.launch(place_value<T>, 1, 1, at, value);
+  template <class Loss>
+  void begin(Loss* at, const Loss& loss, const LabelColumns& labels, const device::RowArrays& rows) {
+    Beginning all = beginning(labels, rows);
+    all.set_loss(at, loss);
+    const std::int64_t blocks = (problem_->rows + kThreadsOfBeginning - 1) / kThreadsOfBeginning;
+    queue_.launch(begin_call<Beginning>, std::max<std::int64_t>(blocks, 1), kThreadsOfBeginning, all);
+    check_known_columns(rows);
   }
-
-  void check(const device::RowArrays& rows);
   void forward(const device::RowArrays& rows);
   void backward(const device::RowArrays& rows, const RowStates& states);
   bool holds_rows() const { return row_cut_.kernel == TILELOSS_CUDA_KERNEL_CLUSTER; }
@@ -107,9 +106,11 @@ class CudaDevice {
   }
   SweepJob job(const device::RowArrays& rows) const;
   TargetPart all_rows(const device::RowArrays& rows) const;
+  Verdict verdict() const { return {report_, arrays_.state}; }
+  Beginning beginning(const LabelColumns& labels, const device::RowArrays& rows) const;
   // Of rows whose target is not labels: target_sweeps.cu.
-  void make_target_transforms(const Verdict& verdict);
-  void check_known_columns(const device::RowArrays& rows, const Verdict& verdict);
+  void add_target_transforms(Beginning& all) const;
+  void check_known_columns(const device::RowArrays& rows);
 
   const Problem* problem_;
   RowCut row_cut_;
@@ -118,6 +119,7 @@ class CudaDevice {
   Pieces pieces_;
   Queue queue_;
   Report* report_;
+  HeadPieces head_pieces_;
   DeviceArrays arrays_;
   std::optional<TargetSweeps> target_;
   std::optional<HeadSweeps> head_;

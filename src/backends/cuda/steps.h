@@ -66,11 +66,6 @@ __global__ void __launch_bounds__(kMaxThreads) sort_ascending(Number* values, st
   }
 }
 
-template <class T>
-__global__ void place_value(T* at, T value) {
-  *at = value;
-}
-
 }  // namespace tileloss::impl::cuda
 
 #endif  // TILELOSS_BACKENDS_CUDA_STEPS_H_

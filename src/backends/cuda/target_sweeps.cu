@@ -17,25 +17,26 @@ tileloss_matrix from(tileloss_matrix m, std::int64_t row, std::int64_t column = 
 
 }  // namespace
 
-void CudaDevice::make_target_transforms(const Verdict& verdict) {
+void CudaDevice::add_target_transforms(Beginning& all) const {
   const Problem& p = *problem_;
   if (arrays_.target.teacher_transform != nullptr) {
     const TeacherOptions teacher = p.loss->info.teacher_options(p.options.data());
-    each(1, MakeTransform{teacher.logit_scale, teacher.softcap, teacher.temperature, p.logit.temperature, "teacher_temperature",
-                          arrays_.target.teacher_transform, verdict});
+    all.transforms.add({teacher.logit_scale, teacher.softcap, teacher.temperature, p.logit.temperature, "teacher_temperature",
+                        arrays_.target.teacher_transform});
   }
   if (arrays_.target.label_transform != nullptr) {
-    each(1, MakeTransform{p.logit.logit_scale, p.logit.softcap, p.loss->info.label_temperature(p.options.data()),
-                          p.logit.temperature, "label_temperature", arrays_.target.label_transform, verdict});
+    all.transforms.add({p.logit.logit_scale, p.logit.softcap, p.loss->info.label_temperature(p.options.data()),
+                        p.logit.temperature, "label_temperature", arrays_.target.label_transform});
   }
 }
 
-void CudaDevice::check_known_columns(const device::RowArrays& rows, const Verdict& verdict) {
+void CudaDevice::check_known_columns(const device::RowArrays& rows) {
   const Problem& p = *problem_;
   if (p.loss->target() != TargetKind::kColumns) return;
   const tileloss_matrix &ids = p.args.teacher_ids, &logprobs = p.args.teacher_logprobs;
   queue_.launch(check_entries<tileloss_matrix>, p.rows, threads_for(ids.cols), rows, ids, logprobs, p.columns);
-  find(p.rows, HasBadEntry{rows}, ReportEntry{ids, logprobs, p.columns, verdict});
+  find(p.rows, HasBadEntry{rows}, ReportEntry{ids, logprobs, p.columns, verdict()});
+  each(p.rows, CondemnRow{rows});
 }
 
 bool TargetSweeps::is_plain() const { return problem_->logit.softcap == 0 && softcap_of_teacher(*problem_) == 0; }

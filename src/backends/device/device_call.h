@@ -7,8 +7,8 @@
 //   void each(count, step)              step(i) for each i, in any order; steps are plain data
 //   void sum(count, term, take)         take(sum of term(i)), in an order that is fixed
 //   void sort(double* values, count)    ascending
-//   void place(T* at, const T& value)   *at = value
-//   void check(rows)                    what only the device can look at: rows that are wrong get kBadLabel
+//   void begin(at, loss, labels, rows)  *at = loss; the rows' label_columns, and what only the device can look at: rows that are
+//                                       wrong get kBadLabel
 //   void forward(rows)                  the rows' states; of a target that is not labels their stats too. With a pair_state the
 //                                       stats are there but for the sums, which are then those of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
@@ -72,13 +72,10 @@ class DeviceCall final : public Call {
         on_device_(memory_.loss),
         context_(context_with(memory_.scratch)),
         loss_(context_),
-        steps_(device_, on_device_) {
-    device_.place(on_device_, loss_);
-  }
+        steps_(device_, on_device_) {}
 
   Status check() override {
-    device_.each(p_.rows, FindLabelColumn{LabelColumns(p_), rows_});
-    device_.check(rows_);
+    device_.begin(on_device_, loss_, LabelColumns(p_), rows_);
     return {};
   }
   void prepare() override {

@@ -20,12 +20,6 @@ struct RowArrays {
   RowResult* results = nullptr;
 };
 
-struct FindLabelColumn {
-  LabelColumns labels;
-  RowArrays rows;
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { rows.label_columns[i] = labels[i]; }
-};
-
 // What stands for the statistics of a row whose label, or the call's numbers, are wrong.
 TILELOSS_HOST_DEVICE inline TargetStats bad_stats() {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

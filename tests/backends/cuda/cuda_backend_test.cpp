@@ -113,6 +113,18 @@ TEST_F(OnCuda, BytesReadAndWrittenAreTheKernels) {
   }
 }
 
+// One fill, one kernel that begins the call, the sum of the rows' weights, the rows, the sum of their losses; two kernels for the
+// rows where they are read twice, and the row stage between them.
+TEST_F(OnCuda, LaunchesOfACall) {
+  for (const auto& [kernel, launches] : {std::pair{TILELOSS_CUDA_KERNEL_AUTO, 5}, {TILELOSS_CUDA_KERNEL_TWO_READS, 7}}) {
+    set_up();
+    cuda_on_host::counters() = {};
+    ASSERT_TRUE(succeeds(run(kernel)));
+    cudaDeviceSynchronize();
+    EXPECT_EQ(cuda_on_host::counters().queued, static_cast<std::uint64_t>(launches));
+  }
+}
+
 // A device whose blocks have little shared memory, for the time of a test.
 class LittleMemory {
  public:
@@ -228,13 +240,13 @@ TEST_F(OnCuda, ABadLabelGivesNanAndIsReportedOnce) {
 TEST(CudaReport, IsWrittenByOneKernel) {
   namespace cuda = impl::cuda;
   cuda::Report report = {}, found = {};
-  std::int32_t is_wrong = 0;
+  cuda::CallState state = {};
   found.what = cuda::Wrong::kOffset;
   report.state = cuda::kBeingWritten;  // by another stream's kernel
-  cuda::Verdict{&report, &is_wrong}.condemn(found);
-  EXPECT_TRUE(is_wrong == 1 && report.what == cuda::Wrong::kNothing);
+  cuda::Verdict{&report, &state}.condemn(found);
+  EXPECT_TRUE(state.is_wrong == 1 && report.what == cuda::Wrong::kNothing);
   report.state = cuda::kUnwritten;
-  cuda::Verdict{&report, &is_wrong}.condemn(found);
+  cuda::Verdict{&report, &state}.condemn(found);
   EXPECT_TRUE(report.state == cuda::kWritten && report.what == cuda::Wrong::kOffset);
 }
 

@@ -56,14 +56,12 @@ class ToyDevice {
   void sort(double* values, std::int64_t count) {
     memory_->queue([=] { std::sort(values, values + count); });
   }
-  template <class T>
-  void place(T* at, const T& value) {
-    memory_->queue([=] { std::memcpy(static_cast<void*>(at), &value, sizeof value); });
-  }
-
   // Where something is wrong every row's label is, so that all that comes out is NaN.
-  void check(const RowArrays& rows) {
-    memory_->queue([p = problem_, rows, error = error_] {
+  template <class Loss>
+  void begin(Loss* at, const Loss& loss, const impl::LabelColumns& labels, const RowArrays& rows) {
+    each(problem_->rows, [=](std::int64_t i) { rows.label_columns[i] = labels[i]; });
+    memory_->queue([=, p = problem_, error = error_] {
+      std::memcpy(static_cast<void*>(at), &loss, sizeof loss);
       Status found = impl::host::check_numbers(*p);
       if (found.ok()) found = impl::host::check_labels(*p, rows.label_columns);
       if (found.ok()) found = impl::host::check_target(*p, rows.label_columns);
