@@ -28,8 +28,7 @@ class CrossEntropy {
       steps.template sum<&CrossEntropy::class_weight, &CrossEntropy::take_class_weights>(context_.classes);
     if (options_.reduction != TILELOSS_REDUCTION_MEAN) return;
     steps.template sum<&CrossEntropy::weight, &CrossEntropy::take_weights>(context_.rows);
-    if (options_.z_loss > 0)
-      steps.template sum<&CrossEntropy::token_weight, &CrossEntropy::take_token_weights>(context_.rows);
+    if (options_.z_loss > 0) steps.template sum<&CrossEntropy::token_weight, &CrossEntropy::take_token_weights>(context_.rows);
   }
 
   TILELOSS_HOST_DEVICE double class_weight(std::int64_t j) { return context_.class_weights[j]; }

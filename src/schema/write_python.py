@@ -82,9 +82,7 @@ def _option(option: Option, in_jax: bool) -> str:
     if option.absent:
         default = f"None: {option.absent}"
     traced = ("traceable" if option.type == "scalar" else "static") if in_jax else ""
-    return _entry(
-        option.name, option.doc, choices, option.range, default, option.condition, traced
-    )
+    return _entry(option.name, option.doc, choices, option.range, default, option.condition, traced)
 
 
 def _entries(

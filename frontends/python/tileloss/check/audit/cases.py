@@ -163,7 +163,7 @@ CASES = (
     _policy("dapo", "asymmetric bounds, num_items, an entropy bonus", "dapo", epsilon_high=0.28, num_items=40, entropy_coef=0.01),
     _policy("gspo", "one ratio a sequence, with a KL term", "gspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
     _policy("luspo", "sums over a sequence, with a KL term", "luspo", epsilon_low=0.08, epsilon_high=0.1, **KL),
-    _policy("dr-grpo", "sums over a constant, one epsilon, a negative upstream", "dr_grpo", epsilon_low=0.1, max_length=20, **_NEGATIVE),
+    _policy("dr-grpo", "over a constant, one epsilon, negative upstream", "dr_grpo", epsilon_low=0.1, max_length=20, **_NEGATIVE),
     _policy("cispo", "capped, detached ratios", "cispo", epsilon_high=1.2),
     _policy("cispo-low", "the same, from below too", "cispo", cispo_cap="one_plus", epsilon_high=0.2, cap_low=0.8),
     _policy("sapo", "soft gates", "sapo"),
