@@ -65,14 +65,14 @@ LOSSES: dict[str, Loss] = {
         preset="gspo", kl_importance=True, dual_clip=t + 2, return_metrics=True,
     )[0],
     "distillation": lambda x, t: distillation(
-        x, TEACHER, LABELS, divergence="jsd", alpha=0.5, temperature=t, label_temperature=t + 1,
+        x, TEACHER, LABELS, divergence="jsd", label_weight=0.5, temperature=t, label_temperature=t + 1,
         outputs=("entropy", "agreement"),
     )[0],
     "linear_distillation": lambda x, t: linear_distillation(
         HIDDEN, HEAD, HIDDEN, HEAD, bias=x[0, 0], teacher_bias=WEIGHT, temperature=t
     ),
     "sparse_distillation": lambda x, t: sparse_distillation(
-        x, IDS, jax.nn.log_softmax(TEACHER)[..., :3], LABELS, alpha=0.5, temperature=t
+        x, IDS, jax.nn.log_softmax(TEACHER)[..., :3], LABELS, label_weight=0.5, temperature=t
     ),
 }  # fmt: skip
 OF_EVERY_COMMIT = ("cross_entropy", "linear_cross_entropy", "policy_loss")
