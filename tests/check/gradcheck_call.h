@@ -25,6 +25,12 @@ inline Sets joined(Sets sets, const Sets& more) {
   return sets;
 }
 
+// A divergence; of those that have no beta without the config's.
+inline Sets of_divergence(const std::string& name) {
+  const bool has_beta = name == "jsd" || name.starts_with("skew");
+  return has_beta ? Sets{"divergence=" + name} : Sets{"divergence=" + name, "beta=0.5"};
+}
+
 struct GradcheckCall {
   // `config_name`: in configs/.
   explicit GradcheckCall(const std::string& config_name, const Sets& sets = {}, const KernelCall& kernel = call)

@@ -42,7 +42,7 @@ TEST_P(GradcheckDistillation, TheKernelsPassOnEveryInstructionSet) {
               "teacher_softcap=20", "teacher_logit_scale=0.5", "mask_prob=0"},
              {"num_items=12.5", "source.teacher_noise=0.01", "softcap=20", "label_weight=1", "divergence_weight=0",
               "token_weights=none", "upstream=ones", "source.special_rows=[same,confident,teacher_zeros]"}}) {
-      std::vector<std::string> sets = {"divergence=" + divergence, "dtype=" + dtype, "kernel.isa=" + isa};
+      Sets sets = joined(of_divergence(divergence), {"dtype=" + dtype, "kernel.isa=" + isa});
       sets.insert(sets.end(), variant.begin(), variant.end());
       const GradcheckCall check(kConfig, joined(kSmall, sets));
       EXPECT_EQ(check.failures(), std::vector<std::string>()) << isa << " " << testing::PrintToString(variant);
@@ -70,7 +70,7 @@ std::set<std::string> mutants_of(const std::string& divergence) {
 
 TEST_P(GradcheckDistillation, EveryMutantIsCaughtByAGateOfWhatItAlters) {
   const auto& [divergence, dtype] = GetParam();
-  std::vector<std::string> sets = {"divergence=" + divergence, "dtype=" + dtype};
+  Sets sets = joined(of_divergence(divergence), {"dtype=" + dtype});
   sets.emplace_back("source.special_rows=[same,confident,teacher_zeros]");
   if (divergence == "reverse_kl" || divergence == "jeffreys")
     sets.back() = "source.special_rows=[same,confident]";  // else infinite
@@ -99,7 +99,7 @@ TEST(GradcheckDistillationKernels, ThatComputeSomethingElseAreRejected) {
   expect_rejected(
       kConfig, joined(kSmall, {"kernel.row_groups=true"}),
       {
-          {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
+          {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "skew_forward_kl"); }},
           {"beta", [](Function& f, tileloss_args&) { f.reset("beta"); }},
           {"label_weight", [](Function& f, tileloss_args&) { f.reset("label_weight"); }},
           {"divergence_weight", [](Function& f, tileloss_args&) { f.reset("divergence_weight"); }},
@@ -177,8 +177,8 @@ class StoredTeacher : public testing::Test {
 TEST_F(StoredTeacher, IsReadBesideTheLogits) {
   const std::string path = write("t", "BF16", {16, 30522});
   const std::string output = "output=" + (folder_.path() / "r.jsonl").string();
-  const ProgramResult result =
-      check({path, "source.teacher=t", output, "label_weight=0", "divergence=reverse_kl", "temperature=1"});
+  const ProgramResult result = check(
+      {path, "source.teacher=t", output, "label_weight=0", "divergence_weight=1", "divergence=reverse_kl", "temperature=1"});
   ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
   // KL(p | uniform) = log V - H(p), in means over the rows in use.
   const Json line = read_results(folder_.path() / "r.jsonl").lines.at(0);
@@ -220,7 +220,7 @@ TEST_F(StoredTeacher, ThatDoesNotFitIsRefused) {
 // ----------------------------------------------------------------------------------------------------------------- strict
 
 constexpr const char* kStrict =
-    "loss: distillation\ndivergence: jsd\nalpha: 0.3\n"
+    "loss: distillation\ndivergence: jsd\nlabel_weight: 0.3\ndivergence_weight: 0.7\n"
     "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
     "source: {kind: synthetic, distribution: normal, std: 2, special_rows: [both_zeros, same]}\n"
     "outputs: [logp, lse, entropy, argmax, correct, divergence, teacher_entropy, agreement]\n";

@@ -39,9 +39,10 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   const char* const tails[] = {"tail=lump", "tail=ignore", "tail=renormalise"};
   for (size_t d = 0; d < kDivergences.size(); ++d) {
-    all.push_back({kDistillation, {"divergence=" + kDivergences[d]}});
-    all.push_back({kSparse, {"divergence=" + kDivergences[d], tails[d % 3]}});
-    all.push_back({kSparse, {"divergence=" + kDivergences[d], tails[(d + 1) % 3]}});
+    const Sets divergence = of_divergence(kDivergences[d]);
+    all.push_back({kDistillation, divergence});
+    all.push_back({kSparse, joined(divergence, {tails[d % 3]})});
+    all.push_back({kSparse, joined(divergence, {tails[(d + 1) % 3]})});
   }
   for (const char* probs : {"fp32", "bf16", "fp16"}) all.push_back({kSoft, {std::string("source.probs_dtype=") + probs}});
   return all;
@@ -117,7 +118,7 @@ TEST(GradcheckLinearTargets, EveryMutantIsCaughtByAGateOfWhatItAlters) {
 TEST(GradcheckLinearTargets, KernelsThatComputeSomethingElseAreRejected) {
   const Sets parts = {"dhidden/", "dhead/", "dbias/"};
   const std::vector<std::pair<const char*, Change>> of_teacher = {
-      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
+      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "skew_forward_kl"); }},
       {"teacher_temperature", [](Function& f, tileloss_args&) { f.reset("teacher_temperature"); }},
       {"the sides", [](Function&, tileloss_args& args) { std::swap(args.hidden.data, args.teacher_hidden.data); }},
       {"the teacher", [](Function&, tileloss_args& args) { args.teacher_head.data = args.head.data; }},
@@ -127,7 +128,7 @@ TEST(GradcheckLinearTargets, KernelsThatComputeSomethingElseAreRejected) {
   expect_rejected(kDistillation, joined(kSmall, {"teacher_hidden_size=24"}), of_teacher, parts);
   const std::vector<std::pair<const char*, Change>> of_columns = {
       {"tail", [](Function& f, tileloss_args&) { f.set_choice("tail", "renormalise"); }},
-      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
+      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "skew_forward_kl"); }},
       {"the last column",
        [](Function&, tileloss_args& args) { args.teacher_ids.cols = args.teacher_logprobs.cols = args.teacher_ids.cols - 1; }},
       {"the bias", [](Function&, tileloss_args& args) { args.bias = {}; }},
@@ -193,7 +194,7 @@ TEST(GradcheckLinearTargetsProgram, WritesWhatARowIsHeldAgainstForOthers) {
 // ----------------------------------------------------------------------------------------------------------------- strict
 
 const std::string kStrict =
-    "level: linear\nalpha: 0.3\ndivergence: jsd\n"
+    "level: linear\nlabel_weight: 0.3\ndivergence_weight: 0.7\ndivergence: jsd\n"
     "batch_size: 2\nseq_len: 4\nvocab_size: 300\nhidden_size: 40\ndtype: bf16\nseed: 3\n"
     "ignore_prob: 0.2\nbias: random\ngradients: [dhidden, dhead, dbias]\n";
 const std::string kStrictDistillation = kStrict +

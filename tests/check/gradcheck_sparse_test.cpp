@@ -43,8 +43,7 @@ TEST_P(GradcheckSparse, TheKernelsPassOnEveryInstructionSet) {
     for (const std::string& tail : kTails) {
       for (const std::string& divergence : kDivergences) {
         for (const std::vector<std::string>& variant : variants) {
-          std::vector<std::string> sets = {"dtype=" + GetParam(), "kernel.isa=" + isa, "tail=" + tail,
-                                           "divergence=" + divergence};
+          Sets sets = joined({"dtype=" + GetParam(), "kernel.isa=" + isa, "tail=" + tail}, of_divergence(divergence));
           sets.insert(sets.end(), variant.begin(), variant.end());
           if (tail == "renormalise") sets.emplace_back("expect_mostly_zero=true");  // the other columns have no gradient
           const GradcheckCall check(kConfig, joined(kSmall, sets));
@@ -73,8 +72,7 @@ std::set<std::string> mutants_of(const std::string& divergence) {
 TEST_P(GradcheckSparse, EveryMutantIsCaughtByAGateOfWhatItAlters) {
   for (const std::string& divergence : kDivergences) {
     for (const bool per_row : {false, true}) {
-      std::vector<std::string> sets = {"dtype=" + GetParam(), "divergence=" + divergence,
-                                       "source.special_rows=[no_columns, gaps]"};
+      Sets sets = joined({"dtype=" + GetParam(), "source.special_rows=[no_columns, gaps]"}, of_divergence(divergence));
       if (per_row) sets.insert(sets.end(), {"reduction=none", "upstream=per_row"});
       std::set<std::string> of_gradient = mutants_of(divergence), of_values = {"agreement_flipped"};
       of_gradient.insert(per_row ? "first_row_upstream" : "ignored_rows_counted");
@@ -92,7 +90,7 @@ TEST(GradcheckSparseKernels, ThatComputeSomethingElseAreRejected) {
   expect_rejected(kConfig, kSmall,
                   {
                       {"tail", [](Function& f, tileloss_args&) { f.set_choice("tail", "renormalise"); }},
-                      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "jeffreys"); }},
+                      {"divergence", [](Function& f, tileloss_args&) { f.set_choice("divergence", "skew_forward_kl"); }},
                       {"temperature", [](Function& f, tileloss_args&) { f.reset("temperature"); }},
                       {"the last column",
                        [](Function&, tileloss_args& args) {
@@ -134,7 +132,7 @@ TEST(GradcheckSparseProgram, ConfigErrorsNameTheKey) {
 // ----------------------------------------------------------------------------------------------------------------- strict
 
 constexpr const char* kStrict =
-    "loss: sparse_distillation\ndivergence: jsd\nalpha: 0.3\n"
+    "loss: sparse_distillation\ndivergence: jsd\nlabel_weight: 0.3\ndivergence_weight: 0.7\n"
     "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
     "source: {kind: synthetic, distribution: normal, std: 2, teacher_columns: 5, special_rows: [gaps]}\n"
     "outputs: [logp, lse, entropy, argmax, correct, divergence, teacher_entropy, agreement]\n";

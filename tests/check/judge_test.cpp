@@ -42,7 +42,8 @@ constexpr const char* kPolicy =
     "source: {kind: synthetic, std: 2}\n";
 
 constexpr const char* kDistillation =
-    "loss: distillation\ndivergence: reverse_kl\nalpha: 0.3\nbatch_size: 2\nseq_len: 9\nvocab_size: 300\ndtype: bf16\nmask_prob: "
+    "loss: distillation\ndivergence: reverse_kl\nlabel_weight: 0.3\ndivergence_weight: 0.7\nbatch_size: 2\nseq_len: "
+    "9\nvocab_size: 300\ndtype: bf16\nmask_prob: "
     "0.2\n"
     "temperature: 2\nsource: {kind: synthetic, std: 2, teacher: near, special_rows: [same, both_zeros]}\n"
     "outputs: [logp, lse, entropy, correct, divergence, teacher_entropy, agreement]\n";

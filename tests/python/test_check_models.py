@@ -98,7 +98,9 @@ def test_distillation_from_another_model(
     wider = {**SIZES, **KINDS["softcap"], "hidden_size": 48}
     monkeypatch.setitem(architectures.ARCHITECTURES, "teacher", wider)
     config = tmp_path / "c.yaml"
-    config.write_text("model_path: random:student\nloss: distillation\nseq_len: 24\nalpha: 0.2\n")
+    config.write_text(
+        "model_path: random:student\nloss: distillation\nseq_len: 24\nlabel_weight: 0.2\ndivergence_weight: 0.8\n"
+    )
     output = tmp_path / "r.jsonl"
     sets = ("dtype=fp32", "temperature=2", f"output={output}")
     teacher = "teacher_model_path=random:teacher"
@@ -108,7 +110,8 @@ def test_distillation_from_another_model(
             config,
             *sets,
             "teacher_model_path=random:student",
-            "label_weight=0, divergence_weight=1.0",
+            "label_weight=0",
+            "divergence_weight=1",
         )
         == 0
     )
