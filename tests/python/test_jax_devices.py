@@ -261,7 +261,9 @@ def test_rows_stay_where_they_are_for_kernels_that_xla_cannot_partition(
     for ours, theirs in ((tpu.logits, xla), (tpu.head, xla_head)):
         monkeypatch.setattr(ours, "forward", theirs.forward)
         monkeypatch.setattr(ours, "backward", theirs.backward)
-    anywhere = _implementations._BY_NAME["pallas_tpu"]._replace(platform=None)
+    anywhere = _implementations._BY_NAME["pallas_tpu"]._replace(
+        platform=None, forward=tpu.forward, backward=tpu.backward
+    )
     monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
     monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
     test_rows_stay_where_they_are(kinds, axes, name)
