@@ -462,7 +462,7 @@ TEST_F(OnCuda, ACallRunsInThePrimaryContext) {
     auto run = init<tileloss_run>();
     run.stream = stream;
     EXPECT_TRUE(refused(tileloss_cross_entropy_value_and_grad(&args_, &options_, nullptr, &run), TILELOSS_INVALID_ARGUMENT,
-                        "cudaErrorInvalidResourceHandle"));
+                        "cuda: a kernel could not be launched: cudaErrorInvalidResourceHandle"));
     cudaStreamDestroy(stream);
   }
   cudaDeviceSynchronize();
