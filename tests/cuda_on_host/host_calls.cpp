@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/cuda_on_host/device_code.h"
 #include "tests/cuda_on_host/streams.h"
 #include "tests/cuda_on_host/threads.h"
 
