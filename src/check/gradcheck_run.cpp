@@ -52,12 +52,9 @@ class OutputBuffer {
 
 // The same loss, unreduced: without what only a reduced one may have.
 Function per_row_function(Function function) {
-  if (function.find_field("reduction") != nullptr) {
-    function.set_choice("reduction", "none");
-    return function;
-  }
-  function.set_choice("aggregation", "none");
+  function.set_choice(function.per_row_option(), "none");
   function.reset("num_items");
+  if (!function.is_policy()) return function;
   function.reset("max_length");
   if (function.get_choice("entropy_reduction", "") == "token_mean") function.reset("entropy_coef");
   return function;
