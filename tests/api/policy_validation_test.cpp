@@ -195,21 +195,30 @@ TEST(PolicyValidation, OffsetsAreReadAtTheCall) {
 }
 
 TEST(PolicyValidation, OtherFunctionsTakeNoneOfItsTensors) {
-  for (const auto& [name, member] : std::vector<std::pair<const char*, tileloss_vector tileloss_args::*>>{
-           {"mask", &tileloss_args::mask},
-           {"old_logp", &tileloss_args::old_logp},
-           {"advantages", &tileloss_args::advantages},
-           {"sequence_offsets", &tileloss_args::sequence_offsets},
-           {"metrics", &tileloss_args::metrics}}) {
+  const std::vector<std::pair<const char*, tileloss_vector tileloss_args::*>> tensors = {
+      {"mask", &tileloss_args::mask},
+      {"old_logp", &tileloss_args::old_logp},
+      {"advantages", &tileloss_args::advantages},
+      {"sequence_offsets", &tileloss_args::sequence_offsets},
+      {"metrics", &tileloss_args::metrics}};
+  for (const bool is_logprobs : {false, true}) {
+    const auto make = [&](Call& call) {
+      if (is_logprobs) call.make_logprobs(TILELOSS_FORWARD);
+    };
+    for (const auto& [name, member] : tensors) {
+      if (!is_logprobs && member == &tileloss_args::mask) continue;  // a mask is cross-entropy's, too
+      Call call;
+      make(call);
+      const float value[4] = {};
+      const bool is_offsets = member == &tileloss_args::sequence_offsets;
+      call.args().*member = tileloss_make_vector(value, is_offsets ? TILELOSS_INT32 : TILELOSS_FLOAT32, 4);
+      EXPECT_TRUE(names<>({name, "none: " + call.function + " does not take it", "a vector"}, call.call()));
+    }
     Call call;
-    const float value[4] = {};
-    const bool is_offsets = member == &tileloss_args::sequence_offsets;
-    call.args().*member = tileloss_make_vector(value, is_offsets ? TILELOSS_INT32 : TILELOSS_FLOAT32, 4);
-    EXPECT_TRUE(names<>({name, "none: cross_entropy does not take it", "a vector"}, call.call()));
+    make(call);
+    call.args().sequence_length = 2;
+    EXPECT_TRUE(names<>({"sequence_length", "0: " + call.function + " does not take it", "2"}, call.call()));
   }
-  Call call;
-  call.args().sequence_length = 2;
-  EXPECT_TRUE(names<>({"sequence_length", "0: cross_entropy does not take it", "2"}, call.call()));
 }
 
 TEST(PolicyPresets, AreKindLevelAndAggregation) {

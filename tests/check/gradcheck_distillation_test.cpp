@@ -150,6 +150,8 @@ TEST(GradcheckDistillationProgram, ConfigErrorsNameTheKey) {
                                  {{"loss=linear_distillation"}, "loss: 'linear_distillation' is none of cross_entropy, "}});
   // Of other losses they are no keys and no outputs.
   expect_config_errors("gradcheck_ce_edges.yaml", {{{"source.teacher=near"}, "source.teacher: unknown key"},
+                                                   {{"outputs=[divergence]"}, "outputs: 'divergence' is none of"}});
+  expect_config_errors("gradcheck_logprobs.yaml", {{{"source.teacher=near"}, "source.teacher: unknown key"},
                                                    {{"outputs=[divergence]"}, "outputs: 'divergence' is none of"},
                                                    {{"mask_prob=0.1"}, "mask_prob: unknown key"}});
 }
