@@ -60,18 +60,13 @@ std::vector<Forbidden> policy_forbidden() {
   const std::vector<const char*> by_row = {"per_row", "strided", "broadcast"}, items = {"12.5", "0"};
   std::vector<Forbidden> all = {{"aggregation", "none", "entropy_bonus", "token_mean"},
                                 {"aggregation", "none", "loss_grad", "scalar"}};
-  const auto forbid = [&](const char* factor, const std::vector<const char*>& levels, const char* other,
-                          const std::vector<const char*>& others) {
-    for (const char* level : levels) {
-      for (const char* other_level : others) all.push_back({factor, level, other, other_level});
-    }
-  };
-  forbid("kind", {"vespo"}, "sampler", {"truncate_sequence", "mask_sequence"});
-  forbid("aggregation", {"seq_mean_token_mean", "token_mean", "seq_mean_token_sum_norm", "seq_mean_token_sum", "sum"},
+  forbid(all, "kind", {"vespo"}, "sampler", {"truncate_sequence", "mask_sequence"});
+  forbid(all, "aggregation", {"seq_mean_token_mean", "token_mean", "seq_mean_token_sum_norm", "seq_mean_token_sum", "sum"},
          "loss_grad", by_row);
-  forbid("loss_grad", by_row, "entropy_bonus", {"token_mean"});
-  forbid("loss_grad", by_row, "num_items", items);
-  forbid("aggregation", {"seq_mean_token_mean", "seq_mean_token_sum_norm", "seq_mean_token_sum", "none"}, "num_items", items);
+  forbid(all, "loss_grad", by_row, "entropy_bonus", {"token_mean"});
+  forbid(all, "loss_grad", by_row, "num_items", items);
+  forbid(all, "aggregation", {"seq_mean_token_mean", "seq_mean_token_sum_norm", "seq_mean_token_sum", "none"}, "num_items",
+         items);
   return all;
 }
 

@@ -49,6 +49,14 @@ inline std::vector<Factor> common_factors() {
           {"temperature_on", {"logits", "logprob"}}};
 }
 
+// None of the levels with any of the others.
+inline void forbid(std::vector<Forbidden>& all, const char* factor, const std::vector<const char*>& levels, const char* other,
+                   const std::vector<const char*>& others) {
+  for (const char* level : levels) {
+    for (const char* other_level : others) all.push_back({factor, level, other, other_level});
+  }
+}
+
 // Losses that reduce the rows of a LogitsCase: what their values may be, and which exclude each other.
 inline std::vector<Factor> loss_factors() {
   return {{"reduction", {"none", "sum", "mean"}},
@@ -58,11 +66,18 @@ inline std::vector<Factor> loss_factors() {
 }
 inline std::vector<Forbidden> loss_forbidden() {
   std::vector<Forbidden> all = {{"reduction", "none", "loss_grad", "scalar"}};
-  for (const char* reduction : {"sum", "mean"}) {
-    for (const char* upstream : {"per_row", "strided", "broadcast"})
-      all.push_back({"reduction", reduction, "loss_grad", upstream});
-  }
+  forbid(all, "reduction", {"sum", "mean"}, "loss_grad", {"per_row", "strided", "broadcast"});
   return all;
+}
+// Options that would be refused beside the choices of others: num_items of a reduction that is no mean, and so of an upstream
+// gradient per row; a beta of a divergence that has none, but for the default.
+inline void forbid_num_items(std::vector<Forbidden>& all) {
+  const std::vector<const char*> items = {"1", "12.5", "4096", "0"};
+  forbid(all, "reduction", {"none", "sum"}, "num_items", items);
+  forbid(all, "loss_grad", {"per_row", "strided", "broadcast"}, "num_items", items);
+}
+inline void forbid_beta(std::vector<Forbidden>& all, const std::vector<const char*>& betas) {
+  forbid(all, "divergence", {"0", "1", "3", "6"}, "beta", betas);
 }
 
 // `factors` with those of `more` behind them, in place of their own of the same names.
