@@ -479,7 +479,10 @@ TEST(CudaOnHost, AFunctionHasItsDocumentedSpecialValues) {
 
 TEST(CudaOnHost, TheHostsFunctionsAreItsOwn) {
   int right = 0;  // the C library's is all but exact
-  for (int x = -900; x < 900; ++x) right += std::exp(x / 100.) == static_cast<double>(std::exp(x / 100.L)) ? 1 : 0;
+  for (int k = -900; k < 900; ++k) {
+    const double x = k / 100.;
+    right += std::exp(x) == static_cast<double>(std::exp(static_cast<long double>(x))) ? 1 : 0;
+  }
   EXPECT_GT(right, 1500);
 }
 

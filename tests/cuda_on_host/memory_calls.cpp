@@ -4,8 +4,8 @@
 #include <new>
 #include <vector>
 
-#include "tests/cuda_on_host/host_calls.h"
 #include "tests/cuda_on_host/device_code.h"
+#include "tests/cuda_on_host/host_calls.h"
 #include "tests/cuda_on_host/streams.h"
 
 using cuda_on_host::devices;
