@@ -48,7 +48,7 @@ def gradcheck(config: str, *values: str, flags: tuple[str, ...] = ()) -> int:
         ("gradcheck_ce_safetensors",),
         ("gradcheck_logprobs", *SMALL, "dtype=fp32"),
         ("gradcheck_policy_edges", *SMALL),
-        ("gradcheck_dr_grpo", *SMALL, "aggregation=none", "upstream=per_row", "sequences=batch"),
+        ("gradcheck_bnpo", *SMALL, "aggregation=none", "upstream=per_row", "sequences=batch"),
         ("gradcheck_gspo", *SMALL),
         ("gradcheck_grpo_safetensors",),
         ("gradcheck_linear_safetensors", "head_layout=hv"),

@@ -194,14 +194,15 @@ def set_sequences(
     ``zeros``: the address of so many int64 that are 0, where the call's tensors lie, which outlive it.
 
     Of sequences without tokens only offsets can say how many there are. With offsets the library knows no T to stand for
-    max_length; as there is nothing to divide, any will do.
+    max_length where the aggregation divides by it; as there is nothing to divide, any will do.
     """
     length = args.sequence_length = shape[-1] if len(shape) > 1 else prod(shape)
     if length > 0:
         return options
     count = prod(shape[:-1]) + 1
     set_vector(args, "sequence_offsets", zeros(count), INT64, count, 1)
-    if "max_length" not in functions.given_names(names):
+    is_norm = function.is_choice(options, "aggregation", "seq_mean_token_sum_norm")
+    if is_norm and "max_length" not in functions.given_names(names):
         options = functions.copied(options)
         function.set_value(options, "max_length", 1)
     return options

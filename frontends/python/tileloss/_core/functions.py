@@ -127,6 +127,9 @@ class Function:
         option = self.option(name)
         return option.kind.from_buffer(options, option.offset)  # type: ignore[attr-defined]
 
+    def is_choice(self, options: Struct, name: str, value: str) -> bool:
+        return bool(self._place(options, name).value == self.choice(name, value))
+
     def set_value(self, options: Struct, name: str, value: float) -> None:
         place = self._place(options, name)
         if isinstance(place, (c_int32, c_int64)):
