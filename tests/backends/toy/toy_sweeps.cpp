@@ -123,8 +123,15 @@ ToySweeps::Numbers ToySweeps::look_at_all(std::int64_t i, TargetStats& stats, bo
   Numbers slopes;
   for (std::int64_t j = 0; j < p_.columns; ++j) {
     const impl::RowStats p = mine.stats(j, stats);
-    slopes.push_back(has_teacher ? impl::divergence_slope(term(j), p, stats.sums.mean, impl::has_mean(d.kind))
-                                 : impl::probability_slope(-term(j).form, p.p, p.one_minus_p, stats.sums.mean));
+    if (has_teacher) {
+      slopes.push_back(impl::divergence_slope(term(j), p, stats.sums.mean, impl::has_mean(d.kind)));
+      continue;
+    }
+    // The state's numbers are float32's: good for what is left to 1, not for a transform's logits.
+    const bool is_sure = p.one_minus_p < 0.5;
+    const double unsure = std::exp(mine.shifted(j) - stats.log_sum);
+    slopes.push_back(
+        impl::probability_slope(-term(j).form, is_sure ? p.p : unsure, is_sure ? p.one_minus_p : 1 - unsure, stats.sums.mean));
   }
   return slopes;
 }
