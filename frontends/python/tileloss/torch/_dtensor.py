@@ -65,6 +65,7 @@ def unwrapped(name: str, tensor: Any) -> Any:
     if (
         not isinstance(tensor, Tensor)
         or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+        or kind.data_ptr is not Tensor.data_ptr  # knows where its memory is
         or kind.__module__.startswith("torch.")  # fake tensors, futures of collectives, ...
     ):
         return tensor

@@ -404,7 +404,7 @@ class _ProbabilityRows(_Rows):
 
         def step(sums: Terms, start: Array | int, width: int) -> Terms:
             x = xla.tile(self.logits, start, width).astype(jnp.float32)
-            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            is_label = jnp.arange(width)[None] == (self.labels - start)[:, None]
             t = jnp.where(is_label, 0.0, self._tile(start, width))
             loss = jnp.sum(times(t, -self._log_p(x)), axis=1)
             return Terms(sums.value + loss, sums.form + jnp.sum(t, axis=1))
@@ -422,7 +422,7 @@ class _ProbabilityRows(_Rows):
 
         def gradient_of(x: Array, start: Array | int, width: int) -> Array:
             dz = jnp.exp(self._log_p(x)) * self.total[:, None] - self._tile(start, width)
-            is_label = jnp.arange(width) == (self.labels - start)[:, None]
+            is_label = jnp.arange(width)[None] == (self.labels - start)[:, None]
             return times(of_rows, jnp.where(is_label, at_label[:, None], dz))
 
         return self.gradient_over_tiles(gradient_of)
