@@ -58,9 +58,14 @@ template void all_steps(const impl::SoftCrossEntropy&, impl::SoftCrossEntropy*, 
                         const impl::RowOutputs&);
 template void all_steps(const FocalLoss&, FocalLoss*, const impl::device::RowArrays&, const impl::RowOutputs&);
 
-void other_kernels(const impl::device::FindLabelColumn& target, const impl::device::LoadStats& load,
-                   const impl::device::GiveSums& give, const impl::device::SaveState& save, const impl::device::WriteLoss& write,
-                   const impl::device::LossTerm& term, const impl::device::TakeLoss& take) {
+struct FindColumn {
+  impl::LabelColumns labels;
+  std::int64_t* columns;
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { columns[i] = labels[i]; }
+};
+void other_kernels(const FindColumn& target, const impl::device::LoadStats& load, const impl::device::GiveSums& give,
+                   const impl::device::SaveState& save, const impl::device::WriteLoss& write, const impl::device::LossTerm& term,
+                   const impl::device::TakeLoss& take) {
   test::each<<<1, 32>>>(target, 1);
   test::each<<<1, 32>>>(load, 1);
   test::each<<<1, 32>>>(give, 1);
@@ -87,7 +92,7 @@ __global__ void columns(const float* x, float* dx, std::int64_t count, impl::Tar
     const impl::DivergenceTerm<double> term = impl::label_term(options.divergence, p, q),
                                        other = impl::probability_term(1, p.logp);
     const double dz = impl::divergence_slope(term, p, stats.sums.mean, impl::has_mean(options.divergence.kind)) +
-                      impl::probability_slope(-other.form, p.p, stats.sums.mean) + known.slope(listed[j]) +
+                      impl::probability_slope(-other.form, p.p, p.one_minus_p, stats.sums.mean) + known.slope(listed[j]) +
                       known.slope_of_others(1) +
                       impl::column_gradient(rows.results[i].coefficients, p, j == rows.label_columns[i], 1);
     dx[j] = static_cast<float>(dz * row.derivative(j));
