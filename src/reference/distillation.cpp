@@ -7,12 +7,6 @@
 #include <utility>
 
 namespace tileloss::reference {
-namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Transform teacher_transform(const DistillationOptions& options) {
   Transform transform = options.teacher;
@@ -21,6 +15,13 @@ Transform teacher_transform(const DistillationOptions& options) {
   if (std::isnan(transform.temperature)) transform.temperature = options.student.temperature;
   return transform;
 }
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Transform label_transform(const DistillationOptions& options) {
   Transform transform = options.student;

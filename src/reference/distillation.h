@@ -62,6 +62,9 @@ struct DistillationOptions {
   std::int64_t valid_vocab = -1;  // columns past it are padding, of both sides: not read, gradient 0. -1: there are none
 };
 
+// The teacher's, the student's where it is not given.
+Transform teacher_transform(const DistillationOptions& options);
+
 // Throws std::invalid_argument on values outside their range.
 void check_options(const DistillationOptions& options);
 

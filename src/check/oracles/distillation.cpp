@@ -26,22 +26,12 @@ double size_of_log(const SoftmaxRow& row, std::size_t column) {
   return std::isfinite(log) ? std::fabs(log) : 0;
 }
 
-// What is not given is the student's.
-reference::Transform teacher_transform(const reference::DistillationOptions& options) {
-  reference::Transform transform = options.teacher;
-  for (const auto number :
-       {&reference::Transform::logit_scale, &reference::Transform::softcap, &reference::Transform::temperature}) {
-    if (std::isnan(transform.*number)) transform.*number = options.student.*number;
-  }
-  return transform;
-}
-
 class PairRow : public DivergenceRow {
  public:
   using DivergenceRow::DivergenceRow;
 
   const OracleValues& compute(const GivenRow& given) override {
-    teacher_.compute(teacher_transform(options_), given.target.logits, given.label);
+    teacher_.compute(reference::teacher_transform(options_), given.target.logits, given.label);
     row_.compute(options_, given.logits.logits, given.target.logits, given.label);
     start_row(given);
     const double magnitude = set_budget();
