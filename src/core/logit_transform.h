@@ -22,8 +22,8 @@ struct LogitTransform {
   // exponent of the very element that it came from, and rounding exponent_scale shifts no sum.
   double log2e = kLog2E;
   double exact_exponent_scale = kExactLog2E;  // what exponent_scale is rounded from
-
-  double exact_inner = 0;  // what inner is rounded from
+  double exact_factor = 1;                    // scale or outer, as that has it
+  double exact_inner = 0;                     // what inner is rounded from
 
   TILELOSS_HOST_DEVICE static LogitTransform make(double logit_scale, double softcap, double temperature) {
     LogitTransform t;
@@ -38,6 +38,7 @@ struct LogitTransform {
     }
     t.exact_exponent_scale = factor * kExactLog2E;
     t.exponent_scale = static_cast<float>(t.exact_exponent_scale);
+    t.exact_factor = t.exact_exponent_scale / kExactLog2E;
     t.log2e = static_cast<double>(t.exponent_scale) / factor;
     return t;
   }
@@ -49,8 +50,7 @@ struct LogitTransform {
 
   // The same in double.
   TILELOSS_HOST_DEVICE double exact_value(float x) const {
-    const double factor = exact_exponent_scale / kExactLog2E;
-    return factor * (softcap > 0 ? std::tanh(exact_inner * x) : static_cast<double>(x));
+    return exact_factor * (softcap > 0 ? std::tanh(exact_inner * x) : static_cast<double>(x));
   }
 
   TILELOSS_HOST_DEVICE double derivative(float x) const {

@@ -24,9 +24,19 @@ struct RowStats {
   std::int64_t argmax = -1;     // if kArgmax
 };
 
+// x / sum. On a device by way of 1 / sum, of which there is one a row.
+TILELOSS_HOST_DEVICE inline double over_sum(double x, double sum) {
+#if defined(__CUDA_ARCH__)
+  return x * (1 / sum);
+#else
+  return x / sum;
+#endif
+}
+
 // The rounding rules of losses.md: the label stays out of R, so 1 - p = R / S and logp = -log1p(R) keep their digits when p is
-// near 1; max and log S stay apart, so a common offset costs nothing.
-TILELOSS_HOST_DEVICE inline RowStats make_row_stats(const RowState& state) {
+// near 1; max and log S stay apart, so a common offset costs nothing. Without `has_logs` these and what is made of them are NaN:
+// they are most of the work.
+TILELOSS_HOST_DEVICE inline RowStats make_row_stats(const RowState& state, bool has_logs = true) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   RowStats s;
   s.max = state.max;
@@ -40,11 +50,15 @@ TILELOSS_HOST_DEVICE inline RowStats make_row_stats(const RowState& state) {
   const double shifted = static_cast<double>(state.target) - state.max;
   const double target_term = std::exp(shifted);
   s.sum = state.sum + target_term;
+  s.p = over_sum(target_term, s.sum);
+  s.one_minus_p = over_sum(state.sum, s.sum);
+  if (!has_logs) {
+    s.log_sum = s.lse = s.logp = s.entropy = s.log_sum_sq_probs = kNan;
+    return s;
+  }
   s.log_sum = shifted == 0 ? std::log1p(static_cast<double>(state.sum)) : std::log(s.sum);
   s.lse = s.max + s.log_sum;
   s.logp = shifted - s.log_sum;
-  s.p = target_term / s.sum;
-  s.one_minus_p = state.sum / s.sum;
   s.entropy = s.log_sum - state.entropy_sum / s.sum;
   s.log_sum_sq_probs = std::log(static_cast<double>(state.collision_sum)) - 2 * s.log_sum;
   return s;

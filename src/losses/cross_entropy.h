@@ -22,6 +22,8 @@ class CrossEntropy {
 
   bool is_multiple_of_p() const { return !(options_.label_smoothing > 0); }
 
+  bool coefficients_need_stats() const { return options_.z_loss > 0; }
+
   template <class Steps>
   void prepare(Steps&& steps) const {
     if (context_.class_weights && context_.rows > 0)  // else they need not be there
@@ -42,19 +44,20 @@ class CrossEntropy {
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double s = options_.label_smoothing, zeta = options_.z_loss;
-    const double v = static_cast<double>(context_.classes);
+    const double share = s > 0 ? s / static_cast<double>(context_.classes) : 0;
     const double ce = context_.token_weights[i] * ce_scale_, z = context_.token_weights[i] * z_scale_;
-    const double c_y = context_.class_weight(i) / context_.logp_divisor();
+    double c_y = context_.class_weight(i);
+    if (context_.temperature_on_logprob) c_y /= scalar_value(context_.temperature);
     const double upstream = context_.loss_grad[i];
     RowResult result;
     if (ce_scale_ != 0) result.loss += ce * ((1 - s) * c_y * -r.logp);
-    if (s > 0 && ce_scale_ != 0) result.loss += ce * (s / v) * (class_weight_sum_ * r.log_sum - r.smoothing_sum);
+    if (s > 0 && ce_scale_ != 0) result.loss += ce * share * (class_weight_sum_ * r.log_sum - r.smoothing_sum);
     if (zeta > 0 && z_scale_ != 0) result.loss += zeta * z * r.lse * r.lse;
     const double z_term = zeta > 0 ? 2 * zeta * z * r.lse : 0.0;
     RowCoefficients& g = result.coefficients;
     g.target = upstream * -(1 - s) * c_y * ce;
-    g.prob_plus_target = upstream * (ce * s * class_weight_sum_ / v + z_term);
-    g.uniform = upstream * -(s / v) * ce;
+    g.prob_plus_target = upstream * ((s > 0 ? ce * s * class_weight_sum_ / static_cast<double>(context_.classes) : 0) + z_term);
+    g.uniform = upstream * -share * ce;
     return result;
   }
 

@@ -42,6 +42,9 @@ void* peer_of(const void* mine, unsigned rank);
 // All threads of the block, of the cluster, come to the same place.
 void sync_block(Place at);
 void sync_cluster(Place at);
+// In two parts: they meet at the one or at the other, as chance has it for the cluster.
+void arrive_at_cluster(Place at);
+void wait_for_cluster(Place at);
 // The lanes of the mask come to the same place. No fence for memory but in sync_warp, as on the device.
 void sync_warp(unsigned mask, Place at);
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane, Place at);
@@ -55,6 +58,8 @@ void end_copy_group();
 void wait_for_copies(unsigned others);
 
 inline void cluster_sync(Place at = Place::current()) { sync_cluster(at); }
+inline void cluster_arrive(Place at = Place::current()) { arrive_at_cluster(at); }
+inline void cluster_wait(Place at = Place::current()) { wait_for_cluster(at); }
 unsigned cluster_rank();
 unsigned cluster_size();
 template <class T>

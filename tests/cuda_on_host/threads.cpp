@@ -86,6 +86,9 @@ class Machine {
     arrive(cluster_barrier_, 0, total_, Wait::kCluster, at);
     have_met_ = true;
   }
+  void sync_cluster_if(bool is_at_wait, Place at) {
+    if (is_at_wait == meets_at_wait_) sync_cluster(at);
+  }
   void sync_warp(unsigned mask, std::uint64_t value, unsigned source, Place at);
   std::uint64_t result_of_lane() const { return running_->result; }
   unsigned lane() const { return running_->number % threads_ % kWarp; }
@@ -138,6 +141,7 @@ class Machine {
   std::vector<Warp> warps_;
   std::vector<Barrier> block_barriers_;
   Barrier cluster_barrier_;
+  bool meets_at_wait_ = false;  // where the cluster's barriers have two parts
   bool have_met_ = false;       // all of the cluster, at a barrier: so all of its blocks have begun
   std::vector<unsigned> left_;  // of each block
   std::vector<unsigned> ready_;
@@ -245,6 +249,7 @@ void Machine::run_cluster(uint3 block) {
   turns_ = static_cast<Turns>(random_->below(3));
   head_ = tail_ = 0;
   have_met_ = false;
+  meets_at_wait_ = random_->below(2) == 0;
   for (unsigned i = 0; i < total_; ++i) {
     threads_of_[i].top = nullptr;
     threads_of_[i].copies = {};
@@ -449,6 +454,8 @@ void end_copy_group() { machine.end_copy_group(); }
 void wait_for_copies(unsigned others) { machine.wait_for_copies(others); }
 void sync_block(Place at) { machine.sync_block(at); }
 void sync_cluster(Place at) { machine.sync_cluster(at); }
+void arrive_at_cluster(Place at) { machine.sync_cluster_if(false, at); }
+void wait_for_cluster(Place at) { machine.sync_cluster_if(true, at); }
 void sync_warp(unsigned mask, Place at) { machine.sync_warp(mask, 0, machine.lane(), at); }
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane, Place at) {
   machine.sync_warp(mask, value, source_lane, at);

@@ -45,7 +45,7 @@ void all_steps(const Loss& loss, Loss* on_device, const impl::device::RowArrays&
   if constexpr (requires { loss.prepare(steps); }) loss.prepare(steps);
   if constexpr (requires { loss.couple(steps, impl::RowStates{}); }) loss.couple(steps, impl::RowStates{});
   if constexpr (requires { loss.finish(steps); }) loss.finish(steps);
-  test::each<<<1, 32>>>(impl::device::RowStageOf<Loss>{on_device, rows, impl::RowStates{}, outputs, true}, 1);
+  test::each<<<1, 32>>>(impl::device::RowStageOf<Loss>{on_device, rows, impl::RowStates{}, outputs, {}, true}, 1);
 }
 template void all_steps(const impl::Logprobs&, impl::Logprobs*, const impl::device::RowArrays&, const impl::RowOutputs&);
 template void all_steps(const impl::Sweep&, impl::Sweep*, const impl::device::RowArrays&, const impl::RowOutputs&);
@@ -64,13 +64,11 @@ struct FindColumn {
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { columns[i] = labels[i]; }
 };
 void other_kernels(const FindColumn& target, const impl::device::LoadStats& load, const impl::device::GiveSums& give,
-                   const impl::device::SaveState& save, const impl::device::WriteLoss& write, const impl::device::LossTerm& term,
-                   const impl::device::TakeLoss& take) {
+                   const impl::device::SaveState& save, const impl::device::LossTerm& term, const impl::device::TakeLoss& take) {
   test::each<<<1, 32>>>(target, 1);
   test::each<<<1, 32>>>(load, 1);
   test::each<<<1, 32>>>(give, 1);
   test::each<<<1, 32>>>(save, 1);
-  test::each<<<1, 32>>>(write, 1);
   test::sum<<<1, 1>>>(term, take, 1);
 }
 

@@ -35,6 +35,7 @@ struct Report {
 struct CallState {
   std::int32_t is_wrong;            // 1: no row of it is right
   std::uint32_t blocks;             // of begin_call that have ended
+  std::uint32_t blocks_of_sum;      // of each_then_sum
   unsigned long long rows_to_last;  // from the first row whose label is wrong to the end
 };
 

@@ -24,11 +24,15 @@ namespace tileloss::impl::cuda {
 struct DeviceArrays {
   LogitTransform* transform;
   CallState* state;
+  double* sums_of_blocks;
   TargetArrays target;
 
   template <class Allocator>
   DeviceArrays(const Problem& p, Allocator& from)
-      : transform(from.template allocate<LogitTransform>(1)), state(from.template allocate<CallState>(1)), target(p, from) {}
+      : transform(from.template allocate<LogitTransform>(1)),
+        state(from.template allocate<CallState>(1)),
+        sums_of_blocks(from.template allocate<double>(SumParts::kMostBlocks)),
+        target(p, from) {}
 };
 
 class CudaDevice {
@@ -48,7 +52,7 @@ class CudaDevice {
         arrays_(problem, pieces_) {
     queue_.keep(cudaMemsetAsync(arrays_.transform, 0, static_cast<std::size_t>(zeroed_bytes), stream), "the workspace");
     if (problem.loss->needs_target_sweep()) target_.emplace(problem, arrays_.transform, arrays_.target, rows.threads);
-    if (has_head(problem)) head_.emplace(problem, cut, head_pieces_, algorithms, arrays_.transform, target_, rows);
+    if (has_head(problem)) head_.emplace(problem, cut, head_pieces_, algorithms, arrays_.transform, target_, rows, sums());
   }
 
   // Of all that a call takes, its loss included, but for the head's.
@@ -72,7 +76,11 @@ class CudaDevice {
   }
   template <class Term, class Take>
   void sum(std::int64_t count, const Term& term, const Take& take) {
-    queue_.launch(sum_terms<Term, Take>, 1, threads_for(count), term, take, count);
+    each_then_sum(count, NoStep{}, term, take);
+  }
+  template <class Step, class Term, class Take>
+  void each_then_sum(std::int64_t count, const Step& step, const Term& term, const Take& take) {
+    launch_each_then_sum(queue_, count, step, term, take, sums());
   }
   void sort(double* values, std::int64_t count) {
     queue_.launch(sort_ascending<double>, 1, threads_for(count / 2), values, count);
@@ -94,16 +102,16 @@ class CudaDevice {
   void backward(const device::RowArrays& rows, const RowStates& states);
   bool holds_rows() const { return row_cut_.kernel == TILELOSS_CUDA_KERNEL_CLUSTER; }
   template <class Loss>
-  void whole_rows(const device::RowArrays& rows, const device::RowStageOf<Loss>& stage) {
-    if constexpr (kHasWholeRows<Loss>) launch_whole(queue_, *problem_, row_cut_.threads, job(rows), stage);
+  void whole_rows(const device::RowArrays& rows, const device::CoefficientsOf<Loss>& coefficients) {
+    if constexpr (kHasWholeRows<Loss>) launch_whole(queue_, *problem_, row_cut_.threads, job(rows), coefficients);
   }
   Status done() const { return queue_.status(); }
 
  private:
-  // Its number of threads decides the order of a sum, and is the count's alone.
   static int threads_for(std::int64_t count) {
     return static_cast<int>(std::clamp<std::int64_t>((count + kWarp - 1) / kWarp * kWarp, kWarp, kMaxThreads));
   }
+  SumParts sums() const { return {arrays_.sums_of_blocks, &arrays_.state->blocks_of_sum}; }
   SweepJob job(const device::RowArrays& rows) const;
   TargetPart all_rows(const device::RowArrays& rows) const;
   Verdict verdict() const { return {report_, arrays_.state}; }

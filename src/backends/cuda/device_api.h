@@ -194,6 +194,19 @@ __device__ __forceinline__ void cluster_sync() {
   __syncthreads();
 #endif
 }
+// The same in two parts: past the second all threads have come to the first. Of what a thread does in between nothing is said.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
 // What lies in the shared memory of block `rank` where `mine` lies in this one's.
 template <class T>
 __device__ __forceinline__ T* cluster_peer(T* mine, unsigned rank) {
@@ -206,10 +219,12 @@ __device__ __forceinline__ T* cluster_peer(T* mine, unsigned rank) {
 #endif
 }
 #else
+using cuda_on_host::cluster_arrive;
 using cuda_on_host::cluster_peer;
 using cuda_on_host::cluster_rank;
 using cuda_on_host::cluster_size;
 using cuda_on_host::cluster_sync;
+using cuda_on_host::cluster_wait;
 #endif
 
 // Neighbouring columns of a row, 16 bytes of them.

@@ -1,6 +1,5 @@
 #include "backends/cuda/linear_kernels.h"
 #include "backends/cuda/linear_sweeps.h"
-#include "backends/cuda/steps.h"
 #include "schema/tensors.h"
 
 namespace tileloss::impl::cuda {
@@ -71,12 +70,14 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
 }
 
 HeadSweeps::HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPieces& pieces, const HeadAlgorithms& algorithms,
-                       const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows)
+                       const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows,
+                       const SumParts& sums)
     : problem_(&problem),
       cut_(cut),
       pieces_(pieces),
       algorithms_(algorithms),
       transform_(transform),
+      sums_(sums),
       target_(target),
       row_cut_(rows) {
   const tileloss_args& a = problem.args;
@@ -129,8 +130,8 @@ BlockWeights HeadSweeps::weights_of(Queue& queue, const Chunk& block) const {
   if (!sums_class_weights(*problem_)) return weights;
   double* const sums = pieces_.weights + block.first / cut_.vocab_block;
   if (block.first == 0) queue.keep(cudaMemsetAsync(sums, 0, sizeof *sums, queue.stream()), "the workspace");
-  queue.launch(sum_terms<WeightTerm, TakeWeight>, 1, kMaxThreads, WeightTerm{class_weights(*problem_) + block.first},
-               TakeWeight{sums}, block.columns);
+  launch_each_then_sum(queue, block.columns, NoStep{}, WeightTerm{class_weights(*problem_) + block.first}, TakeWeight{sums},
+                       sums_);
   weights.sums = sums;
   return weights;
 }

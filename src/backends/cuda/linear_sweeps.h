@@ -26,6 +26,7 @@
 #include "backends/cuda/linear_plan.h"
 #include "backends/cuda/linear_products.h"
 #include "backends/cuda/row_plan.h"
+#include "backends/cuda/steps.h"
 #include "backends/cuda/target_launches.h"
 
 namespace tileloss::impl::cuda {
@@ -44,7 +45,8 @@ class HeadSweeps {
  public:
   // `target`: of a call whose target is not labels.
   HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPieces& pieces, const HeadAlgorithms& algorithms,
-             const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows);
+             const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows,
+             const SumParts& sums);
 
   void forward(Queue& queue, const device::RowArrays& rows) const;
   void backward(Queue& queue, const device::RowArrays& rows, const RowStates& states) const;
@@ -96,6 +98,7 @@ class HeadSweeps {
   HeadPieces pieces_;
   HeadAlgorithms algorithms_;
   const LogitTransform* transform_;
+  SumParts sums_;
   std::optional<TargetSweeps> target_;
   std::vector<Side> sides_;  // the call's own first
   RowCut row_cut_;

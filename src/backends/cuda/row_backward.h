@@ -18,30 +18,38 @@ struct GradientRow {
 };
 
 // `largest`: of the row's own logits, where they are capped. The maximum of the state is one of float32, which says less than the
-// logit that it came from, unless that is another shard's.
-__device__ inline GradientRow make_gradient(std::int64_t i, float label_logit, const SweepJob& job,
+// logit that it came from, unless that is another shard's. kIsPlain: off the label a multiple of p.
+template <bool kIsPlain>
+__device__ inline GradientRow make_gradient(RowCoefficients c, std::int64_t label, float label_logit, const SweepJob& job,
                                             const LogitTransform& transform, const RowStats& stats, float largest) {
-  const RowCoefficients& c = job.rows.results[i].coefficients;
-  // Of t = 0: where a scale's rounding has moved the maximum, it is not quite the maximum's.
-  const double per_unit = transform.exact_exponent_scale / LogitTransform::kExactLog2E;
-  const bool has_softcap = transform.softcap > 0,
-             is_own = has_softcap && transform.value(largest) == static_cast<float>(stats.max);
+  if constexpr (kIsPlain) c.prob_logp = c.uniform = 0;
+  const double factor = transform.exact_factor;
+  const bool has_softcap = transform.softcap > 0;
   GradientRow g;
-  g.top = has_softcap ? stats.max / per_unit : static_cast<double>(static_cast<float>(stats.max / per_unit));
-  if (is_own) g.top = transform.exact_value(largest) / per_unit;
-  const double logp = (is_own ? 0 : g.top * per_unit - stats.max) - stats.log_sum;
-  const double p = std::exp(logp) * transform.scale;
-  g.prob_base = p * (c.prob() + (c.prob_logp == 0 ? 0 : c.prob_logp * logp));
-  g.prob_t = c.prob_logp == 0 ? 0 : p * c.prob_logp / transform.log2e;
+  g.top = stats.max;
+  double off = 0;  // from the maximum to t = 0: a scale's rounding has moved it
+  if (factor != 1 || has_softcap) {
+    const bool is_own = has_softcap && transform.value(largest) == static_cast<float>(stats.max);
+    g.top = (is_own ? transform.exact_value(largest) : stats.max) / factor;
+    if (!has_softcap) g.top = static_cast<double>(static_cast<float>(g.top));
+    if (!is_own) off = g.top * factor - stats.max;
+  }
+  double p = over_sum(transform.scale, stats.sum);
+  if (off != 0) p *= std::exp(off);
+  g.prob_base = p * c.prob();
+  g.prob_t = 0;
+  if (c.prob_logp != 0) {
+    g.prob_base = p * (c.prob() + c.prob_logp * (off - stats.log_sum));
+    g.prob_t = p * c.prob_logp / transform.log2e;
+  }
   g.prob = static_cast<float>(g.prob_base);
   g.uniform = static_cast<float>(c.uniform * transform.scale);
   g.label = 0;
-  if (const std::int64_t label = job.rows.label_columns[i]; label >= 0) {
+  if (label >= 0)
     g.label = static_cast<float>(column_gradient(c, stats, true, job.weight(label)) * transform.derivative(label_logit));
-  }
   const float top = static_cast<float>(g.top), scale = transform.exponent_scale;
   g.bias = bias_of(top, scale);
-  g.prob_biased = static_cast<float>(g.prob_base * std::exp2(-static_cast<double>(bias_error(g.bias, top, scale))));
+  g.prob_biased = g.prob * exp2_approx(-bias_error(g.bias, top, scale));
   return g;
 }
 
@@ -123,12 +131,15 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
   write_zeros(to, label == kIgnoredRow ? 0 : job.columns, job, 0, 1);
   if (label == kIgnoredRow) return;
   const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
-  const LogitTransform& transform = *job.transform;
+  const LogitTransform transform = transform_of<kIsPlain>(job);
   float largest = -kInfinity;
   if (!kIsPlain && transform.softcap > 0) largest = largest_of(row.data, job.columns);
   // Before anybody writes: the gradient may lie where the logits do.
-  if (threadIdx.x == 0)
-    shared = make_gradient(i, label >= 0 ? to_float(load(row.data + label)) : 0, job, transform, states.stats(i), largest);
+  if (threadIdx.x == 0) {
+    const RowCoefficients c = job.rows.results[i].coefficients;
+    const RowStats stats = make_row_stats(states[i], !kIsPlain && c.prob_logp != 0);
+    shared = make_gradient<kIsPlain>(c, label, label >= 0 ? to_float(load(row.data + label)) : 0, job, transform, stats, largest);
+  }
   __syncthreads();
   write_gradient<T, kIsPlain>(row, all_of<T>(job), to, shared, label, transform, job);
 }

@@ -6,6 +6,14 @@
 
 namespace tileloss::impl::cuda {
 
+// kIsPlain: without softcap, which spares the code for it.
+template <bool kIsPlain>
+__device__ __forceinline__ LogitTransform transform_of(const SweepJob& job) {
+  LogitTransform t = *job.transform;
+  if constexpr (kIsPlain) t.softcap = 0;
+  return t;
+}
+
 // How a logit becomes an exponent: 2^t, t = scale (u - top), u = the logit or its tanh. Subtracted before it is scaled: then t is
 // exactly 0 at the top, and no offset that all columns share costs a digit. Capped logits are compared in double, as float32
 // would leave nothing of their differences near the cap.
@@ -432,7 +440,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
     return;
   }
   const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
-  const LogitTransform& transform = *job.transform;
+  const LogitTransform transform = transform_of<kIsPlain>(job);
   const Exponents<T, kIsPlain> exponents(transform);
   Seen<T, kIsPlain> seen(exponents);
   for (int slice = 0; slice < job.slices; ++slice) {

@@ -34,7 +34,8 @@ void launch_backward(Queue& queue, const Problem& problem, std::int64_t rows, in
                      const RowStates& states);
 // By a cluster of job.slices blocks each.
 template <class Loss>
-void launch_whole(Queue& queue, const Problem& problem, int threads, const SweepJob& job, const device::RowStageOf<Loss>& stage);
+void launch_whole(Queue& queue, const Problem& problem, int threads, const SweepJob& job,
+                  const device::CoefficientsOf<Loss>& coefficients);
 
 }  // namespace tileloss::impl::cuda
 

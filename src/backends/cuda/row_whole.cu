@@ -10,22 +10,23 @@ template <class Loss, class Use>
 void with_kernel(const Problem& p, Use&& use) {
   const bool is_plain_backward = p.is_multiple_of_p && p.logit.softcap == 0;
   visit_kernel(p.storage, p.sums == kNoSums && is_plain_backward, [&]<class T>(T /*format*/, auto is_plain) {
-    use(whole_rows<T, is_plain, device::RowStageOf<Loss>>, is_plain_backward);
+    use(whole_rows<T, is_plain, device::CoefficientsOf<Loss>>, is_plain_backward);
   });
 }
 
 }  // namespace
 
 template <class Loss>
-void launch_whole(Queue& queue, const Problem& p, int threads, const SweepJob& job, const device::RowStageOf<Loss>& stage) {
+void launch_whole(Queue& queue, const Problem& p, int threads, const SweepJob& job,
+                  const device::CoefficientsOf<Loss>& coefficients) {
   with_kernel<Loss>(p, [&](auto kernel, bool is_plain_backward) {
-    queue.launch_clusters(kernel, p.rows, job.slices, threads, slice_bytes(p.columns, p.storage, job.slices), job, stage,
+    queue.launch_clusters(kernel, p.rows, job.slices, threads, slice_bytes(p.columns, p.storage, job.slices), job, coefficients,
                           is_plain_backward);
   });
 }
 
-template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::RowStageOf<CrossEntropy>&);
-template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::RowStageOf<PolicyLoss>&);
+template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::CoefficientsOf<CrossEntropy>&);
+template void launch_whole(Queue&, const Problem&, int, const SweepJob&, const device::CoefficientsOf<PolicyLoss>&);
 
 bool can_place(const Problem& p, const RowCut& cut) {
   const ApartFromCapture apart;  // a kernel is loaded when it is first asked about

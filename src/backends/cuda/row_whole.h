@@ -1,5 +1,5 @@
-// A row in one go, forward, row stage and backward, by a cluster whose blocks keep it in shared memory: read once, written once.
-// Nothing outside the row is waited for.
+// A row in one go, forward, coefficients and backward, by a cluster whose blocks keep it in shared memory: read once, written
+// once. Nothing outside the row is waited for.
 #ifndef TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
 #define TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
 
@@ -7,11 +7,11 @@
 
 namespace tileloss::impl::cuda {
 
-// `stage` is a device::RowStageOf. kIsPlain: both sweeps are; else the backward may be, so that a gradient has the same
-// bits whatever outputs are asked for.
-template <class T, bool kIsPlain, class Stage>
+// `coefficients` is a device::CoefficientsOf. kIsPlain: both sweeps are; else the backward may be, so that a gradient has the
+// same bits whatever outputs are asked for.
+template <class T, bool kIsPlain, class Coefficients>
 __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1)
-    whole_rows(SweepJob job, Stage stage, bool is_plain_backward) {
+    whole_rows(SweepJob job, Coefficients coefficients, bool is_plain_backward) {
   TILELOSS_DYNAMIC_SHARED(uint4, held);
   TILELOSS_SHARED(WarpSums, parts);
   TILELOSS_SHARED(GradientRow, gradient);
@@ -21,38 +21,42 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2
   const std::int64_t label = job.rows.label_columns[i];
   if (label == kIgnoredRow) {
     write_zeros(job.dlogits.row<T>(i), 0, job, rank, ranks);
-    if (!is_first) return;
-    job.rows.states[i] = RowState();
-    stage.ignore(i);
+    if (is_first) job.rows.states[i] = RowState();
     return;
   }
   const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
   const Span span = slice_of<T>(job, static_cast<int>(rank));
   RowHeld<T, true>::bring(row, span, held);
   const RowHeld<T, false> here = {held, span.begin};
+  // What can be, while the copies are on their way: the others wait for what comes after the row has been read.
+  RowCoefficients c;
+  if constexpr (Coefficients::kMayNeedNoStats) {
+    if (is_first && !coefficients.need_stats) c = coefficients(i, label == kBadLabel, RowStats());
+  }
   const float label_logit = is_first && label >= 0 ? to_float(load(row.data + label)) : 0;
-  const LogitTransform& transform = *job.transform;
+  const LogitTransform transform = transform_of<kIsPlain>(job);
   const Exponents<T, kIsPlain> exponents(transform);
   Seen<T, kIsPlain> seen = see_slice(RowHeld<T, true>{held, span.begin}, here, span, label, exponents, job);
   seen.add_lanes(exponents);
   float largest;
   const RowState state = state_of_cluster(seen, parts, here, span, label, label_logit, job, transform, largest);
-  using Bytes = double[sizeof(TargetStats) / sizeof(double)];
-  TILELOSS_SHARED(Bytes, bytes);
-  auto& stats = reinterpret_cast<TargetStats&>(bytes);
   if (is_first) {
-    job.rows.states[i] = state;
-    stats = TargetStats(make_row_stats(state));
-  }
-  __syncthreads();
-  if (rank == 0 && threadIdx.x + 1 == blockDim.x) stage.write(i, stats);
-  if (is_first) {
-    stage.run(i, stats);
-    const GradientRow made = make_gradient(i, label_logit, job, transform, stats, largest);
+    // A policy loss needs all registers for itself: what lasts longer lies in memory.
+    constexpr bool kIsTight = !Coefficients::kMayNeedNoStats;
+    using Bytes = double[sizeof(RowStats) / sizeof(double)];
+    TILELOSS_SHARED(Bytes, bytes);
+    RowStats own;
+    RowStats& stats = kIsTight ? reinterpret_cast<RowStats&>(bytes) : own;
+    stats = make_row_stats(state, coefficients.need_stats);
+    if (coefficients.need_stats) c = coefficients(i, label == kBadLabel, stats);
+    const GradientRow made = make_gradient<kIsPlain>(c, kIsTight ? job.rows.label_columns[i] : label, label_logit, job,
+                                                     kIsTight ? transform_of<kIsPlain>(job) : transform, stats, largest);
     for (unsigned other = 0; other < ranks; ++other) *cluster_peer(&gradient, other) = made;
   }
   // All of the row has been read, and nobody looks into another block any more.
-  cluster_sync();
+  cluster_arrive();
+  if (is_first) job.rows.states[i] = state;
+  cluster_wait();
   T* const to = job.dlogits.row<T>(i);
   if (kIsPlain || is_plain_backward) {
     write_gradient<T, true>(here, span, to, gradient, job.rows.label_columns[i], transform, job);

@@ -2,10 +2,16 @@
 #ifndef TILELOSS_BACKENDS_CUDA_STEPS_H_
 #define TILELOSS_BACKENDS_CUDA_STEPS_H_
 
+#include <algorithm>
+
 #include "backends/cuda/device_api.h"
 #include "backends/cuda/runtime.h"
 
 namespace tileloss::impl::cuda {
+
+// Threads of a block, for so many indices.
+inline int step_threads(std::int64_t count) { return count > kWarp ? 128 : kWarp; }
+inline std::int64_t step_blocks(std::int64_t count) { return (count + step_threads(count) - 1) / step_threads(count); }
 
 template <class Step>
 __global__ void each_index(Step step, std::int64_t count) {
@@ -13,21 +19,58 @@ __global__ void each_index(Step step, std::int64_t count) {
   if (i < count) step(i);
 }
 
+struct NoStep {
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t) const {}
+};
+
 template <class Step>
 void launch_each(Queue& queue, std::int64_t count, const Step& step) {
-  constexpr int kThreads = 128;
-  queue.launch(each_index<Step>, (count + kThreads - 1) / kThreads, count > kWarp ? kThreads : kWarp, step, count);
+  queue.launch(each_index<Step>, step_blocks(count), step_threads(count), step, count);
 }
 
-// By one block; the order of the terms depends on their number alone.
-template <class Term, class Take>
-__global__ void __launch_bounds__(kMaxThreads) sum_terms(Term term, Take take, std::int64_t count) {
+// What the blocks of a sum share.
+struct SumParts {
+  static constexpr std::int64_t kMostBlocks = 512;
+  double* of_blocks;     // kMostBlocks of them
+  std::uint32_t* ended;  // how many of them are there; 0 before and after
+};
+
+// step(i) for each i, then take(sum of term(i)), by the block that ends last. The order of the terms depends on their number
+// alone.
+template <class Step, class Term, class Take>
+__global__ void each_then_sum(Step step, Term term, Take take, std::int64_t count, SumParts all) {
   using Parts = double[kWarp];
   TILELOSS_SHARED(Parts, parts);
+  TILELOSS_SHARED(bool, is_last);
+  const auto add = [](double a, double b) { return a + b; };
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += term(i);
-  sum = reduce_block(sum, parts, 0.0, [](double a, double b) { return a + b; });
-  if (threadIdx.x == 0) take(sum);
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+    step(i);
+    sum += term(i);
+  }
+  sum = reduce_block(sum, parts, 0.0, add);
+  if (threadIdx.x == 0) {
+    all.of_blocks[blockIdx.x] = sum;
+    __threadfence();
+    is_last = atomicAdd(all.ended, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  sum = 0;
+  for (unsigned k = threadIdx.x; k < gridDim.x; k += blockDim.x) sum += all.of_blocks[k];
+  sum = reduce_block(sum, parts, 0.0, add);
+  if (threadIdx.x != 0) return;
+  *all.ended = 0;
+  take(sum);
+}
+
+template <class Step, class Term, class Take>
+void launch_each_then_sum(Queue& queue, std::int64_t count, const Step& step, const Term& term, const Take& take,
+                          const SumParts& parts) {
+  const std::int64_t blocks = std::clamp<std::int64_t>(step_blocks(count), 1, SumParts::kMostBlocks);
+  queue.launch(each_then_sum<Step, Term, Take>, blocks, step_threads(count), step, term, take, count, parts);
 }
 
 // take(the first i for which test(i)), if there is any; by one block.

@@ -68,7 +68,7 @@ struct SideRow {
 // `largest`: the logit that the maximum came from, of which float32 says less once it is transformed; or another, if that is
 // another shard's or not known.
 __device__ inline SideRow make_side(const RowStats& stats, const LogitTransform& transform, float largest) {
-  const double per_unit = transform.exact_exponent_scale / LogitTransform::kExactLog2E;
+  const double per_unit = transform.exact_factor;
   const bool is_own = transform.value(largest) == static_cast<float>(stats.max);
   SideRow side;
   side.top = is_own ? transform.exact_value(largest) / per_unit : stats.max / per_unit;

@@ -6,6 +6,7 @@
 //   T* allocate<T>(count)               memory of the call's, zeroed in the queue
 //   void each(count, step)              step(i) for each i, in any order; steps are plain data
 //   void sum(count, term, take)         take(sum of term(i)), in an order that is fixed
+//   void each_then_sum(count, step, term, take)     both
 //   void sort(double* values, count)    ascending
 //   void begin(at, loss, labels, rows)  *at = loss; the rows' label_columns, and what only the device can look at: rows that are
 //                                       wrong get kBadLabel
@@ -13,8 +14,8 @@
 //                                       stats are there but for the sums, which are then those of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
 //   bool holds_rows()                   may be missing: whether it takes each row of this call in one go, by
-//   void whole_rows(rows, stage)        ... its forward, the stage (RowStageOf: ignore, or run and write) and its backward
-//   Status done()                       what a call ends with
+//   void whole_rows(rows, coefficients) ... its forward, the coefficients (CoefficientsOf) and its backward; the row stage
+//   follows Status done()                       what a call ends with
 #ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 #define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 
@@ -92,16 +93,18 @@ class DeviceCall final : public Call {
   }
 
   Status sweep(std::uint32_t stages) override {
-    const RowStageOf<Loss> stage = {on_device_, rows_, states(), {p_.args, context_}, writes()};
     if constexpr (requires { device_.holds_rows(); }) {
       if (!keeps_states()) {
-        device_.whole_rows(rows_, stage);
+        CoefficientsOf<Loss> coefficients = {on_device_};
+        if constexpr (coefficients.kMayNeedNoStats) coefficients.need_stats = loss_.coefficients_need_stats();
+        device_.whole_rows(rows_, coefficients);
         if (p_.has_row_state) device_.each(p_.rows, SaveState{rows_, p_.row_state});
+        row_stage();
         return {};
       }
     }
     if ((stages & kForward) != 0) forward();
-    if ((stages & kRowStage) != 0 && !gives_sums()) device_.each(p_.rows, stage);
+    if ((stages & kRowStage) != 0 && !gives_sums()) row_stage();
     if ((stages & kBackward) != 0) device_.backward(rows_, states());
     return {};
   }
@@ -109,13 +112,6 @@ class DeviceCall final : public Call {
   Status finish() override {
     if constexpr (requires { loss_.finish(steps_); }) {
       if (writes()) loss_.finish(steps_);
-    }
-    if (const RowOutput<float> out(p_.args.loss); writes() && out.data != nullptr) {
-      if (p_.is_per_row) {
-        device_.each(p_.rows, WriteLoss{rows_, out});
-      } else {
-        device_.sum(p_.rows, LossTerm{rows_}, TakeLoss{out});
-      }
     }
     return device_.done();
   }
@@ -128,6 +124,16 @@ class DeviceCall final : public Call {
       device_.each(p_.rows, GiveSums{rows_, p_.pair_state});
     } else if (p_.has_row_state) {
       device_.each(p_.rows, SaveState{rows_, p_.row_state});
+    }
+  }
+  // With the loss.
+  void row_stage() {
+    const RowOutput<float> loss(p_.args.loss), none;
+    const RowStageOf<Loss> stage = {on_device_, rows_, states(), {p_.args, context_}, p_.is_per_row ? loss : none, writes()};
+    if (writes() && loss.data != nullptr && !p_.is_per_row) {
+      device_.each_then_sum(p_.rows, stage, LossTerm{rows_}, TakeLoss{loss});
+    } else {
+      device_.each(p_.rows, stage);
     }
   }
   // Of a shard whose target is not labels a forward gives its share of the sums, and nothing else.

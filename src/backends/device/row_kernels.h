@@ -29,6 +29,11 @@ TILELOSS_HOST_DEVICE inline TargetStats bad_stats() {
   return stats;
 }
 
+TILELOSS_HOST_DEVICE inline RowResult bad_result() {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  return {kNan, {kNan, kNan, kNan, kNan}, kNan, true};
+}
+
 // A pair_state's: what is known of the rows of all shards together, but for the sums that this call is to find its share of.
 struct LoadStats {
   RowArrays rows;
@@ -73,35 +78,39 @@ struct RowStageOf {
   RowArrays rows;
   RowStates states;
   RowOutputs outputs;
+  RowOutput<float> loss_out;  // of each row
   bool writes;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
     if (rows.label_columns[i] == kIgnoredRow) return ignore(i);
     const bool is_bad = rows.label_columns[i] == kBadLabel;
     const TargetStats stats = is_bad ? bad_stats() : rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
-    run(i, stats);
-    write(i, stats);
+    const RowResult result = is_bad ? bad_result() : loss->row(i, stats);
+    rows.results[i] = result;
+    if (!writes) return;
+    outputs.write(i, stats);
+    loss_out.set(i, static_cast<float>(result.loss));
   }
   TILELOSS_HOST_DEVICE void ignore(std::int64_t i) const {
     rows.results[i] = {};
-    if (writes) outputs.write_ignored(i);
-  }
-  // Both parts of it, of a row that is used.
-  TILELOSS_HOST_DEVICE void run(std::int64_t i, const TargetStats& stats) const {
-    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-    const bool is_bad = rows.label_columns[i] == kBadLabel;
-    rows.results[i] = is_bad ? RowResult{kNan, {kNan, kNan, kNan, kNan}, kNan, true} : loss->row(i, stats);
-  }
-  TILELOSS_HOST_DEVICE void write(std::int64_t i, const TargetStats& stats) const {
-    if (writes) outputs.write(i, stats);
+    if (!writes) return;
+    outputs.write_ignored(i);
+    loss_out.set(i, 0);
   }
 };
 
-struct WriteLoss {
-  RowArrays rows;
-  RowOutput<float> out;
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { out.set(i, static_cast<float>(rows.results[i].loss)); }
+// The coefficients alone, before anything else of the row stage, where a row is held until its gradient is written.
+template <class Loss>
+struct CoefficientsOf {
+  static constexpr bool kMayNeedNoStats = requires(const Loss& l) { l.coefficients_need_stats(); };
+  const Loss* loss;
+  bool need_stats = true;  // false: they are the same whatever the row's logits are
+
+  TILELOSS_HOST_DEVICE RowCoefficients operator()(std::int64_t i, bool is_bad, const RowStats& stats) const {
+    return is_bad ? bad_result().coefficients : loss->row(i, stats).coefficients;
+  }
 };
+
 struct LossTerm {
   RowArrays rows;
   TILELOSS_HOST_DEVICE double operator()(std::int64_t i) const { return rows.results[i].loss; }

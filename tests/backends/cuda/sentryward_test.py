@@ -26,10 +26,9 @@ JOB = {
     96: "transform",
 }
 ROWS = ("labels", "states", "stats", "results")
-STAGE = {0: "loss", 136: "logp", 144: 1, 416: 1}
 ARGUMENTS = (
     (152, JOB | {112 + 8 * i: name for i, name in enumerate(ROWS)}),
-    (424, STAGE | {8 + 8 * i: name for i, name in enumerate(ROWS)}),
+    (16, {0: "loss"}),
     (8, {0: 1}),
 )
 
@@ -108,16 +107,14 @@ def main() -> int:
                 f"; {d['code']}: {d['message']}" for d in result["diagnostics"]
             )
 
-        waits = (
-            r"bar\.sync\s+0;|barrier\.cluster\.arrive\.aligned;\s*barrier\.cluster\.wait\.aligned;"
-        )
-        found = list(re.finditer(waits, ptx))
+        parts = list(re.finditer(r"barrier\.cluster\.(arrive|wait)\.aligned;", ptx))
         whole = verdict(ptx)
         print("whole:", whole)
-        ok = whole == "race_free" and len(found) == 3
-        for at in found:
-            without = verdict(ptx[: at.start()] + ptx[at.end() :])
-            print("without", " ".join(at[0].split()), "->", without)
+        ok = whole == "race_free" and [part[1] for part in parts] == 2 * ["arrive", "wait"]
+        for number, (arrive, wait) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+            between = ptx[arrive.end() : wait.start()]
+            without = verdict(ptx[: arrive.start()] + between + ptx[wait.end() :])
+            print(f"without barrier {number} -> {without}")
             ok = ok and without.startswith("potential_race")
         without = verdict(re.sub(r"cp\.async\.wait_group\s+\d+;", "", ptx))
         print("without cp.async.wait_group ->", without)

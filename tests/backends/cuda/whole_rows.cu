@@ -7,14 +7,13 @@
 namespace tileloss::impl {
 
 using cuda::SweepJob;
-using Stage = device::RowStageOf<CrossEntropy>;
+using Coefficients = device::CoefficientsOf<CrossEntropy>;
 
-template __global__ void cuda::whole_rows<Bfloat16, true, Stage>(SweepJob, Stage, bool);
+template __global__ void cuda::whole_rows<Bfloat16, true, Coefficients>(SweepJob, Coefficients, bool);
 
 static_assert(offsetof(SweepJob, dlogits) == 32 && offsetof(SweepJob, columns) == 64 && offsetof(SweepJob, slices) == 88 &&
               offsetof(SweepJob, transform) == 96 && offsetof(SweepJob, rows.label_columns) == 112 &&
               offsetof(SweepJob, rows.results) == 136 && sizeof(SweepJob) == 152);
-static_assert(offsetof(Stage, rows) == 8 && offsetof(Stage, outputs) == 136 && offsetof(Stage, writes) == 416 &&
-              sizeof(Stage) == 424);
+static_assert(sizeof(Coefficients) == 16);
 
 }  // namespace tileloss::impl

@@ -53,6 +53,11 @@ class ToyDevice {
       take(total);
     });
   }
+  template <class Step, class Term, class Take>
+  void each_then_sum(std::int64_t count, const Step& step, const Term& term, const Take& take) {
+    each(count, step);
+    sum(count, term, take);
+  }
   void sort(double* values, std::int64_t count) {
     memory_->queue([=] { std::sort(values, values + count); });
   }
