@@ -11,6 +11,7 @@ namespace tileloss::impl::cuda {
 namespace {
 
 constexpr std::int64_t kGroupBytes = 16;
+constexpr std::int64_t kFewRowThreads = 128;  // of a block where many of them share a multiprocessor
 
 std::string other_kernels() { return std::string(kAuto) + " or " + kTwoReads + ", as "; }
 
@@ -27,9 +28,10 @@ struct Shared {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (major >= 9) most_blocks = kMaxCluster;
   }
-  bool has_room(std::int64_t slice, int blocks_at_once) const {
+  // Blocks that a multiprocessor holds at once.
+  std::int64_t room_for(std::int64_t slice) const {
     const std::int64_t bytes = slice + kSharedOfWholeRow;
-    return bytes <= of_block && (bytes + reserved) * blocks_at_once <= of_multiprocessor;
+    return bytes > of_block ? 0 : of_multiprocessor / (bytes + reserved);
   }
 };
 
@@ -55,16 +57,20 @@ Status cut_rows(const Problem& p, tileloss_cuda_kernel wish, RowCut* cut) {
   if (wish < TILELOSS_CUDA_KERNEL_AUTO || wish > TILELOSS_CUDA_KERNEL_CLUSTER)
     return expected("kernel", std::string(kAuto) + ", " + kTwoReads + " or " + kCluster + " (0 to 2)", std::to_string(wish));
   const Shared shared(p.device_index);
-  *cut = {0, 1, TILELOSS_CUDA_KERNEL_TWO_READS};
-  bool has_room = false;
-  for (const int at_once : {2, 1}) {
-    for (int blocks = 1; blocks <= shared.most_blocks && !has_room; blocks *= 2) {
-      has_room = shared.has_room(slice_bytes(p.columns, p.storage, blocks), at_once);
-      if (has_room) cut->blocks = static_cast<std::int16_t>(blocks);
-    }
+  *cut = {threads_of_row(p.columns, p.storage), 1, TILELOSS_CUDA_KERNEL_TWO_READS};
+  // The fewest blocks with which the most rows are on their way at once.
+  double most = 0;
+  for (std::int16_t blocks = 1; blocks <= shared.most_blocks; blocks *= 2) {
+    const std::int64_t slice = slice_bytes(p.columns, p.storage, blocks), room = shared.room_for(slice);
+    const std::int64_t threads = threads_of_row(slice / element_bytes(p.storage), p.storage);
+    const std::int64_t at_once = std::min(room, kRowThreadsAtOnce / std::min<std::int64_t>(threads, kFewRowThreads));
+    const double rows = static_cast<double>(at_once) / blocks;
+    if (rows <= most) continue;
+    most = rows;
+    const std::int64_t of_block = kRowThreadsAtOnce / at_once / kWarp * kWarp;
+    *cut = {static_cast<std::int16_t>(std::min(threads, of_block)), blocks, TILELOSS_CUDA_KERNEL_TWO_READS};
   }
-  cut->threads = threads_of_row(slice_bytes(p.columns, p.storage, cut->blocks) / element_bytes(p.storage), p.storage);
-  const bool may_hold = is_row_alone(p) && has_room && wish == TILELOSS_CUDA_KERNEL_AUTO;
+  const bool may_hold = is_row_alone(p) && most > 0 && wish == TILELOSS_CUDA_KERNEL_AUTO;
   if (may_hold || (p.pass == TILELOSS_VALUE_AND_GRAD && wish == TILELOSS_CUDA_KERNEL_CLUSTER))
     cut->kernel = TILELOSS_CUDA_KERNEL_CLUSTER;
   if (Status s = check_cut(p, *cut); !s.ok()) return s;
@@ -90,7 +96,7 @@ Status check_cut(const Problem& p, const RowCut& cut) {
   if (cut.kernel != TILELOSS_CUDA_KERNEL_CLUSTER) return {};
   if (!is_row_alone(p)) return expected("kernel", other_kernels() + "rows of this call wait for others", kCluster);
   const Shared shared(p.device_index);
-  if (cut.blocks <= shared.most_blocks && shared.has_room(slice_bytes(p.columns, p.storage, cut.blocks), 1)) return {};
+  if (cut.blocks <= shared.most_blocks && shared.room_for(slice_bytes(p.columns, p.storage, cut.blocks)) > 0) return {};
   const std::string blocks = std::to_string(shared.most_blocks) + " blocks";
   return expected("kernel", other_kernels() + "a row does not fit in the shared memory of " + blocks, kCluster);
 }

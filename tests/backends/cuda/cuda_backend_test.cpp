@@ -202,8 +202,9 @@ TEST_F(OnCuda, APlanSaysHowRowsAreRead) {
   set_up();
   EXPECT_EQ(facts_of(300), "32 1 cluster ");
   EXPECT_EQ(facts_of(50257), "384 1 cluster ");
-  EXPECT_EQ(facts_of(151936), "384 4 cluster ");
-  EXPECT_EQ(facts_of(151936, TILELOSS_CUDA_KERNEL_TWO_READS), "384 4 two_reads ");
+  EXPECT_EQ(facts_of(128256), "256 4 cluster ");
+  EXPECT_EQ(facts_of(151936), "160 8 cluster ");
+  EXPECT_EQ(facts_of(151936, TILELOSS_CUDA_KERNEL_TWO_READS), "160 8 two_reads ");
   EXPECT_EQ(facts_of(900000), "384 8 cluster ");
   EXPECT_EQ(facts_of(1000000), "384 1 two_reads ");
   EXPECT_THAT(facts_of(1000000, TILELOSS_CUDA_KERNEL_CLUSTER),
@@ -211,7 +212,7 @@ TEST_F(OnCuda, APlanSaysHowRowsAreRead) {
   EXPECT_THAT(facts_of(300, 3), testing::HasSubstr("kernel: expected auto, two_reads or cluster (0 to 2), got 3"));
   const cuda_on_host::Properties before = cuda_on_host::properties();
   cuda_on_host::properties().largest_cluster = 4;  // a small part of a device
-  EXPECT_EQ(facts_of(151936), "384 4 cluster ");
+  EXPECT_EQ(facts_of(128256), "256 4 cluster ");
   EXPECT_EQ(facts_of(900000), "384 8 two_reads ");
   EXPECT_THAT(facts_of(900000, TILELOSS_CUDA_KERNEL_CLUSTER),
               testing::HasSubstr("kernel: expected auto or two_reads, as the device cannot place a cluster of 8 blocks"));
