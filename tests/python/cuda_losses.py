@@ -112,24 +112,24 @@ def test_a_factor_is_not_rounded_to_the_gradients_type(dtype: torch.dtype) -> No
     assert torch.equal(gradient(factor, False), expected)
 
 
-# How often the forward and the backward read the logits, and write the gradient.
+# How often the forward and the backward read the logits, and write the gradient; and their kernels and fills.
 ONE_PASS, TWO_PASSES = ((1, 1), (0, 0)), ((1, 0), (1, 1))
-PASSES: list[tuple[str, torch.dtype, dict[str, Any], Any]] = [
-    ("cross_entropy", torch.float32, {}, ONE_PASS),
-    ("cross_entropy", torch.bfloat16, {}, ONE_PASS),
-    ("policy_loss", torch.bfloat16, {}, ONE_PASS),
-    ("cross_entropy", torch.float16, {}, TWO_PASSES),  # AMP's scale comes later
-    ("cross_entropy", torch.float16, {"grad_in_forward": True}, ONE_PASS),
-    ("cross_entropy", torch.bfloat16, {"grad_in_forward": False}, TWO_PASSES),
-    ("cross_entropy", torch.bfloat16, {"inplace_backward": True}, TWO_PASSES),
-    ("cross_entropy", torch.bfloat16, {"reduction": "none"}, TWO_PASSES),
-    ("policy_loss", torch.bfloat16, {"aggregation": "none"}, TWO_PASSES),
+PASSES: list[tuple[str, torch.dtype, dict[str, Any], Any, tuple[int, int]]] = [
+    ("cross_entropy", torch.float32, {}, ONE_PASS, (5, 1)),
+    ("cross_entropy", torch.bfloat16, {}, ONE_PASS, (5, 1)),
+    ("policy_loss", torch.bfloat16, {}, ONE_PASS, (7, 1)),
+    ("cross_entropy", torch.float16, {}, TWO_PASSES, (6, 5)),  # AMP's scale comes later
+    ("cross_entropy", torch.float16, {"grad_in_forward": True}, ONE_PASS, (5, 1)),
+    ("cross_entropy", torch.bfloat16, {"grad_in_forward": False}, TWO_PASSES, (6, 5)),
+    ("cross_entropy", torch.bfloat16, {"inplace_backward": True}, TWO_PASSES, (6, 5)),
+    ("cross_entropy", torch.bfloat16, {"reduction": "none"}, TWO_PASSES, (5, 4)),
+    ("policy_loss", torch.bfloat16, {"aggregation": "none"}, TWO_PASSES, (8, 7)),
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "options", "passes"), PASSES)
+@pytest.mark.parametrize(("name", "dtype", "options", "passes", "launches"), PASSES)
 def test_how_often_logits_are_read_and_gradients_written(
-    name: str, dtype: torch.dtype, options: dict[str, Any], passes: Any
+    name: str, dtype: torch.dtype, options: dict[str, Any], passes: Any, launches: tuple[int, int]
 ) -> None:
     q, rows = on_device(problem(dtype)), B * T
     used, size = int((get(q.labels) != -100).sum()), q.logits.element_size()
@@ -138,11 +138,12 @@ def test_how_often_logits_are_read_and_gradients_written(
         loss = torch_problems.run(name, q, logits, **options)
     with cuda_device.Traffic() as backward:
         torch.autograd.grad(loss, [logits], torch.ones_like(loss))
-    for traffic, (reads, writes) in zip((forward, backward), passes, strict=True):
+    for traffic, (reads, writes), queued in zip((forward, backward), passes, launches, strict=True):
         if traffic.counts:  # and the label's own each time
             assert traffic.loaded == reads * used * (V + 1) * size
             assert traffic.stored == writes * (rows * V + used) * size
             assert not {"mul", "mul_", "clone"} & {*traffic.operators}
+            assert traffic.queued == queued
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Traffic:
     """A GPU counts nothing."""
 
     counts = False
-    loaded, stored, operators = 0, 0, [""]
+    loaded, stored, queued, operators = 0, 0, 0, [""]
 
     def __enter__(self) -> Traffic:
         return self

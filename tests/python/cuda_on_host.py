@@ -39,7 +39,7 @@ _library.cuda_on_host_free.argtypes = [ctypes.c_void_p]
 _library.cuda_on_host_stream.restype = ctypes.c_void_p
 _library.cuda_on_host_give.argtypes = [ctypes.c_void_p, ctypes.c_int, _WORK]
 _library.cuda_on_host_wait.argtypes = [ctypes.c_void_p, ctypes.c_int]
-_library.cuda_on_host_count.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
+_library.cuda_on_host_count.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 3
 _library.cuda_on_host_begin_capture.argtypes = [ctypes.c_void_p]
 _library.cuda_on_host_end_capture.restype = ctypes.c_void_p
 _library.cuda_on_host_end_capture.argtypes = [ctypes.c_void_p]
@@ -306,10 +306,11 @@ def move(module: torch.nn.Module) -> None:
 
 
 class Traffic:
-    """What was done in a with block: bytes of rows that TileLoss's kernels read and wrote, and the operators that torch ran."""
+    """What was done in a with block: bytes of rows that TileLoss's kernels read and wrote, kernels, fills and copies, and the
+    operators that torch ran."""
 
     counts = True
-    loaded, stored, operators = 0, 0, [""]
+    loaded, stored, queued, operators = 0, 0, 0, [""]
 
     def __enter__(self) -> Traffic:
         _count()
@@ -317,16 +318,17 @@ class Traffic:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.loaded, self.stored = _count()
+        self.loaded, self.stored, self.queued = _count()
         self.operators = [*_operators_done]
 
 
-def _count() -> tuple[int, int]:
+def _count() -> tuple[int, int, int]:
     for stream in _streams.values():
         stream.synchronize()
-    loaded, stored = ctypes.c_uint64(), ctypes.c_uint64()
-    _library.cuda_on_host_count(loaded, stored)
-    return loaded.value, stored.value
+    counts = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    _library.cuda_on_host_count(*counts)
+    loaded, stored, queued = (count.value for count in counts)
+    return loaded, stored, queued
 
 
 @contextmanager

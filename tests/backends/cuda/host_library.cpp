@@ -47,10 +47,10 @@ void cuda_on_host_wait(void* stream, int device) {
   cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
 }
 
-// Bytes of rows that kernels have read and written, since this was asked last.
-void cuda_on_host_count(std::uint64_t* loaded, std::uint64_t* stored) {
+// Bytes of rows that kernels have read and written, and what streams were given, since this was asked last.
+void cuda_on_host_count(std::uint64_t* loaded, std::uint64_t* stored, std::uint64_t* queued) {
   const cuda_on_host::Counters found = std::exchange(cuda_on_host::counters(), {});
-  *loaded = found.loaded, *stored = found.stored;
+  *loaded = found.loaded, *stored = found.stored, *queued = found.queued;
 }
 
 void cuda_on_host_begin_capture(void* stream) {
