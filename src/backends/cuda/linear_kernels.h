@@ -1,5 +1,4 @@
-// What lies between the LM head's products and the sweeps: copies and roundings, a row a block; sums of columns; states of
-// chunks.
+// What lies between the LM head's products and the sweeps: copies and roundings, a row a block; sums of columns.
 #ifndef TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_
 #define TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_
 
@@ -40,6 +39,7 @@ struct Rows {
   std::int64_t stride = 0;
 
   __device__ T* row(std::int64_t i) const { return data + i * stride; }
+  __device__ T at(std::int64_t i, std::int64_t j) const { return load(row(i) + j); }
 };
 
 // As the products see them; rows that are ignored are not read, and are 0. labels null: all are read.
@@ -74,16 +74,17 @@ static __global__ void store_rows(Rows<float> from, AnyMatrix to, std::int64_t c
   }
 }
 
-// sums[j] = the sum of the rows' column j, or added to what is there. Some warps share the rows of 32 columns: the order is
+// sums[j] = the sum over i of from.at(i, j), or added to what is there. Some warps share the rows of 32 columns: the order is
 // that of the row's number.
 inline constexpr int kSumWarps = 8;
-static __global__ void sum_columns(Rows<float> from, std::int64_t rows, std::int64_t columns, double* sums, bool adds) {
+template <class From>
+__global__ void sum_columns(From from, std::int64_t rows, std::int64_t columns, double* sums, bool adds) {
   using Parts = double[kSumWarps][kWarp];
   TILELOSS_SHARED(Parts, parts);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t j = std::int64_t{blockIdx.x} * kWarp + lane;
   double sum = 0;
-  for (std::int64_t i = warp; j < columns && i < rows; i += kSumWarps) sum += load(from.row(i) + j);
+  for (std::int64_t i = warp; j < columns && i < rows; i += kSumWarps) sum += from.at(i, j);
   parts[warp][lane] = sum;
   __syncthreads();
   if (warp > 0 || j >= columns) return;
@@ -115,26 +116,6 @@ struct FindInChunk {
     const std::int64_t label = labels[i];
     const bool is_here = label >= first && label < first + columns;
     in_chunk[i] = label < 0 ? label : is_here ? label - first : kLabelElsewhere;
-  }
-};
-
-// What all columns before a block weigh in a row's smoothing sum, and those of the block.
-struct BlockWeights {
-  double before, own;
-  const double* sums = nullptr;  // on the device, of all columns before the block and before the next one; null: the two above
-};
-// The state of a row's columns before a block, and of the block.
-struct MergeBlock {
-  RowState* states;
-  const RowState* of_block;
-  BlockWeights weights;
-  const std::int64_t* labels;
-
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (labels[i] == kIgnoredRow) return;
-    const double before = weights.sums == nullptr ? weights.before : weights.sums[0];
-    const double own = weights.sums == nullptr ? weights.own : weights.sums[1] - weights.sums[0];
-    states[i] = merge(states[i], before, of_block[i], own);
   }
 };
 

@@ -14,9 +14,12 @@ using std::to_string;
 
 constexpr std::int64_t kStep = 64;  // blocks of columns are multiples of it
 constexpr std::int64_t kMaxVocabBlock = 8192;
-constexpr std::int64_t kVocabBlock = 4096;
-// Rows whose logits take half of the L2 cache at most; but so many where it is small, as products of fewer leave a GPU idle.
-constexpr std::int64_t kLeastRowBlock = 1024, kMostRowBlock = 4096;
+constexpr std::int64_t kVocabBlock = kMaxVocabBlock;
+// Of a target that is not labels, whose rows are held whole.
+constexpr std::int64_t kVocabBlockOfTarget = 4096, kRowBlockOfTarget = 1024;
+// Rows whose logits take two thirds of the L2 cache at most; but so many where it is small, as products of fewer leave a GPU
+// idle.
+constexpr std::int64_t kLeastRowBlock = 512, kMostRowBlock = 2048;
 // Products of fewer rows read the head more often than they compute: only where nothing else fits.
 constexpr std::int64_t kFewRows = 256, kFewestRows = 16;
 constexpr std::int64_t kLeastDefaultBudget = std::int64_t{192} << 20;  // the CPU's
@@ -57,9 +60,10 @@ bool is_copied(const tileloss_matrix& head, tileloss_dtype compute) {
 HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   if (!has_head(p)) return;
   const auto take = [&]<class T>(const char* name, T*& piece, std::int64_t count) {
+    if (count == 0) return;
     const std::int64_t before = pieces.bytes();
     piece = pieces.allocate<T>(count);
-    if (pieces.bytes() > before) buffers.emplace_back(name, pieces.bytes() - before);
+    buffers.emplace_back(name, pieces.bytes() - before);
   };
   const bool is_labels = !p.loss->needs_target_sweep();
   const std::int64_t width = row_stride_of(p.args.hidden.cols), teacher_width = row_stride_of(p.args.teacher_hidden.cols);
@@ -71,7 +75,10 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   if (is_labels) rows_of_logits = cut.kept_columns < p.columns ? row_block : 0;
   logits_stride = is_labels ? cut.vocab_block : row_stride_of(p.columns);
   take("labels of a chunk", labels, p.rows);
-  take("row states of a chunk", states, is_labels ? row_block : 0);
+  take("row states of blocks", states, is_labels && p.needs_forward && !has_block_sums(p) ? blocks * p.rows : 0);
+  take("row sums of blocks", sums, has_block_sums(p) ? blocks * p.rows : 0);
+  take("logits of labels", label_logits, has_block_sums(p) ? p.rows : 0);
+  take("gradients' numbers", gradients, has_gradient_rows(p) ? p.rows : 0);
   take("sums of class weights", weights, is_labels && sums_class_weights(p) ? blocks + 1 : 0);
   take("hidden", hidden, p.rows * width * operand_bytes(p));
   // Whether it is copied or not: a plan is made before anybody knows where the head lies.
@@ -98,12 +105,15 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
   if (Status s = check_wishes(wishes.cuda); !s.ok()) return s;
   const std::int64_t columns = std::max<std::int64_t>(round_up(p.columns, kStep), kStep),
                      rows = std::max<std::int64_t>(p.rows, 1);
-  const std::int64_t vocab_block = std::min(wishes.cuda.vocab_block > 0 ? wishes.cuda.vocab_block : kVocabBlock, columns);
+  const bool needs_target_sweep = p.loss->needs_target_sweep();
+  const std::int64_t usual_block = needs_target_sweep ? kVocabBlockOfTarget : kVocabBlock;
+  const std::int64_t vocab_block = std::min(wishes.cuda.vocab_block > 0 ? wishes.cuda.vocab_block : usual_block, columns);
   const std::int64_t widest = wishes.cuda.chunk_columns > 0 ? std::max(wishes.cuda.chunk_columns, kStep) : vocab_block;
   const auto rows_in_cache =
-      static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(l2_bytes / 2 / 4 / vocab_block)));
-  const std::int64_t row_block =
-      wishes.cuda.row_block > 0 ? wishes.cuda.row_block : std::clamp(rows_in_cache, kLeastRowBlock, kMostRowBlock);
+      static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(l2_bytes * 2 / 3 / 4 / vocab_block)));
+  const std::int64_t usual_rows =
+      needs_target_sweep ? kRowBlockOfTarget : std::clamp(rows_in_cache, kLeastRowBlock, kMostRowBlock);
+  const std::int64_t row_block = wishes.cuda.row_block > 0 ? wishes.cuda.row_block : usual_rows;
   const std::int64_t most_rows = std::min(rows, row_block);
   // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
   const auto cut_within = [&](std::int64_t budget) {
@@ -122,7 +132,6 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
     }
     return least;
   };
-  const bool needs_target_sweep = p.loss->needs_target_sweep();
   std::int64_t budget = wishes.workspace_bytes;
   if (budget == 0) {
     const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype) * (has_teacher(p) ? 2 : 1);

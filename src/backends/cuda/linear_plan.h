@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cuda/gradient_row.h"
 #include "backends/cuda/pieces.h"
 #include "backends/problem.h"
 #include "core/row_state.h"
@@ -38,14 +39,31 @@ inline bool sums_class_weights(const Problem& p) {
   return p.needs_forward && p.rows > 0 && (p.sums & kSmoothingSum) != 0 && p.args.class_weights.dtype != TILELOSS_NONE;
 }
 
-// The head's part of the workspace.
+// A forward whose rows are a maximum and a sum until they are merged: of labels, without other sums and softcap.
+inline bool has_block_sums(const Problem& p) {
+  return p.needs_forward && !p.loss->needs_target_sweep() && p.sums == kNoSums && !(p.logit.softcap > 0);
+}
+// A backward whose rows' numbers are made once for all chunks: of labels, without softcap.
+inline bool has_gradient_rows(const Problem& p) {
+  return p.needs_backward && !p.loss->needs_target_sweep() && !(p.logit.softcap > 0);
+}
+
+// Of a block of a row: the largest logit but the label's, as it lies in memory, and the sum of 2^t of all but the label.
+struct BlockSums {
+  float max, sum;
+};
+
+// The head's part of the workspace; null: there is no such thing in this call.
 struct HeadPieces {
   HeadPieces() = default;
   HeadPieces(const Problem& problem, const HeadCut& cut, Pieces& pieces);
 
-  std::int64_t* labels = nullptr;  // [rows]: which of a chunk's columns they are
-  RowState* states = nullptr;      // [row_block]: of the columns of a chunk
-  double* weights = nullptr;       // [vocab_blocks + 1]: those of all columns before each, where sums_class_weights
+  std::int64_t* labels = nullptr;    // [rows]: which of a chunk's columns they are
+  RowState* states = nullptr;        // [vocab_blocks, rows]: of each block's columns; null where has_block_sums
+  BlockSums* sums = nullptr;         // the same where has_block_sums
+  float* label_logits = nullptr;     // [rows], beside them
+  GradientRow* gradients = nullptr;  // [rows], where has_gradient_rows
+  double* weights = nullptr;         // [vocab_blocks + 1]: those of all columns before each, where sums_class_weights
   // What products multiply, in the compute type.
   std::byte* hidden = nullptr;  // [rows, width]; 0 where a row is ignored
   std::byte* head = nullptr;    // [vocab_block, width] or [width, vocab_block], where it is copied

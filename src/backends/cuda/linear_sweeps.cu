@@ -1,4 +1,4 @@
-#include "backends/cuda/linear_kernels.h"
+#include "backends/cuda/linear_rows.h"
 #include "backends/cuda/linear_sweeps.h"
 #include "schema/tensors.h"
 
@@ -93,21 +93,29 @@ void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
   const Problem& p = *problem_;
   copy_hidden(queue, rows);
   if (target_) return forward_whole_rows(queue, rows);
-  for (std::int64_t first = 0; first < p.columns; first += cut_.vocab_block) {
+  const bool has_sums = has_block_sums(p);
+  for (std::int64_t first = 0, before = 0; first < p.columns; first += cut_.vocab_block, before += p.rows) {
     Chunk block = columns_from(first, cut_.vocab_block);
-    find_labels(queue, rows, block);
+    if (!has_sums) find_labels(queue, rows, block);
     block.heads[0] = head_at(queue, sides_[0], block, true);
-    const BlockWeights weights = weights_of(queue, block);
+    if (sums_class_weights(p)) sum_weights(queue, block);
     for (std::int64_t begin = 0; begin < p.rows; begin += cut_.row_block) {
       const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
       make_logits(queue, block, begin, count);
       SweepJob sweep = job(block, begin, rows);
-      if (first > 0) sweep.rows.states = pieces_.states;
-      launch_forward(queue, p, count, row_cut_.threads, sweep, p.logit.softcap > 0);
-      if (first > 0)
-        launch_each(queue, count, MergeBlock{rows.states + begin, pieces_.states, weights, sweep.rows.label_columns});
+      if (has_sums) {
+        sweep.rows.label_columns = rows.label_columns + begin;
+        queue.launch(forward_block, count, row_cut_.threads, sweep, first, pieces_.sums + before + begin,
+                     pieces_.label_logits + begin);
+      } else {
+        sweep.rows.states = pieces_.states + before + begin;
+        launch_forward(queue, p, count, row_cut_.threads, sweep, p.logit.softcap > 0);
+      }
     }
   }
+  launch_each(queue, p.rows,
+              MergeBlocks{transform_, rows.label_columns, rows.states, p.rows, p.columns, cut_.vocab_block, pieces_.sums,
+                          pieces_.label_logits, pieces_.states, pieces_.weights});
 }
 
 void HeadSweeps::forward_whole_rows(Queue& queue, const Arrays& rows) const {
@@ -125,15 +133,11 @@ void HeadSweeps::forward_whole_rows(Queue& queue, const Arrays& rows) const {
   }
 }
 
-BlockWeights HeadSweeps::weights_of(Queue& queue, const Chunk& block) const {
-  BlockWeights weights = {static_cast<double>(block.first), static_cast<double>(block.columns)};
-  if (!sums_class_weights(*problem_)) return weights;
+void HeadSweeps::sum_weights(Queue& queue, const Chunk& block) const {
   double* const sums = pieces_.weights + block.first / cut_.vocab_block;
   if (block.first == 0) queue.keep(cudaMemsetAsync(sums, 0, sizeof *sums, queue.stream()), "the workspace");
   launch_each_then_sum(queue, block.columns, NoStep{}, WeightTerm{class_weights(*problem_) + block.first}, TakeWeight{sums},
                        sums_);
-  weights.sums = sums;
-  return weights;
 }
 
 void HeadSweeps::copy_hidden(Queue& queue, const Arrays& rows) const {
@@ -232,13 +236,19 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
     const auto bytes = static_cast<std::size_t>(p.rows * stride) * sizeof(float);
     queue.keep(cudaMemsetAsync(pieces_.dhidden, 0, bytes, queue.stream()), "the workspace");
   }
+  const bool has_gradients = has_gradient_rows(p);
+  if (has_gradients) {
+    SweepJob all = job(columns_from(0, p.columns), 0, rows);
+    all.rows = rows;
+    launch_each(queue, p.rows, MakeGradients{all, states, pieces_.gradients});
+  }
   for (std::int64_t first = 0; first < p.columns; first += cut_.chunk_columns) {
     Chunk chunk = columns_from(first, cut_.chunk_columns);
-    find_labels(queue, rows, chunk);
+    if (!has_gradients) find_labels(queue, rows, chunk);
     const bool makes_logits = p.rows > 0 && !is_kept(chunk, p.rows - 1);
     for (std::size_t s = 0; s < sides_.size(); ++s)
       chunk.heads[s] = head_at(queue, sides_[s], chunk, makes_logits || (s == 0 && present(a.dhidden)));
-    make_dlogits(queue, chunk, rows, states);
+    has_gradients ? write_dlogits(queue, chunk, rows) : make_dlogits(queue, chunk, rows, states);
     if (present(a.dhidden)) add_dhidden(queue, chunk);
     if (present(a.dhead)) store_dhead(queue, chunk);
     if (present(a.dbias)) {
@@ -255,7 +265,7 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
 
 void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const {
   const Problem& p = *problem_;
-  const bool are_multiplied = present(p.args.dhidden) || present(p.args.dhead);
+  const bool are_multiplied = has_products();
   for (std::int64_t begin = 0; begin < p.rows; begin += cut_.row_block) {
     const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
     if (!is_kept(chunk, begin)) make_logits(queue, chunk, begin, count);
@@ -273,10 +283,32 @@ void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& ro
                    rows_at<Bfloat16>(pieces_.dlogits, begin, cut_.chunk_columns), chunk.columns);
     }
     if (present(p.args.dbias)) {
-      queue.launch(sum_columns, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, dz, count, chunk.columns, pieces_.dbias,
-                   begin > 0);
+      queue.launch(sum_columns<Rows<float>>, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, dz, count, chunk.columns,
+                   pieces_.dbias, begin > 0);
     }
   }
+}
+
+void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const {
+  const Problem& p = *problem_;
+  const auto write = [&]<class T, bool kIsPlain>(T /*format*/, std::bool_constant<kIsPlain> /*is_plain*/) {
+    // All of what is kept at once, but where columns are added up: always by the same rows.
+    const std::int64_t at_once = is_kept(chunk, 0) && !present(p.args.dbias) ? p.rows : cut_.row_block;
+    for (std::int64_t begin = 0; begin < p.rows; begin += at_once) {
+      const std::int64_t count = std::min(at_once, p.rows - begin);
+      if (!is_kept(chunk, begin)) make_logits(queue, chunk, begin, count);
+      ChunkSlopes<T, kIsPlain> slopes = {job(chunk, begin, rows), pieces_.gradients + begin, chunk.first};
+      slopes.job.rows.label_columns = rows.label_columns + begin;
+      if (has_products())
+        queue.launch(backward_chunk<T, kIsPlain>, count, threads_for(chunk.columns), slopes,
+                     rows_at<T>(pieces_.dlogits, begin, cut_.chunk_columns));
+      if (present(p.args.dbias))
+        queue.launch(sum_columns<ChunkSlopes<T, kIsPlain>>, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, slopes, count,
+                     chunk.columns, pieces_.dbias, begin > 0);
+    }
+  };
+  visit_compute(is_bfloat16(),
+                [&](auto format) { p.is_multiple_of_p ? write(format, std::true_type()) : write(format, std::false_type()); });
 }
 
 void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {

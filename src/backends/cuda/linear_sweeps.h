@@ -2,11 +2,13 @@
 // float32, as input of the row kernels that read logits from memory.
 //
 // Products, each 2 N H V flops:
-//   forward   z of blocks of the vocabulary, and of so many rows at a time that z stays in cache. A block's row states are merged
-//             in the order of the vocabulary; the blocks are the same for any number of rows and any budget.
-//   backward  the vocabulary in chunks. z of some rows at a time, kept from the forward or made again; dz goes over it, and from
-//             there, rounded once to what the products see, to where dz of all rows of the chunk is. Then dhidden += dz head,
-//             and the chunk of dhead = dz^T hidden at once, over all rows.
+//   forward   z of blocks of the vocabulary, and of so many rows at a time that z stays in cache. What rows are in each block
+//   waits
+//             to be merged at the end, in the order of the vocabulary; the blocks are the same for any number of rows and any
+//             budget.
+//   backward  the vocabulary in chunks. z of some rows at a time, or of all where it was kept; dz, rounded once to what the
+//             products see, goes to where that of all rows of the chunk is: with a softcap, and where the target is not labels,
+//             by way of float32 over z. Then dhidden += dz head, and the chunk of dhead = dz^T hidden at once, over all rows.
 // Schedules: recompute keeps no z and does 4 products; stash keeps that of the first K columns, 3 + (1 - K/V) products.
 //
 // Of a target that is not labels a row's columns are needed side by side, for its sums. So the forward takes some rows at a time:
@@ -30,8 +32,6 @@
 #include "backends/cuda/target_launches.h"
 
 namespace tileloss::impl::cuda {
-
-struct BlockWeights;
 
 // Of whole blocks and chunks; and [1] of the last ones, if they have fewer columns, which need not be aligned as those are.
 struct HeadAlgorithms {
@@ -70,7 +70,7 @@ class HeadSweeps {
 
   bool is_bfloat16() const { return problem_->compute == TILELOSS_BFLOAT16; }
   void copy_hidden(Queue& queue, const Arrays& rows) const;
-  BlockWeights weights_of(Queue& queue, const Chunk& block) const;
+  void sum_weights(Queue& queue, const Chunk& block) const;
   Chunk columns_from(std::int64_t first, std::int64_t most) const;
   void find_labels(Queue& queue, const Arrays& rows, const Chunk& chunk) const;
   // A side's head for a chunk; what is copied of it only if it `is_read`.
@@ -89,6 +89,9 @@ class HeadSweeps {
   TargetPart part(const SweepJob& own, const Chunk& chunk, std::int64_t begin, std::int64_t count) const;
   void forward_whole_rows(Queue& queue, const Arrays& rows) const;
   void make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
+  // The same where rows' gradients are made once: dz goes straight to what products see.
+  void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const;
+  bool has_products() const { return present(problem_->args.dhidden) || present(problem_->args.dhead); }
   void add_dhidden(Queue& queue, const Chunk& chunk) const;
   void store_dhead(Queue& queue, const Chunk& chunk) const;
   void clear_padding(Queue& queue) const;

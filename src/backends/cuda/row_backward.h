@@ -2,20 +2,11 @@
 #ifndef TILELOSS_BACKENDS_CUDA_ROW_BACKWARD_H_
 #define TILELOSS_BACKENDS_CUDA_ROW_BACKWARD_H_
 
+#include "backends/cuda/gradient_row.h"
 #include "backends/cuda/row_forward.h"
 #include "core/columns.h"
 
 namespace tileloss::impl::cuda {
-
-// dL/dx_j of every column but the label's: 2^t (prob + prob_t t) + uniform c_j, times a softcap's own derivative.
-struct GradientRow {
-  double top;
-  float prob;
-  double prob_base, prob_t;  // in double: of rows that are nearly uniform the two all but cancel
-  float uniform;
-  float label;              // the label's own, as it is stored
-  float bias, prob_biased;  // of a 16-bit row that is a multiple of p: 2^(x scale + bias) prob_biased
-};
 
 // `largest`: of the row's own logits, where they are capped. The maximum of the state is one of float32, which says less than the
 // logit that it came from, unless that is another shard's. kIsPlain: off the label a multiple of p.

@@ -343,6 +343,13 @@ __device__ inline RowState finish_state(const Seen<T, kIsPlain>& others, bool ha
   return s;
 }
 
+// All of it, where a column is NaN or the label is no class.
+__device__ inline RowState or_nan(const RowState& state, std::int64_t label) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  if (std::isnan(state.max) || label == kBadLabel) return {kNan, kNan, kNan, kNan, kNan, kNan, -1};
+  return state;
+}
+
 // The first column whose logit is the largest, as a column of the whole vocabulary; and of a row whose largest is infinite
 // sum_j c_j z_j. Of some columns.
 struct SecondLook {
@@ -396,11 +403,7 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
   }
   if (is_first) {
     largest = label >= 0 ? max_nan(seen.max, label_logit) : seen.max;
-    state = finish_state(seen, label >= 0, label_logit, label >= 0 ? job.weight(label) : 0, transform);
-    if (std::isnan(state.max) || label == kBadLabel) {
-      constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-      state = {kNan, kNan, kNan, kNan, kNan, kNan, -1};
-    }
+    state = or_nan(finish_state(seen, label >= 0, label_logit, label >= 0 ? job.weight(label) : 0, transform), label);
   }
   if constexpr (!kIsPlain) {
     if ((job.sums & (kArgmax | kSmoothingSum)) == 0) return state;

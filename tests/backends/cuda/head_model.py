@@ -5,9 +5,9 @@ head_model.py [--write]: fails where the page has another table, or puts it ther
 
 import ctypes
 import json
-import math
 import pathlib
 import sys
+from math import ceil
 
 ROOT = pathlib.Path(__file__).parents[3]
 PAGE = ROOT / "docs/developers/cuda.md"
@@ -19,24 +19,16 @@ from tileloss._core.library import lib, raise_on_error  # noqa: E402
 
 BEGIN, END = "<!-- tests/backends/cuda/head_model.py -->\n", "<!-- so far -->\n"
 ROWS, WIDTH, VOCAB = 8192, 4096, 151936  # Qwen3-8B's head
-PRODUCTS, MEMORY, CACHE = (
-    700e12,
-    3.35e12,
-    5.5e12,
-)  # an H100's operations, and bytes of memory and L2, a second
-PROCESSORS, TILE = 132, 128 * 256  # of a product, a multiprocessor's at a time
-GAP = 1e-6  # between two launches
-BLOCKS = 6  # rows that a multiprocessor has under way
-STATE, GRADIENT = (
-    4e-6,
-    8e-6,
-)  # what a row's first thread does alone in double, of a forward and a backward
-OTHERS = 7  # launches of a call besides the head's: beginning, sums, row stage
+# An H100: operations of products, bytes of memory and of L2 a second; a product's tile on each multiprocessor.
+PRODUCTS, MEMORY, CACHE, PROCESSORS, TILE = 700e12, 3.35e12, 5.5e12, 132, 128 * 256
+# Seconds: between two launches; of a row's barriers; of a row's state and gradient, which a thread makes in double.
+GAP, BARRIERS, STATE, GRADIENT = 1e-6, 2e-6, 4e-6, 8e-6
+OTHERS = 5 + 5  # launches: of the call; of the head once, as CudaHead.LaunchesOfACall counts them
 CUDA, VALUE_AND_GRAD, STASH, JSON = 1, 2, 1, 1
 
 
 def plan_of(schedule: int) -> dict[str, float]:
-    """Its facts and its bytes."""
+    """What it says of itself."""
     function, args = FUNCTIONS["linear_cross_entropy"], calls.new_args()
     args.place = (CUDA, 0)
     for slot, lines in (("hidden", ROWS), ("head", VOCAB), ("dhidden", ROWS), ("dhead", VOCAB)):
@@ -46,61 +38,44 @@ def plan_of(schedule: int) -> dict[str, float]:
     wishes = structs.PlanOptions(struct_size=ctypes.sizeof(structs.PlanOptions))
     wishes.cuda.schedule = schedule
     plan = structs.Plan(ctypes.sizeof(structs.Plan))
-    made = (function.encoded, VALUE_AND_GRAD, args, function.new_options(""), wishes, None, plan)
-    raise_on_error(
-        lib.tileloss_make_plan(
-            *(a if isinstance(a, (bytes, int)) or a is None else ctypes.byref(a) for a in made)
-        )
-    )
+    to, options = ctypes.byref, function.new_options("")
+    given = (to(args), to(options), to(wishes), None, to(plan))
+    raise_on_error(lib.tileloss_make_plan(function.encoded, VALUE_AND_GRAD, *given))
     text = ctypes.create_string_buffer(4096)
-    lib.tileloss_plan_describe(ctypes.byref(plan), JSON, text, len(text), None)
+    lib.tileloss_plan_describe(to(plan), JSON, text, len(text), None)
     return json.loads(text.value)
-
-
-def product(rows: int, columns: int, depth: int) -> float:
-    """Seconds; the last wave of tiles is not full."""
-    waves = rows * columns / TILE / PROCESSORS
-    return 2 * rows * columns * depth / PRODUCTS * math.ceil(waves) / waves
 
 
 def model(schedule: int) -> dict[str, float]:
     plan = plan_of(schedule)
-    block, columns = plan["row_block"], plan["vocab_block"]
-    row_blocks, blocks, chunks = ROWS / block, VOCAB / columns, VOCAB / plan["chunk_columns"]
+    rows, columns, chunk = plan["row_block"], plan["vocab_block"], plan["chunk_columns"]
     kept = plan["kept_columns"] / VOCAB
-    z = block * columns * 4  # bytes
-    alone = math.ceil(block / (PROCESSORS * BLOCKS))  # rows one after the other
+    parts, blocks, chunks = ROWS // rows, VOCAB / columns, VOCAB / chunk
+    chunks_kept = ceil(plan["kept_columns"] / chunk)
 
-    again = 1 - kept
-    logits = row_blocks * blocks * product(block, columns, WIDTH)
-    gradients = 2 * 2 * ROWS * WIDTH * VOCAB / PRODUCTS
-    forward = z / CACHE + alone * STATE + STATE  # and the merge
-    backward = 2 * z / CACHE + alone * GRADIENT + 1.5 * z / CACHE  # and what rounds
-    kept_bytes = kept * ROWS * VOCAB * 12
-    rows = row_blocks * blocks * (forward + backward) + kept_bytes / MEMORY
-    dhidden = chunks * 2 * ROWS * WIDTH * 4 / MEMORY
-    dhead = VOCAB * WIDTH * (4 + 4 + 2) / MEMORY
-    launches = OTHERS + 3 + math.ceil(blocks) * (1 + 3 * row_blocks) - row_blocks
-    launches += math.ceil(chunks) * (4 + 2 * row_blocks) + math.ceil(blocks * again) * row_blocks
-    parts = {
+    tiles = rows * columns / TILE / PROCESSORS  # of a product for each of them
+    logits = 2 * ROWS * VOCAB * WIDTH / PRODUCTS * ceil(tiles) / tiles
+    sweep = parts * blocks * (rows * columns * 4 / CACHE + BARRIERS)
+    waiting, dlogits = kept * ROWS * VOCAB * (4 + 4), ROWS * VOCAB * 2
+    once = ceil(blocks) * STATE + GRADIENT
+    launches = OTHERS + ceil(blocks) * parts * 2 + ceil(chunks) * 3
+    launches += (ceil(chunks) - chunks_kept) * parts * 2 + chunks_kept
+    times = {
         "products: logits": logits,
-        "products: logits again": again * logits,
-        "products: dhidden, dhead": gradients,
-        "row kernels": rows,
-        "dhidden's sums, read and written for each chunk": dhidden,
-        "dhead's sums, and from there to bfloat16": dhead,
-        "gaps between launches": launches * GAP,
+        "products: logits again": (1 - kept) * logits,
+        "products: dhidden, dhead": 4 * ROWS * VOCAB * WIDTH / PRODUCTS,
+        "rows": (2 - kept) * sweep + (waiting + dlogits) / MEMORY + once,
+        "dhidden's sums, read and written for each chunk": chunks * ROWS * WIDTH * 8 / MEMORY,
+        "dhead's sums, and from there to bfloat16": VOCAB * WIDTH * (4 + 4 + 2) / MEMORY,
+        "between launches": launches * GAP,
     }
-    figures = {
+    return {
         "workspace, GB": plan["workspace_bytes"] / 1e9,
         "logits kept, %": 100 * kept,
         "launches": launches,
+        **{f"{name}, ms": 1e3 * seconds for name, seconds in times.items()},
+        "all, ms": 1e3 * sum(times.values()),
     }
-    return (
-        figures
-        | {f"{name}, ms": 1e3 * s for name, s in parts.items()}
-        | {"all, ms": 1e3 * sum(parts.values())}
-    )
 
 
 def table() -> str:
@@ -116,10 +91,10 @@ def main() -> int:
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    now = before + BEGIN + table() + END + after
+    made = before + BEGIN + table() + END + after
     if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(now)
-    elif now != text:
+        PAGE.write_text(made)
+    elif made != text:
         print(f"{PAGE.name} has another table than head_model.py makes:\n\n{table()}")
         return 1
     return 0
