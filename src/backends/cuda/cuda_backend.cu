@@ -102,7 +102,8 @@ class CudaBackend final : public Backend {
                                       {"vocab_block", head.vocab_block},
                                       {"chunk_columns", head.chunk_columns},
                                       {"kept_columns", head.kept_columns},
-                                      {"kept_rows", head.kept_rows}})
+                                      {"kept_rows", head.kept_rows},
+                                      {"kept_bytes", head.kept_bytes}})
       facts.push_back({name, value});
     return facts;
   }
@@ -175,6 +176,7 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
   const auto [rows, cut] = own_part(plan);
   if (Status s = check_cut(p, rows); !s.ok()) return s;
   if (has_head(p) && !cut.is_valid()) return expected("plan.cuda.vocab_block", "that of an LM head", "none");
+  if (cut.has_words() && !can_keep_words(p)) return expected("plan.cuda.kept_bytes", "4 for this call", "2");
   if (const std::int64_t needed = workspace_bytes(p, cut); plan.workspace_bytes < needed)
     return expected("plan.workspace_bytes", "at least the " + std::to_string(needed) + " that the rows and the head need",
                     std::to_string(plan.workspace_bytes));

@@ -39,7 +39,6 @@ struct Rows {
   std::int64_t stride = 0;
 
   __device__ T* row(std::int64_t i) const { return data + i * stride; }
-  __device__ T at(std::int64_t i, std::int64_t j) const { return load(row(i) + j); }
 };
 
 // As the products see them; rows that are ignored are not read, and are 0. labels null: all are read.
@@ -74,8 +73,13 @@ static __global__ void store_rows(Rows<float> from, AnyMatrix to, std::int64_t c
   }
 }
 
-// sums[j] = the sum over i of from.at(i, j), or added to what is there. Some warps share the rows of 32 columns: the order is
-// that of the row's number.
+// sum_term(from, i, j), of what columns are added up of.
+static __device__ __forceinline__ float sum_term(const Rows<float>& rows, std::int64_t i, std::int64_t j) {
+  return load(rows.row(i) + j);
+}
+
+// sums[j] = the sum over i of sum_term(from, i, j), or added to what is there. Some warps share the rows of 32 columns: the order
+// is that of the row's number.
 inline constexpr int kSumWarps = 8;
 template <class From>
 __global__ void sum_columns(From from, std::int64_t rows, std::int64_t columns, double* sums, bool adds) {
@@ -84,7 +88,7 @@ __global__ void sum_columns(From from, std::int64_t rows, std::int64_t columns, 
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t j = std::int64_t{blockIdx.x} * kWarp + lane;
   double sum = 0;
-  for (std::int64_t i = warp; j < columns && i < rows; i += kSumWarps) sum += from.at(i, j);
+  for (std::int64_t i = warp; j < columns && i < rows; i += kSumWarps) sum += sum_term(from, i, j);
   parts[warp][lane] = sum;
   __syncthreads();
   if (warp > 0 || j >= columns) return;

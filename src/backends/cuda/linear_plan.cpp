@@ -45,7 +45,7 @@ Status check_wishes(const tileloss_cuda_plan_options& o) {
 bool HeadCut::is_valid() const {
   const auto is_block = [](std::int64_t columns) { return columns > 0 && columns <= kMaxVocabBlock && columns % kStep == 0; };
   return row_block > 0 && is_block(vocab_block) && is_block(chunk_columns) && vocab_block % chunk_columns == 0 &&
-         kept_columns >= 0 && kept_rows >= 0;
+         kept_columns >= 0 && kept_rows >= 0 && (kept_bytes == 2 || kept_bytes == 4);
 }
 
 bool lies_across(const tileloss_matrix& m) { return m.row_stride == 1 && m.col_stride != 1; }
@@ -72,11 +72,12 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   const bool makes_dhidden = p.needs_backward && present(p.args.dhidden), makes_dhead = p.needs_backward && present(p.args.dhead);
   const std::int64_t row_block = std::min(cut.row_block, p.rows), kept_rows = std::min(cut.kept_rows, p.rows);
   std::int64_t rows_of_logits = kept_rows + std::min(row_block, p.rows - kept_rows);
-  if (is_labels) rows_of_logits = cut.kept_columns < p.columns ? row_block : 0;
+  const bool keeps_all = cut.kept_columns >= p.columns;
+  if (is_labels) rows_of_logits = keeps_all && !cut.has_words() ? 0 : row_block;
   logits_stride = is_labels ? cut.vocab_block : row_stride_of(p.columns);
   take("labels of a chunk", labels, p.rows);
   take("row states of blocks", states, is_labels && p.needs_forward && !has_block_sums(p) ? blocks * p.rows : 0);
-  take("row sums of blocks", sums, has_block_sums(p) ? blocks * p.rows : 0);
+  take("row sums of blocks", sums, has_block_sums(p) || cut.has_words() ? blocks * p.rows : 0);
   take("logits of labels", label_logits, has_block_sums(p) ? p.rows : 0);
   take("gradients' numbers", gradients, has_gradient_rows(p) ? p.rows : 0);
   take("sums of class weights", weights, is_labels && sums_class_weights(p) ? blocks + 1 : 0);
@@ -89,8 +90,9 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
     take("teacher's head", teacher_head, cut.vocab_block * teacher_width * operand_bytes(p));
     take("teacher's logits", teacher_logits, rows_of_logits * logits_stride);
   }
-  take("logits kept", kept, kept_blocks * p.rows * cut.vocab_block);
-  take("dlogits", dlogits, p.needs_backward ? p.rows * cut.chunk_columns * operand_bytes(p) : 0);
+  take("logits kept", kept, kept_blocks * p.rows * cut.vocab_block * cut.kept_bytes);
+  const bool are_over_words = cut.has_words() && keeps_all;
+  take("dlogits", dlogits, p.needs_backward && !are_over_words ? p.rows * cut.chunk_columns * operand_bytes(p) : 0);
   take("dhidden", dhidden, makes_dhidden ? p.rows * width : 0);
   take("dhead", dhead, makes_dhead ? cut.chunk_columns * width : 0);
   take("dbias", dbias, p.needs_backward && present(p.args.dbias) ? cut.chunk_columns : 0);
@@ -115,6 +117,9 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
       needs_target_sweep ? kRowBlockOfTarget : std::clamp(rows_in_cache, kLeastRowBlock, kMostRowBlock);
   const std::int64_t row_block = wishes.cuda.row_block > 0 ? wishes.cuda.row_block : usual_rows;
   const std::int64_t most_rows = std::min(rows, row_block);
+  const bool may_keep =
+      p.needs_forward && p.needs_backward && !p.has_pair_state && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
+  const std::int64_t kept_bytes = may_keep && can_keep_words(p) ? 2 : 4;
   // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
   const auto cut_within = [&](std::int64_t budget) {
     HeadCut least;
@@ -124,7 +129,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
         if (chunk > widest || chunk % kStep != 0 || vocab_block % chunk != 0) continue;
         for (std::int64_t block = most_rows; block > 0; block /= 2) {
           if (block < most_rows && (block < fewest || wishes.cuda.row_block > 0)) break;
-          const HeadCut candidate = {block, vocab_block, chunk, 0, 0};
+          const HeadCut candidate = {block, vocab_block, chunk, 0, 0, kept_bytes};
           if (bytes(candidate) <= budget) return candidate;
           if (least.row_block == 0 || bytes(candidate) < bytes(least)) least = candidate;
         }
@@ -140,8 +145,6 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
     if (!needs_target_sweep) budget = std::max(budget, bytes(cut_within(std::numeric_limits<std::int64_t>::max())));
   }
   *cut = cut_within(budget);
-  const bool may_keep =
-      p.needs_forward && p.needs_backward && !p.has_pair_state && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
   const bool keeps_all = wishes.cuda.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
   const std::int64_t all = needs_target_sweep ? p.rows : p.columns, block = needs_target_sweep ? cut->row_block : vocab_block;
   for (std::int64_t kept = may_keep ? (all + block - 1) / block : 0; kept > 0; --kept) {

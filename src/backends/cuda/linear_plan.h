@@ -19,8 +19,11 @@ struct HeadCut {
   std::int64_t chunk_columns = 0;  // of the backward, whose gradients of all rows are there at once; divides vocab_block
   std::int64_t kept_columns = 0;   // the first ones, whose logits wait for the backward; whole vocab_blocks, or all
   std::int64_t kept_rows = 0;      // the same of a target that is not labels: whole row_blocks, or all
+  std::int64_t kept_bytes = 4;     // of a logit that waits: in float32, or as a word (kept_words.h)
 
   bool is_valid() const;
+  // Logits that are made again are rounded as those that are kept: how many these are changes no bit.
+  bool has_words() const { return kept_bytes == 2; }
 };
 
 // Whether the call multiplies with a head: from a saved row state alone it does not.
@@ -48,6 +51,11 @@ inline bool has_gradient_rows(const Problem& p) {
   return p.needs_backward && !p.loss->needs_target_sweep() && !(p.logit.softcap > 0);
 }
 
+// Whether words say enough of the logits: dlogits are p times a number of the row's, and rounded to 8 bits.
+inline bool can_keep_words(const Problem& p) {
+  return has_gradient_rows(p) && p.is_multiple_of_p && p.compute == TILELOSS_BFLOAT16;
+}
+
 // Of a block of a row: the largest logit but the label's, as it lies in memory, and the sum of 2^t of all but the label.
 struct BlockSums {
   float max, sum;
@@ -60,7 +68,7 @@ struct HeadPieces {
 
   std::int64_t* labels = nullptr;    // [rows]: which of a chunk's columns they are
   RowState* states = nullptr;        // [vocab_blocks, rows]: of each block's columns; null where has_block_sums
-  BlockSums* sums = nullptr;         // the same where has_block_sums
+  BlockSums* sums = nullptr;         // the same where has_block_sums; and of words, for their maxima
   float* label_logits = nullptr;     // [rows], beside them
   GradientRow* gradients = nullptr;  // [rows], where has_gradient_rows
   double* weights = nullptr;         // [vocab_blocks + 1]: those of all columns before each, where sums_class_weights
@@ -73,7 +81,7 @@ struct HeadPieces {
   float* logits = nullptr;          // [row_block, vocab_block]; of a target that is not labels [kept_rows + row_block, columns]
   float* teacher_logits = nullptr;  // as logits
   std::int64_t logits_stride = 0;   // of both
-  float* kept = nullptr;            // [vocab_blocks kept, rows, vocab_block]
+  std::byte* kept = nullptr;        // [vocab_blocks kept, rows, vocab_block]; of words, dlogits go over them
   float* dhidden = nullptr;         // [rows, width]
   float* dhead = nullptr;           // [chunk_columns, width] or [width, chunk_columns]
   double* dbias = nullptr;          // [chunk_columns]

@@ -4,6 +4,7 @@
 #ifndef TILELOSS_BACKENDS_CUDA_LINEAR_ROWS_H_
 #define TILELOSS_BACKENDS_CUDA_LINEAR_ROWS_H_
 
+#include "backends/cuda/kept_words.h"
 #include "backends/cuda/linear_kernels.h"
 #include "backends/cuda/linear_plan.h"
 #include "backends/cuda/row_backward.h"
@@ -16,12 +17,48 @@ __device__ __forceinline__ std::int64_t label_from(std::int64_t label, std::int6
   return label >= first && label < first + columns ? label - first : kLabelElsewhere;
 }
 
-// A block of a loss that wants no other sums of rows without softcap. job.rows.label_columns are those of the call here.
-static __global__ void __launch_bounds__(kMaxRowThreads, 2)
-    forward_block(SweepJob job, std::int64_t first, BlockSums* sums, float* label_logits) {
+// Rows of the workspace are taken eight columns a thread at a time: they begin at multiples of 16 bytes.
+inline constexpr int kColumnsAtOnce = 8;
+// visit(j, how many)
+template <class Visit>
+__device__ __forceinline__ void for_each_eight(std::int64_t columns, Visit&& visit) {
+  for (std::int64_t j = std::int64_t{threadIdx.x} * kColumnsAtOnce; j < columns; j += std::int64_t{blockDim.x} * kColumnsAtOnce)
+    visit(j, static_cast<int>(min(columns - j, std::int64_t{kColumnsAtOnce})));
+}
+__device__ __forceinline__ void load_eight(const float* from, int count, float (&to)[kColumnsAtOnce]) {
+#pragma unroll
+  for (int k = 0; k < kColumnsAtOnce; k += 4) {
+    const Group<float> x = count == kColumnsAtOnce ? Group<float>::unpacked(load(reinterpret_cast<const uint4*>(from + k)))
+                                                   : Group<float>::load_some(from + k, count - k);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) to[k + q] = x.values[q];
+  }
+}
+__device__ __forceinline__ void load_eight(const std::uint16_t* from, int count, float (&to)[kColumnsAtOnce]) {
+  if (count == kColumnsAtOnce) {
+    const uint4 w = load(reinterpret_cast<const uint4*>(from));
+    const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int k = 0; k < kColumnsAtOnce; ++k) to[k] = static_cast<float>(words[k / 2] >> k % 2 * 16 & 0xffff);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kColumnsAtOnce; ++k) to[k] = k < count ? static_cast<float>(load(from + k)) : 0;
+  }
+}
+
+// Where a block's rows leave what they are; its first column.
+struct ForwardPart {
+  std::int64_t first;
+  BlockSums* sums;
+  float* label_logits;  // null: not wanted
+};
+
+// A block of rows without softcap. job.rows.label_columns are those of the call here. kKeeps: its words, too.
+template <bool kKeeps>
+__global__ void __launch_bounds__(kMaxRowThreads, 2) forward_block(SweepJob job, ForwardPart part, Rows<std::uint16_t> words) {
   using Parts = float[kWarp * Seen<float, true>::kNumbers];
   TILELOSS_SHARED(Parts, parts);
-  const std::int64_t i = blockIdx.x, label = label_from(job.rows.label_columns[i], first, job.columns);
+  const std::int64_t i = blockIdx.x, label = label_from(job.rows.label_columns[i], part.first, job.columns);
   if (label == kIgnoredRow) return;
   const RowInMemory<float> row(job.logits.row<float>(i), job.columns);
   const Exponents<float, true> exponents(*job.transform);
@@ -30,13 +67,33 @@ static __global__ void __launch_bounds__(kMaxRowThreads, 2)
   seen.add_lanes(exponents);
   if (lane == 0) seen.save(parts + warp * seen.kNumbers);
   __syncthreads();
-  if (warp > 0) return;
+  if (!kKeeps && warp > 0) return;
   seen = Seen<float, true>(exponents);
   if (lane < static_cast<int>(blockDim.x) / kWarp) seen.load(parts + lane * seen.kNumbers, exponents);
   seen.add_lanes(exponents);
-  if (lane > 0) return;
-  sums[i] = {seen.max, seen.sum};
-  if (label >= 0) label_logits[i] = load(row.data + label);
+  if (threadIdx.x == 0) {
+    part.sums[i] = {seen.max, seen.sum};
+    if (label >= 0 && part.label_logits != nullptr) part.label_logits[i] = load(row.data + label);
+  }
+  if constexpr (kKeeps) {
+    std::uint16_t* const to = words.row(i);
+    const float steps = exponents.scale * kStepsOfExponent;
+    for_each_eight(job.columns, [&](std::int64_t j, int count) {
+      float z[kColumnsAtOnce];
+      std::uint32_t all[kColumnsAtOnce];
+      load_eight(row.data + j, count, z);
+#pragma unroll
+      for (int k = 0; k < kColumnsAtOnce; ++k) all[k] = word_of(z[k], seen.max, steps);
+      if (count == kColumnsAtOnce) {
+        store_16_bytes(to + j, {all[0] | all[1] << 16, all[2] | all[3] << 16, all[4] | all[5] << 16, all[6] | all[7] << 16});
+      } else {
+#pragma unroll
+        for (int k = 0; k < kColumnsAtOnce; ++k) {
+          if (k < count) store(to + j + k, static_cast<std::uint16_t>(all[k]));
+        }
+      }
+    });
+  }
 }
 
 // Each row's state, of those of its blocks in the order of the vocabulary.
@@ -86,69 +143,91 @@ struct MakeGradients {
   }
 };
 
-// dz of a chunk, of any of its columns. T: what it is rounded to, which decides how exact 2^t has to be.
-template <class T, bool kIsPlain>
+// dz of a chunk, of any of its columns.
 struct ChunkSlopes {
-  SweepJob job;                  // job.rows.label_columns: the call's
-  const GradientRow* gradients;  // of the job's rows
-  std::int64_t first;            // the chunk's first column
+  SweepJob job;                       // job.rows.label_columns: the call's
+  const GradientRow* gradients;       // of the job's rows
+  std::int64_t first;                 // the chunk's first column
+  const BlockSums* blocks = nullptr;  // of words: of the job's rows, in the block that the chunk is of
+};
 
+// From z. T: what it is rounded to, which decides how exact 2^t has to be.
+template <class T, bool kIsPlain>
+struct SlopesOfLogits : ChunkSlopes {
+  using To = T;
+  using From = float;
   struct Row {
-    GradientRow gradient;
-    std::int64_t label;
     Exponents<T, kIsPlain> exponents;
-    const float* z;
+    GradientRow gradient;
   };
-  __device__ __forceinline__ Row row(std::int64_t i) const {
-    const std::int64_t label = label_from(job.rows.label_columns[i], first, job.columns);
-    Row row = {{}, label, Exponents<T, kIsPlain>(*job.transform), job.logits.row<float>(i)};
-    if (label != kIgnoredRow) row.gradient = gradients[i];
-    return row;
-  }
+  __device__ __forceinline__ Row row(std::int64_t i) const { return {Exponents<T, kIsPlain>(*job.transform), gradients[i]}; }
   __device__ __forceinline__ float slope(const Row& row, float z, std::int64_t j) const {
-    return j == row.label ? row.gradient.label : column_slope(row.gradient, z, j, row.exponents, job);
-  }
-  // As sum_columns reads it.
-  __device__ __forceinline__ float at(std::int64_t i, std::int64_t j) const {
-    const Row own = row(i);
-    return own.label == kIgnoredRow ? 0 : slope(own, load(own.z + j), j);
+    return column_slope(row.gradient, z, j, row.exponents, job);
   }
 };
 
-// Eight columns a thread at a time: rows of z, and of what is written, begin at multiples of 32 and 16 bytes.
-template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxRowThreads, 2) backward_chunk(ChunkSlopes<T, kIsPlain> slopes, Rows<T> to) {
-  constexpr int kColumns = 8;
-  const SweepJob& job = slopes.job;
-  T* const out = to.row(blockIdx.x);
-  const auto row = slopes.row(blockIdx.x);
-  if (row.label == kIgnoredRow) return write_zeros(out, 0, job, 0, 1);
-  for (std::int64_t j = std::int64_t{threadIdx.x} * kColumns; j < job.columns; j += std::int64_t{blockDim.x} * kColumns) {
-    const int count = static_cast<int>(min(job.columns - j, std::int64_t{kColumns}));
-    float z[kColumns];
-#pragma unroll
-    for (int k = 0; k < kColumns; k += 4) {
-      Group<float> x;
-      if (count == kColumns) {
-        x = Group<float>::unpacked(load(reinterpret_cast<const uint4*>(row.z + j + k)));
-      } else {
-        x = Group<float>::load_some(row.z + j + k, count - k);
-      }
-#pragma unroll
-      for (int q = 0; q < 4; ++q) z[k + q] = k + q < count ? slopes.slope(row, x.values[q], j + k + q) : 0;
-    }
-#pragma unroll
-    for (int k = 0; k < kColumns; k += Group<T>::kCount) {
-      Group<T> x;
-#pragma unroll
-      for (int q = 0; q < Group<T>::kCount; ++q) x.values[q] = z[k + q];
-      if (count == kColumns) {
-        x.store(out + j + k);
-      } else {
-        x.store_some(out + j + k, count - k);
-      }
-    }
+// From words.
+struct SlopesOfWords : ChunkSlopes {
+  using To = Bfloat16;
+  using From = std::uint16_t;
+  struct Row {
+    GradientRow gradient;
+    float base, max, steps;
+  };
+  __device__ __forceinline__ Row row(std::int64_t i) const {
+    const GradientRow& g = gradients[i];
+    const float scale = job.transform->exponent_scale, max = blocks[i].max;
+    return {g, base_of_words((max - static_cast<float>(g.top)) * scale), max, scale * kStepsOfExponent};
   }
+  __device__ __forceinline__ float slope(const Row& row, float word, std::int64_t /*j*/) const {
+    return exp2_approx(exponent_of(word, row.base)) * row.gradient.prob;
+  }
+};
+// From z, as if it had been kept as words.
+struct SlopesAsOfWords : SlopesOfWords {
+  using From = float;
+  __device__ __forceinline__ float slope(const Row& row, float z, std::int64_t j) const {
+    return SlopesOfWords::slope(row, static_cast<float>(word_of(z, row.max, row.steps)), j);
+  }
+};
+
+template <class Slopes>
+__device__ __forceinline__ float sum_term(const Slopes& slopes, std::int64_t i, std::int64_t j) {
+  const std::int64_t label = label_from(slopes.job.rows.label_columns[i], slopes.first, slopes.job.columns);
+  if (label == kIgnoredRow) return 0;
+  if (j == label) return slopes.gradients[i].label;
+  return slopes.slope(slopes.row(i), static_cast<float>(load(slopes.job.logits.template row<typename Slopes::From>(i) + j)), j);
+}
+
+template <class Slopes>
+__global__ void __launch_bounds__(kMaxRowThreads, 2) backward_chunk(Slopes slopes, Rows<typename Slopes::To> to) {
+  using T = typename Slopes::To;
+  const SweepJob& job = slopes.job;
+  const std::int64_t i = blockIdx.x, label = label_from(job.rows.label_columns[i], slopes.first, job.columns);
+  T* const out = to.row(i);
+  if (label == kIgnoredRow) return write_zeros(out, 0, job, 0, 1);
+  const typename Slopes::From* const from = job.logits.template row<typename Slopes::From>(i);
+  const auto row = slopes.row(i);
+  for_each_eight(job.columns, [&](std::int64_t j, int count) {
+    float x[kColumnsAtOnce];
+    load_eight(from + j, count, x);
+#pragma unroll
+    for (int k = 0; k < kColumnsAtOnce; ++k) {
+      if (k >= count) continue;
+      x[k] = j + k == label ? row.gradient.label : slopes.slope(row, x[k], j + k);
+    }
+#pragma unroll
+    for (int k = 0; k < kColumnsAtOnce; k += Group<T>::kCount) {
+      Group<T> all;
+#pragma unroll
+      for (int q = 0; q < Group<T>::kCount; ++q) all.values[q] = x[k + q];
+      if (count == kColumnsAtOnce) {
+        all.store(out + j + k);
+      } else {
+        all.store_some(out + j + k, count - k);
+      }
+    }
+  });
 }
 
 }  // namespace tileloss::impl::cuda

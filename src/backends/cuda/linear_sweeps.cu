@@ -103,19 +103,25 @@ void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
       const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
       make_logits(queue, block, begin, count);
       SweepJob sweep = job(block, begin, rows);
-      if (has_sums) {
-        sweep.rows.label_columns = rows.label_columns + begin;
-        queue.launch(forward_block, count, row_cut_.threads, sweep, first, pieces_.sums + before + begin,
-                     pieces_.label_logits + begin);
-      } else {
+      if (!has_sums) {
         sweep.rows.states = pieces_.states + before + begin;
         launch_forward(queue, p, count, row_cut_.threads, sweep, p.logit.softcap > 0);
+      }
+      if (has_sums || cut_.has_words()) {
+        sweep.rows.label_columns = rows.label_columns + begin;
+        const ForwardPart part = {first, pieces_.sums + before + begin, has_sums ? pieces_.label_logits + begin : nullptr};
+        if (is_in_words(block)) {
+          queue.launch(forward_block<true>, count, row_cut_.threads, sweep, part,
+                       rows_at<std::uint16_t>(kept_at(block, begin), 0, cut_.vocab_block));
+        } else {
+          queue.launch(forward_block<false>, count, row_cut_.threads, sweep, part, Rows<std::uint16_t>());
+        }
       }
     }
   }
   launch_each(queue, p.rows,
-              MergeBlocks{transform_, rows.label_columns, rows.states, p.rows, p.columns, cut_.vocab_block, pieces_.sums,
-                          pieces_.label_logits, pieces_.states, pieces_.weights});
+              MergeBlocks{transform_, rows.label_columns, rows.states, p.rows, p.columns, cut_.vocab_block,
+                          has_sums ? pieces_.sums : nullptr, pieces_.label_logits, pieces_.states, pieces_.weights});
 }
 
 void HeadSweeps::forward_whole_rows(Queue& queue, const Arrays& rows) const {
@@ -174,11 +180,14 @@ Operand HeadSweeps::head_at(Queue& queue, const Side& side, const Chunk& chunk, 
   return {side.head_copy, stride, is_across};
 }
 
+std::byte* HeadSweeps::kept_at(const Chunk& chunk, std::int64_t begin) const {
+  const std::int64_t block = chunk.first / cut_.vocab_block, column = chunk.first % cut_.vocab_block;
+  return pieces_.kept + ((block * problem_->rows + begin) * cut_.vocab_block + column) * cut_.kept_bytes;
+}
+
 float* HeadSweeps::logits_at(const Side& side, const Chunk& chunk, std::int64_t begin) const {
   if (target_) return side.logits + std::min(begin, cut_.kept_rows) * pieces_.logits_stride + chunk.first;
-  if (!is_kept(chunk, begin)) return side.logits;
-  const std::int64_t block = chunk.first / cut_.vocab_block, column = chunk.first % cut_.vocab_block;
-  return pieces_.kept + (block * problem_->rows + begin) * cut_.vocab_block + column;
+  return is_kept(chunk, begin) && !cut_.has_words() ? reinterpret_cast<float*>(kept_at(chunk, begin)) : side.logits;
 }
 
 void HeadSweeps::make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count) const {
@@ -290,30 +299,43 @@ void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& ro
 }
 
 void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const {
+  const bool is_multiple_of_p = problem_->is_multiple_of_p;
+  if (is_in_words(chunk)) return write_dlogits<SlopesOfWords>(queue, chunk, rows);
+  if (cut_.has_words()) return write_dlogits<SlopesAsOfWords>(queue, chunk, rows);
+  visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
+    is_multiple_of_p ? write_dlogits<SlopesOfLogits<T, true>>(queue, chunk, rows)
+                     : write_dlogits<SlopesOfLogits<T, false>>(queue, chunk, rows);
+  });
+}
+
+template <class Slopes>
+void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const {
+  using T = typename Slopes::To;
   const Problem& p = *problem_;
-  const auto write = [&]<class T, bool kIsPlain>(T /*format*/, std::bool_constant<kIsPlain> /*is_plain*/) {
-    // All of what is kept at once, but where columns are added up: always by the same rows.
-    const std::int64_t at_once = is_kept(chunk, 0) && !present(p.args.dbias) ? p.rows : cut_.row_block;
-    for (std::int64_t begin = 0; begin < p.rows; begin += at_once) {
-      const std::int64_t count = std::min(at_once, p.rows - begin);
-      if (!is_kept(chunk, begin)) make_logits(queue, chunk, begin, count);
-      ChunkSlopes<T, kIsPlain> slopes = {job(chunk, begin, rows), pieces_.gradients + begin, chunk.first};
-      slopes.job.rows.label_columns = rows.label_columns + begin;
-      if (has_products())
-        queue.launch(backward_chunk<T, kIsPlain>, count, threads_for(chunk.columns), slopes,
-                     rows_at<T>(pieces_.dlogits, begin, cut_.chunk_columns));
-      if (present(p.args.dbias))
-        queue.launch(sum_columns<ChunkSlopes<T, kIsPlain>>, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, slopes, count,
-                     chunk.columns, pieces_.dbias, begin > 0);
-    }
-  };
-  visit_compute(is_bfloat16(),
-                [&](auto format) { p.is_multiple_of_p ? write(format, std::true_type()) : write(format, std::false_type()); });
+  // All of what is kept at once, but where columns are added up: always by the same rows.
+  const std::int64_t at_once = is_kept(chunk, 0) && !present(p.args.dbias) ? p.rows : cut_.row_block;
+  for (std::int64_t begin = 0; begin < p.rows; begin += at_once) {
+    const std::int64_t count = std::min(at_once, p.rows - begin);
+    if (!is_kept(chunk, begin)) make_logits(queue, chunk, begin, count);
+    Slopes slopes;
+    slopes.job = job(chunk, begin, rows);
+    slopes.job.rows.label_columns = rows.label_columns + begin;
+    slopes.gradients = pieces_.gradients + begin;
+    slopes.first = chunk.first;
+    if (cut_.has_words()) slopes.blocks = pieces_.sums + chunk.first / cut_.vocab_block * p.rows + begin;
+    if (is_in_words(chunk)) slopes.job.logits = {kept_at(chunk, begin), cut_.vocab_block};
+    if (present(p.args.dbias))  // before dlogits go over what they are made of
+      queue.launch(sum_columns<Slopes>, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, slopes, count, chunk.columns,
+                   pieces_.dbias, begin > 0);
+    if (has_products())
+      queue.launch(backward_chunk<Slopes>, count, threads_for(chunk.columns), slopes,
+                   rows_at<T>(dlogits_at(chunk), begin, dlogits_stride(chunk)));
+  }
 }
 
 void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {
   const std::int64_t width = problem_->args.hidden.cols;
-  const Operand dz = {pieces_.dlogits, cut_.chunk_columns, false};
+  const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false};
   multiply(queue, algorithm_of(chunk, algorithms_.dhidden),
            {problem_->rows, width, chunk.columns, dz, chunk.heads[0], pieces_.dhidden, row_stride_of(width), true},
            pieces_.scratch);
@@ -322,7 +344,7 @@ void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {
 void HeadSweeps::store_dhead(Queue& queue, const Chunk& chunk) const {
   const Problem& p = *problem_;
   const std::int64_t width = p.args.hidden.cols;
-  const Operand dz = {pieces_.dlogits, cut_.chunk_columns, false}, hidden = {pieces_.hidden, row_stride_of(width), false};
+  const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false}, hidden = {pieces_.hidden, row_stride_of(width), false};
   Product product = {chunk.columns, width, p.rows, dz, hidden, pieces_.dhead, row_stride_of(width), false};
   AnyMatrix to = from(any(p.args.dhead), chunk.first);
   if (lies_across(p.args.dhead)) {

@@ -83,6 +83,11 @@ class HeadSweeps {
     return of[chunk.columns < cut_.chunk_columns ? 1 : 0];
   }
   float* logits_at(const Side& side, const Chunk& chunk, std::int64_t begin) const;
+  std::byte* kept_at(const Chunk& chunk, std::int64_t begin) const;
+  bool is_in_words(const Chunk& chunk) const { return cut_.has_words() && is_kept(chunk, 0); }
+  // Of all rows of a chunk, as products see them: over its words, if these were kept.
+  std::byte* dlogits_at(const Chunk& chunk) const { return is_in_words(chunk) ? kept_at(chunk, 0) : pieces_.dlogits; }
+  std::int64_t dlogits_stride(const Chunk& chunk) const { return is_in_words(chunk) ? cut_.vocab_block : cut_.chunk_columns; }
   // Of all sides.
   void make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count) const;
   SweepJob job(const Chunk& chunk, std::int64_t begin, const Arrays& rows) const;
@@ -90,6 +95,8 @@ class HeadSweeps {
   void forward_whole_rows(Queue& queue, const Arrays& rows) const;
   void make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
   // The same where rows' gradients are made once: dz goes straight to what products see.
+  void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const;
+  template <class Slopes>
   void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const;
   bool has_products() const { return present(problem_->args.dhidden) || present(problem_->args.dhead); }
   void add_dhidden(Queue& queue, const Chunk& chunk) const;

@@ -56,7 +56,7 @@ def model(schedule: int) -> dict[str, float]:
     tiles = rows * columns / TILE / PROCESSORS  # of a product for each of them
     logits = 2 * ROWS * VOCAB * WIDTH / PRODUCTS * ceil(tiles) / tiles
     sweep = parts * blocks * (rows * columns * 4 / CACHE + BARRIERS)
-    waiting, dlogits = kept * ROWS * VOCAB * (4 + 4), ROWS * VOCAB * 2
+    waiting, dlogits = kept * ROWS * VOCAB * 2 * plan["kept_bytes"], ROWS * VOCAB * 2
     once = ceil(blocks) * STATE + GRADIENT
     launches = OTHERS + ceil(blocks) * parts * 2 + ceil(chunks) * 3
     launches += (ceil(chunks) - chunks_kept) * parts * 2 + chunks_kept
