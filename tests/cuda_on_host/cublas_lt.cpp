@@ -39,7 +39,7 @@ struct Choice {
   std::uint64_t type, transposed, alignment, workspace_bytes, may_split;
   std::uint64_t extents;  // of what lies together: multiples of it
   std::uint64_t rows;     // of the product that it was found for, column after column
-  std::uint64_t unused;
+  std::uint64_t made;     // its type
 };
 static_assert(sizeof(Choice) == sizeof(LtAlgorithm));
 
@@ -72,7 +72,8 @@ const char* sizes_of(const LtProductOpaque& p, const LtMatrixOpaque& a, const Lt
   if (p.compute_type != kLtComputeFloat32 || p.scale_type != kLtFloat32) return "sums are float32 here";
   if (a.type != b.type || (a.type != kLtFloat32 && a.type != kLtBfloat16))
     return "operands are both float32 or both bfloat16 here";
-  if (c.type != kLtFloat32 || d.type != kLtFloat32) return "what is made is float32 here";
+  if (c.type != d.type || (d.type != kLtFloat32 && (d.type != kLtBfloat16 || a.type != kLtBfloat16)))
+    return "what is made is float32 here, or bfloat16 as the operands are";
   if (sizes.depth != (p.b_is_transposed != 0 ? b.columns : b.rows)) return "A and B do not fit";
   if (d.rows != sizes.rows || d.columns != sizes.columns || c.rows != d.rows || c.columns != d.columns || c.stride != d.stride)
     return "C or D do not fit";
@@ -88,7 +89,8 @@ const char* sizes_of(const LtProductOpaque& p, const LtMatrixOpaque& a, const Lt
 const char* refusal_of(const LtAlgorithm& algorithm, const LtProductOpaque& product, const LtMatrixOpaque& a,
                        const LtMatrixOpaque& b, const LtMatrixOpaque& d, Choice& choice) {
   std::memcpy(&choice, &algorithm, sizeof choice);
-  if (choice.type != static_cast<std::uint64_t>(a.type) || choice.transposed != transposed(product))
+  if (choice.type != static_cast<std::uint64_t>(a.type) || choice.made != static_cast<std::uint64_t>(d.type) ||
+      choice.transposed != transposed(product))
     return "an algorithm of another kind of product";
   if (extents_of(a, b, d) % choice.extents != 0) return "an algorithm of longer vectors";
   if (d.columns < cuda_on_host::products().fewest_rows && choice.rows != d.columns) return "an algorithm for more rows";
@@ -208,6 +210,7 @@ LtResult find(LtHandle handle, LtProduct product, LtMatrix a, LtMatrix b, LtMatr
   if (most < 1) return refuse("no algorithm was asked for");
   Choice choice = {};
   choice.type = static_cast<std::uint64_t>(a->type);
+  choice.made = static_cast<std::uint64_t>(d->type);
   choice.transposed = transposed(*product);
   choice.alignment = 256;
   for (const std::uint32_t alignment : preference->alignment)
@@ -263,6 +266,7 @@ LtResult multiply(LtHandle handle, LtProduct product, const void* alpha, const v
         spans[3].meets(spans[2]))
       return refuse("what is written overlaps what is read");
     if (c != d) return refuse("C is D here");
+    if (d_matrix->type != kLtFloat32 && *static_cast<const float*>(beta) != 0) return refuse("only float32 is added to here");
     if (choice.may_split != 0) parts = 1 + cuda_on_host::devices().random.below(8);
     cuda_on_host::products().multiply_adds += static_cast<std::int64_t>(sizes.rows * sizes.columns * sizes.depth);
   }
@@ -270,16 +274,22 @@ LtResult multiply(LtHandle handle, LtProduct product, const void* alpha, const v
   config.stream = stream;
   const cudaError_t error = cuda_on_host::queue_kernel(
       config, nullptr,
-      [=, product = *product, a_matrix = *a_matrix, b_matrix = *b_matrix, stride = static_cast<std::uint64_t>(d_matrix->stride),
-       alpha = *static_cast<const float*>(alpha), beta = *static_cast<const float*>(beta)] {
+      [=, product = *product, a_matrix = *a_matrix, b_matrix = *b_matrix, d_matrix = *d_matrix,
+       stride = static_cast<std::uint64_t>(d_matrix->stride), alpha = *static_cast<const float*>(alpha),
+       beta = *static_cast<const float*>(beta)] {
         std::memset(workspace, 0xff, workspace_bytes);
         const std::vector<float> left = operand(a, a_matrix, product.a_is_transposed != 0);
         const std::vector<float> right = operand(b, b_matrix, product.b_is_transposed == 0);
         for (std::uint64_t j = 0; j < sizes.columns; ++j) {
           for (std::uint64_t i = 0; i < sizes.rows; ++i) {
-            float& to = static_cast<float*>(d)[j * stride + i];
-            const float sum = dot(&left[i * sizes.depth], &right[j * sizes.depth], sizes.depth, parts);
-            to = alpha * sum + (beta != 0 ? beta * to : 0);
+            const float sum = alpha * dot(&left[i * sizes.depth], &right[j * sizes.depth], sizes.depth, parts);
+            const std::uint64_t at = j * stride + i;
+            if (d_matrix.type == kLtFloat32) {
+              float& to = static_cast<float*>(d)[at];
+              to = sum + (beta != 0 ? beta * to : 0);
+            } else {
+              static_cast<Bfloat16*>(d)[at] = from_float<Bfloat16>(sum);
+            }
           }
         }
       });

@@ -64,11 +64,12 @@ __global__ void round_rows(Rows<float> from, Rows<T> to, std::int64_t columns) {
 
 // Sums to where the caller has them, or added to what is there: rounded once. 0 where a row is ignored; labels null: none is.
 // from.data null: all are 0.
-static __global__ void store_rows(Rows<float> from, AnyMatrix to, std::int64_t columns, const std::int64_t* labels, bool adds) {
+template <class T>
+__global__ void store_rows(Rows<T> from, AnyMatrix to, std::int64_t columns, const std::int64_t* labels, bool adds) {
   const std::int64_t i = blockIdx.x;
   const bool is_zero = from.data == nullptr || (labels != nullptr && labels[i] == kIgnoredRow);
   for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
-    const float sum = is_zero ? 0 : load(from.row(i) + j);
+    const float sum = is_zero ? 0 : to_float(load(from.row(i) + j));
     to.set(i, j, adds ? to.get(i, j) + sum : sum);
   }
 }

@@ -94,7 +94,7 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   const bool are_over_words = cut.has_words() && keeps_all;
   take("dlogits", dlogits, p.needs_backward && !are_over_words ? p.rows * cut.chunk_columns * operand_bytes(p) : 0);
   take("dhidden", dhidden, makes_dhidden ? p.rows * width : 0);
-  take("dhead", dhead, makes_dhead ? cut.chunk_columns * width : 0);
+  take("dhead", dhead, makes_dhead ? cut.chunk_columns * width * element_bytes(made_of_dhead(p)) : 0);
   take("dbias", dbias, p.needs_backward && present(p.args.dbias) ? cut.chunk_columns : 0);
   // The same for any number of rows, as it decides which algorithms there are.
   scratch_bytes = std::min(kMaxScratch, round_up(cut.vocab_block * std::max(width, teacher_width), kScratchAlignment));

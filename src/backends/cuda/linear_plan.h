@@ -51,6 +51,13 @@ inline bool has_gradient_rows(const Problem& p) {
   return p.needs_backward && !p.loss->needs_target_sweep() && !(p.logit.softcap > 0);
 }
 
+// What products make of dhead: the caller's bfloat16, rounded once, or sums that are rounded or added there. The same wherever
+// dhead lies, as it is part of what an algorithm is chosen by.
+inline tileloss_dtype made_of_dhead(const Problem& p) {
+  const bool is_bfloat16 = p.args.dhead.dtype == TILELOSS_BFLOAT16 && p.compute == TILELOSS_BFLOAT16;
+  return is_bfloat16 && p.linear.accumulate == 0 ? TILELOSS_BFLOAT16 : TILELOSS_FLOAT32;
+}
+
 // Whether words say enough of the logits: dlogits are p times a number of the row's, and rounded to 8 bits.
 inline bool can_keep_words(const Problem& p) {
   return has_gradient_rows(p) && p.is_multiple_of_p && p.compute == TILELOSS_BFLOAT16;
@@ -77,13 +84,13 @@ struct HeadPieces {
   std::byte* head = nullptr;    // [vocab_block, width] or [width, vocab_block], where it is copied
   std::byte *teacher_hidden = nullptr, *teacher_head = nullptr;  // the same with the teacher's width
   std::byte* dlogits = nullptr;                                  // [rows, chunk_columns]
-  // What products make, in float32.
+  // What products make, in float32 but for dhead.
   float* logits = nullptr;          // [row_block, vocab_block]; of a target that is not labels [kept_rows + row_block, columns]
   float* teacher_logits = nullptr;  // as logits
   std::int64_t logits_stride = 0;   // of both
   std::byte* kept = nullptr;        // [vocab_blocks kept, rows, vocab_block]; of words, dlogits go over them
   float* dhidden = nullptr;         // [rows, width]
-  float* dhead = nullptr;           // [chunk_columns, width] or [width, chunk_columns]
+  std::byte* dhead = nullptr;       // [chunk_columns, width] or [width, chunk_columns], made_of_dhead
   double* dbias = nullptr;          // [chunk_columns]
   std::byte* scratch = nullptr;     // cuBLASLt's, aligned as that wants it
   std::int64_t scratch_bytes = 0;

@@ -22,14 +22,14 @@ Status lt_status(LtResult result, const char* what) {
 // rows is transposed by itself.
 class Description {
  public:
-  explicit Description(const Product& p, bool is_bfloat16) {
-    const LtType type = is_bfloat16 ? kLtBfloat16 : kLtFloat32;
+  Description(const Product& p, const ProductKind& kind) {
+    const LtType type = kind.is_bfloat16 ? kLtBfloat16 : kLtFloat32;
     keep(lt_.product_create(&product_, kLtComputeFloat32, kLtFloat32));
     set(kLtTransposedA, p.right.is_across);
     set(kLtTransposedB, p.left.is_across);
     matrix(&right_, type, p.depth, p.columns, p.right.stride, p.right.is_across);
     matrix(&left_, type, p.rows, p.depth, p.left.stride, p.left.is_across);
-    matrix(&to_, kLtFloat32, p.rows, p.columns, p.to_stride, false);
+    matrix(&to_, kind.makes_bfloat16 ? kLtBfloat16 : kLtFloat32, p.rows, p.columns, p.to_stride, false);
   }
   ~Description() {
     for (const LtMatrix m : {right_, left_, to_}) {
@@ -128,7 +128,7 @@ Status Algorithms::choose(const ProductKind& kind, Algorithm* chosen) {
   product.right = {nullptr, row_stride_of(kind.right_is_across ? kind.depth : kind.columns), kind.right_is_across};
   product.to_stride = row_stride_of(kind.columns);
   *chosen = {kind, handle, {}};
-  const LtResult result = Description(product, kind.is_bfloat16).choose(handle, kind.scratch_bytes, &chosen->choice);
+  const LtResult result = Description(product, kind).choose(handle, kind.scratch_bytes, &chosen->choice);
   return lt_status(result, ("no algorithm for " + shape_of(kind)).c_str());
 }
 
@@ -136,10 +136,11 @@ void multiply(Queue& queue, const Algorithm* algorithm, const Product& p, void* 
   if (!queue.status().ok() || p.rows == 0 || p.columns == 0) return;
   if (p.depth == 0) {  // a sum of nothing
     if (p.adds) return;
-    const auto bytes = static_cast<std::size_t>(p.rows * p.to_stride) * sizeof(float);
+    const bool makes_bfloat16 = algorithm != nullptr && algorithm->kind.makes_bfloat16;
+    const auto bytes = static_cast<std::size_t>(p.rows * p.to_stride) * (makes_bfloat16 ? 2 : 4);
     return queue.keep(cudaMemsetAsync(p.to, 0, bytes, queue.stream()), "the workspace");
   }
-  const Description description(p, algorithm->kind.is_bfloat16);
+  const Description description(p, algorithm->kind);
   const LtResult result = description.multiply(*algorithm, p, scratch, queue.stream());
   queue.keep(lt_status(result, ("the product " + shape_of(p)).c_str()));
 }

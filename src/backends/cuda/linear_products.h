@@ -19,11 +19,12 @@ struct Operand {
   bool is_across = false;
 };
 
-// to [rows, columns] = left [rows, depth] right [depth, columns], or added to what is there.
+// to [rows, columns] = left [rows, depth] right [depth, columns], or added to what is there. Sums are float32; bfloat16 is what
+// they are rounded to, once.
 struct Product {
   std::int64_t rows = 0, columns = 0, depth = 0;
   Operand left, right;
-  float* to = nullptr;
+  void* to = nullptr;
   std::int64_t to_stride = 0;
   bool adds = false;
 };
@@ -33,6 +34,7 @@ struct Product {
 struct ProductKind {
   std::int32_t device;
   bool is_bfloat16;  // the operands; else float32
+  bool makes_bfloat16;
   bool left_is_across, right_is_across;
   std::int64_t rows, columns, depth;
   std::int64_t scratch_bytes;

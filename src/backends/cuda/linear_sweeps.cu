@@ -51,9 +51,11 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
   const bool is_bfloat16 = p.compute == TILELOSS_BFLOAT16, is_across = lies_across(a.head);
   Status status;
   const auto find = [&](const Algorithm*& algorithm, bool left_is_across, bool right_is_across, std::int64_t rows,
-                        std::int64_t columns, std::int64_t depth) {
+                        std::int64_t columns, std::int64_t depth, tileloss_dtype made = TILELOSS_FLOAT32) {
     if (!status.ok() || rows == 0 || columns == 0 || depth == 0) return;
-    status = all.find({p.device_index, is_bfloat16, left_is_across, right_is_across, rows, columns, depth, scratch}, &algorithm);
+    status = all.find(
+        {p.device_index, is_bfloat16, made == TILELOSS_BFLOAT16, left_is_across, right_is_across, rows, columns, depth, scratch},
+        &algorithm);
   };
   for (const bool is_last : {false, true}) {
     const auto size = [&](std::int64_t whole) { return is_last ? p.columns % whole : p.columns >= whole ? whole : 0; };
@@ -64,7 +66,8 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
     if (!p.needs_backward) continue;
     find(found->dhidden[is_last], false, is_across, kUsualRows, width, chunk);
     const bool is_made_across = lies_across(a.dhead);
-    find(found->dhead[is_last], true, false, is_made_across ? width : chunk, is_made_across ? chunk : width, kUsualRows);
+    find(found->dhead[is_last], true, false, is_made_across ? width : chunk, is_made_across ? chunk : width, kUsualRows,
+         made_of_dhead(p));
   }
   return status;
 }
@@ -266,7 +269,7 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
     }
   }
   if (present(a.dhidden)) {
-    queue.launch(store_rows, p.rows, threads_for(width), Rows<float>{pieces_.dhidden, stride}, any(a.dhidden), width,
+    queue.launch(store_rows<float>, p.rows, threads_for(width), Rows<float>{pieces_.dhidden, stride}, any(a.dhidden), width,
                  rows.label_columns, false);
   }
   if (p.linear.accumulate == 0) clear_padding(queue);
@@ -343,18 +346,26 @@ void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {
 
 void HeadSweeps::store_dhead(Queue& queue, const Chunk& chunk) const {
   const Problem& p = *problem_;
+  const tileloss_matrix& dhead = p.args.dhead;
+  const bool is_across = lies_across(dhead);
   const std::int64_t width = p.args.hidden.cols;
   const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false}, hidden = {pieces_.hidden, row_stride_of(width), false};
   Product product = {chunk.columns, width, p.rows, dz, hidden, pieces_.dhead, row_stride_of(width), false};
-  AnyMatrix to = from(any(p.args.dhead), chunk.first);
-  if (lies_across(p.args.dhead)) {
+  AnyMatrix to = from(any(dhead), chunk.first);
+  if (is_across) {
     product = {width, chunk.columns, p.rows, hidden, dz, pieces_.dhead, cut_.chunk_columns, false};
     to = transposed(to);
   }
   product.left.is_across = true;
+  // Straight there, if that is possible.
+  const bool is_there = p.linear.accumulate == 0 && p.rows > 0 && !is_copied(dhead, made_of_dhead(p));
+  if (is_there) product.to = to.data, product.to_stride = to.row_stride;
   multiply(queue, algorithm_of(chunk, algorithms_.dhead), product, pieces_.scratch);
-  queue.launch(store_rows, product.rows, threads_for(product.columns), Rows<float>{pieces_.dhead, product.to_stride}, to,
-               product.columns, static_cast<const std::int64_t*>(nullptr), p.linear.accumulate != 0);
+  if (is_there) return;
+  visit_compute(made_of_dhead(p) == TILELOSS_BFLOAT16, [&]<class T>(T /*format*/) {
+    queue.launch(store_rows<T>, product.rows, threads_for(product.columns), rows_at<T>(pieces_.dhead, 0, product.to_stride), to,
+                 product.columns, static_cast<const std::int64_t*>(nullptr), p.linear.accumulate != 0);
+  });
 }
 
 // Classes that are none have the gradient 0.
@@ -363,8 +374,8 @@ void HeadSweeps::clear_padding(Queue& queue) const {
   const tileloss_args& a = p.args;
   const std::int64_t padding = p.total_columns - p.columns;
   if (present(a.dhead)) {
-    queue.launch(store_rows, padding, threads_for(a.dhead.cols), Rows<float>(), from(any(a.dhead), p.columns), a.dhead.cols,
-                 static_cast<const std::int64_t*>(nullptr), false);
+    queue.launch(store_rows<float>, padding, threads_for(a.dhead.cols), Rows<float>(), from(any(a.dhead), p.columns),
+                 a.dhead.cols, static_cast<const std::int64_t*>(nullptr), false);
   }
   if (present(a.dbias)) launch_each(queue, padding, StoreBias{nullptr, a.dbias, p.columns, false});
 }

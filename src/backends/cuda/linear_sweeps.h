@@ -17,7 +17,8 @@
 // of the first K rows, 4 + 2 (1 - K/N) products. Without one it is 4, and 3 + (1 - K/N).
 //
 // Sums that products make are float32, in the workspace, and stored from there: ignored rows, padding, strides and rounding are
-// one kernel's. Rows that are ignored are 0 in hidden's copy, and their dz is 0.
+// one kernel's. dhead, where it is of a type that products round to and nothing is added to it, is written where it lies, if its
+// rows begin at multiples of 16 bytes. Rows that are ignored are 0 in hidden's copy, and their dz is 0.
 #ifndef TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_
 #define TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_
 

@@ -58,7 +58,7 @@ def model(schedule: int) -> dict[str, float]:
     sweep = parts * blocks * (rows * columns * 4 / CACHE + BARRIERS)
     waiting, dlogits = kept * ROWS * VOCAB * 2 * plan["kept_bytes"], ROWS * VOCAB * 2
     once = ceil(blocks) * STATE + GRADIENT
-    launches = OTHERS + ceil(blocks) * parts * 2 + ceil(chunks) * 3
+    launches = OTHERS + ceil(blocks) * parts * 2 + ceil(chunks) * 2
     launches += (ceil(chunks) - chunks_kept) * parts * 2 + chunks_kept
     times = {
         "products: logits": logits,
@@ -66,7 +66,7 @@ def model(schedule: int) -> dict[str, float]:
         "products: dhidden, dhead": 4 * ROWS * VOCAB * WIDTH / PRODUCTS,
         "rows": (2 - kept) * sweep + (waiting + dlogits) / MEMORY + once,
         "dhidden's sums, read and written for each chunk": chunks * ROWS * WIDTH * 8 / MEMORY,
-        "dhead's sums, and from there to bfloat16": VOCAB * WIDTH * (4 + 4 + 2) / MEMORY,
+        "dhead, written": VOCAB * WIDTH * 2 / MEMORY,
         "between launches": launches * GAP,
     }
     return {

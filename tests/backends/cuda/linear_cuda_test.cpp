@@ -46,7 +46,8 @@ class Head {
     bool has_nan = false;  // in the last class of the head
     TargetKind target = TargetKind::kLabels;
     double softcap = 0;
-    float label_smoothing = 0;  // of labels
+    float label_smoothing = 0;      // of labels
+    std::int64_t dhead_offset = 0;  // in elements: before the first row
   };
 
   Head() : Head(Shape{}) {}
@@ -65,7 +66,8 @@ class Head {
         loss_(static_cast<std::size_t>(shape.rows)),
         dhidden_(static_cast<std::size_t>(shape.rows * kWidth)),
         dbias_(kVocab),
-        dhead_(kVocab * kWidth) {
+        dhead_offset_(shape.dhead_offset),
+        dhead_(static_cast<std::size_t>(shape.dhead_offset + kVocab * kWidth)) {
     tileloss_args_init(&args);
     args.hidden = tileloss_make_matrix(hidden_.data(), TILELOSS_BFLOAT16, rows_, kWidth, kWidth);
     args.head = tileloss_make_matrix(head_.data() + shape.offset, TILELOSS_BFLOAT16, kVocab, kWidth, kWidth + shape.gap);
@@ -73,7 +75,7 @@ class Head {
     args.logp = tileloss_make_vector(logp_.data(), TILELOSS_FLOAT32, rows_);
     args.loss = tileloss_make_vector(loss_.data(), TILELOSS_FLOAT32, rows_);
     args.dhidden = tileloss_make_matrix(dhidden_.data(), TILELOSS_FLOAT32, rows_, kWidth, kWidth);
-    args.dhead = tileloss_make_matrix(dhead_.data(), TILELOSS_BFLOAT16, kVocab, kWidth, kWidth);
+    args.dhead = tileloss_make_matrix(dhead_.data() + dhead_offset_, TILELOSS_BFLOAT16, kVocab, kWidth, kWidth);
     args.dbias = tileloss_make_vector(dbias_.data(), TILELOSS_FLOAT32, kVocab);
     if (target_ == TargetKind::kLogits) {
       args.teacher_hidden = tileloss_make_matrix(teacher_hidden_.data(), TILELOSS_BFLOAT16, rows_, kTeacherWidth, kTeacherWidth);
@@ -117,14 +119,18 @@ class Head {
   tileloss_status call(const tileloss_plan& plan, const tileloss_run* run, tileloss_pass pass = kBoth) const {
     return tileloss_call(function(), pass, &args, options_of_target(), &plan, run);
   }
-  Numbers get() const { return {logp_.get(), loss_.get(), dhidden_.get(), dbias_.get(), dhead_.get()}; }
+  Numbers get() const {
+    std::vector<std::uint16_t> dhead = dhead_.get();
+    dhead.erase(dhead.begin(), dhead.begin() + dhead_offset_);
+    return {logp_.get(), loss_.get(), dhidden_.get(), dbias_.get(), dhead};
+  }
   Numbers run_and_get() {
     run();
     return get();
   }
   void forget() const {
     for (const auto* sums : {&logp_, &loss_, &dhidden_, &dbias_}) cudaMemset(sums->data(), 0, sums->get().size() * sizeof(float));
-    cudaMemset(dhead_.data(), 0, kVocab * kWidth * 2);
+    cudaMemset(dhead_.data() + dhead_offset_, 0, kVocab * kWidth * 2);
     cudaDeviceSynchronize();
   }
 
@@ -206,6 +212,7 @@ class Head {
   DeviceArray<std::int32_t> ids_;
   DeviceArray<std::int64_t> labels_;
   DeviceArray<float> logp_, loss_, dhidden_, dbias_;
+  std::int64_t dhead_offset_;
   DeviceArray<std::uint16_t> dhead_;
 };
 
@@ -343,7 +350,7 @@ TEST(CudaHead, APlanOfAModelsShapeFitsCacheAndBudget) {
   EXPECT_LE(plan.workspace_bytes, kLogits);
   pair.wishes.workspace_bytes = kLogits / 4;
   EXPECT_TRUE(succeeds(pair.make_plan(&plan)));
-  EXPECT_EQ(plan.other[1], 64u);
+  EXPECT_EQ(plan.other[1], 128u);
 }
 
 TEST_P(CudaHeadOf, ARowsBitsDoNotDependOnHowManyThereAre) {
@@ -373,11 +380,13 @@ TEST_P(CudaHeadOf, AChunksWidthChangesNoBitsOfTheHeadsGradient) {
 
 TEST_P(CudaHeadOf, BitsDependNeitherOnAlignmentNorOnTheOrderOfBlocksNorOnTheDevice) {
   const Numbers expected = Head({.target = GetParam()}).run_and_get();
-  for (Head::Shape shape : {Head::Shape{.offset = 1}, {.offset = 8}, {.gap = 3}, {.gap = 8}, {.device = 1}}) {
+  for (Head::Shape shape :
+       {Head::Shape{.offset = 1}, {.offset = 8}, {.gap = 3}, {.gap = 8}, {.device = 1}, {.dhead_offset = 3}}) {
     shape.target = GetParam();
     cudaSetDevice(shape.device);
     cuda_on_host::set_seed(static_cast<std::uint64_t>(7 + shape.offset + shape.gap));
-    EXPECT_TRUE(Head(shape).run_and_get() == expected) << shape.offset << " " << shape.gap << " " << shape.device;
+    EXPECT_TRUE(Head(shape).run_and_get() == expected)
+        << shape.offset << " " << shape.gap << " " << shape.device << " " << shape.dhead_offset;
   }
   cudaSetDevice(0);
 }
@@ -417,8 +426,8 @@ TEST(CudaHead, LaunchesOfACall) {
     ASSERT_EQ(plan.other[4], std::min<std::uint64_t>(kept * 256u, kVocab));
     cuda_on_host::counters() = {};
     head.run();
-    // A product and a kernel for the rows of each block; again, or a kernel for all that are kept; dhidden, dhead and its store.
-    const int forward = kBlocks * kRowBlocks * 2, backward = (kBlocks - kept) * kRowBlocks * 2 + kept + kBlocks * 3;
+    // A product and a kernel for the rows of each block; again, or a kernel for all that are kept; dhidden and dhead.
+    const int forward = kBlocks * kRowBlocks * 2, backward = (kBlocks - kept) * kRowBlocks * 2 + kept + kBlocks * 2;
     EXPECT_EQ(cuda_on_host::counters().queued, static_cast<std::uint64_t>(kCall + kHead + forward + backward)) << kept;
   }
 }
