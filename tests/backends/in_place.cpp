@@ -23,7 +23,7 @@ tileloss_plan_options wishes_for(const impl::Problem& p) {
   const std::int64_t number = p.rows + p.columns, block = p.columns % 4;
   tileloss_plan_options wishes = {};
   wishes.cuda.kernel = number % 3 == 0 ? TILELOSS_CUDA_KERNEL_TWO_READS : TILELOSS_CUDA_KERNEL_AUTO;
-  wishes.cuda.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_STASH : TILELOSS_SCHEDULE_RECOMPUTE;
+  wishes.cuda.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_STASH;
   wishes.cuda.vocab_block = 64 * (1 + block);
   wishes.cuda.chunk_columns = 64 * (1 + number / 2 % 2);
   wishes.cuda.row_block = number % 3 == 0 ? 0 : 7 * (number % 3);
