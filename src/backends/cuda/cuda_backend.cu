@@ -70,6 +70,8 @@ class CudaBackend final : public Backend {
     const auto [rows, head] = own_part(plan);
     if (Status s = check_cut(rows); !s.ok()) return s;
     if (head.vocab_block == 0 || head.is_valid()) return {};
+    if (head.kept_bytes != 2 && head.kept_bytes != 4)
+      return expected("plan.cuda.kept_bytes", "2 or 4", std::to_string(head.kept_bytes));
     return expected(
         "plan.cuda", "a row_block, a vocab_block of 64s up to 8192 and a chunk_columns of 64s that divides it",
         std::to_string(head.row_block) + ", " + std::to_string(head.vocab_block) + " and " + std::to_string(head.chunk_columns));

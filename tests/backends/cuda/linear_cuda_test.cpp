@@ -306,9 +306,16 @@ TEST(CudaHead, APlanHoldsWhatItsCallTakesAndNoLess) {
   EXPECT_TRUE(refused(head.call(plan, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "plan.cuda: expected a row_block, a vocab_block of 64s up to 8192 and a chunk_columns of 64s that divides "
                       "it, got 16, 256 and 96"));
+  plan.other[6] = 3;
+  EXPECT_TRUE(refused(head.call(plan, nullptr), TILELOSS_INVALID_ARGUMENT, "plan.cuda.kept_bytes: expected 2 or 4, got 3"));
   plan.other[2] = 0;
   EXPECT_TRUE(refused(head.call(plan, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "plan.cuda.vocab_block: expected that of an LM head, got none"));
+  const Head capped({.softcap = 5});
+  ASSERT_TRUE(succeeds(capped.make_plan(&plan)));
+  plan.other[6] = 2;
+  EXPECT_TRUE(
+      refused(capped.call(plan, nullptr), TILELOSS_INVALID_ARGUMENT, "plan.cuda.kept_bytes: expected 4 for this call, got 2"));
 }
 
 // Of Qwen3-8B's head; no data.
