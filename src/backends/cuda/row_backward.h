@@ -122,6 +122,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
   write_zeros(to, label == kIgnoredRow ? 0 : job.columns, job, 0, 1);
   if (label == kIgnoredRow) return;
   const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
+  row.prefetch(all_of<T>(job));  // while one thread makes the row's numbers
   const LogitTransform transform = transform_of<kIsPlain>(job);
   float largest = -kInfinity;
   if (!kIsPlain && transform.softcap > 0) largest = largest_of(row.data, job.columns);

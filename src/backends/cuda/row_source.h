@@ -23,6 +23,11 @@ struct Span {
     int number;  // of the thread's visits
     int group;   // of those that it has at once
   };
+  // The first group of this thread's rounds.
+  __device__ __forceinline__ int first() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    return begin + thread / kWarp * (kGroupsAtOnce * kWarp) + thread % kWarp;
+  }
   __device__ __forceinline__ bool has(int g) const { return g >= begin && g < end; }
   __device__ __forceinline__ Visit visit_of(int g) const {
     const int number = min((g - begin) / round(), rounds()), left = g - begin - number * round();
@@ -55,7 +60,7 @@ template <bool kAtOnce, class Visit>
 __device__ __forceinline__ void for_each_visit(const Span& span, Visit&& visit) {
   const int thread = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
   const int end_of_rounds = span.begin + span.rounds() * Span::round();
-  int g = span.begin + thread / kWarp * (kGroupsAtOnce * kWarp) + thread % kWarp;
+  int g = span.first();
 #pragma unroll 1
   for (; g < end_of_rounds; g += Span::round()) {
     if constexpr (kAtOnce) {
@@ -87,6 +92,10 @@ struct RowInMemory {
   }
   __device__ __forceinline__ bool is_vector(int g) const { return is_aligned && count(g) == kCount; }
   __device__ __forceinline__ const uint4* vector(int g) const { return reinterpret_cast<const uint4*>(data) + g; }
+  // What this thread reads first.
+  __device__ __forceinline__ void prefetch(const Span& span) const {
+    for (int k = 0, g = span.first(); k < kGroupsAtOnce && g < span.end; ++k, g += kWarp) cuda::prefetch(vector(g));
+  }
   // -inf where the row has no more columns.
   __device__ __forceinline__ uint4 by_columns(int g) const {
     return Group<T>::load_some(data + std::int64_t{g} * kCount, count(g)).packed();
