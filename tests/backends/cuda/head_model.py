@@ -23,7 +23,7 @@ ROWS, WIDTH, VOCAB = 8192, 4096, 151936  # Qwen3-8B's head
 PRODUCTS, MEMORY, CACHE, PROCESSORS, TILE = 700e12, 3.35e12, 5.5e12, 132, 128 * 256
 # Seconds: between two launches; of a row's barriers; of a row's state and gradient, which a thread makes in double.
 GAP, BARRIERS, STATE, GRADIENT = 1e-6, 2e-6, 4e-6, 8e-6
-OTHERS = 5 + 5  # launches: of the call; of the head once, as CudaHead.LaunchesOfACall counts them
+OTHERS = 4 + 5  # launches: of the call; of the head once, as CudaHead.LaunchesOfACall counts them
 CUDA, VALUE_AND_GRAD, STASH, JSON = 1, 2, 1, 1
 
 
