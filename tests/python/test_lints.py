@@ -20,7 +20,7 @@ def findings(*command: str, cwd: Path = ROOT) -> str:
     [
         ("ruff", "check", "--output-format=concise"),
         ("ruff", "format", "--check", "--output-format=concise"),
-        ("mypy",),
+        pytest.param(("mypy",), marks=pytest.mark.full),  # minutes where nothing is cached
     ],
     ids=" ".join,
 )
