@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from two_ranks import on_two_ranks
 
 
 def test_two_processes_do_what_one_does() -> None:
     """Losses and gradients to 1e-6 (one run of all cases: starting takes longer than they do)."""
-    program = Path(__file__).with_name("fsdp_losses.py")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [sys.executable, *launch, str(program)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    for cases in json.loads(run.stdout.splitlines()[-1]):
+    for cases in on_two_ranks("fsdp_losses.py"):
         rounded = {
             case: cases.pop(case) for case in list(cases) if case.startswith("mixed precision")
         }

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from tileloss.integrations.transformers import make_compute_loss_func, patch, un
 from tileloss.torch import call_counts
 from transformers_families import build_small
 from transformers_models import HeadCalls, backward, batch, build, check_gradients
+from two_ranks import on_two_ranks
 from wrapped_tensors import NormalFloat, Opaque, Quantized, quantized
 
 TOLERANCE = 1e-5
@@ -282,15 +279,6 @@ def test_a_module_of_a_quantized_head_is_refused_with_what_to_do() -> None:
 @pytest.mark.full
 def test_two_processes_train_as_unpatched() -> None:
     """FSDP1, and transformers' tensor parallelism: loss and gradients to 1e-5."""
-    program = Path(__file__).with_name("head_ranks.py")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [sys.executable, *launch, str(program)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    for cases in json.loads(run.stdout.splitlines()[-1]):
+    for cases in on_two_ranks("head_ranks.py"):
         wrong = {case: error for case, error in cases.items() if not error <= TOLERANCE}
         assert wrong == {} and len(cases) == 16

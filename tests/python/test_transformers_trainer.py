@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from tileloss.integrations.transformers import make_compute_loss_func, patch, unpatch
 from tileloss.torch import call_counts, linear_cross_entropy
 from transformers_models import VOCAB, HeadCalls, batch, build, check_gradients
+from two_ranks import on_two_ranks
 
 SMOOTHING = 0.1
 # See test_transformers_patch.py; a few optimizer steps multiply the difference.
@@ -117,16 +114,7 @@ def test_another_loss_on_hidden_states_says_what_is_missing() -> None:
 
 def test_two_processes_with_a_compute_loss_func(tmp_path: Path) -> None:
     """DDP with Trainer's find_unused_parameters, which looks for the head in the graph of the forward's outputs."""
-    program = Path(__file__).with_name("ddp_losses.py")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [sys.executable, *launch, str(program), str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    own, ours = json.loads(run.stdout.splitlines()[-1])
+    own, ours = on_two_ranks("ddp_losses.py", str(tmp_path))
     assert ours == pytest.approx(own, rel=1e-5)
 
 
