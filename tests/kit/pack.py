@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST_BYTES = 50 << 20  # with a checkout what 64 MiB hold
 FOLDERS = {"frontends/python/tileloss": "site/tileloss", "tests/python": "tests/python", "tests/data": "tests/data",
            "configs": "configs", "benchmarks": "benchmarks"}  # fmt: skip
-FILES = {"tests/backends/cuda/suites.txt": "suites.txt", "LICENSE": "LICENSE", "tests/kit/run.py": "run",
+FILES = {"LICENSE": "LICENSE", "tests/kit/run.py": "run",
+         **{f"tests/backends/cuda/{name}.txt": f"{name}.txt" for name in ("small_model", "suites")},
          **{f"tests/kit/{name}.py": f"{name}.py" for name in ("first", "rows", "steps", "versions")}}  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +12,6 @@ KIT = Path(__file__).resolve().parent
 PROGRAM = "site/tileloss/bin/tileloss"
 # CUDA's own checks look at every access: of the C API's suites those that reach each kernel with the smallest rows.
 SANITIZED = "*SpecialValues.*:*RowOutputsOf*:*MergedShards.*:Linear.*-MergedShards.APlan*"
-LARGE = (
-    "seq_len=5",
-    "batch_size=2",
-    "vocab_size=3001",
-)  # in place of the sizes of configs for whole models
 
 
 @dataclass(frozen=True)
@@ -73,21 +68,19 @@ def gradcheck(config: Path, *sets: str) -> Command:
         "--quiet",
         "--config",
         f"configs/{config.name}",
+        *sets,
     ]
-    for each in sets:
-        arguments += ["--set", each]
     return Command(config.stem, tuple(arguments), {"TILELOSS_NUM_THREADS": "2"})
 
 
 def gradchecks() -> tuple[Command, ...]:
     commands = []
+    sizes = (KIT / "small_model.txt").read_text().split()
     for config in sorted((KIT / "configs").glob("gradcheck_*.yaml")):
         if config.stem.endswith("_model"):
             continue
-        sets: Sequence[str] = LARGE if "qwen" in config.stem else ()
-        if "linear" in config.stem and sets:
-            sets = (*sets, "hidden_size=96")
-        commands.append(gradcheck(config, *sets))
+        sets = sizes if "linear" in config.stem else sizes[:-1]  # the last is the head's
+        commands.append(gradcheck(config, *(sets if "qwen" in config.stem else ())))
     return tuple(commands)
 
 
@@ -110,10 +103,7 @@ def check() -> list[Step]:
     losses, models = "tests/python/cuda_losses.py", "tests/python/cuda_models.py"
     segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     info = Command("info", (PROGRAM, "info"), must_print="cuda")
-    # JAX's own tests of "cuda"; but for those of what happens before a handler is called, or is XLA's.
-    handlers = [f"tests/python/test_jax_{part}.py" for part in ("functions", "linear", "targets")]
-    own = "cuda and not (second_derivatives or refused or choice or told_once or numbers_of_numpy or named or checked)"
-    jax = "tests/python/cuda_jax.py"
+    jax, handlers = "tests/python/cuda_jax.py", "tests/python/test_jax_cuda.py"
     as_needed = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     tools = ("memcheck", "racecheck", "synccheck", "initcheck")
     return [
@@ -142,7 +132,7 @@ def check() -> list[Step]:
             (
                 pytest("losses", jax, processes=0, XLA_PYTHON_CLIENT_MEM_FRACTION="0.3"),
                 pytest("as_needed", jax, processes=2, **as_needed),
-                pytest("handlers", *handlers, "-k", own, processes=6, **as_needed),
+                pytest("handlers", handlers, "-k", "test_the_handlers and gpu", processes=0),
             ),
             3,
         ),
