@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, overload
 
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -342,8 +342,8 @@ def linear_policy_loss(
 
 def _policy_loss(arguments: dict[str, Any]) -> Array | tuple[Array, dict[str, Array]]:
     if arguments["advantage_level"] is None:
-        # [B, 1] of [B, 1] labels: either.
-        labels, advantages = (jnp.shape(arguments[name]) for name in ("labels", "advantages"))
+        # [B, 1] of [B, 1] labels: either. numpy's shape, as JAX refuses None before `apply` can say what is missing.
+        labels, advantages = (np.shape(arguments[name]) for name in ("labels", "advantages"))
         arguments["advantage_level"] = (
             "token" if len(labels) > 1 and advantages == labels else "sequence"
         )
