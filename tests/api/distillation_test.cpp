@@ -82,7 +82,8 @@ TEST_P(Distillation, OfATeacherThatIsTheStudentIsExactlyZero) {
   }
 }
 
-// -inf on either side or on both, at the label and elsewhere; NaN and +inf corrupt their row alone.
+// -inf on either side or on both, at the label and elsewhere; NaN and +inf corrupt their row alone. The last row's largest logits
+// lie far from 0, and only its label's temperature makes them round.
 TEST_P(Distillation, SpecialValuesAreTheOracles) {
   for (int kind = 0; kind < kDivergences; ++kind) {
     for (const double share : {0.0, 0.5, 1.0}) {
@@ -99,9 +100,13 @@ TEST_P(Distillation, SpecialValuesAreTheOracles) {
       c.set_logits(5, 13, 1, kNan);
       c.set_logits(6, 15, kInf, 1);
       for (std::int64_t j = 0; j < 300; ++j) c.set_logits(7, j, -kInf, 0);
+      const std::int64_t far = c.student().labels()[8];
+      for (std::int64_t j = 0; j < 300; ++j)
+        c.set_logits(8, j, j == far ? 1e4 : j == (far + 1) % 300 ? 1e4 + 2 : 1e4 - 20, j % 7);
       c.seal();
       tileloss_distillation_options options = distillation_options(kind);
       options.reduction = TILELOSS_REDUCTION_NONE;
+      options.label_temperature.value = 3;
       set_weights(options, share);
       ASSERT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
       EXPECT_TRUE(agrees(check_distillation(c, options))) << "divergence " << kind << ", label_weight " << share;

@@ -163,7 +163,8 @@ TEST_P(SparseTeachers, AgreeForAllPairsOfOptions) {
   expect_all_pairs_agree("sparse_distillation", GetParam(), sampler, kCases, agree);
 }
 
-// -inf where the teacher has mass or on the other columns, NaN on either side, a teacher without any mass.
+// -inf where the teacher has mass or on the other columns, NaN on either side, a teacher without any mass. The last row's largest
+// logits lie far from 0, and only its label's temperature makes them round.
 TEST_P(SparseTeachers, SpecialValuesAreTheOracles) {
   for (const tileloss_tail tail : {TILELOSS_TAIL_LUMP, TILELOSS_TAIL_IGNORE, TILELOSS_TAIL_RENORMALISE}) {
     for (std::int32_t kind = 0; kind < kDivergences; ++kind) {
@@ -180,15 +181,19 @@ TEST_P(SparseTeachers, SpecialValuesAreTheOracles) {
       c.row().set_logit(0, c.id(0, 2), -kInf);
       c.row().set_logit(1, c.id(1, 3), kNan);
       c.row().set_logit(2, c.id(2, 3), kInf);
+      const std::int64_t far = c.row().labels()[8];
       for (std::int64_t j = 0; j < 300; ++j) {
         if (!is_known(3, j)) c.row().set_logit(3, j, -kInf);  // no p for the others
         if (!is_known(4, j)) c.row().set_logit(4, j, j % 2 == 0 ? -kInf : 0);
         if (!is_known(5, j)) c.row().set_logit(5, j, j == 17 ? kNan : 0);
+        c.row().set_logit(8, j, j == far ? 1e4 : j == (far + 1) % 300 ? 1e4 + 2 : 1e4 - 20);
       }
       c.set_log_q(6, 1, kNan);
       c.row().seal();
       tileloss_sparse_distillation_options options{
           .divergence = kind, .reduction = TILELOSS_REDUCTION_NONE, .beta = 0.3, .tail = tail};
+      set_weights(options, 0.5);
+      options.label_temperature.value = 3;
       leave_out_without_effect("sparse_distillation", options);
       ASSERT_TRUE(runs("sparse_distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
       EXPECT_TRUE(agrees(c.check(options))) << "divergence " << kind << ", tail " << tail;

@@ -34,6 +34,7 @@ class ColumnsRow : public DivergenceRow {
       of_terms[j] = std::fmax(of_terms[j], std::isfinite(naive) ? naive : 0);
     }
     values_.reference = make_row_reference(wider_row(), values_.gradient);
+    values_.reference.transformed = is_transformed();
     return values_;
   }
 

@@ -116,8 +116,7 @@ class PairRow : public DivergenceRow {
                          .z = z_,
                          .max = max_,
                          .scale = gradient.scale,
-                         .transformed = !student().transform().is_identity() || !wider_row().transform().is_identity() ||
-                                        !teacher_.transform().is_identity(),
+                         .transformed = is_transformed() || !teacher_.transform().is_identity(),
                          .target = given_.label,
                          .others_distance = others_distance_};
   }

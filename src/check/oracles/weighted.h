@@ -48,6 +48,10 @@ class DivergenceRow : public OracleRow {
   // Once row_ is computed; the student's row at its own or at the label's temperature, whichever z lie further apart.
   void start_row(const GivenRow& given) { start(given, row_.student(), row_.at_label_temperature()); }
   const reference::SoftmaxRow& wider_row() const { return row_.label_ratio() > 1 ? row_.at_label_temperature() : row_.student(); }
+  // Whether z is rounded at either temperature.
+  bool is_transformed() const {
+    return !row_.student().transform().is_identity() || !row_.at_label_temperature().transform().is_identity();
+  }
   // 0 where the label has no temperature of its own; else what float32 may get wrong in its logarithm.
   double label_magnitude() const;
   // `teacher_error`: of its z. `masses`: of each column, of what an error that all z share moves the gradient by; empty: nothing.
