@@ -51,7 +51,9 @@ class CrossEntropy {
     const double upstream = context_.loss_grad[i];
     RowResult result;
     if (ce_scale_ != 0) result.loss += ce * ((1 - s) * c_y * -r.logp);
-    if (s > 0 && ce_scale_ != 0) result.loss += ce * share * (class_weight_sum_ * r.log_sum - r.smoothing_sum);
+    // One class alone has log p = 0, whatever rounding has left of z - max.
+    if (s > 0 && context_.classes > 1 && ce_scale_ != 0)
+      result.loss += ce * share * (class_weight_sum_ * r.log_sum - r.smoothing_sum);
     if (zeta > 0 && z_scale_ != 0) result.loss += zeta * z * r.lse * r.lse;
     const double z_term = zeta > 0 ? 2 * zeta * z * r.lse : 0.0;
     RowCoefficients& g = result.coefficients;

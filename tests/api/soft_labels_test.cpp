@@ -66,17 +66,20 @@ TEST_P(SoftLabels, AgreeForAllPairsOfOptions) {
 }
 
 TEST_P(SoftLabels, OfOneClassAreCrossEntropy) {
-  for (const double smoothing : {0.0, 0.2}) {
+  for (const auto& [vocab, smoothing] : {std::pair(3001, 0.0), {3001, 0.2}, {1, 0.2}}) {
     SoftLabelCase c(
-        {.row = {.rows = 5, .vocab = 3001, .format = GetParam(), .distribution = "wide"}, .probs_format = GetParam()});
+        {.row = {.rows = 5, .vocab = vocab, .format = GetParam(), .distribution = "wide"}, .probs_format = GetParam()});
     for (std::int64_t i = 0; i < 5; ++i) {
-      for (std::int64_t j = 0; j < 3001; ++j) c.set_prob(i, j, j == c.row().labels()[static_cast<std::size_t>(i)] ? 1 : 0);
+      for (std::int64_t j = 0; j < vocab; ++j) c.set_prob(i, j, j == c.row().labels()[static_cast<std::size_t>(i)] ? 1 : 0);
     }
     const tileloss_soft_cross_entropy_options options{.label_smoothing = smoothing};
     ASSERT_TRUE(runs("soft_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
-    EXPECT_TRUE(agrees(c.check(options)));
+    EXPECT_TRUE(agrees(c.check(options))) << vocab;
     const tileloss_cross_entropy_options hard{.label_smoothing = smoothing};
-    EXPECT_TRUE(agrees(check_cross_entropy(c.row(), hard)));
+    EXPECT_TRUE(agrees(check_cross_entropy(c.row(), hard))) << vocab;
+    c.args().target_probs = {};
+    ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &hard, plan_options()));
+    EXPECT_TRUE(agrees(check_cross_entropy(c.row(), hard))) << vocab;
   }
 }
 
