@@ -27,6 +27,9 @@ struct FmaExponents {
     return Lanes::fma(x, factor.low, Lanes::multiply_subtract(x, factor.value, product));
   }
 
+  // a b - c, rounded once.
+  static F product_minus(F a, F b, F c) { return Lanes::multiply_subtract(a, b, c); }
+
   // x * scale - offset, rounded once: a common offset of the logits costs nothing. offset_for gives an offset near the wanted
   // one, effective_offset what it really subtracts.
   static F scale_minus(F x, const Scale& s, F offset) { return Lanes::multiply_subtract(x, s.scale, offset); }

@@ -42,6 +42,13 @@ struct Simd : PortableLanes<Simd, Vectors> {
     return ((x_high * f.high - product) + x_high * f.low) + (x - x_high) * f.value;
   }
 
+  // a b - c, where that is small as good as rounded once.
+  static F product_minus(F a, F b, F c) {
+    const F a_high = upper_bits(a), b_high = upper_bits(b), product = a * b;
+    const F lost = ((a_high * b_high - product) + a_high * (b - b_high) + (a - a_high) * b_high) + (a - a_high) * (b - b_high);
+    return (product - c) + lost;
+  }
+
   static F fma(F a, F b, F c) { return a * b + c; }  // two roundings
   static F negative_fma(F a, F b, F c) { return c - a * b; }
 

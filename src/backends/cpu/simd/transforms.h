@@ -140,13 +140,14 @@ struct Softcap {
     const F small = small_tanh(x, u, lost);
     F large_slope = Simd::mul(Simd::mul(q_inverse, inverse), Simd::set(4));
     if constexpr (kFine) {
-      const F left = Simd::negative_fma(q_inverse, sum_lost, Simd::negative_fma(q_inverse, sum, q));  // of q by q_inverse (1 + q)
+      // By what q_inverse (1 + q) exceeds q.
+      const F excess = Simd::fma(q_inverse, sum_lost, Simd::product_minus(q_inverse, sum, q));
       const F rest = Simd::negative_fma(Simd::set(2), q_inverse, Simd::sub(one, rough_large));
-      const F correction = Simd::mul(left, inverse), large_lost = Simd::negative_fma(Simd::set(2), correction, rest);
+      const F correction = Simd::mul(excess, inverse), large_lost = Simd::fma(Simd::set(2), correction, rest);
       lost = Simd::select_abs_at_most(u, kSmall, lost, Simd::flip_sign(large_lost, u));
-      // (1 - tanh) (1 + tanh)
-      const F twice = Simd::mul(Simd::set(2), Simd::add(one, rough_large));
-      large_slope = Simd::fma(correction, twice, Simd::mul(q_inverse, twice));
+      // 4 (r - r^2) of r = q_inverse - correction. What is taken off is small: as good as rounded once.
+      const F taken = Simd::fma(rough_large, correction, Simd::mul(q_inverse, q_inverse));
+      large_slope = Simd::mul(Simd::set(4), Simd::sub(q_inverse, taken));
     }
     if constexpr (kHasSlopeUnit) large_slope = Simd::mul(large_slope, unit);
     slope = Simd::select_abs_at_most(u, kSmall, small_slope(small), large_slope);

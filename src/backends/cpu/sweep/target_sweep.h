@@ -63,6 +63,17 @@ class TargetSweep : BackwardSweep<Simd, T> {
 
   static F set(double x) { return Simd::set(static_cast<float>(x)); }
 
+  // What all columns are multiplied by. Of float32 rows it is not rounded itself: what every column has lost would come on top of
+  // all that one may lose.
+  struct Constant {
+    F high, low;
+    explicit Constant(double x) : high(Base::coefficient(x)), low(Simd::set(0)) {
+      const double rounded = static_cast<float>(x);
+      if (Loop::kFine && __builtin_isfinite(rounded)) low = set(x - rounded);
+    }
+    [[gnu::always_inline]] F times(F v) const { return Loop::kFine ? Simd::fma(v, high, Simd::mul(v, low)) : Simd::mul(v, high); }
+  };
+
   static bool is_capped(const RowSide& side) { return side.transform.softcap > 0; }
   // Whether the exps become probabilities before anything else is done. A divergence without a mean writes its gradient at once,
   // but for a label's temperature.
@@ -122,7 +133,7 @@ class TargetSweep : BackwardSweep<Simd, T> {
     float* p = side.row.exps + start;
     Operands<Transform> operands(side.row.operands, row.vocab_block);
     operands.compute(b, x, n);
-    const F share = set(Transform::kHasSlope ? side.share_of(side.own) : side.share(start / row.vocab_block));
+    const Constant share(Transform::kHasSlope ? side.share_of(side.own) : side.share(start / row.vocab_block));
     for (std::int64_t i = 0; i < n; i += kPair) {
       const int count = static_cast<int>(n - i < kPair ? n - i : kPair);
       const Pair v = count < kPair ? Loop::load_partial(x + i, count, 0) : Loop::load(x + i);
@@ -139,7 +150,7 @@ class TargetSweep : BackwardSweep<Simd, T> {
       const std::int64_t excluded = row.label_column - start - i;
       const bool has_target = excluded >= 0 && excluded < kPair;
       if (count < kPair || has_target) e = Simd::keep(e, count, has_target ? static_cast<int>(excluded) : -1, x);
-      store_floats(p + i, times(e, share));
+      store_floats(p + i, {share.times(e.a), share.times(e.b)});
       store_floats(exponents + i, t);
     }
   }
@@ -185,8 +196,8 @@ class TargetSweep : BackwardSweep<Simd, T> {
 
   // The first factor takes in what turns the block's exps into probabilities. kIsDifference: the other is of q, else of p g.
   template <bool kIsDifference, Write kWrite, class Transform>
-  static void gradient_block(const TargetRow& row, Block<Transform>& b, std::int64_t start, std::int64_t n, F p_factor,
-                             F other_factor) {
+  static void gradient_block(const TargetRow& row, Block<Transform>& b, std::int64_t start, std::int64_t n,
+                             const Constant& p_factor, const Constant& other_factor) {
     const T* x = static_cast<const T*>(row.own.x) + start;
     T* dx = static_cast<T*>(row.dx) + start;
     Operands<Transform> operands(row.own.operands, row.vocab_block);
@@ -194,8 +205,10 @@ class TargetSweep : BackwardSweep<Simd, T> {
     const float *exps = row.own.exps + start, *others = row.teacher.exps + start;
     const auto at = [&](std::int64_t k) {
       const F p = Simd::load(exps + k), other = Simd::load(others + k);
-      if constexpr (kIsDifference) return Simd::sub(Simd::mul(p, p_factor), Simd::mul(other, other_factor));
-      return Simd::fma(p, p_factor, Simd::mul(other, other_factor));
+      if constexpr (kIsDifference) return Simd::sub(p_factor.times(p), other_factor.times(other));
+      if constexpr (!Loop::kFine) return Simd::fma(p, p_factor.high, Simd::mul(other, other_factor.high));
+      const F low = Simd::fma(p, p_factor.low, Simd::mul(other, other_factor.low));
+      return Simd::fma(p, p_factor.high, Simd::fma(other, other_factor.high, low));
     };
     for (std::int64_t i = 0; i < n; i += kPair) {
       Pair g = {at(i), at(i + Simd::kLanes)};
@@ -290,14 +303,14 @@ class TargetSweep : BackwardSweep<Simd, T> {
     const LogitTransform& transform = row.own.transform;
     const Side student(row.own);
     const Factors factors(row, transform.scale / Transform::slope_unit(transform));
-    const F other = Base::coefficient(factors.form);
+    const Constant other(factors.form);
     // Without a softcap a divergence without a mean has written dx already: the teacher's exps here are probabilities.
     const bool is_difference = !row.has_mean;
     Block<Transform> b(transform);
     for (std::int64_t start = 0; start < row.columns; start += row.vocab_block) {
       const std::int64_t n = row.columns - start < row.vocab_block ? row.columns - start : row.vocab_block;
       const std::int64_t block = start / row.vocab_block;
-      const F p = Base::coefficient(factors.p * (has_probabilities(row) ? 1 : student.share(block)));
+      const Constant p(factors.p * (has_probabilities(row) ? 1 : student.share(block)));
       const bool stream = way(row, start) == Write::kStream;
       if (is_difference) {
         stream ? gradient_block<true, Write::kStream>(row, b, start, n, p, other)
@@ -409,7 +422,19 @@ class TargetSweep : BackwardSweep<Simd, T> {
     }
   };
 
-  static constexpr std::int64_t kSumBlock = 8 * kPair;
+  // Of n columns in pair order, 0 behind them. In double, as it is a factor of the gradient: beside a heavy class float32 would
+  // round it with every addition, and equal numbers all one way. The first addition, of two, costs half a unit at most, and saves
+  // half of the conversions.
+  static double sum_of(const float* v, std::int64_t n) {
+    constexpr std::int64_t kLanes = Simd::kLanes;
+    double lanes[kLanes] = {}, sum = 0;
+    for (std::int64_t i = 0; i < n; i += kPair) {
+      for (std::int64_t k = 0; k < kLanes; ++k) lanes[k] += static_cast<double>(v[i + k] + v[i + kLanes + k]);
+    }
+    for (const double lane : lanes) sum += lane;
+    return sum;
+  }
+
   static void add_probabilities(TargetRow& row) {
     const ClassProbabilities<Arithmetic> form;
     const Side student(row.own);
@@ -421,13 +446,11 @@ class TargetSweep : BackwardSweep<Simd, T> {
       for (std::int64_t start = block; start < end; start += kTargetBlock) {
         const std::int64_t n = end - start < kTargetBlock ? end - start : kTargetBlock;
         if (exponents != nullptr) probabilities(row, student, start, n, exponents);
-        // The sum of q is a factor of the gradient: few additions in float32, as those of equal q all round one way.
-        for (std::int64_t i = 0; i < n; i += kSumBlock) {
-          float* const q = row.teacher.exps + start + i;
-          const LogProbs source{student, q, exponents == nullptr ? nullptr : exponents + i, start + i};
-          const std::int64_t count = n - i < kSumBlock ? n - i : kSumBlock;
-          diverge<Write::kNothing>(form, source, unit, constant, count, q, Gradient{}, row.sums);
-        }
+        float* const q = row.teacher.exps + start;
+        TargetSums sums;
+        diverge<Write::kNothing>(form, LogProbs{student, q, exponents, start}, unit, constant, n, q, Gradient{}, sums);
+        row.sums.divergence += sums.divergence;
+        row.sums.mean += sum_of(q, n);
       }
     }
   }
